@@ -1,0 +1,62 @@
+# `make help` lists the targets. Everything runs in .venv, which scripts/setup makes from the lock files;
+# when it already fits them, that costs a few hundredths of a second.
+
+BIN := .venv/bin
+FAST_TESTS = $(wildcard tests/unit tests/contract)
+OTHER_TESTS = $(wildcard tests/test_*.py)
+SLOW_TESTS = $(wildcard tests/acceptance)
+CHECKED = $(wildcard src tests bench scripts examples)
+PYTEST_ARGS ?=
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-header --no-annotate $(LOCK_ARGS)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check format test test-fast test-acceptance system-packages bench demo lock clean
+.NOTPARALLEL:
+
+help: ## show this
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
+		printf '  make %-16s %s\n' "$$name" "$$text"; done
+
+setup: ## make or refresh .venv with everything for development
+	@scripts/setup dev
+
+check: setup ## format, lint, types, layers, house rules: what CI asks first
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/mypy --strict src scripts examples
+	$(BIN)/mypy $(wildcard tests bench)
+	$(BIN)/lint-imports --no-logo --no-cache
+	$(BIN)/python scripts/check_house_rules.py
+
+format: setup ## let ruff write the format, and fix what it can
+	$(BIN)/ruff check --fix $(CHECKED)
+	$(BIN)/ruff format $(CHECKED)
+
+test: test-fast test-acceptance ## the whole test suite, the fast part first
+
+test-fast: setup ## unit and contract tests, with the branch coverage of domain/ (at least 95 %)
+	$(BIN)/pytest $(FAST_TESTS) --cov=distributed_grid.domain --cov-branch --cov-report=term-missing \
+		--cov-fail-under=95 $(PYTEST_ARGS)
+
+test-acceptance: setup system-packages ## the real grid in temporary state directories
+	$(BIN)/pytest $(OTHER_TESTS) $(SLOW_TESTS) $(PYTEST_ARGS)
+
+# The tests that need one of these skip with a reason where it is missing (and fail when CI=1).
+system-packages:
+	@command -v faketime >/dev/null || scripts/install_system_packages faketime
+
+bench: setup ## measure, and print the table with the ratios
+	$(BIN)/python -m bench $(BENCH_ARGS)
+
+demo: ## borrow a core of this machine, compute pi on it, look at the grid
+	./grid run-shared --resource-type cpu --amount 1 python examples/pi.py
+	./grid status
+
+lock: setup ## compute both lock files anew (LOCK_ARGS=--upgrade takes newer versions)
+	$(COMPILE) pyproject.toml --group build --group dev --output-file requirements-dev.lock
+	$(COMPILE) pyproject.toml --group build --constraint requirements-dev.lock --output-file requirements.lock
+
+clean: ## remove caches and build output; .venv stays
+	rm -rf build dist htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +

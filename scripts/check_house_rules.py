@@ -1,0 +1,85 @@
+"""Fail when a file of the project holds what must not be in it.
+
+Rule 1. A lock file has names, versions and hashes: no addresses, no comments.
+Rule 2. No file names a package registry's host; where packages come from is the business of the machine.
+Rule 3. No file names somebody's home folder, or the folder this clone is in.
+Rule 4. `__version__` and the version in pyproject.toml are the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# Put together from parts, so that this file passes its own check.
+REGISTRIES = (
+    ("pypi", "org"),
+    ("pythonhosted", "org"),
+    ("pypi", "python", "org"),
+    ("npmjs", "org"),
+    ("npmjs", "com"),
+)
+REGISTRY = re.compile("|".join(r"\b" + r"\.".join(parts) + r"\b" for parts in REGISTRIES), re.IGNORECASE)
+# Names that documentation uses say nothing about a machine.
+SOMEBODY = r"(?!you\b|user\b|alice\b|bob\b|me\b)[A-Za-z_][\w.-]*"
+START = r"(?<![\w.~$})/-])"
+HOME = re.compile(rf"{START}/(?:home|Users)/{SOMEBODY}/|{START}/{'root'}/|{START}{re.escape(str(ROOT))}\b")
+ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
+def main() -> int:
+    problems = [*wrong_version()]
+    for path in project_files():
+        try:
+            text = (ROOT / path).read_text(encoding="utf-8")
+        except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
+            continue
+        problems += (f"{path}:{number}: {what}" for number, what in wrong_lines(path, text))
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+def wrong_lines(path: str, text: str) -> Iterator[tuple[int, str]]:
+    """Every line that breaks a rule, with its number."""
+    is_lock = path.endswith(".lock")
+    for number, line in enumerate(text.splitlines(), start=1):
+        if (
+            is_lock
+            and (ADDRESS.search(line) or line.lstrip().startswith(("#", "-")))
+            and "--hash=" not in line
+        ):
+            yield number, "a lock file holds names, versions and hashes only"
+        if found := REGISTRY.search(line):
+            yield number, f"names a package registry: {found.group()}"
+        if found := HOME.search(line):
+            yield number, f"names a folder of one machine: {found.group()}"
+
+
+def wrong_version() -> Iterator[str]:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    module = ROOT / "src" / "distributed_grid" / "__init__.py"
+    for statement in ast.parse(module.read_text(encoding="utf-8")).body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id="__version__")], value=ast.Constant(value=str(version))):
+                if version != declared:
+                    yield f"pyproject.toml: version is {declared}, but __version__ is {version}"
+                return
+    yield f"{module.relative_to(ROOT)}: has no __version__"
+
+
+def project_files() -> list[str]:
+    """What is in the repository, or would be with the next commit."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    return sorted(set(filter(None, listing.stdout.decode().split("\0"))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""Make `.venv` what the lock files say, or leave it alone when it already is.
+
+Called by `scripts/setup`, with `runtime` (what `./grid` needs) or `dev` (that, and the tools of `make`).
+
+Rule 1. One at a time: a lock in `.venv`, inherited by every pip we start, so that it is held for as long as
+        one of them writes, even if we are killed.
+Rule 2. `.ready-*` is written last. `.unfinished` is there while something is being installed; whoever finds
+        it under the lock finds the remains of a killed set-up, and starts from nothing.
+Rule 3. Standard output belongs to the command that runs afterwards: we speak on standard error, one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+LOCK = VENV / ".lock"
+UNFINISHED = VENV / ".unfinished"
+LOG = VENV / "setup.log"
+LOCK_FILES = {"runtime": "requirements.lock", "dev": "requirements-dev.lock"}
+# `dev` contains `runtime`, in the same versions.
+ALSO_READY = {"runtime": ("runtime",), "dev": ("runtime", "dev")}
+
+
+class SetupFailed(Exception):
+    """Set-up cannot go on; the text is the one line a person needs."""
+
+
+class SetupCutShort(SetupFailed):
+    """Something killed a step while it was writing."""
+
+
+def main(arguments: list[str]) -> int:
+    """Leave a `.venv` that fits the lock file behind; 0 when it does."""
+    if len(arguments) != 1 or arguments[0] not in LOCK_FILES:
+        say(f"usage: scripts/setup {'|'.join(LOCK_FILES)}")
+        return 2
+    kind = arguments[0]
+    try:
+        with alone() as lock:
+            if not is_ready(kind):
+                make(kind, lock)
+    except SetupFailed as failure:
+        say(str(failure))
+        return 1
+    except OSError as failure:
+        say(f"cannot set up .venv: {failure}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def make(kind: str, lock: int) -> None:
+    """Install what `kind` needs, into the `.venv` that is there if it is whole, else into a new one."""
+    fresh = not is_whole()
+    say(reason_for(fresh) + " (the log is .venv/setup.log)")
+    if fresh:
+        for leftover in VENV.iterdir():
+            if leftover != LOCK:
+                remove(leftover)
+    for stamp in VENV.glob(".ready-*"):
+        stamp.unlink()
+    UNFINISHED.touch()
+    LOG.write_bytes(b"")
+    try:
+        install(kind, fresh, lock)
+    except SetupCutShort:
+        raise
+    except SetupFailed:
+        # What pip refused (no network, say) did no harm to what was there: the next try builds on it.
+        if not fresh:
+            UNFINISHED.unlink()
+        raise
+    UNFINISHED.unlink()
+    for name in ALSO_READY[kind]:
+        stamp_for(name).write_text(fingerprint(name))
+
+
+def install(kind: str, fresh: bool, lock: int) -> None:
+    if fresh:
+        run(interpreter(), "-m", "venv", str(VENV), lock=lock)
+    pip = (
+        str(PYTHON),
+        "-m",
+        "pip",
+        "--no-input",
+        "--disable-pip-version-check",
+        "install",
+        "--progress-bar=off",
+    )
+    # The lock names everything, so there is nothing to resolve; the build backend is in it too.
+    run(*pip, "--no-deps", "--require-hashes", "-r", LOCK_FILES[kind], lock=lock)
+    run(*pip, "--no-deps", "--no-build-isolation", "-e", ".", lock=lock)
+
+
+def reason_for(fresh: bool) -> str:
+    if UNFINISHED.exists():
+        return "an earlier set-up was cut short, making .venv anew"
+    if fresh:
+        return "first use, making .venv; this takes some seconds"
+    return "bringing .venv up to date"
+
+
+def is_ready(kind: str) -> bool:
+    """Whether `.venv` was made here from exactly the files that are here now."""
+    if UNFINISHED.exists() or not os.access(VENV / "bin" / "grid", os.X_OK) or not os.access(PYTHON, os.X_OK):
+        return False
+    return recorded(kind) == fingerprint(kind)
+
+
+def is_whole() -> bool:
+    """Whether there is a `.venv` to build on: finished, made in this place, with a Python that works."""
+    if UNFINISHED.exists() or not os.access(PYTHON, os.X_OK):
+        return False
+    places = {text.splitlines()[0] for kind in LOCK_FILES if (text := recorded(kind))}
+    if places - {str(ROOT)}:
+        return False
+    question = "import sys, pip; sys.exit(sys.version_info < (3, 11) or sys.prefix == sys.base_prefix)"
+    answer = subprocess.run(
+        [str(PYTHON), "-c", question], env=environment(), capture_output=True, check=False
+    )
+    return answer.returncode == 0
+
+
+def fingerprint(kind: str) -> str:
+    """What `./grid` compares, made the way a shell can make it: the folder, and `cksum` of the two files."""
+    sums = subprocess.run(
+        ["cksum", LOCK_FILES[kind], "pyproject.toml"], cwd=ROOT, capture_output=True, check=False
+    )
+    if sums.returncode != 0:
+        raise SetupFailed(f"{LOCK_FILES[kind]} and pyproject.toml cannot be read in {ROOT}")
+    return f"{ROOT}\n{sums.stdout.decode()}"
+
+
+def stamp_for(kind: str) -> Path:
+    return VENV / f".ready-{kind}"
+
+
+def recorded(kind: str) -> str:
+    with contextlib.suppress(FileNotFoundError):
+        return stamp_for(kind).read_text()
+    return ""
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[int]:
+    """Hold the lock; yields its descriptor, to be passed on to what must keep others out as well."""
+    while True:
+        VENV.mkdir(exist_ok=True)
+        lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say("waiting for another set-up of .venv to finish")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            # Somebody may have removed .venv while we waited; then this lock guards nothing.
+            if LOCK.exists() and os.path.samestat(os.fstat(lock), LOCK.stat()):
+                yield lock
+                return
+        finally:
+            os.close(lock)
+
+
+def run(*command: str, lock: int) -> None:
+    """Run one step, its words to the log."""
+    with LOG.open("ab") as log:
+        step = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(lock,),
+            check=False,
+        )
+    if step.returncode == 0:
+        return
+    said = LOG.read_text(errors="replace").splitlines()
+    errors = [line for line in said if line.lower().startswith("error")]
+    kind_of_failure = SetupCutShort if step.returncode < 0 else SetupFailed
+    raise kind_of_failure(f"setting up .venv failed, see {LOG}" + (f": {errors[-1]}" if errors else ""))
+
+
+def environment() -> dict[str, str]:
+    """The caller's environment, without what would send an installation somewhere else."""
+    elsewhere = ("PYTHONHOME", "PYTHONPATH", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")
+    return {name: value for name, value in os.environ.items() if name not in elsewhere}
+
+
+def interpreter() -> str:
+    """This Python under its full name: should another version replace it, the link breaks and we see it."""
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def say(line: str) -> None:
+    print(f"grid: {line}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""The grid's own time: milliseconds since the Unix epoch that only ever move on.
+
+Rule 1. Within one boot, time passes as CLOCK_BOOTTIME does: setting the wall clock changes nothing, and
+        sleep counts.
+Rule 2. A restart on the same boot continues the same line, given the anchor that was kept.
+Rule 3. After a reboot time starts from the wall clock, or from the last known time when that is later.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Anchor(Struct, frozen=True):
+    """A point on the grid's line of time: what it showed when that boot was so old."""
+
+    boot_id: str
+    wall_ms: int
+    boot_ms: int
+
+
+class GridClock:
+    """Tells the grid's time; the caller keeps `anchor()` somewhere durable now and then."""
+
+    def __init__(
+        self,
+        anchor: Anchor | None = None,
+        *,
+        wall: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        boottime: Callable[[], int] = lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
+        boot_id: Callable[[], str] = lambda: BOOT_ID.read_text().strip(),
+    ) -> None:
+        """Continue from `anchor`, or begin at the wall clock; all three sources can be replaced."""
+        self._wall = wall
+        self._boottime = boottime
+        here = Anchor(boot_id(), wall(), boottime())
+        # A machine restored from a snapshot has the boot it had, but may be younger than its anchor.
+        if anchor is not None and anchor.boot_id == here.boot_id and anchor.boot_ms <= here.boot_ms:
+            self._start = anchor
+        else:
+            known_ms = anchor.wall_ms if anchor is not None else 0
+            self._start = Anchor(here.boot_id, max(here.wall_ms, known_ms), here.boot_ms)
+        self._latest_ms = self._start.wall_ms
+
+    def now_ms(self) -> int:
+        """The time; never less than any answer before."""
+        elapsed_ms = self._boottime() - self._start.boot_ms
+        self._latest_ms = max(self._latest_ms, self._start.wall_ms + elapsed_ms)
+        return self._latest_ms
+
+    def anchor(self) -> Anchor:
+        """What a later `GridClock` needs in order to continue this line."""
+        boot_ms = self._boottime()
+        return Anchor(self._start.boot_id, self._start.wall_ms + boot_ms - self._start.boot_ms, boot_ms)
+
+    def wall_offset_ms(self) -> int:
+        """What to add to the grid's times to show them as the wall clock would."""
+        return self._wall() - self.now_ms()

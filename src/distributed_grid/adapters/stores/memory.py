@@ -1,0 +1,119 @@
+"""A store that forgets everything when it goes: for tests and for simulation."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from distributed_grid.adapters.stores.folding import Folded, fold_ended, fold_events, merge, summary_rows
+from distributed_grid.adapters.stores.ordering import last_seq_after
+from distributed_grid.ports import Batch, EndedRow, EventRow, LiveRow, Loaded, SummaryRow
+
+SCHEMA_VERSION = 1
+Row = TypeVar("Row")
+
+
+class MemoryStore:
+    """The `Store` port in dictionaries and lists; keeps the same promises, except that of lasting."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._live: dict[tuple[str, str], LiveRow] = {}
+        self._ended: list[EndedRow] = []
+        self._events: list[EventRow] = []
+        self._folded: Folded = {}
+        self._last_event_seq = 0
+
+    def load(self) -> Loaded:
+        """Everything alive, by kind and key."""
+        with self._lock:
+            return Loaded([self._live[at] for at in sorted(self._live)], self._last_event_seq, SCHEMA_VERSION)
+
+    def commit(self, batch: Batch) -> None:
+        """Take the batch in, all of it or nothing."""
+        with self._lock:
+            last = last_seq_after(batch.events, self._last_event_seq)
+            for row in batch.live:
+                if row.blob is None:
+                    self._live.pop((row.kind, row.key), None)
+                else:
+                    self._live[row.kind, row.key] = row
+            self._ended.extend(batch.ended)
+            self._events.extend(batch.events)
+            self._last_event_seq = last
+
+    def ended(
+        self,
+        kind: str,
+        *,
+        key: str | None = None,
+        key_prefix: str | None = None,
+        request_id: str | None = None,
+        user: str | None = None,
+        since_ms: int | None = None,
+        limit: int = 100,
+    ) -> list[EndedRow]:
+        """What ended and fits all that is given, newest first."""
+
+        def fits(row: EndedRow) -> bool:
+            return (
+                row.kind == kind
+                and key in (None, row.key)
+                and row.key.startswith(key_prefix or "")
+                and request_id in (None, row.request_id)
+                and user in (None, row.user)
+                and (since_ms is None or row.ended_at_ms >= since_ms)
+            )
+
+        with self._lock:
+            found = [row for row in reversed(self._ended) if fits(row)]
+        return sorted(found, key=lambda row: row.ended_at_ms, reverse=True)[:limit]
+
+    def events(
+        self,
+        *,
+        after_seq: int = 0,
+        since_ms: int | None = None,
+        subject: str | None = None,
+        types: Sequence[str] = (),
+        limit: int = 1000,
+        newest: bool = False,
+    ) -> list[EventRow]:
+        """What happened, in the order it did; the first `limit`, or the newest."""
+
+        def fits(row: EventRow) -> bool:
+            return (
+                row.seq > after_seq
+                and (since_ms is None or row.at_ms >= since_ms)
+                and subject in (None, row.subject)
+                and (not types or row.type in types)
+            )
+
+        with self._lock:
+            found = [row for row in self._events if fits(row)]
+        return found[max(0, len(found) - limit) :] if newest else found[:limit]
+
+    def summarise(self, *, before_ms: int, limit: int = 5000) -> int:
+        """Fold at most `limit` rows older than that; how many were folded."""
+        with self._lock:
+            old, self._ended = _take(self._ended, lambda row: row.ended_at_ms < before_ms, limit)
+            merge(self._folded, fold_ended(old))
+            past, self._events = _take(self._events, lambda row: row.at_ms < before_ms, limit - len(old))
+            merge(self._folded, fold_events(past))
+            return len(old) + len(past)
+
+    def summaries(self) -> list[SummaryRow]:
+        """All that was folded."""
+        with self._lock:
+            return summary_rows(self._folded)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def _take(rows: list[Row], is_old: Callable[[Row], bool], limit: int) -> tuple[list[Row], list[Row]]:
+    """The first `limit` old rows, and all the others."""
+    taken: list[Row] = []
+    kept: list[Row] = []
+    for row in rows:
+        (taken if len(taken) < limit and is_old(row) else kept).append(row)
+    return taken, kept

@@ -1,0 +1,563 @@
+"""Runs attempts on this machine and tells what became of them; the only door to everything in this package.
+
+Rule 1. An attempt id runs at most once, whoever asks how often and whoever crashes in between.
+Rule 2. Every attempt is reported ended exactly when nothing of it is left, and again whenever somebody asks.
+Rule 3. The directories are the truth. This object only remembers them: made anew, it knows the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from distributed_grid.agent import jobdir, tree
+from distributed_grid.agent.cores import Claim, arrange
+from distributed_grid.agent.jobdir import JobDir
+from distributed_grid.agent.limits.cgroups import Group
+from distributed_grid.agent.limits.memory import held_bytes
+from distributed_grid.agent.shim import boot_ms
+from distributed_grid.agent.spawner import SpawnerLink
+from distributed_grid.errors import BadInput, StaleFence
+
+EndKind = Literal[
+    "exited",
+    "signalled",
+    "cancelled",
+    "preempted",
+    "over_limit",
+    "timed_out",
+    "hold_expired",
+    "lost",
+    "never_started",
+]
+HALT_KINDS = frozenset(("cancelled", "preempted", "over_limit", "timed_out", "hold_expired", "lost"))
+HOST_LOCK_WAIT_S = 10.0
+SHARES_STALE_MS = 10_000
+
+
+class AttemptSpec(msgspec.Struct, frozen=True):
+    """Everything needed to run one attempt."""
+
+    attempt_id: str
+    job_id: str
+    node: str
+    fence: int
+    argv: tuple[str, ...]
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    gpu_indexes: tuple[int, ...] = ()
+    timeout_ms: int = 0
+    grace_ms: int = 10_000
+    hold_ms: int = 0
+
+
+class AttemptStarted(msgspec.Struct, frozen=True, tag=True):
+    """The command runs."""
+
+    attempt_id: str
+    fence: int
+    pid: int
+    cores: tuple[int, ...]
+    at_boot_ms: int
+
+
+class AttemptEnded(msgspec.Struct, frozen=True, tag=True):
+    """Nothing of it runs any more, and how that came."""
+
+    attempt_id: str
+    fence: int
+    kind: EndKind
+    exit_code: int | None = None
+    signal: int | None = None
+    detail: str = ""
+    cpu_ms: int = 0
+    max_memory_bytes: int = 0
+    wall_ms: int = 0
+
+
+class AttemptUsage(msgspec.Struct, frozen=True):
+    """What an attempt's whole tree has used so far (CPU) and holds now (memory)."""
+
+    cpu_ms: int
+    memory_bytes: int
+
+
+class _Attempt:
+    """What is remembered about one attempt that has not ended."""
+
+    def __init__(self, spec: AttemptSpec, fence: int, launched_boot_ms: int) -> None:
+        self.spec = spec
+        self.fence = fence
+        self.cores: tuple[int, ...] = ()
+        self.started: AttemptStarted | None = None
+        self.shim: tree.Proc | None = None
+        self.watched: int | None = None  # the channel, or the pidfd of an adopted shim
+        self.heard = b""
+        self.sends = 0
+        self.hold_until = launched_boot_ms + spec.hold_ms if spec.hold_ms else 0
+        self.wake_wanted = False
+        self.peak_bytes = 0
+        self.shares = (0, 0, 0)  # resident bytes, share bytes, when
+
+    @property
+    def id(self) -> str:
+        return self.spec.attempt_id
+
+
+class AttemptHost:
+    """Runs, watches and stops attempts below `root`; at most one at a time for a root."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        report: Callable[[AttemptStarted | AttemptEnded], None],
+        real_cores: Sequence[int] | None = None,
+        use_cgroups: bool = True,
+    ) -> None:
+        self._root = str(root.absolute())
+        self._report = report
+        self._real_cores = sorted(os.sched_getaffinity(0) if real_cores is None else real_cores)
+        self._link = SpawnerLink(self._root, use_cgroups=use_cgroups)
+        self._linked = asyncio.Event()
+        self._running: dict[str, _Attempt] = {}
+        self._ended: dict[str, AttemptEnded] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = True
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Take the root, start the spawner, and report every attempt found. A second call does nothing."""
+        if not self._closed:
+            return
+        self._link.make_root()
+        deadline = asyncio.get_running_loop().time() + HOST_LOCK_WAIT_S
+        while not self._link.take_root():  # a predecessor's spawner may need a moment to see that it is alone
+            if asyncio.get_running_loop().time() > deadline:
+                raise BadInput(f"{self._root} is in use by another agent")
+            await asyncio.sleep(0.01)
+        self._closed = False
+        self._connect()
+        self._adopt_all()
+
+    async def close(self) -> None:
+        """Stop watching and let go of the root; what runs goes on. Safe twice."""
+        if self._closed:
+            return
+        self._closed = True
+        loop = asyncio.get_running_loop()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for attempt in self._running.values():
+            self._unwatch(attempt)
+        if self._link.fileno() >= 0:
+            loop.remove_reader(self._link.fileno())
+        self._linked.clear()
+        self._link.end()
+        while not self._link.ended():
+            await asyncio.sleep(0.002)
+        self._link.leave_root()
+        self._running.clear()
+        self._ended.clear()
+
+    def _connect(self) -> None:
+        self._link.begin()
+        asyncio.get_running_loop().add_reader(self._link.fileno(), self._spawner_gone)
+        self._linked.set()
+
+    def _spawner_gone(self) -> None:
+        """Its socket ended (it never speaks otherwise): start another."""
+        asyncio.get_running_loop().remove_reader(self._link.fileno())
+        self._linked.clear()
+        self._link.end()
+        self._do(self._reconnect())
+
+    async def _reconnect(self) -> None:
+        while not self._link.ended():
+            await asyncio.sleep(0.002)
+        await asyncio.sleep(self._link.pause_s())
+        self._connect()
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ------------------------------------------------------------------ launching
+
+    async def launch(self, spec: AttemptSpec) -> None:
+        """Run it, once: a second call tells again what is known. `StaleFence` for an order from the past."""
+        if not jobdir.is_safe_name(spec.attempt_id):
+            raise BadInput(f"not a safe attempt id: {spec.attempt_id!r}")
+        known = self._running.get(spec.attempt_id) or self._find_ended(spec.attempt_id)
+        if known is not None:
+            self._tell_again(known, spec)
+            return
+        now = boot_ms()
+        attempt = _Attempt(spec, spec.fence, now)
+        self._running[attempt.id] = attempt
+        try:
+            with JobDir.make(self._root, attempt.id) as job:
+                job.write(jobdir.SPEC, msgspec.to_builtins(spec) | {"launched_boot_ms": now})
+            self._rearrange()
+        except OSError as error:
+            self._finish(attempt, _record("never_started", f"could not be recorded: {error.strerror}"))
+            return
+        await self._hand_over(attempt)
+
+    def _tell_again(self, known: _Attempt | AttemptEnded, spec: AttemptSpec) -> None:
+        if spec.fence < known.fence:
+            raise StaleFence(f"{spec.attempt_id}: fence {spec.fence} is older than {known.fence}")
+        if spec.fence > known.fence:
+            with JobDir(self._root, spec.attempt_id) as job:
+                job.write(jobdir.FENCE, spec.fence)
+            if isinstance(known, AttemptEnded):
+                known = msgspec.structs.replace(known, fence=spec.fence)
+                self._ended[spec.attempt_id] = known
+            else:
+                known.fence = spec.fence
+                known.started = known.started and msgspec.structs.replace(known.started, fence=spec.fence)
+        told = known if isinstance(known, AttemptEnded) else known.started
+        if told is not None:
+            self._report(told)
+
+    async def _hand_over(self, attempt: _Attempt) -> None:
+        """Give it to the spawner, with the writing end of a pipe on which the shim will tell its story."""
+        attempt.sends += 1
+        channel, telling = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(telling, True)
+        attempt.watched = channel
+        asyncio.get_running_loop().add_reader(channel, self._hear, attempt)
+        try:
+            await self._linked.wait()
+            while not self._link.send(attempt.id, telling):
+                await self._room_in_link()
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the spawner just died: the channel ends with this block, and that leads back here
+        finally:
+            os.close(telling)
+
+    async def _room_in_link(self) -> None:
+        loop = asyncio.get_running_loop()
+        room: asyncio.Future[None] = loop.create_future()
+        fd = self._link.fileno()
+        loop.add_writer(fd, lambda: room.done() or room.set_result(None))
+        try:
+            await room
+        finally:
+            loop.remove_writer(fd)
+
+    # ------------------------------------------------------------------ listening
+
+    def _hear(self, attempt: _Attempt) -> None:
+        """The shim told something, or is gone."""
+        assert attempt.watched is not None
+        told = os.read(attempt.watched, 65536)
+        *lines, attempt.heard = (attempt.heard + told).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "started" in message:
+                self._took_off(attempt, message["started"])
+            else:
+                self._finish(attempt, message["ended"])
+        if not told:
+            self._unwatch(attempt)
+            self._do(self._after_shim(attempt))
+
+    def _unwatch(self, attempt: _Attempt) -> None:
+        if attempt.watched is not None:
+            asyncio.get_running_loop().remove_reader(attempt.watched)
+            os.close(attempt.watched)
+            attempt.watched = None
+
+    def _took_off(self, attempt: _Attempt, started: dict[str, Any]) -> None:
+        attempt.started = AttemptStarted(
+            attempt_id=attempt.id,
+            fence=attempt.fence,
+            pid=started["pid"],
+            cores=tuple(started["cores"]),
+            at_boot_ms=started["at_boot_ms"],
+        )
+        shim = tree.look(started["shim"]["pid"])
+        if shim is not None and shim.start == started["shim"]["start"]:
+            attempt.shim = shim
+        if attempt.cores != attempt.started.cores:
+            self._repin(attempt)
+        self._report(attempt.started)
+        if attempt.wake_wanted:
+            self._wake(attempt)
+
+    def _finish(self, attempt: _Attempt, record: dict[str, Any]) -> None:
+        """It is over: give its cores back and say so."""
+        if self._running.pop(attempt.id, None) is None:
+            return
+        self._unwatch(attempt)
+        ended = _ended_from(attempt.id, attempt.fence, record)
+        if attempt.peak_bytes > ended.max_memory_bytes:
+            ended = msgspec.structs.replace(ended, max_memory_bytes=attempt.peak_bytes)
+        self._ended[attempt.id] = ended
+        if attempt.cores:
+            self._rearrange()
+        self._report(ended)
+
+    async def _after_shim(self, attempt: _Attempt) -> None:
+        """Its shim is gone without a word: find out what happened, and make sure that nothing is left."""
+        with JobDir(self._root, attempt.id) as job:
+            while job.is_locked():
+                await asyncio.sleep(0.002)
+            record = job.read(jobdir.EXIT)
+            if record is None and not job.has(jobdir.LOCK) and attempt.sends < 5:
+                await self._hand_over(attempt)  # the spawner died before it could fork
+                return
+            if record is None:
+                if job.has(jobdir.LOCK):
+                    await self._clear(job)
+                    record = _record("lost", "its supervisor died; nothing of it is left")
+                else:
+                    record = _record("never_started", "could not be started: the spawner keeps dying")
+                job.write(jobdir.EXIT, record, durable=True)
+        self._finish(attempt, record)
+
+    async def _clear(self, job: JobDir) -> None:
+        """End what a dead shim left behind, control groups included."""
+        shim, started = job.read(jobdir.LOCK), job.read(jobdir.STARTED) or {"pid": 0, "start": 0}
+        groups = [Group(version, path) for version, path in job.read(jobdir.GROUPS) or ()]
+        if shim is not None and shim["boot"] != tree.boot_id():
+            return
+        beyond: set[tree.Proc] = set()
+        while True:
+            left = set(tree.marked(job.attempt_id, started["pid"], started["start"]))
+            grouped = [proc for group in groups for proc in map(tree.look, group.members()) if proc]
+            left.update(proc for proc in grouped if not tree.is_exempt(proc))
+            left -= beyond
+            if not left:
+                break
+            beyond.update(tree.send_all(left, signal.SIGKILL))
+            await asyncio.sleep(0.005)
+        for group in groups:
+            for pid in group.members():
+                group.release(pid)
+            group.remove()
+
+    # ------------------------------------------------------------------ stopping, holding, pausing
+
+    async def halt(
+        self, attempt_id: str, *, kind: str, detail: str = "", grace_ms: int | None = None
+    ) -> None:
+        """Stop the whole tree; the first `kind` stays, a later call may shorten the grace.
+
+        What has ended is reported again, and what was never seen here as never started.
+        """
+        if kind not in HALT_KINDS:
+            raise BadInput(f"an attempt is not halted as {kind!r}")
+        attempt = self._running.get(attempt_id)
+        if attempt is None:
+            unknown = AttemptEnded(
+                attempt_id=attempt_id, fence=0, kind="never_started", detail="not known here"
+            )
+            self._report(self._find_ended(attempt_id) or unknown)
+            return
+        grace_ms = attempt.spec.grace_ms if grace_ms is None else grace_ms
+        with JobDir(self._root, attempt_id) as job:
+            before = job.read(jobdir.HALT)
+            halt = {"kind": kind, "detail": detail, "kill_at_boot_ms": boot_ms() + grace_ms}
+            if before is not None:
+                halt = before | {"kill_at_boot_ms": min(before["kill_at_boot_ms"], halt["kill_at_boot_ms"])}
+            if halt != before:
+                job.write(jobdir.HALT, halt)
+        self._wake(attempt)
+
+    async def renew(self, attempt_id: str, hold_ms: int) -> None:
+        """Let it go on for that long from now (0: without end). Nothing happens to what has ended."""
+        attempt = self._running.get(attempt_id)
+        if attempt is None:
+            return
+        until = boot_ms() + hold_ms if hold_ms else 0
+        with JobDir(self._root, attempt_id) as job:
+            job.write(jobdir.HOLD, {"until_boot_ms": until, "hold_ms": hold_ms})
+        sooner = until and (not attempt.hold_until or until < attempt.hold_until)
+        attempt.hold_until = until
+        if sooner:
+            self._wake(attempt)
+
+    async def pause(self, attempt_id: str) -> None:
+        """Stop every process of the tree where it stands. Nothing happens to what has ended."""
+        attempt = self._running.get(attempt_id)
+        if attempt is None or attempt.shim is None:
+            return
+        stopped: set[tree.Proc] = set()
+        for _ in range(10):  # a fork may slip through while the others are being stopped
+            fresh = {(proc.pid, proc.start): proc for proc in tree.below(attempt.shim.pid)}
+            new = [proc for key, proc in fresh.items() if key not in {(p.pid, p.start) for p in stopped}]
+            if not new:
+                return
+            tree.send_all(new, signal.SIGSTOP)
+            stopped.update(new)
+
+    async def resume(self, attempt_id: str) -> None:
+        """Let every process of the tree run on. Nothing happens to what has ended or runs already."""
+        attempt = self._running.get(attempt_id)
+        if attempt is not None and attempt.shim is not None:
+            tree.send_all(tree.below(attempt.shim.pid), signal.SIGCONT)
+
+    def _wake(self, attempt: _Attempt) -> None:
+        """Make the shim look into its directory; one that has not started yet does so by itself or when it has."""
+        attempt.wake_wanted = attempt.shim is None
+        if attempt.shim is not None:
+            tree.send(attempt.shim, signal.SIGUSR1)
+
+    # ------------------------------------------------------------------ knowing
+
+    @property
+    def spawner_pid(self) -> int:
+        return self._link.pid
+
+    def running(self) -> tuple[str, ...]:
+        """Ids of the attempts that have not ended."""
+        return tuple(self._running)
+
+    def forget(self, attempt_id: str) -> None:
+        """Its end is known where it matters: report it no more unasked. The files stay. Safe twice."""
+        if attempt_id not in self._running and jobdir.is_safe_name(attempt_id):
+            self._ended.pop(attempt_id, None)
+            Path(self._root, jobdir.LIVE, attempt_id).unlink(missing_ok=True)
+
+    def usage(self) -> dict[str, AttemptUsage]:
+        """What each running attempt's tree has used and holds."""
+        return {id: self._usage_of(attempt) for id, attempt in self._running.items() if attempt.shim}
+
+    def _usage_of(self, attempt: _Attempt) -> AttemptUsage:
+        assert attempt.shim is not None
+        shim = tree.look(attempt.shim.pid)
+        waited = shim.waited_ticks if shim is not None and shim.start == attempt.shim.start else 0
+        procs = tree.quickly_below(attempt.shim.pid) if shim is not None else []
+        ticks = waited + sum(proc.own_ticks + proc.waited_ticks for proc in procs)
+        resident, shares, at = attempt.shares
+        now = boot_ms()
+        rough = held_bytes(procs, 1 << 62)
+        if len(procs) < 2:
+            shares = rough
+        elif abs(rough - resident) > resident // 20 or now - at > SHARES_STALE_MS:
+            shares = held_bytes(procs, 0)  # walks page tables, so not every time
+            attempt.shares = (rough, shares, now)
+        attempt.peak_bytes = max(attempt.peak_bytes, shares)
+        return AttemptUsage(cpu_ms=ticks * tree.TICK_MS, memory_bytes=shares)
+
+    def _find_ended(self, attempt_id: str) -> AttemptEnded | None:
+        """How it ended, from memory or from its directory."""
+        if attempt_id in self._ended or not jobdir.is_safe_name(attempt_id):
+            return self._ended.get(attempt_id)
+        try:
+            with JobDir(self._root, attempt_id) as job:
+                spec, record = job.read(jobdir.SPEC), job.read(jobdir.EXIT)
+                fence = job.read(jobdir.FENCE) or 0
+        except FileNotFoundError:
+            return None
+        return _ended_from(attempt_id, max(fence, spec["fence"]), record) if spec and record else None
+
+    # ------------------------------------------------------------------ adopting
+
+    def _adopt_all(self) -> None:
+        found = []
+        for name in os.listdir(f"{self._root}/{jobdir.LIVE}"):
+            try:
+                with JobDir(self._root, name) as job:
+                    spec = job.read(jobdir.SPEC)
+            except FileNotFoundError:
+                spec = None
+            if spec is None:  # the last agent died before it had written what to run
+                Path(self._root, jobdir.LIVE, name).unlink(missing_ok=True)
+            else:
+                found.append((spec["launched_boot_ms"], name, msgspec.convert(spec, AttemptSpec)))
+        for launched, _, spec in sorted(found, key=lambda item: item[:2]):
+            self._adopt(_Attempt(spec, spec.fence, launched))
+
+    def _adopt(self, attempt: _Attempt) -> None:
+        self._running[attempt.id] = attempt
+        attempt.sends = 5  # whatever it was, it is not started anew without being asked
+        with JobDir(self._root, attempt.id) as job:
+            attempt.fence = max(attempt.fence, job.read(jobdir.FENCE) or 0)
+            attempt.cores = tuple(job.read(jobdir.CORES) or ())
+            hold = job.read(jobdir.HOLD)
+            attempt.hold_until = hold["until_boot_ms"] if hold else attempt.hold_until
+            record = job.read(jobdir.EXIT)
+        if record is not None:
+            self._finish(attempt, record)
+        elif not self._watch_shim(attempt):
+            self._do(self._wait_for_shim(attempt))
+
+    def _watch_shim(self, attempt: _Attempt) -> bool:
+        """Watch a shim somebody else had forked; False when it is gone or has not started its command yet."""
+        with JobDir(self._root, attempt.id) as job:
+            if not job.is_locked():
+                return False
+            started = job.read(jobdir.STARTED)
+        if started is None:
+            return False
+        try:
+            pidfd = os.pidfd_open(started["shim"]["pid"])
+        except ProcessLookupError:
+            return False
+        attempt.watched = pidfd
+        asyncio.get_running_loop().add_reader(pidfd, self._shim_ended, attempt)
+        self._took_off(attempt, started)
+        return True
+
+    async def _wait_for_shim(self, attempt: _Attempt) -> None:
+        with JobDir(self._root, attempt.id) as job:
+            while job.is_locked():
+                if self._watch_shim(attempt):
+                    return
+                await asyncio.sleep(0.005)
+        await self._after_shim(attempt)
+
+    def _shim_ended(self, attempt: _Attempt) -> None:
+        self._unwatch(attempt)
+        self._do(self._after_shim(attempt))
+
+    # ------------------------------------------------------------------ cores
+
+    def _rearrange(self) -> None:
+        """Pin as `cores.arrange` says, those included that have to make room."""
+        claims = {
+            id: Claim(attempt.spec.cpu_milli, attempt.cores)
+            for id, attempt in self._running.items()
+            if attempt.spec.cpu_milli
+        }
+        for id, cores in arrange(claims, self._real_cores).items():
+            attempt = self._running[id]
+            if cores != attempt.cores:
+                attempt.cores = cores
+                with JobDir(self._root, id) as job:
+                    job.write(jobdir.CORES, cores)
+                self._repin(attempt)
+
+    def _repin(self, attempt: _Attempt) -> None:
+        for _ in range(2 if attempt.shim else 0):  # twice: a thread may be born of one not yet moved
+            assert attempt.shim is not None
+            for proc in tree.quickly_below(attempt.shim.pid):
+                for thread in tree.threads(proc.pid):
+                    try:
+                        os.sched_setaffinity(thread, attempt.cores)
+                    except ProcessLookupError:
+                        continue
+
+
+def _record(kind: EndKind, detail: str) -> dict[str, Any]:
+    return {"kind": kind, "detail": detail}
+
+
+def _ended_from(attempt_id: str, fence: int, record: dict[str, Any]) -> AttemptEnded:
+    assert record["kind"] in get_args(EndKind)
+    return AttemptEnded(attempt_id=attempt_id, fence=fence, **record)

@@ -1,0 +1,185 @@
+"""One attempt's private directory: which files are in it, and that each is whole or absent.
+
+Below the root, mode 0700 (files 0600):
+
+    .host.lock            held by the one `AttemptHost` of this root and by its spawner
+    .live/<attempt id>    empty; exists from before the launch until the end has been acknowledged
+    <attempt id>/
+        spec.json         everything needed to run it; there before the fork, durable before the command
+        cores.json        the cores it is pinned to (rewritten when it is moved)
+        fence.json        a fence newer than the one in spec.json, once one was seen
+        shim.lock         made just before the fork: without it nothing ever ran. Locked while the shim lives;
+                          holds the shim's boot id, pid and start time
+        groups.json       control groups made for it, so that whoever finds them left over can remove them
+        started.json      the command runs: its pid and start time, when, on which cores
+        hold.json         until when it may go on without another word
+        halt.json         somebody wants it stopped: kind, detail, grace
+        exit.json         how it ended; durable, written once
+        stdout, stderr    what the command wrote
+        work/             the command's own: $GRID_JOB_DIR
+
+Rule 1. A file is written aside and renamed, so a reader never sees half of one.
+Rule 2. Names come from outside: they are checked, and opened relative to an open directory, following no link.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+HOST_LOCK = ".host.lock"
+LIVE = ".live"
+SPEC, CORES, FENCE, LOCK, GROUPS = "spec.json", "cores.json", "fence.json", "shim.lock", "groups.json"
+STARTED, HOLD, HALT, EXIT = "started.json", "hold.json", "halt.json", "exit.json"
+STDOUT, STDERR, WORK = "stdout", "stderr", "work"
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def is_safe_name(name: str) -> bool:
+    """Whether `name` may be a file name below the root."""
+    return _SAFE_NAME.fullmatch(name) is not None
+
+
+class JobDir:
+    """An open attempt directory."""
+
+    __slots__ = ("attempt_id", "fd", "path")
+
+    def __init__(self, root: str, attempt_id: str) -> None:
+        """Open it. `FileNotFoundError` when there is none, `ValueError` for a name that is not safe."""
+        if not is_safe_name(attempt_id):
+            raise ValueError(f"not a safe attempt id: {attempt_id!r}")
+        self.attempt_id = attempt_id
+        self.path = f"{root}/{attempt_id}"
+        self.fd = os.open(self.path, _DIRECTORY)
+
+    @classmethod
+    def make(cls, root: str, attempt_id: str) -> JobDir:
+        """Open it, made if need be, and list it as live. A second call changes nothing."""
+        if not is_safe_name(attempt_id):
+            raise ValueError(f"not a safe attempt id: {attempt_id!r}")
+        live = os.open(f"{root}/{LIVE}/{attempt_id}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        os.close(live)
+        _make_directory(f"{root}/{attempt_id}", None)
+        job = cls(root, attempt_id)
+        try:
+            _make_directory(WORK, job.fd)
+        except OSError:
+            job.close()
+            raise
+        return job
+
+    def __enter__(self) -> JobDir:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+    def open(self, name: str, flags: int) -> int:
+        """A descriptor of one of the files."""
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
+
+    def has(self, name: str) -> bool:
+        try:
+            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def read(self, name: str) -> Any:
+        """What the JSON file says; None when it is absent or was cut short by a power failure."""
+        try:
+            fd = self.open(name, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            return json.loads(slurp(fd))
+        except ValueError:
+            return None
+        finally:
+            os.close(fd)
+
+    def write(self, name: str, content: Any, *, durable: bool = False) -> None:
+        """Put `content` there as JSON, whole; when `durable` it is on the disk before this returns."""
+        aside = f".{name}.{os.getpid()}"
+        fd = self.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            _write_all(fd, json.dumps(content).encode())
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(aside, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        if durable:
+            os.fsync(self.fd)
+
+    def make_durable(self, name: str) -> None:
+        """Bring a file, and every directory entry that leads to it, onto the disk."""
+        for path, flags in ((name, os.O_RDONLY), (f"../{LIVE}", _DIRECTORY), ("..", _DIRECTORY)):
+            fd = self.open(path, flags)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        os.fsync(self.fd)
+
+    def take_lock(self) -> int | None:
+        """The shim's lock as a descriptor that holds it for as long as anybody has it open; None if taken."""
+        fd = self.open(LOCK, os.O_RDWR | os.O_CREAT)
+        if try_lock(fd, exclusive=True):
+            return fd
+        os.close(fd)
+        return None
+
+    def is_locked(self) -> bool:
+        """Whether the shim is alive."""
+        try:
+            fd = self.open(LOCK, os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            return not try_lock(fd, exclusive=False)
+        finally:
+            os.close(fd)
+
+
+def slurp(fd: int) -> bytes:
+    """All that can be read from `fd`."""
+    parts = []
+    while part := os.read(fd, 65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def try_lock(fd: int, *, exclusive: bool) -> bool:
+    """Lock the open file without waiting; False when somebody else has it."""
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _make_directory(path: str, dir_fd: int | None) -> None:
+    try:
+        os.mkdir(path, 0o700, dir_fd=dir_fd)
+    except FileExistsError:
+        pass

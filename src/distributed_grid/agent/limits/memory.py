@@ -1,0 +1,98 @@
+"""An attempt's memory limit: kept by the kernel in a control group, or by looking often enough.
+
+Looking counts what only the job holds: anonymous and shared memory, each shared page by its share (PSS), not
+the contents of files it has mapped, which the machine can drop at any time.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from distributed_grid.agent.tree import Proc, contents, quickly_below
+
+if TYPE_CHECKING:
+    from distributed_grid.agent.limits.cgroups import Group
+
+GB = 1024**3
+SOON_MS, LATER_MS = 50, 200
+
+
+class KeptMemory:
+    """A limit the kernel keeps; this notices when it had to."""
+
+    def __init__(self, limit_bytes: int, group: Group) -> None:
+        self.limit_bytes = limit_bytes
+        self.peak_bytes = 0
+        self.next_look_ms = LATER_MS
+        self._group = group
+
+    def overrun(self, root: int) -> str | None:
+        """What to tell about an overrun, None while there was none."""
+        self.peak_bytes = max(self.peak_bytes, self._group.held_bytes())
+        if self._group.kills() == 0:
+            return None
+        self.peak_bytes = max(self.peak_bytes, self.limit_bytes)
+        return f"{over_limit(self.peak_bytes, self.limit_bytes)} and asked for more"
+
+
+class WatchedMemory:
+    """A limit kept by looking: often while the tree is near it or growing, seldom while it is not."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.peak_bytes = 0
+        self.next_look_ms = SOON_MS
+        self._last_bytes = 0
+
+    def overrun(self, root: int) -> str | None:
+        """What to tell about an overrun of the tree below `root`, None while there is none."""
+        began = time.monotonic_ns()
+        used = held_bytes(quickly_below(root), self.limit_bytes)
+        cost_ms = (time.monotonic_ns() - began) // 1_000_000
+        calm = used < self.limit_bytes // 2 and used - self._last_bytes < self.limit_bytes // 8
+        self._last_bytes = used
+        self.peak_bytes = max(self.peak_bytes, used)
+        self.next_look_ms = max(LATER_MS if calm else SOON_MS, 10 * cost_ms)
+        return over_limit(used, self.limit_bytes) if used > self.limit_bytes else None
+
+
+def over_limit(used_bytes: int, limit_bytes: int) -> str:
+    """The sentence for a person, in GB with as many decimals as the limit needs."""
+    limit = limit_bytes / GB
+    decimals = 1 if abs(round(limit, 1) - limit) < 0.01 else 2
+    return f"over limit: used {used_bytes / GB:.{decimals}f} GB of {limit:.{decimals}f} GB"
+
+
+def held_bytes(procs: list[Proc], enough_bytes: int) -> int:
+    """What these processes hold together; exact only above `enough_bytes`, at most that much below."""
+    rough = sum(resident_bytes(proc.pid) for proc in procs)
+    if rough <= enough_bytes or len(procs) == 1:
+        return rough
+    return sum(share_bytes(proc.pid) for proc in procs)
+
+
+def resident_bytes(pid: int) -> int:
+    """Anonymous and shared memory of one process, shared pages counted whole. Cheap."""
+    found = _kilobytes(f"/proc/{pid}/status", (b"RssAnon:", b"RssShmem:"))
+    return sum(found.values()) * 1024
+
+
+def share_bytes(pid: int) -> int:
+    """Anonymous and shared memory of one process, shared pages counted by share. Walks its page tables."""
+    found = _kilobytes(f"/proc/{pid}/smaps_rollup", (b"Pss:", b"Pss_Anon:", b"Pss_Shmem:"))
+    if not found:
+        return resident_bytes(pid)
+    if b"Pss_Anon:" not in found:  # before Linux 5.4
+        return found[b"Pss:"] * 1024
+    return (found[b"Pss_Anon:"] + found.get(b"Pss_Shmem:", 0)) * 1024
+
+
+def _kilobytes(path: str, keys: tuple[bytes, ...]) -> dict[bytes, int]:
+    found = {}
+    for line in contents(path).splitlines():
+        key, _, rest = line.partition(b":")
+        key += b":"
+        if key in keys:
+            found[key] = int(rest.split()[0])
+    return found

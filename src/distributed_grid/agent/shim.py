@@ -1,0 +1,465 @@
+"""The parent of one command: starts it, watches over all it starts, ends it, and says how it ended.
+
+Rule 1. The record of the attempt is on the disk before the command runs.
+Rule 2. The end is told only when nothing of the tree is left, and it is on the disk before it is told.
+Rule 3. It needs nobody: time-out, hold and memory limit are kept when agent, network and control plane are gone.
+Rule 4. Whoever wants something writes it to the directory first and signals afterwards, so nothing is missed.
+
+Forked from the spawner, so only the standard library is here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import stat
+import time
+from errno import EACCES, ENOENT, ENOEXEC, ENOTDIR
+from typing import Any, Final, NoReturn
+
+from distributed_grid.agent import jobdir, tree
+from distributed_grid.agent.cores import nice_for, weight_for
+from distributed_grid.agent.jobdir import JobDir
+from distributed_grid.agent.limits.cgroups import PREFIX, Controllers, Group
+from distributed_grid.agent.limits.memory import KeptMemory, WatchedMemory, over_limit
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_prctl: Final = _LIBC.prctl  # looked up here, once, before any fork
+_timerfd_create: Final = _LIBC.timerfd_create
+_timerfd_settime: Final = _LIBC.timerfd_settime
+_Setting: Final = ctypes.c_long * 4  # struct itimerspec
+BOOT_ID: Final = tree.boot_id()
+PR_SET_CHILD_SUBREAPER: Final = 36
+TFD_ABSTIME: Final = 1
+ALL_SIGNALS: Final = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+SETTLE_MS: Final = 200  # what a command leaves behind may finish by itself for so long: `exec > >(tee log)`
+LEFTOVER_GRACE_MS: Final = 1000
+
+
+def boot_ms() -> int:
+    """Milliseconds since the machine started, those it slept included."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
+def become_subreaper() -> None:
+    """Make orphans below this process its own children."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+class Stop:
+    """Why the tree has to end, and when patience does."""
+
+    def __init__(self, kind: str, detail: str, kill_at: int) -> None:
+        self.kind = kind
+        self.detail = detail
+        self.kill_at = kill_at
+
+
+class Shim:
+    """Runs one attempt from record to record."""
+
+    def __init__(self, job: JobDir, lock: int, channel: int, controllers: Controllers) -> None:
+        self.job = job
+        self.channel = channel
+        self.controllers = controllers
+        self.groups: list[Group] = []
+        self.memory: KeptMemory | WatchedMemory | None = None
+        self.stop: Stop | None = None
+        self.main = 0
+        self.main_status: int | None = None
+        self.began = self.ended = boot_ms()
+        self.beyond: set[int] = set()
+        self.alarm = Alarm()
+        me = tree.look(os.getpid())
+        assert me is not None
+        self.identity = {"boot": BOOT_ID, "pid": me.pid, "start": me.start}
+        os.write(lock, json.dumps(self.identity).encode())
+
+    def run(self) -> NoReturn:
+        """All of it."""
+        self.spec: dict[str, Any] = self.job.read(jobdir.SPEC)
+        self.job.make_durable(jobdir.SPEC)
+        self._look_for_halt()
+        if self.stop is not None:
+            self._conclude(self.stop.kind, self.stop.detail)
+        cores = self.job.read(jobdir.CORES) or []
+        self._make_groups(len(cores))
+        self.began = self.ended = boot_ms()
+        try:
+            self.main = start_command(self.spec, self.job, cores, self.groups)
+        except NotStarted as error:
+            self.main_status = error.exit_code << 8
+            self._conclude("never_started", str(error))
+        if cores and not self.controllers.cpu:
+            os.setpriority(os.PRIO_PROCESS, self.main, nice_for(self.spec["cpu_milli"]))
+        self._tell_started(cores)
+        while self.main_status is None:
+            self._look_around()
+            self._reap()
+            if self.main_status is None:
+                self.alarm.wait(self._next_look())
+        self.ended = boot_ms()
+        self._end_the_rest()
+        self._conclude(*self._verdict())
+
+    # ------------------------------------------------------------------ before
+
+    def _make_groups(self, cores: int) -> None:
+        limit, milli = self.spec["memory_bytes"], self.spec["cpu_milli"]
+        weight = weight_for(milli, cores)
+        if limit and not self.controllers.memory:
+            self.memory = WatchedMemory(limit)
+        by_path: dict[str, Group] = {}
+        memory, cpu = self.controllers.memory if limit else None, self.controllers.cpu if weight else None
+        for place in (memory, cpu):
+            if place:
+                path = f"{place.base}/{PREFIX}{self.job.attempt_id}"
+                by_path.setdefault(path, Group(place.version, path))
+        if not by_path:
+            return
+        self.job.write(jobdir.GROUPS, [[group.version, path] for path, group in by_path.items()])
+        self.groups = list(by_path.values())
+        for group in self.groups:
+            group.make()
+        if memory:
+            group = by_path[f"{memory.base}/{PREFIX}{self.job.attempt_id}"]
+            group.limit_memory(limit)
+            self.memory = KeptMemory(limit, group)
+        if cpu:
+            by_path[f"{cpu.base}/{PREFIX}{self.job.attempt_id}"].weigh_cpu(weight)
+
+    def _tell_started(self, cores: list[int]) -> None:
+        command = tree.look(self.main)
+        started = {
+            "pid": self.main,
+            "start": command.start if command else 0,
+            "at_boot_ms": self.began,
+            "cores": cores,
+            "shim": self.identity,
+        }
+        self.job.write(jobdir.STARTED, started)
+        self._tell({"started": started})
+
+    # ------------------------------------------------------------------ during
+
+    def _look_around(self) -> None:
+        """See whether somebody or some limit wants it stopped; the first reason stays."""
+        self._look_for_halt()
+        now = boot_ms()
+        if self.memory:
+            told = self.memory.overrun(os.getpid())
+            if told is not None and self.stop is not None:
+                self.stop.kill_at = now
+            elif told is not None:
+                self._begin_stop("over_limit", told, now)
+            self._release_exempt()
+        if self.stop is None and signal.SIGTERM in self.alarm.heard:
+            self._begin_stop("cancelled", "its shim was asked to end", now + self.spec["grace_ms"])
+        if self.stop is None and self.spec["timeout_ms"] and now >= self.began + self.spec["timeout_ms"]:
+            told = f"timed out after {self.spec['timeout_ms'] / 1000:g} s"
+            self._begin_stop("timed_out", told, now + self.spec["grace_ms"])
+        if self.stop is None:
+            term_at, kill_at = self._hold()
+            if term_at and now >= term_at:
+                self._begin_stop("hold_expired", "not heard from in time", kill_at)
+        if self.stop is not None and now >= self.stop.kill_at:
+            self._signal_tree(signal.SIGKILL)
+
+    def _look_for_halt(self) -> None:
+        halt = self.job.read(jobdir.HALT)
+        if halt is None:
+            return
+        kill_at = halt["kill_at_boot_ms"]
+        if self.stop is None:
+            self._begin_stop(halt["kind"], halt["detail"], kill_at)
+        else:
+            self.stop.kill_at = min(self.stop.kill_at, kill_at)
+
+    def _hold(self) -> tuple[int, int]:
+        """When to ask and when to force: the tree is gone by the end of the hold. (0, 0) is never."""
+        hold = self.job.read(jobdir.HOLD)
+        if hold is None:
+            hold = {
+                "until_boot_ms": self.spec["launched_boot_ms"] + self.spec["hold_ms"],
+                "hold_ms": self.spec["hold_ms"],
+            }
+        if not hold["hold_ms"]:
+            return 0, 0
+        lead = min(self.spec["grace_ms"], hold["hold_ms"] // 4)
+        return hold["until_boot_ms"] - lead, hold["until_boot_ms"]
+
+    def _next_look(self) -> int:
+        """When, in boot milliseconds, to look around unasked; 0 is never."""
+        now = boot_ms()
+        times = []
+        if self.memory:
+            times.append(now + self.memory.next_look_ms)
+        if self.stop is not None:
+            times.append(self.stop.kill_at if now < self.stop.kill_at else now + 20)
+        else:
+            if self.spec["timeout_ms"]:
+                times.append(self.began + self.spec["timeout_ms"])
+            times.append(self._hold()[0])
+        return min(filter(None, times), default=0)
+
+    def _begin_stop(self, kind: str, detail: str, kill_at: int) -> None:
+        self.stop = Stop(kind, detail, kill_at)
+        if self.main and boot_ms() < kill_at:
+            self._signal_tree(signal.SIGTERM, signal.SIGCONT)
+
+    def _signal_tree(self, *signums: int) -> list[tree.Proc]:
+        left = [proc for proc in tree.below(os.getpid()) if proc.pid not in self.beyond]
+        self.beyond.update(proc.pid for proc in tree.send_all(left, *signums))
+        return left
+
+    def _reap(self) -> bool:
+        """Collect the dead; False when there is no child left at all."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self.main:
+                self.main_status = status
+
+    def _release_exempt(self) -> None:
+        for group in self.groups:
+            for proc in filter(None, map(tree.look, group.members())):
+                if tree.is_exempt(proc):
+                    group.release(proc.pid)
+
+    # ------------------------------------------------------------------ after
+
+    def _end_the_rest(self) -> None:
+        """Wait a moment, ask, then force, until nothing of the tree is left."""
+        now = boot_ms()
+        ask_at, kill_at = now + SETTLE_MS, now + SETTLE_MS + min(LEFTOVER_GRACE_MS, self.spec["grace_ms"])
+        if self.stop is not None:
+            ask_at = kill_at = self.stop.kill_at  # everybody was asked when main was
+        pause_ms = 1
+        while self._reap():
+            now = boot_ms()
+            halt = self.job.read(jobdir.HALT)
+            if halt is not None and halt["kill_at_boot_ms"] < kill_at:
+                ask_at, kill_at = min(ask_at, now), halt["kill_at_boot_ms"]
+            left = self._signal_tree(*([signal.SIGKILL] if now >= kill_at else []))
+            if not left:
+                return
+            if ask_at <= now < kill_at:
+                tree.send_all(left, signal.SIGTERM, signal.SIGCONT)
+                ask_at = kill_at
+            self.alarm.wait(now + pause_ms)
+            pause_ms = min(50, 2 * pause_ms)
+
+    def _verdict(self) -> tuple[str, str]:
+        """Kind and detail of the end."""
+        assert self.main_status is not None
+        signalled = os.WIFSIGNALED(self.main_status)
+        if self.stop is None and self.memory:
+            told = self.memory.overrun(os.getpid()) if isinstance(self.memory, KeptMemory) else None
+            peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+            if told is None and signalled and os.WTERMSIG(self.main_status) == signal.SIGKILL:
+                # Faster than our eyes, and the whole machine ran out: the kernel chose the one we would have.
+                told = over_limit(peak, self.memory.limit_bytes) if peak > self.memory.limit_bytes else None
+            if told is not None:
+                return "over_limit", told
+        if self.stop is not None:
+            return self.stop.kind, self.stop.detail
+        return ("signalled", signal_name(os.WTERMSIG(self.main_status))) if signalled else ("exited", "")
+
+    def _conclude(self, kind: str, detail: str) -> NoReturn:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        status = self.main_status
+        peak = self.memory.peak_bytes if self.memory else 0
+        for group in self.groups:
+            self._release_exempt()
+            group.remove()
+        record = {
+            "kind": kind,
+            "exit_code": os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None,
+            "signal": os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
+            "detail": detail,
+            "cpu_ms": round((usage.ru_utime + usage.ru_stime) * 1000),
+            "max_memory_bytes": max(peak, usage.ru_maxrss * 1024),
+            "wall_ms": self.ended - self.began,
+        }
+        self._record_end(record)
+        os._exit(0)
+
+    def _record_end(self, record: dict[str, Any]) -> None:
+        """Write it, then tell it. On a full disk tell it first and keep trying for a while."""
+        for attempt in range(60):
+            try:
+                self.job.write(jobdir.EXIT, record, durable=True)
+            except OSError:
+                if attempt == 0:
+                    self._tell({"ended": record})
+                time.sleep(1)
+            else:
+                if attempt == 0:
+                    self._tell({"ended": record})
+                return
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        try:
+            os.write(self.channel, json.dumps(message).encode() + b"\n")
+        except BrokenPipeError:  # nobody listens; the directory says it too
+            pass
+
+
+class Alarm:
+    """Waits for a signal, a child, or a time; the time goes on while the machine sleeps."""
+
+    def __init__(self) -> None:
+        self.heard: set[int] = set()
+        self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for signum in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(signum, _noted)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._timer = -1
+        self._poll = select.poll()
+        self._poll.register(self._woken, select.POLLIN)
+
+    def wait(self, until_boot_ms: int) -> None:
+        """Until then (0: for ever) or until something happens."""
+        if until_boot_ms or self._timer >= 0:
+            self._set_timer(until_boot_ms)
+        for fd, _ in self._poll.poll():
+            if fd == self._woken:
+                self.heard.update(os.read(fd, 512))
+            else:
+                try:
+                    os.read(fd, 8)
+                except BlockingIOError:
+                    pass
+
+    def _set_timer(self, until_boot_ms: int) -> None:
+        if self._timer < 0:
+            self._timer = _timerfd_create(time.CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)
+            self._poll.register(self._timer, select.POLLIN)
+        seconds, rest = divmod(until_boot_ms, 1000)
+        _timerfd_settime(self._timer, TFD_ABSTIME, _Setting(0, 0, seconds, rest * 1_000_000), None)
+
+
+def _noted(signum: int, frame: object) -> None:
+    """The number arrives through the wake-up descriptor."""
+
+
+def signal_name(signum: int) -> str:
+    """What a person calls it."""
+    try:
+        return f"killed by {signal.Signals(signum).name}"
+    except ValueError:
+        return f"killed by signal {signum}"
+
+
+# ---------------------------------------------------------------------- starting the command
+
+
+class NotStarted(Exception):
+    """The command cannot be run; `exit_code` is what a shell would have said."""
+
+    def __init__(self, reason: str, exit_code: int = 127) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
+
+
+def start_command(spec: dict[str, Any], job: JobDir, cores: list[int], groups: list[Group]) -> int:
+    """Start it in a session of its own and return its pid; `NotStarted` says why not.
+
+    posix_spawn shares this process's memory until the exec, where a fork would copy what both touch. What it
+    cannot set for the child alone (directory, cores, groups) is set here, inherited, and undone.
+    """
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    work = f"{job.path}/{jobdir.WORK}"
+    where = spec["cwd"] or work
+    env = environment(spec, work)
+    streams = (
+        os.open("/dev/null", os.O_RDONLY),
+        job.open(jobdir.STDOUT, append),
+        job.open(jobdir.STDERR, append),
+    )
+    all_cores = os.sched_getaffinity(0)
+    try:
+        os.chdir(where)
+    except OSError as error:
+        reason = {ENOENT: "no such directory", ENOTDIR: "not a directory"}.get(error.errno or 0)
+        raise NotStarted(
+            f"{reason}: {where}" if reason else f"cannot enter {where}: {error.strerror}"
+        ) from error
+    try:
+        for group in groups:
+            group.join()
+        if cores:
+            os.sched_setaffinity(0, cores)
+        return os.posix_spawn(
+            find_command(spec["argv"], env),
+            spec["argv"],
+            env,
+            file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(streams)],
+            setsid=True,
+            setsigmask=(),
+            setsigdef=ALL_SIGNALS,
+        )
+    except OSError as error:
+        raise why_not(spec["argv"][0], error) from error
+    except ValueError as error:
+        raise NotStarted(f"could not be started: {error}") from error
+    finally:
+        for group in groups:
+            group.release(os.getpid())
+        if cores:
+            os.sched_setaffinity(0, all_cores)
+        os.chdir("/")
+        for fd in streams:
+            os.close(fd)
+
+
+def environment(spec: dict[str, Any], work: str) -> dict[str, str]:
+    """Exactly what was passed, and what every job is told."""
+    given = {name: value for name, value in spec["env"].items() if name != "GRID_ROLE"}
+    return {
+        "PYTHONUNBUFFERED": "1",
+        **given,
+        "GRID_JOB_DIR": work,
+        "GRID_JOB_ID": spec["job_id"],
+        "GRID_ATTEMPT_ID": spec["attempt_id"],
+        "GRID_NODE": spec["node"],
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, spec["gpu_indexes"])),
+    }
+
+
+def find_command(argv: list[str], env: dict[str, str]) -> str:
+    """The file to run, looked for as a shell would on the PATH of `env`."""
+    if not argv or not argv[0]:
+        raise NotStarted("no such command: nothing was given to run")
+    name = argv[0]
+    if "/" in name:
+        return name
+    found = [f"{folder or '.'}/{name}" for folder in env.get("PATH", os.defpath).split(":")]
+    found = [path for path in found if os.access(path, os.F_OK)]
+    if not found:
+        raise NotStarted(f"no such command: {name}")
+    runnable = (
+        path for path in found if os.access(path, os.X_OK) and not stat.S_ISDIR(os.stat(path).st_mode)
+    )
+    return next(runnable, found[0])
+
+
+def why_not(name: str, error: OSError) -> NotStarted:
+    """What a failed exec means for a person."""
+    if error.errno in (ENOENT, ENOTDIR):
+        if "/" in name and not os.access(name, os.F_OK):
+            return NotStarted(f"no such command: {name}")
+        return NotStarted(f"not executable: {name}: the interpreter its first line names is missing", 126)
+    if error.errno == ENOEXEC:
+        return NotStarted(f"not executable: {name}: neither a program nor a script with a #! line", 126)
+    if error.errno == EACCES:
+        return NotStarted(f"not executable: {name}", 126)
+    return NotStarted(f"could not be started: {name}: {error.strerror}", 126)

@@ -1,0 +1,236 @@
+"""The small process that forks one shim per attempt and does nothing else.
+
+`python -m distributed_grid.agent.spawner ROOT SOCKET LOCK CGROUPS`: started once by `AttemptHost`, with
+everything a shim needs already imported. One packet is one attempt id with one descriptor, the channel on
+which the shim tells what happens.
+
+Rule 1. It ends when its socket does, that is with its agent; the shims go on.
+Rule 2. The shim's lock is taken before the fork and the host's lock is kept until the last fork is done, so
+        whoever gets the host's lock sees every attempt either locked or never forked.
+Rule 3. Of a shim that died before its time, it is the heir: what that shim left behind it kills.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from distributed_grid.agent import jobdir, tree
+from distributed_grid.agent.jobdir import JobDir
+from distributed_grid.agent.limits.cgroups import Controllers, probe
+from distributed_grid.agent.shim import Shim, become_subreaper
+
+if TYPE_CHECKING:
+    import subprocess
+
+PACKET_BYTES = 512
+
+
+class Spawner:
+    """Waits for attempt ids and for the ends of shims."""
+
+    def __init__(self, root: str, sock: socket.socket, host_lock: int, controllers: Controllers) -> None:
+        self.root = root
+        self.sock = sock
+        self.host_lock = host_lock
+        self.controllers = controllers
+        self.woken, self.wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for signum in (signal.SIGCHLD, signal.SIGUSR1):
+            signal.signal(signum, lambda signum, frame: None)
+        signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
+
+    def serve(self) -> Shim | None:
+        """Fork until the socket ends. In each child this returns the shim to run, in the parent None."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        poll.register(self.woken, select.POLLIN)
+        while True:
+            ready = dict(poll.poll())
+            if self.woken in ready:
+                os.read(self.woken, 512)
+                self.bury()
+            if self.sock.fileno() in ready:
+                packet, descriptors, _, _ = socket.recv_fds(self.sock, PACKET_BYTES, 1)
+                if not packet:
+                    return None
+                shim = self.launch(packet.decode(), descriptors[0])
+                if shim is not None:
+                    return shim
+
+    def launch(self, attempt_id: str, channel: int) -> Shim | None:
+        """Fork the shim of one attempt; what is locked or has been run already is left alone."""
+        try:
+            with JobDir(self.root, attempt_id) as job:
+                if job.has(jobdir.LOCK):
+                    return None
+                lock = job.take_lock()
+                if lock is None:
+                    return None
+                try:
+                    if self._fork(job, channel) == 0:
+                        return self._shim(attempt_id, lock, channel)
+                finally:
+                    os.close(lock)
+        finally:
+            os.close(channel)
+        return None
+
+    def _fork(self, job: JobDir, channel: int) -> int:
+        try:
+            return os.fork()
+        except OSError as error:  # too many processes
+            record = {"kind": "never_started", "exit_code": None, "signal": None, "cpu_ms": 0, "wall_ms": 0}
+            record |= {"detail": f"could not be started: {error.strerror}", "max_memory_bytes": 0}
+            job.write(jobdir.EXIT, record, durable=True)
+            os.write(channel, json.dumps({"ended": record}).encode() + b"\n")
+            return -1
+
+    def _shim(self, attempt_id: str, lock: int, channel: int) -> Shim:
+        # Own copies: the spawner's are closed on the way out of `launch`, in the child as in the parent.
+        lock, channel = os.dup(lock), os.dup(channel)
+        signal.set_wakeup_fd(-1)
+        for fd in (self.host_lock, self.woken, self.wake):
+            os.close(fd)
+        self.sock.close()
+        os.setsid()
+        become_subreaper()
+        return Shim(JobDir(self.root, attempt_id), lock, channel, self.controllers)
+
+    def bury(self) -> None:
+        """Collect dead shims and whatever else became ours."""
+        orphaned = False
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                break
+            orphaned = orphaned or status != 0
+        for _ in range(50 if orphaned else 0):
+            left = tree.below(os.getpid())  # shims carry this process's environment and so are exempt
+            if not left:
+                return
+            tree.send_all(left, signal.SIGKILL)
+            time.sleep(0.002)
+
+
+class SpawnerLink:
+    """The agent's end: holds the root's lock, and starts, feeds and ends one spawner after another."""
+
+    def __init__(self, root: str, *, use_cgroups: bool) -> None:
+        self._root = root
+        self._use_cgroups = use_cgroups
+        self._lock = -1
+        self._sock: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._begun_at = 0.0
+        self._short_lives = 0
+
+    def make_root(self) -> None:
+        """Have the root's directories."""
+        for path in (self._root, f"{self._root}/{jobdir.LIVE}"):
+            os.makedirs(path, mode=0o700, exist_ok=True)
+
+    def take_root(self) -> bool:
+        """Become the root's one host; False while another is, or its spawner still lives."""
+        if self._lock < 0:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._lock = os.open(f"{self._root}/{jobdir.HOST_LOCK}", flags, 0o600)
+        return jobdir.try_lock(self._lock, exclusive=True)
+
+    def leave_root(self) -> None:
+        os.close(self._lock)
+        self._lock = -1
+
+    def begin(self) -> None:
+        """Start a spawner: its own session, no descriptor but its own, next to nothing in its environment."""
+        import subprocess  # not in the spawner itself: what it does not import, no shim has to carry
+
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        package_home = __file__.rsplit("/", 3)[0]
+        command = [sys.executable, "-P", "-S", "-m", "distributed_grid.agent.spawner", self._root]
+        command += [str(theirs.fileno()), str(self._lock), "1" if self._use_cgroups else "0"]
+        kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
+        log = os.open(
+            f"{self._root}/.spawner.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+        )
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=kept | {"GRID_ROLE": "spawner", "PYTHONPATH": package_home},
+                pass_fds=(theirs.fileno(), self._lock),
+                start_new_session=True,
+            )
+        os.close(log)
+        self._sock = ours
+        self._begun_at = time.monotonic()
+
+    def fileno(self) -> int:
+        return self._sock.fileno() if self._sock is not None else -1
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    def send(self, attempt_id: str, channel: int) -> bool:
+        """Hand an attempt over; False when the spawner has too much to do. `OSError` when it is gone."""
+        if self._sock is None:
+            raise BrokenPipeError
+        try:
+            socket.send_fds(self._sock, [attempt_id.encode()], [channel])
+        except BlockingIOError:
+            return False
+        return True
+
+    def end(self) -> None:
+        """Close the socket, which ends the spawner. Safe twice."""
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+
+    def ended(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
+    def pause_s(self) -> float:
+        """How long to wait before the next one: longer, the more died young in a row."""
+        young = time.monotonic() - self._begun_at < 1.0
+        self._short_lives = self._short_lives + 1 if young else 0
+        return min(5.0, 0.02 * 2**self._short_lives) if young else 0.0
+
+
+def main() -> None:
+    """Serve, as the command line says."""
+    root, sock_fd, host_lock, cgroups = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "1"
+    low, high = sorted((sock_fd, host_lock))
+    os.closerange(3, low)
+    os.closerange(low + 1, high)
+    os.closerange(high + 1, os.sysconf("SC_OPEN_MAX"))
+    for fd in (sock_fd, host_lock):
+        os.set_inheritable(fd, False)
+    become_subreaper()
+    sock = socket.socket(fileno=sock_fd)
+    controllers = probe() if cgroups else Controllers()
+    spawner = Spawner(root, sock, host_lock, controllers)
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy every page it touches
+    gc.disable()
+    shim = spawner.serve()
+    if shim is not None:
+        shim.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""`grid events`: what happened, to whom, and why."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from distributed_grid.cli.globals import GridCommand, Session
+from distributed_grid.cli.show import clean, clock
+
+
+@click.command(cls=GridCommand)
+@click.option("-f", "--follow", is_flag=True, help="Go on with what still comes.")
+@click.option("-l", "--limit", type=click.IntRange(1, 1_000_000), default=100, show_default=True)
+@click.option("--subject", help="Only events of this job or lease (full id).")
+@click.option("--type", "types", multiple=True, help="Only events of this type; may be given several times.")
+@click.option("--after", type=click.IntRange(min=0), help="Only events after this number.")
+@click.pass_obj
+def events(
+    session: Session, follow: bool, limit: int, subject: str | None, types: tuple[str, ...], after: int | None
+) -> None:
+    """The event stream: every request, grant, refusal, start, stop and release, kept for 30 days.
+
+    With --json, one event a line.
+    """
+    options = {"follow": follow, "limit": limit, "subject": subject, "types": types, "after": after}
+    with session.client() as client:
+        for _, event in client.stream("events", **options):
+            assert isinstance(event, dict)
+            if "seq" in event:
+                click.echo(json.dumps(event) if session.json else _line(event))
+
+
+def _line(event: dict[str, Any]) -> str:
+    parts = [clock(event["time"]), event["type"].ljust(10), event["subject"][:16]]
+    parts += [f"on {event['node_id']}"] if event["node_id"] else []
+    parts += [f"by {event['user']}"] if event["user"] else []
+    parts += [f"({event['reason']})"] if event["reason"] else []
+    return clean("  ".join(parts))

@@ -1,0 +1,190 @@
+"""`grid run-shared`: borrow, run, stream output live, give back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import uuid
+from types import FrameType
+from typing import Any
+
+import click
+
+from distributed_grid.cli.globals import GridCommand, Session
+from distributed_grid.cli.show import amount as with_unit
+from distributed_grid.cli.show import answer
+from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
+from distributed_grid.orchestration.caller import caller_environment
+from distributed_grid.orchestration.protocol import JSON, STDERR, STDOUT
+
+
+@click.command(cls=GridCommand, context_settings={"allow_interspersed_args": False})
+@click.option("-r", "--resource-type", default="cpu", show_default=True, help="cpu, gpu, memory or a declared name.")
+@click.option("-a", "--amount", type=float, default=1.0, show_default=True, help="Cores, GPUs or GB.")
+@click.option("-p", "--priority", default="medium", show_default=True, help="low, medium, high or urgent.")
+@click.option("-n", "--node", multiple=True, help="Preferred node; may be given several times.")
+@click.option("--strategy", type=click.Choice(["node_specific"]), help="node_specific: only the nodes of -n will do.")
+@click.option("-w", "--wait", type=click.FloatRange(min=0), default=300.0, show_default=True, help="Seconds to wait for resources; 0 refuses at once.")
+@click.option("-j", "--job-id", default="", help="A name of your own for the job.")
+@click.option("-d", "--detach", is_flag=True, help="Do not wait: print the job's id and return.")
+@click.option("-e", "--env", multiple=True, metavar="K[=V]", help="A variable for the job; without =V your own value is passed on.")
+@click.option("--timeout", type=click.FloatRange(min=0), default=0.0, help="Stop the job after this many seconds.")
+@click.option("--grace", type=click.FloatRange(min=0), default=5.0, show_default=True, help="Seconds between asking a job to stop and killing it.")
+@click.option("--retries", type=click.IntRange(0, 1000), default=0, help="Run again so many times after a failure.")
+@click.option("--isolated", is_flag=True, help="Run in an empty private directory instead of the current one.")
+@click.option("--shell", is_flag=True, help="The command is one string for sh -c.")
+@click.option("--dry-run", is_flag=True, help="Only say what would happen.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_obj
+def run_shared(session: Session, /, **options: Any) -> int:
+    """Borrow resources, run COMMAND with them, give them back.
+
+    Everything from the first word of COMMAND on belongs to the command. It runs in the current directory,
+    its output is shown as it comes, Ctrl-C cancels it, and its exit code is the exit code of this command.
+    """
+    submission = _submission(options)
+    with session.client() as client:
+        accepted = client.call("submit", **submission)
+        job = accepted["job"]
+        if options["dry_run"]:
+            return _tell_verdict(session, accepted)
+        if options["detach"]:
+            answer(session, job, job["job_id"])
+            return 0
+        if accepted["reasons"]:
+            click.echo(f"grid: {job['job_id']} waits: {'; '.join(accepted['reasons'])}", err=True)
+    return _Follower(session, job["uid"]).run()
+
+
+def _submission(options: dict[str, Any]) -> dict[str, Any]:
+    words = list(options["command"])
+    if options["shell"]:
+        if len(words) != 1:
+            raise BadInput("--shell takes the command as one quoted string")
+        words = ["/bin/sh", "-c", words[0]]
+    named = options["node"]
+    insists = options["strategy"] == "node_specific"
+    if insists and not named:
+        raise BadInput("--strategy node_specific needs a node: -n NODE")
+    return {
+        "request_id": uuid.uuid4().hex,
+        "argv": words,
+        "resource_type": options["resource_type"],
+        "amount": options["amount"],
+        "priority": options["priority"],
+        "prefer": [] if insists else named,
+        "require": named if insists else [],
+        "wait_seconds": options["wait"],
+        "job_id": options["job_id"],
+        "env": caller_environment(_variables(options["env"])),
+        "cwd": "" if options["isolated"] else _here(),
+        "timeout_seconds": options["timeout"],
+        "grace_seconds": options["grace"],
+        "retries": options["retries"],
+        "dry_run": options["dry_run"],
+    }
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise BadInput("the current directory does not exist any more; use --isolated") from None
+
+
+def _variables(given: tuple[str, ...]) -> dict[str, str]:
+    variables = {}
+    for entry in given:
+        name, equals, value = entry.partition("=")
+        if not name:
+            raise BadInput(f"--env needs a name: {entry!r}")
+        if not equals:
+            if name not in os.environ:
+                raise BadInput(f"--env {name}: you have no such variable; write {name}=VALUE")
+            value = os.environ[name]
+        variables[name] = value
+    return variables
+
+
+def _tell_verdict(session: Session, accepted: dict[str, Any]) -> int:
+    job = accepted["job"]
+    asked = with_unit(job["resource_type"], job["amount"])
+    if job["state"] == "queued":
+        text = f"would wait for {asked}: " + "; ".join(accepted["reasons"])
+    else:
+        text = f"would run on {job['node_id']} with {asked}"
+    answer(session, {"verdict": "wait" if job["state"] == "queued" else "run", **accepted}, text)
+    return 0
+
+
+class _Interrupted(Exception):
+    """The user, or the system, wants this command to stop."""
+
+
+class _Follower:
+    """Shows a job's output until it is over; survives a control plane that goes away meanwhile."""
+
+    def __init__(self, session: Session, uid: str) -> None:
+        self._session = session
+        self._uid = uid
+        self._seen = {STDOUT: 0, STDERR: 0}
+        self._cancelled = False
+        self._deaf = False
+
+    def run(self) -> int:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        while True:
+            try:
+                return self._until_over()
+            except _Interrupted:
+                if self._cancelled:
+                    click.echo("grid: the job is being stopped; not waiting for it", err=True)
+                    return 130
+                self._cancel()
+            except BrokenPipeError:
+                self._deaf = True
+                self._cancel()
+            except Unreachable:
+                continue
+
+    def _on_signal(self, number: int, stack: FrameType | None) -> None:
+        raise _Interrupted
+
+    def _cancel(self) -> None:
+        self._cancelled = True
+        with self._session.client() as client:
+            client.call("cancel", job_id=self._uid)
+
+    def _until_over(self) -> int:
+        with self._session.client() as client:
+            seen = {"stdout_seen": self._seen[STDOUT], "stderr_seen": self._seen[STDERR]}
+            for kind, part in client.stream("logs", job_id=self._uid, follow=True, **seen):
+                if kind == JSON:
+                    assert isinstance(part, dict)
+                    if part.get("done"):
+                        return self._finish(part["job"])
+                else:
+                    assert isinstance(part, bytes)
+                    self._show(kind, part)
+        raise Unreachable("the stream ended early")
+
+    def _show(self, kind: bytes, chunk: bytes) -> None:
+        self._seen[kind] += len(chunk)
+        if self._deaf:
+            return
+        stream = sys.stdout.buffer if kind == STDOUT else sys.stderr.buffer
+        stream.write(chunk)
+        stream.flush()
+
+    def _finish(self, job: dict[str, Any]) -> int:
+        if self._deaf:
+            return 141
+        if job["outcome"] == "waited_too_long":
+            raise TimedOut(f"No resource offers available: {job['detail']}")
+        if job["outcome"] == "lost":
+            raise GridError(f"{job['job_id']} is lost: {job['detail']}")
+        if job["outcome"] not in ("exited", "signalled") and job["detail"]:
+            click.echo(f"grid: {job['detail']}", err=True)
+        return int(job["shell_code"])

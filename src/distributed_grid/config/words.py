@@ -1,0 +1,129 @@
+"""Kinds of text: names, addresses, choices, truths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pydantic import SecretStr
+
+from distributed_grid.config.desk import Desk, Place, Slip
+from distributed_grid.config.document import Spot
+from distributed_grid.config.scalars import plain_scalar
+
+MASK = "***"
+_LONGEST = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text on one line; `pattern` says which, `expected` says it in words."""
+
+    expected: str = "text on one line"
+    pattern: re.Pattern[str] | None = None
+    lower: bool = False
+
+    def read(self, spot: Spot, place: Place, desk: Desk) -> str:
+        if not isinstance(spot.value, str):
+            quotable = spot.value is not None and not isinstance(spot.value, list | dict)
+            raise Slip(self.expected, hint="for text put it in quotes" if quotable else "")
+        text = desk.expand(spot.value).strip()
+        if not text or len(text) > _LONGEST or not text.isprintable():
+            raise Slip(self.expected)
+        if self.pattern is not None and not self.pattern.fullmatch(text):
+            raise Slip(self.expected)
+        return text.lower() if self.lower else text
+
+    def show(self, value: str) -> str:
+        return value.replace("${", "$${")
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Text that is never shown."""
+
+    expected: str = "text on one line"
+    pattern: re.Pattern[str] | None = None
+
+    def read(self, spot: Spot, place: Place, desk: Desk) -> SecretStr:
+        try:
+            return SecretStr(Text(self.expected, self.pattern).read(spot, place, desk))
+        except Slip as slip:
+            raise Slip(slip.expected, found=slip.found or "a value (not shown)", hint=slip.hint) from None
+
+    def show(self, value: SecretStr) -> str:
+        return MASK
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """True or false."""
+
+    def read(self, spot: Spot, place: Place, desk: Desk) -> bool:
+        value = spot.value
+        if isinstance(value, str) and "${" in value:
+            value = plain_scalar(desk.expand(value).strip())
+        if not isinstance(value, bool):
+            raise Slip("true or false")
+        return value
+
+    def show(self, value: bool) -> bool:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a few words, whatever its case; some have a second spelling."""
+
+    words: tuple[str, ...]
+    also: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, spot: Spot, place: Place, desk: Desk) -> str:
+        expected = "one of " + ", ".join(self.words)
+        if not isinstance(spot.value, str):
+            raise Slip(expected)
+        word = desk.expand(spot.value).strip().lower().replace("-", "_")
+        word = self.also.get(word, word)
+        if word not in self.words:
+            raise Slip(expected)
+        return word
+
+    def show(self, value: str) -> str:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """An address that SSH knows, or `local` for an agent on this machine."""
+
+    def read(self, spot: Spot, place: Place, desk: Desk) -> str:
+        host = Text("a host name or address, or local").read(spot, place, desk)
+        if "@" in host:
+            raise Slip("a host name or address alone", hint="the part before @ goes into user:")
+        if re.fullmatch(r"[^:]+:[0-9]+", host):
+            raise Slip("a host name or address alone", hint="the number after : goes into port:")
+        if not re.fullmatch(r"[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*", host):
+            raise Slip("a host name or address, or local")
+        return "local" if host.lower() == "local" else host
+
+    def show(self, value: str) -> str:
+        return value
+
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+NODE_NAME = Text(
+    "a name of letters, digits, - _ and . that starts with a letter or digit, at most 63 long",
+    re.compile(NAME_PATTERN),
+)
+CUSTOM_NAME = Text(
+    "a resource name such as tpu (letters, digits, - _ and ., not cpu, gpu or memory)",
+    re.compile(r"(?!(?:cpu|gpu|memory)$)[a-z][a-z0-9_.-]{0,62}", re.ASCII | re.IGNORECASE),
+    lower=True,
+)
+LOGIN = Text("a login name", re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@$-]{0,63}", re.ASCII))
+WEB_ADDRESS = Hidden("an address that starts with http:// or https://", re.compile(r"https?://[^\s/]+\S*"))
+TEXT = Text()
+PATH = Text("a path")
+COMMAND = Text("a command")
+FLAG = Flag()

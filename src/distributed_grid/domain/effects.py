@@ -1,0 +1,26 @@
+"""What the world must be made to do, in the imperative; each keyed by id and fence, each safe to repeat."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from distributed_grid.domain.jobs import Job
+from distributed_grid.domain.leases import Lease
+
+
+class StartAttempt(Struct, frozen=True):
+    """Run the job's current attempt under its lease."""
+
+    node: str
+    job: Job
+    lease: Lease
+
+
+class StopAttempt(Struct, frozen=True):
+    """Stop the whole process tree of the job's current attempt."""
+
+    node: str
+    job: Job
+
+
+Effect = StartAttempt | StopAttempt

@@ -1,0 +1,118 @@
+"""Job and attempt: a command and its runs. Each attempt has its own lease and fence and ends once."""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+from msgspec import Struct
+
+from distributed_grid.domain.leases import Request
+from distributed_grid.domain.lives import JobState
+
+
+class Ending(enum.StrEnum):
+    """How an attempt, and with the last one its job, came to its end."""
+
+    EXITED = "exited"
+    SIGNALLED = "signalled"
+    CANCELLED = "cancelled"
+    PREEMPTED = "preempted"
+    OVER_LIMIT = "over_limit"
+    TIMED_OUT = "timed_out"
+    EXPIRED = "expired"
+    LOST = "lost"
+    NEVER_STARTED = "never_started"
+    WAITED_TOO_LONG = "waited_too_long"
+
+
+class Outcome(Struct, frozen=True):
+    """How a run ended: exactly, with the exit code or signal where there was one."""
+
+    ending: Ending
+    exit_code: int | None = None
+    signal: int | None = None
+    detail: str = ""
+    cpu_ms: int = 0
+    max_memory_bytes: int = 0
+    wall_ms: int = 0
+
+    @property
+    def succeeded(self) -> bool:
+        return self.ending is Ending.EXITED and self.exit_code == 0
+
+    @property
+    def may_be_retried(self) -> bool:
+        """Whether `--retries` runs the job again after this."""
+        return not self.succeeded and self.ending in _RETRIED
+
+
+_RETRIED = frozenset({Ending.EXITED, Ending.SIGNALLED, Ending.LOST, Ending.TIMED_OUT})
+
+
+class Command(Struct, frozen=True):
+    """What to run and how. An empty `cwd` is the job's own private directory."""
+
+    argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+    cwd: str = ""
+    timeout_ms: int = 0
+    grace_ms: int = 5_000
+
+
+class Attempt(Struct, frozen=True):
+    """One run of a job under one lease."""
+
+    number: int
+    lease_id: str
+    node: str
+    fence: int
+    assigned_at_ms: int
+    started_at_ms: int = 0
+    ended_at_ms: int = 0
+    cores: tuple[int, ...] = ()
+    pid: int = 0
+    outcome: Outcome | None = None
+
+
+class Stop(Struct, frozen=True):
+    """Why a running job is being stopped, and what it becomes afterwards."""
+
+    ending: Ending
+    detail: str
+    asked_at_ms: int
+    requeue: bool = False
+
+
+class Job(Struct, frozen=True):
+    """A command on its way through its life. `uid` is the grid's name for it, `id` the user's."""
+
+    kind: ClassVar[str] = "job"
+
+    uid: str
+    id: str
+    command: Command
+    request: Request
+    submitted_at_ms: int
+    state: JobState = JobState.QUEUED
+    attempts: tuple[Attempt, ...] = ()
+    retries_left: int = 0
+    lease_id: str = ""
+    stop: Stop | None = None
+    outcome: Outcome | None = None
+    ended_at_ms: int = 0
+
+    @property
+    def key(self) -> str:
+        return self.uid
+
+    @property
+    def is_over(self) -> bool:
+        return self.state is JobState.ENDED
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The run that is assigned or going on, if one is."""
+        if not self.attempts or self.attempts[-1].outcome is not None:
+            return None
+        return self.attempts[-1]

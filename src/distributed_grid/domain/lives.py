@@ -1,0 +1,141 @@
+"""The lives of node, lease and job as tables.
+
+Rule 1: a pair (state, step) that is not in the table raises IllegalStep and changes nothing.
+Rule 2: `ended` and `left` have no way on, except a node that joins again.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from distributed_grid.errors import IllegalStep
+
+
+class NodeState(enum.StrEnum):
+    JOINING = "joining"
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    LOST = "lost"
+    DRAINING = "draining"
+    LEFT = "left"
+
+
+class LeaseState(enum.StrEnum):
+    ASKED = "asked"
+    RESERVING = "reserving"
+    ACTIVE = "active"
+    RELEASING = "releasing"
+    ENDED = "ended"
+
+
+class LeaseEnd(enum.StrEnum):
+    """Why a lease is over."""
+
+    RELEASED = "released"
+    EXPIRED = "expired"
+    PREEMPTED = "preempted"
+    RECLAIMED = "reclaimed"
+    LOST = "lost"
+    FAILED = "failed"
+    REFUSED = "refused"
+    WITHDRAWN = "withdrawn"
+
+
+class JobState(enum.StrEnum):
+    QUEUED = "queued"
+    ASSIGNED = "assigned"
+    RUNNING = "running"
+    PAUSED = "paused"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class Step(enum.StrEnum):
+    """What can happen to a node, a lease or a job."""
+
+    HEAR = "hear"
+    DOUBT = "doubt"
+    LOSE = "lose"
+    DRAIN = "drain"
+    LEAVE = "leave"
+    JOIN = "join"
+    GRANT = "grant"
+    BIND = "bind"
+    RELEASE = "release"
+    END = "end"
+    WITHDRAW = "withdraw"
+    ASSIGN = "assign"
+    START = "start"
+    PAUSE = "pause"
+    RESUME = "resume"
+    STOP = "stop"
+    REQUEUE = "requeue"
+
+
+NODE_LIFE: dict[tuple[NodeState, Step], NodeState] = {
+    (NodeState.JOINING, Step.HEAR): NodeState.ALIVE,
+    (NodeState.JOINING, Step.LEAVE): NodeState.LEFT,
+    (NodeState.ALIVE, Step.DOUBT): NodeState.SUSPECT,
+    (NodeState.SUSPECT, Step.HEAR): NodeState.ALIVE,
+    (NodeState.SUSPECT, Step.LOSE): NodeState.LOST,
+    (NodeState.ALIVE, Step.DRAIN): NodeState.DRAINING,
+    (NodeState.SUSPECT, Step.DRAIN): NodeState.DRAINING,
+    (NodeState.DRAINING, Step.RESUME): NodeState.ALIVE,
+    (NodeState.DRAINING, Step.LEAVE): NodeState.LEFT,
+    (NodeState.LOST, Step.LEAVE): NodeState.LEFT,
+    (NodeState.LOST, Step.JOIN): NodeState.JOINING,
+    (NodeState.LEFT, Step.JOIN): NodeState.JOINING,
+}
+
+LEASE_LIFE: dict[tuple[LeaseState, Step], LeaseState] = {
+    (LeaseState.ASKED, Step.GRANT): LeaseState.RESERVING,
+    (LeaseState.ASKED, Step.WITHDRAW): LeaseState.ENDED,
+    (LeaseState.RESERVING, Step.BIND): LeaseState.ACTIVE,
+    (LeaseState.RESERVING, Step.RELEASE): LeaseState.RELEASING,
+    (LeaseState.RESERVING, Step.WITHDRAW): LeaseState.ENDED,
+    (LeaseState.ACTIVE, Step.RELEASE): LeaseState.RELEASING,
+    (LeaseState.RELEASING, Step.END): LeaseState.ENDED,
+}
+
+JOB_LIFE: dict[tuple[JobState, Step], JobState] = {
+    (JobState.QUEUED, Step.ASSIGN): JobState.ASSIGNED,
+    (JobState.QUEUED, Step.END): JobState.ENDED,
+    (JobState.ASSIGNED, Step.START): JobState.RUNNING,
+    (JobState.ASSIGNED, Step.STOP): JobState.STOPPING,
+    (JobState.ASSIGNED, Step.REQUEUE): JobState.QUEUED,
+    (JobState.ASSIGNED, Step.END): JobState.ENDED,
+    (JobState.RUNNING, Step.PAUSE): JobState.PAUSED,
+    (JobState.PAUSED, Step.RESUME): JobState.RUNNING,
+    (JobState.RUNNING, Step.STOP): JobState.STOPPING,
+    (JobState.PAUSED, Step.STOP): JobState.STOPPING,
+    (JobState.RUNNING, Step.REQUEUE): JobState.QUEUED,
+    (JobState.PAUSED, Step.REQUEUE): JobState.QUEUED,
+    (JobState.RUNNING, Step.END): JobState.ENDED,
+    (JobState.PAUSED, Step.END): JobState.ENDED,
+    (JobState.STOPPING, Step.END): JobState.ENDED,
+    (JobState.STOPPING, Step.REQUEUE): JobState.QUEUED,
+}
+
+
+def advance_node(state: NodeState, step: Step) -> NodeState:
+    """The state a node is in after this step."""
+    try:
+        return NODE_LIFE[state, step]
+    except KeyError:
+        raise IllegalStep(f"a node that is {state} cannot {step}") from None
+
+
+def advance_lease(state: LeaseState, step: Step) -> LeaseState:
+    """The state a lease is in after this step."""
+    try:
+        return LEASE_LIFE[state, step]
+    except KeyError:
+        raise IllegalStep(f"a lease that is {state} cannot {step}") from None
+
+
+def advance_job(state: JobState, step: Step) -> JobState:
+    """The state a job is in after this step."""
+    try:
+        return JOB_LIFE[state, step]
+    except KeyError:
+        raise IllegalStep(f"a job that is {state} cannot {step}") from None

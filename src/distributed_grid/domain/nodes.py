@@ -1,0 +1,116 @@
+"""A node: a machine with an agent, what it has, what it lends at most, and its life."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from msgspec import Struct
+
+from distributed_grid.domain.lives import NodeState
+from distributed_grid.domain.resources import NOTHING, Capacity
+
+
+class Caps(Struct, frozen=True):
+    """The most a node lends; None is "all it has"."""
+
+    can_share: bool = True
+    cpu_milli: int | None = None
+    memory_bytes: int | None = None
+    gpu_count: int | None = None
+    custom: tuple[tuple[str, int], ...] | None = None
+
+
+class Thresholds(Struct, frozen=True):
+    """How idle a node must be before it lends; ratios in thousandths."""
+
+    cpu_busy_max_milli: int
+    cpu_min_milli: int
+    memory_used_max_milli: int
+    memory_min_bytes: int
+    gpu_busy_max_milli: int
+    gpu_memory_min_bytes: int
+
+
+class Node(Struct, frozen=True):
+    """A machine with an agent."""
+
+    kind: ClassVar[str] = "node"
+
+    name: str
+    state: NodeState = NodeState.JOINING
+    capacity: Capacity = NOTHING
+    caps: Caps = Caps()
+    thresholds: Thresholds | None = None
+    rank: int = 1000
+    labels: tuple[tuple[str, str], ...] = ()
+    tags: tuple[str, ...] = ()
+    role: str = ""
+    host: str = "local"
+    hold_ms: int = 0
+    offer_ms: int = 300_000
+    refresh_ms: int = 60_000
+    forgotten: bool = False
+
+    @property
+    def key(self) -> str:
+        return self.name
+
+    @property
+    def is_over(self) -> bool:
+        return self.state is NodeState.LEFT
+
+    @property
+    def lendable(self) -> Capacity:
+        """The most this node can ever lend: its capacity within its caps."""
+        caps, has = self.caps, self.capacity
+        if not caps.can_share:
+            return NOTHING
+        custom = has.custom
+        if caps.custom is not None:
+            limit = dict(caps.custom)
+            pairs = ((name, min(count, limit.get(name, count))) for name, count in custom)
+            custom = tuple((name, count) for name, count in pairs if count)
+        return Capacity(
+            cpu_milli=has.cpu_milli if caps.cpu_milli is None else min(has.cpu_milli, caps.cpu_milli),
+            memory_bytes=has.memory_bytes
+            if caps.memory_bytes is None
+            else min(has.memory_bytes, caps.memory_bytes),
+            gpus=has.gpus if caps.gpu_count is None else has.gpus[: caps.gpu_count],
+            custom=custom,
+        )
+
+
+class GpuUsage(Struct, frozen=True):
+    """What one device is doing for somebody else than the grid."""
+
+    index: int
+    busy_milli: int = 0
+    memory_bytes: int = 0
+
+
+class Usage(Struct, frozen=True):
+    """What was measured on a node, the owner's part apart from the whole."""
+
+    cpu_busy_milli: int = 0
+    cpu_outside_milli: int = 0
+    memory_bytes: int = 0
+    memory_outside_bytes: int = 0
+    gpus: tuple[GpuUsage, ...] = ()
+
+
+class Sighting(Struct, frozen=True):
+    """When a node was last heard, and what it measured. Never stored: after a restart nobody was heard."""
+
+    kind: ClassVar[str] = "sighting"
+
+    node: str
+    at_ms: int
+    usage: Usage | None = None
+
+    @property
+    def key(self) -> str:
+        return self.node
+
+    @property
+    def is_over(self) -> bool:
+        return False

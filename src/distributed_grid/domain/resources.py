@@ -1,0 +1,126 @@
+"""Amounts of resources, in integers: millicores, bytes, milli-GPUs, counts.
+
+Rule 1: no float gets in here; cores, GB and percent exist only at the border.
+Rule 2: custom resources are a sorted tuple of (name, count) with positive counts.
+Rule 3: a GPU ask below 1000 is part of one shared device, from 1000 on it is whole devices.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from distributed_grid.errors import BadInput
+
+WHOLE_GPU = 1000
+LARGEST_AMOUNT = 2**60
+"""Amounts above this are refused, so that sums stay far from the edge of 64 bits."""
+
+
+class ResourceType(enum.StrEnum):
+    """What can be asked for by name; declared custom names are plain strings beside these."""
+
+    CPU = "cpu"
+    GPU = "gpu"
+    MEMORY = "memory"
+
+    @classmethod
+    def _missing_(cls, value: object) -> ResourceType | None:
+        folded = str(value).lower()
+        return next((kind for kind in cls if kind.value == folded), None)
+
+
+class Priority(enum.IntEnum):
+    """How urgent: an ordered scale with the words of every guide."""
+
+    LOW = 0
+    MEDIUM = 1
+    NORMAL = 1
+    HIGH = 2
+    URGENT = 3
+    CRITICAL = 3
+
+    @classmethod
+    def parse(cls, word: str | int | Priority) -> Priority:
+        """The priority a word means, whatever its case; `normal` is medium, `critical` is urgent."""
+        if isinstance(word, int):
+            return cls(word)
+        try:
+            return cls[word.strip().upper()]
+        except KeyError:
+            raise BadInput(
+                f"no priority {word!r}: use low, medium (normal), high or urgent (critical)"
+            ) from None
+
+
+class Amounts(Struct, frozen=True):
+    """How much of everything is asked for."""
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    gpu_milli: int = 0
+    gpu_memory_bytes: int = 0
+    custom: tuple[tuple[str, int], ...] = ()
+
+    def problem(self) -> str | None:
+        """Why nobody can ask for this, or None."""
+        numbers = [self.cpu_milli, self.memory_bytes, self.gpu_milli, self.gpu_memory_bytes]
+        numbers += [count for _, count in self.custom]
+        if any(number < 0 for number in numbers):
+            return "amounts must not be negative"
+        if any(number > LARGEST_AMOUNT for number in numbers):
+            return "the amount is larger than any machine"
+        if not (self.cpu_milli or self.memory_bytes or self.gpu_milli or self.custom):
+            return "nothing is asked for: the amount must be more than zero"
+        if self.gpu_milli > WHOLE_GPU and self.gpu_milli % WHOLE_GPU:
+            return "more than one GPU can only be asked for in whole devices"
+        if any(count == 0 for _, count in self.custom):
+            return "the amount must be more than zero"
+        if len(dict(self.custom)) < len(self.custom):
+            return "a resource is asked for twice"
+        return None
+
+
+class GpuDevice(Struct, frozen=True):
+    """One GPU of a node; an exclusive one is only lent whole."""
+
+    index: int
+    memory_bytes: int = 0
+    name: str = ""
+    exclusive: bool = False
+
+
+class GpuShare(Struct, frozen=True):
+    """The part of one device that a claim holds; 1000 milli is the whole device."""
+
+    index: int
+    milli: int
+    memory_bytes: int = 0
+
+
+class Claim(Struct, frozen=True):
+    """Exactly what a lease holds on its node."""
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    gpus: tuple[GpuShare, ...] = ()
+    custom: tuple[tuple[str, int], ...] = ()
+
+
+class Capacity(Struct, frozen=True):
+    """What a node has, or is ready to lend at most."""
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    gpus: tuple[GpuDevice, ...] = ()
+    custom: tuple[tuple[str, int], ...] = ()
+
+
+NOTHING = Capacity()
+
+
+def counts(custom: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    """Custom resources in their one form: sorted, without zeros."""
+    return tuple(sorted((name, count) for name, count in custom.items() if count))

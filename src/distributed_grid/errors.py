@@ -1,0 +1,81 @@
+"""One tree of errors: the class says whose fault it is, whether to try again, and the exit code.
+
+Rule 1. Everything raised on purpose is a `GridError`; anything else is a bug.
+Rule 2. `retryable` means: the same call, unchanged, may succeed later.
+Rule 3. The message is one line a person can act on; the CLI prints it as it is.
+"""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+
+class GridError(Exception):
+    """Something went wrong that the grid has a name for."""
+
+    retryable: ClassVar[bool] = False
+    exit_code: ClassVar[int] = 1
+
+
+class BadInput(GridError):
+    """The caller asked for something that makes no sense; only the caller can mend it."""
+
+    exit_code = 2
+
+
+class Refused(GridError):
+    """The grid understood and said no; `reasons` says why, one line for each node or rule."""
+
+    def __init__(self, message: str, reasons: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.reasons: tuple[str, ...] = tuple(reasons)
+
+
+class NotFound(Refused):
+    """Nothing alive or remembered goes by that name."""
+
+
+class Ambiguous(Refused):
+    """The name fits several things; `candidates` lists them."""
+
+    def __init__(self, message: str, candidates: Iterable[str] = (), reasons: Iterable[str] = ()) -> None:
+        super().__init__(message, reasons)
+        self.candidates: tuple[str, ...] = tuple(candidates)
+
+
+class Conflict(Refused):
+    """The request contradicts what already is, such as a request id used before with other content."""
+
+
+class Unreachable(GridError):
+    """The other side did not answer; it may when asked again."""
+
+    retryable = True
+    exit_code = 3
+
+
+class TimedOut(GridError):
+    """The time the caller gave ran out first."""
+
+    exit_code = 124
+
+
+class StoreRefused(GridError):
+    """The database cannot be used as it is, and was left untouched; a person has to look at it."""
+
+
+class StoreFailed(GridError):
+    """A write did not happen and left no trace, such as on a full disk; it may succeed later."""
+
+    retryable = True
+
+
+class IllegalStep(GridError):
+    """A pair that is not in a transition table; nothing was changed."""
+
+
+class StaleFence(GridError):
+    """An order carries a fence older than one already seen, so it comes from the past."""
+
+
+class ProtocolError(GridError):
+    """The other side broke the protocol, or speaks a version this side does not."""

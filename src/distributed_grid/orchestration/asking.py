@@ -1,0 +1,44 @@
+"""From what people write (`cpu`, 1.5) to what the ledger counts (1500 millicores): the border of units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from distributed_grid.domain.resources import Amounts, ResourceType
+from distributed_grid.errors import BadInput
+
+GB = 1024**3
+
+
+def amounts_of(resource_type: str, amount: float, custom: Collection[str] = ()) -> Amounts:
+    """The integers that "this much of that" means; refuses what is no amount of anything."""
+    if not math.isfinite(amount) or amount <= 0:
+        raise BadInput(f"the amount must be more than zero, not {amount:g}")
+    kind = resource_type.lower()
+    if kind == ResourceType.CPU:
+        return Amounts(cpu_milli=_milli(amount, "cores"))
+    if kind == ResourceType.GPU:
+        return Amounts(gpu_milli=_milli(amount, "GPUs"))
+    if kind == ResourceType.MEMORY:
+        return Amounts(memory_bytes=_whole(amount * GB, "memory"))
+    names = {name.lower(): name for name in custom}
+    if kind not in names:
+        known = ", ".join([*(kind.value for kind in ResourceType), *sorted(names.values())])
+        raise BadInput(f"no resource is called {resource_type!r}: there is {known}")
+    if amount != int(amount):
+        raise BadInput(f"{names[kind]} can only be asked for in whole numbers, not {amount:g}")
+    return Amounts(custom=((names[kind], _whole(amount, names[kind])),))
+
+
+def _milli(amount: float, of: str) -> int:
+    milli = _whole(amount * 1000, of)
+    if milli == 0:
+        raise BadInput(f"the amount must be at least 0.001 {of}, not {amount:g}")
+    return milli
+
+
+def _whole(number: float, of: str) -> int:
+    if number > 2**60:
+        raise BadInput(f"no machine has that much: {of} {number:g}")
+    return round(number)

@@ -1,0 +1,49 @@
+"""How a client and the control plane speak on the Unix socket: frames of JSON and of raw output.
+
+A frame is a 4-byte length, one letter, and the body: `J` is a JSON message, `O` and `E` are bytes of a job's
+stdout and stderr. Only the standard library is needed here: every command starts with this file.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+PROTOCOL = 1
+LARGEST_FRAME = 64 * 1024 * 1024
+JSON, STDOUT, STDERR = b"J", b"O", b"E"
+_HEAD = struct.Struct(">I1s")
+
+
+class BrokenFrame(Exception):
+    """The other side sent what cannot be a frame."""
+
+
+def frame(kind: bytes, body: bytes) -> bytes:
+    """One frame, ready to send."""
+    return _HEAD.pack(len(body), kind) + body
+
+
+class Unpacker:
+    """Cuts a stream of bytes into frames, however the bytes arrive."""
+
+    def __init__(self, largest: int = LARGEST_FRAME) -> None:
+        self._bytes = bytearray()
+        self._largest = largest
+
+    def feed(self, chunk: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The frames that are complete with this chunk."""
+        self._bytes += chunk
+        start = 0
+        try:
+            while len(self._bytes) - start >= _HEAD.size:
+                length, kind = _HEAD.unpack_from(self._bytes, start)
+                if length > self._largest or kind not in (JSON, STDOUT, STDERR):
+                    raise BrokenFrame(f"a frame of {length} bytes and kind {kind!r} makes no sense")
+                end = start + _HEAD.size + length
+                if len(self._bytes) < end:
+                    break
+                yield kind, bytes(self._bytes[start + _HEAD.size : end])
+                start = end
+        finally:
+            del self._bytes[:start]

@@ -1,0 +1,143 @@
+"""Every port of the grid, in one file: what the pure core and the stories need from the outside.
+
+Rule 1. A port has few methods, and each says what a second call does.
+Rule 2. Values that cross a port are frozen and know nothing of the technology behind it.
+Rule 3. Every adapter of a port passes the same contract suite (`distributed_grid.testing`).
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class LiveRow(Struct, frozen=True):
+    """Something alive, as bytes; `blob=None` in a batch means it is alive no more."""
+
+    kind: str
+    key: str
+    blob: bytes | None
+
+
+class EndedRow(Struct, frozen=True):
+    """Something that ended, for good; `started_at_ms=0` means it never started and used nothing."""
+
+    kind: str
+    key: str
+    request_id: str
+    user: str
+    node: str
+    ended_at_ms: int
+    started_at_ms: int
+    reason: str
+    cpu_milli: int
+    memory_bytes: int
+    gpu_milli: int
+    blob: bytes
+
+
+class EventRow(Struct, frozen=True):
+    """Something that happened; `reason` is a short code, for summaries are kept per reason."""
+
+    seq: int
+    at_ms: int
+    type: str
+    user: str
+    subject: str
+    node: str
+    reason: str
+    blob: bytes
+
+
+class SummaryRow(Struct, frozen=True):
+    """What one user did on one node on one UTC day, for one kind and one reason.
+
+    `day` counts days since the Unix epoch; `kind` is the kind of what ended, or `event:<type>`.
+    Totals are amount times duration and may exceed 64 bits: a terabyte for a month does.
+    """
+
+    day: int
+    kind: str
+    user: str
+    node: str
+    reason: str
+    count: int
+    cpu_milli_ms: int
+    memory_byte_ms: int
+    gpu_milli_ms: int
+
+
+class Batch(Struct):
+    """What becomes durable together or not at all."""
+
+    live: list[LiveRow] = []
+    ended: list[EndedRow] = []
+    events: list[EventRow] = []
+
+
+class Loaded(Struct):
+    """Everything alive in a store, and where its events stopped."""
+
+    live: list[LiveRow]
+    last_event_seq: int
+    schema_version: int
+
+
+class Store(Protocol):
+    """Keeps what is alive and what has been; knows rows, not their meaning.
+
+    One thread writes (`commit`, `summarise`, `close`); any thread may read meanwhile, and sees whole
+    batches only. What `commit` returned from is seen by every read that begins afterwards.
+    """
+
+    def load(self) -> Loaded:
+        """Everything alive, by kind and key, from one moment; loading changes nothing."""
+
+    def commit(self, batch: Batch) -> None:
+        """Make the batch durable, all of it or nothing.
+
+        The last `LiveRow` of a (kind, key) wins; removing what is not there is not an error. Events must
+        carry growing numbers above all stored ones, else `Conflict`: so a batch with events is never
+        stored twice. `StoreFailed` (disk full, I/O error) leaves the store as it was, usable again
+        when the cause is gone.
+        """
+
+    def ended(
+        self,
+        kind: str,
+        *,
+        key: str | None = None,
+        key_prefix: str | None = None,
+        request_id: str | None = None,
+        user: str | None = None,
+        since_ms: int | None = None,
+        limit: int = 100,
+    ) -> list[EndedRow]:
+        """What ended and fits all that is given, newest first, `since_ms` included.
+
+        A key may have been used several times.
+        """
+
+    def events(
+        self,
+        *,
+        after_seq: int = 0,
+        since_ms: int | None = None,
+        subject: str | None = None,
+        types: Sequence[str] = (),
+        limit: int = 1000,
+        newest: bool = False,
+    ) -> list[EventRow]:
+        """What happened, in the order it did; when there is more than `limit`, the first, or the newest."""
+
+    def summarise(self, *, before_ms: int, limit: int = 5000) -> int:
+        """Fold at most `limit` ended rows and events older than that into summaries; how many were folded.
+
+        Done in short transactions, so that commits come between; 0 means that nothing is left to fold.
+        """
+
+    def summaries(self) -> list[SummaryRow]:
+        """All that was folded, by day, kind, user, node and reason; exact, and only ever added to."""
+
+    def close(self) -> None:
+        """Give back files and locks. Closing twice is not an error."""

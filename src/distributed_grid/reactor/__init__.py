@@ -1,0 +1,12 @@
+"""Deciding: what an event means for the ledger. One decider per noun, dispatched by the type of the event.
+
+Rule 1: a decider only reads, and returns rows in their new state; `Ledger.apply` writes them.
+Rule 2: a decider that refuses raises, and nothing has changed.
+Rule 3: effects are a function of state (`pending`), never of the event that led there.
+"""
+
+from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record
+from distributed_grid.reactor.dispatch import decide, step
+from distributed_grid.reactor.pending import pending, pending_for
+
+__all__ = ["Decision", "JobAnswer", "LeaseAnswer", "Record", "decide", "pending", "pending_for", "step"]

@@ -1,0 +1,48 @@
+"""What a decider returns."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from distributed_grid.domain.changes import Row
+from distributed_grid.domain.events import Event
+from distributed_grid.domain.jobs import Job
+from distributed_grid.domain.leases import Lease
+
+
+class Record(Struct, frozen=True):
+    """One line of the audit trail: what happened to whom, where and why."""
+
+    type: str
+    user: str
+    subject: str
+    node: str = ""
+    reason: str = ""
+    data: dict[str, str | int | list[str]] = field(default_factory=dict)
+
+
+class LeaseAnswer(Struct, frozen=True):
+    """A lease as it stands after the event; reasons say why it waits."""
+
+    lease: Lease
+    reasons: tuple[str, ...] = ()
+
+
+class JobAnswer(Struct, frozen=True):
+    """A job as it stands after the event; reasons say why it waits."""
+
+    job: Job
+    lease: Lease | None = None
+    reasons: tuple[str, ...] = ()
+
+
+Answer = LeaseAnswer | JobAnswer | None
+
+
+class Decision(Struct):
+    """Rows in their new state, lines for the audit trail, what the caller hears, and what to look at next."""
+
+    changes: list[Row] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    answer: Answer = None
+    follow: list[Event] = field(default_factory=list)

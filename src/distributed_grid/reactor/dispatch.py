@@ -1,0 +1,63 @@
+"""From the type of an event to its decider."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct, field
+
+from distributed_grid.domain import events
+from distributed_grid.domain.changes import Row
+from distributed_grid.domain.events import Event
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.reactor import jobs, leases, nodes, passing
+from distributed_grid.reactor.decision import Answer, Decision, Record
+
+Decider = Callable[[Ledger, Any, int], Decision]
+
+DECIDERS: dict[type, Decider] = {
+    events.ControlPlaneStarted: nodes.on_control_plane_started,
+    events.NodeDeclared: nodes.on_declared,
+    events.NodeForgotten: nodes.on_forgotten,
+    events.NodeHeard: nodes.on_heard,
+    events.LeaseAsked: leases.on_asked,
+    events.LeaseReleased: leases.on_released,
+    events.LeaseExtended: leases.on_extended,
+    events.QueueLooked: leases.on_queue_looked,
+    events.JobSubmitted: jobs.on_submitted,
+    events.JobCancelled: jobs.on_cancelled,
+    events.AttemptStarted: jobs.on_started,
+    events.AttemptEnded: jobs.on_ended,
+    events.AttemptsListed: jobs.on_listed,
+    events.TimePassed: passing.on_time_passed,
+}
+
+
+class Stepped(Struct):
+    """What one event and all that followed from it did to the ledger."""
+
+    changes: list[Row] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    answer: Answer = None
+
+
+def decide(ledger: Ledger, event: Event, now: int) -> Decision:
+    """What an event means; reads the ledger, changes nothing, raises where it is refused."""
+    return DECIDERS[type(event)](ledger, event, now)
+
+
+def step(ledger: Ledger, event: Event, now: int) -> Stepped:
+    """Decide and apply an event and everything that follows from it; a refusal leaves the ledger as it was."""
+    decision = decide(ledger, event, now)
+    stepped = Stepped(decision.changes, decision.records, decision.answer)
+    ledger.apply(decision.changes)
+    ahead = decision.follow
+    while ahead:
+        follower = ahead.pop(0)
+        decision = decide(ledger, follower, now)
+        ledger.apply(decision.changes)
+        stepped.changes += decision.changes
+        stepped.records += decision.records
+        ahead += decision.follow
+    return stepped

@@ -1,0 +1,212 @@
+"""Deciding about jobs: submitted, cancelled, started, ended, and run again."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from distributed_grid.domain.changes import Row
+from distributed_grid.domain.events import (
+    AttemptEnded,
+    AttemptsListed,
+    AttemptStarted,
+    JobCancelled,
+    JobSubmitted,
+    QueueLooked,
+)
+from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome, Stop
+from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.lives import JobState, LeaseEnd, LeaseState, Step, advance_job, advance_lease
+from distributed_grid.errors import BadInput, Conflict, NotFound
+from distributed_grid.reactor.decision import Decision, JobAnswer, Record
+from distributed_grid.reactor.granting import end_lease
+from distributed_grid.reactor.leases import admit
+
+FOREVER_MS = 100 * 365 * 86_400_000
+"""How long a job waits that was displaced or is run again: it was promised a run."""
+
+_LEASE_ENDS = {
+    Ending.PREEMPTED: LeaseEnd.PREEMPTED,
+    Ending.EXPIRED: LeaseEnd.EXPIRED,
+    Ending.LOST: LeaseEnd.LOST,
+    Ending.OVER_LIMIT: LeaseEnd.FAILED,
+    Ending.NEVER_STARTED: LeaseEnd.FAILED,
+}
+
+
+def on_submitted(ledger: Ledger, event: JobSubmitted, now: int) -> Decision:
+    """Queue or place a new job; the same request id again gets the same job."""
+    uid = event.request.id
+    known = ledger.jobs.get(ledger.by_request.get(uid, ""))
+    if known is not None or uid in ledger.by_request:
+        if known is None or (known.id, known.command, known.request) != (
+            event.id,
+            event.command,
+            event.request,
+        ):
+            raise Conflict(f"request {uid} was used before for something else")
+        return Decision(answer=JobAnswer(known, ledger.leases.get(known.lease_id)))
+    if not event.command.argv:
+        raise BadInput("there is no command to run")
+    if event.retries < 0:
+        raise BadInput("retries must not be negative")
+    if event.id in ledger.job_uids:
+        raise Conflict(
+            f"a job called {event.id} is already there; wait for it, cancel it or choose another name"
+        )
+    lease = _next_lease(uid, 1, event.request, now)
+    job = Job(uid, event.id, event.command, event.request, now, retries_left=event.retries, lease_id=lease.id)
+    return admit(ledger, lease, now, job=job)
+
+
+def _next_lease(uid: str, number: int, request: Request, now: int) -> Lease:
+    return Lease(f"{uid}.{number}", request, now, job=uid)
+
+
+def on_cancelled(ledger: Ledger, event: JobCancelled, now: int) -> Decision:
+    """Stop a job for good, wherever it is in its life."""
+    job = ledger.jobs.get(event.uid)
+    if job is None:
+        raise NotFound(f"no job {event.uid} is going on")
+    return stop_job(ledger, job, Ending.CANCELLED, event.detail or f"cancelled by {event.by}", now)
+
+
+def stop_job(ledger: Ledger, job: Job, ending: Ending, detail: str, now: int) -> Decision:
+    """End what has not started, stop what has."""
+    lease = ledger.leases[job.lease_id]
+    outcome = Outcome(ending, detail=detail)
+    if job.state is JobState.QUEUED or lease.awaits:
+        return _end_unstarted(ledger, job, lease, outcome, now)
+    stop = Stop(ending, detail, now)
+    if job.state is JobState.STOPPING:
+        settled = job.stop is not None and not job.stop.requeue
+        return Decision(answer=JobAnswer(job)) if settled else _stopping(job, stop, [])
+    if lease.state is not LeaseState.RELEASING:
+        lease = replace(lease, state=advance_lease(lease.state, Step.RELEASE), detail=detail)
+    stopping = replace(job, state=advance_job(job.state, Step.STOP))
+    return _stopping(stopping, stop, [lease])
+
+
+def _stopping(job: Job, stop: Stop, rows: list[Row]) -> Decision:
+    stopped = replace(job, stop=stop)
+    record = Record("stopping", job.request.user, job.uid, "", stop.detail, {"job_id": job.id})
+    return Decision([*rows, stopped], [record], JobAnswer(stopped))
+
+
+def _end_unstarted(ledger: Ledger, job: Job, lease: Lease, outcome: Outcome, now: int) -> Decision:
+    decision = end_lease(ledger, lease, LeaseEnd.WITHDRAWN, outcome.detail, now)
+    attempts = job.attempts
+    if job.attempt is not None:
+        attempts = (*attempts[:-1], replace(job.attempt, ended_at_ms=now, outcome=outcome))
+    over = replace(
+        job,
+        state=advance_job(job.state, Step.END),
+        attempts=attempts,
+        outcome=outcome,
+        ended_at_ms=now,
+        stop=None,
+    )
+    decision.changes.append(over)
+    decision.records.append(_end_record(over, ""))
+    decision.answer = JobAnswer(over)
+    return decision
+
+
+def on_started(ledger: Ledger, event: AttemptStarted, now: int) -> Decision:
+    """Note that an attempt runs; a report that is late, repeated or of no order changes nothing."""
+    job, attempt = _current(ledger, event.uid, event.number, event.fence)
+    if job is None or attempt is None or attempt.pid or ledger.leases[attempt.lease_id].awaits:
+        return Decision()
+    running = replace(attempt, started_at_ms=now, pid=event.pid, cores=event.cores)
+    state = advance_job(job.state, Step.START) if job.state is JobState.ASSIGNED else job.state
+    changes: list[Row] = [replace(job, state=state, attempts=(*job.attempts[:-1], running))]
+    lease = ledger.leases[attempt.lease_id]
+    if lease.state is LeaseState.RESERVING:
+        changes.append(replace(lease, state=advance_lease(lease.state, Step.BIND)))
+    data: dict[str, str | int | list[str]] = {"job_id": job.id, "attempt": attempt.number, "pid": event.pid}
+    if event.cores:
+        data["cores"] = [str(core) for core in event.cores]
+    return Decision(changes, [Record("started", job.request.user, job.uid, attempt.node, data=data)])
+
+
+def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
+    """Close an attempt that is proven over: the job ends, or goes back into the line."""
+    job, attempt = _current(ledger, event.uid, event.number, event.fence)
+    if job is None or attempt is None:
+        return Decision()
+    outcome = event.outcome
+    if job.stop is not None:
+        outcome = replace(outcome, ending=job.stop.ending, detail=outcome.detail or job.stop.detail)
+    lease = ledger.leases[attempt.lease_id]
+    end = _LEASE_ENDS.get(outcome.ending, LeaseEnd.RELEASED)
+    decision = end_lease(ledger, lease, end, outcome.detail, now)
+    over = replace(attempt, ended_at_ms=now, outcome=outcome)
+    job = replace(job, attempts=(*job.attempts[:-1], over), stop=None)
+    displaced = outcome.ending is Ending.PREEMPTED
+    if displaced or (outcome.may_be_retried and job.retries_left > 0):
+        decision.changes += _run_again(job, now, counts=not displaced)
+        why = outcome.detail or str(outcome.ending)
+        record = Record("requeued", job.request.user, job.uid, attempt.node, why, {"job_id": job.id})
+        decision.records.append(record)
+        decision.follow = [QueueLooked()]
+        return decision
+    ended = replace(job, state=advance_job(job.state, Step.END), outcome=outcome, ended_at_ms=now)
+    decision.changes.append(ended)
+    decision.records.append(_end_record(ended, attempt.node))
+    return decision
+
+
+def _run_again(job: Job, now: int, *, counts: bool) -> list[Row]:
+    """The job back in the line with a new lease to ask for; it keeps its age and does not give up waiting."""
+    request = replace(job.request, wait_ms=FOREVER_MS)
+    lease = _next_lease(job.uid, len(job.attempts) + 1, request, job.submitted_at_ms)
+    state = advance_job(job.state, Step.REQUEUE)
+    left = job.retries_left - 1 if counts else job.retries_left
+    return [lease, replace(job, state=state, lease_id=lease.id, retries_left=left)]
+
+
+def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:
+    """Compare what an agent has with what should run there: what it does not know of is lost."""
+    known = set(event.attempts)
+    lost = [
+        AttemptEnded(
+            job.uid,
+            attempt.number,
+            attempt.fence,
+            Outcome(Ending.LOST, detail=f"{event.node} has no trace of it"),
+        )
+        for job in ledger.jobs.values()
+        if (attempt := job.attempt) is not None
+        and attempt.node == event.node
+        and attempt.lease_id not in known
+        and job.state is not JobState.ASSIGNED
+    ]
+    return Decision(follow=[*lost])
+
+
+def waited_too_long(ledger: Ledger, job: Job, why: tuple[str, ...], now: int) -> Decision:
+    """End a job that never got what it asked for."""
+    detail = f"waited {job.request.wait_ms / 1000:g} s: " + "; ".join(why)
+    lease = ledger.leases[job.lease_id]
+    return _end_unstarted(ledger, job, lease, Outcome(Ending.WAITED_TOO_LONG, detail=detail), now)
+
+
+def _current(ledger: Ledger, uid: str, number: int, fence: int) -> tuple[Job | None, Attempt | None]:
+    """The job and its running attempt, if that is the one a report speaks of."""
+    job = ledger.jobs.get(uid)
+    attempt = job.attempt if job is not None else None
+    if attempt is None or (attempt.number, attempt.fence) != (number, fence):
+        return None, None
+    return job, attempt
+
+
+def _end_record(job: Job, node: str) -> Record:
+    outcome = job.outcome
+    assert outcome is not None
+    data: dict[str, str | int | list[str]] = {"job_id": job.id, "ending": str(outcome.ending)}
+    if outcome.exit_code is not None:
+        data["exit_code"] = outcome.exit_code
+    if outcome.signal is not None:
+        data["signal"] = outcome.signal
+    data["cpu_ms"], data["max_memory_bytes"] = outcome.cpu_ms, outcome.max_memory_bytes
+    return Record("stopped", job.request.user, job.uid, node, outcome.detail or str(outcome.ending), data)

@@ -1,0 +1,40 @@
+"""Deciding what time alone changes: terms that end, waits that are over, nodes nobody hears."""
+
+from __future__ import annotations
+
+from distributed_grid.domain.events import QueueLooked, TimePassed
+from distributed_grid.domain.jobs import Ending
+from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.lives import LeaseEnd, LeaseState
+from distributed_grid.reactor.decision import Decision
+from distributed_grid.reactor.granting import end_lease, is_urgent
+from distributed_grid.reactor.jobs import stop_job, waited_too_long
+from distributed_grid.reactor.nodes import doubts
+from distributed_grid.scheduling import reasons
+
+
+def on_time_passed(ledger: Ledger, event: TimePassed, now: int) -> Decision:
+    """Settle one thing that is due, then look again; nodes and offers when no lease is due."""
+    due = ledger.due_by(now)
+    if not due:
+        decision = doubts(ledger, now)
+        if ledger.waiting and is_urgent(ledger.leases[ledger.waiting[0][2]]):
+            decision.follow = [QueueLooked()]
+        return decision
+    decision = _settle(ledger, ledger.leases[due[0]], now)
+    decision.follow.append(TimePassed())
+    return decision
+
+
+def _settle(ledger: Ledger, lease: Lease, now: int) -> Decision:
+    job = ledger.jobs.get(lease.job)
+    if lease.state is LeaseState.ASKED:
+        why = reasons.why_not_now(ledger, lease.request, now)
+        if job is not None:
+            return waited_too_long(ledger, job, why, now)
+        detail = f"waited {lease.request.wait_ms / 1000:g} s: " + "; ".join(why)
+        return end_lease(ledger, lease, LeaseEnd.WITHDRAWN, detail, now)
+    if job is not None:
+        return stop_job(ledger, job, Ending.EXPIRED, "the lease's term is over", now)
+    return end_lease(ledger, lease, LeaseEnd.EXPIRED, "the lease's term is over", now)

@@ -1,0 +1,56 @@
+"""The audit trail on the wire: what happened, and what still happens while somebody follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from distributed_grid.orchestration.runtime import Grid
+from distributed_grid.orchestration.views import Viewer
+from distributed_grid.ports import EventRow
+from distributed_grid.server.connection import Connection
+from distributed_grid.server.requests import Events
+
+PAGE = 500
+
+
+async def send_events(grid: Grid, viewer: Viewer, client: Connection, op: Events) -> None:
+    """Send the newest events (or those after a number), and with `follow` go on until the client hangs up."""
+    store = grid.store
+    woken = grid.watch("events")
+    try:
+        newest = op.after is None
+        rows = store.events(
+            after_seq=op.after or 0, subject=op.subject, types=op.types, limit=op.limit, newest=newest
+        )
+        seen = op.after or 0
+        while True:
+            for row in rows:
+                client.send(_view(row, viewer))
+                seen = row.seq
+                await client.drain()
+            if not op.follow:
+                break
+            woken.clear()
+            rows = store.events(after_seq=seen, subject=op.subject, types=op.types, limit=PAGE)
+            if not rows:
+                await woken.wait()
+                rows = store.events(after_seq=seen, subject=op.subject, types=op.types, limit=PAGE)
+        client.send({"done": True})
+    finally:
+        grid.unwatch("events", woken)
+
+
+def _view(row: EventRow, viewer: Viewer) -> dict[str, Any]:
+    record = msgspec.json.decode(row.blob)
+    return {
+        "seq": row.seq,
+        "time": viewer.time(row.at_ms),
+        "type": row.type,
+        "user": row.user or None,
+        "subject": row.subject,
+        "node_id": row.node or None,
+        "reason": record.get("reason") or None,
+        "data": record.get("data") or {},
+    }

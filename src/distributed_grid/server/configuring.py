@@ -1,0 +1,61 @@
+"""Which config the control plane uses: the one it was given, unless work goes on under another one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import socket
+from pathlib import Path
+
+from distributed_grid.config import ClusterConfig
+from distributed_grid.errors import GridError
+from distributed_grid.orchestration.client import file_digest
+from distributed_grid.orchestration.places import Places
+from distributed_grid.ports import Store
+
+log = logging.getLogger(__name__)
+
+
+class Chosen:
+    """A loaded config and where it came from."""
+
+    def __init__(self, config: ClusterConfig, path: str | None) -> None:
+        self.config = config
+        self.path = path
+        self.digest = file_digest(path) if path else None
+
+
+def choose_config(path: str | None, explicit: bool, store: Store, places: Places) -> Chosen:
+    """The config named by the user; else the one that work still goes on under; else the one that was found."""
+    if not explicit and any(row.kind in ("lease", "job") for row in store.load().live):
+        last = _last(places)
+        if last != path:
+            log.info("work goes on: using the config of before, %s", last)
+        path = last
+    try:
+        return Chosen(_load(path), path)
+    except GridError as problem:
+        raise GridError(str(problem)) from problem
+
+
+def _load(path: str | None) -> ClusterConfig:
+    return ClusterConfig.from_yaml(path) if path else ClusterConfig.embedded(socket.gethostname())
+
+
+def remember(chosen: Chosen, places: Places) -> None:
+    """Note the config for a control plane that has to go on with this one's work."""
+    with contextlib.suppress(OSError):
+        _note(places).write_text(json.dumps({"config": chosen.path}))
+
+
+def _last(places: Places) -> str | None:
+    try:
+        found = json.loads(_note(places).read_text())["config"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return str(found) if found else None
+
+
+def _note(places: Places) -> Path:
+    return places.host_dir / "config.json"

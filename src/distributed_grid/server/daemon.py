@@ -1,0 +1,247 @@
+"""The control plane's life: take the seat, load, serve, and leave without dropping anybody's request.
+
+Rule 1: there is always exactly one owner of the ledger; who holds the lock is it.
+Rule 2: leaving unlinks the socket first and releases the lock last; a client that was not served hears nothing
+and asks the next control plane with the same request id.
+Rule 3: jobs are not the daemon's children: they outlive it and are found again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from distributed_grid import __version__
+from distributed_grid.adapters.clock import Anchor, GridClock
+from distributed_grid.adapters.probes.machine import MachineProbe
+from distributed_grid.adapters.stores.sqlite import SqliteStore
+from distributed_grid.agent.agent import Agent
+from distributed_grid.agent.attempts import AttemptHost
+from distributed_grid.domain.events import NodeDeclared, NodeForgotten
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.errors import GridError, Refused
+from distributed_grid.orchestration.links import Links
+from distributed_grid.orchestration.places import Places
+from distributed_grid.orchestration.runtime import Grid
+from distributed_grid.orchestration.views import Viewer
+from distributed_grid.server.api import Api
+from distributed_grid.server.configuring import Chosen, choose_config, remember
+from distributed_grid.server.connection import Connection
+from distributed_grid.server.lifetime import Seat, Starter, Taken
+from distributed_grid.server.requests import Hello
+from distributed_grid.wiring import nodes_of
+
+log = logging.getLogger(__name__)
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Be the control plane until told to stop or idle; the exit code of the process."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    starter = Starter(options.report)
+    if options.report is not None:
+        os.set_inheritable(options.report, False)
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    _raise_descriptor_limit()
+    places = Places(options.state_dir)
+    seat = Seat(places)
+    try:
+        places.make()
+        seat.take()
+    except Taken:
+        starter.tell("taken")
+        return 0
+    except GridError as failure:
+        starter.tell("failed", str(failure))
+        return 1
+    try:
+        asyncio.run(Daemon(places, seat, options).run(starter))
+    except GridError as failure:
+        log.error("%s", failure)
+        starter.tell("failed", str(failure))
+        return 1
+    finally:
+        seat.leave()
+    return 0
+
+
+def _raise_descriptor_limit() -> None:
+    """Many clients and many jobs: take what the system allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class Daemon:
+    """The house that the API serves in."""
+
+    def __init__(self, places: Places, seat: Seat, options: argparse.Namespace) -> None:
+        self._places = places
+        self._seat = seat
+        self._stay = bool(options.stay)
+        self._idle_seconds = float(options.idle_seconds)
+        self._started = time.monotonic()
+        self._ending = asyncio.Event()
+        self._open_ones: set[Connection] = set()
+        self._clock = GridClock(_load_anchor(places.host_dir / "clock.json"))
+        store = SqliteStore(places.database)
+        self._chosen: Chosen = choose_config(options.config, bool(options.explicit), store, places)
+        self._links = Links()
+        self.grid = Grid(store, self._clock, perform=self._links.perform)
+        self.jobs_dir = places.jobs
+
+    async def run(self, starter: Starter) -> None:
+        """Serve until the end; then leave in good order."""
+        _save_anchor(self._places.host_dir / "clock.json", self._clock.anchor())
+        remember(self._chosen, self._places)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.end)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        probe = MachineProbe()
+        agent: Agent | None = None
+        try:
+            await self.grid.start()
+            self._links.start(self.grid)
+            await self._declare(probe)
+            local = tuple(node.name for node in self._chosen.config.nodes if node.is_local)
+            host = AttemptHost(self._places.jobs, report=lambda report: agent.report(report) if agent else None)
+            agent = Agent(local, host, probe, self._links)
+            await agent.start()
+            await self._links.settled()
+            listener = self._seat.listen()
+            server = await asyncio.get_running_loop().create_unix_server(self._accept, sock=listener)
+            log.info("serving, version %s, pid %d, config %s", __version__, os.getpid(), self._chosen.path)
+            starter.tell("ready")
+            await self._until_the_end()
+            self._seat.hide()
+            server.close()
+        finally:
+            await self._leave(agent)
+
+    async def _leave(self, agent: Agent | None) -> None:
+        for connection in list(self._open_ones):
+            connection.close()
+        if agent is not None:
+            await agent.stop()
+        await self._links.stop()
+        await self.grid.stop()
+        self.grid.store.close()
+        _save_anchor(self._places.host_dir / "clock.json", self._clock.anchor())
+        log.info("stopped")
+
+    def _accept(self) -> Connection:
+        return Connection(Api(self).serve, self._open_ones)
+
+    async def _declare(self, probe: MachineProbe) -> None:
+        """Bring the ledger's nodes in line with the config."""
+        nodes = nodes_of(self._chosen.config, probe.capacity())
+        for node in nodes:
+            await self.grid.handle(NodeDeclared(node))
+        named = {node.name for node in nodes}
+        known = await self.grid.read(lambda ledger, now: list(ledger.nodes))
+        for name in known:
+            if name not in named:
+                await self.grid.handle(NodeForgotten(name))
+
+    async def _until_the_end(self) -> None:
+        """Return when told to stop, or when nothing was held and nobody was served for long enough."""
+        idle_since = time.monotonic()
+        while not self._ending.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), min(max(self._idle_seconds / 10, 0.05), 5.0))
+            if self._stay or not await self._is_idle():
+                idle_since = time.monotonic()
+            elif time.monotonic() - idle_since >= self._idle_seconds:
+                log.info("idle for %g s", self._idle_seconds)
+                return
+
+    async def _is_idle(self) -> bool:
+        if any(connection.unserved for connection in self._open_ones):
+            return False
+        return await self.grid.read(lambda ledger, now: ledger.is_empty)
+
+    # What the API asks of its house:
+
+    @property
+    def viewer(self) -> Viewer:
+        return Viewer(self._clock.wall_offset_ms())
+
+    @property
+    def sharing_enabled(self) -> bool:
+        return self._chosen.config.resource_sharing.enabled
+
+    @property
+    def custom_resources(self) -> frozenset[str]:
+        config = self._chosen.config
+        return frozenset(config.custom_resources) | {name for node in config.nodes for name in node.custom}
+
+    def info(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "socket": str(self._places.socket),
+            "uptime_seconds": round(time.monotonic() - self._started, 3),
+            "config": self._chosen.path,
+            "version": __version__,
+            "state_dir": str(self._places.state_dir),
+            "stays": self._stay,
+            "python": sys.version.split()[0],
+            "host": socket.gethostname(),
+            "warnings": list(self._chosen.config.warnings),
+        }
+
+    def config_view(self) -> dict[str, Any]:
+        return {"path": self._chosen.path, "config": self._chosen.config.as_dict()}
+
+    async def greet(self, hello: Hello) -> bool:
+        """Hand over to a newer version, or to another config when nothing is held."""
+        if _numbers(hello.version) > _numbers(__version__):
+            log.info("handing over to version %s", hello.version)
+            self.end()
+            return True
+        if hello.config is None or hello.config == self._chosen.digest:
+            return False
+
+        def held(ledger: Ledger, now: int) -> int:
+            return len(ledger.leases)
+
+        busy = await self.grid.read(held)
+        if busy:
+            raise Refused(
+                f"the running control plane uses {self._chosen.path or 'no config'} and holds {busy} "
+                f"lease{'' if busy == 1 else 's'}; wait until they are over, or type: grid daemon stop"
+            )
+        log.info("handing over to config %s", hello.config_path)
+        self.end()
+        return True
+
+    def end(self) -> None:
+        self._ending.set()
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("+")[0].split(".") if part.isdigit())
+
+
+def _load_anchor(path: Path) -> Anchor | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Anchor)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _save_anchor(path: Path, anchor: Anchor) -> None:
+    fresh = path.with_suffix(".new")
+    with contextlib.suppress(OSError):
+        fresh.write_bytes(msgspec.json.encode(anchor))
+        fresh.replace(path)

@@ -1,0 +1,85 @@
+"""Being the only one: the lock, the socket, the report to the starter, and going away when idle."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+
+from distributed_grid.errors import GridError
+from distributed_grid.orchestration.places import Places, short_path
+
+
+class Taken(Exception):
+    """Another control plane holds the lock."""
+
+
+class Seat:
+    """The right to be the one control plane of a state directory; held until `leave`.
+
+    The lock file is never unlinked, and its descriptor is passed on to nobody. Only its holder touches the socket.
+    """
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._lock = -1
+        self.listener: socket.socket | None = None
+
+    def take(self) -> None:
+        """Take the lock, or raise Taken."""
+        try:
+            lock = os.open(self._places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as failure:
+            raise GridError(f"cannot use the state directory {self._places.state_dir}: {failure.strerror}") from failure
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise Taken from None
+        self._lock = lock
+
+    def listen(self) -> socket.socket:
+        """Replace whatever socket an earlier holder left, and listen."""
+        path = self._places.socket
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        listener = socket.socket(socket.AF_UNIX)
+        with short_path(path) as name:
+            before = os.umask(0o177)
+            try:
+                listener.bind(name)
+            finally:
+                os.umask(before)
+        listener.listen(1024)
+        listener.setblocking(False)
+        self.listener = listener
+        return listener
+
+    def hide(self) -> None:
+        """Let nobody new connect; safe to call twice."""
+        with contextlib.suppress(FileNotFoundError):
+            self._places.socket.unlink()
+
+    def leave(self) -> None:
+        """Give the seat up, last of all; safe to call twice."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+class Starter:
+    """The command that started this daemon and waits to hear how it went."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def tell(self, state: str, message: str = "") -> None:
+        """Report once; later calls do nothing."""
+        if self._descriptor is None:
+            return
+        with contextlib.suppress(OSError):
+            os.write(self._descriptor, json.dumps({"state": state, "message": message}).encode() + b"\n")
+            os.close(self._descriptor)
+        self._descriptor = None

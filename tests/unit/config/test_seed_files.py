@@ -1,0 +1,99 @@
+"""Every YAML and JSON block of the five guides loads unchanged, into the one normal form."""
+
+from pathlib import Path
+
+import pytest
+
+from distributed_grid.config import ClusterConfig, PressureMarks, Thresholds, load_cluster_config
+
+SEEDS = Path(__file__).parents[2] / "fixtures" / "seeds"
+GIB = 1024**3
+
+
+def seed(name: str) -> ClusterConfig:
+    return ClusterConfig.from_yaml(SEEDS / name)
+
+
+@pytest.mark.parametrize("path", sorted(SEEDS.iterdir()), ids=lambda path: path.name)
+def test_every_block_loads_and_shows_as_something_that_loads_again(path):
+    config = load_cluster_config(path)
+    again = ClusterConfig.from_mapping(config.as_dict())
+    assert again.model_copy(update={"warnings": ()}) == config.model_copy(update={"warnings": ()})
+
+
+def test_the_sharing_guide_gives_percent_mb_and_gb_that_become_ratios_and_bytes():
+    sharing = seed("resource_sharing_guide.yaml").resource_sharing
+    assert sharing.enabled
+    assert sharing.check_interval_seconds == 60
+    assert sharing.offer_expiry_seconds == 300
+    assert sharing.max_offers_per_node == 5
+    assert sharing.thresholds == Thresholds(
+        gpu_used_max=0.2,
+        gpu_memory_free_min_bytes=GIB,
+        memory_used_max=0.5,
+        memory_free_min_bytes=2 * GIB,
+        cpu_used_max=0.3,
+        cpu_free_min_milli=1000,
+    )
+
+
+def test_the_intelligent_sharing_guide_sets_mode_policy_and_pressure_marks():
+    sharing = seed("intelligent_sharing.yaml").resource_sharing
+    assert (sharing.mode, sharing.policy) == ("dynamic_balancing", "balanced")
+    assert sharing.rebalance_interval_seconds == 30
+    assert sharing.monitoring_interval_seconds == 10
+    assert sharing.pressure == PressureMarks(
+        cpu_high=0.8, cpu_low=0.3, memory_high=0.8, memory_low=0.3, gpu_high=0.8, gpu_low=0.3, excess=0.2
+    )
+
+
+def test_its_node_block_sets_the_caps_of_one_node_whose_host_is_its_name():
+    (node,) = seed("intelligent_sharing_node.yaml").nodes
+    assert (node.name, node.host, node.is_local) == ("gpu-master", "gpu-master", False)
+    caps = node.resource_sharing
+    assert caps.can_share
+    assert caps.max_share_cpu_milli == 4000
+    assert caps.max_share_memory_bytes == 16 * GIB
+    assert caps.max_share_gpu_count == 0
+    assert caps.rank == 1000
+
+
+def test_the_boost_guide_nests_its_pressure_marks_and_shortens_the_interval():
+    sharing = seed("resource_boost.yaml").resource_sharing
+    assert sharing.policy == "balanced"
+    assert sharing.rebalance_interval_seconds == 30
+    assert sharing.pressure == PressureMarks()
+
+
+def test_the_memory_guide_lowers_the_memory_mark_to_70_percent():
+    sharing = seed("distributed_memory.yaml").resource_sharing
+    assert sharing.pressure.memory_high == 0.7
+    assert sharing.pressure.cpu_high == 0.8
+
+
+def test_a_file_without_nodes_means_this_machine():
+    config = seed("distributed_memory.yaml")
+    assert [node.is_local for node in config.nodes] == [True]
+    assert config.thresholds_for(config.nodes[0]) is None
+
+
+def test_the_providers_file_loads_without_its_variables_and_opens_with_them():
+    config = seed("cloud_providers.json")
+    env = {"AWS_ACCESS_KEY_ID": "an-id", "AWS_SECRET_ACCESS_KEY": "a-secret"}
+    aws = config.provider("aws", env)
+    assert (aws.region, aws.instance_types["gpu"], aws.spot_instance_enabled) == (
+        "us-west-2",
+        "g4dn.xlarge",
+        True,
+    )
+    assert aws.secret_access_key.get_secret_value() == "a-secret"
+    assert "a-secret" not in repr(aws)
+
+    gcp = config.provider("gcp", {})
+    assert (gcp.project, gcp.zone, gcp.preemptible_enabled) == ("your-project-id", "us-central1-a", True)
+    assert gcp.machine_types == {"cpu": "n2-standard-4", "gpu": "n1-standard-4-nvidia-tesla-t4"}
+    assert gcp.credentials_file == "/path/to/credentials.json"
+
+    docker = config.provider("docker_local", {})
+    assert (docker.image, docker.network) == ("ipfs-accelerate-worker:latest", "host")
+    assert (docker.cpu_limit_milli, docker.memory_limit_bytes) == (4000, 16 * GIB)

@@ -1,0 +1,269 @@
+"""A small world to prove the laws in: a live ledger, a store beside it, and whatever may happen to both.
+
+Every deed takes plain numbers and finds its target among what is there, so that any sequence of deeds means
+something. `tell` is the only way in; it hands a `Moment` to every law.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from distributed_grid.domain import events
+from distributed_grid.domain.changes import VOLATILE, Row, decode_row, encode_row
+from distributed_grid.domain.effects import Effect, StartAttempt
+from distributed_grid.domain.events import Event
+from distributed_grid.domain.jobs import Ending, Outcome
+from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node, Usage
+from distributed_grid.domain.resources import GpuDevice
+from distributed_grid.errors import GridError
+from distributed_grid.reactor import decide, pending, step
+from distributed_grid.reactor.decision import Answer
+from distributed_grid.testing.builders import (
+    GB,
+    NOW,
+    a_node,
+    a_submission,
+    a_usage,
+    an_exit,
+    caps,
+    thresholds,
+)
+
+NAMES = ("ash", "birch", "cedar")
+MIXED = (GpuDevice(0, 24 * GB), GpuDevice(1, 8 * GB, exclusive=True))
+TURNED = (GpuDevice(0, 24 * GB, exclusive=True), GpuDevice(1, 8 * GB))
+NODES: tuple[Callable[[str], Node], ...] = (
+    lambda name: a_node(name, cores=4, memory_gb=16),
+    lambda name: a_node(name, cores=4, memory_gb=16, gpus=MIXED, custom={"fpga": 2}),
+    lambda name: a_node(name, cores=4, memory_gb=16, gpus=TURNED, custom={"fpga": 1}),
+    lambda name: a_node(name, cores=2, memory_gb=8, gpus=MIXED[:1], rank=2000),
+    lambda name: a_node(name, cores=8, memory_gb=32, gpus=2, caps=caps(cores=3, memory_gb=9, gpus=1)),
+    lambda name: a_node(name, cores=4, memory_gb=16, gpus=2, thresholds=thresholds()),
+    lambda name: a_node(name, cores=4, caps=caps(can_share=False)),
+    lambda name: a_node(name, cores=4, custom={"fpga": 4}, caps=caps(custom={"fpga": 1})),
+)
+USAGES = (
+    Usage(),
+    a_usage(cpu_outside=0.5, memory_outside_gb=6),
+    a_usage(cpu_outside=0.95, memory_outside_gb=15, gpus={0: (0.9, 20.0), 1: (0.0, 7.5)}),
+)
+OUTCOMES = (
+    an_exit(0),
+    an_exit(1),
+    Outcome(Ending.SIGNALLED, signal=9),
+    Outcome(Ending.PREEMPTED),
+    Outcome(Ending.OVER_LIMIT, detail="used 2.1 GB of 1.0 GB"),
+    Outcome(Ending.NEVER_STARTED, detail="no such program"),
+)
+
+
+class Moment(Struct):
+    """One event: what there was before, what was decided, what came of it."""
+
+    event: Event
+    rows_before: list[Row]
+    pending_before: list[Effect]
+    rows_decided: list[Row]
+    refusal: GridError | None
+    changes: list[Row]
+    answer: Answer = None
+
+
+Law = Callable[["World", Moment], None]
+
+
+def in_order(rows: list[Row]) -> list[Row]:
+    """Rows in the order a store gives them back."""
+    return sorted(rows, key=lambda row: (row.kind, row.key))
+
+
+def by_job(effects: list[Effect]) -> list[Effect]:
+    return sorted(effects, key=lambda effect: effect.job.uid)
+
+
+class World:
+    """The live ledger, what a store would hold of it, and what has been seen so far."""
+
+    def __init__(self, *laws: Law) -> None:
+        self.laws = laws
+        self.ledger = Ledger()
+        self.stored: dict[tuple[str, str], bytes] = {}
+        self.now = NOW
+        self.epoch = 0
+        self.asked = 0
+        self.seen: set[str] = set()
+        self.ends: Tally[str] = Tally()
+        self.fences = [0]
+
+    def tell(self, event: Event) -> Moment:
+        """Let something happen, store what changed, and hold every law against it."""
+        before = self.ledger.rows()
+        effects = pending(self.ledger)
+        moment = Moment(event, before, effects, [], None, [])
+        try:
+            decide(self.ledger, event, self.now)
+            moment.rows_decided = self.ledger.rows()
+            stepped = step(self.ledger, event, self.now)
+            moment.changes, moment.answer = stepped.changes, stepped.answer
+        except GridError as refusal:
+            moment.refusal = refusal
+            moment.rows_decided = self.ledger.rows()
+        self._store(moment.changes)
+        self._note(moment.changes)
+        for law in self.laws:
+            law(self, moment)
+        return moment
+
+    def _store(self, changes: list[Row]) -> None:
+        for row in changes:
+            if row.kind in VOLATILE:
+                continue
+            if row.is_over:
+                self.stored.pop((row.kind, row.key), None)
+            else:
+                self.stored[row.kind, row.key] = encode_row(row)
+
+    def _note(self, changes: list[Row]) -> None:
+        for row in changes:
+            if isinstance(row, Lease):
+                self.seen.add(row.id)
+                self.ends[row.id] += row.is_over
+
+    def rebuilt(self) -> Ledger:
+        """What a new control plane would find in the store."""
+        return Ledger([decode_row(kind, self.stored[kind, key]) for kind, key in sorted(self.stored)])
+
+    # what may happen
+
+    def declare(self, which: int, kind: int) -> None:
+        self.tell(events.NodeDeclared(NODES[kind](NAMES[which])))
+
+    def hear(self, which: int, usage: int) -> None:
+        self.tell(events.NodeHeard(NAMES[which], USAGES[usage]))
+
+    def forget(self, which: int) -> None:
+        self.tell(events.NodeForgotten(NAMES[which]))
+
+    def ask(self, request: Request) -> None:
+        self.tell(events.LeaseAsked(self._named(request)))
+
+    def submit(self, request: Request, retries: int) -> None:
+        self.tell(a_submission(self._named(request), retries=retries))
+
+    def urge(self, request: Request) -> None:
+        """Every other time a job is in a hurry, every other time a plain lease."""
+        if self.asked % 2:
+            self.submit(request, 0)
+        else:
+            self.ask(request)
+
+    def _named(self, request: Request) -> Request:
+        self.asked += 1
+        return Request(
+            f"r{self.asked}",
+            request.user,
+            request.ask,
+            request.priority,
+            request.prefer,
+            request.require,
+            request.wait_ms,
+            request.duration_ms,
+        )
+
+    def ask_again(self, which: int, changed: bool) -> None:
+        """The same request id once more, with the same content or other."""
+        known = list(self.ledger.by_request)
+        if not known:
+            return
+        uid = known[which % len(known)]
+        job = self.ledger.jobs.get(uid)
+        request = job.request if job is not None else self.ledger.leases[uid].request
+        if changed:
+            request = Request(uid, "mallory", request.ask)
+        if job is None:
+            self.tell(events.LeaseAsked(request))
+        else:
+            self.tell(a_submission(request))
+
+    def release(self, which: int, twice: bool) -> None:
+        held = list(self.ledger.leases)
+        if held:
+            for _ in range(1 + twice):
+                self.tell(events.LeaseReleased(held[which % len(held)], "ada"))
+
+    def extend(self, which: int, extra_ms: int) -> None:
+        held = list(self.ledger.leases)
+        if held:
+            self.tell(events.LeaseExtended(held[which % len(held)], "ada", extra_ms))
+
+    def cancel(self, which: int, twice: bool) -> None:
+        going = list(self.ledger.jobs)
+        if going:
+            for _ in range(1 + twice):
+                self.tell(events.JobCancelled(going[which % len(going)], "ada"))
+
+    def started(self, which: int, off: int) -> None:
+        """An agent reports a start; `off` moves the fence into the past or the future."""
+        for uid, number, fence in self._attempts(which):
+            self.tell(events.AttemptStarted(uid, number, fence + off, 100 + which))
+
+    def ended(self, which: int, off: int, outcome: int) -> None:
+        for uid, number, fence in self._attempts(which):
+            self.tell(events.AttemptEnded(uid, number, fence + off, OUTCOMES[outcome]))
+
+    def _attempts(self, which: int) -> list[tuple[str, int, int]]:
+        going = [job for job in self.ledger.jobs.values() if job.attempts]
+        if not going:
+            return []
+        job = going[which % len(going)]
+        last = job.attempts[-1]
+        return [(job.uid, last.number, last.fence)]
+
+    def listed(self, which: int, every: int) -> None:
+        """An agent comes back and knows only each so-manieth of its attempts."""
+        name = NAMES[which]
+        known = tuple(lease.id for lease in self.ledger.leases_of(name) if lease.job)
+        self.tell(events.AttemptsListed(name, known[:: every + 1]))
+
+    def work(self, every: int) -> None:
+        """The agents do what they are told: start what is to start, stop what is to stop; some are slow."""
+        for effect in pending(self.ledger)[:: every + 1]:
+            attempt = effect.job.attempt
+            assert attempt is not None
+            if isinstance(effect, StartAttempt):
+                self.tell(events.AttemptStarted(effect.job.uid, attempt.number, attempt.fence, 7))
+            else:
+                self.tell(events.AttemptEnded(effect.job.uid, attempt.number, attempt.fence, OUTCOMES[2]))
+
+    def fill(self, request: Request, jobs: int) -> None:
+        """So many jobs of one kind run, and have run for a while."""
+        for _ in range(jobs):
+            self.submit(request, 0)
+        self.work(0)
+        self.wait(2_000, heard=True)
+
+    def look(self) -> None:
+        self.tell(events.QueueLooked())
+
+    def wait(self, ms: int, heard: bool) -> None:
+        """Time passes, with heartbeats or in silence."""
+        self.now += ms
+        if heard:
+            for name in list(self.ledger.nodes):
+                self.tell(events.NodeHeard(name, USAGES[0]))
+        self.tell(events.TimePassed())
+
+    def jump(self, ms: int) -> None:
+        """Time passes and nobody has looked at the clock yet."""
+        self.now += ms
+
+    def restart(self) -> None:
+        """The control plane dies; the next one knows what was stored."""
+        self.ledger = self.rebuilt()
+        self.epoch += 1
+        self.tell(events.ControlPlaneStarted(self.epoch))
