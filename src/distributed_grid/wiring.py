@@ -49,7 +49,9 @@ def _capacity(node: NodeConfig, machine: MachineCapacity) -> Capacity:
     cpu, memory = 1000 * len(machine.cpu_cores), machine.memory_bytes
     for what, declared, detected in (("cores", node.cpu_milli, cpu), ("memory", node.memory_bytes, memory)):
         if declared is not None and declared != detected and not node.trust_declared:
-            log.warning("%s declares other %s than detected (%d, %d): detection wins", node.name, what, declared, detected)
+            log.warning(
+                "%s declares other %s than detected (%d, %d): detection wins", node.name, what, declared, detected
+            )
     if node.trust_declared:
         cpu = node.cpu_milli if node.cpu_milli is not None else cpu
         memory = node.memory_bytes if node.memory_bytes is not None else memory

@@ -32,6 +32,7 @@ class Agent:
         self._control = control
         self._orders: asyncio.Queue[ToAgent] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
+        self._ended_cpu_ms = 0
 
     async def start(self) -> None:
         """Find the attempts that outlived the last agent, report them, then begin to measure and to obey."""
@@ -58,6 +59,7 @@ class Agent:
             message = Started(report.attempt_id, report.fence, report.pid, tuple(report.cores))
             self._control.received(message, self)
         else:
+            self._ended_cpu_ms += report.cpu_ms
             self._control.received(Ended(report.attempt_id, report.fence, _outcome(report)), self)
 
     async def _obey(self) -> None:
@@ -87,7 +89,8 @@ class Agent:
 
     def _measure(self) -> None:
         own = self._host.usage().values()
-        sample = self._probe.sample(sum(one.cpu_ms for one in own), sum(one.memory_bytes for one in own))
+        own_cpu_ms = self._ended_cpu_ms + sum(one.cpu_ms for one in own)
+        sample = self._probe.sample(own_cpu_ms, sum(one.memory_bytes for one in own))
         usage = Usage(
             cpu_busy_milli=round(1000 * sample.cpu_ratio_total),
             cpu_outside_milli=round(1000 * sample.cpu_ratio_outside),

@@ -20,9 +20,9 @@ import msgspec
 from distributed_grid.agent import jobdir, tree
 from distributed_grid.agent.cores import Claim, arrange
 from distributed_grid.agent.jobdir import JobDir
+from distributed_grid.agent.limits.alarm import boot_ms
 from distributed_grid.agent.limits.cgroups import Group
-from distributed_grid.agent.limits.memory import held_bytes
-from distributed_grid.agent.shim import boot_ms
+from distributed_grid.agent.limits.memory import TreeMeter
 from distributed_grid.agent.spawner import SpawnerLink
 from distributed_grid.errors import BadInput, StaleFence
 
@@ -34,12 +34,12 @@ EndKind = Literal[
     "over_limit",
     "timed_out",
     "hold_expired",
+    "expired",
     "lost",
     "never_started",
 ]
-HALT_KINDS = frozenset(("cancelled", "preempted", "over_limit", "timed_out", "hold_expired", "lost"))
+HALT_KINDS = frozenset(("cancelled", "preempted", "over_limit", "timed_out", "hold_expired", "expired", "lost"))
 HOST_LOCK_WAIT_S = 10.0
-SHARES_STALE_MS = 10_000
 
 
 class AttemptSpec(msgspec.Struct, frozen=True):
@@ -105,8 +105,7 @@ class _Attempt:
         self.sends = 0
         self.hold_until = launched_boot_ms + spec.hold_ms if spec.hold_ms else 0
         self.wake_wanted = False
-        self.peak_bytes = 0
-        self.shares = (0, 0, 0)  # resident bytes, share bytes, when
+        self.meter = TreeMeter()
 
     @property
     def id(self) -> str:
@@ -252,7 +251,7 @@ class AttemptHost:
         loop = asyncio.get_running_loop()
         room: asyncio.Future[None] = loop.create_future()
         fd = self._link.fileno()
-        loop.add_writer(fd, lambda: room.done() or room.set_result(None))
+        loop.add_writer(fd, _resolve, room)
         try:
             await room
         finally:
@@ -293,7 +292,7 @@ class AttemptHost:
         if shim is not None and shim.start == started["shim"]["start"]:
             attempt.shim = shim
         if attempt.cores != attempt.started.cores:
-            self._repin(attempt)
+            tree.pin(started["shim"]["pid"], attempt.cores)
         self._report(attempt.started)
         if attempt.wake_wanted:
             self._wake(attempt)
@@ -304,8 +303,8 @@ class AttemptHost:
             return
         self._unwatch(attempt)
         ended = _ended_from(attempt.id, attempt.fence, record)
-        if attempt.peak_bytes > ended.max_memory_bytes:
-            ended = msgspec.structs.replace(ended, max_memory_bytes=attempt.peak_bytes)
+        if attempt.meter.peak_bytes > ended.max_memory_bytes:
+            ended = msgspec.structs.replace(ended, max_memory_bytes=attempt.meter.peak_bytes)
         self._ended[attempt.id] = ended
         if attempt.cores:
             self._rearrange()
@@ -352,9 +351,7 @@ class AttemptHost:
 
     # ------------------------------------------------------------------ stopping, holding, pausing
 
-    async def halt(
-        self, attempt_id: str, *, kind: str, detail: str = "", grace_ms: int | None = None
-    ) -> None:
+    async def halt(self, attempt_id: str, *, kind: str, detail: str = "", grace_ms: int | None = None) -> None:
         """Stop the whole tree; the first `kind` stays, a later call may shorten the grace.
 
         What has ended is reported again, and what was never seen here as never started.
@@ -363,9 +360,7 @@ class AttemptHost:
             raise BadInput(f"an attempt is not halted as {kind!r}")
         attempt = self._running.get(attempt_id)
         if attempt is None:
-            unknown = AttemptEnded(
-                attempt_id=attempt_id, fence=0, kind="never_started", detail="not known here"
-            )
+            unknown = AttemptEnded(attempt_id=attempt_id, fence=0, kind="never_started", detail="not known here")
             self._report(self._find_ended(attempt_id) or unknown)
             return
         grace_ms = attempt.spec.grace_ms if grace_ms is None else grace_ms
@@ -396,14 +391,7 @@ class AttemptHost:
         attempt = self._running.get(attempt_id)
         if attempt is None or attempt.shim is None:
             return
-        stopped: set[tree.Proc] = set()
-        for _ in range(10):  # a fork may slip through while the others are being stopped
-            fresh = {(proc.pid, proc.start): proc for proc in tree.below(attempt.shim.pid)}
-            new = [proc for key, proc in fresh.items() if key not in {(p.pid, p.start) for p in stopped}]
-            if not new:
-                return
-            tree.send_all(new, signal.SIGSTOP)
-            stopped.update(new)
+        tree.freeze(attempt.shim.pid)
 
     async def resume(self, attempt_id: str) -> None:
         """Let every process of the tree run on. Nothing happens to what has ended or runs already."""
@@ -412,7 +400,7 @@ class AttemptHost:
             tree.send_all(tree.below(attempt.shim.pid), signal.SIGCONT)
 
     def _wake(self, attempt: _Attempt) -> None:
-        """Make the shim look into its directory; one that has not started yet does so by itself or when it has."""
+        """Make the shim look into its directory; one that has not started its command is woken when it has."""
         attempt.wake_wanted = attempt.shim is None
         if attempt.shim is not None:
             tree.send(attempt.shim, signal.SIGUSR1)
@@ -435,24 +423,12 @@ class AttemptHost:
 
     def usage(self) -> dict[str, AttemptUsage]:
         """What each running attempt's tree has used and holds."""
-        return {id: self._usage_of(attempt) for id, attempt in self._running.items() if attempt.shim}
-
-    def _usage_of(self, attempt: _Attempt) -> AttemptUsage:
-        assert attempt.shim is not None
-        shim = tree.look(attempt.shim.pid)
-        waited = shim.waited_ticks if shim is not None and shim.start == attempt.shim.start else 0
-        procs = tree.quickly_below(attempt.shim.pid) if shim is not None else []
-        ticks = waited + sum(proc.own_ticks + proc.waited_ticks for proc in procs)
-        resident, shares, at = attempt.shares
         now = boot_ms()
-        rough = held_bytes(procs, 1 << 62)
-        if len(procs) < 2:
-            shares = rough
-        elif abs(rough - resident) > resident // 20 or now - at > SHARES_STALE_MS:
-            shares = held_bytes(procs, 0)  # walks page tables, so not every time
-            attempt.shares = (rough, shares, now)
-        attempt.peak_bytes = max(attempt.peak_bytes, shares)
-        return AttemptUsage(cpu_ms=ticks * tree.TICK_MS, memory_bytes=shares)
+        found = {}
+        for attempt in self._running.values():
+            if attempt.shim is not None:
+                found[attempt.id] = AttemptUsage(*attempt.meter.read(attempt.shim, now))
+        return found
 
     def _find_ended(self, attempt_id: str) -> AttemptEnded | None:
         """How it ended, from memory or from its directory."""
@@ -462,7 +438,7 @@ class AttemptHost:
             with JobDir(self._root, attempt_id) as job:
                 spec, record = job.read(jobdir.SPEC), job.read(jobdir.EXIT)
                 fence = job.read(jobdir.FENCE) or 0
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         return _ended_from(attempt_id, max(fence, spec["fence"]), record) if spec and record else None
 
@@ -470,16 +446,16 @@ class AttemptHost:
 
     def _adopt_all(self) -> None:
         found = []
-        for name in os.listdir(f"{self._root}/{jobdir.LIVE}"):
+        for live in tuple(Path(self._root, jobdir.LIVE).iterdir()):
             try:
-                with JobDir(self._root, name) as job:
+                with JobDir(self._root, live.name) as job:
                     spec = job.read(jobdir.SPEC)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 spec = None
             if spec is None:  # the last agent died before it had written what to run
-                Path(self._root, jobdir.LIVE, name).unlink(missing_ok=True)
+                live.unlink(missing_ok=True)
             else:
-                found.append((spec["launched_boot_ms"], name, msgspec.convert(spec, AttemptSpec)))
+                found.append((spec["launched_boot_ms"], live.name, msgspec.convert(spec, AttemptSpec)))
         for launched, _, spec in sorted(found, key=lambda item: item[:2]):
             self._adopt(_Attempt(spec, spec.fence, launched))
 
@@ -531,27 +507,23 @@ class AttemptHost:
     def _rearrange(self) -> None:
         """Pin as `cores.arrange` says, those included that have to make room."""
         claims = {
-            id: Claim(attempt.spec.cpu_milli, attempt.cores)
-            for id, attempt in self._running.items()
+            attempt.id: Claim(attempt.spec.cpu_milli, attempt.cores)
+            for attempt in self._running.values()
             if attempt.spec.cpu_milli
         }
-        for id, cores in arrange(claims, self._real_cores).items():
-            attempt = self._running[id]
+        for attempt_id, cores in arrange(claims, self._real_cores).items():
+            attempt = self._running[attempt_id]
             if cores != attempt.cores:
                 attempt.cores = cores
-                with JobDir(self._root, id) as job:
+                with JobDir(self._root, attempt_id) as job:
                     job.write(jobdir.CORES, cores)
-                self._repin(attempt)
+                if attempt.shim is not None:
+                    tree.pin(attempt.shim.pid, cores)
 
-    def _repin(self, attempt: _Attempt) -> None:
-        for _ in range(2 if attempt.shim else 0):  # twice: a thread may be born of one not yet moved
-            assert attempt.shim is not None
-            for proc in tree.quickly_below(attempt.shim.pid):
-                for thread in tree.threads(proc.pid):
-                    try:
-                        os.sched_setaffinity(thread, attempt.cores)
-                    except ProcessLookupError:
-                        continue
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _record(kind: EndKind, detail: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 A claim of 2,500 millicores is two whole cores and half of a third; its cores are listed whole ones first.
 
 Rule 1. A claim has as many distinct cores as it asks for, or all there are.
-Rule 2. While everything fits, a whole core is nobody else's, and the fractions on a core make at most one core.
+Rule 2. While everything fits, a whole core is nobody else's, and fractions share a core up to one core.
 Rule 3. When it no longer fits, the least loaded cores are shared.
 Rule 4. Nothing moves without need: arranging what is already arranged changes nothing.
 """

@@ -19,7 +19,7 @@ Below the root, mode 0700 (files 0600):
         work/             the command's own: $GRID_JOB_DIR
 
 Rule 1. A file is written aside and renamed, so a reader never sees half of one.
-Rule 2. Names come from outside: they are checked, and opened relative to an open directory, following no link.
+Rule 2. Names come from outside: they are checked, and opened relative to an open directory, through no link.
 """
 
 from __future__ import annotations

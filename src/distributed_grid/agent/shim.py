@@ -2,7 +2,7 @@
 
 Rule 1. The record of the attempt is on the disk before the command runs.
 Rule 2. The end is told only when nothing of the tree is left, and it is on the disk before it is told.
-Rule 3. It needs nobody: time-out, hold and memory limit are kept when agent, network and control plane are gone.
+Rule 3. It needs nobody: time-out, hold and memory limit are kept when agent and control plane are gone.
 Rule 4. Whoever wants something writes it to the directory first and signals afterwards, so nothing is missed.
 
 Forked from the spawner, so only the standard library is here.
@@ -10,13 +10,10 @@ Forked from the spawner, so only the standard library is here.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
-import select
 import signal
-import stat
 import time
 from errno import EACCES, ENOENT, ENOEXEC, ENOTDIR
 from typing import Any, Final, NoReturn
@@ -24,30 +21,14 @@ from typing import Any, Final, NoReturn
 from distributed_grid.agent import jobdir, tree
 from distributed_grid.agent.cores import nice_for, weight_for
 from distributed_grid.agent.jobdir import JobDir
+from distributed_grid.agent.limits.alarm import Alarm, boot_ms
 from distributed_grid.agent.limits.cgroups import PREFIX, Controllers, Group
 from distributed_grid.agent.limits.memory import KeptMemory, WatchedMemory, over_limit
 
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
-_prctl: Final = _LIBC.prctl  # looked up here, once, before any fork
-_timerfd_create: Final = _LIBC.timerfd_create
-_timerfd_settime: Final = _LIBC.timerfd_settime
-_Setting: Final = ctypes.c_long * 4  # struct itimerspec
 BOOT_ID: Final = tree.boot_id()
-PR_SET_CHILD_SUBREAPER: Final = 36
-TFD_ABSTIME: Final = 1
 ALL_SIGNALS: Final = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 SETTLE_MS: Final = 200  # what a command leaves behind may finish by itself for so long: `exec > >(tee log)`
 LEFTOVER_GRACE_MS: Final = 1000
-
-
-def boot_ms() -> int:
-    """Milliseconds since the machine started, those it slept included."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
-
-
-def become_subreaper() -> None:
-    """Make orphans below this process its own children."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 class Stop:
@@ -313,44 +294,6 @@ class Shim:
             pass
 
 
-class Alarm:
-    """Waits for a signal, a child, or a time; the time goes on while the machine sleeps."""
-
-    def __init__(self) -> None:
-        self.heard: set[int] = set()
-        self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for signum in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM):
-            signal.signal(signum, _noted)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        self._timer = -1
-        self._poll = select.poll()
-        self._poll.register(self._woken, select.POLLIN)
-
-    def wait(self, until_boot_ms: int) -> None:
-        """Until then (0: for ever) or until something happens."""
-        if until_boot_ms or self._timer >= 0:
-            self._set_timer(until_boot_ms)
-        for fd, _ in self._poll.poll():
-            if fd == self._woken:
-                self.heard.update(os.read(fd, 512))
-            else:
-                try:
-                    os.read(fd, 8)
-                except BlockingIOError:
-                    pass
-
-    def _set_timer(self, until_boot_ms: int) -> None:
-        if self._timer < 0:
-            self._timer = _timerfd_create(time.CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)
-            self._poll.register(self._timer, select.POLLIN)
-        seconds, rest = divmod(until_boot_ms, 1000)
-        _timerfd_settime(self._timer, TFD_ABSTIME, _Setting(0, 0, seconds, rest * 1_000_000), None)
-
-
-def _noted(signum: int, frame: object) -> None:
-    """The number arrives through the wake-up descriptor."""
-
-
 def signal_name(signum: int) -> str:
     """What a person calls it."""
     try:
@@ -390,9 +333,7 @@ def start_command(spec: dict[str, Any], job: JobDir, cores: list[int], groups: l
         os.chdir(where)
     except OSError as error:
         reason = {ENOENT: "no such directory", ENOTDIR: "not a directory"}.get(error.errno or 0)
-        raise NotStarted(
-            f"{reason}: {where}" if reason else f"cannot enter {where}: {error.strerror}"
-        ) from error
+        raise NotStarted(f"{reason}: {where}" if reason else f"cannot enter {where}: {error.strerror}") from error
     try:
         for group in groups:
             group.join()
@@ -446,9 +387,7 @@ def find_command(argv: list[str], env: dict[str, str]) -> str:
     found = [path for path in found if os.access(path, os.F_OK)]
     if not found:
         raise NotStarted(f"no such command: {name}")
-    runnable = (
-        path for path in found if os.access(path, os.X_OK) and not stat.S_ISDIR(os.stat(path).st_mode)
-    )
+    runnable = (path for path in found if os.access(path, os.X_OK) and not stat.S_ISDIR(os.stat(path).st_mode))
     return next(runnable, found[0])
 
 

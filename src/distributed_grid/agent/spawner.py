@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING
 
 from distributed_grid.agent import jobdir, tree
 from distributed_grid.agent.jobdir import JobDir
+from distributed_grid.agent.limits.alarm import become_subreaper
 from distributed_grid.agent.limits.cgroups import Controllers, probe
-from distributed_grid.agent.shim import Shim, become_subreaper
+from distributed_grid.agent.shim import Shim
 
 if TYPE_CHECKING:
     import subprocess
@@ -136,8 +137,8 @@ class SpawnerLink:
 
     def make_root(self) -> None:
         """Have the root's directories."""
-        for path in (self._root, f"{self._root}/{jobdir.LIVE}"):
-            os.makedirs(path, mode=0o700, exist_ok=True)
+        os.makedirs(self._root, mode=0o700, exist_ok=True)
+        os.makedirs(f"{self._root}/{jobdir.LIVE}", mode=0o700, exist_ok=True)
 
     def take_root(self) -> bool:
         """Become the root's one host; False while another is, or its spawner still lives."""
@@ -160,9 +161,7 @@ class SpawnerLink:
         command = [sys.executable, "-P", "-S", "-m", "distributed_grid.agent.spawner", self._root]
         command += [str(theirs.fileno()), str(self._lock), "1" if self._use_cgroups else "0"]
         kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
-        log = os.open(
-            f"{self._root}/.spawner.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
+        log = os.open(f"{self._root}/.spawner.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         with theirs:
             self._process = subprocess.Popen(
                 command,

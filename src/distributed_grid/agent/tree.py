@@ -78,9 +78,7 @@ def quickly_below(root: int) -> list[Proc]:
     return _descend(root, _listed_children, _was_exempt)
 
 
-def _descend(
-    root: int, children_of: Callable[[int], Iterable[Proc]], exempt: Callable[[Proc], bool]
-) -> list[Proc]:
+def _descend(root: int, children_of: Callable[[int], Iterable[Proc]], exempt: Callable[[Proc], bool]) -> list[Proc]:
     found: list[Proc] = []
     seen = {root}
     waiting = [root]
@@ -190,6 +188,28 @@ def send_all(procs: Iterable[Proc], *signums: int) -> list[Proc]:
         except PermissionError:
             beyond.append(proc)
     return beyond
+
+
+def freeze(root: int) -> None:
+    """Stop every process below `root` where it stands, those born meanwhile included."""
+    stopped: set[tuple[int, int]] = set()
+    for _ in range(10):
+        fresh = [proc for proc in below(root) if (proc.pid, proc.start) not in stopped]
+        if not fresh:
+            return
+        send_all(fresh, signal.SIGSTOP)
+        stopped.update((proc.pid, proc.start) for proc in fresh)
+
+
+def pin(root: int, cores: Iterable[int]) -> None:
+    """Let every thread below `root` run on these cores only."""
+    for _ in range(2):  # a thread may be born of one not yet moved
+        for proc in quickly_below(root):
+            for thread in threads(proc.pid):
+                try:
+                    os.sched_setaffinity(thread, cores)
+                except ProcessLookupError:
+                    continue
 
 
 def boot_id() -> str:

@@ -51,7 +51,14 @@ def check(session: Session, path: str | None) -> int:
         found = ClusterConfig.from_yaml(chosen)
     except ConfigProblems as problems:
         listed = [
-            {"file": p.file, "line": p.line, "key": p.key, "found": p.found, "expected": p.expected, "message": p.message}
+            {
+                "file": p.file,
+                "line": p.line,
+                "key": p.key,
+                "found": p.found,
+                "expected": p.expected,
+                "message": p.message,
+            }
             for p in problems.problems
         ]
         answer(session, {"ok": False, "path": chosen, "problems": listed}, str(problems))
@@ -67,16 +74,15 @@ def check(session: Session, path: str | None) -> int:
 @click.pass_obj
 def show(session: Session, path: str | None) -> None:
     """Show a cluster file (default: the one in use) in its one normal form."""
-    import yaml
-
     from distributed_grid.config import ClusterConfig
+    from distributed_grid.config.document import render
 
     if path is None and session.config is None:
         with session.client() as client:
             shown = client.call("config")["config"]
     else:
         shown = ClusterConfig.from_yaml(_chosen(session, path)).as_dict()
-    answer(session, shown, yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip())
+    answer(session, shown, render(shown))
 
 
 def _chosen(session: Session, path: str | None) -> str:

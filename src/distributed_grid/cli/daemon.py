@@ -60,6 +60,8 @@ def status(session: Session) -> None:
     """Whether the control plane runs, and where; exits 3 where it does not."""
     with session.client(may_start=False) as client:
         info = client.call("info")
-    lines = [f"{name.replace('_', ' ') + ':':16}{info[name]}" for name in ("pid", "socket", "uptime_seconds", "version")]
+    lines = [
+        f"{name.replace('_', ' ') + ':':16}{info[name]}" for name in ("pid", "socket", "uptime_seconds", "version")
+    ]
     lines.append(f"{'config:':16}{info['config'] or 'none (this machine alone)'}")
     answer(session, info, "\n".join(lines + [f"warning: {warning}" for warning in info["warnings"]]))

@@ -103,7 +103,9 @@ def cancel(session: Session, job_ids: tuple[str, ...]) -> None:
 
 
 def _fate(job: dict[str, Any]) -> str:
-    return f"over already ({outcome(job)})" if job["state"] == "ended" and job["outcome"] != "cancelled" else "cancelled"
+    return (
+        f"over already ({outcome(job)})" if job["state"] == "ended" and job["outcome"] != "cancelled" else "cancelled"
+    )
 
 
 @jobs.command()

@@ -25,12 +25,31 @@ from distributed_grid.orchestration.protocol import JSON, STDERR, STDOUT
 @click.option("-p", "--priority", default="medium", show_default=True, help="low, medium, high or urgent.")
 @click.option("-n", "--node", multiple=True, help="Preferred node; may be given several times.")
 @click.option("--strategy", type=click.Choice(["node_specific"]), help="node_specific: only the nodes of -n will do.")
-@click.option("-w", "--wait", type=click.FloatRange(min=0), default=300.0, show_default=True, help="Seconds to wait for resources; 0 refuses at once.")
+@click.option(
+    "-w",
+    "--wait",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    help="Seconds to wait for resources; 0 refuses at once.",
+)
 @click.option("-j", "--job-id", default="", help="A name of your own for the job.")
 @click.option("-d", "--detach", is_flag=True, help="Do not wait: print the job's id and return.")
-@click.option("-e", "--env", multiple=True, metavar="K[=V]", help="A variable for the job; without =V your own value is passed on.")
+@click.option(
+    "-e",
+    "--env",
+    multiple=True,
+    metavar="K[=V]",
+    help="A variable for the job; without =V your own value is passed on.",
+)
 @click.option("--timeout", type=click.FloatRange(min=0), default=0.0, help="Stop the job after this many seconds.")
-@click.option("--grace", type=click.FloatRange(min=0), default=5.0, show_default=True, help="Seconds between asking a job to stop and killing it.")
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    default=5.0,
+    show_default=True,
+    help="Seconds between asking a job to stop and killing it.",
+)
 @click.option("--retries", type=click.IntRange(0, 1000), default=0, help="Run again so many times after a failure.")
 @click.option("--isolated", is_flag=True, help="Run in an empty private directory instead of the current one.")
 @click.option("--shell", is_flag=True, help="The command is one string for sh -c.")

@@ -51,7 +51,7 @@ def clock(moment: str | None) -> str:
         return "-"
     from datetime import datetime
 
-    when = datetime.fromisoformat(moment.replace("Z", "+00:00")).astimezone()
+    when = datetime.fromisoformat(moment).astimezone()
     today = datetime.now(when.tzinfo).date() == when.date()
     return when.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M")
 

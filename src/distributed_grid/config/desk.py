@@ -25,11 +25,7 @@ class Place:
     normal: str = ""
 
     def down(self, spelled: str, normal: str) -> Place:
-        spelled = (
-            spelled
-            if spelled.isprintable() and len(spelled) <= _LONGEST_QUOTE
-            else printable(spelled[:40]) + "…"
-        )
+        spelled = spelled if spelled.isprintable() and len(spelled) <= _LONGEST_QUOTE else printable(spelled[:40]) + "…"
         joint = "" if spelled.startswith("[") or not self.spelled else "."
         dot = "." if self.normal and normal else ""
         return Place(f"{self.spelled}{joint}{spelled}", f"{self.normal}{dot}{normal}")

@@ -8,7 +8,7 @@ Rule 2. A tree is only handed out when the text was sound; otherwise every probl
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,9 +146,7 @@ class _Composer:
             is_mapping = isinstance(event, yaml.MappingStartEvent)
             self._open.append(_Open(line, event.anchor, is_mapping))
             if len(self._open) > DEEPEST:
-                raise ConfigProblems(
-                    [*self.problems, self._problem(line, f"nested deeper than {DEEPEST} levels")]
-                )
+                raise ConfigProblems([*self.problems, self._problem(line, f"nested deeper than {DEEPEST} levels")])
         elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
             self._close(self._open.pop())
         elif isinstance(event, yaml.AliasEvent):
@@ -156,9 +154,7 @@ class _Composer:
         elif isinstance(event, yaml.DocumentStartEvent):
             self._documents += 1
             if self._documents > 1:
-                raise ConfigProblems(
-                    [*self.problems, self._problem(line, "a second document, expected only one")]
-                )
+                raise ConfigProblems([*self.problems, self._problem(line, "a second document, expected only one")])
 
     def _problem(self, line: int, message: str, *, key: str = "", expected: str = "") -> Problem:
         return Problem(self._file, line, key, "", expected, message)
@@ -193,9 +189,7 @@ class _Composer:
 
     def _alias(self, anchor: str, line: int) -> None:
         if any(container.anchor == anchor for container in self._open):
-            raise ConfigProblems(
-                [*self.problems, self._problem(line, f"the alias *{anchor} contains itself")]
-            )
+            raise ConfigProblems([*self.problems, self._problem(line, f"the alias *{anchor} contains itself")])
         if anchor not in self._anchors:
             self._refuse(line, f"the alias *{anchor} has no anchor &{anchor} before it")
         self._place(self._anchors.get(anchor, Spot(None, line)), None)
@@ -221,9 +215,7 @@ class _Composer:
         parent = self._open[-1]
         parent.size += spot.size
         if parent.size > MOST_VALUES:
-            raise ConfigProblems(
-                [*self.problems, self._problem(spot.line, f"more than {MOST_VALUES} values")]
-            )
+            raise ConfigProblems([*self.problems, self._problem(spot.line, f"more than {MOST_VALUES} values")])
         if not parent.is_mapping:
             parent.items.append(spot)
         elif parent.key is None:
@@ -259,3 +251,8 @@ def to_plain(spot: Spot) -> Any:
     if isinstance(spot.value, list):
         return [to_plain(child) for child in spot.value]
     return spot.value
+
+
+def render(values: Mapping[str, Any]) -> str:
+    """Plain data as YAML, keys in the order given."""
+    return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True).rstrip()

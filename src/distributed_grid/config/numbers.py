@@ -44,9 +44,7 @@ class Count:
     what: str = "a whole number"
 
     def read(self, spot: Spot, place: Place, desk: Desk) -> int:
-        expected = (
-            f"{self.what} {self.low}-{self.high}" if self.high < 10**9 else f"{self.what}, {self.low} or more"
-        )
+        expected = f"{self.what} {self.low}-{self.high}" if self.high < 10**9 else f"{self.what}, {self.low} or more"
         value = _number(spot, desk, expected)
         if not self.low <= value <= self.high or value != int(value):
             raise Slip(expected)

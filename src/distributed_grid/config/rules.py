@@ -45,9 +45,7 @@ def _check_names(nodes: Iterable[tuple[str, dict[str, Any]]], desk: Desk) -> Non
         name = node.get("name")
         if name in seen:
             line = desk.lines[seen[name]][1]
-            desk.refuse_normal(
-                f"{at}.name", f"'{name}' is taken by the node on line {line}, expected another name"
-            )
+            desk.refuse_normal(f"{at}.name", f"'{name}' is taken by the node on line {line}, expected another name")
         elif name:
             seen[name] = f"{at}.name"
         if node.get("role") == "head":
@@ -74,9 +72,7 @@ def _check_caps(at: str, node: dict[str, Any], desk: Desk) -> None:
     ):
         most, capacity = sharing.get(cap), node.get(have)
         if most is not None and capacity is not None and most > capacity:
-            desk.warn_normal(
-                f"{at}.resource_sharing.{cap}", f"more than the node's {shown}; it lends what it has"
-            )
+            desk.warn_normal(f"{at}.resource_sharing.{cap}", f"more than the node's {shown}; it lends what it has")
     for name, most in sharing.get("max_share_custom", {}).items():
         if most is not None and most > node.get("custom", {}).get(name, 0):
             desk.warn_normal(
@@ -86,19 +82,11 @@ def _check_caps(at: str, node: dict[str, Any], desk: Desk) -> None:
 
 
 def _check_host(at: str, node: dict[str, Any], desk: Desk) -> None:
-    if (
-        node.get("host") in {"localhost", "127.0.0.1", "::1"}
-        and not node.get("port")
-        and not node.get("user")
-    ):
-        desk.warn_normal(
-            f"{at}.host", "reached over SSH; for an agent on this machine without SSH write local"
-        )
+    if node.get("host") in {"localhost", "127.0.0.1", "::1"} and not node.get("port") and not node.get("user"):
+        desk.warn_normal(f"{at}.host", "reached over SSH; for an agent on this machine without SSH write local")
 
 
-def _custom_names(
-    values: dict[str, Any], nodes: Iterable[tuple[str, dict[str, Any]]]
-) -> Iterator[tuple[str, str]]:
+def _custom_names(values: dict[str, Any], nodes: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, str]]:
     for at, node in nodes:
         yield from ((f"{at}.custom.{name}", name) for name in node.get("custom", {}))
         caps = node.get("resource_sharing", {}).get("max_share_custom", {})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -100,11 +102,15 @@ class ClusterConfig(Frozen):
     logging: Logging = Logging()
     providers: dict[str, dict[str, Any]] = Field(default={}, repr=False)
     warnings: tuple[str, ...] = ()
+    source: ClassVar[str | None] = None
+    """The file this was read from; a fact about where it came from, not a part of what it says."""
 
     @classmethod
     def from_yaml(cls, path: str | Path, env: Mapping[str, str] | None = None) -> Self:
         """The configuration in a YAML or JSON file, or `ConfigProblems` with everything that is wrong."""
-        return cls._from_loaded(load_file(path, env))
+        config = cls._from_loaded(load_file(path, env))
+        object.__setattr__(config, "source", str(Path(path).absolute()))
+        return config
 
     @classmethod
     def from_text(cls, text: str, file: str = "<text>", env: Mapping[str, str] | None = None) -> Self:
@@ -154,6 +160,17 @@ class ClusterConfig(Frozen):
     def provider(self, name: str, env: Mapping[str, str] | None = None) -> Provider:
         """A cloud provider's settings with its variables filled in; a missing variable is named."""
         return open_provider(name, self.providers, env)
+
+    def file_for(self, folder: Path) -> str:
+        """A file that holds this config: the one it was read from, else one written to `folder` (mode 0600)."""
+        if self.source is not None:
+            return self.source
+        text = json.dumps(self.as_dict(), indent=2)
+        path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.write_text(text)
+        return str(path)
 
     def as_dict(self) -> dict[str, Any]:
         """The normal form as a user would write it, defaults included and secrets masked."""

@@ -72,9 +72,7 @@ class Table:
             self._read_key(entry, said, values, place, desk)
         return values
 
-    def _said(
-        self, prefix: str, spot: Spot, place: Place, desk: Desk
-    ) -> Iterator[tuple[str, tuple[Spot, Place]]]:
+    def _said(self, prefix: str, spot: Spot, place: Place, desk: Desk) -> Iterator[tuple[str, tuple[Spot, Place]]]:
         """Everything that was set here, by its dotted spelling; unknown keys are refused on the way."""
         assert isinstance(spot.value, dict)
         known = self.names[prefix]

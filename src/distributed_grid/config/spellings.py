@@ -113,9 +113,7 @@ NODE = Table(
         key("cpu_count", Amount(1000, "a number of CPU cores", above_zero=True), to="cpu_milli"),
         key("memory_gb", Amount(GIB, "an amount of memory in GB", above_zero=True), to="memory_bytes"),
         key("gpu_count", DEVICES),
-        key(
-            "gpus", ListOf(Table((key("name", TEXT), key("memory_gb", GIGABYTES, to="memory_bytes"))), "GPUs")
-        ),
+        key("gpus", ListOf(Table((key("name", TEXT), key("memory_gb", GIGABYTES, to="memory_bytes"))), "GPUs")),
         key("custom", COUNTS),
         key("tags", ListOf(TEXT, "words")),
         key("labels", MapOf(TEXT, TEXT, "names to text")),

@@ -80,11 +80,7 @@ class Book:
         if ask.gpu_milli < WHOLE_GPU:
             return self._part_of_a_device(ask, lends)
         wanted = ask.gpu_milli // WHOLE_GPU
-        free = [
-            d
-            for d in lends.gpus
-            if not self.gpu_milli.get(d.index, 0) and d.memory_bytes >= ask.gpu_memory_bytes
-        ]
+        free = [d for d in lends.gpus if not self.gpu_milli.get(d.index, 0) and d.memory_bytes >= ask.gpu_memory_bytes]
         if len(free) < wanted:
             return None
         free.sort(key=lambda device: (device.memory_bytes, device.index))
@@ -95,11 +91,7 @@ class Book:
         fitting = []
         for device in lends.gpus:
             memory = ask.gpu_memory_bytes or device.memory_bytes * ask.gpu_milli // WHOLE_GPU
-            if (
-                device.exclusive
-                or self.free_milli(device) < ask.gpu_milli
-                or self.free_memory(device) < memory
-            ):
+            if device.exclusive or self.free_milli(device) < ask.gpu_milli or self.free_memory(device) < memory:
                 continue
             fitting.append((self.free_milli(device), device.index, memory))
         if not fitting:

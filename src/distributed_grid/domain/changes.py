@@ -37,9 +37,7 @@ class Counter(Struct, frozen=True):
 Row = Node | Sighting | Offer | Lease | Job | Counter
 VOLATILE = frozenset({Sighting.kind, Offer.kind})
 
-_STORED: dict[str, type[Node | Lease | Job | Counter]] = {
-    row.kind: row for row in (Node, Lease, Job, Counter)
-}
+_STORED: dict[str, type[Node | Lease | Job | Counter]] = {row.kind: row for row in (Node, Lease, Job, Counter)}
 _encoder = msgspec.msgpack.Encoder()
 _decoders = {kind: msgspec.msgpack.Decoder(type_) for kind, type_ in _STORED.items()}
 

@@ -197,9 +197,7 @@ class Ledger:
         for name in ("waiting", "due", "by_request", "job_uids"):
             assert getattr(self, name) == getattr(fresh, name), f"index {name} is not what the rows say"
         taken = {name: book for name, book in self.books.items() if book != _NO_BOOK}
-        assert taken == {n: b for n, b in fresh.books.items() if b != _NO_BOOK}, (
-            "books differ from the claims"
-        )
+        assert taken == {n: b for n, b in fresh.books.items() if b != _NO_BOOK}, "books differ from the claims"
         for name, row in self.columns.rows.items():
             if name not in fresh.columns.rows:
                 assert not self.columns.open[row], f"{name} is gone, its column is open"
@@ -212,22 +210,16 @@ class Ledger:
         for name in {lease.node for lease in self.leases.values() if lease.holds}:
             node = self.nodes.get(name)
             assert node is not None, f"{name} lends, but is not a node"
-            claims = [
-                lease.claim for lease in self.leases_of(name) if not lease.awaits and lease.claim is not None
-            ]
+            claims = [lease.claim for lease in self.leases_of(name) if not lease.awaits and lease.claim is not None]
             excess = Book(claims).excess_over(node.lendable) or shared_though_exclusive(claims, node.lendable)
             assert excess is None, f"{name}: {excess}"
 
     def _check_leases(self) -> None:
         last_fence = self.counters.get("fence", 0)
         for lease in self.leases.values():
-            assert (lease.claim is not None) == lease.holds, (
-                f"lease {lease.id} is {lease.state}, claim {lease.claim}"
-            )
+            assert (lease.claim is not None) == lease.holds, f"lease {lease.id} is {lease.state}, claim {lease.claim}"
             assert lease.fence <= last_fence, f"lease {lease.id} has a fence from the future"
-            assert not lease.awaits or lease.state is LeaseState.RESERVING, (
-                f"{lease.id} waits, but has started"
-            )
+            assert not lease.awaits or lease.state is LeaseState.RESERVING, f"{lease.id} waits, but has started"
             assert all(victim in self.leases for victim in lease.awaits), f"{lease.id} waits for what is over"
             assert not lease.job or lease.job in self.jobs, f"lease {lease.id} outlived its job"
         for job in self.jobs.values():

@@ -72,9 +72,7 @@ class Node(Struct, frozen=True):
             custom = tuple((name, count) for name, count in pairs if count)
         return Capacity(
             cpu_milli=has.cpu_milli if caps.cpu_milli is None else min(has.cpu_milli, caps.cpu_milli),
-            memory_bytes=has.memory_bytes
-            if caps.memory_bytes is None
-            else min(has.memory_bytes, caps.memory_bytes),
+            memory_bytes=has.memory_bytes if caps.memory_bytes is None else min(has.memory_bytes, caps.memory_bytes),
             gpus=has.gpus if caps.gpu_count is None else has.gpus[: caps.gpu_count],
             custom=custom,
         )

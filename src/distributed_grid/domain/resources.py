@@ -50,9 +50,7 @@ class Priority(enum.IntEnum):
         try:
             return cls[word.strip().upper()]
         except KeyError:
-            raise BadInput(
-                f"no priority {word!r}: use low, medium (normal), high or urgent (critical)"
-            ) from None
+            raise BadInput(f"no priority {word!r}: use low, medium (normal), high or urgent (critical)") from None
 
 
 class Amounts(Struct, frozen=True):

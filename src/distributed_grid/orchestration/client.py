@@ -116,7 +116,7 @@ class Client:
             if kind != JSON:
                 yield kind, body
                 continue
-            message = _checked(json.loads(body))
+            message = checked(json.loads(body))
             yield kind, message
             if message.get("done"):
                 return
@@ -144,9 +144,7 @@ class Client:
         """Start a control plane; where another is just starting, give it a moment."""
         config = self._config
         idle = float(os.environ.get("GRID_IDLE_SECONDS") or IDLE_SECONDS)
-        began = start_daemon(
-            self.places, config=config.path, explicit=config.explicit, stay=stay, idle_seconds=idle
-        )
+        began = start_daemon(self.places, config=config.path, explicit=config.explicit, stay=stay, idle_seconds=idle)
         if not began:
             time.sleep(4 * PAUSE_SECONDS)
 
@@ -163,16 +161,7 @@ class Client:
 
     def _greet(self) -> None:
         """Say who we are; hear whether the control plane fits, and make it hand over where it does not."""
-        config = self._config
-        self._send(
-            {
-                "op": "hello",
-                "protocol": PROTOCOL,
-                "version": __version__,
-                "config": config.digest if config.explicit else None,
-                "config_path": config.path if config.explicit else None,
-            }
-        )
+        self._send(greeting(self._config))
         self.welcome = self._answer()
         if self.welcome.get("handing_over"):
             raise _HandedOver
@@ -191,14 +180,25 @@ class Client:
         return self._frames.pop(0)
 
     def _answer(self) -> dict[str, Any]:
-        return _checked(json.loads(self._next()[1]))
+        return checked(json.loads(self._next()[1]))
 
 
 class _HandedOver(Exception):
     """The old control plane makes room for a new one."""
 
 
-def _checked(message: dict[str, Any]) -> dict[str, Any]:
+def greeting(config: ClientConfig) -> dict[str, Any]:
+    """The first message of a connection: who we are, and which config we insist on."""
+    return {
+        "op": "hello",
+        "protocol": PROTOCOL,
+        "version": __version__,
+        "config": config.digest if config.explicit else None,
+        "config_path": config.path if config.explicit else None,
+    }
+
+
+def checked(message: dict[str, Any]) -> dict[str, Any]:
     """The message, or the error it carries, raised."""
     error = message.get("error")
     if error is None:

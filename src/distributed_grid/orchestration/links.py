@@ -12,7 +12,18 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import GridError
 from distributed_grid.orchestration.runtime import Grid
 from distributed_grid.reactor import pending
-from distributed_grid.wire import Acknowledge, AgentSide, Ended, FromAgent, Heartbeat, Hello, Start, Started, Stop, ToAgent
+from distributed_grid.wire import (
+    Acknowledge,
+    AgentSide,
+    Ended,
+    FromAgent,
+    Heartbeat,
+    Hello,
+    Start,
+    Started,
+    Stop,
+    ToAgent,
+)
 
 RETRY_SECONDS = 0.5
 log = logging.getLogger(__name__)

@@ -153,13 +153,15 @@ class Grid:
                 entry.failure = refusal
                 if isinstance(refusal, IllegalStep):
                     log.exception("an illegal step: the state is loaded anew")
-                    return await self._start_over(entries, place, refusal)
+                    await self._start_over(entries, place, refusal)
+                    return
                 refused = refusal_record(entry.event, refusal) if entry.event is not None else None
                 if refused is not None:
                     records.append(refused)
             except Exception as bug:  # the outermost loop: a bug in one decision must not stop the grid
                 log.exception("a decision failed: the state is loaded anew")
-                return await self._start_over(entries, place, bug)
+                await self._start_over(entries, place, bug)
+                return
         if any(row.kind not in VOLATILE for row in changes) or records:
             try:
                 await self._commit(changes, records, now)

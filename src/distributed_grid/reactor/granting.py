@@ -61,9 +61,7 @@ def grant(
     return decision, granted, assigned
 
 
-def yield_to(
-    ledger: Ledger, way: Displacement, preemptor: Lease, now: int
-) -> tuple[Decision, tuple[str, ...]]:
+def yield_to(ledger: Ledger, way: Displacement, preemptor: Lease, now: int) -> tuple[Decision, tuple[str, ...]]:
     """Ask the victims to go; the second value is who must be waited for."""
     decision = Decision()
     gone = set()
@@ -72,9 +70,7 @@ def yield_to(
         why = f"made room for {preemptor.request.priority.name.lower()} request {preemptor.id}"
         record = Record("preempted", victim.request.user, lease_id, victim.node, why)
         decision.records.append(record)
-        leaving = replace(
-            victim, state=advance_lease(victim.state, Step.RELEASE), yields_to=preemptor.id, detail=why
-        )
+        leaving = replace(victim, state=advance_lease(victim.state, Step.RELEASE), yields_to=preemptor.id, detail=why)
         if not victim.job:
             decision.changes.append(_ended(leaving, LeaseEnd.PREEMPTED, why, now))
             gone.add(lease_id)

@@ -51,9 +51,7 @@ def on_submitted(ledger: Ledger, event: JobSubmitted, now: int) -> Decision:
     if event.retries < 0:
         raise BadInput("retries must not be negative")
     if event.id in ledger.job_uids:
-        raise Conflict(
-            f"a job called {event.id} is already there; wait for it, cancel it or choose another name"
-        )
+        raise Conflict(f"a job called {event.id} is already there; wait for it, cancel it or choose another name")
     lease = _next_lease(uid, 1, event.request, now)
     job = Job(uid, event.id, event.command, event.request, now, retries_left=event.retries, lease_id=lease.id)
     return admit(ledger, lease, now, job=job)

@@ -83,9 +83,7 @@ def _make_sure_it_is_possible(ledger: Ledger, request: Request) -> None:
         raise Refused(f"{start} {reasons.amounts(request.ask)}: {'; '.join(never)}", never)
 
 
-def _displace(
-    ledger: Ledger, lease: Lease, job: Job | None, now: int
-) -> tuple[Decision, Lease, Job | None] | None:
+def _displace(ledger: Ledger, lease: Lease, job: Job | None, now: int) -> tuple[Decision, Lease, Job | None] | None:
     way = displace(ledger, lease.request, now)
     if way is None:
         return None
@@ -121,9 +119,7 @@ def on_released(ledger: Ledger, event: LeaseReleased, now: int) -> Decision:
     if lease is None:
         raise NotFound(f"no lease {event.lease_id} is held")
     if lease.job:
-        raise Conflict(
-            f"a job runs under lease {lease.id}; cancel job {ledger.jobs[lease.job].id} to give it back"
-        )
+        raise Conflict(f"a job runs under lease {lease.id}; cancel job {ledger.jobs[lease.job].id} to give it back")
     end = LeaseEnd.WITHDRAWN if lease.state is LeaseState.ASKED else LeaseEnd.RELEASED
     decision = end_lease(ledger, lease, end, event.detail or f"by {event.by}", now)
     over = decision.changes[0]

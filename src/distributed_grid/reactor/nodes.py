@@ -112,11 +112,7 @@ def _offer(ledger: Ledger, node: Node, usage: Usage, now: int) -> Offer | None:
     """A fresh offer where the last one says something else or grows old."""
     lends, keeps = lending(node, usage)
     old = ledger.offers.get(node.name)
-    if (
-        old is not None
-        and (old.lends, old.keeps) == (lends, keeps)
-        and now - old.made_at_ms < node.refresh_ms
-    ):
+    if old is not None and (old.lends, old.keeps) == (lends, keeps) and now - old.made_at_ms < node.refresh_ms:
         return None
     generation = old.generation + 1 if old is not None else 1
     return Offer(node.name, generation, lends, now, now + node.offer_ms, keeps)

@@ -21,9 +21,7 @@ def lending(node: Node, usage: Usage) -> tuple[Capacity, tuple[str, ...]]:
 
 def _cpu(node: Node, usage: Usage, limits: Thresholds, keeps: list[str]) -> int:
     if usage.cpu_outside_milli > limits.cpu_busy_max_milli:
-        keeps.append(
-            f"CPU {_percent(usage.cpu_outside_milli)} busy, may be {_percent(limits.cpu_busy_max_milli)}"
-        )
+        keeps.append(f"CPU {_percent(usage.cpu_outside_milli)} busy, may be {_percent(limits.cpu_busy_max_milli)}")
         return 0
     free = node.capacity.cpu_milli * (1000 - usage.cpu_outside_milli) // 1000
     if free < limits.cpu_min_milli:
@@ -40,9 +38,7 @@ def _memory(node: Node, usage: Usage, limits: Thresholds, keeps: list[str]) -> i
         return 0
     free = max(node.capacity.memory_bytes - usage.memory_outside_bytes, 0)
     if free < limits.memory_min_bytes:
-        keeps.append(
-            f"{gigabytes(free)} free, at least {gigabytes(limits.memory_min_bytes)} needed to lend any"
-        )
+        keeps.append(f"{gigabytes(free)} free, at least {gigabytes(limits.memory_min_bytes)} needed to lend any")
         return 0
     return free
 
@@ -58,9 +54,7 @@ def _gpu_is_idle(device: GpuDevice, usage: Usage, limits: Thresholds, keeps: lis
         return False
     free = device.memory_bytes - seen.memory_bytes
     if free < limits.gpu_memory_min_bytes:
-        keeps.append(
-            f"GPU {device.index}: {gigabytes(free)} free, {gigabytes(limits.gpu_memory_min_bytes)} needed"
-        )
+        keeps.append(f"GPU {device.index}: {gigabytes(free)} free, {gigabytes(limits.gpu_memory_min_bytes)} needed")
         return False
     return True
 

@@ -55,9 +55,7 @@ def never_fits(ledger: Ledger, request: Request) -> tuple[str, ...] | None:
 
 def why_not_now(ledger: Ledger, request: Request, now: int) -> tuple[str, ...]:
     """What keeps each node from serving the request at this moment."""
-    return tuple(
-        f"{node.name}: {_shortage(ledger, request.ask, node, now)}" for node in _candidates(ledger, request)
-    )
+    return tuple(f"{node.name}: {_shortage(ledger, request.ask, node, now)}" for node in _candidates(ledger, request))
 
 
 def _candidates(ledger: Ledger, request: Request) -> list[Node]:

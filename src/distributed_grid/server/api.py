@@ -8,7 +8,6 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-
 from distributed_grid import __version__
 from distributed_grid.domain.events import JobCancelled, JobSubmitted, LeaseAsked, LeaseExtended, LeaseReleased
 from distributed_grid.domain.jobs import Command
@@ -85,7 +84,9 @@ class Api:
 
     async def _hello(self, client: Connection, op: requests.Hello) -> None:
         if op.protocol != PROTOCOL:
-            raise ProtocolError(f"this control plane speaks protocol {PROTOCOL}, not {op.protocol}: upgrade the older side")
+            raise ProtocolError(
+                f"this control plane speaks protocol {PROTOCOL}, not {op.protocol}: upgrade the older side"
+            )
         handing_over = await self._house.greet(op)
         client.send({"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "handing_over": handing_over})
 
@@ -247,5 +248,3 @@ def _login() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return str(os.geteuid())
-
-

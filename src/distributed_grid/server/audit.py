@@ -21,9 +21,7 @@ async def send_events(grid: Grid, viewer: Viewer, client: Connection, op: Events
     woken = grid.watch("events")
     try:
         newest = op.after is None
-        rows = store.events(
-            after_seq=op.after or 0, subject=op.subject, types=op.types, limit=op.limit, newest=newest
-        )
+        rows = store.events(after_seq=op.after or 0, subject=op.subject, types=op.types, limit=op.limit, newest=newest)
         seen = op.after or 0
         while True:
             for row in rows:

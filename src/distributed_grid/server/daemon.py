@@ -230,7 +230,7 @@ class Daemon:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("+")[0].split(".") if part.isdigit())
+    return tuple(int(part) for part in version.split("+", maxsplit=1)[0].split(".") if part.isdigit())
 
 
 def _load_anchor(path: Path) -> Anchor | None:

@@ -166,5 +166,3 @@ def parse(body: bytes) -> Op:
     if isinstance(op, Submit) and (problem := op.problem()) is not None:
         raise BadInput(problem)
     return op
-
-

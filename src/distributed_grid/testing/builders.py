@@ -75,9 +75,7 @@ def a_node(
     state: NodeState = NodeState.JOINING,
 ) -> Node:
     """A machine with an agent, as the config declares it."""
-    capacity = a_capacity(
-        cores, memory_gb, gpus, gpu_memory_gb=gpu_memory_gb, exclusive=exclusive, custom=custom
-    )
+    capacity = a_capacity(cores, memory_gb, gpus, gpu_memory_gb=gpu_memory_gb, exclusive=exclusive, custom=custom)
     return Node(name, state, capacity, caps or Caps(), thresholds, rank)
 
 
@@ -142,9 +140,7 @@ def an_ask(
     """How much of everything; one core where nothing is named."""
     if not (cores or memory_gb or gpus or custom):
         cores = 1
-    return Amounts(
-        _milli(cores), _bytes(memory_gb), _milli(gpus), _bytes(gpu_memory_gb), counts(custom or {})
-    )
+    return Amounts(_milli(cores), _bytes(memory_gb), _milli(gpus), _bytes(gpu_memory_gb), counts(custom or {}))
 
 
 def a_request(

@@ -99,9 +99,7 @@ class StoreContract(ABC):
 
     def test_the_last_row_of_a_key_wins(self, store: Store) -> None:
         a, b = LiveRow("k", "a", b"1"), LiveRow("k", "b", b"1")
-        store.commit(
-            Batch(live=[a, LiveRow("k", "a", None), LiveRow("k", "b", None), b, LiveRow("k", "c", b"1")])
-        )
+        store.commit(Batch(live=[a, LiveRow("k", "a", None), LiveRow("k", "b", None), b, LiveRow("k", "c", b"1")]))
         assert [row.key for row in store.load().live] == ["b", "c"]
         store.commit(Batch(live=[LiveRow("k", "b", b"2"), LiveRow("k", "b", b"3"), LiveRow("k", "c", None)]))
         assert store.load().live == [LiveRow("k", "b", b"3")]
@@ -218,9 +216,7 @@ class StoreContract(ABC):
     def test_what_is_old_is_folded_and_what_is_not_stays(self, store: Store) -> None:
         old, new = an_ended("L1", at_ms=1001, started_at_ms=1), an_ended("L2", at_ms=2000)
         never_started = an_ended("L3", at_ms=1500, started_at_ms=0)
-        store.commit(
-            Batch(ended=[old, new, never_started], events=[an_event(1, at_ms=5), an_event(2, at_ms=2000)])
-        )
+        store.commit(Batch(ended=[old, new, never_started], events=[an_event(1, at_ms=5), an_event(2, at_ms=2000)]))
         assert store.summarise(before_ms=2000) == 3
         assert store.ended("lease") == [new]
         assert [row.seq for row in store.events()] == [2]
@@ -238,9 +234,7 @@ class StoreContract(ABC):
             store.commit(Batch(events=[an_event(7)]))
 
     def test_folding_keeps_to_its_limit(self, store: Store) -> None:
-        store.commit(
-            Batch(ended=[an_ended(f"L{n}") for n in range(7)], events=[an_event(n + 1) for n in range(4)])
-        )
+        store.commit(Batch(ended=[an_ended(f"L{n}") for n in range(7)], events=[an_event(n + 1) for n in range(4)]))
         assert [store.summarise(before_ms=DAY_MS, limit=5) for _ in range(4)] == [5, 5, 1, 0]
 
     @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
@@ -260,9 +254,7 @@ class StoreContract(ABC):
     ) -> None:
         store = self.new_store(tmp_path_factory.mktemp("store"))
         try:
-            store.commit(
-                Batch(ended=ended, events=[an_event(n, at_ms=ms) for n, ms in enumerate(at, start=1)])
-            )
+            store.commit(Batch(ended=ended, events=[an_event(n, at_ms=ms) for n, ms in enumerate(at, start=1)]))
             for before_ms in [*cuts, 4 * DAY_MS + 1]:
                 while store.summarise(before_ms=before_ms, limit=limit):
                     pass

@@ -65,15 +65,17 @@ def test_without_control_groups_niceness_weighs(new_driver: Callable[..., Driver
 
 def test_fractions_make_room_for_a_whole_core_with_all_their_threads(two_cores: Driver) -> None:
     two_cores.launch("a.1", "sleep", "1000", cpu_milli=600)
-    threads = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start(); print(1)\ntime.sleep(1000)"
-    moved = two_cores.launch("a.2", *python(threads), cpu_milli=500)
+    twice = (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\nprint(1)\ntime.sleep(1000)"
+    )
+    moved = two_cores.launch("a.2", *python(twice), cpu_milli=500)
     two_cores.numbers("a.2", 1)
     two_cores.halt("a.1")
     two_cores.launch("a.3", "sleep", "1000", cpu_milli=400)
     whole = two_cores.launch("a.4", "sleep", "1000", cpu_milli=1000)
     (other,) = {FIRST, SECOND} - set(whole.cores)
-    for thread in os.listdir(f"/proc/{moved.pid}/task"):
-        assert allowed(moved.pid, int(thread)) == {other}
+    for thread in Path(f"/proc/{moved.pid}/task").iterdir():
+        assert allowed(moved.pid, int(thread.name)) == {other}
 
 
 def test_cores_spread_again_when_somebody_leaves(two_cores: Driver) -> None:

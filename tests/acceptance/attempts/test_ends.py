@@ -83,9 +83,7 @@ def test_nobody_else_can_read_the_files(driver: Driver) -> None:
 
 
 def test_the_record_says_what_was_used(driver: Driver) -> None:
-    ended = driver.run(
-        "a.1", *python("x = bytearray(50_000_000)\nwhile __import__('time').process_time() < .3: pass")
-    )
+    ended = driver.run("a.1", *python("x = bytearray(50_000_000)\nwhile __import__('time').process_time() < .3: pass"))
     assert 250 <= ended.cpu_ms <= 2000
     assert ended.wall_ms >= 250
     assert 50_000_000 <= ended.max_memory_bytes <= 100_000_000

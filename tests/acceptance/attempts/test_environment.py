@@ -11,9 +11,7 @@ from tests.acceptance.attempts.conftest import BASE_ENV, Driver, python
 pytestmark = pytest.mark.acceptance
 
 
-def test_the_environment_is_what_was_passed_and_the_named_ones(
-    driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_is_what_was_passed_and_the_named_ones(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DAEMON_SECRET", "do not tell")
     env = {"MINE": "yes", "CUDA_VISIBLE_DEVICES": "7", "GRID_ROLE": "daemon"}
     driver.run("a.1", "/usr/bin/env", "-0", env=env, gpu_indexes=(2, 0))
@@ -55,7 +53,8 @@ def test_the_command_starts_with_a_clean_slate(driver: Driver) -> None:
             "a.1",
             *python(
                 "import os, sys\n"
-                "print(os.getsid(0) == os.getpid(), sorted(os.listdir('/proc/self/fd')), sys.stdin.read() == '')\n"
+                "fds = sorted(os.listdir('/proc/self/fd'))\n"
+                "print(os.getsid(0) == os.getpid(), fds, sys.stdin.read() == '')\n"
             ),
         )
         driver.run("a.2", "grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status")

@@ -25,13 +25,9 @@ def test_a_slow_overrun_is_stopped_and_named(new_driver: Callable[..., Driver], 
 
 
 @both_ways
-def test_a_sudden_overrun_is_not_a_plain_signal_9(
-    new_driver: Callable[..., Driver], use_cgroups: bool
-) -> None:
+def test_a_sudden_overrun_is_not_a_plain_signal_9(new_driver: Callable[..., Driver], use_cgroups: bool) -> None:
     driver = new_driver(use_cgroups=use_cgroups)
-    ended = driver.run(
-        "a.1", *python("x = b'x' * (2 << 30); import time; time.sleep(1000)"), memory_bytes=256 * MB
-    )
+    ended = driver.run("a.1", *python("x = b'x' * (2 << 30); import time; time.sleep(1000)"), memory_bytes=256 * MB)
     assert ended.kind == "over_limit"
     assert "of 0.25 GB" in ended.detail
     assert ended.wall_ms < 2500
@@ -40,7 +36,8 @@ def test_a_sudden_overrun_is_not_a_plain_signal_9(
 @both_ways
 def test_the_limit_is_for_the_whole_tree(new_driver: Callable[..., Driver], use_cgroups: bool) -> None:
     driver = new_driver(use_cgroups=use_cgroups)
-    code = "import os, time\nfor _ in range(3):\n  if os.fork() == 0: break\nx = b'x' * (60 << 20)\ntime.sleep(1000)"
+    four = "import os, time\nfor _ in range(3):\n  if os.fork() == 0: break\n"
+    code = f"{four}x = b'x' * (60 << 20)\ntime.sleep(1000)"
     began = time.monotonic()
     assert driver.run("a.1", *python(code), memory_bytes=200 * MB).kind == "over_limit"
     assert time.monotonic() - began < 5

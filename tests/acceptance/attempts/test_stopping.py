@@ -46,9 +46,7 @@ def test_a_tree_keeps_being_killed_while_it_keeps_forking(driver: Driver) -> Non
 
 
 def test_a_polite_command_may_clean_up_and_keeps_its_exit_code(driver: Driver) -> None:
-    driver.launch(
-        "a.1", "/bin/sh", "-c", "trap 'echo bye; exit 3' TERM; echo 1; while :; do sleep 0.01; done"
-    )
+    driver.launch("a.1", "/bin/sh", "-c", "trap 'echo bye; exit 3' TERM; echo 1; while :; do sleep 0.01; done")
     driver.numbers("a.1", 1)
     ended = driver.halt("a.1")
     assert (ended.kind, ended.exit_code, driver.out("a.1")) == ("cancelled", 3, "1\nbye\n")

@@ -12,9 +12,7 @@ from distributed_grid.config.shapes import ListOf, MapOf, Table
 from distributed_grid.config.spellings import CLUSTER
 
 ROOT = Path(__file__).parents[3]
-SOUND = [
-    path.read_text() for folder in ("config", "tests/fixtures/seeds") for path in (ROOT / folder).iterdir()
-]
+SOUND = [path.read_text() for folder in ("config", "tests/fixtures/seeds") for path in (ROOT / folder).iterdir()]
 
 
 def names_in(kind: object) -> set[str]:
@@ -26,15 +24,11 @@ def names_in(kind: object) -> set[str]:
 
 
 NAMES = sorted(names_in(CLUSTER) | {"aws", "gcp", "docker_local", "region", "credentials", "memory_limit"})
-WORDS = st.sampled_from(
-    ["local", "a", "head", "balanced", "throttle", "16g", "${X}", "${", "no", "json", "tpu"]
-)
+WORDS = st.sampled_from(["local", "a", "head", "balanced", "throttle", "16g", "${X}", "${", "no", "json", "tpu"])
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | WORDS | st.text(max_size=8)
 TREES = st.recursive(
     SCALARS,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES) | WORDS, inner, max_size=5)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES) | WORDS, inner, max_size=5),
     max_leaves=25,
 )
 DOCUMENTS = st.dictionaries(st.sampled_from(NAMES), TREES, max_size=6)
@@ -52,9 +46,7 @@ def load_or_refuse(text: str) -> ClusterConfig | None:
 
 def assert_shows_and_loads_again(config: ClusterConfig) -> None:
     shown = json.loads(json.dumps(config.as_dict(), allow_nan=False))
-    plain = config.model_copy(
-        update={"warnings": (), "alerts": config.alerts.model_copy(update={"webhook": None})}
-    )
+    plain = config.model_copy(update={"warnings": (), "alerts": config.alerts.model_copy(update={"webhook": None})})
     shown.get("alerts", {}).pop("webhook", None)
     again = ClusterConfig.from_mapping(shown, env={"X": "1"})
     if not config.providers:
@@ -82,9 +74,7 @@ def test_a_sound_file_with_any_piece_changed_loads_or_is_refused(data):
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(text)))
         cut = data.draw(st.integers(0, 12))
-        piece = st.sampled_from(
-            ["\n", ": ", "- ", "[", "}", "&a ", "*a", "'", "!x ", "${", "  ", "0", "-1", "<<: "]
-        )
+        piece = st.sampled_from(["\n", ": ", "- ", "[", "}", "&a ", "*a", "'", "!x ", "${", "  ", "0", "-1", "<<: "])
         text = text[:at] + data.draw(piece | st.text(max_size=3)) + text[at + cut :]
     if config := load_or_refuse(text):
         assert_shows_and_loads_again(config)

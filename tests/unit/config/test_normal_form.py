@@ -175,8 +175,7 @@ def test_a_missing_variable_is_named_with_its_place():
     with pytest.raises(ConfigProblems) as caught:
         load("name: a\nnodes:\n- name: b\n  user: ${NOBODY_SET_THIS}")
     assert str(caught.value) == (
-        "<text>:4: nodes[0].user: found ${NOBODY_SET_THIS}, "
-        "expected the environment variable NOBODY_SET_THIS to be set"
+        "<text>:4: nodes[0].user: found ${NOBODY_SET_THIS}, expected the environment variable NOBODY_SET_THIS to be set"
     )
 
 
@@ -246,9 +245,7 @@ def test_the_normal_form_cannot_be_changed():
 
 def test_anchors_merges_json_windows_line_ends_and_a_byte_order_mark_are_fine(tmp_path):
     path = tmp_path / "c.yaml"
-    path.write_bytes(
-        b"\xef\xbb\xbfname: a\r\nnodes:\r\n- &n {name: x, port: 23}\r\n- <<: *n\r\n  name: y\r\n"
-    )
+    path.write_bytes(b"\xef\xbb\xbfname: a\r\nnodes:\r\n- &n {name: x, port: 23}\r\n- <<: *n\r\n  name: y\r\n")
     config = ClusterConfig.from_yaml(path)
     assert [(node.name, node.port) for node in config.nodes] == [("x", 23), ("y", 23)]
     path.write_text('{\n\t"hold_seconds": 1e2,\n\t"nodes":[{"name":"a"}]}')

@@ -22,10 +22,7 @@ def sound(kind: Any, rng: random.Random) -> Any:
             return a_table(kind, rng)
         case ListOf():
             items = [sound(kind.kind, rng) for _ in range(rng.randrange(3))]
-            named = {
-                item["name"] if isinstance(item, dict) and "name" in item else str(item): item
-                for item in items
-            }
+            named = {item["name"] if isinstance(item, dict) and "name" in item else str(item): item for item in items}
             return list(named.values())
         case MapOf():
             return {sound(kind.name, rng): sound(kind.kind, rng) for _ in range(rng.randrange(3))}

@@ -46,8 +46,7 @@ def test_each_declares_at_least_what_it_lends(shipped):
 
 def test_only_the_enhanced_one_asks_for_memory_at_70_percent():
     marks = {
-        name: ClusterConfig.from_yaml(ROOT / "config" / name).resource_sharing.pressure.memory_high
-        for name in SHIPPED
+        name: ClusterConfig.from_yaml(ROOT / "config" / name).resource_sharing.pressure.memory_high for name in SHIPPED
     }
     assert marks == {"my-cluster.yaml": 0.8, "my-cluster-enhanced.yaml": 0.7, "cluster_config.yaml": 0.8}
 

@@ -78,8 +78,7 @@ def select_ended(
     where.add("user = ?", user)
     where.add("ended_at_ms >= ?", since_ms)
     sql = (
-        f"SELECT {ENDED_COLUMNS} FROM ended INDEXED BY {index} WHERE {where}"
-        " ORDER BY ended_at_ms DESC, id DESC LIMIT ?"
+        f"SELECT {ENDED_COLUMNS} FROM ended INDEXED BY {index} WHERE {where} ORDER BY ended_at_ms DESC, id DESC LIMIT ?"
     )
     return [EndedRow(*row) for row in db.execute(sql, (*where.values, max(0, limit)))]
 
@@ -137,9 +136,7 @@ def select_summaries(db: sqlite3.Connection) -> list[SummaryRow]:
 def last_event_seq(db: sqlite3.Connection) -> int:
     """The number of the last event ever stored, folded ones included."""
     (stored,) = db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()
-    (folded,) = db.execute(
-        "SELECT coalesce(max(value), 0) FROM marks WHERE name = 'last_folded_event'"
-    ).fetchone()
+    (folded,) = db.execute("SELECT coalesce(max(value), 0) FROM marks WHERE name = 'last_folded_event'").fetchone()
     return max(int(stored), int(folded))
 
 
@@ -167,8 +164,7 @@ def _kinds(db: sqlite3.Connection) -> list[str]:
 
 def _fold_ended_of(db: sqlite3.Connection, kind: str, *, before_ms: int, limit: int, into: Folded) -> int:
     found = db.execute(
-        f"SELECT id, {ENDED_COLUMNS} FROM ended WHERE kind = ? AND ended_at_ms < ?"
-        " ORDER BY ended_at_ms LIMIT ?",
+        f"SELECT id, {ENDED_COLUMNS} FROM ended WHERE kind = ? AND ended_at_ms < ? ORDER BY ended_at_ms LIMIT ?",
         (kind, before_ms, limit),
     ).fetchall()
     merge(into, fold_ended(EndedRow(*row) for _, *row in found))
@@ -177,9 +173,7 @@ def _fold_ended_of(db: sqlite3.Connection, kind: str, *, before_ms: int, limit: 
 
 
 def _fold_events(db: sqlite3.Connection, *, before_ms: int, limit: int, into: Folded) -> int:
-    rows = db.execute(
-        f"SELECT {EVENT_COLUMNS} FROM events WHERE at_ms < ? ORDER BY at_ms LIMIT ?", (before_ms, limit)
-    )
+    rows = db.execute(f"SELECT {EVENT_COLUMNS} FROM events WHERE at_ms < ? ORDER BY at_ms LIMIT ?", (before_ms, limit))
     found = [EventRow(*row) for row in rows]
     merge(into, fold_events(found))
     db.executemany("DELETE FROM events WHERE seq = ?", [(row.seq,) for row in found])

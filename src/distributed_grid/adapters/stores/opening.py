@@ -37,9 +37,7 @@ CACHE_KIB = 16 << 10
 def connect(path: Path, *, writable: bool) -> sqlite3.Connection:
     """A connection in autocommit mode, usable from any thread that holds its lock."""
     uri = f"{path.absolute().as_uri()}?mode={'rw' if writable else 'ro'}"
-    db = sqlite3.connect(
-        uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_MS / 1000
-    )
+    db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_MS / 1000)
     db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
     if writable:
         db.execute("PRAGMA synchronous = FULL")
@@ -85,9 +83,7 @@ def _create(path: Path, migrations: Mapping[int, Migration]) -> None:
 def _refuse_orphaned_log(path: Path) -> None:
     log = _beside(path, "-wal")
     if log.exists() and log.stat().st_size:
-        raise StoreRefused(
-            f"{path}: is missing but its log {log.name} is not; put it back or move the log away"
-        )
+        raise StoreRefused(f"{path}: is missing but its log {log.name} is not; put it back or move the log away")
 
 
 def _inspect_header(path: Path, *, newest: int) -> None:

@@ -1,8 +1,8 @@
 """Control groups, version 1 or 2, below the group this process is in: made, used and removed without a trace.
 
 Rule 1. Nothing is assumed: `probe` makes a group, joins it, and only then calls a controller usable.
-Rule 2. A group's name starts with `grid-`; no other group is ever written to or removed, except that version 2
-        is asked to hand its controllers down when our own group allows it.
+Rule 2. A group's name starts with `grid-`; no other is ever written to or removed, except that our own group
+        is asked, in version 2, to hand its controllers down.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import time
 from typing import NamedTuple
+
+from distributed_grid.agent.jobdir import slurp
 
 PREFIX = "grid-"
 
@@ -30,8 +32,7 @@ class Controllers(NamedTuple):
 
 def probe() -> Controllers:
     """What really works here; leaves nothing behind."""
-    with open("/proc/self/cgroup") as own, open("/proc/self/mountinfo") as mounts:
-        places = own_groups(own.read(), mounts.read())
+    places = own_groups(_get("/proc/self/cgroup"), _get("/proc/self/mountinfo"))
     return Controllers(_usable("memory", places), _usable("cpu", places))
 
 
@@ -47,8 +48,8 @@ def own_groups(own: str, mounts: str) -> dict[str, Controller]:
         before, _, after = line.partition(" - ")
         root, mountpoint = before.split()[3:5]
         filesystem, _, options = after.split()[:3]
-        names = options.split(",") if filesystem == "cgroup" else [""] if filesystem == "cgroup2" else []
-        for name in names:
+        mounted = options.split(",") if filesystem == "cgroup" else [""] if filesystem == "cgroup2" else []
+        for name in mounted:
             path = paths.get(name, "/..")
             inside = root == "/" or path == root or path.startswith(root + "/")
             if inside and "/.." not in path:
@@ -193,10 +194,15 @@ def _field(text: str, name: str) -> int:
 
 def _get(path: str) -> str:
     try:
-        with open(path) as file:
-            return file.read()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return ""
+    try:
+        return slurp(fd).decode()
+    except OSError:  # the group went away in between
+        return ""
+    finally:
+        os.close(fd)
 
 
 def _put(path: str, value: str) -> None:

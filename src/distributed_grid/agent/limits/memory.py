@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from distributed_grid.agent.tree import Proc, contents, quickly_below
+from distributed_grid.agent.tree import TICK_MS, Proc, contents, look, quickly_below
 
 if TYPE_CHECKING:
     from distributed_grid.agent.limits.cgroups import Group
 
 GB = 1024**3
 SOON_MS, LATER_MS = 50, 200
+SHARES_STALE_MS = 10_000
 
 
 class KeptMemory:
@@ -55,6 +56,30 @@ class WatchedMemory:
         self.peak_bytes = max(self.peak_bytes, used)
         self.next_look_ms = max(LATER_MS if calm else SOON_MS, 10 * cost_ms)
         return over_limit(used, self.limit_bytes) if used > self.limit_bytes else None
+
+
+class TreeMeter:
+    """What the tree below one shim uses; cheap enough to ask every second."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self._resident = self._shares = self._read_at_ms = 0
+
+    def read(self, shim: Proc, now_ms: int) -> tuple[int, int]:
+        """CPU milliseconds so far and bytes held now."""
+        now = look(shim.pid)
+        if now is None or now.start != shim.start:
+            return 0, 0
+        procs = quickly_below(shim.pid)
+        ticks = now.waited_ticks + sum(proc.own_ticks + proc.waited_ticks for proc in procs)
+        rough = sum(resident_bytes(proc.pid) for proc in procs)
+        if len(procs) < 2:
+            self._shares = rough
+        elif abs(rough - self._resident) > self._resident // 20 or now_ms - self._read_at_ms > SHARES_STALE_MS:
+            self._shares = held_bytes(procs, 0)  # walks page tables, so only when something changed
+            self._resident, self._read_at_ms = rough, now_ms
+        self.peak_bytes = max(self.peak_bytes, self._shares)
+        return ticks * TICK_MS, self._shares
 
 
 def over_limit(used_bytes: int, limit_bytes: int) -> str:

@@ -1,0 +1,150 @@
+"""The front door for Python programs: run a command with borrowed resources, look at what is shared.
+
+A `GridOrchestrator` holds a config and the way to the control plane, nothing else: two programs, or a program
+and a terminal, always see the same grid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+from distributed_grid.config import ClusterConfig
+from distributed_grid.domain.resources import Priority, ResourceType
+from distributed_grid.errors import GridError, TimedOut, Unreachable
+from distributed_grid.orchestration.async_client import AsyncClient
+from distributed_grid.orchestration.caller import caller_environment
+from distributed_grid.orchestration.client import ClientConfig
+from distributed_grid.orchestration.places import Places
+from distributed_grid.orchestration.protocol import JSON, STDERR, STDOUT
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRunResult:
+    """How a command ended that ran with shared resources."""
+
+    job_id: str
+    exit_code: int
+    stdout: str
+    stderr: str
+    node_id: str | None
+    outcome: str
+    detail: str | None
+
+    @property
+    def succeeded(self) -> bool:
+        return self.outcome == "exited" and self.exit_code == 0
+
+
+class SharedResourceStatus(TypedDict):
+    """What can be had, and what is lent; the rows are those of `grid shared-status --json`."""
+
+    offers: list[dict[str, Any]]
+    allocations: list[dict[str, Any]]
+
+
+class GridOrchestrator:
+    """Runs commands on borrowed resources of the grid that a config describes."""
+
+    def __init__(self, config: ClusterConfig | None = None, *, state_dir: str | os.PathLike[str] | None = None) -> None:
+        self.config = config
+        self._places = Places(state_dir)
+        path = config.file_for(self._places.state_dir / "configs") if config is not None else None
+        self._client = AsyncClient(self._places, ClientConfig(path, explicit=path is not None))
+
+    async def __aenter__(self) -> GridOrchestrator:
+        await self.initialize()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.shutdown()
+
+    async def initialize(self) -> None:
+        """Attach to the control plane, starting one in the background where none runs. Safe to call twice."""
+        await self._client.start()
+
+    async def shutdown(self) -> None:
+        """Let go of the grid; what was started goes on, and the control plane leaves by itself when idle."""
+
+    async def run_with_shared_resources(
+        self,
+        command: str | Sequence[str],
+        resource_type: ResourceType | str = ResourceType.CPU,
+        amount: float = 1,
+        priority: str | Priority = "medium",
+        job_id: str | None = None,
+        *,
+        preferred_nodes: Sequence[str] = (),
+        wait_seconds: float = 300.0,
+        timeout: float = 0.0,
+        retries: int = 0,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        isolated: bool = False,
+    ) -> SharedRunResult:
+        """Borrow, run, give back; returns when the command is over. One string goes through `sh -c`.
+
+        Raises Refused where the grid says no and TimedOut where the wait for resources was in vain. Cancelling the
+        awaiting task cancels the job.
+        """
+        argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
+        accepted = await self._client.call(
+            "submit",
+            request_id=uuid.uuid4().hex,
+            argv=argv,
+            resource_type=str(resource_type),
+            amount=float(amount),
+            priority=Priority.parse(priority).name.lower(),
+            job_id=job_id or "",
+            prefer=list(preferred_nodes),
+            wait_seconds=wait_seconds,
+            timeout_seconds=timeout,
+            retries=retries,
+            env=caller_environment(dict(env or {})),
+            cwd="" if isolated else os.path.abspath(cwd or os.getcwd()),
+        )
+        uid = accepted["job"]["uid"]
+        try:
+            return await self._result(uid)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._client.call("cancel", job_id=uid))
+            raise
+
+    async def _result(self, uid: str) -> SharedRunResult:
+        output = {STDOUT: bytearray(), STDERR: bytearray()}
+        while True:
+            seen = {"stdout_seen": len(output[STDOUT]), "stderr_seen": len(output[STDERR])}
+            try:
+                async for kind, part in self._client.stream("logs", job_id=uid, follow=True, **seen):
+                    if kind == JSON:
+                        assert isinstance(part, dict)
+                        return _result_of(part["job"], output)
+                    assert isinstance(part, bytes)
+                    output[kind] += part
+            except Unreachable:  # the control plane went away: the next one knows the job
+                continue
+
+    async def get_shared_resource_status(self) -> SharedResourceStatus:
+        """The offers and active allocations of this moment."""
+        status = await self._client.call("status")
+        return {"offers": status["offers"], "allocations": status["allocations"]}
+
+
+def _result_of(job: dict[str, Any], output: dict[bytes, bytearray]) -> SharedRunResult:
+    if job["outcome"] == "waited_too_long":
+        raise TimedOut(f"No resource offers available: {job['detail']}")
+    if job["outcome"] == "lost":
+        raise GridError(f"{job['job_id']} is lost: {job['detail']}")
+    return SharedRunResult(
+        job["job_id"],
+        job["shell_code"],
+        output[STDOUT].decode(errors="replace"),
+        output[STDERR].decode(errors="replace"),
+        job["node_id"],
+        job["outcome"],
+        job["detail"],
+    )
