@@ -139,12 +139,13 @@ class AttemptHost:
         """Take the root, start the spawner, and report every attempt found. A second call does nothing."""
         if not self._closed:
             return
-        self._link.make_root()
-        deadline = asyncio.get_running_loop().time() + HOST_LOCK_WAIT_S
-        while not self._link.take_root():  # a predecessor's spawner may need a moment to see that it is alone
-            if asyncio.get_running_loop().time() > deadline:
-                raise BadInput(f"{self._root} is in use by another agent")
-            await asyncio.sleep(0.01)
+        for path in (Path(self._root), Path(self._root, jobdir.LIVE)):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:  # a predecessor's spawner may need a moment to see that it is alone
+            await asyncio.wait_for(_until(self._link.take_root), HOST_LOCK_WAIT_S)
+        except TimeoutError as error:
+            self._link.leave_root()
+            raise BadInput(f"{self._root} is in use by another agent") from error
         self._closed = False
         self._connect()
         self._adopt_all()
@@ -164,8 +165,7 @@ class AttemptHost:
             loop.remove_reader(self._link.fileno())
         self._linked.clear()
         self._link.end()
-        while not self._link.ended():
-            await asyncio.sleep(0.002)
+        await _until(self._link.ended)
         self._link.leave_root()
         self._running.clear()
         self._ended.clear()
@@ -183,8 +183,7 @@ class AttemptHost:
         self._do(self._reconnect())
 
     async def _reconnect(self) -> None:
-        while not self._link.ended():
-            await asyncio.sleep(0.002)
+        await _until(self._link.ended)
         await asyncio.sleep(self._link.pause_s())
         self._connect()
 
@@ -313,8 +312,7 @@ class AttemptHost:
     async def _after_shim(self, attempt: _Attempt) -> None:
         """Its shim is gone without a word: find out what happened, and make sure that nothing is left."""
         with JobDir(self._root, attempt.id) as job:
-            while job.is_locked():
-                await asyncio.sleep(0.002)
+            await _until(lambda: not job.is_locked())
             record = job.read(jobdir.EXIT)
             if record is None and not job.has(jobdir.LOCK) and attempt.sends < 5:
                 await self._hand_over(attempt)  # the spawner died before it could fork
@@ -336,7 +334,8 @@ class AttemptHost:
             return
         beyond: set[tree.Proc] = set()
         while True:
-            left = set(tree.marked(job.attempt_id, started["pid"], started["start"]))
+            work = f"{job.path}/{jobdir.WORK}"
+            left = set(tree.marked(job.attempt_id, work, started["pid"], started["start"]))
             grouped = [proc for group in groups for proc in map(tree.look, group.members()) if proc]
             left.update(proc for proc in grouped if not tree.is_exempt(proc))
             left -= beyond
@@ -519,6 +518,12 @@ class AttemptHost:
                     job.write(jobdir.CORES, cores)
                 if attempt.shim is not None:
                     tree.pin(attempt.shim.pid, cores)
+
+
+async def _until(true: Callable[[], bool]) -> None:
+    """Wait for what nobody announces: that a lock is free, that a process is gone."""
+    while not true():
+        await asyncio.sleep(0.002)
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

@@ -94,12 +94,12 @@ class Shim:
         weight = weight_for(milli, cores)
         if limit and not self.controllers.memory:
             self.memory = WatchedMemory(limit)
+        name = f"{PREFIX}{self.job.attempt_id}.{os.getpid()}"  # another grid may use the same attempt id
         by_path: dict[str, Group] = {}
         memory, cpu = self.controllers.memory if limit else None, self.controllers.cpu if weight else None
-        for place in (memory, cpu):
-            if place:
-                path = f"{place.base}/{PREFIX}{self.job.attempt_id}"
-                by_path.setdefault(path, Group(place.version, path))
+        for place in filter(None, (memory, cpu)):
+            path = f"{place.base}/{name}"
+            by_path.setdefault(path, Group(place.version, path))
         if not by_path:
             return
         self.job.write(jobdir.GROUPS, [[group.version, path] for path, group in by_path.items()])
@@ -107,11 +107,10 @@ class Shim:
         for group in self.groups:
             group.make()
         if memory:
-            group = by_path[f"{memory.base}/{PREFIX}{self.job.attempt_id}"]
-            group.limit_memory(limit)
-            self.memory = KeptMemory(limit, group)
+            by_path[f"{memory.base}/{name}"].limit_memory(limit)
+            self.memory = KeptMemory(limit, by_path[f"{memory.base}/{name}"])
         if cpu:
-            by_path[f"{cpu.base}/{PREFIX}{self.job.attempt_id}"].weigh_cpu(weight)
+            by_path[f"{cpu.base}/{name}"].weigh_cpu(weight)
 
     def _tell_started(self, cores: list[int]) -> None:
         command = tree.look(self.main)
@@ -387,7 +386,7 @@ def find_command(argv: list[str], env: dict[str, str]) -> str:
     found = [path for path in found if os.access(path, os.F_OK)]
     if not found:
         raise NotStarted(f"no such command: {name}")
-    runnable = (path for path in found if os.access(path, os.X_OK) and not stat.S_ISDIR(os.stat(path).st_mode))
+    runnable = (path for path in found if os.access(path, os.X_OK) and not os.access(f"{path}/.", os.F_OK))
     return next(runnable, found[0])
 
 

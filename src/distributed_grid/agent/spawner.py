@@ -135,11 +135,6 @@ class SpawnerLink:
         self._begun_at = 0.0
         self._short_lives = 0
 
-    def make_root(self) -> None:
-        """Have the root's directories."""
-        os.makedirs(self._root, mode=0o700, exist_ok=True)
-        os.makedirs(f"{self._root}/{jobdir.LIVE}", mode=0o700, exist_ok=True)
-
     def take_root(self) -> bool:
         """Become the root's one host; False while another is, or its spawner still lives."""
         if self._lock < 0:

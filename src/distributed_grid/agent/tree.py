@@ -7,6 +7,9 @@ Rule 3. `below` reads the whole process table and misses nothing that stands sti
         the kernel's lists of children, costs only what the tree costs, and may miss what is being born.
 """
 
+# pathlib stays out of the spawner: every shim carries what is imported there.
+# ruff: noqa: PTH208
+
 from __future__ import annotations
 
 import os
@@ -131,33 +134,22 @@ def _exempt_image(pid: int, start: int, environ_at: int) -> bool:  # an exec mov
     return not EXEMPT.isdisjoint(environ(pid))
 
 
-def marked(attempt_id: str, session: int, since: int) -> list[Proc]:
-    """What is left of an attempt whose shim is gone: found by its mark, its session, and below those.
+def marked(attempt_id: str, work: str, session: int = 0, since: int = 0) -> list[Proc]:
+    """What is left of an attempt whose shim is gone: found by its marks or its session, and below those.
 
-    `session` (0: unknown) is the command's; it counts only for processes not older than `since`.
+    The marks are both its id and its directory, as another grid of the same user may use the same id. `session`
+    (0: unknown) is the command's; it counts only for processes not older than `since`.
     """
-    mark = f"GRID_ATTEMPT_ID={attempt_id}".encode()
+    marks = {f"GRID_ATTEMPT_ID={attempt_id}".encode(), f"GRID_JOB_DIR={work}".encode()}
     procs = table()
-    roots: dict[int, Proc] = {}
-    spared: set[int] = {os.getpid()}
+    found: dict[int, Proc] = {}
     for proc in procs.values():
         pairs = environ(proc.pid)
-        if not EXEMPT.isdisjoint(pairs):
-            spared.add(proc.pid)
-        elif mark in pairs or (session and proc.session == session and proc.start >= since):
-            roots[proc.pid] = proc
-    found = {pid: proc for pid, proc in roots.items() if not _is_under(pid, spared, procs)}
-    for pid in tuple(found):
-        found.update((proc.pid, proc) for proc in below(pid, procs))
-    return [proc for proc in found.values() if not proc.dead and proc.pid not in spared]
-
-
-def _is_under(pid: int, ancestors: set[int], procs: Mapping[int, Proc]) -> bool:
-    while pid in procs:
-        if pid in ancestors:
-            return True
-        pid = procs[pid].parent
-    return False
+        of_session = session != 0 and proc.session == session and proc.start >= since
+        if (of_session or marks <= pairs) and EXEMPT.isdisjoint(pairs):
+            found[proc.pid] = proc
+            found.update((child.pid, child) for child in below(proc.pid, procs))
+    return [proc for proc in found.values() if not proc.dead and proc.pid != os.getpid()]
 
 
 def send(proc: Proc, signum: int) -> bool:

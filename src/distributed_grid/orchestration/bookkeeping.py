@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from distributed_grid.domain.changes import VOLATILE, Row, encode_row
-from distributed_grid.domain.events import Event, JobCancelled, JobSubmitted, LeaseAsked, LeaseExtended, LeaseReleased
+from distributed_grid.domain.events import Event, JobCancelled, JobSubmitted, LeaseAsked, LeaseExtended
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.errors import GridError
@@ -63,7 +63,7 @@ def refusal_record(event: Event, refusal: GridError) -> Record | None:
     """The audit line of a request that was refused; reports that come too late are not requests."""
     if isinstance(event, LeaseAsked | JobSubmitted):
         return Record("refused", event.request.user, event.request.id, reason=str(refusal))
-    if isinstance(event, LeaseReleased | LeaseExtended):
+    if isinstance(event, LeaseExtended):
         return Record("refused", event.by, event.lease_id, reason=str(refusal))
     if isinstance(event, JobCancelled):
         return Record("refused", event.by, event.uid, reason=str(refusal))

@@ -25,8 +25,9 @@ View = dict[str, Any]
 class Viewer:
     """Turns rows into JSON; `offset_ms` is how far the wall clock is ahead of the grid's own time."""
 
-    def __init__(self, offset_ms: int) -> None:
+    def __init__(self, offset_ms: int, max_offers_per_node: int = 5) -> None:
         self._offset_ms = offset_ms
+        self._max_offers_per_node = max_offers_per_node
 
     def time(self, at_ms: int) -> str | None:
         """A moment of the grid's time as people write it; None for "never"."""
@@ -69,7 +70,7 @@ class Viewer:
         }
 
     def offers(self, ledger: Ledger) -> list[View]:
-        """What can be had right now, one row per node and kind of resource."""
+        """What can be had right now, one row per node and kind of resource, up to the configured number."""
         rows: list[View] = []
         for name, offer in ledger.offers.items():
             if ledger.nodes[name].state is not NodeState.ALIVE:
@@ -82,17 +83,17 @@ class Viewer:
                 ("gpu", sum(book.free_milli(device) for device in lends.gpus) / 1000),
             ]
             free += [(kind, count - taken.get(kind, 0)) for kind, count in lends.custom]
-            for kind, amount in free:
-                if amount > 0:
-                    rows.append(
-                        {
-                            "node_id": name,
-                            "resource_type": kind,
-                            "amount": amount,
-                            "generation": offer.generation,
-                            "expires_at": self.time(offer.expires_at_ms),
-                        }
-                    )
+            there = [(kind, amount) for kind, amount in free if amount > 0]
+            rows += [
+                {
+                    "node_id": name,
+                    "resource_type": kind,
+                    "amount": amount,
+                    "generation": offer.generation,
+                    "expires_at": self.time(offer.expires_at_ms),
+                }
+                for kind, amount in there[: self._max_offers_per_node]
+            ]
         return rows
 
     def allocations(self, ledger: Ledger) -> list[View]:

@@ -11,6 +11,7 @@ from distributed_grid.domain.events import (
     AttemptStarted,
     JobCancelled,
     JobSubmitted,
+    LeaseReleased,
     QueueLooked,
 )
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome, Stop
@@ -18,9 +19,9 @@ from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.lives import JobState, LeaseEnd, LeaseState, Step, advance_job, advance_lease
 from distributed_grid.errors import BadInput, Conflict, NotFound
-from distributed_grid.reactor.decision import Decision, JobAnswer, Record
+from distributed_grid.reactor import leases
+from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record
 from distributed_grid.reactor.granting import end_lease
-from distributed_grid.reactor.leases import admit
 
 FOREVER_MS = 100 * 365 * 86_400_000
 """How long a job waits that was displaced or is run again: it was promised a run."""
@@ -54,7 +55,7 @@ def on_submitted(ledger: Ledger, event: JobSubmitted, now: int) -> Decision:
         raise Conflict(f"a job called {event.id} is already there; wait for it, cancel it or choose another name")
     lease = _next_lease(uid, 1, event.request, now)
     job = Job(uid, event.id, event.command, event.request, now, retries_left=event.retries, lease_id=lease.id)
-    return admit(ledger, lease, now, job=job)
+    return leases.admit(ledger, lease, now, job=job)
 
 
 def _next_lease(uid: str, number: int, request: Request, now: int) -> Lease:
@@ -67,6 +68,18 @@ def on_cancelled(ledger: Ledger, event: JobCancelled, now: int) -> Decision:
     if job is None:
         raise NotFound(f"no job {event.uid} is going on")
     return stop_job(ledger, job, Ending.CANCELLED, event.detail or f"cancelled by {event.by}", now)
+
+
+def on_released(ledger: Ledger, event: LeaseReleased, now: int) -> Decision:
+    """Take a lease back; the job that runs under it is stopped first."""
+    lease = leases.held(ledger, event.lease_id)
+    if not lease.job:
+        return leases.on_released(ledger, event, now)
+    why = event.detail or f"its lease was released by {event.by}"
+    decision = stop_job(ledger, ledger.jobs[lease.job], Ending.CANCELLED, why, now)
+    after = [row for row in decision.changes if isinstance(row, Lease) and row.id == lease.id]
+    decision.answer = LeaseAnswer(after[-1] if after else lease)
+    return decision
 
 
 def stop_job(ledger: Ledger, job: Job, ending: Ending, detail: str, now: int) -> Decision:

@@ -114,10 +114,8 @@ def on_queue_looked(ledger: Ledger, event: QueueLooked, now: int) -> Decision:
 
 
 def on_released(ledger: Ledger, event: LeaseReleased, now: int) -> Decision:
-    """Take a plain lease back; one that a job runs under is given back by cancelling the job."""
-    lease = ledger.leases.get(event.lease_id)
-    if lease is None:
-        raise NotFound(f"no lease {event.lease_id} is held")
+    """Take a plain lease back; `jobs.on_released` looks after those that a job runs under."""
+    lease = held(ledger, event.lease_id)
     if lease.job:
         raise Conflict(f"a job runs under lease {lease.id}; cancel job {ledger.jobs[lease.job].id} to give it back")
     end = LeaseEnd.WITHDRAWN if lease.state is LeaseState.ASKED else LeaseEnd.RELEASED
@@ -126,6 +124,14 @@ def on_released(ledger: Ledger, event: LeaseReleased, now: int) -> Decision:
     assert isinstance(over, Lease)
     decision.answer = LeaseAnswer(over)
     return decision
+
+
+def held(ledger: Ledger, lease_id: str) -> Lease:
+    """The living lease of this id, or NotFound."""
+    lease = ledger.leases.get(lease_id)
+    if lease is None:
+        raise NotFound(f"no lease {lease_id} is held")
+    return lease
 
 
 def on_extended(ledger: Ledger, event: LeaseExtended, now: int) -> Decision:

@@ -3,10 +3,13 @@
 Rule 1: only lower priorities yield, and `low` before `medium` before `high`.
 Rule 2: a lease younger than the minimum run time is left alone.
 Rule 3: who already yields is not asked twice, but is waited for.
-Rule 4: never on a node that is not alive and heard.
+Rule 4: nobody goes who could stay, and one goes instead of several that are no less important.
+Rule 5: never on a node that is not alive and heard.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from msgspec import Struct
 
@@ -50,27 +53,61 @@ def _on(ledger: Ledger, node: str, request: Request, now: int) -> Displacement |
     lends = ledger.lends(node)
     leases = list(ledger.leases_of(node))
     staying = [lease for lease in leases if not lease.yields_to]
+    book = Book(lease.claim for lease in staying if lease.claim is not None)
     candidates = sorted((lease for lease in staying if _may_yield(lease, request, now)), key=_cheapest_first)
-    victims: list[Lease] = []
-
-    def claim_without(gone: list[Lease]) -> Claim | None:
-        kept = (lease.claim for lease in staying if lease not in gone and lease.claim is not None)
-        return Book(kept).claim_for(request.ask, lends)
-
-    for candidate in candidates:
-        if claim_without(victims) is not None:
-            break
-        victims.append(candidate)
-    for spared in sorted(victims, key=_cheapest_first, reverse=True):
-        without = [victim for victim in victims if victim is not spared]
-        if claim_without(without) is not None:
-            victims = without
-    claim = claim_without(victims)
+    victims = _victims(book, candidates, lambda: book.claim_for(request.ask, lends) is not None)
+    claim = book.claim_for(request.ask, lends)
     if claim is None:
         return None
     yielding = tuple(lease.id for lease in leases if lease.yields_to)
     gone = tuple(victim.id for victim in victims)
     return Displacement(node, claim, gone, gone + yielding) if gone or yielding else None
+
+
+def _victims(book: Book, candidates: list[Lease], fits: Callable[[], bool]) -> list[Lease]:
+    """Who must go, cheapest first, with nobody among them who could stay; their claims leave the book."""
+    victims: list[Lease] = []
+    for candidate in candidates:
+        if fits():
+            break
+        _without(book, candidate)
+        victims.append(candidate)
+    if len(victims) < 2 or not fits():
+        return victims
+    for spared in reversed(victims[:]):
+        _with(book, spared)
+        if fits():
+            victims.remove(spared)
+        else:
+            _without(book, spared)
+    return _one_for_all(book, candidates, victims, fits) if len(victims) > 1 else victims
+
+
+def _one_for_all(book: Book, candidates: list[Lease], victims: list[Lease], fits: Callable[[], bool]) -> list[Lease]:
+    """The one lease whose going is enough, where there is one no more important than these, else these."""
+    worst = max(victim.request.priority for victim in victims)
+    for victim in victims:
+        _with(book, victim)
+    for candidate in candidates:
+        if candidate.request.priority > worst:
+            break
+        _without(book, candidate)
+        if fits():
+            return [candidate]
+        _with(book, candidate)
+    for victim in victims:
+        _without(book, victim)
+    return victims
+
+
+def _without(book: Book, lease: Lease) -> None:
+    if lease.claim is not None:
+        book.give_back(lease.claim)
+
+
+def _with(book: Book, lease: Lease) -> None:
+    if lease.claim is not None:
+        book.take(lease.claim)
 
 
 def _may_yield(lease: Lease, request: Request, now: int) -> bool:

@@ -83,7 +83,10 @@ def _shortage(ledger: Ledger, ask: Amounts, node: Node, now: int) -> str:
         return "no fresh measurement"
     if offer.keeps and Book().claim_for(ask, offer.lends) is None:
         return "; ".join(offer.keeps)
-    return _short_of(ask, offer.lends, ledger.book(node.name), "free") or "fits"
+    book = ledger.book(node.name)
+    if book.claim_for(ask, offer.lends) is not None:
+        return "kept for a request that has waited longer"
+    return _short_of(ask, offer.lends, book, "free") or "does not fit"
 
 
 def _absence(ledger: Ledger, node: Node, now: int) -> str:

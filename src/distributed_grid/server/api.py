@@ -139,17 +139,16 @@ class Api:
         )
 
     async def _release(self, client: Connection, op: requests.Release) -> None:
-        lease = await find_lease(self._grid, op.allocation_id)
-        if not lease.is_over:
-            try:
-                if lease.job:
-                    await self._grid.handle(JobCancelled(lease.job, self._user, "its lease was released"))
-                else:
-                    await self._grid.handle(LeaseReleased(lease.id, self._user))
-            except NotFound:  # it ended by itself a moment ago: releasing twice is harmless
-                pass
-            lease = await find_lease(self._grid, lease.id)
-        client.send({"allocation": self._house.viewer.lease(lease)})
+        try:
+            answer = await self._grid.handle(LeaseReleased(op.allocation_id, self._user))
+        except NotFound:  # a prefix, or one that is over already: releasing twice is harmless
+            lease = await find_lease(self._grid, op.allocation_id)
+            if not lease.is_over:
+                answer = await self._grid.handle(LeaseReleased(lease.id, self._user))
+            else:
+                answer = LeaseAnswer(lease)
+        assert isinstance(answer, LeaseAnswer)
+        client.send({"allocation": self._house.viewer.lease(answer.lease)})
 
     async def _extend(self, client: Connection, op: requests.Extend) -> None:
         lease = await find_lease(self._grid, op.allocation_id)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import resource
@@ -121,6 +122,7 @@ class Daemon:
             await self._links.settled()
             listener = self._seat.listen()
             server = await asyncio.get_running_loop().create_unix_server(self._accept, sock=listener)
+            gc.freeze()  # what is loaded stays: the collector need not look at it again and again
             log.info("serving, version %s, pid %d, config %s", __version__, os.getpid(), self._chosen.path)
             starter.tell("ready")
             await self._until_the_end()
@@ -175,7 +177,8 @@ class Daemon:
 
     @property
     def viewer(self) -> Viewer:
-        return Viewer(self._clock.wall_offset_ms())
+        sharing = self._chosen.config.resource_sharing
+        return Viewer(self._clock.wall_offset_ms(), sharing.max_offers_per_node)
 
     @property
     def sharing_enabled(self) -> bool:

@@ -17,37 +17,39 @@ T = TypeVar("T", Job, Lease)
 
 
 async def find_job(grid: Grid, name: str) -> Job:
-    """The job of this id, uid, or unique prefix of either; living ones before ended ones."""
+    """The job of this id or uid, alive or ended; else of this unique prefix, living ones before ended ones."""
 
-    def living(ledger: Ledger, now: int) -> dict[str, Job]:
-        exact = ledger.jobs.get(ledger.job_uids.get(name, name))
-        if exact is not None:
-            return {exact.uid: exact}
-        return {job.uid: job for job in ledger.jobs.values() if job.id.startswith(name) or job.uid.startswith(name)}
+    def exact(ledger: Ledger, now: int) -> Job | None:
+        return ledger.jobs.get(ledger.job_uids.get(name, name))
 
-    found = await grid.read(living)
-    if not found:
-        store = grid.store
-        rows = store.ended("job", key=name, limit=1) or store.ended("job", request_id=name, limit=1)
-        rows = rows or (store.ended("job", key_prefix=name, limit=5) if name else [])
-        found = {job.uid: job for job in map(ended_job, rows)}
-    return _only(found, name, "job", lambda job: job.id)
+    def beginning(ledger: Ledger, now: int) -> list[Job]:
+        return [job for job in ledger.jobs.values() if job.id.startswith(name) or job.uid.startswith(name)]
+
+    job = await grid.read(exact)
+    if job is not None:
+        return job
+    store = grid.store
+    rows = store.ended("job", key=name, limit=1) or store.ended("job", request_id=name, limit=1)
+    found = [ended_job(row) for row in rows] or await grid.read(beginning)
+    if not found and name:
+        found = [ended_job(row) for row in store.ended("job", key_prefix=name, limit=5)]
+    return _only({job.uid: job for job in found}, name, "job", lambda job: job.id)
 
 
 async def find_lease(grid: Grid, name: str) -> Lease:
-    """The lease of this id or unique prefix; living ones before ended ones."""
+    """The lease of this id, alive or ended; else of this unique prefix, living ones before ended ones."""
 
-    def living(ledger: Ledger, now: int) -> dict[str, Lease]:
-        if name in ledger.leases:
-            return {name: ledger.leases[name]}
-        return {key: lease for key, lease in ledger.leases.items() if key.startswith(name)}
+    def beginning(ledger: Ledger, now: int) -> list[Lease]:
+        return [lease for key, lease in ledger.leases.items() if key.startswith(name)]
 
-    found = await grid.read(living)
-    if not found:
-        rows = grid.store.ended("lease", key=name, limit=1)
-        rows = rows or (grid.store.ended("lease", key_prefix=name, limit=5) if name else [])
-        found = {lease.id: lease for lease in map(_lease, rows)}
-    return _only(found, name, "lease", lambda lease: lease.id)
+    lease = await grid.read(lambda ledger, now: ledger.leases.get(name))
+    if lease is not None:
+        return lease
+    store = grid.store
+    found = [_lease(row) for row in store.ended("lease", key=name, limit=1)] or await grid.read(beginning)
+    if not found and name:
+        found = [_lease(row) for row in store.ended("lease", key_prefix=name, limit=5)]
+    return _only({lease.id: lease for lease in found}, name, "lease", lambda lease: lease.id)
 
 
 def ended_job(row: EndedRow) -> Job:

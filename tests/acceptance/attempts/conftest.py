@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import time
@@ -113,9 +114,14 @@ def is_alive(pid: int) -> bool:
 def root(tmp_path: Path) -> Iterator[Path]:
     root = tmp_path / "jobs"
     yield root
-    names = [path.name for path in root.iterdir() if not path.name.startswith(".")]
-    left = [proc for name in names for proc in tree.marked(name, 0, 0)]
-    groups = [path for name in names for path in Path("/sys/fs/cgroup").rglob(f"grid-{name}")]
+    mark = f"GRID_JOB_DIR={root}/".encode()
+    left = [
+        proc
+        for proc in tree.table().values()
+        if any(pair.startswith(mark) for pair in tree.environ(proc.pid)) and not proc.dead
+    ]
+    recorded = [json.loads(path.read_text()) for path in root.glob("*/groups.json")]
+    groups = [path for listed in recorded for _, path in listed if Path(path).exists()]
     log = root / ".spawner.log"
     told = log.read_text() if log.exists() else ""
     tree.send_all(left, 9)

@@ -17,9 +17,7 @@ from tests.unit.reactor.world import Moment, World, by_job, in_order
 
 def _started(ledger: Ledger, name: str) -> list[Lease]:
     """The leases that use a node now: a preemptor whose victims are still there does not."""
-    return [
-        lease for lease in ledger.leases.values() if lease.node == name and lease.holds and not lease.awaits
-    ]
+    return [lease for lease in ledger.leases.values() if lease.node == name and lease.holds and not lease.awaits]
 
 
 def a_node_is_never_lent_more_than_capacity_and_caps_allow(world: World, moment: Moment) -> None:

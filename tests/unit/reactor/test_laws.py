@@ -93,9 +93,7 @@ DEEDS = {
 }
 OFTEN = ("ask", "submit", "submit", "urge", "urge", "fill", "work", "wait", "wait")
 SELDOM = ("declare", "forget", "ask_again", "extend", "started", "listed", "look", "jump", "restart")
-scripts = st.lists(
-    st.sampled_from([*DEEDS, *OFTEN]).flatmap(lambda name: deed(name, *DEEDS[name])), max_size=25
-)
+scripts = st.lists(st.sampled_from([*DEEDS, *OFTEN]).flatmap(lambda name: deed(name, *DEEDS[name])), max_size=25)
 
 
 def begin(world: World, first: int, second: int) -> None:

@@ -1,0 +1,28 @@
+"""`python -m bench [name …]`: run the measurements and print one table."""
+
+from __future__ import annotations
+
+import sys
+
+from bench import commands, deciding, granting, restarting
+from bench.table import render
+
+ALL = {"deciding": deciding, "granting": granting, "restarting": restarting, "commands": commands}
+
+
+def main() -> int:
+    names = sys.argv[1:] or list(ALL)
+    unknown = [name for name in names if name not in ALL]
+    if unknown:
+        print(f"no measurement {unknown[0]!r}; there is {', '.join(ALL)}", file=sys.stderr)
+        return 2
+    lines = []
+    for name in names:
+        print(f"measuring {name} …", file=sys.stderr)
+        lines += ALL[name].measure()
+    print(render(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""decide + apply alone: grant and release pairs a second, over growing numbers of nodes."""
+
+from __future__ import annotations
+
+import time
+
+from bench.table import Line
+from distributed_grid.domain.events import LeaseAsked, LeaseReleased, NodeHeard
+from distributed_grid.domain.leases import Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node, Usage
+from distributed_grid.domain.resources import Amounts, Capacity
+from distributed_grid.reactor import LeaseAnswer, step
+
+PAIRS = 5_000
+HELD = 50
+BARS = {100: 8_000.0, 1_000: 4_000.0}
+
+
+def measure() -> list[Line]:
+    """A line for each size with a bar, and how the cost of a pair grows from 100 to 10,000 nodes."""
+    rates = {size: max(_pairs_per_second(size) for _ in range(3)) for size in (100, 1_000, 10_000)}
+    lines = [Line(f"grant+release pairs, {size:,} nodes", rates[size], bar, "/s") for size, bar in BARS.items()]
+    growth = rates[100] / rates[10_000]
+    return [*lines, Line("cost of a pair, 10,000 nodes over 100 nodes", growth, 10, "×", lower_is_better=True)]
+
+
+def _pairs_per_second(nodes: int) -> float:
+    ledger = Ledger(Node(f"n{i}", capacity=Capacity(16_000, 2**36)) for i in range(nodes))
+    for i in range(nodes):
+        step(ledger, NodeHeard(f"n{i}", Usage()), 0)
+    held: list[str] = []
+    began = time.perf_counter()
+    for i in range(PAIRS):
+        answer = step(ledger, LeaseAsked(Request(f"r{i}", "u", Amounts(1000, 2**30))), i).answer
+        assert isinstance(answer, LeaseAnswer)
+        held.append(answer.lease.id)
+        if len(held) > HELD:
+            step(ledger, LeaseReleased(held.pop(0), "u"), i)
+    return PAIRS / (time.perf_counter() - began)

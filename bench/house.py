@@ -1,0 +1,53 @@
+"""A real control plane in a temporary state directory, for measuring."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from distributed_grid.orchestration.client import Client, ClientConfig
+from distributed_grid.orchestration.places import Places
+
+GRID = str(Path(sys.executable).with_name("grid"))
+BIG_NODE = """
+nodes:
+- name: big
+  host: local
+  cpu_count: 1000000
+  memory_gb: 1000000
+  trust_declared: true
+"""
+
+
+@contextlib.contextmanager
+def a_house(config: str | None = None) -> Iterator[tuple[Places, ClientConfig]]:
+    """A state directory on a real disk; the control plane that was started in it is stopped afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="grid-bench-"))
+    wanted = ClientConfig()
+    if config is not None:
+        (folder / "cluster.yaml").write_text(config)
+        wanted = ClientConfig(str(folder / "cluster.yaml"), explicit=True)
+    places = Places(folder / "state")
+    try:
+        yield places, wanted
+    finally:
+        run_grid(places, "daemon", "stop")
+        shutil.rmtree(folder)
+
+
+def run_grid(places: Places, *words: str) -> None:
+    """Run a command line to its end."""
+    env = os.environ | {"GRID_STATE_DIR": str(places.state_dir)}
+    subprocess.run([GRID, *words], env=env, cwd="/", check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def start(places: Places, wanted: ClientConfig) -> None:
+    """Have the control plane running."""
+    with Client(places, wanted) as client:
+        client.call("info")

@@ -1,0 +1,85 @@
+"""A restart with 10,000 active leases and 100,000 ended ones: how long until it answers, how big the file is."""
+
+from __future__ import annotations
+
+import time
+
+from bench.house import BIG_NODE, a_house
+from bench.table import Line
+from distributed_grid.adapters.stores.sqlite import SqliteStore
+from distributed_grid.domain.changes import Row
+from distributed_grid.domain.events import LeaseAsked, LeaseReleased, NodeDeclared, NodeHeard
+from distributed_grid.domain.leases import Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node, Usage
+from distributed_grid.domain.resources import Amounts, Capacity
+from distributed_grid.orchestration.bookkeeping import batch_of
+from distributed_grid.orchestration.client import Client
+from distributed_grid.orchestration.places import Places
+from distributed_grid.reactor import Record, step
+
+ACTIVE, ENDED, BATCH = 10_000, 100_000, 500
+DAY_MS = 86_400_000
+
+
+def measure() -> list[Line]:
+    """Seconds to the first answer after a start, and the size of the file before and after folding."""
+    with a_house(BIG_NODE) as (places, wanted):
+        places.make()
+        _fill(places)
+        began = time.perf_counter()
+        with Client(places, wanted) as client:
+            status = client.call("status")
+        taken = time.perf_counter() - began
+        assert len(status["allocations"]) == ACTIVE, len(status["allocations"])
+    before, after = _folding()
+    return [
+        Line("ready after a start, 10,000 active and 100,000 ended leases", taken, 2, "s", lower_is_better=True),
+        Line("grid.db 31 days later, of its size before", after / before, 1, "×", lower_is_better=True),
+    ]
+
+
+def _fill(places: Places) -> None:
+    """Real history through the real deciders and the real store."""
+    now = int(time.time() * 1000) - DAY_MS
+    store, ledger = SqliteStore(places.database), Ledger()
+    changes: list[Row] = []
+    records: list[Record] = []
+    seq = 0
+
+    def take(event: LeaseAsked | LeaseReleased | NodeDeclared | NodeHeard) -> None:
+        nonlocal seq
+        stepped = step(ledger, event, now)
+        changes.extend(stepped.changes)
+        records.extend(stepped.records)
+        if len(changes) > BATCH:
+            flush()
+
+    def flush() -> None:
+        nonlocal seq
+        store.commit(batch_of(changes, records, now, seq))
+        seq += len(records)
+        changes.clear()
+        records.clear()
+
+    take(NodeDeclared(Node("big", capacity=Capacity(10**9, 2**50))))
+    take(NodeHeard("big", Usage()))
+    for i in range(ENDED + ACTIVE):
+        take(LeaseAsked(Request(f"r{i:08x}", "somebody", Amounts(cpu_milli=1000))))
+        if i < ENDED:
+            take(LeaseReleased(f"r{i:08x}", "somebody"))
+    flush()
+    store.close()
+
+
+def _folding() -> tuple[int, int]:
+    """The size of a full database, and of the same one when all its history is older than 30 days."""
+    with a_house() as (places, _):
+        places.make()
+        _fill(places)
+        before = places.database.stat().st_size
+        store = SqliteStore(places.database)
+        while store.summarise(before_ms=int(time.time() * 1000) + DAY_MS, limit=20_000):
+            pass
+        store.close()
+        return before, places.database.stat().st_size
