@@ -102,6 +102,16 @@ class Shell:
             self("daemon", "stop", timeout=40)
 
 
+@pytest.fixture(scope="module")
+def shared_grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """One grid for all the tests of a file that leave nothing behind in it."""
+    folder = tmp_path_factory.mktemp("shared")
+    (folder / "here").mkdir()
+    shell = Shell(folder / "state", folder / "here")
+    yield shell
+    shell.close()
+
+
 @pytest.fixture
 def grid(tmp_path: Path) -> Iterator[Shell]:
     """A grid of this machine alone, started by the first command."""

@@ -25,9 +25,7 @@ class Clone:
         self.stamp = self.folder / ".venv" / ".ready-runtime"
         self.unfinished = self.folder / ".venv" / ".unfinished"
 
-    def start(
-        self, *arguments: str, command: str = "./grid", cwd: Path | None = None
-    ) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, command: str = "./grid", cwd: Path | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [command, *arguments],
             cwd=cwd or self.folder,
@@ -133,6 +131,4 @@ def test_without_a_python_one_line_says_so(tmp_path: Path) -> None:
     clone.environment["PATH"] = str(tools)
     code, out, err = clone.run("--version")
     assert (code, out) == (1, "")
-    assert err.splitlines() == [
-        "grid: needs Python 3.11 or newer, and found none on the PATH (set PYTHON to name one)"
-    ]
+    assert err.splitlines() == ["grid: needs Python 3.11 or newer, and found none on the PATH (set PYTHON to name one)"]

@@ -7,9 +7,6 @@ Rule 3. `below` reads the whole process table and misses nothing that stands sti
         the kernel's lists of children, costs only what the tree costs, and may miss what is being born.
 """
 
-# pathlib stays out of the spawner: every shim carries what is imported there.
-# ruff: noqa: PTH208
-
 from __future__ import annotations
 
 import os

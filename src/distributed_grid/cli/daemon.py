@@ -24,14 +24,14 @@ def start(session: Session) -> None:
     """Start the control plane and let it stay until it is stopped."""
     try:
         with session.client(may_start=False) as client:
-            info = client.call("info")
+            info = client.call("stay")
         answer(session, info, f"already running, pid {info['pid']}")
         return
     except Unreachable:
         pass
     with session.client() as client:
         client.start(stay=True)
-        info = client.call("info")
+        info = client.call("stay")  # where another command was quicker, its daemon stays, too
     answer(session, info, f"running, pid {info['pid']}")
 
 

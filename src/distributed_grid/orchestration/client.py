@@ -106,9 +106,12 @@ class Client:
     def stream(self, op: str, **arguments: Any) -> Iterator[tuple[bytes, bytes | dict[str, Any]]]:
         """The frames of a long answer as they come; the last one is the JSON message with `"done": true`."""
         self._connect()
-        self._send({"op": op, **arguments})
+        asked = False
         while True:
             try:
+                if not asked:
+                    self._send({"op": op, **arguments})
+                    asked = True
                 kind, body = self._next()
             except (ConnectionError, EOFError, BrokenFrame) as lost:
                 self.close()
@@ -125,6 +128,7 @@ class Client:
         if self._socket is not None:
             return
         deadline = time.monotonic() + START_SECONDS
+        stay = False
         while time.monotonic() < deadline:
             try:
                 self._dial()
@@ -134,9 +138,10 @@ class Client:
                 self.close()
                 if not self._may_start:
                     raise Unreachable(f"no control plane runs for {self.places.state_dir}") from None
-                self.start(stay=False)
+                self.start(stay=stay)
             except _HandedOver:
                 self.close()
+                stay = bool(self.welcome.get("stays"))  # the next one stays where the old one would have
                 time.sleep(PAUSE_SECONDS)
         raise Unreachable("the control plane could not be reached; see `grid daemon status`")
 

@@ -199,7 +199,7 @@ class Grid:
             if not found:
                 return None
             row = decode_row(kind, found[0].blob)
-        if not isinstance(row, Lease | Job) or row.kind != kind or row.request != event.request:
+        if not isinstance(row, Lease | Job) or not _is_of(row, event):
             raise Conflict(f"request {event.request.id} was used before for something else")
         return LeaseAnswer(row) if isinstance(row, Lease) else JobAnswer(row)
 
@@ -270,6 +270,15 @@ class Grid:
 
         while await loop.run_in_executor(self._writer, fold):
             await asyncio.sleep(0.05)
+
+
+def _is_of(row: Lease | Job, event: LeaseAsked | JobSubmitted) -> bool:
+    """Whether this is what became of that very request: its content too, not only its id."""
+    if row.request != event.request or isinstance(row, Job) != isinstance(event, JobSubmitted):
+        return False
+    if isinstance(row, Job) and isinstance(event, JobSubmitted):
+        return (row.id, row.command) == (event.id, event.command)
+    return True
 
 
 def _answer(entry: _Entry) -> None:

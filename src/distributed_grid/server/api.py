@@ -45,6 +45,9 @@ class House(Protocol):
     async def greet(self, hello: requests.Hello) -> bool:
         """Whether this daemon hands over to another; raises where the client cannot be served."""
 
+    def stay(self) -> None:
+        """Not go away when idle."""
+
     def end(self) -> None:
         """Begin to stop."""
 
@@ -70,6 +73,7 @@ class Api:
             requests.Wait: self._wait,
             requests.Logs: self._logs,
             requests.Events: self._events,
+            requests.Stay: self._stay,
             requests.Stop: self._stop,
         }
 
@@ -88,7 +92,9 @@ class Api:
                 f"this control plane speaks protocol {PROTOCOL}, not {op.protocol}: upgrade the older side"
             )
         handing_over = await self._house.greet(op)
-        client.send({"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "handing_over": handing_over})
+        stays = self._house.info()["stays"]
+        welcome = {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "stays": stays}
+        client.send(welcome | {"handing_over": handing_over})
 
     async def _status(self, client: Connection, op: requests.Status) -> None:
         client.send(await self._grid.read(self._house.viewer.status))
@@ -236,6 +242,10 @@ class Api:
 
     async def _events(self, client: Connection, op: requests.Events) -> None:
         await send_events(self._grid, self._house.viewer, client, op)
+
+    async def _stay(self, client: Connection, op: requests.Stay) -> None:
+        self._house.stay()
+        client.send(self._house.info())
 
     async def _stop(self, client: Connection, op: requests.Stop) -> None:
         client.send({"stopping": True})

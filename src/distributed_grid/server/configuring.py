@@ -45,8 +45,10 @@ def _load(path: str | None) -> ClusterConfig:
 
 def remember(chosen: Chosen, places: Places) -> None:
     """Note the config for a control plane that has to go on with this one's work."""
+    fresh = _note(places).with_suffix(".new")  # whole or not at all: a full disk must not empty the note
     with contextlib.suppress(OSError):
-        _note(places).write_text(json.dumps({"config": chosen.path}))
+        fresh.write_text(json.dumps({"config": chosen.path}))
+        fresh.replace(_note(places))
 
 
 def _last(places: Places) -> str | None:

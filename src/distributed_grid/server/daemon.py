@@ -92,7 +92,7 @@ class Daemon:
         self._seat = seat
         self._stay = bool(options.stay)
         self._idle_seconds = float(options.idle_seconds)
-        self._started = time.monotonic()
+        self._started = self._last_served = time.monotonic()
         self._ending = asyncio.Event()
         self._open_ones: set[Connection] = set()
         self._clock = GridClock(_load_anchor(places.host_dir / "clock.json"))
@@ -101,6 +101,7 @@ class Daemon:
         self._links = Links()
         self.grid = Grid(store, self._clock, perform=self._links.perform)
         self.jobs_dir = places.jobs
+        self._api = Api(self)
 
     async def run(self, starter: Starter) -> None:
         """Serve until the end; then leave in good order."""
@@ -143,7 +144,11 @@ class Daemon:
         log.info("stopped")
 
     def _accept(self) -> Connection:
-        return Connection(Api(self).serve, self._open_ones)
+        return Connection(self._serve, self._open_ones)
+
+    async def _serve(self, client: Connection, body: bytes) -> None:
+        self._last_served = time.monotonic()
+        await self._api.serve(client, body)
 
     async def _declare(self, probe: MachineProbe) -> None:
         """Bring the ledger's nodes in line with the config."""
@@ -164,7 +169,7 @@ class Daemon:
                 await asyncio.wait_for(self._ending.wait(), min(max(self._idle_seconds / 10, 0.05), 5.0))
             if self._stay or not await self._is_idle():
                 idle_since = time.monotonic()
-            elif time.monotonic() - idle_since >= self._idle_seconds:
+            elif time.monotonic() - max(idle_since, self._last_served) >= self._idle_seconds:
                 log.info("idle for %g s", self._idle_seconds)
                 return
 
@@ -227,6 +232,9 @@ class Daemon:
         log.info("handing over to config %s", hello.config_path)
         self.end()
         return True
+
+    def stay(self) -> None:
+        self._stay = True
 
     def end(self) -> None:
         self._ending.set()

@@ -146,13 +146,17 @@ class Events(_Op, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
 
 
+class Stay(_Op, frozen=True):
+    """Let a control plane that was started on demand stay until it is stopped."""
+
+
 class Stop(_Op, frozen=True):
     """End the control plane; jobs go on and are found again by the next one."""
 
 
 Op = (
     Hello | Status | Info | Config | Ask | Release | Extend | Submit
-    | Jobs | Job | Cancel | Wait | Logs | Events | Stop
+    | Jobs | Job | Cancel | Wait | Logs | Events | Stay | Stop
 )  # fmt: skip
 _decoder: msgspec.json.Decoder[Op] = msgspec.json.Decoder(Op)
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from distributed_grid.agent import tree
 from distributed_grid.agent.limits.memory import over_limit, resident_bytes, share_bytes
@@ -51,15 +52,15 @@ def test_a_grid_daemon_and_all_below_it_are_not_part_of_a_tree() -> None:
             assert pids.isdisjoint({child.pid, grandchild}) is not counted
 
 
-def test_what_carries_the_marks_is_found_with_what_it_started() -> None:
-    env = {"GRID_ATTEMPT_ID": "a.1", "GRID_JOB_DIR": "/unit-tree/work", "PATH": "/bin:/usr/bin"}
+def test_what_carries_the_marks_is_found_with_what_it_started(tmp_path: Path) -> None:
+    env = {"GRID_ATTEMPT_ID": "a.1", "GRID_JOB_DIR": str(tmp_path), "PATH": "/bin:/usr/bin"}
     script = "env -i sleep 1000 & echo $!; GRID_ROLE=daemon sleep 1000 & echo $!; wait"
     with subprocess.Popen(["sh", "-c", script], env=env, stdout=-1, start_new_session=True) as child:
         assert child.stdout
         cleared, daemon = int(child.stdout.readline()), int(child.stdout.readline())
         while b"GRID_ROLE=daemon" not in tree.environ(daemon) or tree.environ(cleared) != {b""}:
             time.sleep(0.001)  # until both are what they will be
-        marked = {proc.pid for proc in tree.marked("a.1", "/unit-tree/work")}
+        marked = {proc.pid for proc in tree.marked("a.1", str(tmp_path))}
         other = tree.marked("a.1", "/elsewhere/work")
         sessions = {proc.pid for proc in tree.marked("none", "none", session=child.pid)}
         too_old = tree.marked("none", "none", session=child.pid, since=1 << 60)

@@ -164,6 +164,5 @@ def test_requests_of_one_shape_fit_or_fail_together():
 def test_a_shape_that_was_tried_is_not_tried_again():
     story = a_full_node()
     story.ask(a_request("r1", cores=1))
-    story.ledger.apply([])
     tried = frozenset({shape(a_request("x", cores=1))})
     assert next_turn(story.ledger, story.now, tried) is None

@@ -5,9 +5,6 @@ Rule 2. A group's name starts with `grid-`; no other is ever written to or remov
         is asked, in version 2, to hand its controllers down.
 """
 
-# pathlib stays out of the spawner: every shim carries what is imported there.
-# ruff: noqa: PTH102, PTH106
-
 from __future__ import annotations
 
 import os
