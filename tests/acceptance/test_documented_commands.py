@@ -5,7 +5,7 @@ How a page says what must happen:
 - a ```bash block is commands; a ```console block is commands after `$ `, with what they show below them;
 - a command succeeds, unless it ends in a comment such as `# exits 1`;
 - in what is shown, `…` stands for anything (alone on a line: for any number of lines); times, ids, process numbers,
-  percentages and the width of gaps may differ; `ana` is whoever runs this, `/home/ana/grid` the clone;
+  percentages and the width of gaps may differ; `ana` is whoever runs this, `/home/you/grid` the clone;
 - a ```python block stands for itself and may `await` at its top level, as in `python -m asyncio`.
 """
 
@@ -169,7 +169,7 @@ class Desk:
         )
 
     def _anonymous(self, line: str) -> str:
-        line = re.sub(rf"\b{re.escape(getpass.getuser())}\b", "ana", line.replace(str(self.here), "/home/ana/grid"))
+        line = re.sub(rf"\b{re.escape(getpass.getuser())}\b", "ana", line.replace(str(self.here), "/home/you/grid"))
         return _plain(line)
 
 

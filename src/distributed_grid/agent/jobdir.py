@@ -5,10 +5,10 @@ Below the root, mode 0700 (files 0600):
     .host.lock            held by the one `AttemptHost` of this root and by its spawner
     .live/<attempt id>    empty; exists from before the launch until the end has been acknowledged
     <attempt id>/
-        spec.json         everything needed to run it; there before the fork, durable before the command
+        spec.json         everything needed to run it; there before the shim, durable before the command
         cores.json        the cores it is pinned to (rewritten when it is moved)
         fence.json        a fence newer than the one in spec.json, once one was seen
-        shim.lock         made just before the fork: without it nothing ever ran. Locked while the shim lives;
+        shim.lock         made before a shim gets it: without it nothing ever ran. Locked while the shim lives;
                           holds the shim's boot id, pid and start time
         groups.json       control groups made for it, so that whoever finds them left over can remove them
         started.json      the command runs: its pid and start time, when, on which cores

@@ -5,7 +5,7 @@ Rule 2. The end is told only when nothing of the tree is left, and it is on the 
 Rule 3. It needs nobody: time-out, hold and memory limit are kept when agent and control plane are gone.
 Rule 4. Whoever wants something writes it to the directory first and signals afterwards, so nothing is missed.
 
-Forked from the spawner, so only the standard library is here.
+Forked from the spawner before its attempt is known, so only the standard library is here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import time
 from errno import EACCES, ENOENT, ENOEXEC, ENOTDIR
 from typing import Any, Final, NoReturn
@@ -21,12 +22,11 @@ from typing import Any, Final, NoReturn
 from distributed_grid.agent import jobdir, tree
 from distributed_grid.agent.cores import nice_for, weight_for
 from distributed_grid.agent.jobdir import JobDir
-from distributed_grid.agent.limits.alarm import Alarm, boot_ms
+from distributed_grid.agent.limits.alarm import IGNORED_BY_PYTHON, Alarm, boot_ms
 from distributed_grid.agent.limits.cgroups import PREFIX, Controllers, Group
 from distributed_grid.agent.limits.memory import KeptMemory, WatchedMemory, over_limit
 
 BOOT_ID: Final = tree.boot_id()
-ALL_SIGNALS: Final = tuple(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 SETTLE_MS: Final = 200  # what a command leaves behind may finish by itself for so long: `exec > >(tee log)`
 LEFTOVER_GRACE_MS: Final = 1000
 
@@ -43,27 +43,34 @@ class Stop:
 class Shim:
     """Runs one attempt from record to record."""
 
-    def __init__(self, job: JobDir, lock: int, channel: int, controllers: Controllers) -> None:
-        self.job = job
-        self.channel = channel
+    def __init__(self, root: str, orders: int, controllers: Controllers) -> None:
+        self.root = root
+        self.orders = socket.socket(fileno=orders)
         self.controllers = controllers
         self.groups: list[Group] = []
         self.memory: KeptMemory | WatchedMemory | None = None
         self.stop: Stop | None = None
         self.main = 0
         self.main_status: int | None = None
-        self.began = self.ended = boot_ms()
+        self.began = self.ended = 0
         self.beyond: set[int] = set()
         self.alarm = Alarm()
         me = tree.look(os.getpid())
         assert me is not None
         self.identity = {"boot": BOOT_ID, "pid": me.pid, "start": me.start}
-        os.write(lock, json.dumps(self.identity).encode())
 
     def run(self) -> NoReturn:
         """All of it."""
+        packet, descriptors, _, _ = socket.recv_fds(self.orders, 512, 2)
+        if not packet:  # the spawner ended and needs no spare any more
+            os._exit(0)
+        self.orders.close()
+        lock, self.channel = descriptors  # the lock stays open, and so held, to the end of this process
+        os.write(lock, json.dumps(self.identity).encode())
+        self.job = JobDir(self.root, packet.decode())
         self.spec: dict[str, Any] = self.job.read(jobdir.SPEC)
         self.job.make_durable(jobdir.SPEC)
+        self.began = self.ended = boot_ms()
         self._look_for_halt()
         if self.stop is not None:
             self._conclude(self.stop.kind, self.stop.detail)
@@ -345,7 +352,7 @@ def start_command(spec: dict[str, Any], job: JobDir, cores: list[int], groups: l
             file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(streams)],
             setsid=True,
             setsigmask=(),
-            setsigdef=ALL_SIGNALS,
+            setsigdef=IGNORED_BY_PYTHON,  # the others are as `hear_signals` left them
         )
     except OSError as error:
         raise why_not(spec["argv"][0], error) from error

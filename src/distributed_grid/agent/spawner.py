@@ -1,12 +1,12 @@
-"""The small process that forks one shim per attempt and does nothing else.
+"""The small process that forks one shim per attempt, a little ahead of time, and does nothing else.
 
 `python -m distributed_grid.agent.spawner ROOT SOCKET LOCK CGROUPS`: started once by `AttemptHost`, with
 everything a shim needs already imported. One packet is one attempt id with one descriptor, the channel on
 which the shim tells what happens.
 
 Rule 1. It ends when its socket does, that is with its agent; the shims go on.
-Rule 2. The shim's lock is taken before the fork and the host's lock is kept until the last fork is done, so
-        whoever gets the host's lock sees every attempt either locked or never forked.
+Rule 2. The attempt's lock is taken before it is given to a shim, and travels with it; the host's lock is kept
+        until the last is given. Whoever gets the host's lock sees each attempt either locked or never begun.
 Rule 3. Of a shim that died before its time, it is the heir: what that shim left behind it kills.
 """
 
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from distributed_grid.agent import jobdir, tree
 from distributed_grid.agent.jobdir import JobDir
-from distributed_grid.agent.limits.alarm import become_subreaper
+from distributed_grid.agent.limits.alarm import become_subreaper, hear_signals
 from distributed_grid.agent.limits.cgroups import Controllers, probe
 from distributed_grid.agent.shim import Shim
 
@@ -32,77 +32,91 @@ if TYPE_CHECKING:
     import subprocess
 
 PACKET_BYTES = 512
+SPARES = 2  # enough that one forks while the other is taken
+REFILL_AFTER_MS = 1
 
 
 class Spawner:
-    """Waits for attempt ids and for the ends of shims."""
+    """Keeps a few shims waiting, gives each attempt one, and buries them."""
 
     def __init__(self, root: str, sock: socket.socket, host_lock: int, controllers: Controllers) -> None:
         self.root = root
         self.sock = sock
         self.host_lock = host_lock
         self.controllers = controllers
+        self.spares: list[socket.socket] = []
         self.woken, self.wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for signum in (signal.SIGCHLD, signal.SIGUSR1):
-            signal.signal(signum, lambda signum, frame: None)
+        hear_signals()
         signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
 
     def serve(self) -> Shim | None:
-        """Fork until the socket ends. In each child this returns the shim to run, in the parent None."""
+        """Work until the socket ends or a SIGTERM comes; returns None then, and the shim to run in each child."""
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         poll.register(self.woken, select.POLLIN)
         while True:
-            ready = dict(poll.poll())
+            ready = dict(poll.poll(REFILL_AFTER_MS if len(self.spares) < SPARES else None))
+            shim = None
             if self.woken in ready:
-                os.read(self.woken, 512)
+                if signal.SIGTERM in os.read(self.woken, 512):
+                    return None
                 self.bury()
             if self.sock.fileno() in ready:
                 packet, descriptors, _, _ = socket.recv_fds(self.sock, PACKET_BYTES, 1)
                 if not packet:
                     return None
-                shim = self.launch(packet.decode(), descriptors[0])
-                if shim is not None:
-                    return shim
+                shim = self.launch(packet, descriptors[0])
+            elif not ready:
+                shim = self.prepare()
+            if shim is not None:
+                return shim
 
-    def launch(self, attempt_id: str, channel: int) -> Shim | None:
-        """Fork the shim of one attempt; what is locked or has been run already is left alone."""
-        try:
-            with JobDir(self.root, attempt_id) as job:
-                if job.has(jobdir.LOCK):
-                    return None
-                lock = job.take_lock()
-                if lock is None:
-                    return None
+    def launch(self, attempt_id: bytes, channel: int) -> Shim | None:
+        """Give an attempt its shim; what is locked or has been run already is left alone."""
+        with JobDir(self.root, attempt_id.decode()) as job:
+            lock = None if job.has(jobdir.LOCK) else job.take_lock()
+            while lock is not None:
                 try:
-                    if self._fork(job, channel) == 0:
-                        return self._shim(attempt_id, lock, channel)
-                finally:
-                    os.close(lock)
-        finally:
-            os.close(channel)
+                    shim = None if self.spares else self.prepare()
+                except OSError as error:  # too many processes
+                    refuse(job, channel, f"could not be started: {error.strerror}")
+                    break
+                if shim is not None:
+                    return shim  # the child: it has closed all that this function would
+                if self._give(attempt_id, lock, channel):
+                    break
+        for fd in filter(None, (lock, channel)):
+            os.close(fd)
         return None
 
-    def _fork(self, job: JobDir, channel: int) -> int:
-        try:
-            return os.fork()
-        except OSError as error:  # too many processes
-            record = {"kind": "never_started", "exit_code": None, "signal": None, "cpu_ms": 0, "wall_ms": 0}
-            record |= {"detail": f"could not be started: {error.strerror}", "max_memory_bytes": 0}
-            job.write(jobdir.EXIT, record, durable=True)
-            os.write(channel, json.dumps({"ended": record}).encode() + b"\n")
-            return -1
+    def _give(self, attempt_id: bytes, lock: int, channel: int) -> bool:
+        with self.spares.pop(0) as spare:
+            try:
+                socket.send_fds(spare, [attempt_id], [lock, channel])
+            except (BrokenPipeError, ConnectionResetError):  # somebody killed it while it waited
+                return False
+        return True
 
-    def _shim(self, attempt_id: str, lock: int, channel: int) -> Shim:
-        # Own copies: the spawner's are closed on the way out of `launch`, in the child as in the parent.
-        lock, channel = os.dup(lock), os.dup(channel)
+    def prepare(self) -> Shim | None:
+        """Fork a shim that waits for its attempt; returns it in the child."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            pid = os.fork()
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
+        if pid:
+            theirs.close()
+            self.spares.append(ours)
+            return None
         signal.set_wakeup_fd(-1)
-        for fd in (self.host_lock, self.woken, self.wake):
-            os.close(fd)
-        self.sock.close()
+        orders = theirs.detach()
+        os.closerange(3, orders)
+        os.closerange(orders + 1, os.sysconf("SC_OPEN_MAX"))
         os.setsid()
         become_subreaper()
-        return Shim(JobDir(self.root, attempt_id), lock, channel, self.controllers)
+        return Shim(self.root, orders, self.controllers)
 
     def bury(self) -> None:
         """Collect dead shims and whatever else became ours."""
@@ -121,6 +135,13 @@ class Spawner:
                 return
             tree.send_all(left, signal.SIGKILL)
             time.sleep(0.002)
+
+
+def refuse(job: JobDir, channel: int, detail: str) -> None:
+    """Record and tell that an attempt could not be started."""
+    record = {"kind": "never_started", "detail": detail}
+    job.write(jobdir.EXIT, record, durable=True)
+    os.write(channel, json.dumps({"ended": record}).encode() + b"\n")
 
 
 class SpawnerLink:

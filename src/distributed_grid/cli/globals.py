@@ -37,7 +37,7 @@ class Session:
         named = self.config or os.environ.get("GRID_CONFIG")
         if named:
             return ClientConfig(named, explicit=True)
-        return ClientConfig(self.find_config(tell=may_start and not self.places.socket.exists()))
+        return ClientConfig(self.find_config(tell=may_start and not os.path.exists(self.places.socket)))
 
     def find_config(self, *, tell: bool) -> str | None:
         """The config in the usual places, if there is one."""
@@ -46,7 +46,7 @@ class Session:
                 click.echo(f"grid: using ./{ENHANCED}", err=True)
             return ENHANCED
         cluster = self.places.cluster_file
-        return str(cluster) if cluster.exists() else None
+        return str(cluster) if os.path.exists(cluster) else None  # False, not an error, where we may not look
 
 
 def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:

@@ -128,20 +128,18 @@ class Client:
         if self._socket is not None:
             return
         deadline = time.monotonic() + START_SECONDS
-        stay = False
         while time.monotonic() < deadline:
             try:
                 self._dial()
                 self._greet()
                 return
-            except (ConnectionError, FileNotFoundError, EOFError):
+            except (OSError, EOFError):  # nobody there, or a place that starting will find fault with
                 self.close()
                 if not self._may_start:
                     raise Unreachable(f"no control plane runs for {self.places.state_dir}") from None
-                self.start(stay=stay)
+                self.start(stay=False)
             except _HandedOver:
                 self.close()
-                stay = bool(self.welcome.get("stays"))  # the next one stays where the old one would have
                 time.sleep(PAUSE_SECONDS)
         raise Unreachable("the control plane could not be reached; see `grid daemon status`")
 

@@ -43,7 +43,8 @@ def start_daemon(places: Places, *, config: str | None, explicit: bool, stay: bo
             )
     except OSError as failure:
         os.close(reader)
-        raise GridError(f"the control plane could not be started: {failure.strerror}") from failure
+        what = failure.filename or sys.executable
+        raise GridError(f"the control plane could not be started: {what}: {failure.strerror}") from failure
     finally:
         os.close(writer)
     return _hear(reader, process, places)

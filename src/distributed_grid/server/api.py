@@ -92,9 +92,7 @@ class Api:
                 f"this control plane speaks protocol {PROTOCOL}, not {op.protocol}: upgrade the older side"
             )
         handing_over = await self._house.greet(op)
-        stays = self._house.info()["stays"]
-        welcome = {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "stays": stays}
-        client.send(welcome | {"handing_over": handing_over})
+        client.send({"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "handing_over": handing_over})
 
     async def _status(self, client: Connection, op: requests.Status) -> None:
         client.send(await self._grid.read(self._house.viewer.status))

@@ -19,12 +19,13 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from distributed_grid import __version__
+from distributed_grid import __version__, wire
 from distributed_grid.adapters.clock import Anchor, GridClock
 from distributed_grid.adapters.probes.machine import MachineProbe
 from distributed_grid.adapters.stores.sqlite import SqliteStore
@@ -120,6 +121,8 @@ class Daemon:
             host = AttemptHost(self._places.jobs, report=lambda report: agent.report(report) if agent else None)
             agent = Agent(local, host, probe, self._links)
             await agent.start()
+            for name in await self.grid.read(_left_over(local)):
+                self._links.received(wire.Hello(name, host.running()), agent)
             await self._links.settled()
             listener = self._seat.listen()
             server = await asyncio.get_running_loop().create_unix_server(self._accept, sock=listener)
@@ -238,6 +241,15 @@ class Daemon:
 
     def end(self) -> None:
         self._ending.set()
+
+
+def _left_over(local: tuple[str, ...]) -> Callable[[Ledger, int], list[str]]:
+    """The nodes of this machine that only an earlier config named: work goes on there and still takes orders."""
+
+    def names(ledger: Ledger, now: int) -> list[str]:
+        return [node.name for node in ledger.nodes.values() if node.host == "local" and node.name not in local]
+
+    return names
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from distributed_grid.errors import Unreachable
 from distributed_grid.orchestration.client import Client
 from distributed_grid.orchestration.places import Places, short_path
 from tests.acceptance.conftest import GRID, Shell, is_running, wait_until
@@ -65,7 +66,7 @@ def kill_nine(shell: Shell) -> int:
     pid = daemon_pid(shell)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not is_running(pid))
+    wait_until(lambda: not is_running(pid) and not is_locked(shell))  # its threads may outlive it by a moment
     return pid
 
 
@@ -85,10 +86,12 @@ def parent_of(pid: int) -> int:
 
 def call(shell: Shell, op: str, **arguments: Any) -> dict[str, Any]:
     """Ask the running daemon, as a program would; where none runs, a command starts it first."""
-    if daemon_pid(shell) is None:
-        shell("status", check=0)
-    with Client(places(shell), may_start=False) as client:
-        return client.call(op, **arguments)
+    while True:
+        try:
+            with Client(places(shell), may_start=False) as client:
+                return client.call(op, **arguments)
+        except Unreachable:
+            shell("status", check=0)
 
 
 def submission(shell: Shell, script: str, *words: str, **changes: Any) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def test_the_lock_and_the_database_are_open_in_the_daemon_and_nowhere_else(grid:
         assert {path.name for path in _open_files(pid)} <= {"null", "stdout", "stderr", "one", "two"}
 
     kill_nine(grid)
-    assert not is_locked(grid)
+    wait_until(lambda: not is_locked(grid))
     for gate in gates:
         open_gate(gate)
 

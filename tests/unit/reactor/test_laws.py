@@ -169,5 +169,53 @@ class AnythingMayHappen(RuleBasedStateMachine):
         getattr(self.world, name)(*args)
 
 
-AnythingMayHappen.TestCase.settings = settings(max_examples=100, stateful_step_count=50)
+class EverybodyIsInAHurry(RuleBasedStateMachine):
+    """One small node, full of modest jobs; the urgent push in, and the agent is slow to stop anybody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(*LAWS)
+        self.world.declare(0, 1)
+        self.world.hear(0, 0)
+
+    @initialize(request=modest_requests)
+    def the_node_is_full(self, request):
+        self.world.fill(request, 4)
+
+    @rule(request=modest_requests)
+    def more_work_comes(self, request):
+        self.world.fill(request, 2)
+
+    @rule(request=urgent_requests)
+    def somebody_pushes_in(self, request):
+        self.world.urge(request)
+
+    @rule(which=whichever, outcome=outcomes)
+    def one_attempt_ends(self, which, outcome):
+        self.world.ended(which, 0, outcome)
+
+    @rule(which=whichever)
+    def one_attempt_starts(self, which):
+        self.world.started(which, 0)
+
+    @rule(every=st.integers(0, 2))
+    def the_agent_does_some_of_its_work(self, every):
+        self.world.work(every)
+
+    @rule(which=whichever)
+    def somebody_gives_up(self, which):
+        self.world.cancel(which, twice=False)
+
+    @rule(which=whichever)
+    def somebody_gives_back(self, which):
+        self.world.release(which, twice=False)
+
+    @rule(ms=st.sampled_from([0, 1_000, 2_000]))
+    def a_moment_passes(self, ms):
+        self.world.wait(ms, heard=True)
+
+
+AnythingMayHappen.TestCase.settings = settings(max_examples=50, stateful_step_count=40)
+EverybodyIsInAHurry.TestCase.settings = settings(max_examples=50, stateful_step_count=25)
 test_all_laws_hold_whatever_happens = AnythingMayHappen.TestCase
+test_all_laws_hold_when_everybody_is_in_a_hurry = EverybodyIsInAHurry.TestCase

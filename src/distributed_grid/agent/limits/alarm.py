@@ -15,6 +15,8 @@ _timerfd_create: Final = _LIBC.timerfd_create  # in `os` only since Python 3.13
 _timerfd_settime: Final = _LIBC.timerfd_settime
 _Setting: Final = ctypes.c_long * 4  # struct itimerspec
 _TFD_ABSTIME: Final = 1
+HEARD: Final = frozenset((signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM))
+IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
@@ -28,14 +30,25 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def hear_signals() -> None:
+    """Have the signals of a shim heard, and every other one do what it does by default.
+
+    Done once in the spawner and inherited: in a fresh fork it would cost a good part of a millisecond.
+    """
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *IGNORED_BY_PYTHON}:
+        signal.signal(signum, _noted if signum in HEARD else signal.SIG_DFL)
+
+
+def _noted(signum: int, frame: object) -> None:
+    """The number arrives through the wake-up descriptor."""
+
+
 class Alarm:
     """Waits for a signal, a child, or a time; the time goes on while the machine sleeps."""
 
     def __init__(self) -> None:
         self.heard: set[int] = set()
         self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for signum in (signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM):
-            signal.signal(signum, _noted)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         self._timer = -1
         self._poll = select.poll()
@@ -60,7 +73,3 @@ class Alarm:
             self._poll.register(self._timer, select.POLLIN)
         seconds, rest = divmod(until_boot_ms, 1000)
         _timerfd_settime(self._timer, _TFD_ABSTIME, _Setting(0, 0, seconds, rest * 1_000_000), None)
-
-
-def _noted(signum: int, frame: object) -> None:
-    """The number arrives through the wake-up descriptor."""

@@ -1,0 +1,111 @@
+"""The pages agree with each other and with the code: links, commands, messages, fields."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from distributed_grid.cli.main import COMMANDS, grid
+
+PROJECT = Path(__file__).resolve().parents[2]
+PAGES = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")]
+PAGES += sorted((PROJECT / "docs").rglob("*.md"))
+TEXTS = {page: page.read_text() for page in PAGES}
+DOCS = "\n".join(text for page, text in TEXTS.items() if page.name != "CHANGELOG.md")
+LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"```.*?```|`[^`\n]+`", "", text, flags=re.DOTALL)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The names that headings get where such pages are shown."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in LINK.findall(without_code(TEXTS[page])):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{target} is not there"
+        if anchor:
+            assert anchor in anchors_of(there), f"{target}: no such heading"
+
+
+def commands() -> Iterator[str]:
+    """Every command that can be typed, such as `jobs show`."""
+    context = click.Context(grid)
+    for name in COMMANDS:
+        command = grid.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from (f"{name} {inner}" for inner in command.list_commands(context))
+        else:
+            yield name
+
+
+@pytest.mark.parametrize("command", [*commands()])
+def test_every_command_is_in_the_docs(command: str) -> None:
+    assert f"grid {command}" in DOCS
+
+
+def test_every_option_of_run_shared_is_in_the_docs() -> None:
+    command = grid.get_command(click.Context(grid), "run-shared")
+    assert command is not None
+    options = {max(option.opts, key=len) for option in command.params if isinstance(option, click.Option)}
+    assert {option for option in options if option not in DOCS} == set()
+
+
+def test_every_page_of_docs_can_be_reached_from_the_readme() -> None:
+    reached, ahead = set[Path](), [PROJECT / "README.md"]
+    while ahead:
+        page = ahead.pop()
+        reached.add(page)
+        targets = (target.partition("#")[0] for target in LINK.findall(without_code(page.read_text())))
+        pages = ((page.parent / target).resolve() for target in targets if target.endswith(".md") and ":" not in target)
+        ahead += [page for page in pages if page not in reached and page not in ahead]
+    assert {str(page) for page in PAGES if "docs" in page.parts} <= {str(page) for page in reached}
+
+
+def literals() -> Iterator[str]:
+    """Every text in the source, its variable parts as a NUL."""
+    for file in (PROJECT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_the_messages_in_troubleshooting_are_those_of_the_code() -> None:
+    text = TEXTS[PROJECT / "docs" / "troubleshooting.md"]
+    blocks = re.findall(r"^```text\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    messages = [line for block in blocks for line in block.splitlines()]
+    known = [literal for literal in literals() if len(literal) >= 8]
+    patterns = [re.escape(literal).replace("\0", ".+") for literal in known if "\0" in literal]
+
+    def is_told(line: str) -> bool:
+        parts = [part for part in (part.strip(" ();,:") for part in line.split("…")) if part]
+        if all(any(part in literal for literal in known) for part in parts):
+            return True
+        return any(re.fullmatch(pattern, line) for pattern in patterns)
+
+    assert len(messages) > 25
+    assert [line for line in messages if not is_told(line)] == []
+
+
+def test_the_fields_that_are_shown_are_written_down() -> None:
+    views = (PROJECT / "src/distributed_grid/orchestration/views.py").read_text()
+    shown = set(re.findall(r'^\s+"(\w+)": ', views, re.MULTILINE))
+    written = set(re.findall(r"\b\w+\b", TEXTS[PROJECT / "docs" / "api.md"]))
+    assert shown - written == set()
+    assert len(shown) > 40
