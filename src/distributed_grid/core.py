@@ -7,6 +7,7 @@ and a terminal, always see the same grid.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any, TypedDict
 
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority, ResourceType
-from distributed_grid.errors import GridError, TimedOut, Unreachable
+from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
 from distributed_grid.orchestration.async_client import AsyncClient
 from distributed_grid.orchestration.caller import caller_environment
 from distributed_grid.orchestration.client import ClientConfig
@@ -91,6 +92,8 @@ class GridOrchestrator:
         Raises Refused where the grid says no and TimedOut where the wait for resources was in vain. Cancelling the
         awaiting task cancels the job.
         """
+        if not math.isfinite(amount):
+            raise BadInput(f"the amount must be a number, not {amount:g}")
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
         accepted = await self._client.call(
             "submit",

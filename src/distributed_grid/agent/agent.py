@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from pathlib import Path
 
 from distributed_grid.adapters.probes.machine import MachineProbe
 from distributed_grid.agent.attempts import AttemptEnded, AttemptHost, AttemptSpec, AttemptStarted
+from distributed_grid.agent.sweeping import sweep
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import GridError
 from distributed_grid.wire import Acknowledge, ControlSide, Ended, Heartbeat, Hello, Start, Started, Stop, ToAgent
 
 HEARTBEAT_SECONDS = 2.0
+SWEEP_SECONDS = 3600.0
 log = logging.getLogger(__name__)
 
 _ENDINGS = {"hold_expired": Ending.LOST}
@@ -25,8 +29,11 @@ _ENDINGS = {"hold_expired": Ending.LOST}
 class Agent:
     """Serves the nodes of one machine; `send` is where its orders come in, `control` where its reports go."""
 
-    def __init__(self, nodes: tuple[str, ...], host: AttemptHost, probe: MachineProbe, control: ControlSide) -> None:
+    def __init__(
+        self, nodes: tuple[str, ...], host: AttemptHost, probe: MachineProbe, control: ControlSide, *, jobs: Path
+    ) -> None:
         self._nodes = nodes
+        self._jobs = jobs
         self._host = host
         self._probe = probe
         self._control = control
@@ -40,7 +47,11 @@ class Agent:
         for node in self._nodes:
             self._control.received(Hello(node, self._host.running()), self)
         self._measure()
-        self._tasks = [asyncio.create_task(self._obey()), asyncio.create_task(self._beat())]
+        self._tasks = [
+            asyncio.create_task(self._obey()),
+            asyncio.create_task(self._beat()),
+            asyncio.create_task(self._sweep()),
+        ]
 
     async def stop(self) -> None:
         """Stop measuring and obeying; what runs goes on. Safe to call twice."""
@@ -86,6 +97,11 @@ class Agent:
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
             self._measure()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.to_thread(sweep, self._jobs, now=time.time())
+            await asyncio.sleep(SWEEP_SECONDS)
 
     def _measure(self) -> None:
         own = self._host.usage().values()

@@ -43,9 +43,9 @@ class Stop:
 class Shim:
     """Runs one attempt from record to record."""
 
-    def __init__(self, root: str, orders: int, controllers: Controllers) -> None:
+    def __init__(self, root: str, orders: socket.socket, controllers: Controllers) -> None:
         self.root = root
-        self.orders = socket.socket(fileno=orders)
+        self.orders = orders
         self.controllers = controllers
         self.groups: list[Group] = []
         self.memory: KeptMemory | WatchedMemory | None = None

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PACKET_BYTES = 512
 SPARES = 2  # enough that one forks while the other is taken
-REFILL_AFTER_MS = 1
+REFILL_MS, TROUBLE_MS = 1, 100
 
 
 class Spawner:
@@ -45,6 +45,7 @@ class Spawner:
         self.host_lock = host_lock
         self.controllers = controllers
         self.spares: list[socket.socket] = []
+        self.trouble: str | None = None
         self.woken, self.wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         hear_signals()
         signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
@@ -55,68 +56,68 @@ class Spawner:
         poll.register(self.sock, select.POLLIN)
         poll.register(self.woken, select.POLLIN)
         while True:
-            ready = dict(poll.poll(REFILL_AFTER_MS if len(self.spares) < SPARES else None))
-            shim = None
+            ready = dict(poll.poll(None if len(self.spares) == SPARES else TROUBLE_MS if self.trouble else REFILL_MS))
             if self.woken in ready:
                 if signal.SIGTERM in os.read(self.woken, 512):
                     return None
                 self.bury()
-            if self.sock.fileno() in ready:
+            asked = self.sock.fileno() in ready
+            if asked:
+                self.spares = [spare for spare in self.spares if _waits(spare)]
+            if not ready or (asked and not self.spares):
+                shim = self.prepare()
+                if shim is not None:
+                    return shim
+            if asked:
                 packet, descriptors, _, _ = socket.recv_fds(self.sock, PACKET_BYTES, 1)
                 if not packet:
                     return None
-                shim = self.launch(packet, descriptors[0])
-            elif not ready:
-                shim = self.prepare()
-            if shim is not None:
-                return shim
+                self.launch(packet, descriptors[0])
 
-    def launch(self, attempt_id: bytes, channel: int) -> Shim | None:
+    def launch(self, attempt_id: bytes, channel: int) -> None:
         """Give an attempt its shim; what is locked or has been run already is left alone."""
         with JobDir(self.root, attempt_id.decode()) as job:
             lock = None if job.has(jobdir.LOCK) else job.take_lock()
-            while lock is not None:
-                try:
-                    shim = None if self.spares else self.prepare()
-                except OSError as error:  # too many processes
-                    refuse(job, channel, f"could not be started: {error.strerror}")
-                    break
-                if shim is not None:
-                    return shim  # the child: it has closed all that this function would
-                if self._give(attempt_id, lock, channel):
-                    break
-        for fd in filter(None, (lock, channel)):
-            os.close(fd)
-        return None
+            if lock is not None:
+                if not self._give(attempt_id, lock, channel):
+                    _refuse(job, channel, f"could not be started: {self.trouble or 'its shim was killed'}")
+                os.close(lock)
+        os.close(channel)
 
     def _give(self, attempt_id: bytes, lock: int, channel: int) -> bool:
-        with self.spares.pop(0) as spare:
-            try:
-                socket.send_fds(spare, [attempt_id], [lock, channel])
-            except (BrokenPipeError, ConnectionResetError):  # somebody killed it while it waited
-                return False
-        return True
+        while self.spares:
+            with self.spares.pop(0) as spare:
+                try:
+                    socket.send_fds(spare, [attempt_id], [lock, channel])
+                except (BrokenPipeError, ConnectionResetError):  # somebody killed it while it waited
+                    continue
+                return True
+        return False
 
     def prepare(self) -> Shim | None:
         """Fork a shim that waits for its attempt; returns it in the child."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             pid = os.fork()
-        except OSError:
-            ours.close()
-            theirs.close()
-            raise
-        if pid:
-            theirs.close()
+        except OSError as error:  # too many processes
+            self.trouble = error.strerror
+            pid = -1
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            for sock in (ours, self.sock, *self.spares):
+                sock.close()
+            for fd in (self.host_lock, self.woken, self.wake):
+                os.close(fd)
+            os.setsid()
+            become_subreaper()
+            return Shim(self.root, theirs, self.controllers)
+        theirs.close()
+        if pid > 0:
+            self.trouble = None
             self.spares.append(ours)
-            return None
-        signal.set_wakeup_fd(-1)
-        orders = theirs.detach()
-        os.closerange(3, orders)
-        os.closerange(orders + 1, os.sysconf("SC_OPEN_MAX"))
-        os.setsid()
-        become_subreaper()
-        return Shim(self.root, orders, self.controllers)
+        else:
+            ours.close()
+        return None
 
     def bury(self) -> None:
         """Collect dead shims and whatever else became ours."""
@@ -137,7 +138,19 @@ class Spawner:
             time.sleep(0.002)
 
 
-def refuse(job: JobDir, channel: int, detail: str) -> None:
+def _waits(spare: socket.socket) -> bool:
+    """Whether there still is somebody at the other end."""
+    try:
+        spare.recv(1, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return True
+    except ConnectionResetError:
+        pass
+    spare.close()
+    return False
+
+
+def _refuse(job: JobDir, channel: int, detail: str) -> None:
     """Record and tell that an attempt could not be started."""
     record = {"kind": "never_started", "detail": detail}
     job.write(jobdir.EXIT, record, durable=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import click
 
@@ -47,7 +48,7 @@ def stop(session: Session) -> None:
         answer(session, {"stopped": False}, "not running")
         return
     deadline = time.monotonic() + STOP_SECONDS
-    while session.places.is_owned():
+    while session.places.is_owned() or _is_alive(pid):
         if time.monotonic() > deadline:
             raise TimedOut(f"the control plane (pid {pid}) has not stopped within {STOP_SECONDS:g} s")
         time.sleep(0.02)
@@ -65,3 +66,11 @@ def status(session: Session) -> None:
     ]
     lines.append(f"{'config:':16}{info['config'] or 'none (this machine alone)'}")
     answer(session, info, "\n".join(lines + [f"warning: {warning}" for warning in info["warnings"]]))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"

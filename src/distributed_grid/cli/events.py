@@ -9,12 +9,13 @@ import click
 
 from distributed_grid.cli.globals import GridCommand, Session
 from distributed_grid.cli.show import clean, clock
+from distributed_grid.errors import Unreachable
 
 
 @click.command(cls=GridCommand)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what still comes.")
 @click.option("-l", "--limit", type=click.IntRange(1, 1_000_000), default=100, show_default=True)
-@click.option("--subject", help="Only events of this job or lease (full id).")
+@click.option("--subject", help="Only events of this job, or of the lease of this full id.")
 @click.option("--type", "types", multiple=True, help="Only events of this type; may be given several times.")
 @click.option("--after", type=click.IntRange(min=0), help="Only events after this number.")
 @click.pass_obj
@@ -25,16 +26,23 @@ def events(
 
     With --json, one event a line.
     """
-    options = {"follow": follow, "limit": limit, "subject": subject, "types": types, "after": after}
-    with session.client() as client:
-        for _, event in client.stream("events", **options):
-            assert isinstance(event, dict)
-            if "seq" in event:
-                click.echo(json.dumps(event) if session.json else _line(event))
+    options: dict[str, Any] = {"follow": follow, "limit": limit, "subject": subject, "types": types, "after": after}
+    while True:
+        try:
+            with session.client() as client:
+                for _, event in client.stream("events", **options):
+                    assert isinstance(event, dict)
+                    if "seq" in event:
+                        click.echo(json.dumps(event) if session.json else _line(event))
+                        options["after"] = event["seq"]
+            return
+        except Unreachable:  # the control plane went away: the next one has the rest
+            if not follow:
+                raise
 
 
 def _line(event: dict[str, Any]) -> str:
-    parts = [clock(event["time"]), event["type"].ljust(10), event["subject"][:16]]
+    parts = [clock(event["time"]), event["type"].ljust(10), event["job_id"] or event["subject"][:16]]
     parts += [f"on {event['node_id']}"] if event["node_id"] else []
     parts += [f"by {event['user']}"] if event["user"] else []
     parts += [f"({event['reason']})"] if event["reason"] else []

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
+import time
 from typing import Any
 
 import click
 
 from distributed_grid.cli.globals import GridGroup, Session
-from distributed_grid.cli.show import amount, answer, clean, clock, outcome, table
-from distributed_grid.orchestration.protocol import JSON, STDOUT
+from distributed_grid.cli.show import amount, answer, clean, clock, outcome, table, write_output
+from distributed_grid.errors import Unreachable
+from distributed_grid.orchestration.protocol import JSON, STDERR, STDOUT
 
 
 @click.group(cls=GridGroup)
@@ -82,14 +83,20 @@ def _lines(job: dict[str, Any]) -> list[str]:
 @click.pass_obj
 def logs(session: Session, job_id: str, follow: bool, tail: int | None) -> None:
     """The output of a job: its stdout on stdout, its stderr on stderr."""
-    with session.client() as client:
-        for kind, part in client.stream("logs", job_id=job_id, follow=follow, tail_bytes=tail):
-            if kind == JSON:
-                continue
-            assert isinstance(part, bytes)
-            stream = sys.stdout.buffer if kind == STDOUT else sys.stderr.buffer
-            stream.write(part)
-            stream.flush()
+    seen = {STDOUT: 0, STDERR: 0}
+    while True:
+        place = {"stdout_seen": seen[STDOUT], "stderr_seen": seen[STDERR]}
+        try:
+            with session.client() as client:
+                for kind, part in client.stream("logs", job_id=job_id, follow=follow, tail_bytes=tail, **place):
+                    if kind != JSON:
+                        assert isinstance(part, bytes)
+                        seen[kind] += len(part)
+                        write_output(kind, part)
+            return
+        except Unreachable:  # the control plane went away: the next one knows the job
+            if not follow or tail is not None:
+                raise
 
 
 @jobs.command()
@@ -116,6 +123,11 @@ def wait(session: Session, job_ids: tuple[str, ...], timeout: float | None) -> i
     """Wait until jobs are over (all that are going on, where none is named); exits with the first failure's code."""
     with session.client() as client:
         names = job_ids or [job["uid"] for job in client.call("status")["jobs"]]
-        found = [client.call("wait", job_id=name, timeout_seconds=timeout)["job"] for name in names]
+        deadline = time.monotonic() + timeout if timeout is not None else None
+        found = [client.call("wait", job_id=name, timeout_seconds=_left(deadline))["job"] for name in names]
     answer(session, found, "\n".join(f"{job['job_id']}: {outcome(job)}" for job in found) or "no jobs")
     return next((int(job["shell_code"]) for job in found if job["shell_code"]), 0)
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(deadline - time.monotonic(), 0.0)

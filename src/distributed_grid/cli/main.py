@@ -12,7 +12,7 @@ import click
 
 from distributed_grid import __version__
 from distributed_grid.cli.globals import GLOBAL_OPTIONS, LazyGroup, Session
-from distributed_grid.errors import Ambiguous, GridError
+from distributed_grid.errors import GridError
 
 HELP = """Lend out what is idle on your machines, and get it back first.
 
@@ -64,8 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except GridError as error:
         _say(str(error))
         code = error.exit_code
-        if isinstance(error, Ambiguous):
-            _say("  " + "\n  ".join(error.candidates))
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 141

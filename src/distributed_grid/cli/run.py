@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
-import sys
 import uuid
 from types import FrameType
 from typing import Any
@@ -13,7 +13,7 @@ import click
 
 from distributed_grid.cli.globals import GridCommand, Session
 from distributed_grid.cli.show import amount as with_unit
-from distributed_grid.cli.show import answer
+from distributed_grid.cli.show import answer, write_output
 from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
 from distributed_grid.orchestration.caller import caller_environment
 from distributed_grid.orchestration.protocol import JSON, STDERR, STDOUT
@@ -78,6 +78,8 @@ def run_shared(session: Session, /, **options: Any) -> int:
 
 def _submission(options: dict[str, Any]) -> dict[str, Any]:
     words = list(options["command"])
+    if not all(math.isfinite(options[name]) for name in ("amount", "wait", "timeout", "grace")):
+        raise BadInput("an amount or a time must be a number, not nan or inf")
     if options["shell"]:
         if len(words) != 1:
             raise BadInput("--shell takes the command as one quoted string")
@@ -193,9 +195,7 @@ class _Follower:
         self._seen[kind] += len(chunk)
         if self._deaf:
             return
-        stream = sys.stdout.buffer if kind == STDOUT else sys.stderr.buffer
-        stream.write(chunk)
-        stream.flush()
+        write_output(kind, chunk)
 
     def _finish(self, job: dict[str, Any]) -> int:
         if self._deaf:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from distributed_grid.cli.globals import Session, on_a_terminal
+from distributed_grid.orchestration.protocol import STDOUT
 
 
 def answer(session: Session, data: Any, text: str) -> None:
@@ -54,6 +56,13 @@ def clock(moment: str | None) -> str:
     when = datetime.fromisoformat(moment).astimezone()
     today = datetime.now(when.tzinfo).date() == when.date()
     return when.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M")
+
+
+def write_output(kind: bytes, chunk: bytes) -> None:
+    """Pass a job's bytes on as they are, at once."""
+    stream = sys.stdout.buffer if kind == STDOUT else sys.stderr.buffer
+    stream.write(chunk)
+    stream.flush()
 
 
 def outcome(job: dict[str, Any]) -> str:

@@ -40,6 +40,14 @@ class LeaseAsked(Struct, frozen=True):
     request: Request
 
 
+class RequestRefused(Struct, frozen=True):
+    """A request was refused before it could become one of the ledger's: only the audit trail changes."""
+
+    request_id: str
+    user: str
+    reason: str
+
+
 class LeaseReleased(Struct, frozen=True):
     """The holder gives a lease back; giving it back twice is harmless."""
 
@@ -118,6 +126,7 @@ Event = (
     | NodeForgotten
     | NodeHeard
     | LeaseAsked
+    | RequestRefused
     | LeaseReleased
     | LeaseExtended
     | JobSubmitted

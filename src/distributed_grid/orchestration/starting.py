@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from distributed_grid.errors import GridError, Unreachable
+from distributed_grid.errors import BadInput, GridError, Unreachable
 from distributed_grid.orchestration.places import Places
 
 KEPT_VARIABLES = ("HOME", "USER", "LOGNAME", "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
@@ -73,7 +73,7 @@ def _hear(reader: int, process: subprocess.Popen[bytes], places: Places) -> bool
         raise Unreachable(f"the control plane ended while starting (exit {code}); see {places.log}{_tail(places.log)}")
     report = json.loads(line)
     if report["state"] == "failed":
-        raise GridError(report["message"])
+        raise BadInput(report["message"]) if report.get("bad_input") else GridError(report["message"])
     process.returncode = 0  # it lives on by itself: nobody here waits for it
     return bool(report["state"] == "ready")
 

@@ -22,6 +22,7 @@ DECIDERS: dict[type, Decider] = {
     events.NodeForgotten: nodes.on_forgotten,
     events.NodeHeard: nodes.on_heard,
     events.LeaseAsked: leases.on_asked,
+    events.RequestRefused: leases.on_refused,
     events.LeaseReleased: jobs.on_released,
     events.LeaseExtended: leases.on_extended,
     events.QueueLooked: leases.on_queue_looked,

@@ -45,20 +45,27 @@ def grant(
         awaits=awaits,
     )
     decision = Decision(changes=[granted, Counter(FENCE, fence)])
-    data: dict[str, str | int | list[str]] = {
-        "asked": reasons.amounts(lease.request.ask),
-        "priority": lease.request.priority.name.lower(),
-        "waited_ms": now - lease.asked_at_ms,
-    }
+    record = record_of("granted", granted, job)
+    record.data["asked"] = reasons.amounts(lease.request.ask)
+    record.data["priority"] = lease.request.priority.name.lower()
+    record.data["waited_ms"] = now - lease.asked_at_ms
     if claim.gpus:
-        data["gpus"] = [str(share.index) for share in claim.gpus]
-    decision.records.append(Record("granted", lease.request.user, lease.id, node, data=data))
+        record.data["gpus"] = [str(share.index) for share in claim.gpus]
+    decision.records.append(record)
     if job is None:
         return decision, granted, None
     attempt = Attempt(len(job.attempts) + 1, lease.id, node, fence, now)
     assigned = replace(job, state=advance_job(job.state, Step.ASSIGN), attempts=(*job.attempts, attempt))
     decision.changes.append(assigned)
     return decision, granted, assigned
+
+
+def record_of(type_: str, lease: Lease, job: Job | None, reason: str = "") -> Record:
+    """A line about a lease; what happens to a job's lease is told under the job."""
+    data: dict[str, str | int | list[str]] = {"allocation_id": lease.id}
+    if job is not None:
+        data["job_id"] = job.id
+    return Record(type_, lease.request.user, lease.job or lease.id, lease.node, reason, data)
 
 
 def yield_to(ledger: Ledger, way: Displacement, preemptor: Lease, now: int) -> tuple[Decision, tuple[str, ...]]:
@@ -68,8 +75,7 @@ def yield_to(ledger: Ledger, way: Displacement, preemptor: Lease, now: int) -> t
     for lease_id in way.victims:
         victim = ledger.leases[lease_id]
         why = f"made room for {preemptor.request.priority.name.lower()} request {preemptor.id}"
-        record = Record("preempted", victim.request.user, lease_id, victim.node, why)
-        decision.records.append(record)
+        decision.records.append(record_of("preempted", victim, ledger.jobs.get(victim.job), why))
         leaving = replace(victim, state=advance_lease(victim.state, Step.RELEASE), yields_to=preemptor.id, detail=why)
         if not victim.job:
             decision.changes.append(_ended(leaving, LeaseEnd.PREEMPTED, why, now))
@@ -88,7 +94,7 @@ def end_lease(ledger: Ledger, lease: Lease, end: LeaseEnd, detail: str, now: int
     held = lease.holds
     over = _ended(lease, end, detail, now)
     kind = "withdrawn" if end is LeaseEnd.WITHDRAWN else "expired" if end is LeaseEnd.EXPIRED else "released"
-    record = Record(kind, lease.request.user, lease.id, lease.node, detail or str(end))
+    record = record_of(kind, lease, ledger.jobs.get(lease.job), detail or str(end))
     decision = Decision(changes=[over], records=[record])
     if held:
         decision.changes += _freed_for(ledger, lease)

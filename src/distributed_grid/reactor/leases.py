@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.events import LeaseAsked, LeaseExtended, LeaseReleased, QueueLooked
+from distributed_grid.domain.events import LeaseAsked, LeaseExtended, LeaseReleased, QueueLooked, RequestRefused
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.lives import LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record
-from distributed_grid.reactor.granting import end_lease, grant, is_urgent, yield_to
+from distributed_grid.reactor.granting import end_lease, grant, is_urgent, record_of, yield_to
 from distributed_grid.scheduling import reasons
 from distributed_grid.scheduling.line import kept_from, next_turn
 from distributed_grid.scheduling.placement import place
@@ -30,11 +30,16 @@ def on_asked(ledger: Ledger, event: LeaseAsked, now: int) -> Decision:
     return admit(ledger, lease, now, job=None)
 
 
+def on_refused(ledger: Ledger, event: RequestRefused, now: int) -> Decision:
+    """Note a refusal."""
+    return Decision(records=[Record("refused", event.user, event.request_id, reason=event.reason)])
+
+
 def admit(ledger: Ledger, lease: Lease, now: int, *, job: Job | None) -> Decision:
     """Find a new ask its place: at once, over others, or in the line; refused where that is hopeless."""
     request = lease.request
     _make_sure_it_makes_sense(ledger, request)
-    asked = Record("requested", request.user, lease.id, reason=reasons.amounts(request.ask))
+    asked = record_of("requested", lease, job, reasons.amounts(request.ask))
     avoid = kept_from(ledger, request, now) if ledger.waiting else frozenset()
     placement = place(ledger, request, avoid=avoid)
     if placement is not None:
@@ -49,7 +54,7 @@ def admit(ledger: Ledger, lease: Lease, now: int, *, job: Job | None) -> Decisio
     why = reasons.why_not_now(ledger, request, now)
     if request.wait_ms <= 0:
         raise Refused(no_offers(why), why)
-    waiting = Record("queued", request.user, lease.id, reason="; ".join(why))
+    waiting = record_of("queued", lease, job, "; ".join(why))
     rows = [lease] if job is None else [lease, job]
     answer = LeaseAnswer(lease, why) if job is None else JobAnswer(job, lease, why)
     return Decision([*rows], [asked, waiting], answer)

@@ -45,7 +45,8 @@ def never_fits(ledger: Ledger, request: Request) -> tuple[str, ...] | None:
     candidates = _candidates(ledger, request)
     refusals = []
     for node in candidates:
-        if Book().claim_for(ask, node.lendable) is not None:
+        unheard = node.caps.can_share and node.capacity == Capacity()
+        if unheard or Book().claim_for(ask, node.lendable) is not None:
             return None
         refusals.append(f"{node.name}: {_limit(ask, node)}")
     known = ledger.nodes

@@ -9,12 +9,19 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from distributed_grid import __version__
-from distributed_grid.domain.events import JobCancelled, JobSubmitted, LeaseAsked, LeaseExtended, LeaseReleased
+from distributed_grid.domain.events import (
+    JobCancelled,
+    JobSubmitted,
+    LeaseAsked,
+    LeaseExtended,
+    LeaseReleased,
+    RequestRefused,
+)
 from distributed_grid.domain.jobs import Command
 from distributed_grid.domain.jobs import Job as JobRow
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.resources import Priority
-from distributed_grid.errors import NotFound, ProtocolError, Refused, TimedOut
+from distributed_grid.errors import GridError, NotFound, ProtocolError, Refused, TimedOut
 from distributed_grid.orchestration.asking import amounts_of
 from distributed_grid.orchestration.protocol import PROTOCOL, STDERR, STDOUT
 from distributed_grid.orchestration.runtime import Grid
@@ -104,7 +111,7 @@ class Api:
         client.send(self._house.config_view())
 
     async def _ask(self, client: Connection, op: requests.Ask) -> None:
-        event = LeaseAsked(self._request(op, op.duration_seconds, op.target))
+        event = LeaseAsked(await self._request(op, op.duration_seconds, op.target))
         answer = await (self._grid.dry_run(event) if op.dry_run else self._grid.handle(event))
         assert isinstance(answer, LeaseAnswer)
         lease = answer.lease
@@ -126,7 +133,17 @@ class Api:
         finally:
             self._grid.unwatch(lease_id, changed)
 
-    def _request(self, op: requests.Ask | requests.Submit, duration_seconds: float = 0.0, target: str = "") -> Request:
+    async def _request(
+        self, op: requests.Ask | requests.Submit, duration_seconds: float = 0.0, target: str = ""
+    ) -> Request:
+        """The request in the ledger's units; what is wrong with it is in the audit trail, too."""
+        try:
+            return self._translated(op, duration_seconds, target)
+        except GridError as refusal:
+            await self._grid.handle(RequestRefused(op.request_id, self._user, str(refusal)))
+            raise
+
+    def _translated(self, op: requests.Ask | requests.Submit, duration_seconds: float, target: str) -> Request:
         if not self._house.sharing_enabled:
             raise Refused("Resource sharing not enabled: set resource_sharing.enabled to true in the config")
         ask = amounts_of(op.resource_type, op.amount, self._house.custom_resources)
@@ -169,7 +186,7 @@ class Api:
             round(1000 * op.grace_seconds),
         )
         job_id = op.job_id or f"job-{op.request_id[:12]}"
-        event = JobSubmitted(job_id, command, self._request(op), op.retries)
+        event = JobSubmitted(job_id, command, await self._request(op), op.retries)
         answer = await (self._grid.dry_run(event) if op.dry_run else self._grid.handle(event))
         assert isinstance(answer, JobAnswer)
         client.send({"job": self._house.viewer.job(answer.job), "reasons": list(answer.reasons)})

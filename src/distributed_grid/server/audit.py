@@ -6,10 +6,12 @@ from typing import Any
 
 import msgspec
 
+from distributed_grid.errors import NotFound
 from distributed_grid.orchestration.runtime import Grid
 from distributed_grid.orchestration.views import Viewer
 from distributed_grid.ports import EventRow
 from distributed_grid.server.connection import Connection
+from distributed_grid.server.finding import find_job
 from distributed_grid.server.requests import Events
 
 PAGE = 500
@@ -18,6 +20,8 @@ PAGE = 500
 async def send_events(grid: Grid, viewer: Viewer, client: Connection, op: Events) -> None:
     """Send the newest events (or those after a number), and with `follow` go on until the client hangs up."""
     store = grid.store
+    if op.subject is not None:
+        op = msgspec.structs.replace(op, subject=await _uid_of(grid, op.subject))
     woken = grid.watch("events")
     try:
         newest = op.after is None
@@ -40,6 +44,14 @@ async def send_events(grid: Grid, viewer: Viewer, client: Connection, op: Events
         grid.unwatch("events", woken)
 
 
+async def _uid_of(grid: Grid, name: str) -> str:
+    """What a job's events are told under; anything that is not a job stays as it is."""
+    try:
+        return (await find_job(grid, name)).uid
+    except NotFound:
+        return name
+
+
 def _view(row: EventRow, viewer: Viewer) -> dict[str, Any]:
     record = msgspec.json.decode(row.blob)
     return {
@@ -48,6 +60,7 @@ def _view(row: EventRow, viewer: Viewer) -> dict[str, Any]:
         "type": row.type,
         "user": row.user or None,
         "subject": row.subject,
+        "job_id": record.get("data", {}).get("job_id"),
         "node_id": row.node or None,
         "reason": record.get("reason") or None,
         "data": record.get("data") or {},

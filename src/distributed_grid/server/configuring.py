@@ -9,7 +9,6 @@ import socket
 from pathlib import Path
 
 from distributed_grid.config import ClusterConfig
-from distributed_grid.errors import GridError
 from distributed_grid.orchestration.client import file_digest
 from distributed_grid.orchestration.places import Places
 from distributed_grid.ports import Store
@@ -33,10 +32,7 @@ def choose_config(path: str | None, explicit: bool, store: Store, places: Places
         if last != path:
             log.info("work goes on: using the config of before, %s", last)
         path = last
-    try:
-        return Chosen(_load(path), path)
-    except GridError as problem:
-        raise GridError(str(problem)) from problem
+    return Chosen(_load(path), path)
 
 
 def _load(path: str | None) -> ClusterConfig:

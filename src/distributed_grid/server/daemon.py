@@ -31,9 +31,10 @@ from distributed_grid.adapters.probes.machine import MachineProbe
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.attempts import AttemptHost
+from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.events import NodeDeclared, NodeForgotten
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.errors import GridError, Refused
+from distributed_grid.errors import BadInput, GridError, Refused
 from distributed_grid.orchestration.links import Links
 from distributed_grid.orchestration.places import Places
 from distributed_grid.orchestration.runtime import Grid
@@ -72,7 +73,7 @@ def serve(options: argparse.Namespace) -> int:
         asyncio.run(Daemon(places, seat, options).run(starter))
     except GridError as failure:
         log.error("%s", failure)
-        starter.tell("failed", str(failure))
+        starter.tell("failed", str(failure), bad_input=isinstance(failure, BadInput))
         return 1
     finally:
         seat.leave()
@@ -119,7 +120,7 @@ class Daemon:
             await self._declare(probe)
             local = tuple(node.name for node in self._chosen.config.nodes if node.is_local)
             host = AttemptHost(self._places.jobs, report=lambda report: agent.report(report) if agent else None)
-            agent = Agent(local, host, probe, self._links)
+            agent = Agent(local, host, probe, self._links, jobs=self._places.jobs)
             await agent.start()
             for name in await self.grid.read(_left_over(local)):
                 self._links.received(wire.Hello(name, host.running()), agent)
@@ -232,6 +233,8 @@ class Daemon:
                 f"the running control plane uses {self._chosen.path or 'no config'} and holds {busy} "
                 f"lease{'' if busy == 1 else 's'}; wait until they are over, or type: grid daemon stop"
             )
+        if hello.config_path is not None:
+            ClusterConfig.from_yaml(hello.config_path)  # one that cannot be used takes nobody's place
         log.info("handing over to config %s", hello.config_path)
         self.end()
         return True

@@ -75,11 +75,14 @@ class Starter:
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
 
-    def tell(self, state: str, message: str = "") -> None:
+    def tell(self, state: str, message: str = "", *, bad_input: bool = False) -> None:
         """Report once; later calls do nothing."""
         if self._descriptor is None:
             return
         with contextlib.suppress(OSError):
-            os.write(self._descriptor, json.dumps({"state": state, "message": message}).encode() + b"\n")
+            os.write(
+                self._descriptor,
+                json.dumps({"state": state, "message": message, "bad_input": bad_input}).encode() + b"\n",
+            )
             os.close(self._descriptor)
         self._descriptor = None

@@ -79,9 +79,7 @@ def lasts(grid: Shell, lease: dict[str, Any], seconds: float, asked: float) -> N
     assert time.monotonic() >= asked + seconds, "ended early"
 
 
-def test_a_wall_clock_that_jumps_changes_what_is_shown_and_nothing_else(
-    grid: Shell, clock: FakedClock
-) -> None:
+def test_a_wall_clock_that_jumps_changes_what_is_shown_and_nothing_else(grid: Shell, clock: FakedClock) -> None:
     daemon = clock.start_daemon()
     cores = grid.json("status")["nodes"][0]["cpu_cores"]
     began = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def a_config(folder: Path, node: str) -> str:
     return str(path)
 
 
-def names(grid: Shell, **options: str) -> list[str]:
+def names(grid: Shell, **options: Any) -> list[str]:
     return sorted(node["node_id"] for node in grid.json("status", **options)["nodes"])
 
 

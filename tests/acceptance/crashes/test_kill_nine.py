@@ -119,20 +119,23 @@ for request_id in ids:
 """
 
 
+def _kill_a_moment_after(grid: Shell, seconds: float) -> None:
+    """Wait for a daemon that serves, then that long, then kill it."""
+    pid: int = wait_until(lambda: daemon_pid(grid))
+    moment = time.monotonic() + seconds
+    wait_until(lambda: time.monotonic() >= moment)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_running(pid))
+
+
 @pytest.mark.parametrize("seed", [20])
 def test_every_job_acknowledged_between_kills_is_there_once_and_ran_once(grid: Shell, seed: int) -> None:
     chance = random.Random(seed)
     ids = [f"{chance.getrandbits(128):032x}" for _ in range(400)]
     grid("status", check=0)
     bursts = [run_python(grid, BURST, str(grid.cwd), grid.env["PATH"], *ids[part::4]) for part in range(4)]
-    kills = 0
-    while kills < 10:
-        pid = wait_until(lambda: daemon_pid(grid))
-        moment = time.monotonic() + chance.choice([0.0, 0.02, 0.1, 0.3]) * chance.random()
-        wait_until(lambda moment=moment: time.monotonic() >= moment)
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda pid=pid: not is_running(pid))
-        kills += 1
+    for _ in range(10):
+        _kill_a_moment_after(grid, chance.choice([0.0, 0.02, 0.1, 0.3]) * chance.random())
     acknowledged: list[str] = []
     for burst in bursts:
         said, complaints = burst.communicate(timeout=60)
@@ -140,7 +143,6 @@ def test_every_job_acknowledged_between_kills_is_there_once_and_ran_once(grid: S
         acknowledged += said.split()
     assert sorted(acknowledged) == sorted(ids)
 
-    jobs = grid.json("jobs", "list", "--all")
     assert grid("jobs", "wait", "--timeout", "40").returncode in (0, 7)
     jobs = grid.json("jobs", "list", "--all")
     assert Counter(job["uid"] for job in jobs) == Counter(ids)

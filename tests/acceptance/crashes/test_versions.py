@@ -39,7 +39,7 @@ class OtherBuild:
 
 
 def test_a_newer_command_makes_the_daemon_hand_over_while_a_job_goes_on(grid: Shell, tmp_path: Path) -> None:
-    newer = OtherBuild(grid, tmp_path / "newer", "__init__.py", r'^__version__ = .*$', '__version__ = "99.0.0"')
+    newer = OtherBuild(grid, tmp_path / "newer", "__init__.py", r"^__version__ = .*$", '__version__ = "99.0.0"')
     gate = a_gate(grid, "gate")
     grid("status", check=0)
     old = grid.json("daemon", "status")

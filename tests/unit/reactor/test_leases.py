@@ -36,7 +36,12 @@ def test_an_ask_that_fits_is_active_at_once(ledger):
     assert (lease.state, lease.node, lease.fence) == (LeaseState.ACTIVE, "gpu1", 1)
     assert (lease.granted_at_ms, lease.ends_at_ms) == (NOW, NOW + 60_000)
     assert [(record.type, record.subject) for record in stepped.records] == [("requested", "r1"), ("granted", "r1")]
-    assert stepped.records[1].data == {"asked": "2 cores", "priority": "medium", "waited_ms": 0}
+    assert stepped.records[1].data == {
+        "allocation_id": "r1",
+        "asked": "2 cores",
+        "priority": "medium",
+        "waited_ms": 0,
+    }
 
 
 def test_the_record_of_a_grant_names_its_gpus(story):

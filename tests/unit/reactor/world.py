@@ -18,6 +18,7 @@ from distributed_grid.domain.events import Event
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.lives import JobState
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import GpuDevice
 from distributed_grid.errors import GridError
@@ -230,21 +231,36 @@ class World:
         known = tuple(lease.id for lease in self.ledger.leases_of(name) if lease.job)
         self.tell(events.AttemptsListed(name, known[:: every + 1]))
 
-    def work(self, every: int) -> None:
+    def vanish(self, which: int) -> None:
+        """One of those that are being stopped is gone."""
+        stopping = [job for job in self.ledger.jobs.values() if job.state is JobState.STOPPING]
+        if stopping:
+            job = stopping[which % len(stopping)]
+            last = job.attempts[-1]
+            self.tell(events.AttemptEnded(job.uid, last.number, last.fence, OUTCOMES[2]))
+
+    def started_too_soon(self, which: int) -> None:
+        """An agent reports a start that was never ordered: the victims are still there."""
+        early = [lease.job for lease in self.ledger.leases.values() if lease.awaits and lease.job]
+        if early:
+            last = self.ledger.jobs[early[which % len(early)]].attempts[-1]
+            self.tell(events.AttemptStarted(early[which % len(early)], last.number, last.fence, 8))
+
+    def work(self, every: int, stops: bool = True) -> None:
         """The agents do what they are told: start what is to start, stop what is to stop; some are slow."""
         for effect in pending(self.ledger)[:: every + 1]:
             attempt = effect.job.attempt
             assert attempt is not None
             if isinstance(effect, StartAttempt):
                 self.tell(events.AttemptStarted(effect.job.uid, attempt.number, attempt.fence, 7))
-            else:
+            elif stops:
                 self.tell(events.AttemptEnded(effect.job.uid, attempt.number, attempt.fence, OUTCOMES[2]))
 
     def fill(self, request: Request, jobs: int) -> None:
         """So many jobs of one kind run, and have run for a while."""
         for _ in range(jobs):
             self.submit(request, 0)
-        self.work(0)
+        self.work(0, stops=False)
         self.wait(2_000, heard=True)
 
     def look(self) -> None:

@@ -66,7 +66,6 @@ def test_amounts_are_said_in_the_units_of_a_person(said, words):
             "gpu1: 1 core at most, 2 cores asked; 1.0 GB at most, 2.0 GB asked",
         ),
         (a_node(caps=caps(can_share=False)), {"cores": 1}, "gpu1: does not share"),
-        (Node("gpu1"), {"cores": 1}, "gpu1: not heard from yet"),
     ],
 )
 def test_what_can_never_be_lent_names_the_limit_of_each_node(node, request_, words):
@@ -156,3 +155,9 @@ def test_a_node_that_is_kept_for_somebody_says_so():
     story.ask(a_request("r2", cores=4, wait_s=600))
     story.later(31)
     assert why(story, cores=1) == ("gpu1: kept for a request that has waited longer",)
+
+
+def test_a_node_nobody_has_heard_yet_may_still_serve():
+    story = Story(Node("far"))
+    assert never_fits(story.ledger, a_request("x", cores=1)) is None
+    assert why_not_now(story.ledger, a_request("x", cores=1), 0) == ("far: not heard from yet",)
