@@ -18,7 +18,7 @@ from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority, ResourceType
 from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
 from distributed_grid.orchestration.async_client import AsyncClient
-from distributed_grid.orchestration.caller import caller_environment
+from distributed_grid.orchestration.caller import caller_environment, make_sure_of_text
 from distributed_grid.orchestration.client import ClientConfig
 from distributed_grid.orchestration.places import Places
 from distributed_grid.orchestration.protocol import JSON, STDERR, STDOUT
@@ -95,6 +95,7 @@ class GridOrchestrator:
         if not math.isfinite(amount):
             raise BadInput(f"the amount must be a number, not {amount:g}")
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
+        make_sure_of_text(*argv)
         accepted = await self._client.call(
             "submit",
             request_id=uuid.uuid4().hex,

@@ -15,7 +15,7 @@ from distributed_grid.cli.globals import GridCommand, Session
 from distributed_grid.cli.show import amount as with_unit
 from distributed_grid.cli.show import answer, write_output
 from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
-from distributed_grid.orchestration.caller import caller_environment
+from distributed_grid.orchestration.caller import caller_environment, make_sure_of_text
 from distributed_grid.orchestration.protocol import JSON, STDERR, STDOUT
 
 
@@ -84,6 +84,7 @@ def _submission(options: dict[str, Any]) -> dict[str, Any]:
         if len(words) != 1:
             raise BadInput("--shell takes the command as one quoted string")
         words = ["/bin/sh", "-c", words[0]]
+    make_sure_of_text(*words, options["job_id"], options["resource_type"], options["priority"])
     named = options["node"]
     insists = options["strategy"] == "node_specific"
     if insists and not named:
@@ -109,9 +110,11 @@ def _submission(options: dict[str, Any]) -> dict[str, Any]:
 
 def _here() -> str:
     try:
-        return os.getcwd()
+        here = os.getcwd()
     except FileNotFoundError:
         raise BadInput("the current directory does not exist any more; use --isolated") from None
+    make_sure_of_text(here)
+    return here
 
 
 def _variables(given: tuple[str, ...]) -> dict[str, str]:

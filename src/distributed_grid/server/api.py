@@ -55,6 +55,10 @@ class House(Protocol):
     def stay(self) -> None:
         """Not go away when idle."""
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether connections end because the daemon does, so that clients will come back."""
+
     def end(self) -> None:
         """Begin to stop."""
 
@@ -130,6 +134,10 @@ class Api:
                 if lease.holds and not lease.awaits:
                     return lease
                 await changed.wait()
+        except asyncio.CancelledError:
+            if not self._house.is_leaving:  # the client hung up: nobody would ever give this back
+                await asyncio.shield(self._grid.handle(LeaseReleased(lease_id, self._user, "its client went away")))
+            raise
         finally:
             self._grid.unwatch(lease_id, changed)
 

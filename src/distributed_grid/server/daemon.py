@@ -96,6 +96,7 @@ class Daemon:
         self._idle_seconds = float(options.idle_seconds)
         self._started = self._last_served = time.monotonic()
         self._ending = asyncio.Event()
+        self._leaving = False
         self._open_ones: set[Connection] = set()
         self._clock = GridClock(_load_anchor(places.host_dir / "clock.json"))
         store = SqliteStore(places.database)
@@ -137,6 +138,7 @@ class Daemon:
             await self._leave(agent)
 
     async def _leave(self, agent: Agent | None) -> None:
+        self._leaving = True
         for connection in list(self._open_ones):
             connection.close()
         if agent is not None:
@@ -241,6 +243,10 @@ class Daemon:
 
     def stay(self) -> None:
         self._stay = True
+
+    @property
+    def is_leaving(self) -> bool:
+        return self._leaving
 
     def end(self) -> None:
         self._ending.set()

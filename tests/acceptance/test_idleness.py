@@ -1,0 +1,66 @@
+"""Offers come from what is really idle: the owner's work withdraws them, the grid's own does not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.acceptance.conftest import Shell, wait_until
+
+CORES = len(os.sched_getaffinity(0))
+BUSY = [sys.executable, "-c", "while True: pass"]
+CONFIG = """
+nodes:
+- name: here
+  host: local
+  thresholds: {cpu_percent_max: 85, cpu_min_cores: 0.1, memory_percent_max: 99, memory_min_gb: 0.1}
+"""
+
+
+@pytest.fixture
+def owned(grid: Shell) -> Shell:
+    """A machine whose owner comes first."""
+    (grid.cwd / "owned.yaml").write_text(CONFIG)
+    grid("status", "--config", "owned.yaml", check=0)
+    return grid
+
+
+@pytest.fixture
+def owners_work() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def _offers_cpu(grid: Shell) -> bool:
+    return any(offer["resource_type"] == "cpu" for offer in grid.json("shared-status")["offers"])
+
+
+def test_the_owners_work_withdraws_the_offer_and_its_end_brings_it_back(
+    owned: Shell, owners_work: list[subprocess.Popen[bytes]]
+) -> None:
+    wait_until(lambda: _offers_cpu(owned), seconds=40)
+    owners_work += [subprocess.Popen(BUSY) for _ in range(2 * CORES)]
+    wait_until(lambda: not _offers_cpu(owned), seconds=40)
+    refused = owned("run-shared", "-w", "0", "true", check=1)
+    assert refused.stderr.startswith("grid: No resource offers available: here: CPU ")
+    assert "busy, may be 85 %" in refused.stderr
+    for process in owners_work:
+        process.kill()
+    wait_until(lambda: _offers_cpu(owned), seconds=40)
+
+
+def test_the_grids_own_work_does_not_count_as_the_owners(owned: Shell) -> None:
+    """The part of a core that is left is still offered while a job keeps the rest busy for several windows."""
+    amount = str(CORES - 0.5)
+    wait_until(lambda: _offers_cpu(owned), seconds=40)
+    owned.detach("-j", "busy", "-a", amount, "--timeout", "60", *BUSY)
+    wait_until(lambda: owned.job("busy")["state"] == "running")
+    wait_until(lambda: (owned.json("status")["nodes"][0]["cpu_percent"] or 0) > 60 / CORES, seconds=40)
+    assert wait_until(lambda: _offers_cpu(owned), seconds=10)
