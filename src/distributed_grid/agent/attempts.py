@@ -40,6 +40,7 @@ EndKind = Literal[
 ]
 HALT_KINDS = frozenset(("cancelled", "preempted", "over_limit", "timed_out", "hold_expired", "expired", "lost"))
 HOST_LOCK_WAIT_S = 10.0
+SENDS = 5  # to a spawner that dies each time
 
 
 class AttemptSpec(msgspec.Struct, frozen=True):
@@ -207,7 +208,7 @@ class AttemptHost:
         self._running[attempt.id] = attempt
         try:
             with JobDir.make(self._root, attempt.id) as job:
-                job.write(jobdir.SPEC, msgspec.to_builtins(spec) | {"launched_boot_ms": now})
+                job.write(jobdir.SPEC, msgspec.to_builtins(spec) | {"launched_boot_ms": now, "boot": tree.boot_id()})
             self._rearrange()
         except OSError as error:
             self._finish(attempt, _record("never_started", f"could not be recorded: {error.strerror}"))
@@ -314,15 +315,17 @@ class AttemptHost:
         with JobDir(self._root, attempt.id) as job:
             await _until(lambda: not job.is_locked())
             record = job.read(jobdir.EXIT)
-            if record is None and not job.has(jobdir.LOCK) and attempt.sends < 5:
-                await self._hand_over(attempt)  # the spawner died before it could fork
+            begun = _was_begun(job)
+            if record is None and not begun and attempt.sends < SENDS:
+                job.remove(jobdir.LOCK)
+                await self._hand_over(attempt)  # spawner or shim died before it was taken up
                 return
             if record is None:
-                if job.has(jobdir.LOCK):
+                if begun:
                     await self._clear(job)
                     record = _record("lost", "its supervisor died; nothing of it is left")
                 else:
-                    record = _record("never_started", "could not be started: the spawner keeps dying")
+                    record = _record("never_started", "could not be started: its supervisor died first")
                 job.write(jobdir.EXIT, record, durable=True)
         self._finish(attempt, record)
 
@@ -330,7 +333,7 @@ class AttemptHost:
         """End what a dead shim left behind, control groups included."""
         shim, started = job.read(jobdir.LOCK), job.read(jobdir.STARTED) or {"pid": 0, "start": 0}
         groups = [Group(version, path) for version, path in job.read(jobdir.GROUPS) or ()]
-        if shim is not None and shim["boot"] != tree.boot_id():
+        if shim is None or shim["boot"] != tree.boot_id():  # another boot: pids mean nothing, all is gone
             return
         beyond: set[tree.Proc] = set()
         while True:
@@ -460,7 +463,7 @@ class AttemptHost:
 
     def _adopt(self, attempt: _Attempt) -> None:
         self._running[attempt.id] = attempt
-        attempt.sends = 5  # whatever it was, it is not started anew without being asked
+        attempt.sends = SENDS  # whatever it was, it is not started anew without being asked
         with JobDir(self._root, attempt.id) as job:
             attempt.fence = max(attempt.fence, job.read(jobdir.FENCE) or 0)
             attempt.cores = tuple(job.read(jobdir.CORES) or ())
@@ -529,6 +532,13 @@ async def _until(true: Callable[[], bool]) -> None:
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _was_begun(job: JobDir) -> bool:
+    """Whether a command may have run: a shim first of all writes who it is, and only a power failure undoes it."""
+    if not job.has(jobdir.LOCK):
+        return False
+    return job.read(jobdir.LOCK) is not None or job.read(jobdir.SPEC)["boot"] != tree.boot_id()
 
 
 def _record(kind: EndKind, detail: str) -> dict[str, Any]:

@@ -8,8 +8,8 @@ Below the root, mode 0700 (files 0600):
         spec.json         everything needed to run it; there before the shim, durable before the command
         cores.json        the cores it is pinned to (rewritten when it is moved)
         fence.json        a fence newer than the one in spec.json, once one was seen
-        shim.lock         made before a shim gets it: without it nothing ever ran. Locked while the shim lives;
-                          holds the shim's boot id, pid and start time
+        shim.lock         made before a shim gets it, locked while that shim lives. Holds the shim's boot id, pid
+                          and start time, written first of all: without them nothing ever ran
         groups.json       control groups made for it, so that whoever finds them left over can remove them
         started.json      the command runs: its pid and start time, when, on which cores
         hold.json         until when it may go on without another word
@@ -125,6 +125,13 @@ class JobDir:
         os.rename(aside, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
         if durable:
             os.fsync(self.fd)
+
+    def remove(self, name: str) -> None:
+        """Have the file no more. Removing what is not there is not an error."""
+        try:
+            os.unlink(name, dir_fd=self.fd)
+        except FileNotFoundError:
+            pass
 
     def make_durable(self, name: str) -> None:
         """Bring a file, and every directory entry that leads to it, onto the disk."""

@@ -65,6 +65,8 @@ class Shim:
         if not packet:  # the spawner ended and needs no spare any more
             os._exit(0)
         self.orders.close()
+        for fd in descriptors:
+            os.set_inheritable(fd, False)  # unlike those opened here, received ones would go on to the command
         lock, self.channel = descriptors  # the lock stays open, and so held, to the end of this process
         os.write(lock, json.dumps(self.identity).encode())
         self.job = JobDir(self.root, packet.decode())

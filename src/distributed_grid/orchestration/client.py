@@ -137,7 +137,10 @@ class Client:
                 self.close()
                 if not self._may_start:
                     raise Unreachable(f"no control plane runs for {self.places.state_dir}") from None
-                self.start(stay=False)
+                if self.places.is_owned():  # one is just starting, or just leaving
+                    time.sleep(PAUSE_SECONDS)
+                else:
+                    self.start(stay=False)
             except _HandedOver:
                 self.close()
                 time.sleep(PAUSE_SECONDS)

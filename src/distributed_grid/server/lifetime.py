@@ -7,9 +7,13 @@ import fcntl
 import json
 import os
 import socket
+import time
 
 from distributed_grid.errors import GridError
 from distributed_grid.orchestration.places import Places, short_path
+
+
+LOOKS, LOOK_SECONDS = 10, 0.01
 
 
 class Taken(Exception):
@@ -33,12 +37,16 @@ class Seat:
             lock = os.open(self._places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as failure:
             raise GridError(f"cannot use the state directory {self._places.state_dir}: {failure.strerror}") from failure
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise Taken from None
-        self._lock = lock
+        for _ in range(LOOKS):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # held, or a client is just looking whether it is (`Places.is_owned`)
+                time.sleep(LOOK_SECONDS)
+            else:
+                self._lock = lock
+                return
+        os.close(lock)
+        raise Taken
 
     def listen(self) -> socket.socket:
         """Replace whatever socket an earlier holder left, and listen."""

