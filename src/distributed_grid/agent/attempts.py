@@ -462,6 +462,11 @@ class AttemptHost:
             self._adopt(_Attempt(spec, spec.fence, launched))
 
     def _adopt(self, attempt: _Attempt) -> None:
+        with JobDir(self._root, attempt.id) as job:
+            if job.read(jobdir.EXIT) is None and not job.is_locked() and not _was_begun(job):
+                job.remove(jobdir.LOCK)  # recorded, but nobody got to start it: the order comes again
+                self.forget(attempt.id)
+                return
         self._running[attempt.id] = attempt
         attempt.sends = SENDS  # whatever it was, it is not started anew without being asked
         with JobDir(self._root, attempt.id) as job:

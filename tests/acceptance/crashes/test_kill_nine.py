@@ -127,7 +127,7 @@ def _send_a_moment_after(grid: Shell, deadly: signal.Signals, seconds: float) ->
     wait_until(lambda: not is_running(pid))
 
 
-@pytest.mark.parametrize("seed", [20])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_every_job_acknowledged_between_kills_is_there_once_and_ran_once(grid: Shell, seed: int) -> None:
     chance = random.Random(seed)
     ids = [f"{chance.getrandbits(128):032x}" for _ in range(400)]

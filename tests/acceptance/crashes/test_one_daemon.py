@@ -99,17 +99,12 @@ def test_the_lock_and_the_database_are_open_in_the_daemon_and_nowhere_else(grid:
         open_gate(gate)
 
 
-LEAK = "agent/shim.py: the job inherits shim.lock and channel: socket.recv_fds ignores MSG_CMSG_CLOEXEC"
-
-
-@pytest.mark.xfail(strict=False, reason=LEAK)
 def test_a_job_has_nothing_open_but_its_own_three_streams(grid: Shell) -> None:
     done = grid("run-shared", "sh", "-c", "ls -l /proc/$$/fd", check=0)
     open_files = {line.split(" -> ")[1].rpartition("/")[2] for line in done.stdout.splitlines() if " -> " in line}
     assert open_files == {"null", "stdout", "stderr"}
 
 
-@pytest.mark.xfail(strict=False, reason=LEAK)
 def test_a_job_whose_shim_dies_under_a_later_daemon_is_ended_and_told_lost(grid: Shell) -> None:
     gate = a_gate(grid, "gate")
     job = call(grid, "submit", **submission(grid, "read x < gate"))["job"]["uid"]
