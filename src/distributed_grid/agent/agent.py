@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 from distributed_grid.adapters.probes.machine import MachineProbe
-from distributed_grid.agent.attempts import AttemptEnded, AttemptHost, AttemptSpec, AttemptStarted
+from distributed_grid.agent.attempts import AttemptHost
+from distributed_grid.agent.reports import AttemptEnded, AttemptSpec, AttemptStarted
 from distributed_grid.agent.sweeping import sweep
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage

@@ -13,7 +13,7 @@ import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import msgspec
 
@@ -23,73 +23,20 @@ from distributed_grid.agent.jobdir import JobDir
 from distributed_grid.agent.limits.alarm import boot_ms
 from distributed_grid.agent.limits.cgroups import Group
 from distributed_grid.agent.limits.memory import TreeMeter
+from distributed_grid.agent.reports import (
+    AttemptEnded,
+    AttemptSpec,
+    AttemptStarted,
+    AttemptUsage,
+    ended_from,
+    record_of,
+)
 from distributed_grid.agent.spawner import SpawnerLink
 from distributed_grid.errors import BadInput, StaleFence
 
-EndKind = Literal[
-    "exited",
-    "signalled",
-    "cancelled",
-    "preempted",
-    "over_limit",
-    "timed_out",
-    "hold_expired",
-    "expired",
-    "lost",
-    "never_started",
-]
 HALT_KINDS = frozenset(("cancelled", "preempted", "over_limit", "timed_out", "hold_expired", "expired", "lost"))
 HOST_LOCK_WAIT_S = 10.0
 SENDS = 5  # to a spawner that dies each time
-
-
-class AttemptSpec(msgspec.Struct, frozen=True):
-    """Everything needed to run one attempt."""
-
-    attempt_id: str
-    job_id: str
-    node: str
-    fence: int
-    argv: tuple[str, ...]
-    env: dict[str, str] = {}
-    cwd: str | None = None
-    cpu_milli: int = 0
-    memory_bytes: int = 0
-    gpu_indexes: tuple[int, ...] = ()
-    timeout_ms: int = 0
-    grace_ms: int = 10_000
-    hold_ms: int = 0
-
-
-class AttemptStarted(msgspec.Struct, frozen=True, tag=True):
-    """The command runs."""
-
-    attempt_id: str
-    fence: int
-    pid: int
-    cores: tuple[int, ...]
-    at_boot_ms: int
-
-
-class AttemptEnded(msgspec.Struct, frozen=True, tag=True):
-    """Nothing of it runs any more, and how that came."""
-
-    attempt_id: str
-    fence: int
-    kind: EndKind
-    exit_code: int | None = None
-    signal: int | None = None
-    detail: str = ""
-    cpu_ms: int = 0
-    max_memory_bytes: int = 0
-    wall_ms: int = 0
-
-
-class AttemptUsage(msgspec.Struct, frozen=True):
-    """What an attempt's whole tree has used so far (CPU) and holds now (memory)."""
-
-    cpu_ms: int
-    memory_bytes: int
 
 
 class _Attempt:
@@ -211,7 +158,7 @@ class AttemptHost:
                 job.write(jobdir.SPEC, msgspec.to_builtins(spec) | {"launched_boot_ms": now, "boot": tree.boot_id()})
             self._rearrange()
         except OSError as error:
-            self._finish(attempt, _record("never_started", f"could not be recorded: {error.strerror}"))
+            self._finish(attempt, record_of("never_started", f"could not be recorded: {error.strerror}"))
             return
         await self._hand_over(attempt)
 
@@ -302,7 +249,7 @@ class AttemptHost:
         if self._running.pop(attempt.id, None) is None:
             return
         self._unwatch(attempt)
-        ended = _ended_from(attempt.id, attempt.fence, record)
+        ended = ended_from(attempt.id, attempt.fence, record)
         if attempt.meter.peak_bytes > ended.max_memory_bytes:
             ended = msgspec.structs.replace(ended, max_memory_bytes=attempt.meter.peak_bytes)
         self._ended[attempt.id] = ended
@@ -323,9 +270,9 @@ class AttemptHost:
             if record is None:
                 if begun:
                     await self._clear(job)
-                    record = _record("lost", "its supervisor died; nothing of it is left")
+                    record = record_of("lost", "its supervisor died; nothing of it is left")
                 else:
-                    record = _record("never_started", "could not be started: its supervisor died first")
+                    record = record_of("never_started", "could not be started: its supervisor died first")
                 job.write(jobdir.EXIT, record, durable=True)
         self._finish(attempt, record)
 
@@ -442,7 +389,7 @@ class AttemptHost:
                 fence = job.read(jobdir.FENCE) or 0
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return _ended_from(attempt_id, max(fence, spec["fence"]), record) if spec and record else None
+        return ended_from(attempt_id, max(fence, spec["fence"]), record) if spec and record else None
 
     # ------------------------------------------------------------------ adopting
 
@@ -544,12 +491,3 @@ def _was_begun(job: JobDir) -> bool:
     if not job.has(jobdir.LOCK):
         return False
     return job.read(jobdir.LOCK) is not None or job.read(jobdir.SPEC)["boot"] != tree.boot_id()
-
-
-def _record(kind: EndKind, detail: str) -> dict[str, Any]:
-    return {"kind": kind, "detail": detail}
-
-
-def _ended_from(attempt_id: str, fence: int, record: dict[str, Any]) -> AttemptEnded:
-    assert record["kind"] in get_args(EndKind)
-    return AttemptEnded(attempt_id=attempt_id, fence=fence, **record)

@@ -14,7 +14,6 @@ import contextlib
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -42,48 +41,23 @@ from distributed_grid.orchestration.views import Viewer
 from distributed_grid.server.api import Api
 from distributed_grid.server.configuring import Chosen, choose_config, remember
 from distributed_grid.server.connection import Connection
-from distributed_grid.server.lifetime import Seat, Starter, Taken
+from distributed_grid.server.lifetime import Seat, Starter
 from distributed_grid.server.requests import Hello
 from distributed_grid.wiring import nodes_of
 
 log = logging.getLogger(__name__)
 
 
-def serve(options: argparse.Namespace) -> int:
-    """Be the control plane until told to stop or idle; the exit code of the process."""
+def serve(places: Places, seat: Seat, options: argparse.Namespace, starter: Starter) -> int:
+    """Serve from the seat that was taken, until told to stop or idle; the exit code of the process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    starter = Starter(options.report)
-    if options.report is not None:
-        os.set_inheritable(options.report, False)
-    with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    _raise_descriptor_limit()
-    places = Places(options.state_dir)
-    seat = Seat(places)
-    try:
-        places.make()
-        seat.take()
-    except Taken:
-        starter.tell("taken")
-        return 0
-    except GridError as failure:
-        starter.tell("failed", str(failure))
-        return 1
     try:
         asyncio.run(Daemon(places, seat, options).run(starter))
     except GridError as failure:
         log.error("%s", failure)
         starter.tell("failed", str(failure), bad_input=isinstance(failure, BadInput))
         return 1
-    finally:
-        seat.leave()
     return 0
-
-
-def _raise_descriptor_limit() -> None:
-    """Many clients and many jobs: take what the system allows."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Daemon:

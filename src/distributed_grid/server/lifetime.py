@@ -12,7 +12,6 @@ import time
 from distributed_grid.errors import GridError
 from distributed_grid.orchestration.places import Places, short_path
 
-
 LOOKS, LOOK_SECONDS = 10, 0.01
 
 
@@ -82,6 +81,8 @@ class Starter:
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
+        if descriptor is not None:
+            os.set_inheritable(descriptor, False)
 
     def tell(self, state: str, message: str = "", *, bad_input: bool = False) -> None:
         """Report once; later calls do nothing."""

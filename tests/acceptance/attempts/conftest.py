@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 import pytest
 
 from distributed_grid.agent import jobdir, tree
-from distributed_grid.agent.attempts import AttemptEnded, AttemptHost, AttemptSpec, AttemptStarted
+from distributed_grid.agent.attempts import AttemptHost
 from distributed_grid.agent.jobdir import JobDir
+from distributed_grid.agent.reports import AttemptEnded, AttemptSpec, AttemptStarted
 
 T = TypeVar("T")
 PATIENCE_S = 30.0

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from distributed_grid.agent import tree
-from distributed_grid.agent.attempts import AttemptEnded, AttemptSpec, AttemptStarted
+from distributed_grid.agent.reports import AttemptEnded, AttemptSpec, AttemptStarted
 from tests.acceptance.attempts.conftest import Driver, a_spec, is_alive, python
 from tests.acceptance.attempts.test_stopping import STUBBORN_FAMILY
 
@@ -23,7 +23,8 @@ pytestmark = pytest.mark.acceptance
 AGENT = """
 import asyncio, json, msgspec, sys
 from pathlib import Path
-from distributed_grid.agent.attempts import AttemptHost, AttemptSpec
+from distributed_grid.agent.attempts import AttemptHost
+from distributed_grid.agent.reports import AttemptSpec
 
 async def main():
     tell = lambda report: print(json.dumps(msgspec.to_builtins(report)), flush=True)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.agent.attempts import AttemptEnded, AttemptHost
+from distributed_grid.agent.attempts import AttemptHost
+from distributed_grid.agent.reports import AttemptEnded
 from distributed_grid.errors import BadInput, StaleFence
 from tests.acceptance.attempts.conftest import Driver, a_spec
 

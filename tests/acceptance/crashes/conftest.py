@@ -19,7 +19,7 @@ import pytest
 from distributed_grid.errors import Unreachable
 from distributed_grid.orchestration.client import Client
 from distributed_grid.orchestration.places import Places, short_path
-from tests.acceptance.conftest import GRID, Shell, is_running, wait_until
+from tests.acceptance.conftest import Shell, is_running, wait_until
 
 PYTHON = sys.executable
 
@@ -106,10 +106,12 @@ def submission(shell: Shell, script: str, *words: str, **changes: Any) -> dict[s
     return asked | changes
 
 
-def run_python(shell: Shell, code: str, *words: str, **options: Any) -> subprocess.Popen[str]:
-    """A program of the user's that uses the client's classes, started."""
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL} | options
-    return subprocess.Popen([PYTHON, "-c", code, *words], cwd=shell.cwd, env=shell.env, text=True, **options)
+def run_python(shell: Shell, code: str, *words: str) -> subprocess.Popen[bytes]:
+    """A program of the user's that uses the client's classes, started; it is ended with the test."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    process = subprocess.Popen([PYTHON, "-c", code, *words], cwd=shell.cwd, env=shell.env, **pipes)
+    shell._started.append(process)
+    return process
 
 
 def a_gate(shell: Shell, name: str) -> Path:
@@ -194,6 +196,3 @@ def mount(*words: str) -> None:
 
 def unmount(place: Path) -> None:
     subprocess.run(["umount", str(place)], check=True, capture_output=True)
-
-
-__all__ = ["GRID"]

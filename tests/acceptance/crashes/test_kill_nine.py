@@ -140,7 +140,7 @@ def test_every_job_acknowledged_between_kills_is_there_once_and_ran_once(grid: S
     for burst in bursts:
         said, complaints = burst.communicate(timeout=60)
         assert burst.returncode == 0, complaints
-        acknowledged += said.split()
+        acknowledged += said.decode().split()
     assert sorted(acknowledged) == sorted(ids)
 
     assert grid("jobs", "wait", "--timeout", "40").returncode in (0, 7)
