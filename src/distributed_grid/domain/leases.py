@@ -9,6 +9,8 @@ from msgspec import Struct
 from distributed_grid.domain.lives import LeaseEnd, LeaseState
 from distributed_grid.domain.resources import Amounts, Claim, Priority
 
+LONGEST_MS = 200 * 365 * 86_400_000
+
 
 class Request(Struct, frozen=True):
     """Who asks for how much, for how long, how urgent, where."""
@@ -22,6 +24,14 @@ class Request(Struct, frozen=True):
     wait_ms: int = 300_000
     duration_ms: int = 0
     target: str = ""
+
+    def problem(self) -> str | None:
+        """Why nobody can ask for this, or None. A dot in an id would make it look like a job's lease."""
+        if "." in self.id or not self.id:
+            return f"a request id must not be empty or have a dot: {self.id!r}"
+        if not (0 <= self.wait_ms <= LONGEST_MS and 0 <= self.duration_ms <= LONGEST_MS):
+            return "a wait or a duration must not be negative or longer than 200 years"
+        return self.ask.problem()
 
 
 class Lease(Struct, frozen=True):

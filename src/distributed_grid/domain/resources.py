@@ -72,6 +72,8 @@ class Amounts(Struct, frozen=True):
             return "the amount is larger than any machine"
         if not (self.cpu_milli or self.memory_bytes or self.gpu_milli or self.custom):
             return "nothing is asked for: the amount must be more than zero"
+        if self.gpu_memory_bytes and not self.gpu_milli:
+            return "GPU memory can only be asked for together with a GPU"
         if self.gpu_milli > WHOLE_GPU and self.gpu_milli % WHOLE_GPU:
             return "more than one GPU can only be asked for in whole devices"
         if any(count == 0 for _, count in self.custom):

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.events import LeaseAsked, LeaseExtended, LeaseReleased, QueueLooked, RequestRefused
 from distributed_grid.domain.jobs import Job
-from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.leases import LONGEST_MS, Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.lives import LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
@@ -72,7 +72,7 @@ def _answered(decision: Decision, asked: Record, lease: Lease, job: Job | None) 
 
 
 def _make_sure_it_makes_sense(ledger: Ledger, request: Request) -> None:
-    problem = request.ask.problem()
+    problem = request.problem()
     if problem is not None:
         raise BadInput(problem)
     unknown = [name for name in (*request.require, *request.prefer) if name not in ledger.nodes]
@@ -142,8 +142,8 @@ def on_extended(ledger: Ledger, event: LeaseExtended, now: int) -> Decision:
     lease = ledger.leases.get(event.lease_id)
     if lease is None or not lease.ends_at_ms:
         raise NotFound(f"no lease {event.lease_id} with an end is held")
-    if event.extra_ms <= 0:
-        raise BadInput("the extra time must be more than zero")
+    if not 0 < event.extra_ms <= LONGEST_MS:
+        raise BadInput("the extra time must be more than zero and less than 200 years")
     longer = replace(lease, ends_at_ms=lease.ends_at_ms + event.extra_ms)
     record = Record("extended", event.by, lease.id, lease.node, f"{event.extra_ms // 1000} s more")
     return Decision([longer], [record], LeaseAnswer(longer))

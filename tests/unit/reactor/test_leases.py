@@ -238,3 +238,11 @@ def test_a_node_is_not_lent_beyond_its_caps(story):
     tale = story(a_node(cores=8, caps=caps(cores=2)))
     assert tale.ask(a_request("r1", cores=2)).state is LeaseState.ACTIVE
     assert tale.ask(a_request("r2", cores=1)).state is LeaseState.ASKED
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"id": "j1.1"}, {"id": ""}, {"wait_ms": -1}, {"duration_ms": -1}, {"wait_ms": 2**60}, {"duration_ms": 2**60}],
+)
+def test_a_request_that_makes_no_sense_changes_nothing(ledger, changes):
+    assert isinstance(refusal(ledger, replace(a_request("r1", cores=1), **changes)), BadInput)
