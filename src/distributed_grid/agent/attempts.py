@@ -36,6 +36,7 @@ from distributed_grid.errors import BadInput, StaleFence
 
 HALT_KINDS = frozenset(("cancelled", "preempted", "over_limit", "timed_out", "hold_expired", "expired", "lost"))
 HOST_LOCK_WAIT_S = 10.0
+CLEAR_LOOKS = 4
 SENDS = 5  # to a spawner that dies each time
 
 
@@ -283,14 +284,14 @@ class AttemptHost:
         if shim is None or shim["boot"] != tree.boot_id():  # another boot: pids mean nothing, all is gone
             return
         beyond: set[tree.Proc] = set()
-        while True:
+        clear_looks = 0
+        while clear_looks < CLEAR_LOOKS:  # one look may miss a tree that forks and exits without end
             work = f"{job.path}/{jobdir.WORK}"
             left = set(tree.marked(job.attempt_id, work, started["pid"], started["start"]))
             grouped = [proc for group in groups for proc in map(tree.look, group.members()) if proc]
             left.update(proc for proc in grouped if not tree.is_exempt(proc))
             left -= beyond
-            if not left:
-                break
+            clear_looks = 0 if left else clear_looks + 1
             beyond.update(tree.send_all(left, signal.SIGKILL))
             await asyncio.sleep(0.005)
         for group in groups:

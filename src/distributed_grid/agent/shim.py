@@ -29,6 +29,7 @@ from distributed_grid.agent.limits.memory import KeptMemory, WatchedMemory, over
 BOOT_ID: Final = tree.boot_id()
 SETTLE_MS: Final = 200  # what a command leaves behind may finish by itself for so long: `exec > >(tee log)`
 LEFTOVER_GRACE_MS: Final = 1000
+LOOKS, SPRINT = 5, 500
 
 
 class Stop:
@@ -238,13 +239,36 @@ class Shim:
             if halt is not None and halt["kill_at_boot_ms"] < kill_at:
                 ask_at, kill_at = min(ask_at, now), halt["kill_at_boot_ms"]
             left = self._signal_tree(*([signal.SIGKILL] if now >= kill_at else []))
-            if not left:
+            if not left and self._is_alone():
                 return
+            if now >= kill_at:
+                self._outrun()
             if ask_at <= now < kill_at:
                 tree.send_all(left, signal.SIGTERM, signal.SIGCONT)
                 ask_at = kill_at
             self.alarm.wait(now + pause_ms)
             pause_ms = min(50, 2 * pause_ms)
+
+    def _is_alone(self) -> bool:
+        """Whether whoever is left is none of ours; one look may miss a tree that forks and exits without end."""
+        for _ in range(LOOKS):
+            if not self._reap():
+                return True
+            children = tree.children_of(os.getpid())
+            ours = [proc for proc in children if proc.pid not in self.beyond and not tree.is_exempt(proc)]
+            if ours or not children:  # somebody there whom the list does not show is somebody of ours
+                return False
+            time.sleep(0.001)
+        return True
+
+    def _outrun(self) -> None:
+        """Kill the direct children as fast as they come: who forks and exits is a child of ours in between."""
+        for _ in range(SPRINT):
+            children = tree.children_of(os.getpid())
+            ours = [proc for proc in children if proc.pid not in self.beyond and not tree.is_exempt(proc)]
+            self.beyond.update(proc.pid for proc in tree.send_all(ours, signal.SIGKILL))
+            if not ours or not self._reap():
+                return
 
     def _verdict(self) -> tuple[str, str]:
         """Kind and detail of the end."""

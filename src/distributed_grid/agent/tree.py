@@ -98,6 +98,13 @@ def _has_children_lists() -> bool:
     return bool(os.access(f"/proc/self/task/{os.getpid()}/children", os.R_OK))
 
 
+def children_of(pid: int) -> list[Proc]:
+    """The direct children of a process, dead ones not collected yet included."""
+    if _has_children_lists():
+        return _listed_children(pid)
+    return [proc for proc in table().values() if proc.parent == pid]
+
+
 def _listed_children(pid: int) -> list[Proc]:
     lists = (contents(f"/proc/{pid}/task/{thread}/children") for thread in threads(pid))
     found = (look(int(child)) for listed in lists for child in listed.split())
