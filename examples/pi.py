@@ -25,13 +25,9 @@ def darts_inside(throws: int, dice: random.Random) -> int:
 def main() -> None:
     """Print ten estimates, each better than the last (usually), then the result."""
     parser = argparse.ArgumentParser(description="Compute pi by throwing darts.")
-    parser.add_argument(
-        "--samples", type=int, default=5_000_000, help="darts to throw (default: %(default)s)"
-    )
+    parser.add_argument("--samples", type=int, default=5_000_000, help="darts to throw (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=314, help="the same seed gives the same answer")
-    parser.add_argument(
-        "--digits", type=int, default=6, choices=range(1, 16), metavar="1..15", help="digits shown"
-    )
+    parser.add_argument("--digits", type=int, default=6, choices=range(1, 16), metavar="1..15", help="digits shown")
     options = parser.parse_args()
     if options.samples < STEPS:
         parser.error(f"--samples must be at least {STEPS}")

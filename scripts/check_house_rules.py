@@ -50,11 +50,7 @@ def wrong_lines(path: str, text: str) -> Iterator[tuple[int, str]]:
     """Every line that breaks a rule, with its number."""
     is_lock = path.endswith(".lock")
     for number, line in enumerate(text.splitlines(), start=1):
-        if (
-            is_lock
-            and (ADDRESS.search(line) or line.lstrip().startswith(("#", "-")))
-            and "--hash=" not in line
-        ):
+        if is_lock and (ADDRESS.search(line) or line.lstrip().startswith(("#", "-"))) and "--hash=" not in line:
             yield number, "a lock file holds names, versions and hashes only"
         if found := REGISTRY.search(line):
             yield number, f"names a package registry: {found.group()}"

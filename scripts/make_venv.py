@@ -126,17 +126,13 @@ def is_whole() -> bool:
     if places - {str(ROOT)}:
         return False
     question = "import sys, pip; sys.exit(sys.version_info < (3, 11) or sys.prefix == sys.base_prefix)"
-    answer = subprocess.run(
-        [str(PYTHON), "-c", question], env=environment(), capture_output=True, check=False
-    )
+    answer = subprocess.run([str(PYTHON), "-c", question], env=environment(), capture_output=True, check=False)
     return answer.returncode == 0
 
 
 def fingerprint(kind: str) -> str:
     """What `./grid` compares, made the way a shell can make it: the folder, and `cksum` of the two files."""
-    sums = subprocess.run(
-        ["cksum", LOCK_FILES[kind], "pyproject.toml"], cwd=ROOT, capture_output=True, check=False
-    )
+    sums = subprocess.run(["cksum", LOCK_FILES[kind], "pyproject.toml"], cwd=ROOT, capture_output=True, check=False)
     if sums.returncode != 0:
         raise SetupFailed(f"{LOCK_FILES[kind]} and pyproject.toml cannot be read in {ROOT}")
     return f"{ROOT}\n{sums.stdout.decode()}"

@@ -57,8 +57,9 @@ class Shell:
 
     def start(self, *words: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
         """Start a command and go on; it is ended with the test."""
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL} | options
-        process = subprocess.Popen([*GRID, *words], cwd=self.cwd, env=self.env | (env or {}), **options)
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL} | options
+        command = [*GRID, *words]
+        process = subprocess.Popen(command, cwd=self.cwd, env=self.env | (env or {}), text=False, **streams)
         self._started.append(process)
         return process
 

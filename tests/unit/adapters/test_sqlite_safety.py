@@ -35,9 +35,7 @@ while True:
 
 
 @pytest.mark.parametrize("acknowledged", [1, 30, 150])
-def test_a_killed_writer_loses_nothing_it_acknowledged_and_tears_no_batch(
-    tmp_path: Path, acknowledged: int
-) -> None:
+def test_a_killed_writer_loses_nothing_it_acknowledged_and_tears_no_batch(tmp_path: Path, acknowledged: int) -> None:
     path = tmp_path / "grid.db"
     for life in range(3):
         with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE) as writer:
@@ -55,11 +53,7 @@ def test_a_killed_writer_loses_nothing_it_acknowledged_and_tears_no_batch(
         assert live["first"] == live["last"] == str(last).encode()
         assert len(live) == last + 2
         assert store.ended("lease", limit=1)[0].key == store.ended("job", limit=1)[0].key == str(last)
-        kept = (
-            len(store.events())
-            + len(store.ended("lease", limit=10**6))
-            + len(store.ended("job", limit=10**6))
-        )
+        kept = len(store.events()) + len(store.ended("lease", limit=10**6)) + len(store.ended("job", limit=10**6))
         assert kept + sum(row.count for row in store.summaries()) == 3 * last
         assert store.check_integrity() == ()
         store.close()
