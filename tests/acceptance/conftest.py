@@ -57,7 +57,7 @@ class Shell:
 
     def start(self, *words: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
         """Start a command and go on; it is ended with the test."""
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL} | options
+        streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL} | options
         command = [*GRID, *words]
         process = subprocess.Popen(command, cwd=self.cwd, env=self.env | (env or {}), text=False, **streams)
         self._started.append(process)
@@ -123,13 +123,13 @@ def grid(tmp_path: Path) -> Iterator[Shell]:
     shell.close()
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+def wait_until(condition: Callable[[], Any], seconds: float = 20.0, pause: float = 0.02) -> Any:
     """The condition's first true value; fails when it does not come."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if value := condition():
             return value
-        time.sleep(0.02)
+        time.sleep(pause)
     raise AssertionError(f"did not happen within {seconds} s")
 
 
