@@ -17,7 +17,6 @@ from distributed_grid.agent.reports import AttemptEnded, AttemptSpec, AttemptSta
 from distributed_grid.agent.sweeping import sweep
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage
-from distributed_grid.errors import GridError
 from distributed_grid.wire import Acknowledge, ControlSide, Ended, Heartbeat, Hello, Start, Started, Stop, ToAgent
 
 HEARTBEAT_SECONDS = 2.0
@@ -80,8 +79,8 @@ class Agent:
             order = await self._orders.get()
             try:
                 await self._carry_out(order)
-            except (GridError, OSError) as failure:
-                log.warning("order %s failed: %s", type(order).__name__, failure)
+            except Exception as failure:  # the outermost loop: the next order may well succeed
+                log.warning("order %s failed", type(order).__name__, exc_info=failure)
                 if isinstance(order, Start):
                     outcome = Outcome(Ending.NEVER_STARTED, detail=f"{order.node}: {failure}")
                     self._control.received(Ended(order.lease_id, order.fence, outcome), self)

@@ -32,13 +32,12 @@ def amounts_of(resource_type: str, amount: float, custom: Collection[str] = ()) 
 
 
 def _milli(amount: float, of: str) -> int:
-    milli = _whole(amount * 1000, of)
-    if milli == 0:
-        raise BadInput(f"the amount must be at least 0.001 {of}, not {amount:g}")
-    return milli
+    return _whole(amount * 1000, of)
 
 
 def _whole(number: float, of: str) -> int:
     if number > 2**60:
         raise BadInput(f"no machine has that much: {of} {number:g}")
+    if round(number) == 0:
+        raise BadInput(f"that is too little {of} to lend")
     return round(number)

@@ -89,6 +89,9 @@ class Links:
                 if isinstance(message, Heartbeat):
                     return
                 await asyncio.sleep(RETRY_SECONDS)
+            except Exception:  # the outermost loop: one report that cannot be taken in must not stop the others
+                log.exception("a report could not be taken in; the agent keeps it")
+                return
         if isinstance(message, Ended):
             via.send(Acknowledge(message.lease_id))
         elif isinstance(message, Hello):

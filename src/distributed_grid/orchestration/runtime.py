@@ -165,7 +165,7 @@ class Grid:
         if any(row.kind not in VOLATILE for row in changes) or records:
             try:
                 await self._commit(changes, records, now)
-            except GridError as failure:
+            except Exception as failure:  # whatever keeps it from being durable, nothing of it has happened
                 await self._undo(entries, failure)
                 return
         self._perform(pending_for(self._ledger, changes))
@@ -209,9 +209,9 @@ class Grid:
         await loop.run_in_executor(self._writer, self._store.commit, batch)
         self._seq += len(batch.events)
 
-    async def _undo(self, entries: list[_Entry], failure: GridError) -> None:
+    async def _undo(self, entries: list[_Entry], failure: Exception) -> None:
         """Throw the undurable state away; nobody was told anything but that."""
-        log.error("a commit failed, nothing of it happened: %s", failure)
+        log.error("a commit failed, nothing of it happened", exc_info=failure)
         await self._reload()
         for entry in entries:
             entry.failure = entry.failure or StoreFailed(f"not done, nothing was changed: {failure}")
@@ -229,8 +229,15 @@ class Grid:
         self._arrived.set()
 
     async def _reload(self) -> None:
+        """Have the stored state, however long the store takes to be readable again."""
         loop = asyncio.get_running_loop()
-        loaded = await loop.run_in_executor(self._writer, self._store.load)
+        while True:
+            try:
+                loaded = await loop.run_in_executor(self._writer, self._store.load)
+                break
+            except StoreFailed as failure:
+                log.error("the store cannot be read, trying again: %s", failure)
+                await asyncio.sleep(TICK_SECONDS)
         volatile = [row for row in self._ledger.rows() if row.kind in VOLATILE]
         self._seq = loaded.last_event_seq
         self._ledger = Ledger(decode_row(row.kind, row.blob) for row in loaded.live if row.blob is not None)
@@ -257,8 +264,8 @@ class Grid:
                 await self.handle(TimePassed())
                 if ticks % 3600 == 0:
                     await self._fold_history()
-            except GridError as failure:
-                log.error("time could not pass: %s", failure)
+            except Exception:  # the outermost loop: time goes on
+                log.exception("time could not pass")
             ticks += 1
 
     async def _fold_history(self) -> None:
