@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -73,7 +74,5 @@ def test_a_message_that_does_not_fit_is_refused(message: bytes) -> None:
 
 @given(st.sampled_from(OPS), st.dictionaries(FIELDS, VALUES, max_size=6))
 def test_no_message_does_worse_than_be_refused(op: str, fields: dict[str, object]) -> None:
-    try:
+    with contextlib.suppress(BadInput):
         parse(json.dumps({**fields, "op": op}).encode())
-    except BadInput as refusal:
-        assert str(refusal)
