@@ -213,3 +213,8 @@ def test_killing_the_command_line_leaves_the_job_to_be_found(grid: Shell) -> Non
     process.kill()
     grid("jobs", "wait", "orphan", check=0)
     assert grid("jobs", "logs", "orphan", check=0).stdout == "still here\n"
+
+
+def test_python_is_found_even_where_the_system_has_none(shared_grid: Shell) -> None:
+    done = shared_grid("run-shared", "python", "-c", "print('found')", check=0, env={"PATH": "/nowhere"})
+    assert done.stdout == "found\n"

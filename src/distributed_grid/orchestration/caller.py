@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from distributed_grid.errors import BadInput
 
@@ -17,9 +18,16 @@ def caller_environment(extra: dict[str, str]) -> dict[str, str]:
     base = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     base |= {name: value for name, value in os.environ.items() if name.startswith("LC_")}
     base = {name: value for name, value in base.items() if is_text(value)}
+    base["PATH"] = _with_a_python(base.get("PATH", os.defpath))
     for word in (*extra, *extra.values()):
         make_sure_of_text(word)
     return base | extra
+
+
+def _with_a_python(path: str) -> str:
+    """The caller's PATH, and last of all this interpreter's folder: `python` works where the system has none."""
+    own = os.path.dirname(sys.executable)
+    return path if own in path.split(":") else f"{path}:{own}"
 
 
 def is_text(word: str) -> bool:
