@@ -79,11 +79,15 @@ class _Line:
     async def __aenter__(self) -> _Line:
         with short_path(self._places.socket) as path:
             self._reader, self._writer = await asyncio.open_unix_connection(path)
-        check_peer(self._writer.get_extra_info("socket"))
-        self.send(greeting(self._config))
-        _, body = await self.next()
-        if checked(json.loads(body)).get("handing_over"):
-            raise ConnectionResetError
+        try:
+            check_peer(self._writer.get_extra_info("socket"))
+            self.send(greeting(self._config))
+            _, body = await self.next()
+            if checked(json.loads(body)).get("handing_over"):
+                raise ConnectionResetError
+        except BaseException:
+            self._writer.close()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -38,6 +38,8 @@ ATTEMPTS = 20
 PAUSE_SECONDS = 0.05
 IDLE_SECONDS = 900.0
 START_SECONDS = 60.0
+NOBODY = -1
+"""The peer of a socket that is not connected, as when the line of callers is full."""
 _ERRORS: dict[str, type[GridError]] = {
     kind.__name__: kind
     for kind in (GridError, BadInput, Refused, NotFound, Conflict, Unreachable, TimedOut, StoreFailed, ProtocolError)
@@ -225,5 +227,7 @@ def error_from(error: dict[str, Any]) -> GridError:
 def check_peer(connection: socket.socket) -> None:
     """Make sure that the other end of a Unix socket is this user's (or root's) process."""
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if uid == NOBODY:
+        raise ConnectionRefusedError("the control plane has more callers than it can take at once")
     if uid not in (os.geteuid(), 0):
         raise GridError(f"the other end of the grid's socket belongs to uid {uid}, not to you")

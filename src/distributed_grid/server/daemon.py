@@ -41,7 +41,7 @@ from distributed_grid.orchestration.views import Viewer
 from distributed_grid.server.api import Api
 from distributed_grid.server.configuring import Chosen, choose_config, remember
 from distributed_grid.server.connection import Connection
-from distributed_grid.server.lifetime import Seat, Starter
+from distributed_grid.server.lifetime import BACKLOG, Seat, Starter
 from distributed_grid.server.requests import Hello
 from distributed_grid.wiring import nodes_of
 
@@ -101,7 +101,7 @@ class Daemon:
                 self._links.received(wire.Hello(name, host.running()), agent)
             await self._links.settled()
             listener = self._seat.listen()
-            server = await asyncio.get_running_loop().create_unix_server(self._accept, sock=listener)
+            server = await asyncio.get_running_loop().create_unix_server(self._accept, sock=listener, backlog=BACKLOG)
             gc.freeze()  # what is loaded stays: the collector need not look at it again and again
             log.info("serving, version %s, pid %d, config %s", __version__, os.getpid(), self._chosen.path)
             starter.tell("ready")

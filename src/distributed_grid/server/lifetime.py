@@ -12,6 +12,7 @@ import time
 from distributed_grid.errors import GridError
 from distributed_grid.orchestration.places import Places, short_path
 
+BACKLOG = 4096
 LOOKS, LOOK_SECONDS = 10, 0.01
 
 
@@ -59,7 +60,7 @@ class Seat:
                 listener.bind(name)
             finally:
                 os.umask(before)
-        listener.listen(1024)
+        listener.listen(BACKLOG)
         listener.setblocking(False)
         self.listener = listener
         return listener
