@@ -38,11 +38,15 @@ def connect(path: Path, *, writable: bool) -> sqlite3.Connection:
     """A connection in autocommit mode, usable from any thread that holds its lock."""
     uri = f"{path.absolute().as_uri()}?mode={'rw' if writable else 'ro'}"
     db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_MS / 1000)
-    db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-    if writable:
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-        db.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
+    try:
+        db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        if writable:
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+            db.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
+    except sqlite3.Error:
+        db.close()
+        raise
     return db
 
 
