@@ -10,6 +10,7 @@ Forked from the spawner before its attempt is known, so only the standard librar
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -30,6 +31,7 @@ BOOT_ID: Final = tree.boot_id()
 SETTLE_MS: Final = 200  # what a command leaves behind may finish by itself for so long: `exec > >(tee log)`
 LEFTOVER_GRACE_MS: Final = 1000
 LOOKS, SPRINT = 5, 500
+RECORD_TRIES: Final = 60_000  # about a week
 
 
 class Stop:
@@ -131,7 +133,8 @@ class Shim:
             "cores": cores,
             "shim": self.identity,
         }
-        self.job.write(jobdir.STARTED, started)
+        with contextlib.suppress(OSError):  # a full disk: who adopts it waits for its end instead
+            self.job.write(jobdir.STARTED, started)
         self._tell({"started": started})
 
     # ------------------------------------------------------------------ during
@@ -306,14 +309,14 @@ class Shim:
         os._exit(0)
 
     def _record_end(self, record: dict[str, Any]) -> None:
-        """Write it, then tell it. On a full disk tell it first and keep trying for a while."""
-        for attempt in range(60):
+        """Write it, then tell it. On a full disk tell it first, and stay until there is room: it must not be lost."""
+        for attempt in range(RECORD_TRIES):
             try:
                 self.job.write(jobdir.EXIT, record, durable=True)
             except OSError:
                 if attempt == 0:
                     self._tell({"ended": record})
-                time.sleep(1)
+                time.sleep(min(attempt + 1, 10))
             else:
                 if attempt == 0:
                     self._tell({"ended": record})

@@ -6,6 +6,7 @@ two candidates; the lock lets one live, the other steps back ("taken") and its s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from distributed_grid.errors import BadInput, GridError, Unreachable
 from distributed_grid.orchestration.places import Places
 
+LARGEST_LOG = 10 * 1024 * 1024
 KEPT_VARIABLES = ("HOME", "USER", "LOGNAME", "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 """What the daemon inherits; LD_PRELOAD and FAKETIME variables pass only where a test sets GRID_KEEP_ENV."""
 
@@ -22,6 +24,7 @@ KEPT_VARIABLES = ("HOME", "USER", "LOGNAME", "PATH", "LANG", "LC_ALL", "TZ", "TM
 def start_daemon(places: Places, *, config: str | None, explicit: bool, stay: bool, idle_seconds: float) -> bool:
     """Start a control plane and wait until it serves; False where another one was quicker."""
     places.make()
+    _turn_over(places.log)
     reader, writer = os.pipe()
     try:
         with open(places.log, "ab", opener=_private) as log:
@@ -58,6 +61,13 @@ def _environment() -> dict[str, str]:
     if "PYTHONPATH" in os.environ:
         clean["PYTHONPATH"] = os.environ["PYTHONPATH"]
     return clean
+
+
+def _turn_over(log: Path) -> None:
+    """Keep the log from growing without bound: one old one stays."""
+    with contextlib.suppress(OSError):
+        if log.stat().st_size > LARGEST_LOG:
+            log.replace(log.with_suffix(".log.old"))
 
 
 def _private(path: str, flags: int) -> int:

@@ -98,11 +98,11 @@ class Api:
         return self._house.grid
 
     async def _hello(self, client: Connection, op: requests.Hello) -> None:
-        if op.protocol != PROTOCOL:
+        handing_over = await self._house.greet(op)
+        if op.protocol != PROTOCOL and not handing_over:
             raise ProtocolError(
                 f"this control plane speaks protocol {PROTOCOL}, not {op.protocol}: upgrade the older side"
             )
-        handing_over = await self._house.greet(op)
         client.send({"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "handing_over": handing_over})
 
     async def _status(self, client: Connection, op: requests.Status) -> None:
