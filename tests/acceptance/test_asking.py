@@ -132,6 +132,16 @@ def test_halves_of_a_gpu_share_a_device(cluster: Shell) -> None:
     assert [(share["index"], share["amount"]) for (share,) in shares] == [(0, 0.5), (0, 0.5)]
 
 
+def test_declared_custom_resources_are_lent_like_the_others(grid: Shell) -> None:
+    config = grid.cwd / "custom.yaml"
+    config.write_text("nodes:\n- name: here\n  host: local\n  custom: {tpu: 2}\n")
+    grid.detach("-c", str(config), "-j", "first", "-r", "tpu", "-a", "1", "sleep", "300")
+    refused = grid("run-shared", "-r", "TPU", "-a", "2", "-w", "0", "true", check=1)
+    assert "here: 1 tpu free, 2 asked" in refused.stderr
+    grid("run-shared", "-r", "tpu", "-a", "1", "-w", "0", "true", check=0)
+    assert "there is cpu, gpu, memory, tpu" in grid("run-shared", "-r", "fpga", "true", check=2).stderr
+
+
 def test_sharing_that_is_switched_off_refuses(grid: Shell) -> None:
     config = grid.cwd / "off.yaml"
     config.write_text("resource_sharing:\n  enabled: false\n")
