@@ -52,8 +52,8 @@ class House(Protocol):
     async def greet(self, hello: requests.Hello) -> bool:
         """Whether this daemon hands over to another; raises where the client cannot be served."""
 
-    def stay(self) -> None:
-        """Not go away when idle."""
+    def stay(self, wanted: bool) -> None:
+        """Go away when idle, or not; a successor after a crash or a hand-over does the same."""
 
     @property
     def is_leaving(self) -> bool:
@@ -267,10 +267,11 @@ class Api:
         await send_events(self._grid, self._house.viewer, client, op)
 
     async def _stay(self, client: Connection, op: requests.Stay) -> None:
-        self._house.stay()
+        self._house.stay(True)
         client.send(self._house.info())
 
     async def _stop(self, client: Connection, op: requests.Stop) -> None:
+        self._house.stay(False)
         client.send({"stopping": True})
         self._house.end()
 

@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 from pathlib import Path
+from typing import Any
 
 from distributed_grid.config import ClusterConfig
 from distributed_grid.orchestration.client import file_digest
@@ -39,20 +40,30 @@ def _load(path: str | None) -> ClusterConfig:
     return ClusterConfig.from_yaml(path) if path else ClusterConfig.embedded(socket.gethostname())
 
 
-def remember(chosen: Chosen, places: Places) -> None:
-    """Note the config for a control plane that has to go on with this one's work."""
+def remember(chosen: Chosen, places: Places, *, stay: bool) -> None:
+    """Note the config, and whether to stay, for a control plane that has to go on in this one's place."""
     fresh = _note(places).with_suffix(".new")  # whole or not at all: a full disk must not empty the note
     with contextlib.suppress(OSError):
-        fresh.write_text(json.dumps({"config": chosen.path}))
+        fresh.write_text(json.dumps({"config": chosen.path, "stay": stay}))
         fresh.replace(_note(places))
 
 
+def was_to_stay(places: Places) -> bool:
+    """Whether the last control plane was to stay, and nobody has stopped it since."""
+    return bool(_read(places).get("stay"))
+
+
 def _last(places: Places) -> str | None:
-    try:
-        found = json.loads(_note(places).read_text())["config"]
-    except (OSError, ValueError, KeyError):
-        return None
+    found = _read(places).get("config")
     return str(found) if found else None
+
+
+def _read(places: Places) -> dict[str, Any]:
+    try:
+        found = json.loads(_note(places).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _note(places: Places) -> Path:

@@ -39,7 +39,7 @@ from distributed_grid.orchestration.places import Places
 from distributed_grid.orchestration.runtime import Grid
 from distributed_grid.orchestration.views import Viewer
 from distributed_grid.server.api import Api
-from distributed_grid.server.configuring import Chosen, choose_config, remember
+from distributed_grid.server.configuring import Chosen, choose_config, remember, was_to_stay
 from distributed_grid.server.connection import Connection
 from distributed_grid.server.lifetime import BACKLOG, Seat, Starter
 from distributed_grid.server.requests import Hello
@@ -66,7 +66,7 @@ class Daemon:
     def __init__(self, places: Places, seat: Seat, options: argparse.Namespace) -> None:
         self._places = places
         self._seat = seat
-        self._stay = bool(options.stay)
+        self._stay = bool(options.stay) or was_to_stay(places)
         self._idle_seconds = float(options.idle_seconds)
         self._started = self._last_served = time.monotonic()
         self._ending = asyncio.Event()
@@ -83,7 +83,7 @@ class Daemon:
     async def run(self, starter: Starter) -> None:
         """Serve until the end; then leave in good order."""
         _save_anchor(self._places.host_dir / "clock.json", self._clock.anchor())
-        remember(self._chosen, self._places)
+        remember(self._chosen, self._places, stay=self._stay)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.end)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -215,8 +215,9 @@ class Daemon:
         self.end()
         return True
 
-    def stay(self) -> None:
-        self._stay = True
+    def stay(self, wanted: bool) -> None:
+        self._stay = wanted
+        remember(self._chosen, self._places, stay=wanted)
 
     @property
     def is_leaving(self) -> bool:

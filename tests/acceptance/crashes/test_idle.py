@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 
@@ -121,3 +122,16 @@ def test_a_daemon_that_was_started_by_name_stays_until_it_is_stopped(hasty: Shel
     assert "stopped" in hasty("daemon", "stop", check=0).stdout
     assert not is_locked(hasty)
     assert hasty("daemon", "status").returncode == 3
+
+
+def test_one_that_was_to_stay_is_followed_by_one_that_stays(grid: Shell) -> None:
+    soon = {"GRID_IDLE_SECONDS": "0.3"}
+    grid("daemon", "start", check=0, env=soon)
+    grid.kill_daemon()
+    assert json.loads(grid("daemon", "start", "--json", check=0, env=soon).stdout)["stays"]
+    grid.kill_daemon()
+    grid("status", check=0, env=soon)
+    assert grid.json("daemon", "status")["stays"]
+    grid("daemon", "stop", check=0)
+    grid("status", check=0, env=soon)
+    assert not grid.json("daemon", "status")["stays"]
