@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from tests.acceptance.conftest import Shell, wait_until
@@ -23,9 +24,12 @@ nodes:
 
 @pytest.fixture
 def owned(grid: Shell) -> Shell:
-    """A machine whose owner comes first."""
+    """A machine whose owner comes first; one that is busy with something else all the time cannot be told apart."""
     (grid.cwd / "owned.yaml").write_text(CONFIG)
     grid("status", "--config", "owned.yaml", check=0)
+    busy = psutil.cpu_percent(interval=3)
+    if busy > 60:
+        pytest.skip(f"this machine is {busy:g} % busy with other work")
     return grid
 
 
