@@ -19,7 +19,7 @@ from distributed_grid.domain.resources import Priority, ResourceType
 from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
 from distributed_grid.orchestration.async_client import AsyncClient
 from distributed_grid.orchestration.caller import caller_environment, make_sure_of_text
-from distributed_grid.orchestration.client import ClientConfig
+from distributed_grid.orchestration.client import ClientConfig, Patience
 from distributed_grid.orchestration.places import Places
 from distributed_grid.orchestration.protocol import JSON, STDERR, STDOUT
 
@@ -120,17 +120,19 @@ class GridOrchestrator:
 
     async def _result(self, uid: str) -> SharedRunResult:
         output = {STDOUT: bytearray(), STDERR: bytearray()}
+        patience = Patience()
         while True:
             seen = {"stdout_seen": len(output[STDOUT]), "stderr_seen": len(output[STDERR])}
             try:
                 async for kind, part in self._client.stream("logs", job_id=uid, follow=True, **seen):
+                    patience.heard()
                     if kind == JSON:
                         assert isinstance(part, dict)
                         return _result_of(part["job"], output)
                     assert isinstance(part, bytes)
                     output[kind] += part
-            except Unreachable:  # the control plane went away: the next one knows the job
-                continue
+            except Unreachable as loss:  # the control plane went away: the next one knows the job
+                await asyncio.sleep(patience.pause_after(loss))
 
     async def get_shared_resource_status(self) -> SharedResourceStatus:
         """The offers and active allocations of this moment."""

@@ -218,3 +218,27 @@ def test_killing_the_command_line_leaves_the_job_to_be_found(grid: Shell) -> Non
 def test_python_is_found_even_where_the_system_has_none(shared_grid: Shell) -> None:
     done = shared_grid("run-shared", "python", "-c", "print('found')", check=0, env={"PATH": "/nowhere"})
     assert done.stdout == "found\n"
+
+
+def test_a_second_control_c_does_not_wait(grid: Shell) -> None:
+    process = grid.start("run-shared", "-j", "stubborn", "--grace", "60", "--shell", 'trap "" TERM; echo up; sleep 100')
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: grid.job("stubborn")["state"] == "stopping")
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert told.decode().splitlines()[-1] == "grid: the job is being stopped; not waiting for it"
+    pid = grid.job("stubborn")["attempts"][0]["pid"]
+    os.killpg(pid, signal.SIGKILL)
+
+
+def test_control_c_while_waiting_leaves_the_line(grid: Shell) -> None:
+    grid.detach("-j", "all", "-a", str(len(os.sched_getaffinity(0))), "sleep", "300")
+    process = grid.start("run-shared", "-j", "second", "true")
+    wait_until(lambda: grid.json("status")["waiting"] == 1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    assert grid.json("status")["waiting"] == 0
+    assert grid.job("second")["outcome"] == "cancelled"

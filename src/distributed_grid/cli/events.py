@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import click
@@ -10,6 +11,7 @@ import click
 from distributed_grid.cli.globals import GridCommand, Session
 from distributed_grid.cli.show import clean, clock
 from distributed_grid.errors import Unreachable
+from distributed_grid.orchestration.client import Patience
 
 
 @click.command(cls=GridCommand)
@@ -27,18 +29,21 @@ def events(
     With --json, one event a line.
     """
     options: dict[str, Any] = {"follow": follow, "limit": limit, "subject": subject, "types": types, "after": after}
+    patience = Patience()
     while True:
         try:
             with session.client() as client:
                 for _, event in client.stream("events", **options):
+                    patience.heard()
                     assert isinstance(event, dict)
                     if "seq" in event:
                         click.echo(json.dumps(event) if session.json else _line(event))
                         options["after"] = event["seq"]
             return
-        except Unreachable:  # the control plane went away: the next one has the rest
+        except Unreachable as loss:  # the control plane went away: the next one has the rest
             if not follow:
                 raise
+            time.sleep(patience.pause_after(loss))
 
 
 def _line(event: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ import click
 from distributed_grid.cli.globals import GridGroup, Session
 from distributed_grid.cli.show import amount, answer, clean, clock, outcome, table, write_output
 from distributed_grid.errors import Unreachable
+from distributed_grid.orchestration.client import Patience
 from distributed_grid.orchestration.protocol import JSON, STDERR, STDOUT
 
 
@@ -84,19 +85,22 @@ def _lines(job: dict[str, Any]) -> list[str]:
 def logs(session: Session, job_id: str, follow: bool, tail: int | None) -> None:
     """The output of a job: its stdout on stdout, its stderr on stderr."""
     seen = {STDOUT: 0, STDERR: 0}
+    patience = Patience()
     while True:
         place = {"stdout_seen": seen[STDOUT], "stderr_seen": seen[STDERR]}
         try:
             with session.client() as client:
                 for kind, part in client.stream("logs", job_id=job_id, follow=follow, tail_bytes=tail, **place):
+                    patience.heard()
                     if kind != JSON:
                         assert isinstance(part, bytes)
                         seen[kind] += len(part)
                         write_output(kind, part)
             return
-        except Unreachable:  # the control plane went away: the next one knows the job
+        except Unreachable as loss:  # the control plane went away: the next one knows the job
             if not follow or tail is not None:
                 raise
+            time.sleep(patience.pause_after(loss))
 
 
 @jobs.command()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
+import time
 import uuid
 from types import FrameType
 from typing import Any
@@ -16,6 +18,7 @@ from distributed_grid.cli.show import amount as with_unit
 from distributed_grid.cli.show import answer, write_output
 from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
 from distributed_grid.orchestration.caller import caller_environment, make_sure_of_text
+from distributed_grid.orchestration.client import Patience
 from distributed_grid.orchestration.protocol import JSON, STDERR, STDOUT
 
 
@@ -63,8 +66,9 @@ def run_shared(session: Session, /, **options: Any) -> int:
     its output is shown as it comes, Ctrl-C cancels it, and its exit code is the exit code of this command.
     """
     submission = _submission(options)
-    with session.client() as client:
-        accepted = client.call("submit", **submission)
+    try:
+        with session.client() as client:
+            accepted = client.call("submit", **submission)
         job = accepted["job"]
         if options["dry_run"]:
             return _tell_verdict(session, accepted)
@@ -73,7 +77,11 @@ def run_shared(session: Session, /, **options: Any) -> int:
             return 0
         if accepted["reasons"]:
             click.echo(f"grid: {job['job_id']} waits: {'; '.join(accepted['reasons'])}", err=True)
-    return _Follower(session, job["uid"]).run()
+        return _Follower(session, job["uid"]).run()
+    except KeyboardInterrupt:  # before the follower looks after it
+        with contextlib.suppress(GridError), session.client(may_start=False) as client:
+            client.call("cancel", job_id=submission["request_id"])
+        return 130
 
 
 def _submission(options: dict[str, Any]) -> dict[str, Any]:
@@ -155,23 +163,33 @@ class _Follower:
         self._seen = {STDOUT: 0, STDERR: 0}
         self._cancelled = False
         self._deaf = False
+        self._patience = Patience()
 
     def run(self) -> int:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
+        try:
+            return self._follow()
+        except _Interrupted:
+            if not self._cancelled:
+                self._cancel()
+            click.echo("grid: the job is being stopped; not waiting for it", err=True)
+            return 130
+
+    def _follow(self) -> int:
+        """Until the end; the first interrupt cancels, a second one gets through."""
         while True:
             try:
                 return self._until_over()
             except _Interrupted:
                 if self._cancelled:
-                    click.echo("grid: the job is being stopped; not waiting for it", err=True)
-                    return 130
+                    raise
                 self._cancel()
             except BrokenPipeError:
                 self._deaf = True
                 self._cancel()
-            except Unreachable:
-                continue
+            except Unreachable as loss:  # the control plane went away: the next one knows the job
+                time.sleep(self._patience.pause_after(loss))
 
     def _on_signal(self, number: int, stack: FrameType | None) -> None:
         raise _Interrupted
@@ -185,6 +203,7 @@ class _Follower:
         with self._session.client() as client:
             seen = {"stdout_seen": self._seen[STDOUT], "stderr_seen": self._seen[STDERR]}
             for kind, part in client.stream("logs", job_id=self._uid, follow=True, **seen):
+                self._patience.heard()
                 if kind == JSON:
                     assert isinstance(part, dict)
                     if part.get("done"):

@@ -35,6 +35,7 @@ from distributed_grid.orchestration.protocol import JSON, PROTOCOL, BrokenFrame,
 from distributed_grid.orchestration.starting import start_daemon
 
 ATTEMPTS = 20
+LOSSES = 6
 PAUSE_SECONDS = 0.05
 IDLE_SECONDS = 900.0
 START_SECONDS = 60.0
@@ -189,6 +190,23 @@ class Client:
 
     def _answer(self) -> dict[str, Any]:
         return checked(json.loads(self._next()[1]))
+
+
+class Patience:
+    """How often a lost connection is made again before it is an error; hearing anything renews it."""
+
+    def __init__(self) -> None:
+        self._lost = 0
+
+    def heard(self) -> None:
+        self._lost = 0
+
+    def pause_after(self, loss: Unreachable) -> float:
+        """Seconds to wait before the next try; raises the loss when there were too many in a row."""
+        self._lost += 1
+        if self._lost > LOSSES:
+            raise loss
+        return PAUSE_SECONDS * float(2**self._lost)
 
 
 class _HandedOver(Exception):
