@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,19 @@ class FakedClock:
         pid: int = self._grid.json("daemon", "start", env=self._env)["pid"]
         assert environment_of(pid)["LD_PRELOAD"] == self._env["LD_PRELOAD"]
         return pid
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_segments_are_left() -> Iterator[None]:
+    """libfaketime leaves its shared memory behind when the process that made it is killed."""
+
+    def segments() -> set[Path]:
+        return {path for path in Path("/dev/shm").glob("*faketime_*") if path.is_file()}
+
+    before = segments()
+    yield
+    for path in segments() - before:
+        path.unlink(missing_ok=True)
 
 
 @pytest.fixture
