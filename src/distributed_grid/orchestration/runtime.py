@@ -70,7 +70,6 @@ class Grid:
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="grid-writer")
         self._tasks: list[asyncio.Task[None]] = []
-        self.last_busy_ms = 0
 
     async def start(self) -> None:
         """Load the ledger and begin a new epoch; what is pending is performed again."""
