@@ -4,7 +4,7 @@
 BIN := .venv/bin
 FAST_TESTS = $(wildcard tests/unit tests/contract)
 OTHER_TESTS = $(wildcard tests/test_*.py)
-SLOW_TESTS = $(wildcard tests/acceptance)
+SLOW_TESTS = $(wildcard tests/acceptance tests/lab)
 CHECKED = $(wildcard src tests bench scripts examples)
 PYTEST_ARGS ?=
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
@@ -44,7 +44,7 @@ test-acceptance: setup system-packages ## the real grid in temporary state direc
 
 # The tests that need one of these skip with a reason where it is missing (and fail when CI=1).
 system-packages:
-	@command -v faketime >/dev/null || scripts/install_system_packages faketime
+	@scripts/install_system_packages faketime:faketime ip:iproute2 ssh:openssh-client sshd:openssh-server cc:gcc,libc6-dev
 
 bench: setup ## measure, and print the table with the ratios
 	$(BIN)/python -m bench $(BENCH_ARGS)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from bench import commands, deciding, granting, restarting
+from bench import commands, deciding, granting, lending, restarting
 from bench.table import render
 
-ALL = {"deciding": deciding, "granting": granting, "restarting": restarting, "commands": commands}
+ALL = {"deciding": deciding, "granting": granting, "restarting": restarting, "commands": commands, "lending": lending}
 
 
 def main() -> int:

@@ -4,21 +4,52 @@ from __future__ import annotations
 
 import logging
 
-from distributed_grid.adapters.probes.machine import MachineCapacity
+from msgspec.structs import replace
+
 from distributed_grid.config import ClusterConfig, NodeConfig
 from distributed_grid.config.sections import Thresholds as ConfiguredThresholds
 from distributed_grid.domain.nodes import Caps, Node, Thresholds
 from distributed_grid.domain.resources import NOTHING, Capacity, GpuDevice, counts
+from distributed_grid.wire import OwnerRules
 
 log = logging.getLogger(__name__)
 
 
-def nodes_of(config: ClusterConfig, machine: MachineCapacity) -> list[Node]:
-    """The nodes a config declares; what a local one has is detected unless its declaration is trusted."""
+def nodes_of(config: ClusterConfig, machine: Capacity) -> list[Node]:
+    """The nodes a config declares; what a local one has is detected unless its declaration is trusted.
+
+    The machine's own GPUs belong to its one node; where several share the machine, only declared ones count.
+    """
+    if sum(node.is_local for node in config.nodes) > 1:
+        machine = replace(machine, gpus=())
     return [_node(config, node, machine) for node in config.nodes]
 
 
-def _node(config: ClusterConfig, node: NodeConfig, machine: MachineCapacity) -> Node:
+def newcomer(config: ClusterConfig, name: str) -> Node:
+    """A node that no config names, as other machines are treated by default."""
+    return replace(_node(config, NodeConfig(name=name, host=name), None), host="joined", joined=True, wanted=True)
+
+
+def owner_rules(config: ClusterConfig, node: NodeConfig) -> OwnerRules | None:
+    """How a node gives way to its owner; None where it does not."""
+    policy, limits = config.owner_policy_for(node), _thresholds(config.thresholds_for(node))
+    if policy is None or limits is None:
+        return None
+    return OwnerRules(
+        limits.cpu_busy_max_milli,
+        limits.memory_used_max_milli,
+        limits.memory_min_bytes,
+        limits.gpu_busy_max_milli,
+        limits.gpu_memory_min_bytes,
+        policy.throttle,
+        policy.pause,
+        policy.evict,
+        round(1000 * policy.notice_seconds),
+        round(1000 * policy.grace_seconds),
+    )
+
+
+def _node(config: ClusterConfig, node: NodeConfig, machine: Capacity | None) -> Node:
     sharing, cluster = node.resource_sharing, config.resource_sharing
     caps = Caps(
         can_share=sharing.can_share,
@@ -29,7 +60,7 @@ def _node(config: ClusterConfig, node: NodeConfig, machine: MachineCapacity) -> 
     )
     return Node(
         node.name,
-        capacity=_capacity(node, machine),
+        capacity=NOTHING if machine is None or not node.is_local else capacity_of(node, machine),
         caps=caps,
         thresholds=_thresholds(config.thresholds_for(node)),
         rank=sharing.rank,
@@ -43,19 +74,26 @@ def _node(config: ClusterConfig, node: NodeConfig, machine: MachineCapacity) -> 
     )
 
 
-def _capacity(node: NodeConfig, machine: MachineCapacity) -> Capacity:
-    if not node.is_local:
-        return NOTHING
-    cpu, memory = 1000 * len(machine.cpu_cores), machine.memory_bytes
-    for what, declared, detected in (("cores", node.cpu_milli, cpu), ("memory", node.memory_bytes, memory)):
+def capacity_of(node: NodeConfig, found: Capacity) -> Capacity:
+    """What counts as a node's capacity: what was found there, unless its declaration is trusted.
+
+    GPUs that are declared and not found count only on trust, on other machines; custom resources are always declared.
+    """
+    cpu, memory, gpus = found.cpu_milli, found.memory_bytes, found.gpus
+    declared_gpus = _gpus(node)
+    for what, declared, detected in (
+        ("millicores", node.cpu_milli, cpu),
+        ("bytes of memory", node.memory_bytes, memory),
+        ("GPUs", None if node.is_local else len(declared_gpus) or None, len(gpus)),
+    ):
         if declared is not None and declared != detected and not node.trust_declared:
-            log.warning(
-                "%s declares other %s than detected (%d, %d): detection wins", node.name, what, declared, detected
-            )
+            log.warning("%s: %d %s declared, %d detected: detection wins", node.name, declared, what, detected)
     if node.trust_declared:
         cpu = node.cpu_milli if node.cpu_milli is not None else cpu
         memory = node.memory_bytes if node.memory_bytes is not None else memory
-    return Capacity(cpu, memory, _gpus(node), counts(node.custom))
+    if declared_gpus and (node.trust_declared or node.is_local):
+        gpus = declared_gpus
+    return Capacity(cpu, memory, gpus, counts(node.custom))
 
 
 def _gpus(node: NodeConfig) -> tuple[GpuDevice, ...]:
@@ -74,4 +112,6 @@ def _thresholds(configured: ConfiguredThresholds | None) -> Thresholds | None:
         memory_min_bytes=configured.memory_free_min_bytes,
         gpu_busy_max_milli=round(1000 * configured.gpu_used_max),
         gpu_memory_min_bytes=configured.gpu_memory_free_min_bytes,
+        margin_milli=round(1000 * configured.margin),
+        dwell_ms=round(1000 * configured.dwell_seconds),
     )

@@ -1,77 +1,204 @@
 """The agent of a machine: takes orders, runs attempts, measures, reports.
 
-Usually a machine is one node. On the control plane's own machine a config may declare several nodes
-(`host: local`): they share this agent, its attempts and its measurements, over an in-memory link.
+Usually a machine is one node, and its agent speaks over a link that may break. On the control plane's own machine
+a config may declare several nodes (`host: local`): they share one agent, its attempts and its measurements, over an
+in-memory link.
+
+Rule 1: a report is kept until it is acknowledged, and told again on every new link.
+Rule 2: an order that is too old, in its fence, its hold or the offer it counts on, is refused and changes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Protocol
 
-from distributed_grid.adapters.probes.machine import MachineProbe
+from distributed_grid import __version__
 from distributed_grid.agent.attempts import AttemptHost
+from distributed_grid.agent.environment import own_environment
+from distributed_grid.agent.limits.alarm import boot_ms
+from distributed_grid.agent.measuring import Meter
+from distributed_grid.agent.owner import OwnerGuard
+from distributed_grid.agent.reading import Reading
 from distributed_grid.agent.reports import AttemptEnded, AttemptSpec, AttemptStarted
 from distributed_grid.agent.sweeping import sweep
 from distributed_grid.domain.jobs import Ending, Outcome
-from distributed_grid.domain.nodes import Usage
-from distributed_grid.wire import Acknowledge, ControlSide, Ended, Heartbeat, Hello, Start, Started, Stop, ToAgent
+from distributed_grid.domain.resources import Capacity
+from distributed_grid.wire import (
+    HEARTBEAT_MS,
+    PROTOCOL,
+    Acknowledge,
+    ControlSide,
+    Ended,
+    Enough,
+    Heard,
+    Heartbeat,
+    Hello,
+    List,
+    More,
+    Paused,
+    Piece,
+    Read,
+    Start,
+    Started,
+    Stop,
+    ToAgent,
+    Welcome,
+)
 
-HEARTBEAT_SECONDS = 2.0
 SWEEP_SECONDS = 3600.0
+LEAST_HOLD_MS = 200
 log = logging.getLogger(__name__)
 
 _ENDINGS = {"hold_expired": Ending.LOST}
+Report = Started | Paused | Ended
+
+
+class WorkDirs(Protocol):
+    """Brings what a job is to find in its directory."""
+
+    async def lay_out(self, digest: str, target: Path) -> None:
+        """Lay out the tree of this digest in a directory; done again it changes nothing."""
+
+    def received(self, piece: Piece) -> None:
+        """Bytes that were asked for."""
+
+    def unlinked(self) -> None:
+        """The link is gone, and with it what was on its way."""
 
 
 class Agent:
     """Serves the nodes of one machine; `send` is where its orders come in, `control` where its reports go."""
 
     def __init__(
-        self, nodes: tuple[str, ...], host: AttemptHost, probe: MachineProbe, control: ControlSide, *, jobs: Path
+        self,
+        nodes: tuple[str, ...],
+        host: AttemptHost,
+        meter: Meter,
+        control: ControlSide,
+        *,
+        jobs: Path,
+        capacity: Callable[[], Capacity] | None = None,
+        workdirs: WorkDirs | None = None,
+        epoch: int = 0,
+        on_epoch: Callable[[int], None] = lambda epoch: None,
     ) -> None:
-        self._nodes = nodes
+        self.nodes = nodes
         self._jobs = jobs
         self._host = host
-        self._probe = probe
+        self._meter = meter
         self._control = control
+        self._capacity = capacity
+        self._workdirs = workdirs
+        self._epoch = epoch
+        self._on_epoch = on_epoch
         self._orders: asyncio.Queue[ToAgent] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
-        self._ended_cpu_ms = 0
+        self._preparing: dict[str, asyncio.Task[None]] = {}
+        self._numbers = itertools.count(1)
+        self._unacknowledged: dict[int, Report] = {}
+        self._fences: dict[str, int] = {}
+        self._beat_seconds = HEARTBEAT_MS / 1000
+        self._reading = Reading(jobs, lambda message: control.received(message, self))
+        self._guard = OwnerGuard(host, meter, self.report_pause)
+        self._guard.on_change = self._measure
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the control plane is on another machine: then nothing here is the caller's."""
+        return self._workdirs is not None
 
     async def start(self) -> None:
         """Find the attempts that outlived the last agent, report them, then begin to measure and to obey."""
         await self._host.start()
-        for node in self._nodes:
-            self._control.received(Hello(node, self._host.running()), self)
+        for node in self.nodes:
+            self._control.received(self.hello(node), self)
         self._measure()
         self._tasks = [
-            asyncio.create_task(self._obey()),
-            asyncio.create_task(self._beat()),
-            asyncio.create_task(self._sweep()),
+            asyncio.create_task(work) for work in (self._obey(), self._beat(), self._sweep(), self._guard.watch())
         ]
 
     async def stop(self) -> None:
         """Stop measuring and obeying; what runs goes on. Safe to call twice."""
-        for task in self._tasks:
+        tasks = [*self._tasks, *self._preparing.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks = []
+        self._guard.let_go()
         await self._host.close()
 
+    def hello(self, node: str) -> Hello:
+        """The greeting for a new link: everything that runs, and every end that is not acknowledged."""
+        ended = (report.lease_id for report in self._unacknowledged.values() if isinstance(report, Ended))
+        attempts = tuple(dict.fromkeys((*self._host.running(), *ended)))
+        capacity = self._capacity() if self._capacity is not None else None
+        return Hello(PROTOCOL, __version__, node, attempts, capacity, self._epoch)
+
+    def welcomed(self, welcome: Welcome) -> None:
+        """A new link is there: tell again what may have been lost with the last one."""
+        if welcome.epoch > self._epoch:
+            self._epoch = welcome.epoch
+            self._on_epoch(welcome.epoch)
+        self._beat_seconds = max(welcome.heartbeat_ms, 100) / 1000
+        self._guard.rules = welcome.owner
+        for report in list(self._unacknowledged.values()):
+            self._control.received(report, self)
+        self._measure()
+
+    def unlinked(self) -> None:
+        """The link is gone: nobody reads on, and nothing more comes on it."""
+        self._reading.forget()
+        if self._workdirs is not None:
+            self._workdirs.unlinked()
+
     def send(self, message: ToAgent) -> None:
-        self._orders.put_nowait(message)
+        if isinstance(message, Piece):
+            if self._workdirs is not None:
+                self._workdirs.received(message)
+        elif isinstance(message, Heard):
+            if message.hold_ms:
+                self._host.hold(message.beat + message.hold_ms)
+        elif isinstance(message, Acknowledge):
+            self._acknowledged(message.seq)
+        else:
+            self._orders.put_nowait(message)
+
+    # ------------------------------------------------------------------ reports
 
     def report(self, report: AttemptStarted | AttemptEnded) -> None:
         """Pass on what the host says of an attempt."""
+        seq = next(self._numbers)
         if isinstance(report, AttemptStarted):
-            message = Started(report.attempt_id, report.fence, report.pid, tuple(report.cores))
-            self._control.received(message, self)
+            self._tell(Started(seq, report.attempt_id, report.fence, report.pid, tuple(report.cores)))
         else:
-            self._ended_cpu_ms += report.cpu_ms
-            self._control.received(Ended(report.attempt_id, report.fence, _outcome(report)), self)
+            self._meter.ended(report.cpu_ms)
+            self._tell(Ended(seq, report.attempt_id, report.fence, _outcome(report)))
+
+    def report_pause(self, attempt_id: str, fence: int, paused: bool, detail: str) -> None:
+        """Pass on that an attempt stands still, or goes on."""
+        self._tell(Paused(next(self._numbers), attempt_id, fence, paused, detail))
+
+    def _tell(self, report: Report) -> None:
+        self._unacknowledged[report.seq] = report
+        self._control.received(report, self)
+
+    def _acknowledged(self, seq: int) -> None:
+        report = self._unacknowledged.pop(seq, None)
+        if isinstance(report, Ended):
+            self._fences.pop(report.lease_id, None)
+            self._host.forget(report.lease_id)
+
+    def _refuse(self, order: Start, ending: Ending, detail: str) -> None:
+        """Answer an order that is not carried out."""
+        self._tell(Ended(next(self._numbers), order.lease_id, order.fence, Outcome(ending, detail=detail)))
+
+    # ------------------------------------------------------------------ orders
 
     async def _obey(self) -> None:
         """Carry out orders, each in its turn; an order that fails is answered, never swallowed."""
@@ -82,20 +209,93 @@ class Agent:
             except Exception as failure:  # the outermost loop: the next order may well succeed
                 log.warning("order %s failed", type(order).__name__, exc_info=failure)
                 if isinstance(order, Start):
-                    outcome = Outcome(Ending.NEVER_STARTED, detail=f"{order.node}: {failure}")
-                    self._control.received(Ended(order.lease_id, order.fence, outcome), self)
+                    self._refuse(order, Ending.NEVER_STARTED, f"{order.node}: {failure}")
 
     async def _carry_out(self, order: ToAgent) -> None:
         if isinstance(order, Start):
-            await self._host.launch(_spec(order))
+            await self._start(order)
         elif isinstance(order, Stop):
-            await self._host.halt(order.lease_id, kind=order.ending, detail=order.detail, grace_ms=order.grace_ms)
-        elif isinstance(order, Acknowledge):
-            self._host.forget(order.lease_id)
+            await self._stop(order)
+        elif isinstance(order, Read | More | Enough | List):
+            self._reading.received(order)
+
+    async def _start(self, order: Start) -> None:
+        if order.lease_id in self._preparing:
+            return
+        if self._is_stale(order.lease_id, order.fence):
+            log.warning("a start of %s with an old fence was refused", order.lease_id)
+            return
+        if order.lease_id not in self._host.running():
+            if order.hold_ms and not self._is_in_time(order):
+                self._refuse(order, Ending.RECLAIMED, f"{order.node}: the order came too late")
+                return
+            if order.generation < self._guard.generation:
+                self._refuse(order, Ending.RECLAIMED, f"{order.node} had withdrawn its offer: its owner needs it")
+                return
+        self._fences[order.lease_id] = order.fence
+        if self._workdirs is not None and order.command.workdir:
+            preparing = asyncio.create_task(self._prepare(order, self._workdirs))
+            self._preparing[order.lease_id] = preparing
+            preparing.add_done_callback(lambda _: self._preparing.pop(order.lease_id, None))
+            return
+        await self._host.launch(self._spec(order))
+
+    def _is_stale(self, lease_id: str, fence: int) -> bool:
+        return fence < self._fences.get(lease_id, 0)
+
+    def _is_in_time(self, order: Start) -> bool:
+        """Whether the order's hold, counted from the heartbeat it names, has not run out; what it says holds."""
+        now = boot_ms()
+        if order.beat > now or order.beat + order.hold_ms < now + LEAST_HOLD_MS:
+            return False
+        self._host.hold(order.beat + order.hold_ms)
+        return True
+
+    async def _prepare(self, order: Start, workdirs: WorkDirs) -> None:
+        """Bring the working directory, then run; other orders go on meanwhile."""
+        try:
+            await workdirs.lay_out(order.command.workdir, self._host.work_dir(order.lease_id))
+            await self._host.launch(self._spec(order))
+        except asyncio.CancelledError:
+            raise
+        except Exception as failure:
+            log.warning("%s could not be prepared", order.lease_id, exc_info=failure)
+            self._refuse(order, Ending.NEVER_STARTED, f"{order.node}: its working directory: {failure}")
+
+    async def _stop(self, order: Stop) -> None:
+        if self._is_stale(order.lease_id, order.fence):
+            log.warning("a stop of %s with an old fence was refused", order.lease_id)
+            return
+        preparing = self._preparing.get(order.lease_id)
+        if preparing is not None:
+            preparing.cancel()
+            await asyncio.gather(preparing, return_exceptions=True)
+        await self._host.halt(order.lease_id, kind=order.ending, detail=order.detail, grace_ms=order.grace_ms)
+
+    def _spec(self, order: Start) -> AttemptSpec:
+        command, claim = order.command, order.claim
+        env = dict(command.env)
+        return AttemptSpec(
+            attempt_id=order.lease_id,
+            job_id=order.job_id,
+            node=order.node,
+            fence=order.fence,
+            argv=command.argv,
+            env=own_environment(env, command.given) if self.is_remote else env,
+            cwd=None if self.is_remote else command.cwd or None,
+            cpu_milli=claim.cpu_milli,
+            memory_bytes=claim.memory_bytes,
+            gpu_indexes=tuple(share.index for share in claim.gpus),
+            timeout_ms=command.timeout_ms,
+            grace_ms=command.grace_ms,
+            hold_ms=order.hold_ms,
+        )
+
+    # ------------------------------------------------------------------ time
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await asyncio.sleep(self._beat_seconds)
             self._measure()
 
     async def _sweep(self) -> None:
@@ -104,45 +304,18 @@ class Agent:
             await asyncio.sleep(SWEEP_SECONDS)
 
     def _measure(self) -> None:
-        own = self._host.usage().values()
-        own_cpu_ms = self._ended_cpu_ms + sum(one.cpu_ms for one in own)
-        sample = self._probe.sample(own_cpu_ms, sum(one.memory_bytes for one in own))
-        usage = Usage(
-            cpu_busy_milli=round(1000 * sample.cpu_ratio_total),
-            cpu_outside_milli=round(1000 * sample.cpu_ratio_outside),
-            memory_bytes=sample.memory_used_bytes,
-            memory_outside_bytes=sample.memory_outside_bytes,
-        )
-        for node in self._nodes:
-            self._control.received(Heartbeat(node, usage), self)
-
-
-def _spec(order: Start) -> AttemptSpec:
-    command, claim = order.command, order.claim
-    return AttemptSpec(
-        attempt_id=order.lease_id,
-        job_id=order.job_id,
-        node=order.node,
-        fence=order.fence,
-        argv=command.argv,
-        env=dict(command.env),
-        cwd=command.cwd or None,
-        cpu_milli=claim.cpu_milli,
-        memory_bytes=claim.memory_bytes,
-        gpu_indexes=tuple(share.index for share in claim.gpus),
-        timeout_ms=command.timeout_ms,
-        grace_ms=command.grace_ms,
-        hold_ms=order.hold_ms,
-    )
+        usage = self._meter.usage(self._host.usage())
+        for node in self.nodes:
+            self._control.received(Heartbeat(node, usage, boot_ms(), self._guard.generation, self._guard.yields), self)
 
 
 def _outcome(report: AttemptEnded) -> Outcome:
-    return Outcome(
-        _ENDINGS.get(report.kind) or Ending(report.kind),
-        exit_code=report.exit_code,
-        signal=report.signal,
-        detail=report.detail,
-        cpu_ms=report.cpu_ms,
-        max_memory_bytes=report.max_memory_bytes,
-        wall_ms=report.wall_ms,
-    )
+    fields: dict[str, Any] = {
+        "exit_code": report.exit_code,
+        "signal": report.signal,
+        "detail": report.detail,
+        "cpu_ms": report.cpu_ms,
+        "max_memory_bytes": report.max_memory_bytes,
+        "wall_ms": report.wall_ms,
+    }
+    return Outcome(_ENDINGS.get(report.kind) or Ending(report.kind), **fields)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
@@ -17,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from distributed_grid.agent import jobdir, tree
-from distributed_grid.agent.cores import Claim, arrange
+from distributed_grid.agent import jobdir, throttling, tree
+from distributed_grid.agent.cores import Claim, arrange, within
 from distributed_grid.agent.jobdir import JobDir
 from distributed_grid.agent.limits.alarm import boot_ms
 from distributed_grid.agent.limits.cgroups import Group
@@ -34,9 +35,12 @@ from distributed_grid.agent.reports import (
 from distributed_grid.agent.spawner import SpawnerLink
 from distributed_grid.errors import BadInput, StaleFence
 
-HALT_KINDS = frozenset(("cancelled", "preempted", "over_limit", "timed_out", "hold_expired", "expired", "lost"))
+HALT_KINDS = frozenset(
+    ("cancelled", "preempted", "reclaimed", "over_limit", "timed_out", "hold_expired", "expired", "lost")
+)
 HOST_LOCK_WAIT_S = 10.0
 CLEAR_LOOKS = 4
+log = logging.getLogger(__name__)
 SENDS = 5  # to a spawner that dies each time
 
 
@@ -46,13 +50,14 @@ class _Attempt:
     def __init__(self, spec: AttemptSpec, fence: int, launched_boot_ms: int) -> None:
         self.spec = spec
         self.fence = fence
+        self.launched_boot_ms = launched_boot_ms
+        self.halting = False
         self.cores: tuple[int, ...] = ()
         self.started: AttemptStarted | None = None
         self.shim: tree.Proc | None = None
         self.watched: int | None = None  # the channel, or the pidfd of an adopted shim
         self.heard = b""
         self.sends = 0
-        self.hold_until = launched_boot_ms + spec.hold_ms if spec.hold_ms else 0
         self.wake_wanted = False
         self.meter = TreeMeter()
 
@@ -80,6 +85,9 @@ class AttemptHost:
         self._running: dict[str, _Attempt] = {}
         self._ended: dict[str, AttemptEnded] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._held_until = 0
+        self._allowed: tuple[int, ...] | None = None
+        self._own_cores = sorted(os.sched_getaffinity(0))
         self._closed = True
 
     # ------------------------------------------------------------------ life
@@ -96,8 +104,10 @@ class AttemptHost:
             self._link.leave_root()
             raise BadInput(f"{self._root} is in use by another agent") from error
         self._closed = False
+        self._held_until = jobdir.read_hold(self._root)
         self._connect()
         self._adopt_all()
+        throttling.unmark(self._root)
 
     async def close(self) -> None:
         """Stop watching and let go of the root; what runs goes on. Safe twice."""
@@ -156,6 +166,9 @@ class AttemptHost:
         self._running[attempt.id] = attempt
         try:
             with JobDir.make(self._root, attempt.id) as job:
+                if spec.hold_ms:
+                    self._held_until = self._held_until if self._held_until > now else now + spec.hold_ms
+                    self._write_hold()
                 job.write(jobdir.SPEC, msgspec.to_builtins(spec) | {"launched_boot_ms": now, "boot": tree.boot_id()})
             self._rearrange()
         except OSError as error:
@@ -239,8 +252,8 @@ class AttemptHost:
         shim = tree.look(started["shim"]["pid"])
         if shim is not None and shim.start == started["shim"]["start"]:
             attempt.shim = shim
-        if attempt.cores != attempt.started.cores:
-            tree.pin(started["shim"]["pid"], attempt.cores)
+        if attempt.cores != attempt.started.cores or self._allowed is not None:
+            self._pin(attempt, started["shim"]["pid"])
         self._report(attempt.started)
         if attempt.wake_wanted:
             self._wake(attempt)
@@ -321,20 +334,22 @@ class AttemptHost:
                 halt = before | {"kill_at_boot_ms": min(before["kill_at_boot_ms"], halt["kill_at_boot_ms"])}
             if halt != before:
                 job.write(jobdir.HALT, halt)
+        attempt.halting = True
         self._wake(attempt)
 
-    async def renew(self, attempt_id: str, hold_ms: int) -> None:
-        """Let it go on for that long from now (0: without end). Nothing happens to what has ended."""
-        attempt = self._running.get(attempt_id)
-        if attempt is None:
+    def hold(self, until_boot_ms: int) -> None:
+        """Let everything that has a hold go on until then; a hold never gets shorter."""
+        if until_boot_ms <= self._held_until:
             return
-        until = boot_ms() + hold_ms if hold_ms else 0
-        with JobDir(self._root, attempt_id) as job:
-            job.write(jobdir.HOLD, {"until_boot_ms": until, "hold_ms": hold_ms})
-        sooner = until and (not attempt.hold_until or until < attempt.hold_until)
-        attempt.hold_until = until
-        if sooner:
-            self._wake(attempt)
+        self._held_until = until_boot_ms
+        if self._running:
+            self._write_hold()
+
+    def _write_hold(self) -> None:
+        try:
+            jobdir.write_hold(self._root, self._held_until)
+        except OSError as error:  # a full disk: what runs is stopped in time, as if nobody had been heard
+            log.warning("the hold could not be renewed: %s", error.strerror)
 
     async def pause(self, attempt_id: str) -> None:
         """Stop every process of the tree where it stands. Nothing happens to what has ended."""
@@ -361,9 +376,33 @@ class AttemptHost:
     def spawner_pid(self) -> int:
         return self._link.pid
 
+    def work_dir(self, attempt_id: str) -> Path:
+        """The directory an attempt finds itself in, made if need be: it may be filled before the launch."""
+        with JobDir.make(self._root, attempt_id) as job:
+            return Path(job.path, jobdir.WORK)
+
     def running(self) -> tuple[str, ...]:
         """Ids of the attempts that have not ended."""
         return tuple(self._running)
+
+    def borrowed(self) -> tuple[throttling.Tree, ...]:
+        """The attempts whose commands run, oldest first."""
+        attempts = sorted(self._running.values(), key=lambda attempt: attempt.launched_boot_ms)
+        return tuple(
+            throttling.Tree(attempt.spec, attempt.fence, attempt.shim, attempt.halting)
+            for attempt in attempts
+            if attempt.shim is not None
+        )
+
+    @property
+    def root(self) -> str:
+        return self._root
+
+    @property
+    def cores_in_use(self) -> tuple[int, ...]:
+        """All cores there are for attempts, those first that some are pinned to."""
+        pinned = {core for attempt in self._running.values() for core in attempt.cores}
+        return tuple(sorted(self._real_cores, key=lambda core: core not in pinned))
 
     def forget(self, attempt_id: str) -> None:
         """Its end is known where it matters: report it no more unasked. The files stay. Safe twice."""
@@ -420,8 +459,7 @@ class AttemptHost:
         with JobDir(self._root, attempt.id) as job:
             attempt.fence = max(attempt.fence, job.read(jobdir.FENCE) or 0)
             attempt.cores = tuple(job.read(jobdir.CORES) or ())
-            hold = job.read(jobdir.HOLD)
-            attempt.hold_until = hold["until_boot_ms"] if hold else attempt.hold_until
+            attempt.halting = job.has(jobdir.HALT)
             record = job.read(jobdir.EXIT)
         if record is not None:
             self._finish(attempt, record)
@@ -443,6 +481,9 @@ class AttemptHost:
         attempt.watched = pidfd
         asyncio.get_running_loop().add_reader(pidfd, self._shim_ended, attempt)
         self._took_off(attempt, started)
+        if throttling.is_marked(self._root):  # the last agent died while this gave way to the owner
+            self._pin(attempt, started["shim"]["pid"])
+            tree.send_all(tree.below(started["shim"]["pid"]), signal.SIGCONT)
         return True
 
     async def _wait_for_shim(self, attempt: _Attempt) -> None:
@@ -473,7 +514,21 @@ class AttemptHost:
                 with JobDir(self._root, attempt_id) as job:
                     job.write(jobdir.CORES, cores)
                 if attempt.shim is not None:
-                    tree.pin(attempt.shim.pid, cores)
+                    self._pin(attempt, attempt.shim.pid)
+
+    def confine(self, cores: Sequence[int] | None) -> None:
+        """Keep everything on these cores, or (None) on its own again. Leases and their cores stay what they are."""
+        allowed = None if cores is None else tuple(sorted(cores))
+        if allowed == self._allowed:
+            return
+        self._allowed = allowed
+        for attempt in self._running.values():
+            if attempt.shim is not None:
+                self._pin(attempt, attempt.shim.pid)
+
+    def _pin(self, attempt: _Attempt, shim_pid: int) -> None:
+        """The one place that moves a tree: to its own cores, as far as they are allowed now."""
+        tree.pin(shim_pid, within(attempt.cores or self._own_cores, self._allowed))
 
 
 async def _until(true: Callable[[], bool]) -> None:

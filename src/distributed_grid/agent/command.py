@@ -82,6 +82,8 @@ def environment(spec: dict[str, Any], work: str) -> dict[str, str]:
         "GRID_JOB_ID": spec["job_id"],
         "GRID_ATTEMPT_ID": spec["attempt_id"],
         "GRID_NODE": spec["node"],
+        "GRID_NOTICE": f"{work.rpartition('/')[0]}/{jobdir.NOTICE}",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that the numbers mean the same devices as where they were measured
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, spec["gpu_indexes"])),
     }
 

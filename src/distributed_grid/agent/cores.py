@@ -137,6 +137,13 @@ def _least(load: Mapping[int, int], chosen: Iterable[int], present: int | None) 
     return next(core for core, amount in open_cores.items() if amount == least)
 
 
+def within(cores: Sequence[int], allowed: Sequence[int] | None) -> tuple[int, ...]:
+    """Those of one's cores that may be used now; all that may be used when none of one's own is among them."""
+    if allowed is None:
+        return tuple(cores)
+    return tuple(core for core in cores if core in allowed) or tuple(allowed)
+
+
 def weight_for(milli: int, cores: int) -> int:
     """The group weight that gives a fraction its share of its core; 0 where nothing is shared."""
     return round(milli % CORE * 1.024) * max(1, cores) if milli % CORE else 0

@@ -3,6 +3,8 @@
 Below the root, mode 0700 (files 0600):
 
     .host.lock            held by the one `AttemptHost` of this root and by its spawner
+    .yielding             there while something here may be stopped or confined because the owner needs the machine
+    .hold.json            until when everything with a hold may go on without another word
     .live/<attempt id>    empty; exists from before the launch until the end has been acknowledged
     <attempt id>/
         spec.json         everything needed to run it; there before the shim, durable before the command
@@ -12,7 +14,7 @@ Below the root, mode 0700 (files 0600):
                           and start time, written first of all: without them nothing ever ran
         groups.json       control groups made for it, so that whoever finds them left over can remove them
         started.json      the command runs: its pid and start time, when, on which cores
-        hold.json         until when it may go on without another word
+        notice            it will be stopped soon: why, and when. The command knows the path as $GRID_NOTICE
         halt.json         somebody wants it stopped: kind, detail, grace
         exit.json         how it ended; durable, written once
         stdout, stderr    what the command wrote
@@ -34,9 +36,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 HOST_LOCK = ".host.lock"
+ROOT_HOLD = ".hold.json"
+YIELDING = ".yielding"
 LIVE = ".live"
 SPEC, CORES, FENCE, LOCK, GROUPS = "spec.json", "cores.json", "fence.json", "shim.lock", "groups.json"
-STARTED, HOLD, HALT, EXIT = "started.json", "hold.json", "halt.json", "exit.json"
+STARTED, NOTICE, HALT, EXIT = "started.json", "notice", "halt.json", "exit.json"
 STDOUT, STDERR, WORK = "stdout", "stderr", "work"
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
@@ -161,6 +165,31 @@ class JobDir:
             return not try_lock(fd, exclusive=False)
         finally:
             os.close(fd)
+
+
+def write_hold(root: str, until_boot_ms: int) -> None:
+    """Say until when everything below the root that has a hold may go on; whole or not at all."""
+    aside = f"{root}/{ROOT_HOLD}.{os.getpid()}"
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        _write_all(fd, json.dumps({"until_boot_ms": until_boot_ms}).encode())
+    finally:
+        os.close(fd)
+    os.rename(aside, f"{root}/{ROOT_HOLD}")
+
+
+def read_hold(root: str) -> int:
+    """Until when everything that has a hold may go on; 0 where nobody said."""
+    try:
+        fd = os.open(f"{root}/{ROOT_HOLD}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0
+    try:
+        return int(json.loads(slurp(fd))["until_boot_ms"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+    finally:
+        os.close(fd)
 
 
 def slurp(fd: int) -> bytes:

@@ -11,6 +11,7 @@ EndKind = Literal[
     "signalled",
     "cancelled",
     "preempted",
+    "reclaimed",
     "over_limit",
     "timed_out",
     "hold_expired",

@@ -174,16 +174,11 @@ class Shim:
 
     def _hold(self) -> tuple[int, int]:
         """When to ask and when to force: the tree is gone by the end of the hold. (0, 0) is never."""
-        hold = self.job.read(jobdir.HOLD)
-        if hold is None:
-            hold = {
-                "until_boot_ms": self.spec["launched_boot_ms"] + self.spec["hold_ms"],
-                "hold_ms": self.spec["hold_ms"],
-            }
-        if not hold["hold_ms"]:
+        hold_ms = self.spec["hold_ms"]
+        if not hold_ms:
             return 0, 0
-        lead = min(self.spec["grace_ms"], hold["hold_ms"] // 4)
-        return hold["until_boot_ms"] - lead, hold["until_boot_ms"]
+        until = jobdir.read_hold(self.root) or self.spec["launched_boot_ms"] + hold_ms
+        return until - min(self.spec["grace_ms"], hold_ms // 4), until
 
     def _next_look(self) -> int:
         """When, in boot milliseconds, to look around unasked; 0 is never."""

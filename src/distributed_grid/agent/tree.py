@@ -204,7 +204,7 @@ def pin(root: int, cores: Iterable[int]) -> None:
             for thread in threads(proc.pid):
                 try:
                     os.sched_setaffinity(thread, cores)
-                except ProcessLookupError:
+                except (ProcessLookupError, PermissionError):  # gone, or no longer this user's
                     continue
 
 

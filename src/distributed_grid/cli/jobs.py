@@ -1,4 +1,4 @@
-"""`grid jobs`: list, show, logs, cancel, wait."""
+"""`grid jobs`: list, show, logs, fetch, cancel, wait."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from distributed_grid.cli.fetching import fetch as fetch_files
 from distributed_grid.cli.globals import GridGroup, Session
 from distributed_grid.cli.show import amount, answer, clean, clock, outcome, table, write_output
 from distributed_grid.errors import Unreachable
@@ -101,6 +102,22 @@ def logs(session: Session, job_id: str, follow: bool, tail: int | None) -> None:
             if not follow or tail is not None:
                 raise
             time.sleep(patience.pause_after(loss))
+
+
+@jobs.command()
+@click.argument("job_id")
+@click.argument("patterns", nargs=-1)
+@click.option("--to", "target", default=".", show_default=True, type=click.Path(file_okay=False), help="Where to.")
+@click.pass_obj
+def fetch(session: Session, job_id: str, patterns: tuple[str, ...], target: str) -> None:
+    """Bring back files that a job has left in its private directory: all of them, or those that fit PATTERNS."""
+    came = fetch_files(session, job_id, patterns or ("**",), target)
+    lines = [f"not fetched: {clean(reason)}" for reason in came["skipped"]]
+    if came["in_place"]:
+        lines.append("it ran in a directory of this machine: its files are there")
+    else:
+        lines.append(f"{came['files']} files, {came['bytes']} bytes, in {clean(target)}")
+    answer(session, came, "\n".join(lines))
 
 
 @jobs.command()

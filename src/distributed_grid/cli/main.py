@@ -32,7 +32,9 @@ COMMANDS = {
     "shared-status": ("status", "shared_status", "Offers and active allocations."),
     "jobs": ("jobs", "jobs", "List, show, follow, cancel and wait for jobs."),
     "events": ("events", "events", "The event stream, which is also the audit trail."),
+    "cluster": ("cluster", "cluster", "Install, start, stop and look at the agents of other machines."),
     "daemon": ("daemon", "daemon", "Start, stop and look at the control plane."),
+    "agent": ("agent", "agent", "Serve as a node: the process of a machine without SSH."),
     "init": ("config", "init", "Write a commented cluster file."),
     "config": ("config", "config", "Check and show the configuration."),
 }

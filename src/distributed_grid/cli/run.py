@@ -13,13 +13,15 @@ from typing import Any
 
 import click
 
+from distributed_grid.cli.fetching import fetch
 from distributed_grid.cli.globals import GridCommand, Session
 from distributed_grid.cli.show import amount as with_unit
-from distributed_grid.cli.show import answer, write_output
+from distributed_grid.cli.show import answer, clean, write_output
 from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
 from distributed_grid.orchestration.caller import caller_environment, make_sure_of_text
 from distributed_grid.orchestration.client import Patience
 from distributed_grid.orchestration.protocol import JSON, STDERR, STDOUT
+from distributed_grid.orchestration.shipping import NONE, ship
 
 
 @click.command(cls=GridCommand, context_settings={"allow_interspersed_args": False})
@@ -55,6 +57,8 @@ from distributed_grid.orchestration.protocol import JSON, STDERR, STDOUT
 )
 @click.option("--retries", type=click.IntRange(0, 1000), default=0, help="Run again so many times after a failure.")
 @click.option("--isolated", is_flag=True, help="Run in an empty private directory instead of the current one.")
+@click.option("--workdir", metavar="DIR", help="What is shipped to another node, or none (default: this directory).")
+@click.option("--fetch", multiple=True, metavar="GLOB", help="Bring these files back afterwards, such as 'out/**'.")
 @click.option("--shell", is_flag=True, help="The command is one string for sh -c.")
 @click.option("--dry-run", is_flag=True, help="Only say what would happen.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -62,12 +66,14 @@ from distributed_grid.orchestration.protocol import JSON, STDERR, STDOUT
 def run_shared(session: Session, /, **options: Any) -> int:
     """Borrow resources, run COMMAND with them, give them back.
 
-    Everything from the first word of COMMAND on belongs to the command. It runs in the current directory,
-    its output is shown as it comes, Ctrl-C cancels it, and its exit code is the exit code of this command.
+    Everything from the first word of COMMAND on belongs to the command. On this machine it runs in the current
+    directory; on another node in a private one, into which the current directory is shipped when it is small. Its
+    output is shown as it comes, Ctrl-C cancels it, and its exit code is the exit code of this command.
     """
     submission = _submission(options)
     try:
         with session.client() as client:
+            _ship(session, client.greet(), options, submission)
             accepted = client.call("submit", **submission)
         job = accepted["job"]
         if options["dry_run"]:
@@ -77,7 +83,10 @@ def run_shared(session: Session, /, **options: Any) -> int:
             return 0
         if accepted["reasons"]:
             click.echo(f"grid: {job['job_id']} waits: {'; '.join(accepted['reasons'])}", err=True)
-        return _Follower(session, job["uid"]).run()
+        code = _Follower(session, job["uid"]).run()
+        if options["fetch"]:
+            _fetch(session, job["uid"], options)
+        return code
     except KeyboardInterrupt:  # before the follower looks after it
         with contextlib.suppress(GridError), session.client(may_start=False) as client:
             client.call("cancel", job_id=submission["request_id"])
@@ -108,12 +117,40 @@ def _submission(options: dict[str, Any]) -> dict[str, Any]:
         "wait_seconds": options["wait"],
         "job_id": options["job_id"],
         "env": caller_environment(_variables(options["env"])),
+        "given": list(_variables(options["env"])),
         "cwd": "" if options["isolated"] else _here(),
         "timeout_seconds": options["timeout"],
         "grace_seconds": options["grace"],
         "retries": options["retries"],
         "dry_run": options["dry_run"],
     }
+
+
+def _ship(session: Session, welcome: dict[str, Any], options: dict[str, Any], submission: dict[str, Any]) -> None:
+    """Take the directory along where the job may run on another machine."""
+    if not welcome.get("far_nodes"):
+        return
+    shipment = ship(
+        options["workdir"],
+        session.places,
+        nodes=welcome["nodes"],
+        far=welcome["far_nodes"],
+        require=submission["require"],
+        isolated=options["isolated"],
+    )
+    for note in shipment.notes:
+        click.echo(f"grid: {note}", err=True)
+    submission["workdir"], submission["require"] = shipment.workdir, list(shipment.require)
+
+
+def _fetch(session: Session, uid: str, options: dict[str, Any]) -> None:
+    workdir = options["workdir"]
+    target = workdir if workdir and workdir != NONE else "."
+    came = fetch(session, uid, options["fetch"], target)
+    for reason in came["skipped"]:
+        click.echo(f"grid: not fetched: {clean(reason)}", err=True)
+    if not came["in_place"]:
+        click.echo(f"grid: fetched {came['files']} file{'' if came['files'] == 1 else 's'}", err=True)
 
 
 def _here() -> str:

@@ -24,6 +24,7 @@ from distributed_grid.config.sections import (
     Quota,
     ResourceSharing,
     Scaling,
+    Server,
     Thresholds,
 )
 from distributed_grid.config.template import cluster_template
@@ -48,6 +49,7 @@ __all__ = [
     "Quota",
     "ResourceSharing",
     "Scaling",
+    "Server",
     "Thresholds",
     "check_config",
     "cluster_template",

@@ -12,6 +12,7 @@ from typing import Any
 
 from distributed_grid.config.desk import Desk
 from distributed_grid.config.sections import PressureMarks, ResourceSharing, Scaling
+from distributed_grid.config.words import is_loopback
 
 SUSPECT_SECONDS = 6
 """A node is suspect after this silence; a hold much shorter ends leases on every hiccup."""
@@ -28,6 +29,7 @@ def check_agreement(values: dict[str, Any], desk: Desk) -> None:
     _check_custom(values, nodes, desk)
     _check_pressure(values.get("resource_sharing", {}), desk)
     _check_scaling(values, desk)
+    _check_server(values.get("server", {}), desk)
     if values.get("hold_seconds", SUSPECT_SECONDS) < SUSPECT_SECONDS:
         desk.warn_normal("hold_seconds", f"shorter than {SUSPECT_SECONDS} s, so a short silence ends leases")
     if not nodes and "thresholds" in values.get("resource_sharing", {}):
@@ -149,3 +151,17 @@ def _check_scaling(values: dict[str, Any], desk: Desk) -> None:
     provider = said.get("provider")
     if provider and provider not in (values.get("providers") or {}):
         desk.warn_normal("scaling.provider", f"there is no {provider} under providers")
+
+
+def _check_server(server: dict[str, Any], desk: Desk) -> None:
+    """Plain traffic to other machines has to be asked for by name; own certificates come in pairs."""
+    for one, other in (("certificate", "key"), ("key", "certificate")):
+        if server.get(one) and not server.get(other):
+            desk.refuse_normal(f"server.{one}", f"there is no {other} to go with it")
+    host = server.get("host", "127.0.0.1")
+    if server.get("tls") and server.get("force_plain"):
+        desk.refuse_normal("server.force_plain", "the opposite of tls: true; keep one of the two")
+    elif server.get("tls") is False and not is_loopback(host) and not server.get("force_plain"):
+        desk.refuse_normal(
+            "server.tls", f"{host} is reached from other machines: leave tls on, or add force_plain: true"
+        )

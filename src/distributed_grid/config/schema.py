@@ -24,6 +24,7 @@ from distributed_grid.config.sections import (
     Quota,
     ResourceSharing,
     Scaling,
+    Server,
     Thresholds,
     Whole,
 )
@@ -48,6 +49,7 @@ class NodeConfig(Frozen):
     ssh_key_path: str | None = None
     known_hosts: str | None = None
     accept_new: bool = False
+    proxy_jump: str | None = None
     role: Literal["head", "worker"] = "worker"
     cpu_milli: Whole | None = None
     memory_bytes: Whole | None = None
@@ -58,6 +60,7 @@ class NodeConfig(Frozen):
     labels: dict[str, str] = Field(default_factory=dict)
     python: str | None = None
     trust_declared: bool = False
+    dedicated: bool = False
     thresholds: Thresholds | None = None
     owner_policy: OwnerPolicy | None = None
     resource_sharing: NodeSharing = NodeSharing()
@@ -99,6 +102,7 @@ class ClusterConfig(Frozen):
     quotas: dict[str, Quota] = Field(default_factory=dict)
     alerts: Alerts = Alerts()
     scaling: Scaling = Scaling()
+    server: Server = Server()
     logging: Logging = Logging()
     providers: dict[str, dict[str, Any]] = Field(default={}, repr=False)
     warnings: tuple[str, ...] = ()
@@ -143,12 +147,12 @@ class ClusterConfig(Frozen):
         return self.resource_sharing.thresholds
 
     def thresholds_for(self, node: NodeConfig) -> Thresholds | None:
-        """The node's own thresholds, else the cluster's, which hold only for other machines."""
-        return node.thresholds or (None if node.is_local else self.thresholds)
+        """The node's own thresholds, else the cluster's, which hold only for other machines that have an owner."""
+        return node.thresholds or (None if node.is_local or node.dedicated else self.thresholds)
 
     def owner_policy_for(self, node: NodeConfig) -> OwnerPolicy | None:
-        """The node's own policy, else the cluster's, which holds only for other machines."""
-        return node.owner_policy or (None if node.is_local else self.owner_policy)
+        """The node's own policy, else the cluster's, which holds only for other machines that have an owner."""
+        return node.owner_policy or (None if node.is_local or node.dedicated else self.owner_policy)
 
     @property
     def head(self) -> NodeConfig:

@@ -21,7 +21,7 @@ class Frozen(BaseModel):
 
 
 class Thresholds(Frozen):
-    """How idle a machine must be before it lends."""
+    """How idle a machine must be before it lends, and for how long."""
 
     cpu_used_max: Part = 0.3
     cpu_free_min_milli: Whole = 1000
@@ -29,6 +29,8 @@ class Thresholds(Frozen):
     memory_free_min_bytes: Whole = 2 * GIB
     gpu_used_max: Part = 0.2
     gpu_memory_free_min_bytes: Whole = 1024 * MIB
+    margin: Part = 0.05
+    dwell_seconds: Duration = 1200.0
 
 
 class OwnerPolicy(Frozen):
@@ -135,6 +137,18 @@ class Scaling(Frozen):
     history_retention_seconds: Duration = 86400.0
     budget_usd_per_hour: Duration | None = None
     budget_usd_per_day: Duration | None = None
+
+
+class Server(Frozen):
+    """Where the control plane listens for REST and for agents that joined; None is "as the address calls for"."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    names: tuple[str, ...] = ()
+    tls: bool | None = None
+    certificate: str | None = None
+    key: str | None = None
+    force_plain: bool = False
 
 
 class Logging(Frozen):

@@ -14,6 +14,7 @@ from distributed_grid.config.words import (
     COMMAND,
     CUSTOM_NAME,
     FLAG,
+    JUMPS,
     LOGIN,
     NODE_NAME,
     PATH,
@@ -45,6 +46,8 @@ IDLE_KEYS = (
     key("memory_min_gb", GIGABYTES, to="memory_free_min_bytes"),
     key("gpu_utilization_max", PERCENT, to="gpu_used_max"),
     key("gpu_memory_min_mb", Amount(MIB, "an amount of memory in MB"), to="gpu_memory_free_min_bytes"),
+    key("margin", RATIO),
+    seconds("dwell", low=0),
 )
 IDLE = Table(IDLE_KEYS)
 
@@ -68,7 +71,7 @@ RESOURCE_SHARING = Table(
         key("max_offers_per_node", Count(1, 1000)),
         seconds("rebalance_interval"),
         seconds("monitoring_interval"),
-        *(Key(f"thresholds.{k.field}", k.kind, (f"thresholds.{k.spellings[0]}",)) for k in IDLE_KEYS),
+        *(Key(f"thresholds.{k.field}", k.kind, tuple(f"thresholds.{s}" for s in k.spellings)) for k in IDLE_KEYS),
         *PRESSURE_KEYS,
         key("thresholds.excess_threshold", RATIO, to="pressure.excess", also=("pressure_thresholds.excess",)),
         key("auto_offload.enabled", FLAG),
@@ -109,6 +112,7 @@ NODE = Table(
         key("ssh_key_path", PATH),
         key("known_hosts", PATH),
         key("accept_new", FLAG),
+        key("proxy_jump", JUMPS),
         key("role", Choice(("head", "worker"), {"master": "head"})),
         key("cpu_count", Amount(1000, "a number of CPU cores", above_zero=True), to="cpu_milli"),
         key("memory_gb", Amount(GIB, "an amount of memory in GB", above_zero=True), to="memory_bytes"),
@@ -119,6 +123,7 @@ NODE = Table(
         key("labels", MapOf(TEXT, TEXT, "names to text")),
         key("python", COMMAND),
         key("trust_declared", FLAG),
+        key("dedicated", FLAG),
         key("thresholds", IDLE),
         key("owner_policy", OWNER_POLICY),
         key("resource_sharing.can_share", FLAG),
@@ -189,6 +194,18 @@ LOGGING = Table(
     )
 )
 
+SERVER = Table(
+    (
+        key("host", Host()),
+        key("port", Count(0, 65535, "a port number")),
+        key("names", ListOf(Host(), "host names or addresses")),
+        key("tls", FLAG),
+        key("certificate", PATH),
+        key("key", PATH),
+        key("force_plain", FLAG),
+    )
+)
+
 CLUSTER = Table(
     (
         key("name", TEXT),
@@ -203,6 +220,7 @@ CLUSTER = Table(
         key("quotas", MapOf(TEXT, QUOTA, "users or teams to quotas")),
         key("alerts", ALERTS),
         key("scaling", SCALING),
+        key("server", SERVER),
         key("logging", LOGGING),
         key("providers", PROVIDERS),
     )

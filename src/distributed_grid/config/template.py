@@ -46,6 +46,7 @@ resource_sharing:
     memory_min_gb: 2.0
     gpu_utilization_max: 20.0     # percent
     gpu_memory_min_mb: 1024.0
+    # dwell: 1200                 # seconds it must have been so idle before it lends again
     # When a node asks for more (high) and when it gives (low), as ratios.
     cpu_pressure_high: 0.8
     cpu_pressure_low: 0.3
@@ -59,6 +60,10 @@ resource_sharing:
 #   pause: true
 #   evict: true
 #   notice_seconds: 5
+
+# server:                         # REST, and agents that join with a token
+#   host: 192.168.1.10            # default: 127.0.0.1, this machine only; anywhere else TLS is used
+#   port: 7433
 
 # alerts:
 #   memory: 0.75

@@ -111,6 +111,12 @@ class Host:
         return value
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    name = host.strip("[]").lower()
+    return name in ("local", "localhost", "::1") or re.fullmatch(r"127(\.[0-9]{1,3}){3}", name) is not None
+
+
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 NODE_NAME = Text(
     "a name of letters, digits, - _ and . that starts with a letter or digit, at most 63 long",
@@ -122,6 +128,8 @@ CUSTOM_NAME = Text(
     lower=True,
 )
 LOGIN = Text("a login name", re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@$-]{0,63}", re.ASCII))
+_JUMP = r"(?:[A-Za-z0-9_][A-Za-z0-9_.@$-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*"
+JUMPS = Text("hosts such as ana@gate:22, or names of nodes, with commas between", re.compile(rf"{_JUMP}(, *{_JUMP})*"))
 WEB_ADDRESS = Hidden("an address that starts with http:// or https://", re.compile(r"https?://[^\s/]+\S*"))
 TEXT = Text()
 PATH = Text("a path")

@@ -28,10 +28,47 @@ class NodeForgotten(Struct, frozen=True):
 
 
 class NodeHeard(Struct, frozen=True):
-    """A heartbeat with fresh measurements."""
+    """A heartbeat with fresh measurements; its number, and what the agent itself decided for its owner."""
 
     name: str
     usage: Usage
+    beat: int = 0
+    generation: int = 0
+    yields: bool = False
+
+
+class NodeWanted(Struct, frozen=True):
+    """Somebody wants the agent of a node to run, or not any more."""
+
+    name: str
+    wanted: bool
+
+
+class NodeDrained(Struct, frozen=True):
+    """A node is to give everything back to its owner; its jobs go back into the line."""
+
+    name: str
+    detail: str = "the node is being drained"
+
+
+class NodeStopped(Struct, frozen=True):
+    """The agent of a node was ended on purpose, and nothing runs there any more."""
+
+    name: str
+
+
+class LeaseLost(Struct, frozen=True):
+    """What was lent is over without anybody's word: its node is gone, or its hold has run out."""
+
+    lease_id: str
+    detail: str
+
+
+class LeaseReclaimed(Struct, frozen=True):
+    """What was lent is wanted back by the node it came from."""
+
+    lease_id: str
+    detail: str
 
 
 class LeaseAsked(Struct, frozen=True):
@@ -46,6 +83,15 @@ class RequestRefused(Struct, frozen=True):
     request_id: str
     user: str
     reason: str
+
+
+class AlertChanged(Struct, frozen=True):
+    """Somebody was told that a node is short of something, or that this is over: only the audit trail changes."""
+
+    node: str
+    resource: str
+    raised: bool
+    detail: str
 
 
 class LeaseReleased(Struct, frozen=True):
@@ -89,15 +135,31 @@ class AttemptStarted(Struct, frozen=True):
     fence: int
     pid: int
     cores: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+class AttemptPaused(Struct, frozen=True):
+    """The agent let an attempt stand still, or go on, for the sake of the node's owner."""
+
+    uid: str
+    number: int
+    fence: int
+    paused: bool
+    detail: str = ""
+    nodes: tuple[str, ...] = ()
 
 
 class AttemptEnded(Struct, frozen=True):
-    """The agent proved the attempt over: its whole process tree is gone."""
+    """The agent proved the attempt over: its whole process tree is gone.
+
+    `nodes` are those the reporting agent serves: nobody reports about another's attempts. None is the grid itself.
+    """
 
     uid: str
     number: int
     fence: int
     outcome: Outcome
+    nodes: tuple[str, ...] = ()
 
 
 class AttemptsListed(Struct, frozen=True):
@@ -125,13 +187,20 @@ Event = (
     | NodeDeclared
     | NodeForgotten
     | NodeHeard
+    | NodeWanted
+    | NodeDrained
+    | NodeStopped
     | LeaseAsked
     | RequestRefused
+    | AlertChanged
     | LeaseReleased
+    | LeaseReclaimed
+    | LeaseLost
     | LeaseExtended
     | JobSubmitted
     | JobCancelled
     | AttemptStarted
+    | AttemptPaused
     | AttemptEnded
     | AttemptsListed
     | QueueLooked

@@ -18,6 +18,7 @@ class Ending(enum.StrEnum):
     SIGNALLED = "signalled"
     CANCELLED = "cancelled"
     PREEMPTED = "preempted"
+    RECLAIMED = "reclaimed"
     OVER_LIMIT = "over_limit"
     TIMED_OUT = "timed_out"
     EXPIRED = "expired"
@@ -51,13 +52,20 @@ _RETRIED = frozenset({Ending.EXITED, Ending.SIGNALLED, Ending.LOST, Ending.TIMED
 
 
 class Command(Struct, frozen=True):
-    """What to run and how. An empty `cwd` is the job's own private directory."""
+    """What to run and how. An empty `cwd` is the job's own private directory.
+
+    On another machine than the caller's a job always has its private directory; `workdir` names what is laid out
+    in it first (the digest of a manifest; empty: nothing). Of the environment, what belongs to the caller's machine
+    (PATH, HOME, ...) stays behind there, except for the names the user gave explicitly.
+    """
 
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
     cwd: str = ""
     timeout_ms: int = 0
     grace_ms: int = 5_000
+    workdir: str = ""
+    given: tuple[str, ...] = ()
 
 
 class Attempt(Struct, frozen=True):

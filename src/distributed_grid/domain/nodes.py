@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from msgspec import Struct
 
+from distributed_grid.domain.idleness import Idleness
 from distributed_grid.domain.lives import NodeState
 from distributed_grid.domain.resources import NOTHING, Capacity
 
@@ -21,7 +22,10 @@ class Caps(Struct, frozen=True):
 
 
 class Thresholds(Struct, frozen=True):
-    """How idle a node must be before it lends; ratios in thousandths."""
+    """How idle a node must be before it lends, and for how long; ratios in thousandths.
+
+    It lends again after `dwell_ms` at the marks or below, and stops after half of that above the marks and the margin.
+    """
 
     cpu_busy_max_milli: int
     cpu_min_milli: int
@@ -29,10 +33,16 @@ class Thresholds(Struct, frozen=True):
     memory_min_bytes: int
     gpu_busy_max_milli: int
     gpu_memory_min_bytes: int
+    margin_milli: int = 50
+    dwell_ms: int = 1_200_000
 
 
 class Node(Struct, frozen=True):
-    """A machine with an agent."""
+    """A machine with an agent.
+
+    `hold_ms` is how long its work goes on without a word from the control plane (0: without end). `wanted`: its
+    agent is to run and to be connected. `joined`: it came by itself, with a token; no config names it.
+    """
 
     kind: ClassVar[str] = "node"
 
@@ -50,6 +60,8 @@ class Node(Struct, frozen=True):
     offer_ms: int = 300_000
     refresh_ms: int = 60_000
     forgotten: bool = False
+    wanted: bool = False
+    joined: bool = False
 
     @property
     def key(self) -> str:
@@ -79,11 +91,23 @@ class Node(Struct, frozen=True):
 
 
 class GpuUsage(Struct, frozen=True):
-    """What one device is doing for somebody else than the grid."""
+    """What one device is doing for somebody else than the grid, and in all."""
 
     index: int
     busy_milli: int = 0
     memory_bytes: int = 0
+    all_busy_milli: int = 0
+    all_memory_bytes: int = 0
+
+    @property
+    def in_use_milli(self) -> int:
+        """How busy the device is, whoever uses it."""
+        return max(self.busy_milli, self.all_busy_milli)
+
+    @property
+    def in_use_bytes(self) -> int:
+        """How much of its memory is taken, whoever took it."""
+        return max(self.memory_bytes, self.all_memory_bytes)
 
 
 class Usage(Struct, frozen=True):
@@ -97,13 +121,24 @@ class Usage(Struct, frozen=True):
 
 
 class Sighting(Struct, frozen=True):
-    """When a node was last heard, and what it measured. Never stored: after a restart nobody was heard."""
+    """When a node was last heard, and what it measured. Never stored: after a restart nobody was heard.
+
+    `beat` is the heartbeat's number. Until `held_until_ms` what was lent there may still run; after it nothing
+    can, whatever became of the node. `generation` counts how often its agent has withdrawn what it offered, and
+    `yields` says that it does so now, because the owner is using it. `idleness` is what thresholds make of all that
+    was measured so far.
+    """
 
     kind: ClassVar[str] = "sighting"
 
     node: str
     at_ms: int
     usage: Usage | None = None
+    beat: int = 0
+    held_until_ms: int = 0
+    generation: int = 0
+    yields: bool = False
+    idleness: Idleness | None = None
 
     @property
     def key(self) -> str:

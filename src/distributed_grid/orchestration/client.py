@@ -94,6 +94,11 @@ class Client:
         self._frames = []
         self._unpacker = Unpacker()
 
+    def greet(self) -> dict[str, Any]:
+        """What the control plane said of itself and its nodes when we met."""
+        self._connect()
+        return self.welcome
+
     def call(self, op: str, **arguments: Any) -> dict[str, Any]:
         """One question, one answer; asked again when the control plane went away before it answered."""
         for _ in range(ATTEMPTS):

@@ -4,43 +4,97 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
+from msgspec import Struct
+
+from distributed_grid import __version__
 from distributed_grid.domain.effects import Effect, StartAttempt
-from distributed_grid.domain.events import AttemptEnded, AttemptsListed, AttemptStarted, Event, NodeHeard
+from distributed_grid.domain.events import (
+    AttemptEnded,
+    AttemptPaused,
+    AttemptsListed,
+    AttemptStarted,
+    ControlPlaneStarted,
+    Event,
+    NodeDeclared,
+    NodeHeard,
+)
 from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import GridError
+from distributed_grid.orchestration.remote_files import RemoteFiles
 from distributed_grid.orchestration.runtime import Grid
+from distributed_grid.orchestration.supplying import Supply
 from distributed_grid.reactor import pending
 from distributed_grid.wire import (
+    HEARTBEAT_MS,
+    PROTOCOL,
     Acknowledge,
     AgentSide,
+    Chunk,
+    Credit,
     Ended,
+    Fetch,
     FromAgent,
+    Heard,
     Heartbeat,
     Hello,
+    Listing,
+    OwnerRules,
+    Paused,
+    Refuse,
     Start,
     Started,
     Stop,
     ToAgent,
+    Welcome,
 )
 
 RETRY_SECONDS = 0.5
+UNWANTED_GRACE_MS = 5_000
 log = logging.getLogger(__name__)
+Report = Started | Paused | Ended
+
+
+class Registry:
+    """What the daemon knows of nodes that the ledger does not: how their owners are to be treated, what the
+    config says about a machine that has told what it has."""
+
+    def described(self, node: Node, capacity: Capacity) -> Node:
+        """The node with the capacity that counts."""
+        return node
+
+    def owner_rules(self, name: str) -> OwnerRules | None:
+        """How the agent of a node gives way to its owner; None: it does not."""
+        return None
+
+    def newcomer(self, name: str) -> Node | None:
+        """A node that was let in and that the ledger does not know yet; None: it is not one of ours."""
+        return None
 
 
 class Links:
     """Who is connected, and what goes back and forth. An effect for a node that is not connected waits:
     it is derived anew from the ledger when the agent says hello."""
 
-    def __init__(self) -> None:
+    def __init__(self, supply: Supply | None = None) -> None:
         self._grid: Grid | None = None
+        self._registry = Registry()
         self._agents: dict[str, AgentSide] = {}
+        self._greeted: dict[tuple[AgentSide, str], Hello] = {}
         self._inbox: asyncio.Queue[tuple[FromAgent, AgentSide]] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
+        self._supply = supply or Supply(None)
+        self.files = RemoteFiles(self._agents)
+        self.versions: dict[str, str] = {}
+        self.on_heartbeat: Callable[[Heartbeat], None] | None = None
 
-    def start(self, grid: Grid) -> None:
+    def start(self, grid: Grid, registry: Registry | None = None) -> None:
         self._grid = grid
+        self._registry = registry or self._registry
         self._task = asyncio.create_task(self._take_in())
 
     async def stop(self) -> None:
@@ -51,9 +105,24 @@ class Links:
             self._task = None
 
     def received(self, message: FromAgent, via: AgentSide) -> None:
-        if isinstance(message, Hello):
-            self._agents[message.node] = via
-        self._inbox.put_nowait((message, via))
+        if isinstance(message, Chunk | Listing):
+            self.files.received(message, via)
+        elif isinstance(message, Fetch | Credit):
+            self._supply.received(message, via)
+        else:
+            self._inbox.put_nowait((message, via))
+
+    def gone(self, via: AgentSide) -> None:
+        """An agent's connection has ended; its node is doubted when it stays silent."""
+        for name in via.nodes:
+            if self._agents.get(name) is via:
+                del self._agents[name]
+            self._greeted.pop((via, name), None)
+        self.files.gone(via)
+        self._supply.gone(via)
+
+    def is_connected(self, node: str) -> bool:
+        return node in self._agents
 
     async def settled(self) -> None:
         """Return when everything received so far has been taken in."""
@@ -64,7 +133,7 @@ class Links:
         for effect in effects:
             agent = self._agents.get(effect.node)
             if agent is not None:
-                agent.send(_order(effect))
+                agent.send(self._order(effect))
 
     async def _take_in(self) -> None:
         """Every report in its order; one that could not be made durable is tried again, not dropped."""
@@ -72,60 +141,150 @@ class Links:
             messages = [await self._inbox.get()]
             while not self._inbox.empty():
                 messages.append(self._inbox.get_nowait())
-            await asyncio.gather(*(self._report(message, via) for message, via in messages))
+            greeting = {via for message, via in messages if isinstance(message, Hello)}
+            at_once = [self._answer(message, via) for message, via in messages if via not in greeting]
+            await asyncio.gather(*at_once, *(self._in_order(messages, via) for via in greeting))
             for _ in messages:
                 self._inbox.task_done()
 
-    async def _report(self, message: FromAgent, via: AgentSide) -> None:
+    async def _in_order(self, messages: list[tuple[FromAgent, AgentSide]], via: AgentSide) -> None:
+        """What an agent says with its greeting makes sense only after it."""
+        for message, sender in messages:
+            if sender is via:
+                await self._answer(message, via)
+
+    async def _answer(self, message: FromAgent, via: AgentSide) -> None:
+        try:
+            if isinstance(message, Heartbeat):
+                await self._hear(message, via)
+            elif isinstance(message, Hello):
+                await self._welcome(message, via)
+            elif isinstance(message, Report):
+                await self._report(message, via)
+        except GridError as failure:
+            log.error("a message of %s was refused: %s", ", ".join(via.nodes), failure)
+        except Exception:  # the outermost loop: one report that cannot be taken in must not stop the others
+            log.exception("a message of %s could not be taken in; the agent keeps it", ", ".join(via.nodes))
+
+    async def _hear(self, message: Heartbeat, via: AgentSide) -> None:
+        """Take a heartbeat in; answering it is what renews the node's holds."""
+        assert self._grid is not None
+        hello = self._greeted.get((via, message.node))
+        if hello is None and self._agents.get(message.node) is not via:
+            return
+        try:
+            await self._grid.handle(
+                NodeHeard(message.node, message.usage, message.beat, message.generation, message.yields)
+            )
+        except GridError as failure:
+            if not failure.retryable:
+                raise
+            return  # not durable, not renewed: the next one comes soon
+        via.send(Heard(message.beat, self._hold_of(message.node)))
+        if hello is not None:
+            del self._greeted[via, message.node]
+            self._agents[message.node] = via
+            await self._catch_up(hello, via)
+        if self.on_heartbeat is not None:
+            self.on_heartbeat(message)
+
+    def _hold_of(self, name: str) -> int:
+        assert self._grid is not None
+        node = self._grid.ledger.nodes.get(name)
+        return node.hold_ms if node is not None else 0
+
+    async def _report(self, message: Report, via: AgentSide) -> None:
+        await self._handle(_event(message, via.nodes))
+        via.send(Acknowledge(message.seq))
+
+    async def _handle(self, event: Event) -> None:
+        """Have it in the ledger, however long the disk is full."""
         assert self._grid is not None
         while True:
             try:
-                await self._grid.handle(_event(message))
-                break
+                await self._grid.handle(event)
+                return
             except GridError as failure:
                 if not failure.retryable:
-                    log.error("a report was refused: %s", failure)
-                    return
-                if isinstance(message, Heartbeat):
-                    return
+                    raise
                 await asyncio.sleep(RETRY_SECONDS)
-            except Exception:  # the outermost loop: one report that cannot be taken in must not stop the others
-                log.exception("a report could not be taken in; the agent keeps it")
-                return
-        if isinstance(message, Ended):
-            via.send(Acknowledge(message.lease_id))
-        elif isinstance(message, Hello):
-            await self._catch_up(message.node)
 
-    async def _catch_up(self, node: str) -> None:
-        """Order again what the ledger calls for on a node that has just (re)appeared."""
+    async def _welcome(self, hello: Hello, via: AgentSide) -> None:
+        """Take an agent in: what it has, what it runs. Orders follow with its first heartbeat: they count from it."""
         assert self._grid is not None
+        known = await self._grid.read(lambda ledger, now: (ledger.nodes.get(hello.node), ledger.counters["epoch"]))
+        node, epoch = known
+        node = node or self._registry.newcomer(hello.node)
+        if node is None:
+            via.send(Refuse(f"no node is called {hello.node} in this grid"))
+            return
+        if hello.epoch > epoch:  # restored from a backup: start above what this agent has seen of us
+            epoch = hello.epoch + 1
+            await self._handle(ControlPlaneStarted(epoch))
+        if hello.capacity is not None:
+            await self._handle(NodeDeclared(self._registry.described(node, hello.capacity)))
+        self._greeted[via, hello.node] = hello
+        self.versions[hello.node] = hello.version
+        via.send(
+            Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, self._registry.owner_rules(hello.node))
+        )
+        await self._handle(AttemptsListed(hello.node, hello.attempts))
 
-        def missing(ledger: Ledger, now: int) -> list[Effect]:
-            return [effect for effect in pending(ledger) if effect.node == node]
+    async def _catch_up(self, hello: Hello, via: AgentSide) -> None:
+        """Order again what the ledger calls for on a node that has just (re)appeared, and stop what it does not."""
+        assert self._grid is not None
+        compared = await self._grid.read(lambda ledger, now: _compared(ledger, hello))
+        for lease_id in compared.unwanted:
+            log.info("%s still has %s, which is over: stopping it", hello.node, lease_id)
+            why = "nobody waits for it any more"
+            via.send(Stop(lease_id, compared.fence, str(Ending.CANCELLED), why, UNWANTED_GRACE_MS))
+        self.perform(compared.missing)
 
-        self.perform(await self._grid.read(missing))
+    def _order(self, effect: Effect) -> ToAgent:
+        attempt = effect.job.attempt
+        assert attempt is not None
+        assert self._grid is not None
+        if isinstance(effect, StartAttempt):
+            claim, ledger = effect.lease.claim, self._grid.ledger
+            assert claim is not None
+            seen = ledger.sightings.get(effect.node)
+            return Start(
+                effect.node,
+                attempt.lease_id,
+                attempt.fence,
+                effect.job.id,
+                effect.job.command,
+                claim,
+                hold_ms=self._hold_of(effect.node),
+                beat=seen.beat if seen is not None else 0,
+                generation=effect.lease.generation,
+            )
+        stop = effect.job.stop
+        assert stop is not None
+        ending = stop.ending if stop.ending in (Ending.PREEMPTED, Ending.RECLAIMED) else Ending.CANCELLED
+        return Stop(attempt.lease_id, attempt.fence, str(ending), stop.detail, effect.job.command.grace_ms)
 
 
-def _event(message: FromAgent) -> Event:
-    if isinstance(message, Heartbeat):
-        return NodeHeard(message.node, message.usage)
-    if isinstance(message, Hello):
-        return AttemptsListed(message.node, message.attempts)
+class _Compared(Struct):
+    """What an agent lacks, and what it has too much."""
+
+    missing: list[Effect]
+    unwanted: list[str]
+    fence: int
+
+
+def _compared(ledger: Ledger, hello: Hello) -> _Compared:
+    missing = [effect for effect in pending(ledger) if effect.node == hello.node]
+    unwanted = [lease_id for lease_id in hello.attempts if lease_id not in ledger.leases]
+    above = max(ledger.counters.get("epoch", 0), hello.epoch) + 1  # whoever started it, this is newer
+    return _Compared(missing, unwanted, above << 32)
+
+
+def _event(message: Report, nodes: tuple[str, ...]) -> Event:
     uid, _, number = message.lease_id.rpartition(".")
+    attempt = int(number) if number.isdecimal() else 0
     if isinstance(message, Started):
-        return AttemptStarted(uid, int(number), message.fence, message.pid, message.cores)
-    return AttemptEnded(uid, int(number), message.fence, message.outcome)
-
-
-def _order(effect: Effect) -> ToAgent:
-    attempt = effect.job.attempt
-    assert attempt is not None
-    if isinstance(effect, StartAttempt):
-        claim = effect.lease.claim
-        assert claim is not None
-        return Start(effect.node, attempt.lease_id, attempt.fence, effect.job.id, effect.job.command, claim, hold_ms=0)
-    stop = effect.job.stop
-    assert stop is not None
-    ending = stop.ending if stop.ending is Ending.PREEMPTED else Ending.CANCELLED
-    return Stop(attempt.lease_id, attempt.fence, str(ending), stop.detail, effect.job.command.grace_ms)
+        return AttemptStarted(uid, attempt, message.fence, message.pid, message.cores, nodes)
+    if isinstance(message, Paused):
+        return AttemptPaused(uid, attempt, message.fence, message.paused, message.detail, nodes)
+    return AttemptEnded(uid, attempt, message.fence, message.outcome, nodes)

@@ -119,6 +119,11 @@ class Grid:
             self._watchers.pop(key, None)
 
     @property
+    def ledger(self) -> Ledger:
+        """The state as of the last decision, for orders and labels: an answer to anybody goes through `read`."""
+        return self._ledger
+
+    @property
     def store(self) -> Store:
         """The history; only for reading."""
         return self._store

@@ -8,15 +8,16 @@ Rule 3: environment values are never shown, only their names.
 from __future__ import annotations
 
 import shlex
-from datetime import UTC, datetime
 from typing import Any
 
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.lives import NodeState
-from distributed_grid.domain.nodes import Node, Usage
+from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Amounts, Claim
+from distributed_grid.monitoring.pressure import pressure
+from distributed_grid.monitoring.snapshots import utc
 
 GB = 1024**3
 View = dict[str, Any]
@@ -33,8 +34,7 @@ class Viewer:
         """A moment of the grid's time as people write it; None for "never"."""
         if not at_ms:
             return None
-        moment = datetime.fromtimestamp((at_ms + self._offset_ms) / 1000, UTC)
-        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return utc(at_ms + self._offset_ms)
 
     def status(self, ledger: Ledger, now: int) -> View:
         """Everything at a glance."""
@@ -63,10 +63,10 @@ class Viewer:
             "cpu_lent": book.cpu_milli / 1000,
             "memory_lent_gb": _gb(book.memory_bytes),
             "gpus_lent": sum(book.gpu_milli.values()) / 1000,
-            "pressure": pressure(node, usage) if fresh and usage is not None else None,
+            "pressure": pressure(node.capacity, usage) if fresh and usage is not None else None,
             "cpu_percent": usage.cpu_busy_milli / 10 if fresh and usage is not None else None,
             "memory_used_gb": _gb(usage.memory_bytes) if fresh and usage is not None else None,
-            "seconds_since_heard": (now - seen.at_ms) / 1000 if seen is not None else None,
+            "seconds_since_heard": (now - seen.at_ms) / 1000 if seen is not None and seen.at_ms else None,
         }
 
     def offers(self, ledger: Ledger) -> list[View]:
@@ -220,15 +220,6 @@ def claim_view(claim: Claim) -> View:
         ],
         "custom": dict(claim.custom),
     }
-
-
-def pressure(node: Node, usage: Usage) -> float:
-    """How hard a node works, 0 idle to 1 full: CPU 30 %, memory 30 %, GPU 40 %, renormalised without GPUs."""
-    parts = [(0.3, usage.cpu_busy_milli / 1000), (0.3, usage.memory_bytes / max(node.capacity.memory_bytes, 1))]
-    if usage.gpus:
-        parts.append((0.4, sum(gpu.busy_milli for gpu in usage.gpus) / len(usage.gpus) / 1000))
-    weight = sum(share for share, _ in parts)
-    return round(min(sum(share * value for share, value in parts) / weight, 1.0), 3)
 
 
 def _gb(size: int) -> float:

@@ -11,7 +11,7 @@ from distributed_grid.domain import events
 from distributed_grid.domain.changes import Row
 from distributed_grid.domain.events import Event
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.reactor import jobs, leases, nodes, passing
+from distributed_grid.reactor import jobs, leases, nodes, passing, reclaiming
 from distributed_grid.reactor.decision import Answer, Decision, Record
 
 Decider = Callable[[Ledger, Any, int], Decision]
@@ -21,14 +21,21 @@ DECIDERS: dict[type, Decider] = {
     events.NodeDeclared: nodes.on_declared,
     events.NodeForgotten: nodes.on_forgotten,
     events.NodeHeard: nodes.on_heard,
+    events.NodeWanted: nodes.on_wanted,
+    events.NodeDrained: nodes.on_drained,
+    events.NodeStopped: nodes.on_stopped,
     events.LeaseAsked: leases.on_asked,
     events.RequestRefused: leases.on_refused,
+    events.AlertChanged: nodes.on_alert,
     events.LeaseReleased: jobs.on_released,
+    events.LeaseReclaimed: reclaiming.on_reclaimed,
+    events.LeaseLost: reclaiming.on_lost,
     events.LeaseExtended: leases.on_extended,
     events.QueueLooked: leases.on_queue_looked,
     events.JobSubmitted: jobs.on_submitted,
     events.JobCancelled: jobs.on_cancelled,
     events.AttemptStarted: jobs.on_started,
+    events.AttemptPaused: jobs.on_paused,
     events.AttemptEnded: jobs.on_ended,
     events.AttemptsListed: jobs.on_listed,
     events.TimePassed: passing.on_time_passed,

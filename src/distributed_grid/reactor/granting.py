@@ -34,6 +34,7 @@ def grant(
     if job is None and not awaits:
         state = advance_lease(state, Step.BIND)
     duration = lease.request.duration_ms
+    seen = ledger.sightings.get(node)
     granted = replace(
         lease,
         state=state,
@@ -42,6 +43,7 @@ def grant(
         fence=fence,
         granted_at_ms=now,
         ends_at_ms=now + duration if duration else 0,
+        generation=seen.generation if seen is not None else 0,
         awaits=awaits,
     )
     decision = Decision(changes=[granted, Counter(FENCE, fence)])

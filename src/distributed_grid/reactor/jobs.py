@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from distributed_grid.domain.changes import Row
 from distributed_grid.domain.events import (
     AttemptEnded,
+    AttemptPaused,
     AttemptsListed,
     AttemptStarted,
     JobCancelled,
@@ -26,8 +27,12 @@ from distributed_grid.reactor.granting import end_lease
 FOREVER_MS = 100 * 365 * 86_400_000
 """How long a job waits that was displaced or is run again: it was promised a run."""
 
+DISPLACED = frozenset({Ending.PREEMPTED, Ending.RECLAIMED})
+"""Ends that are not the job's doing: it goes back into the line."""
+
 _LEASE_ENDS = {
     Ending.PREEMPTED: LeaseEnd.PREEMPTED,
+    Ending.RECLAIMED: LeaseEnd.RECLAIMED,
     Ending.EXPIRED: LeaseEnd.EXPIRED,
     Ending.LOST: LeaseEnd.LOST,
     Ending.OVER_LIMIT: LeaseEnd.FAILED,
@@ -88,7 +93,7 @@ def stop_job(ledger: Ledger, job: Job, ending: Ending, detail: str, now: int) ->
     outcome = Outcome(ending, detail=detail)
     if job.state is JobState.QUEUED or lease.awaits:
         return _end_unstarted(ledger, job, lease, outcome, now)
-    stop = Stop(ending, detail, now)
+    stop = Stop(ending, detail, now, requeue=ending in DISPLACED)
     if job.state is JobState.STOPPING:
         settled = job.stop is not None and not job.stop.requeue
         return Decision(answer=JobAnswer(job)) if settled else _stopping(job, stop, [])
@@ -125,7 +130,7 @@ def _end_unstarted(ledger: Ledger, job: Job, lease: Lease, outcome: Outcome, now
 
 def on_started(ledger: Ledger, event: AttemptStarted, now: int) -> Decision:
     """Note that an attempt runs; a report that is late, repeated or of no order changes nothing."""
-    job, attempt = _current(ledger, event.uid, event.number, event.fence)
+    job, attempt = _current(ledger, event)
     if job is None or attempt is None or attempt.pid or ledger.leases[attempt.lease_id].awaits:
         return Decision()
     running = replace(attempt, started_at_ms=now, pid=event.pid, cores=event.cores)
@@ -140,11 +145,27 @@ def on_started(ledger: Ledger, event: AttemptStarted, now: int) -> Decision:
     return Decision(changes, [Record("started", job.request.user, job.uid, attempt.node, data=data)])
 
 
-def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
-    """Close an attempt that is proven over: the job ends, or goes back into the line."""
-    job, attempt = _current(ledger, event.uid, event.number, event.fence)
-    if job is None or attempt is None:
+def on_paused(ledger: Ledger, event: AttemptPaused, now: int) -> Decision:
+    """Note that an attempt stands still for its node's owner, or goes on again."""
+    job, attempt = _current(ledger, event)
+    expected = JobState.RUNNING if event.paused else JobState.PAUSED
+    if job is None or attempt is None or job.state is not expected:
         return Decision()
+    changed = replace(job, state=advance_job(job.state, Step.PAUSE if event.paused else Step.RESUME))
+    kind = "paused" if event.paused else "resumed"
+    return Decision(
+        [changed], [Record(kind, job.request.user, job.uid, attempt.node, event.detail, {"job_id": job.id})]
+    )
+
+
+def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
+    """Close an attempt that is proven over: the job ends, or goes back into the line.
+
+    A report that comes too late, about an attempt that was given up, is history: a line in the audit trail.
+    """
+    job, attempt = _current(ledger, event)
+    if job is None or attempt is None:
+        return _late(ledger, event)
     outcome = event.outcome
     if job.stop is not None:
         outcome = replace(outcome, ending=job.stop.ending, detail=outcome.detail or job.stop.detail)
@@ -153,7 +174,9 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
     decision = end_lease(ledger, lease, end, outcome.detail, now)
     over = replace(attempt, ended_at_ms=now, outcome=outcome)
     job = replace(job, attempts=(*job.attempts[:-1], over), stop=None)
-    displaced = outcome.ending is Ending.PREEMPTED
+    displaced = outcome.ending in DISPLACED
+    if outcome.ending is Ending.RECLAIMED:
+        decision.changes += _withdrawn(ledger, attempt.node)
     if displaced or (outcome.may_be_retried and job.retries_left > 0):
         decision.changes += _run_again(job, now, counts=not displaced)
         why = outcome.detail or str(outcome.ending)
@@ -164,6 +187,35 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
     ended = replace(job, state=advance_job(job.state, Step.END), outcome=outcome, ended_at_ms=now)
     decision.changes.append(ended)
     decision.records.append(_end_record(ended, attempt.node))
+    return decision
+
+
+def _late(ledger: Ledger, event: AttemptEnded) -> Decision:
+    """A report of an end that changes nothing; told once, and only of a node that speaks of its own."""
+    known = ledger.jobs.get(event.uid)
+    meant = [one for one in known.attempts if one.number == event.number] if known is not None else []
+    if not event.nodes or any(one.outcome is None or one.outcome.ending is not Ending.LOST for one in meant):
+        return Decision()
+    data: dict[str, str | int | list[str]] = {"attempt": event.number, "ending": str(event.outcome.ending)}
+    return Decision(records=[Record("late-report", "", event.uid, event.nodes[0], event.outcome.detail, data)])
+
+
+def _withdrawn(ledger: Ledger, node: str) -> list[Row]:
+    """The offer of a node that took something back is not to be trusted until it is heard again."""
+    offer = ledger.offers.get(node)
+    return [] if offer is None else [replace(offer, withdrawn=True)]
+
+
+def put_back(ledger: Ledger, job: Job, end: LeaseEnd, detail: str, now: int) -> Decision:
+    """Let a job that was placed, but never started, wait for another place."""
+    lease, attempt = ledger.leases[job.lease_id], job.attempt
+    assert attempt is not None
+    decision = end_lease(ledger, lease, end, detail, now)
+    over = replace(attempt, ended_at_ms=now, outcome=Outcome(Ending.RECLAIMED, detail=detail))
+    job = replace(job, attempts=(*job.attempts[:-1], over), stop=None)
+    decision.changes += _run_again(job, now, counts=False)
+    decision.records.append(Record("requeued", job.request.user, job.uid, attempt.node, detail, {"job_id": job.id}))
+    decision.follow = [QueueLooked()]
     return decision
 
 
@@ -202,11 +254,13 @@ def waited_too_long(ledger: Ledger, job: Job, why: tuple[str, ...], now: int) ->
     return _end_unstarted(ledger, job, lease, Outcome(Ending.WAITED_TOO_LONG, detail=detail), now)
 
 
-def _current(ledger: Ledger, uid: str, number: int, fence: int) -> tuple[Job | None, Attempt | None]:
-    """The job and its running attempt, if that is the one a report speaks of."""
-    job = ledger.jobs.get(uid)
+def _current(ledger: Ledger, event: AttemptStarted | AttemptPaused | AttemptEnded) -> tuple[Job | None, Attempt | None]:
+    """The job and its running attempt, if that is the one a report speaks of, and the reporter may."""
+    job = ledger.jobs.get(event.uid)
     attempt = job.attempt if job is not None else None
-    if attempt is None or (attempt.number, attempt.fence) != (number, fence):
+    if attempt is None or (attempt.number, attempt.fence) != (event.number, event.fence):
+        return None, None
+    if event.nodes and attempt.node not in event.nodes:
         return None, None
     return job, attempt
 

@@ -7,28 +7,46 @@ from msgspec.structs import replace
 from distributed_grid.domain.books import Book, shared_though_exclusive
 from distributed_grid.domain.changes import Counter, Row
 from distributed_grid.domain.events import (
+    AlertChanged,
     ControlPlaneStarted,
+    LeaseLost,
+    LeaseReclaimed,
     NodeDeclared,
+    NodeDrained,
     NodeForgotten,
     NodeHeard,
+    NodeStopped,
+    NodeWanted,
     QueueLooked,
 )
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.lives import NodeState, Step, advance_node
-from distributed_grid.domain.nodes import Node, Sighting, Usage
-from distributed_grid.domain.offers import Offer
+from distributed_grid.domain.nodes import Node, Sighting
+from distributed_grid.errors import NotFound
 from distributed_grid.reactor.decision import Decision, Record
-from distributed_grid.scheduling.lending import lending
+from distributed_grid.scheduling.idleness import idleness
+from distributed_grid.scheduling.lending import offered
 
 SUSPECT_AFTER_MS = 6_000
+HOLD_GRACE_MS = 2_000
+"""How much longer than a node's hold we wait before its resources count as free: time to kill what ran there."""
 
 
 def on_control_plane_started(ledger: Ledger, event: ControlPlaneStarted, now: int) -> Decision:
     """Begin a new epoch: fences start above all earlier ones, and nobody counts as alive until heard."""
     fence = max(ledger.counters.get("fence", 0), event.epoch << 32)
     changes: list[Row] = [Counter("epoch", event.epoch), Counter("fence", fence)]
-    changes += [_doubted(node) for node in ledger.nodes.values() if node.state is NodeState.ALIVE]
+    for node in ledger.nodes.values():
+        if node.state is NodeState.ALIVE:
+            changes.append(_doubted(node))
+        if node.hold_ms:  # the last owner may have renewed its holds until just now
+            changes.append(Sighting(node.name, 0, held_until_ms=held_until(node, now)))
     return Decision(changes)
+
+
+def held_until(node: Node, now: int) -> int:
+    """Until when what runs on a node may go on that was heard just now; 0 is without end."""
+    return now + node.hold_ms + HOLD_GRACE_MS if node.hold_ms else 0
 
 
 def _doubted(node: Node) -> Node:
@@ -40,7 +58,7 @@ def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
     old = ledger.nodes.get(event.node.name)
     if old is None:
         return Decision([event.node], [Record("node-declared", "", event.node.name, event.node.name)])
-    new = replace(event.node, state=old.state)
+    new = replace(event.node, state=old.state, wanted=old.wanted or event.node.wanted)
     if old.state is NodeState.DRAINING:
         new = replace(new, state=advance_node(old.state, Step.RESUME))
         new = _doubted(new)
@@ -63,12 +81,17 @@ def _excess(ledger: Ledger, node: Node) -> str | None:
 
 
 def _offered_anew(ledger: Ledger, node: Node) -> list[Row]:
-    """The offer of a node declared anew, out of its last measurement; the old one may be beyond its limits."""
-    seen = ledger.sightings.get(node.name)
-    if node.name not in ledger.offers or seen is None or seen.usage is None:
+    """The offer of a node declared anew, out of its last measurement; the old one may be beyond its limits.
+
+    Other thresholds hold at once: what was measured under the old ones says nothing.
+    """
+    seen, offer = ledger.sightings.get(node.name), ledger.offers.get(node.name)
+    if offer is None or seen is None or seen.usage is None:
         return []
-    offer = _offer(ledger, node, seen.usage, seen.at_ms)
-    return [] if offer is None else [offer]
+    before = seen if node.thresholds == ledger.nodes[node.name].thresholds else None
+    seen = replace(seen, idleness=idleness(node, seen.usage, before, seen.at_ms))
+    offer = offered(node, seen, offer, anew=True)
+    return [seen] if offer is None else [seen, offer]
 
 
 def on_forgotten(ledger: Ledger, event: NodeForgotten, now: int) -> Decision:
@@ -93,14 +116,18 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
     node = ledger.nodes.get(event.name)
     if node is None:
         return Decision()
-    decision = Decision([Sighting(event.name, now, event.usage)])
+    idle = idleness(node, event.usage, ledger.sightings.get(event.name), now)
+    seen = Sighting(
+        event.name, now, event.usage, event.beat, held_until(node, now), event.generation, event.yields, idle
+    )
+    decision = Decision([seen])
     if node.state is NodeState.LOST:
         node = replace(node, state=advance_node(node.state, Step.JOIN))
     if node.state in (NodeState.JOINING, NodeState.SUSPECT):
         node = replace(node, state=advance_node(node.state, Step.HEAR))
         decision.changes.append(node)
         decision.records.append(Record("node-alive", "", node.name, node.name))
-    offer = _offer(ledger, node, event.usage, now)
+    offer = offered(node, seen, ledger.offers.get(node.name))
     if offer is not None:
         decision.changes.append(offer)
     if len(decision.changes) > 1 and ledger.waiting:
@@ -108,27 +135,84 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
     return decision
 
 
-def _offer(ledger: Ledger, node: Node, usage: Usage, now: int) -> Offer | None:
-    """A fresh offer where the last one says something else or grows old."""
-    lends, keeps = lending(node, usage)
-    old = ledger.offers.get(node.name)
-    if old is not None and (old.lends, old.keeps) == (lends, keeps) and now - old.made_at_ms < node.refresh_ms:
-        return None
-    generation = old.generation + 1 if old is not None else 1
-    return Offer(node.name, generation, lends, now, now + node.offer_ms, keeps)
-
-
 def doubts(ledger: Ledger, now: int) -> Decision:
-    """Doubt the nodes nobody has heard for a while, drop offers that are too old, let empty drained nodes go."""
+    """Doubt the nodes nobody has heard for a while, give up those whose holds have run out, drop offers that are
+    too old, let empty drained nodes go."""
     decision = Decision()
     for node in ledger.nodes.values():
         seen = ledger.sightings.get(node.name)
         if node.state is NodeState.ALIVE and (seen is None or now - seen.at_ms > SUSPECT_AFTER_MS):
             decision.changes.append(_doubted(node))
             decision.records.append(Record("node-suspect", "", node.name, node.name, "not heard from"))
+        elif node.state in _UNHEARD and node.hold_ms and (seen is None or now >= seen.held_until_ms):
+            _give_up(ledger, node, now, decision)
         elif node.forgotten and not ledger.leases_on.get(node.name):
             decision.changes.append(_left(node))
     for offer in ledger.offers.values():
         if offer.expires_at_ms <= now:
             decision.changes.append(replace(offer, withdrawn=True))
+    return decision
+
+
+_UNHEARD = frozenset({NodeState.SUSPECT, NodeState.DRAINING})
+
+
+def _give_up(ledger: Ledger, node: Node, now: int, decision: Decision) -> None:
+    """A node whose holds have run out is lost, and so is what it lent: nothing of it can still run there."""
+    if node.state is NodeState.SUSPECT:
+        node = replace(node, state=advance_node(node.state, Step.LOSE))
+        decision.changes.append(node)
+        decision.records.append(Record("node-lost", "", node.name, node.name, "its holds have run out"))
+    why = f"{node.name} was not heard from for longer than its hold of {node.hold_ms / 1000:g} s"
+    decision.follow += [LeaseLost(lease.id, why) for lease in ledger.leases_of(node.name)]
+
+
+def on_alert(ledger: Ledger, event: AlertChanged, now: int) -> Decision:
+    """Note an alert."""
+    kind = "alert-raised" if event.raised else "alert-cleared"
+    return Decision(records=[Record(kind, "", event.node, event.node, event.detail, {"resource": event.resource})])
+
+
+def on_wanted(ledger: Ledger, event: NodeWanted, now: int) -> Decision:
+    """Note whether the agent of a node is to run."""
+    node = known(ledger, event.name)
+    if node.state is NodeState.DRAINING and event.wanted and not node.forgotten:
+        node = replace(node, state=advance_node(advance_node(node.state, Step.RESUME), Step.DOUBT))
+    wanted = replace(node, wanted=event.wanted)
+    return Decision([wanted] if wanted != ledger.nodes[event.name] else [])
+
+
+def known(ledger: Ledger, name: str) -> Node:
+    node = ledger.nodes.get(name)
+    if node is None:
+        raise NotFound(f"no node is called {name}; the nodes are: {', '.join(sorted(ledger.nodes)) or 'none'}")
+    return node
+
+
+def on_drained(ledger: Ledger, event: NodeDrained, now: int) -> Decision:
+    """Lend nothing more there and take back what is lent; draining twice is harmless."""
+    node = known(ledger, event.name)
+    decision = Decision()
+    if node.state in (NodeState.ALIVE, NodeState.SUSPECT):
+        decision.changes.append(replace(node, state=advance_node(node.state, Step.DRAIN)))
+        decision.records.append(Record("node-draining", "", node.name, node.name, event.detail))
+    decision.follow += [LeaseReclaimed(lease.id, event.detail) for lease in ledger.leases_of(node.name)]
+    return decision
+
+
+def on_stopped(ledger: Ledger, event: NodeStopped, now: int) -> Decision:
+    """The agent is gone on purpose: the node is one that has not been heard from, and nothing runs there."""
+    node = known(ledger, event.name)
+    decision = Decision(records=[Record("node-stopped", "", node.name, node.name)])
+    state = node.state
+    if state in (NodeState.ALIVE, NodeState.SUSPECT):
+        state = advance_node(state, Step.DRAIN)
+    if state in (NodeState.DRAINING, NodeState.LOST):
+        state = advance_node(advance_node(state, Step.LEAVE), Step.JOIN)
+    stopped = replace(node, state=state, wanted=False)
+    offer = ledger.offers.get(node.name)
+    decision.changes = [stopped, Sighting(node.name, 0)]
+    decision.changes += [] if offer is None else [replace(offer, withdrawn=True)]
+    why = f"the agent of {node.name} was stopped"
+    decision.follow += [LeaseLost(lease.id, why) for lease in ledger.leases_of(node.name)]
     return decision

@@ -1,63 +1,115 @@
-"""What a node is ready to lend, out of what was measured: the owner's part stays with the owner."""
+"""What a node is ready to lend, out of what was measured: the owner's part stays with the owner.
+
+Rule 1: whether a resource is lent at all is decided slowly (`idleness`), how much of it at once.
+Rule 2: never more than is free at this moment, and never more than the caps allow.
+Rule 3: an offer shrinks with the measurement. It grows when the growth is worth telling, or when it grows old.
+"""
 
 from __future__ import annotations
 
-from distributed_grid.domain.nodes import Node, Thresholds, Usage
-from distributed_grid.domain.resources import Capacity, GpuDevice
+from distributed_grid.domain.idleness import Idleness
+from distributed_grid.domain.nodes import Node, Sighting, Thresholds, Usage
+from distributed_grid.domain.offers import Offer
+from distributed_grid.domain.resources import NOTHING, Capacity, GpuDevice
+from distributed_grid.scheduling.idleness import idleness
 from distributed_grid.scheduling.reasons import cores, gigabytes
 
+WORTH_TELLING = 10
+"""An offer grows at once by this part of what the node has; by less when it is made anew."""
 
-def lending(node: Node, usage: Usage) -> tuple[Capacity, tuple[str, ...]]:
-    """What the node lends in all, and why it keeps the rest. Without thresholds everything within the caps."""
+
+def offered(node: Node, seen: Sighting, old: Offer | None, *, anew: bool = False) -> Offer | None:
+    """The node's next offer; None while the old one still holds. With `anew` it is made in any case."""
+    if seen.usage is None:
+        return None
+    lends, keeps = lending(node, seen.usage, seen.idleness)
+    if seen.yields:
+        lends, keeps = NOTHING, ("its owner is using it",)
+    now = seen.at_ms
+    young = old is not None and now - old.made_at_ms < node.refresh_ms
+    if old is not None and young and not anew and _still_says(node, old, lends, keeps):
+        return None
+    generation = old.generation + 1 if old is not None else 1
+    return Offer(node.name, generation, lends, now, now + node.offer_ms, keeps)
+
+
+def _still_says(node: Node, old: Offer, lends: Capacity, keeps: tuple[str, ...]) -> bool:
+    """Whether an offer promises nothing that is gone, and hides nothing worth telling."""
+    if (old.lends.gpus, old.lends.custom, len(old.keeps)) != (lends.gpus, lends.custom, len(keeps)):
+        return False
+    grown = (
+        (lends.cpu_milli - old.lends.cpu_milli, node.capacity.cpu_milli),
+        (lends.memory_bytes - old.lends.memory_bytes, node.capacity.memory_bytes),
+    )
+    return all(more == 0 or 0 < more * WORTH_TELLING < has for more, has in grown)
+
+
+def lending(node: Node, usage: Usage, idle: Idleness | None = None) -> tuple[Capacity, tuple[str, ...]]:
+    """What the node lends in all, and why it keeps the rest. Without thresholds everything within the caps.
+
+    Without `idle` the measurement is taken for the node's first.
+    """
     most, limits = node.lendable, node.thresholds
     if limits is None:
         return most, () if node.caps.can_share else ("does not share",)
+    idle = idle or idleness(node, usage, None, 0)
+    assert idle is not None
     keeps: list[str] = []
-    cpu = _cpu(node, usage, limits, keeps)
-    memory = _memory(node, usage, limits, keeps)
-    gpus = tuple(device for device in most.gpus if _gpu_is_idle(device, usage, limits, keeps))
+    cpu = _cpu(node, usage, limits, idle, keeps)
+    memory = _memory(node, usage, limits, idle, keeps)
+    gpus = tuple(device for device in most.gpus if _lends_gpu(device, usage, limits, idle, keeps))
     return Capacity(min(cpu, most.cpu_milli), min(memory, most.memory_bytes), gpus, most.custom), tuple(keeps)
 
 
-def _cpu(node: Node, usage: Usage, limits: Thresholds, keeps: list[str]) -> int:
-    if usage.cpu_outside_milli > limits.cpu_busy_max_milli:
-        keeps.append(f"CPU {_percent(usage.cpu_outside_milli)} busy, may be {_percent(limits.cpu_busy_max_milli)}")
-        return 0
-    free = node.capacity.cpu_milli * (1000 - usage.cpu_outside_milli) // 1000
-    if free < limits.cpu_min_milli:
+def _cpu(node: Node, usage: Usage, limits: Thresholds, idle: Idleness, keeps: list[str]) -> int:
+    busy, most = usage.cpu_outside_milli, limits.cpu_busy_max_milli
+    free = node.capacity.cpu_milli * max(1000 - busy, 0) // 1000
+    enough = free >= limits.cpu_min_milli
+    if idle.cpu.lent and enough:
+        return free
+    if busy > most:
+        keeps.append(f"CPU {_percent(busy)} busy, may be {_percent(most)}")
+    elif not enough:
         keeps.append(f"{cores(free)} free, at least {cores(limits.cpu_min_milli)} needed to lend any")
-        return 0
-    return free
+    else:
+        keeps.append(f"CPU {_percent(busy)} busy, but {_not_long_enough(limits)}")
+    return 0
 
 
-def _memory(node: Node, usage: Usage, limits: Thresholds, keeps: list[str]) -> int:
-    total = max(node.capacity.memory_bytes, 1)
-    used_milli = 1000 * usage.memory_outside_bytes // total
-    if used_milli > limits.memory_used_max_milli:
-        keeps.append(f"memory {_percent(used_milli)} used, may be {_percent(limits.memory_used_max_milli)}")
-        return 0
+def _memory(node: Node, usage: Usage, limits: Thresholds, idle: Idleness, keeps: list[str]) -> int:
+    used, most = 1000 * usage.memory_outside_bytes // max(node.capacity.memory_bytes, 1), limits.memory_used_max_milli
     free = max(node.capacity.memory_bytes - usage.memory_outside_bytes, 0)
-    if free < limits.memory_min_bytes:
+    enough = free >= limits.memory_min_bytes
+    if idle.memory.lent and enough:
+        return free
+    if used > most:
+        keeps.append(f"memory {_percent(used)} used, may be {_percent(most)}")
+    elif not enough:
         keeps.append(f"{gigabytes(free)} free, at least {gigabytes(limits.memory_min_bytes)} needed to lend any")
-        return 0
-    return free
+    else:
+        keeps.append(f"memory {_percent(used)} used, but {_not_long_enough(limits)}")
+    return 0
 
 
-def _gpu_is_idle(device: GpuDevice, usage: Usage, limits: Thresholds, keeps: list[str]) -> bool:
+def _lends_gpu(device: GpuDevice, usage: Usage, limits: Thresholds, idle: Idleness, keeps: list[str]) -> bool:
+    leaning = idle.gpu(device.index)
+    if leaning is None or leaning.lent:
+        return leaning is not None
     seen = next((gpu for gpu in usage.gpus if gpu.index == device.index), None)
-    if seen is None:
-        return True
-    if seen.busy_milli > limits.gpu_busy_max_milli:
-        keeps.append(
-            f"GPU {device.index} {_percent(seen.busy_milli)} busy, may be {_percent(limits.gpu_busy_max_milli)}"
-        )
-        return False
-    free = device.memory_bytes - seen.memory_bytes
-    if free < limits.gpu_memory_min_bytes:
+    busy = seen.busy_milli if seen is not None else 0
+    free = device.memory_bytes - seen.memory_bytes if seen is not None else limits.gpu_memory_min_bytes
+    if busy > limits.gpu_busy_max_milli:
+        keeps.append(f"GPU {device.index} {_percent(busy)} busy, may be {_percent(limits.gpu_busy_max_milli)}")
+    elif free < limits.gpu_memory_min_bytes:
         keeps.append(f"GPU {device.index}: {gigabytes(free)} free, {gigabytes(limits.gpu_memory_min_bytes)} needed")
-        return False
-    return True
+    else:
+        keeps.append(f"GPU {device.index} {_percent(busy)} busy, but {_not_long_enough(limits)}")
+    return False
 
 
 def _percent(milli: int) -> str:
     return f"{milli / 10:g} %"
+
+
+def _not_long_enough(limits: Thresholds) -> str:
+    return f"not idle for {limits.dwell_ms / 60_000:g} min yet"

@@ -94,7 +94,7 @@ def _absence(ledger: Ledger, node: Node, now: int) -> str:
     if node.state is NodeState.DRAINING:
         return "draining"
     seen = ledger.sightings.get(node.name)
-    if seen is None:
+    if seen is None or not seen.at_ms:
         return "not heard from yet"
     return f"not heard from for {(now - seen.at_ms) // 1000} s"
 

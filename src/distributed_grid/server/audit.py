@@ -1,24 +1,23 @@
-"""The audit trail on the wire: what happened, and what still happens while somebody follows."""
+"""The audit trail as it is shown: what happened, and what still happens while somebody follows."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import AsyncGenerator
 
 import msgspec
 
 from distributed_grid.errors import NotFound
 from distributed_grid.orchestration.runtime import Grid
-from distributed_grid.orchestration.views import Viewer
+from distributed_grid.orchestration.views import View, Viewer
 from distributed_grid.ports import EventRow
-from distributed_grid.server.connection import Connection
 from distributed_grid.server.finding import find_job
 from distributed_grid.server.requests import Events
 
 PAGE = 500
 
 
-async def send_events(grid: Grid, viewer: Viewer, client: Connection, op: Events) -> None:
-    """Send the newest events (or those after a number), and with `follow` go on until the client hangs up."""
+async def told(grid: Grid, viewer: Viewer, op: Events) -> AsyncGenerator[View, None]:
+    """The newest events (or those after a number), and with `follow` what comes, until nobody asks any more."""
     store = grid.store
     if op.subject is not None:
         op = msgspec.structs.replace(op, subject=await _uid_of(grid, op.subject))
@@ -29,9 +28,8 @@ async def send_events(grid: Grid, viewer: Viewer, client: Connection, op: Events
         seen = op.after or 0
         while True:
             for row in rows:
-                client.send(_view(row, viewer))
                 seen = row.seq
-                await client.drain()
+                yield _view(row, viewer)
             if not op.follow:
                 break
             woken.clear()
@@ -39,7 +37,6 @@ async def send_events(grid: Grid, viewer: Viewer, client: Connection, op: Events
             if not rows:
                 await woken.wait()
                 rows = store.events(after_seq=seen, subject=op.subject, types=op.types, limit=PAGE)
-        client.send({"done": True})
     finally:
         grid.unwatch("events", woken)
 
@@ -52,7 +49,7 @@ async def _uid_of(grid: Grid, name: str) -> str:
         return name
 
 
-def _view(row: EventRow, viewer: Viewer) -> dict[str, Any]:
+def _view(row: EventRow, viewer: Viewer) -> View:
     record = msgspec.json.decode(row.blob)
     return {
         "seq": row.seq,

@@ -18,31 +18,43 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from distributed_grid import __version__, wire
+from distributed_grid import __version__
 from distributed_grid.adapters.clock import Anchor, GridClock
+from distributed_grid.adapters.files.blobs import BlobStore
 from distributed_grid.adapters.probes.machine import MachineProbe
+from distributed_grid.adapters.probes.nvml import GpuProbe
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.attempts import AttemptHost
+from distributed_grid.agent.hardware import HardwareDetector
+from distributed_grid.agent.measuring import Meter
 from distributed_grid.config import ClusterConfig
-from distributed_grid.domain.events import NodeDeclared, NodeForgotten
+from distributed_grid.domain.events import AlertChanged, NodeDeclared, NodeForgotten
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import BadInput, GridError, Refused
+from distributed_grid.monitoring.alerts import Alert
+from distributed_grid.monitoring.monitor import Monitor
+from distributed_grid.orchestration.attempt_files import AttemptFiles
 from distributed_grid.orchestration.links import Links
 from distributed_grid.orchestration.places import Places
 from distributed_grid.orchestration.runtime import Grid
+from distributed_grid.orchestration.supplying import Supply
 from distributed_grid.orchestration.views import Viewer
-from distributed_grid.server.api import Api
+from distributed_grid.server.api import Api, login
+from distributed_grid.server.clustering import Clustering
 from distributed_grid.server.configuring import Chosen, choose_config, remember, was_to_stay
 from distributed_grid.server.connection import Connection
 from distributed_grid.server.lifetime import BACKLOG, Seat, Starter
-from distributed_grid.server.requests import Hello
+from distributed_grid.server.link_sockets import LinkSockets
+from distributed_grid.server.port import Port
+from distributed_grid.server.registry import ConfigRegistry
+from distributed_grid.server.requests import Hello, Stay
 from distributed_grid.wiring import nodes_of
 
 log = logging.getLogger(__name__)
@@ -75,9 +87,27 @@ class Daemon:
         self._clock = GridClock(_load_anchor(places.host_dir / "clock.json"))
         store = SqliteStore(places.database)
         self._chosen: Chosen = choose_config(options.config, bool(options.explicit), store, places)
-        self._links = Links()
+        self.content = BlobStore(places.host_dir / "content")
+        self._links = Links(Supply(self.content))
+        self._sockets = LinkSockets(places.host_dir / "links", self._links)
         self.grid = Grid(store, self._clock, perform=self._links.perform)
-        self.jobs_dir = places.jobs
+        self.monitor = Monitor(
+            self._chosen.config.alerts,
+            read=self.grid.read,
+            store=store,
+            offset_ms=self._clock.wall_offset_ms,
+            on_alert=self._note,
+        )
+        self.files = AttemptFiles(places.jobs, self._links.files, self._is_here)
+        self.cluster = Clustering(self.grid, self._chosen.config, places)
+        self._port = Port(
+            self,
+            places.host_dir,
+            self._chosen.config.server,
+            configured=[node.name for node in self._chosen.config.nodes],
+            reception=self._links,
+        )
+        self.admission = self._port.admission
         self._api = Api(self)
 
     async def run(self, starter: Starter) -> None:
@@ -87,19 +117,21 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.end)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        probe = MachineProbe()
+        probe, gpus = MachineProbe(), GpuProbe()
         agent: Agent | None = None
         try:
             await self.grid.start()
-            self._links.start(self.grid)
-            await self._declare(probe)
-            local = tuple(node.name for node in self._chosen.config.nodes if node.is_local)
+            self._links.start(self.grid, ConfigRegistry(self._chosen.config))
+            await self.monitor.start()
+            await self._declare(HardwareDetector(probe, gpus).capacity())
+            local = tuple(await self.grid.read(_nodes_here))
             host = AttemptHost(self._places.jobs, report=lambda report: agent.report(report) if agent else None)
-            agent = Agent(local, host, probe, self._links, jobs=self._places.jobs)
+            agent = Agent(local, host, Meter(probe, gpus), self._links, jobs=self._places.jobs)
             await agent.start()
-            for name in await self.grid.read(_left_over(local)):
-                self._links.received(wire.Hello(name, host.running()), agent)
+            await self._sockets.open(node.name for node in self._chosen.config.nodes if not node.is_local)
+            await self.cluster.start()
             await self._links.settled()
+            await self._port.start(login())
             listener = self._seat.listen()
             server = await asyncio.get_running_loop().create_unix_server(self._accept, sock=listener, backlog=BACKLOG)
             gc.freeze()  # what is loaded stays: the collector need not look at it again and again
@@ -115,6 +147,10 @@ class Daemon:
         self._leaving = True
         for connection in list(self._open_ones):
             connection.close()
+        await self._port.stop()
+        await self.monitor.stop()
+        await self.cluster.stop()
+        await self._sockets.close()
         if agent is not None:
             await agent.stop()
         await self._links.stop()
@@ -123,23 +159,36 @@ class Daemon:
         _save_anchor(self._places.host_dir / "clock.json", self._clock.anchor())
         log.info("stopped")
 
+    def _note(self, alert: Alert) -> None:
+        """Have an alert in the audit trail, soon."""
+        event = AlertChanged(alert.node, alert.resource, alert.raised, alert.detail)
+        asyncio.ensure_future(self.grid.handle(event)).add_done_callback(_log_failure)
+
     def _accept(self) -> Connection:
         return Connection(self._serve, self._open_ones)
 
     async def _serve(self, client: Connection, body: bytes) -> None:
-        self._last_served = time.monotonic()
+        self.served()
         await self._api.serve(client, body)
 
-    async def _declare(self, probe: MachineProbe) -> None:
-        """Bring the ledger's nodes in line with the config."""
-        nodes = nodes_of(self._chosen.config, probe.capacity())
+    async def _declare(self, machine: Capacity) -> None:
+        """Bring the ledger's nodes in line with the config; what another machine has, its agent said last time."""
+        nodes = nodes_of(self._chosen.config, machine)
+        known = await self.grid.read(lambda ledger, now: dict(ledger.nodes))
         for node in nodes:
+            old = known.get(node.name)
+            if node.host != "local" and old is not None:
+                node = msgspec.structs.replace(node, capacity=old.capacity)
             await self.grid.handle(NodeDeclared(node))
         named = {node.name for node in nodes}
-        known = await self.grid.read(lambda ledger, now: list(ledger.nodes))
-        for name in known:
-            if name not in named:
+        for name, node in known.items():
+            if name not in named and not node.joined:
                 await self.grid.handle(NodeForgotten(name))
+
+    def _is_here(self, name: str) -> bool:
+        """Whether a node is this machine; one that is not known any more was, if its files are here."""
+        node = self.grid.ledger.nodes.get(name)
+        return node is None or node.host == "local"
 
     async def _until_the_end(self) -> None:
         """Return when told to stop, or when nothing was held and nobody was served for long enough."""
@@ -154,9 +203,9 @@ class Daemon:
                 return
 
     async def _is_idle(self) -> bool:
-        if any(connection.unserved for connection in self._open_ones):
+        if self._port.is_busy or any(connection.unserved for connection in self._open_ones):
             return False
-        return await self.grid.read(lambda ledger, now: ledger.is_empty)
+        return await self.grid.read(_is_unused)
 
     # What the API asks of its house:
 
@@ -185,6 +234,7 @@ class Daemon:
             "stays": self._stay,
             "python": sys.version.split()[0],
             "host": socket.gethostname(),
+            "rest": self._port.url,
             "warnings": list(self._chosen.config.warnings),
         }
 
@@ -215,7 +265,15 @@ class Daemon:
         self.end()
         return True
 
+    async def listen(self, op: Stay) -> None:
+        await self._port.listen(op)
+
+    def served(self) -> None:
+        self._last_served = time.monotonic()
+
     def stay(self, wanted: bool) -> None:
+        if not wanted:
+            self._port.forget()
         self._stay = wanted
         remember(self._chosen, self._places, stay=wanted)
 
@@ -227,13 +285,19 @@ class Daemon:
         self._ending.set()
 
 
-def _left_over(local: tuple[str, ...]) -> Callable[[Ledger, int], list[str]]:
-    """The nodes of this machine that only an earlier config named: work goes on there and still takes orders."""
+def _log_failure(done: asyncio.Future[Any]) -> None:
+    if not done.cancelled() and done.exception() is not None:
+        log.error("an alert is not in the audit trail: %s", done.exception())
 
-    def names(ledger: Ledger, now: int) -> list[str]:
-        return [node.name for node in ledger.nodes.values() if node.host == "local" and node.name not in local]
 
-    return names
+def _nodes_here(ledger: Ledger, now: int) -> list[str]:
+    """The nodes of this machine, those too that only an earlier config named: work goes on there until it is over."""
+    return [node.name for node in ledger.nodes.values() if node.host == "local"]
+
+
+def _is_unused(ledger: Ledger, now: int) -> bool:
+    """Whether nothing is held, nobody waits, and no agent elsewhere counts on this control plane."""
+    return ledger.is_empty and not any(node.wanted for node in ledger.nodes.values())
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -13,7 +13,10 @@ from distributed_grid.errors import BadInput
 Text = Annotated[str, Meta(max_length=4096)]
 Id = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 Name = Annotated[str, Meta(max_length=128)]
+TokenId = Annotated[str, Meta(pattern=r"^[0-9a-f]{8,32}$")]
+Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Meta(ge=0, le=3.2e9)]
+T = TypeVar("T")
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -84,6 +87,8 @@ class Submit(_Op, frozen=True):
     wait_seconds: Seconds = 300.0
     env: dict[str, str] = {}
     cwd: Text = ""
+    workdir: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
+    given: tuple[Name, ...] = ()
     timeout_seconds: Seconds = 0.0
     grace_seconds: Seconds = 5.0
     retries: Annotated[int, Meta(ge=0, le=1000)] = 0
@@ -105,6 +110,8 @@ class Jobs(_Op, frozen=True):
 
     all: bool = False
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 20
+    user: Name | None = None
+    state: Name | None = None
 
 
 class Job(_Op, frozen=True):
@@ -136,6 +143,13 @@ class Logs(_Op, frozen=True):
     stderr_seen: Annotated[int, Meta(ge=0)] = 0
 
 
+class Fetch(_Op, frozen=True):
+    """The files that a job has left in its directory and that fit one of the patterns."""
+
+    job_id: Name
+    patterns: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=1000)]
+
+
 class Events(_Op, frozen=True):
     """The audit trail, and with `follow` what still comes."""
 
@@ -146,17 +160,93 @@ class Events(_Op, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
 
 
+class Metrics(_Op, frozen=True):
+    """What the nodes do and did; `window` is in minutes."""
+
+    kind: Literal["snapshots", "trend", "summary", "history", "prometheus"]
+    node: Name = ""
+    resource_type: Name = ""
+    window: Annotated[int, Meta(ge=1, le=1_440)] | None = None
+
+
+class Cluster(_Op, frozen=True):
+    """Install, start, stop or look at the agents of nodes that are reached by SSH; no names are all of them.
+
+    `auth_sock` and `environ` are the caller's: the agent with the keys, and how packages are fetched.
+    """
+
+    verb: Literal["install", "start", "stop", "status"]
+    nodes: tuple[Name, ...] = ()
+    force: bool = False
+    purge: bool = False
+    auth_sock: Text = ""
+    environ: dict[Name, Text] = {}
+
+
 class Stay(_Op, frozen=True):
-    """Let a control plane that was started on demand stay until it is stopped."""
+    """Let a control plane that was started on demand stay until it is stopped, and listen there."""
+
+    listen: Name = ""
+    tls: bool | None = None
+    force_plain: bool = False
 
 
 class Stop(_Op, frozen=True):
     """End the control plane; jobs go on and are found again by the next one."""
 
 
+class CreateToken(_Op, frozen=True):
+    """A token for a person. The caller makes id and secret, so asking twice makes one; 0 seconds is for good."""
+
+    token_id: TokenId
+    secret_hash: Hash
+    user: Name
+    team: Name = ""
+    ttl_seconds: Seconds = 0.0
+
+
+class ListTokens(_Op, frozen=True):
+    """The tokens of people."""
+
+
+class RevokeToken(_Op, frozen=True):
+    """Shut a token out."""
+
+    token_id: Name
+
+
+class CreateJoinToken(_Op, frozen=True):
+    """A token that lets one node join, once. The caller makes id and secret, so asking twice makes one."""
+
+    token_id: TokenId
+    secret_hash: Hash
+    node: Name = ""
+    ttl_seconds: Annotated[float, Meta(gt=0, le=3.2e9)] = 3600.0
+
+
+class ListJoinTokens(_Op, frozen=True):
+    """The join tokens, and who used them."""
+
+
+class RevokeJoinToken(_Op, frozen=True):
+    """Shut a join token out, and the node that joined with it."""
+
+    token_id: Name
+
+
+class Join(_Op, frozen=True):
+    """A join token for the right to come in with a key; what a node asks over REST."""
+
+    token: Text
+    key_hash: Hash
+    node: Name = ""
+    hostname: Name = ""
+
+
 Op = (
     Hello | Status | Info | Config | Ask | Release | Extend | Submit
-    | Jobs | Job | Cancel | Wait | Logs | Events | Stay | Stop
+    | Jobs | Job | Cancel | Wait | Logs | Fetch | Events | Metrics | Cluster | Stay | Stop
+    | CreateToken | ListTokens | RevokeToken | CreateJoinToken | ListJoinTokens | RevokeJoinToken
 )  # fmt: skip
 _decoder: msgspec.json.Decoder[Op] = msgspec.json.Decoder(Op)
 
@@ -167,6 +257,21 @@ def parse(body: bytes) -> Op:
         op = _decoder.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise BadInput(f"the request makes no sense: {error}") from None
+    return _checked(op)
+
+
+def convert(fields: dict[str, Any], kind: type[T]) -> T:
+    """The message of this kind with these fields; BadInput says what does not fit."""
+    if "op" in fields:
+        raise BadInput("the request makes no sense: Object contains unknown field `op`")
+    try:
+        op = msgspec.convert(fields, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise BadInput(f"the request makes no sense: {error}") from None
+    return _checked(op)
+
+
+def _checked(op: T) -> T:
     if isinstance(op, Submit) and (problem := op.problem()) is not None:
         raise BadInput(problem)
     return op

@@ -105,8 +105,10 @@ def thresholds(
     memory_gb_min: float = 2,
     gpu_busy_max: float = 0.5,
     gpu_memory_gb_min: float = 2,
+    margin: float = 0.05,
+    dwell_s: float = 1200,
 ) -> Thresholds:
-    """How idle a node must be before it lends; ratios between 0 and 1."""
+    """How idle a node must be before it lends, and for how long; ratios between 0 and 1."""
     return Thresholds(
         _milli(cpu_busy_max),
         _milli(cores_min),
@@ -114,6 +116,8 @@ def thresholds(
         _bytes(memory_gb_min),
         _milli(gpu_busy_max),
         _bytes(gpu_memory_gb_min),
+        _milli(margin),
+        _milli(dwell_s),
     )
 
 

@@ -24,6 +24,7 @@ def test_the_environment_is_what_was_passed_and_the_named_ones(driver: Driver, m
         "GRID_JOB_ID": "job",
         "GRID_ATTEMPT_ID": "a.1",
         "GRID_NODE": "here",
+        "GRID_NOTICE": str(driver.root / "a.1/notice"),
     }
 
 

@@ -103,6 +103,7 @@ nodes:
   ssh_key_path: ~/.ssh/id
   known_hosts: ~/.ssh/known
   accept_new: yes
+  proxy_jump: ana@gate:2222, box.2
   role: master
   cpu_count: 7.5
   memory_gb: 30.4
@@ -121,6 +122,7 @@ nodes:
     assert node.gpu_count == 2
     assert [gpu.memory_bytes for gpu in node.gpus] == [40 * GIB, 16 * GIB]
     assert node.role == "head"
+    assert node.proxy_jump == "ana@gate:2222, box.2"
     assert node.custom == {"tpu": 4}
     assert node.resource_sharing.max_share_custom == {"tpu": 2}
     assert node.resource_sharing.rank == 2500

@@ -9,7 +9,7 @@ from distributed_grid.config.numbers import Amount, Count, Percent, Plain, Ratio
 from distributed_grid.config.providers import Providers
 from distributed_grid.config.shapes import ListOf, MapOf, Table
 from distributed_grid.config.spellings import CLUSTER, RESOURCE_SHARING
-from distributed_grid.config.words import CUSTOM_NAME, LOGIN, NODE_NAME, Choice, Flag, Hidden, Host
+from distributed_grid.config.words import CUSTOM_NAME, JUMPS, LOGIN, NODE_NAME, Choice, Flag, Hidden, Host
 
 NAMES = ["ana", "box-1", "x.y", "n0", "a_b"]
 TEXTS = ["a b", "no", "12", "ü: #", "$${x}", "~", "'q'", "{", "*a", "☃"]
@@ -46,7 +46,7 @@ def sound(kind: Any, rng: random.Random) -> Any:
             return rng.choice(["local", "10.0.0.1", "box", "fe80::1"])
     if kind == CUSTOM_NAME:
         return rng.choice(["tpu", "fpga"])
-    return rng.choice(NAMES if kind in (LOGIN, NODE_NAME) else TEXTS)
+    return rng.choice(NAMES if kind in (LOGIN, NODE_NAME, JUMPS) else TEXTS)
 
 
 def a_table(table: Table, rng: random.Random) -> dict[str, Any]:

@@ -49,6 +49,51 @@ def test_an_offer_is_made_anew_when_it_says_something_else(story):
     assert (offer.generation, offer.lends.cpu_milli) == (2, 2000)
 
 
+def test_an_owners_short_visit_leaves_the_offer_but_not_its_size(story):
+    tale = story(a_node("gpu1", cores=10, thresholds=thresholds(cpu_busy_max=0.3)))
+    for outside in (0.6, 0.0, 0.6, 0.0):
+        tale.now += 2_000
+        tale.hear("gpu1", a_usage(cpu_outside=outside))
+        assert tale.ledger.lends("gpu1").cpu_milli == 10_000 * (1 - outside)
+
+
+def test_an_owner_who_stays_gets_the_offer_withdrawn_and_keeps_the_node_for_a_while(story):
+    tale = story(a_node("gpu1", cores=10, thresholds=thresholds(cpu_busy_max=0.3, dwell_s=60)))
+    lends = []
+    for usage in [a_usage(cpu_outside=0.6)] * 30 + [a_usage()] * 60:
+        tale.now += 2_000
+        tale.hear("gpu1", usage)
+        lends.append(tale.ledger.lends("gpu1").cpu_milli)
+    assert [amount for amount, before in zip(lends, [None, *lends], strict=False) if amount != before] == [
+        4_000,
+        0,
+        10_000,
+    ]
+    assert lends.index(0) < 30
+    assert lends.index(10_000) > 60
+
+
+def test_what_a_withdrawn_offer_had_learnt_is_not_forgotten(story):
+    tale = story(a_node("gpu1", cores=10, thresholds=thresholds(cpu_busy_max=0.3, dwell_s=60)))
+    for _ in range(30):
+        tale.now += 2_000
+        tale.hear("gpu1", a_usage(cpu_outside=0.6))
+    tale.ledger.apply([replace(tale.ledger.offers["gpu1"], withdrawn=True)])
+    tale.now += 2_000
+    tale.hear("gpu1")
+    assert tale.ledger.lends("gpu1").cpu_milli == 0
+
+
+def test_other_thresholds_hold_at_once(story):
+    tale = story(a_node("gpu1", cores=10, thresholds=thresholds(cpu_busy_max=0.7)))
+    tale.now += 2_000
+    tale.hear("gpu1", a_usage(cpu_outside=0.5))
+    tale.tell(NodeDeclared(a_node("gpu1", cores=10, thresholds=thresholds(cpu_busy_max=0.3))))
+    assert tale.ledger.lends("gpu1").cpu_milli == 0
+    tale.tell(NodeDeclared(a_node("gpu1", cores=10)))
+    assert tale.ledger.lends("gpu1").cpu_milli == 10_000
+
+
 def test_an_offer_is_made_anew_when_it_grows_old(story):
     tale = story(replace(a_node("gpu1"), refresh_ms=60_000, offer_ms=300_000))
     tale.now += 60_000

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from distributed_grid.domain.nodes import Usage
+from distributed_grid.domain.idleness import Idleness, Leaning
+from distributed_grid.domain.nodes import Node, Sighting, Usage
 from distributed_grid.domain.resources import NOTHING
-from distributed_grid.scheduling.lending import lending
-from distributed_grid.testing.builders import GB, a_node, a_usage, caps, thresholds
+from distributed_grid.scheduling.lending import lending, offered
+from distributed_grid.testing.builders import GB, NOW, a_node, a_usage, caps, thresholds
 
 BUSY = a_usage(cpu_outside=1, memory_outside_gb=16, gpus={0: (1, 24)})
 
@@ -96,3 +98,81 @@ def test_whatever_is_measured_a_node_lends_within_its_limits(cpu, memory_gb, see
     assert 0 <= lends.cpu_milli <= 6000
     assert 0 <= lends.memory_bytes <= 32 * GB
     assert set(lends.gpus) <= set(node.capacity.gpus)
+
+
+def an_idleness(*, lent: bool) -> Idleness:
+    leaning = Leaning(lent, 0)
+    return Idleness(leaning, leaning, ((0, leaning), (1, leaning)))
+
+
+@given(st.floats(0, 1.2), st.floats(0, 40), st.booleans())
+def test_what_is_lent_is_free_at_this_moment_however_idle_the_node_was(cpu, memory_gb, lent):
+    node = a_node(cores=8, memory_gb=32, gpus=2, thresholds=thresholds())
+    usage = a_usage(cpu_outside=cpu, memory_outside_gb=memory_gb)
+    lends, _ = lending(node, usage, an_idleness(lent=lent))
+    assert 0 <= lends.cpu_milli <= max(8 * (1000 - usage.cpu_outside_milli), 0)
+    assert 0 <= lends.memory_bytes <= max(32 * GB - usage.memory_outside_bytes, 0)
+    assert lent or lends == NOTHING
+
+
+def test_what_was_not_idle_for_long_enough_is_kept_with_that_reason():
+    node = a_node(cores=4, gpus=1, thresholds=thresholds(dwell_s=900))
+    _, why = lending(node, a_usage(cpu_outside=0.1, memory_outside_gb=4), an_idleness(lent=False))
+    assert why == (
+        "CPU 10 % busy, but not idle for 15 min yet",
+        "memory 25 % used, but not idle for 15 min yet",
+        "GPU 0 0 % busy, but not idle for 15 min yet",
+    )
+
+
+def heard(node: Node, usage: Usage, *, after_s: float = 0) -> Sighting:
+    return Sighting(node.name, NOW + round(1000 * after_s), usage, idleness=an_idleness(lent=True))
+
+
+NODE = a_node(cores=10, memory_gb=100, thresholds=thresholds(memory_used_max=1))
+HALF = offered(NODE, heard(NODE, a_usage(cpu_outside=0.5)), None)
+
+
+@pytest.mark.parametrize(
+    ("cpu_outside", "cpu_milli"),
+    [
+        (0.5, None),
+        (0.401, None),
+        (0.4, 6000),
+        (0.501, 4990),
+        (0.9, 1000),
+    ],
+)
+def test_an_offer_shrinks_at_once_and_grows_when_it_is_worth_telling(cpu_outside, cpu_milli):
+    offer = offered(NODE, heard(NODE, a_usage(cpu_outside=cpu_outside), after_s=2), HALF)
+    assert (None if offer is None else offer.lends.cpu_milli) == cpu_milli
+    assert offer is None or offer.generation == 2
+
+
+def test_an_offer_that_grows_old_tells_small_changes_too():
+    seen = heard(NODE, a_usage(cpu_outside=0.45), after_s=60)
+    offer = offered(NODE, seen, HALF)
+    assert offer is not None
+    assert (offer.lends.cpu_milli, offer.generation) == (5500, 2)
+
+
+def test_a_reason_alone_that_reads_differently_makes_no_new_offer():
+    keeps = an_idleness(lent=False)
+    first = offered(NODE, replace(heard(NODE, a_usage(cpu_outside=0.8)), idleness=keeps), None)
+    second = replace(heard(NODE, a_usage(cpu_outside=0.85), after_s=2), idleness=keeps)
+    assert offered(NODE, second, first) is None
+
+
+def test_a_node_heard_without_a_measurement_offers_nothing_new():
+    assert offered(NODE, Sighting(NODE.name, NOW), None) is None
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
+def test_an_offer_that_stands_never_exceeds_what_is_free(loads):
+    offer = None
+    for beat, load in enumerate(loads):
+        usage = a_usage(cpu_outside=load, memory_outside_gb=100 * load)
+        offer = offered(NODE, heard(NODE, usage, after_s=2 * beat), offer) or offer
+        assert offer is not None
+        assert offer.lends.cpu_milli <= 10 * (1000 - usage.cpu_outside_milli)
+        assert offer.lends.memory_bytes <= 100 * GB - usage.memory_outside_bytes

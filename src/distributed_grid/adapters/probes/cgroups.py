@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from distributed_grid.adapters.probes import kernel
+
 _UNLIMITED_BYTES = 1 << 60  # v1 says "no limit" with a number near 2**63
 
 
@@ -69,12 +71,15 @@ class Cgroups:
         return None
 
     def _counter_of(self, group: Path) -> Path:
-        """The group of the cpuacct controller that stands beside one of the cpu controller."""
+        """The group of the cpuacct controller that stands beside one of the cpu controller, mounted apart or not."""
         above = self._groups.get("cpu", [])
         beside = self._groups.get("cpuacct", [])
-        if group in above and len(above) == len(beside):
-            return beside[above.index(group)]
-        return group
+        if group not in above or not beside:
+            return group
+        namesake = beside[-1] / group.relative_to(above[-1])  # the last ones are where the hierarchies are mounted
+        if namesake in beside:
+            return namesake
+        return beside[above.index(group)] if len(above) == len(beside) else group
 
     def _tightest(
         self, controller: str, read_v2: Callable[[Path], int | None], read_v1: Callable[[Path], int | None]
@@ -157,16 +162,13 @@ def _number(file: Path) -> int | None:
 
 def _field(file: Path, name: str) -> int | None:
     """The number beside a name in a file of `name number` lines."""
-    for line in _text(file).splitlines():
-        key, _, value = line.partition(" ")
-        if key == name:
-            return int(value)
-    return None
+    _, found, rest = f"\n{_text(file)}".partition(f"\n{name} ")
+    return int(rest.partition("\n")[0]) if found else None
 
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(errors="surrogateescape")
+        return kernel.contents(file).decode(errors="surrogateescape")
     except OSError:
         return ""
 

@@ -1,0 +1,124 @@
+"""How fast a machine is its owner's again when the owner comes back, and what borrowed work still gets beside one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+from bench.room import own_room
+from bench.table import Line
+from distributed_grid.adapters.probes.machine import MachineProbe
+from distributed_grid.agent import tree
+from distributed_grid.agent.attempts import AttemptHost
+from distributed_grid.agent.measuring import Meter
+from distributed_grid.agent.owner import OwnerGuard
+from distributed_grid.agent.reports import AttemptSpec
+from distributed_grid.wire import OwnerRules
+
+RULES = OwnerRules(300, 1000, 0, 1000, 0, evict=False)
+STEP_S = 0.05
+WINDOW = 5  # steps over which the owner's share is judged
+ENOUGH = 0.9
+ROUNDS = 5
+HALF_BUSY_S = 10.0
+SPIN = "while True: pass"
+
+
+def measure() -> list[Line]:
+    """Seconds until the owner has 90 % of what it wants, at worst; and what is done beside a half-busy owner."""
+    with own_room(len(os.sched_getaffinity(0))) as alone:
+        if not alone:
+            print("no control groups: whatever else runs here counts as the owner's", file=sys.stderr)
+        return asyncio.run(_measure())
+
+
+async def _measure() -> list[Line]:
+    cores = len(os.sched_getaffinity(0))
+    slowest = 0.0
+    for number in range(ROUNDS):
+        async with lent_machine(cores):
+            await asyncio.sleep(1.5 + 0.1 * number)
+            slowest = max(slowest, await _handing_over(cores))
+    async with lent_machine(cores) as host:
+        await asyncio.sleep(1.5)
+        with spinning(max(1, cores // 2)) as owner:
+            await asyncio.sleep(2)
+            before, own_before, began = _ran_s(owner), _own_s(host), time.monotonic()
+            await asyncio.sleep(HALF_BUSY_S)
+            took = time.monotonic() - began
+            owner_share = (_ran_s(owner) - before) / took / len(owner)
+            left = cores - len(owner) * owner_share
+            done = (_own_s(host) - own_before) / took / max(left, 0.01)
+    return [
+        Line("owner of a lent machine has 90 % of its CPU, slowest of 5", slowest, 1, "s", lower_is_better=True),
+        Line("a half-busy owner's share of what it wants", 100 * owner_share, 90, "%"),
+        Line("of what it leaves, used by borrowed work", 100 * done, 50, "%"),
+    ]
+
+
+async def _handing_over(cores: int) -> float:
+    """Seconds from the start of the owner's work until it has 90 % of all cores and keeps it for a while."""
+    with spinning(cores) as owner:
+        began = time.monotonic()
+        seen = [(began, _ran_s(owner))]
+        while time.monotonic() - began < 4:
+            await asyncio.sleep(STEP_S)
+            seen.append((time.monotonic(), _ran_s(owner)))
+    for (then, ran), (now, later) in zip(seen, seen[WINDOW:], strict=False):
+        if (later - ran) / (now - then) >= ENOUGH * cores:
+            return then - began
+    return float("inf")
+
+
+@contextlib.asynccontextmanager
+async def lent_machine(cores: int) -> AsyncIterator[AttemptHost]:
+    """A machine on which one attempt keeps every core busy, with a guard over it."""
+    folder = Path(tempfile.mkdtemp(prefix="grid-bench-"))
+    host = AttemptHost(folder, report=lambda report: None)
+    guard = OwnerGuard(host, Meter(MachineProbe()), lambda *told: None)
+    guard.rules = RULES
+    await host.start()
+    watching = asyncio.create_task(guard.watch())
+    spin = f"import os\nfor _ in range({cores - 1}):\n    if os.fork() == 0: break\n{SPIN}"
+    try:
+        argv = (sys.executable, "-S", "-c", spin)
+        await host.launch(AttemptSpec("bench.1", "bench", "here", 1, argv, cpu_milli=1000 * cores))
+        yield host
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        guard.let_go()
+        await host.halt("bench.1", kind="cancelled", grace_ms=0)
+        while host.running():
+            await asyncio.sleep(0.01)
+        await host.close()
+        shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def spinning(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes of somebody else that want a core each."""
+    running = [subprocess.Popen([sys.executable, "-S", "-c", SPIN]) for _ in range(count)]
+    try:
+        yield running
+    finally:
+        for one in running:
+            one.kill()
+            one.wait()
+
+
+def _ran_s(running: list[subprocess.Popen[bytes]]) -> float:
+    found = (tree.look(one.pid) for one in running)
+    return sum(proc.own_ticks for proc in found if proc is not None) * tree.TICK_MS / 1000
+
+
+def _own_s(host: AttemptHost) -> float:
+    return sum(one.cpu_ms for one in host.usage().values()) / 1000

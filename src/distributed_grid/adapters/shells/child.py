@@ -1,0 +1,134 @@
+"""The SSH child of the control plane: keeps the links it is told to keep, does the deeds it is told to do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from distributed_grid.adapters.shells import installing
+from distributed_grid.adapters.shells.failures import Failed
+from distributed_grid.adapters.shells.linking import Door, Link
+from distributed_grid.adapters.shells.messages import (
+    LARGEST_LINE,
+    Do,
+    Drop,
+    Facts,
+    Finished,
+    Keep,
+    Linked,
+    Order,
+    Report,
+    Settings,
+    Stepped,
+    Target,
+    line_of,
+    order_in,
+)
+from distributed_grid.adapters.shells.remote import Session, session
+
+MOST_AT_ONCE = 32
+log = logging.getLogger(__name__)
+
+
+async def serve(end: socket.socket) -> None:
+    """Do what is asked on this socket until it closes."""
+    reader, writer = await asyncio.open_unix_connection(sock=end, limit=LARGEST_LINE)
+    child = Child(lambda report: writer.write(line_of(report)))
+    while line := await reader.readline():
+        child.take(order_in(line))
+
+
+class Child:
+    """Holds connections, and nothing that is not told again by the next control plane."""
+
+    def __init__(self, report: Callable[[Report], None]) -> None:
+        self._report = report
+        self._auth_sock = ""
+        self._supplies = installing.Supplies()
+        self._doors: dict[str, tuple[Target, Door]] = {}
+        self._links: dict[str, tuple[Target, asyncio.Task[None]]] = {}
+        self._deeds: set[asyncio.Task[None]] = set()
+        self._places = asyncio.Semaphore(MOST_AT_ONCE)
+
+    def take(self, order: Order) -> None:
+        """Begin what an order asks for."""
+        match order:
+            case Settings():
+                self._auth_sock = order.auth_sock or self._auth_sock
+                self._supplies.environ = order.environ or self._supplies.environ
+                self._supplies.cache = Path(order.wheels)
+            case Keep():
+                self._keep(order.target)
+            case Drop():
+                self._drop(order.node)
+            case Do():
+                deed = asyncio.create_task(self._do(order))
+                self._deeds.add(deed)
+                deed.add_done_callback(self._deeds.discard)
+
+    def _door(self, target: Target) -> Door:
+        known = self._doors.get(target.name)
+        if known is None or known[0] != target:
+            known = self._doors[target.name] = (target, Door(target, lambda: self._auth_sock))
+        return known[1]
+
+    def _keep(self, target: Target) -> None:
+        kept = self._links.get(target.name)
+        if kept is not None and kept[0] == target and not kept[1].done():
+            return
+        self._drop(target.name)
+        link = Link(target, self._door(target), self._report)
+        self._links[target.name] = (target, asyncio.create_task(self._guarded(link, target.name)))
+
+    async def _guarded(self, link: Link, node: str) -> None:
+        while True:
+            try:
+                await link.keep()
+            except Exception as bug:  # the outermost loop of a link: it is told, and begun again
+                log.exception("the link to %s failed", node)
+                self._report(Linked(node, "down", f"a bug: {type(bug).__name__}: {bug}"))
+                await asyncio.sleep(5)
+
+    def _drop(self, node: str) -> None:
+        kept = self._links.pop(node, None)
+        if kept is not None:
+            kept[1].cancel()
+            self._report(Linked(node, "down", "not wanted"))
+
+    async def _do(self, order: Do) -> None:
+        """One deed, told step by step; whatever happens, it is told as finished."""
+
+        def say(step: str) -> None:
+            self._report(Stepped(order.number, step))
+
+        try:
+            async with self._places:
+                door = self._door(order.target)
+                if not door.is_open:
+                    say("connecting")
+                async with door.opened() as connection, session(connection.ssh, order.target) as talk:
+                    facts, words = await self._perform(order, talk, say)
+                if order.deed in ("end", "purge"):
+                    await door.close()
+        except Failed as failure:
+            self._report(Finished(order.number, problem=str(failure)))
+        except Exception as bug:  # the outermost place of a deed
+            log.exception("%s on %s failed", order.deed, order.target.name)
+            self._report(Finished(order.number, problem=f"a bug: {type(bug).__name__}: {bug}"))
+        else:
+            self._report(Finished(order.number, words=words, facts=facts))
+
+    async def _perform(self, order: Do, talk: Session, say: Callable[[str], None]) -> tuple[Facts, str]:
+        match order.deed:
+            case "install":
+                return await installing.install(talk, self._supplies, say)
+            case "look":
+                return await installing.look(talk), ""
+            case "end":
+                return await installing.end(talk, say)
+            case "purge":
+                return await installing.purge(talk, say)
+        raise Failed(f"there is no deed called {order.deed!r}")

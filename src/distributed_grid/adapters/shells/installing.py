@@ -1,0 +1,90 @@
+"""The deeds on a node, each a short conversation with the script there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from distributed_grid.adapters.shells.messages import Facts
+from distributed_grid.adapters.shells.remote import Say, Session
+from distributed_grid.adapters.shells.wheels import Wheel, gather, version_of
+
+
+class Seen(Facts, frozen=True):
+    """What `look` answers: the facts, and what is there already."""
+
+    versions: tuple[str, ...] = ()
+    wheels: tuple[str, ...] = ()
+
+
+class Supplies:
+    """The wheels for each kind of node, gathered once; one at a time, because they share a cache."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self.cache = Path()
+        self.environ: Mapping[str, str] = {}
+
+    async def for_node(self, facts: Facts) -> list[Wheel]:
+        async with self._lock:
+            return await asyncio.to_thread(gather, facts, self.cache, self.environ)
+
+
+async def look(session: Session) -> Seen:
+    """What is on a node."""
+    return msgspec.convert(await session.ask("look"), Seen)
+
+
+async def install(session: Session, supplies: Supplies, say: Say) -> tuple[Facts, str]:
+    """Have this version of the package on a node, and no agent of another; the facts, and what was done."""
+    say("looking at the node")
+    seen = await look(session)
+    wheels = await supplies.for_node(seen)
+    version = version_of(wheels, seen)
+    words = f"{version} was there already"
+    if version not in seen.versions or seen.version != version:
+        missing = [wheel for wheel in wheels if wheel.sha256 not in seen.wheels]
+        if missing:
+            say(f"sending {len(missing)} of {len(wheels)} wheels")
+        await session.ask("build", say=say, blobs=[w.data for w in missing], **_order(version, wheels, missing))
+        words = f"installed {version} with Python {seen.python}"
+    if seen.running and seen.running != version:
+        say("ending the agent of another version")
+        await session.ask("retire")
+        words += ", the agent of another version was ended"
+    return facts_of(seen, version=version), words
+
+
+def _order(version: str, wheels: list[Wheel], missing: list[Wheel]) -> dict[str, Any]:
+    return {
+        "version": version,
+        "wheels": [
+            {"name": wheel.name, "sha256": wheel.sha256, "size": len(wheel.data), "sent": wheel in missing}
+            for wheel in wheels
+        ],
+    }
+
+
+async def end(session: Session, say: Say) -> tuple[Facts, str]:
+    """Leave no process and no socket on a node."""
+    seen = await look(session)
+    answer = await session.ask("end", say=say)
+    return facts_of(seen, running=""), "stopped" if answer["ended"] else "nothing ran there"
+
+
+async def purge(session: Session, say: Say) -> tuple[Facts, str]:
+    """Leave nothing of this grid on a node, and nothing of what only it used."""
+    facts, words = await end(session, say)
+    say("removing what was installed")
+    await session.ask("purge")
+    return facts_of(facts, version=""), f"{words}, removed"
+
+
+def facts_of(seen: Facts, **changes: str) -> Facts:
+    """Only the facts of what was seen, some of them changed since."""
+    known = {name: getattr(seen, name) for name in Facts.__struct_fields__}
+    return Facts(**{**known, **changes})

@@ -1,0 +1,184 @@
+"""The hardware of this machine in the words of the guides: plain dictionaries, megabytes and percent.
+
+Rule 1. Only what may be used counts: in a container of 2 GB the machine has 2 GB.
+Rule 2. Declared GPUs stand in for detected ones, have no use of their own, and need no driver.
+Rule 3. Where there are no GPUs, every GPU key is still there and says 0.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Collection
+from datetime import UTC, datetime
+from typing import Any
+
+from distributed_grid.adapters.probes import inventory
+from distributed_grid.adapters.probes.gpus import Gpu, GpuSample
+from distributed_grid.adapters.probes.machine import MachineProbe, UsageSample
+from distributed_grid.adapters.probes.nvml import GpuProbe
+from distributed_grid.domain.resources import Capacity
+from distributed_grid.errors import BadInput
+
+MIB = 1024**2
+FEWEST_CORES = 0.1
+IDLE_GPU_MILLI = 200
+FREE_GPU_MEMORY_BYTES = 1024 * MIB
+
+
+class HardwareDetector:
+    """What this machine has, and how much of it is free; made once, asked often."""
+
+    def __init__(self, probe: MachineProbe | None = None, gpus: GpuProbe | None = None, declare_gpus: int = 0) -> None:
+        """Without probes it makes its own; `declare_gpus` GPUs are claimed to be there, for laboratories."""
+        if declare_gpus < 0:
+            raise BadInput(f"{declare_gpus} GPUs cannot be declared: the number must not be negative")
+        self._probe = probe or MachineProbe()
+        self._gpus = gpus or GpuProbe()
+        self._declared = tuple(
+            Gpu(index, uuid=f"declared-{index}", name="declared", memory_bytes=0) for index in range(declare_gpus)
+        )
+        self._probe.totals()  # so that the first answer already has something to compare with
+
+    @property
+    def gpu_problem(self) -> str:
+        """Why there are no GPUs, or which are lost; empty when all is well."""
+        return "" if self._declared else self._gpus.problem
+
+    def capacity(self) -> Capacity:
+        """What the machine has, for the ledger; at least one core, for less is of no use to anybody."""
+        machine = self._probe.capacity()
+        gpus = tuple(gpu.device for gpu in self._devices() if not gpu.prohibited)
+        return Capacity(max(1000, machine.cpu_milli), machine.memory_bytes, gpus)
+
+    def get_capabilities(self) -> dict[str, Any]:
+        """Everything about the machine, as JSON can say it; a second call looks anew."""
+        machine, limits, root = self._probe.capacity(), self._probe.limits(), self._probe.root
+        now, devices = self.resources(), self._devices()
+        return {
+            "hostname": machine.hostname,
+            "platform": platform.platform(),
+            "python": platform.python_version(),
+            "cpu": now["cpu"]
+            | {
+                "usable_cores": machine.cpu_milli / 1000,
+                "model": inventory.cpu_model(root),
+                "max_mhz": inventory.cpu_max_mhz(root),
+            },
+            "memory": now["memory"] | {"swap_total_mb": machine.swap_bytes // MIB},
+            "gpu": now["gpu"]
+            | {
+                "names": [gpu.name for gpu in devices],
+                "list": [_described(gpu) for gpu in devices],
+                "declared": bool(self._declared),
+                "problem": self.gpu_problem,
+            },
+            "disks": [
+                {
+                    "mountpoint": disk.mountpoint,
+                    "device": disk.device,
+                    "type": disk.kind,
+                    "total_mb": disk.total_bytes // MIB,
+                    "free_mb": disk.free_bytes // MIB,
+                }
+                for disk in inventory.disks()
+            ],
+            "limits": {
+                "cpu_cores": None if limits.cpu_milli is None else limits.cpu_milli / 1000,
+                "memory_mb": None if limits.memory_bytes is None else limits.memory_bytes // MIB,
+                "swap_mb": None if limits.swap_bytes is None else limits.swap_bytes // MIB,
+            },
+        }
+
+    def resources(self) -> dict[str, dict[str, Any]]:
+        """What there is and what is free now, in the keys of the guides."""
+        metrics: dict[str, dict[str, Any]] = self.get_hardware_metrics()["resources"]
+        return metrics
+
+    def get_hardware_metrics(self, own_pids: Collection[int] = ()) -> dict[str, Any]:
+        """How busy the machine is, and its resources; `own_pids` are the grid's own, which leave a GPU available."""
+        sample, gpus = self._probe.totals(), self._samples(own_pids)
+        machine = self._probe.capacity()
+        load = _load(sample, machine.cpu_milli / 1000, whole_machine=self._probe.sees_whole_machine)
+        return {
+            "timestamp": _now(),
+            "cpu_percent": round(100 * _busy(sample, load), 1),
+            "memory_percent": round(100 * sample.memory_used_bytes / max(1, machine.memory_bytes), 1),
+            "gpu_utilization": round(sum(one.busy_milli for one in gpus) / 10 / len(gpus), 1) if gpus else 0,
+            "resources": {
+                "cpu": {
+                    "cores": len(machine.cpu_cores),
+                    "physical_cores": inventory.physical_cores(self._probe.root, machine.cpu_cores),
+                    "available_cores": round(max(FEWEST_CORES, machine.cpu_milli / 1000 - load), 2),
+                },
+                "memory": {
+                    "total_mb": machine.memory_bytes // MIB,
+                    "available_mb": (machine.memory_bytes - sample.memory_used_bytes) // MIB,
+                },
+                "gpu": _gpu_resources(self._devices(), gpus),
+            },
+        }
+
+    def heartbeat(self, worker_id: str, own_pids: Collection[int] = ()) -> dict[str, Any]:
+        """The message with which a worker says that it lives and what it has free."""
+        metrics = self.get_hardware_metrics(own_pids)
+        return {
+            "type": "heartbeat",
+            "worker_id": worker_id,
+            "timestamp": metrics["timestamp"],
+            "resources": metrics["resources"],
+            "hardware_metrics": {key: metrics[key] for key in ("cpu_percent", "memory_percent", "gpu_utilization")},
+        }
+
+    def _devices(self) -> tuple[Gpu, ...]:
+        return self._declared or self._gpus.devices()
+
+    def _samples(self, own_pids: Collection[int]) -> tuple[GpuSample, ...]:
+        if self._declared:
+            return tuple(GpuSample(gpu.index, 0, 0, 0, 0) for gpu in self._declared)
+        return tuple(sample for sample in self._gpus.sample(own_pids) if sample.measured)
+
+
+def _gpu_resources(devices: tuple[Gpu, ...], samples: tuple[GpuSample, ...]) -> dict[str, int]:
+    """A device is available when others leave it nearly idle and a gigabyte of its memory free."""
+    seen = {sample.index: sample for sample in samples}
+    used = {gpu.index: seen[gpu.index].memory_bytes if gpu.index in seen else gpu.memory_bytes for gpu in devices}
+    return {
+        "devices": len(devices),
+        "available_devices": sum(_is_available(gpu, seen.get(gpu.index)) for gpu in devices),
+        "total_memory_mb": sum(gpu.memory_bytes // MIB for gpu in devices),
+        "available_memory_mb": sum(max(0, gpu.memory_bytes - used[gpu.index]) // MIB for gpu in devices),
+    }
+
+
+def _is_available(gpu: Gpu, sample: GpuSample | None) -> bool:
+    if sample is None or gpu.prohibited:
+        return False
+    wanted = min(FREE_GPU_MEMORY_BYTES, gpu.memory_bytes)
+    free = gpu.memory_bytes - sample.outside_memory_bytes
+    return sample.outside_busy_milli <= IDLE_GPU_MILLI and free >= wanted
+
+
+def _load(sample: UsageSample, cores: float, *, whole_machine: bool) -> float:
+    """Cores in use: the load average, which counts all of the machine; where that is not ours, what was measured."""
+    return sample.load1 if whole_machine else sample.cpu_ratio_total * cores
+
+
+def _busy(sample: UsageSample, load: float) -> float:
+    """How busy the processor is; in the first moment, before anything could be measured, by its load."""
+    return sample.cpu_ratio_total if sample.warm else min(1.0, load / sample.cores)
+
+
+def _described(gpu: Gpu) -> dict[str, Any]:
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "name": gpu.name,
+        "memory_mb": gpu.memory_bytes // MIB,
+        "exclusive": gpu.exclusive,
+        "mig": gpu.mig,
+        "prohibited": gpu.prohibited,
+    }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()

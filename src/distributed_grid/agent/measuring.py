@@ -1,0 +1,90 @@
+"""What is in use on this machine, and which part of it is the owner's: everything but the grid's own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from msgspec import Struct
+
+from distributed_grid.adapters.probes.cpu_time import SHORT_MS
+from distributed_grid.adapters.probes.machine import MachineCapacity, MachineProbe
+from distributed_grid.adapters.probes.nvml import GpuProbe
+from distributed_grid.agent.limits.alarm import boot_ms
+from distributed_grid.agent.reclaiming import OwnerOnGpu
+from distributed_grid.agent.reports import AttemptUsage
+from distributed_grid.domain.nodes import Usage
+
+
+class Moment(Struct, frozen=True):
+    """Who uses what right now: thousandths of cores, and bytes."""
+
+    machine_milli: int
+    outside_milli: int
+    own_milli: int
+    memory_bytes: int
+    memory_available_bytes: int
+    memory_outside_bytes: int
+
+
+class Meter:
+    """Measures this machine; remembers the CPU time of attempts that have ended, so that it is never the owner's."""
+
+    def __init__(self, probe: MachineProbe, gpus: GpuProbe | None = None) -> None:
+        self.probe = probe
+        self._gpus = gpus
+        self._ended_cpu_ms = 0
+        self._capacity: MachineCapacity | None = None
+        self._last: tuple[int, int] | None = None  # when, and own CPU time until then
+
+    def ended(self, cpu_ms: int) -> None:
+        """An attempt has ended that used so much in all."""
+        self._ended_cpu_ms += cpu_ms
+
+    def usage(self, own: Mapping[str, AttemptUsage], own_pids: Collection[int] = ()) -> Usage:
+        """What is in use, averaged over about ten seconds where it is a rate."""
+        running = own.values()
+        sample = self.probe.sample(self._own_cpu_ms(running), sum(one.memory_bytes for one in running))
+        return Usage(
+            cpu_busy_milli=round(1000 * sample.cpu_ratio_total),
+            cpu_outside_milli=round(1000 * sample.cpu_ratio_outside),
+            memory_bytes=sample.memory_used_bytes,
+            memory_outside_bytes=sample.memory_outside_bytes,
+            gpus=tuple(one.outside for one in self._gpus.sample(own_pids)) if self._gpus is not None else (),
+        )
+
+    def outside_cores_milli(self, own: Mapping[str, AttemptUsage]) -> int:
+        """Thousandths of cores that others than the grid use right now."""
+        return self.probe.outside_now(self._own_cpu_ms(own.values()))
+
+    def now(self, own: Mapping[str, AttemptUsage]) -> Moment:
+        """Who uses what at this moment; rates over the time since the last call, and no less than 200 ms."""
+        if self._capacity is None:
+            self._capacity = self.probe.capacity()
+        there_is, at_ms, own_cpu_ms = self._capacity, boot_ms(), self._own_cpu_ms(own.values())
+        outside_milli = self.probe.outside_now(own_cpu_ms)
+        sample = self.probe.sample(own_cpu_ms, sum(one.memory_bytes for one in own.values()))
+        before_ms, before_cpu_ms = self._last or (at_ms, own_cpu_ms)
+        self._last = at_ms, own_cpu_ms
+        own_milli = 1000 * max(0, own_cpu_ms - before_cpu_ms) // max(at_ms - before_ms, SHORT_MS)
+        return Moment(
+            machine_milli=there_is.cpu_milli,
+            outside_milli=outside_milli,
+            own_milli=min(own_milli, there_is.cpu_milli - outside_milli),
+            memory_bytes=there_is.memory_bytes,
+            memory_available_bytes=there_is.memory_bytes - sample.memory_used_bytes,
+            memory_outside_bytes=sample.memory_outside_bytes,
+        )
+
+    def owner_on_gpus(self, own_pids: Collection[int]) -> tuple[OwnerOnGpu, ...]:
+        """What others use of the GPUs that can be measured. A driver may hang: call it from a thread."""
+        if self._gpus is None:
+            return ()
+        size = {gpu.index: gpu.memory_bytes for gpu in self._gpus.devices()}
+        return tuple(
+            OwnerOnGpu(one.index, one.outside_busy_milli, size[one.index] - one.outside_memory_bytes)
+            for one in self._gpus.sample(own_pids)
+            if one.measured and one.index in size
+        )
+
+    def _own_cpu_ms(self, running: Iterable[AttemptUsage]) -> int:
+        return self._ended_cpu_ms + sum(one.cpu_ms for one in running)

@@ -1,0 +1,228 @@
+"""The life of an agent's process: be the only one of its directory, serve, and leave what runs running."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from websockets.asyncio.client import ClientConnection, unix_connect
+
+from distributed_grid.adapters.probes.machine import MachineProbe
+from distributed_grid.adapters.probes.nvml import GpuProbe
+from distributed_grid.agent import joining, tree
+from distributed_grid.agent.agent import Agent
+from distributed_grid.agent.attempts import AttemptHost
+from distributed_grid.agent.hardware import HardwareDetector
+from distributed_grid.agent.measuring import Meter
+from distributed_grid.agent.uplink import Dial, NoWayYet, Uplink
+from distributed_grid.agent.workdirs import FetchedWorkDirs
+from distributed_grid.errors import BadInput, GridError
+from distributed_grid.wire import LARGEST_MESSAGE
+
+END_GRACE_MS = 5_000
+END_SECONDS = 30.0
+LARGEST_LOG = 5 * 1024 * 1024
+log = logging.getLogger(__name__)
+
+
+class House:
+    """The directory of an agent."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path).expanduser().absolute()
+        self.jobs = self.path / "jobs"
+
+    def make(self) -> None:
+        """Make it, for its owner's eyes only."""
+        try:
+            for folder in (self.path, self.jobs):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.path.stat().st_uid != os.geteuid():
+                raise BadInput(f"{self.path} belongs to another user")
+            self.path.chmod(0o700)
+        except OSError as failure:
+            raise GridError(f"cannot use {self.path}: {failure.strerror}") from failure
+
+    def take(self) -> bool:
+        """Be the one agent here for the life of this process; False where another one is."""
+        lock = os.open(self.path / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        me = tree.look(os.getpid())
+        assert me is not None
+        self.write("agent.pid", {"pid": me.pid, "start": me.start, "boot": tree.boot_id()})
+        return True
+
+    def read(self, name: str) -> dict[str, object]:
+        """What a JSON file says; nothing where it is missing or broken."""
+        try:
+            found = json.loads((self.path / name).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def write(self, name: str, content: dict[str, object]) -> None:
+        """Have a JSON file say that, whole or not at all."""
+        fresh = self.path / f".{name}.new"
+        with open(fresh, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            json.dump(content, file)
+        fresh.replace(self.path / name)
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Serve until a signal says stop; what runs goes on."""
+    house = House(options.dir)
+    house.make()
+    if not house.take():
+        print("grid agent: already running", file=sys.stderr)
+        return 0
+    if options.join:
+        asyncio.run(joining.join(options.address, options.join, options.name, house.path))
+    elif joining.joined(house.path) is None and options.name:
+        raise BadInput("--name goes with --join: over SSH the control plane names the node")
+    _begin_log(house.path / "agent.log", to_terminal=sys.stderr.isatty())
+    _take_what_the_machine_gives()
+    asyncio.run(_serve(house, options.declare_gpus))
+    return 0
+
+
+async def _serve(house: House, declare_gpus: int) -> None:
+    ending = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ending.set)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    node = await _name_of(house, ending)
+    if node is None:
+        return
+    probe, gpus = MachineProbe(), GpuProbe()
+    detector = HardwareDetector(probe, gpus, declare_gpus)
+    uplink = Uplink(node, _dial(house))
+    agent: Agent | None = None
+    host = AttemptHost(house.jobs, report=lambda report: agent.report(report) if agent else None)
+    workdirs = FetchedWorkDirs(house.path / "content", lambda message: uplink.received(message, _the(agent)))
+    seen = house.read("epoch.json").get("epoch", 0)
+    agent = Agent(
+        (node,),
+        host,
+        Meter(probe, gpus),
+        uplink,
+        jobs=house.jobs,
+        capacity=detector.capacity,
+        workdirs=workdirs,
+        epoch=seen if isinstance(seen, int) else 0,
+        on_epoch=lambda epoch: house.write("epoch.json", {"epoch": epoch}),
+    )
+    await agent.start()
+    log.info("serving %s, pid %d", node, os.getpid())
+    linked = asyncio.create_task(uplink.run(agent))
+    ended = asyncio.create_task(ending.wait())
+    await asyncio.wait({linked, ended}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (linked, ended):
+        task.cancel()
+    await asyncio.gather(linked, ended, return_exceptions=True)
+    await agent.stop()
+    log.info("stopped; what runs goes on")
+
+
+def _the(agent: Agent | None) -> Agent:
+    assert agent is not None
+    return agent
+
+
+async def _name_of(house: House, ending: asyncio.Event) -> str | None:
+    """The node this agent is; None where it was told to stop before anybody said."""
+    while not ending.is_set():
+        joined = joining.joined(house.path)
+        name = joined.node if joined is not None else house.read("link.json").get("node")
+        if isinstance(name, str) and name:
+            return name
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ending.wait(), 0.3)
+    return None
+
+
+def _dial(house: House) -> Dial:
+    """How to reach the control plane: where the files say now, which changes with every SSH connection."""
+
+    async def dial() -> ClientConnection:
+        joined = joining.joined(house.path)
+        if joined is not None:
+            return await joining.open_channel(joined)
+        path = house.read("link.json").get("socket")
+        if not isinstance(path, str) or not os.path.exists(path):
+            raise NoWayYet
+        folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:  # by way of the folder: a socket's whole path may be longer than the kernel takes
+            return await unix_connect(
+                f"/proc/self/fd/{folder}/{os.path.basename(path)}",
+                "ws://control-plane/v1/agent",
+                compression=None,
+                ping_interval=None,
+                max_size=LARGEST_MESSAGE,
+                open_timeout=10,
+                close_timeout=1,
+                user_agent_header=None,
+            )
+        finally:
+            os.close(folder)
+
+    return dial
+
+
+def end(directory: str) -> int:
+    """Stop every job that is left in an agent's directory; 1 where something would not end."""
+    house = House(directory)
+    if not house.jobs.is_dir():
+        return 0
+    house.make()
+    if not house.take():
+        raise GridError(f"the agent of {house.path} still runs: end it first")
+    return asyncio.run(_end(house))
+
+
+async def _end(house: House) -> int:
+    host = AttemptHost(house.jobs, report=lambda report: None)
+    await host.start()
+    try:
+        for attempt_id in host.running():
+            await host.halt(attempt_id, kind="cancelled", detail="the node was stopped", grace_ms=END_GRACE_MS)
+        async with asyncio.timeout(END_SECONDS):
+            while host.running():
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        print(f"grid agent: still running: {', '.join(host.running())}", file=sys.stderr)
+        return 1
+    finally:
+        await host.close()
+    return 0
+
+
+def _begin_log(path: Path, *, to_terminal: bool) -> None:
+    with contextlib.suppress(OSError):
+        if path.stat().st_size > LARGEST_LOG:
+            path.replace(path.with_suffix(".log.old"))
+    handlers: list[logging.Handler] = [logging.FileHandler(path)]
+    path.chmod(0o600)
+    if to_terminal:
+        handlers.append(logging.StreamHandler())
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=handlers)
+    logging.getLogger("websockets").setLevel(logging.WARNING)
+    log.info("agent on %s", socket.gethostname())
+
+
+def _take_what_the_machine_gives() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

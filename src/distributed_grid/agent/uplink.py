@@ -1,0 +1,132 @@
+"""The agent's end of the link: finds the control plane, greets it, and begins anew whenever the link breaks.
+
+Rule 1: nothing is lost with a link: what must be told stays with the agent, which tells it again on the next one.
+Rule 2: a control plane that does not answer heartbeats is not there, whatever the connection says.
+Rule 3: a control plane that refuses this agent is asked again, but seldom; why is in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import WebSocketException
+
+from distributed_grid.errors import GridError, ProtocolError
+from distributed_grid.wire import (
+    AgentSide,
+    FromAgent,
+    Hello,
+    Refuse,
+    ToAgent,
+    Welcome,
+    decode_to_agent,
+    encode,
+    greeting_of,
+)
+
+GREETING_SECONDS = 15.0
+SILENCE_SECONDS = 10.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.3, 5.0
+REFUSED_PAUSE = 15.0
+log = logging.getLogger(__name__)
+
+
+class NoWayYet(Exception):
+    """Nobody has said yet where the control plane is."""
+
+
+Dial = Callable[[], Awaitable[ClientConnection]]
+"""Opens a connection to the control plane; NoWayYet, OSError or a WebSocketException where that does not work."""
+
+
+class Served(Protocol):
+    """The agent behind the link."""
+
+    def hello(self, node: str) -> Hello: ...
+    def welcomed(self, welcome: Welcome) -> None: ...
+    def send(self, message: ToAgent) -> None: ...
+    def unlinked(self) -> None:
+        """The link is gone: what only made sense on it is forgotten."""
+
+
+class Uplink:
+    """Keeps one node connected to its control plane for as long as `run` runs."""
+
+    def __init__(self, node: str, dial: Dial) -> None:
+        self._node = node
+        self._dial = dial
+        self._outbox: deque[bytes] = deque()
+        self._waiting = asyncio.Event()
+        self._is_up = False
+
+    def received(self, message: FromAgent, via: AgentSide) -> None:
+        """Send a message; without a link it is dropped, because everything that matters is told again."""
+        if self._is_up and not isinstance(message, Hello):
+            self._outbox.append(encode(message))
+            self._waiting.set()
+
+    async def run(self, agent: Served) -> None:
+        """Connect, serve, connect again; ends only when cancelled."""
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                async with await self._dial() as connection:
+                    await self._serve(connection, agent)
+            except NoWayYet:
+                pause = FIRST_PAUSE
+            except ProtocolError as refusal:
+                log.error("%s", refusal)
+                pause = REFUSED_PAUSE
+            except (OSError, WebSocketException, TimeoutError, GridError, EOFError) as failure:
+                log.info("no link to the control plane: %s", str(failure) or type(failure).__name__)
+            if self._is_up:
+                pause = FIRST_PAUSE
+                self._is_up = False
+                agent.unlinked()
+            await asyncio.sleep(pause * random.uniform(0.7, 1.3))
+            pause = min(1.5 * pause, max(pause, LONGEST_PAUSE))
+
+    async def _serve(self, connection: ClientConnection, agent: Served) -> None:
+        await connection.send(encode(agent.hello(self._node)))
+        async with asyncio.timeout(GREETING_SECONDS):
+            first = await connection.recv(decode=False)
+        welcome = _welcome(first)
+        log.info("linked to a control plane of version %s, epoch %d", welcome.version, welcome.epoch)
+        self._outbox.clear()
+        self._is_up = True
+        agent.welcomed(welcome)
+        sender = asyncio.create_task(self._send_all(connection))
+        try:
+            while True:
+                async with asyncio.timeout(SILENCE_SECONDS):
+                    data = await connection.recv(decode=False)
+                message = decode_to_agent(data)
+                if isinstance(message, Refuse):
+                    raise ProtocolError(f"refused by the control plane: {message.message}")
+                agent.send(message)
+        finally:
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+
+    async def _send_all(self, connection: ClientConnection) -> None:
+        while True:
+            await self._waiting.wait()
+            self._waiting.clear()
+            while self._outbox:
+                await connection.send(self._outbox.popleft())
+
+
+def _welcome(data: bytes) -> Welcome:
+    message = decode_to_agent(data)
+    if isinstance(message, Refuse):
+        raise ProtocolError(f"refused by the control plane: {message.message}")
+    if not isinstance(message, Welcome):
+        raise ProtocolError("the control plane did not welcome this agent")
+    greeting_of(data, mine="this agent", theirs="the control plane")
+    return message

@@ -1,0 +1,194 @@
+"""What one node did: an hour of every heartbeat, a day of minutes, in fixed memory.
+
+Rule 1: the memory of a node is set aside once and never grows, below 200 kB with everything around it.
+Rule 2: taking a heartbeat in costs the same however much is there already.
+Rule 3: only what is later than the last sample is taken in, so the same heartbeat may be told twice.
+Rule 4: what was not measured is absent: a silent minute has no row, a node without GPUs no GPU numbers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from distributed_grid.domain.nodes import Usage
+from distributed_grid.monitoring.snapshots import gigabytes, utc
+
+FULL_RATE_ROWS = 1_800
+"""An hour of heartbeats, one every two seconds."""
+NEAREST_MS = 1_500
+"""Heartbeats that come nearer together than this only count for their minute, so that an hour stays an hour."""
+MINUTE_ROWS = 1_440
+MINUTE_MS = 60_000
+UNMEASURED = 0xFFFF
+"""The busy thousandths of GPUs that nobody measured."""
+_MOST_MILLI = 0xFFFE
+_MOST_BYTES = 2**62
+
+Rows = npt.NDArray[np.void]
+FIELDS = ("cpu", "cpu_outside", "gpu", "memory", "memory_outside", "gpu_memory")
+"""Cpu and gpu in thousandths of the whole, memory in bytes."""
+GPU, GPU_MEMORY = FIELDS.index("gpu"), FIELDS.index("gpu_memory")
+_KINDS = {"cpu": "u2", "cpu_outside": "u2", "gpu": "u2", "memory": "i8", "memory_outside": "i8", "gpu_memory": "i8"}
+SAMPLE = np.dtype([("at_ms", "i8"), *_KINDS.items()])
+MINUTE = np.dtype(
+    [("at_ms", "i8"), ("samples", "u2"), *_KINDS.items(), *((f"{name}_max", kind) for name, kind in _KINDS.items())]
+)
+_Numbers = tuple[int, ...]
+
+
+class Ring:
+    """The last so many rows, in the order of their time."""
+
+    __slots__ = ("_next", "_rows", "_taken")
+
+    def __init__(self, kind: np.dtype[np.void], size: int) -> None:
+        self._rows: Rows = np.zeros(size, kind)
+        self._next = 0
+        self._taken = 0
+
+    def add(self, row: tuple[int, ...]) -> None:
+        """Take a row in; the oldest makes room for it."""
+        self._rows[self._next] = row
+        self._next = (self._next + 1) % len(self._rows)
+        self._taken = min(self._taken + 1, len(self._rows))
+
+    def since(self, at_ms: int) -> Rows:
+        """A copy of the rows from that moment on, oldest first."""
+        if self._taken < len(self._rows):
+            rows = self._rows[: self._taken]
+        else:
+            rows = np.concatenate((self._rows[self._next :], self._rows[: self._next]))
+        return rows[np.searchsorted(rows["at_ms"], at_ms) :].copy()
+
+    @property
+    def size_bytes(self) -> int:
+        return self._rows.nbytes
+
+
+class MinuteRow(Struct, frozen=True):
+    """One minute of a node: means, and the highest value of each; None where nothing was measured."""
+
+    time: str
+    samples: int
+    cpu_percent: float
+    cpu_percent_max: float
+    cpu_outside_percent: float
+    memory_used_gb: float
+    memory_used_gb_max: float
+    memory_outside_gb: float
+    gpu_percent: float | None
+    gpu_percent_max: float | None
+    gpu_memory_used_gb: float | None
+
+
+class NodeHistory:
+    """The past of one node."""
+
+    __slots__ = ("_begin_ms", "_count", "_gpu_count", "_kept_ms", "_most", "_sums", "last_ms", "minutes", "samples")
+
+    def __init__(self) -> None:
+        self.samples = Ring(SAMPLE, FULL_RATE_ROWS)
+        self.minutes = Ring(MINUTE, MINUTE_ROWS)
+        self.last_ms = 0
+        self._kept_ms = -NEAREST_MS
+        self._begin(0)
+
+    def add(self, usage: Usage, at_ms: int) -> bool:
+        """Take a heartbeat in; False where it is not later than the last."""
+        if at_ms <= self.last_ms:
+            return False
+        if at_ms - self._begin_ms >= MINUTE_MS:
+            self._end_minute()
+            self._begin(at_ms - at_ms % MINUTE_MS)
+        self.last_ms = at_ms
+        numbers = _numbers(usage)
+        if at_ms - self._kept_ms >= NEAREST_MS:
+            self._kept_ms = at_ms
+            self.samples.add((at_ms, *numbers))
+        self._count += 1
+        if numbers[GPU] == UNMEASURED:
+            numbers = (*numbers[:GPU], 0, *numbers[GPU + 1 :])
+        else:
+            self._gpu_count += 1
+        sums, most = self._sums, self._most
+        for place, number in enumerate(numbers):
+            sums[place] += number
+            if number > most[place]:
+                most[place] = number
+        return True
+
+    def _begin(self, at_ms: int) -> None:
+        self._begin_ms = at_ms
+        self._count = self._gpu_count = 0
+        self._sums = [0] * len(FIELDS)
+        self._most = [0] * len(FIELDS)
+
+    def _end_minute(self) -> None:
+        if self._count:
+            self.minutes.add(self._minute())
+
+    def _minute(self) -> tuple[int, ...]:
+        means = [total // self._count for total in self._sums]
+        most = list(self._most)
+        if self._gpu_count:
+            means[GPU], means[GPU_MEMORY] = (self._sums[place] // self._gpu_count for place in (GPU, GPU_MEMORY))
+        else:
+            means[GPU] = most[GPU] = UNMEASURED
+        return (self._begin_ms, min(self._count, _MOST_MILLI), *means, *most)
+
+    def minute_rows(self, since_ms: int, offset_ms: int = 0) -> list[MinuteRow]:
+        """The minutes that began at that moment or later, the one that still goes on included.
+
+        `offset_ms` is how far the wall clock is ahead of the grid's own time.
+        """
+        rows = [_minute_row(row.tolist(), offset_ms) for row in self.minutes.since(since_ms)]
+        if self._count and self._begin_ms >= since_ms:
+            rows.append(_minute_row(self._minute(), offset_ms))
+        return rows
+
+    @property
+    def size_bytes(self) -> int:
+        """What the buffers take."""
+        return self.samples.size_bytes + self.minutes.size_bytes
+
+
+def _numbers(usage: Usage) -> _Numbers:
+    """A measurement in the order of `FIELDS`, within what a row can hold: agents are not trusted to be sane."""
+    gpus = usage.gpus
+    busy, used = UNMEASURED, 0
+    if gpus:
+        busy = _within(sum([gpu.in_use_milli for gpu in gpus]) // len(gpus), _MOST_MILLI)
+        used = _within(sum([gpu.in_use_bytes for gpu in gpus]), _MOST_BYTES)
+    return (
+        _within(usage.cpu_busy_milli, _MOST_MILLI),
+        _within(usage.cpu_outside_milli, _MOST_MILLI),
+        busy,
+        _within(usage.memory_bytes, _MOST_BYTES),
+        _within(usage.memory_outside_bytes, _MOST_BYTES),
+        used,
+    )
+
+
+def _within(number: int, most: int) -> int:
+    return 0 if number < 0 else min(number, most)
+
+
+def _minute_row(row: tuple[int, ...], offset_ms: int) -> MinuteRow:
+    at_ms, samples, cpu, cpu_outside, gpu, memory, memory_outside, gpu_memory = row[:8]
+    cpu_max, _, gpu_max, memory_max, _, _ = row[8:]
+    measured = gpu != UNMEASURED
+    return MinuteRow(
+        utc(at_ms + offset_ms),
+        samples,
+        cpu / 10,
+        cpu_max / 10,
+        cpu_outside / 10,
+        gigabytes(memory),
+        gigabytes(memory_max),
+        gigabytes(memory_outside),
+        gpu / 10 if measured else None,
+        gpu_max / 10 if measured else None,
+        gigabytes(gpu_memory) if measured else None,
+    )

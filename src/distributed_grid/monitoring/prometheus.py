@@ -1,0 +1,157 @@
+"""The grid as Prometheus wants to be told: text, made anew for every scrape.
+
+Rule 1: names are `grid_…` with their unit; amounts are in base units (cores, bytes, seconds, parts of one).
+Rule 2: what is not known is absent: an unheard node has `grid_node_up` 0 and no measurements.
+Rule 3: counters start at zero with the control plane, as Prometheus expects of a process.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from distributed_grid import __version__
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.lives import JobState, LeaseState, NodeState
+from distributed_grid.monitoring.pressure import cpu_part, gpu_part, pressure
+from distributed_grid.monitoring.snapshots import fresh_usage, silence_seconds
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+NODE_GAUGES = {
+    "grid_node_up": "Whether the node was heard from of late; 0 is unknown, not idle.",
+    "grid_node_heartbeat_age_seconds": "How long ago the node was heard from.",
+    "grid_node_cpu_capacity_cores": "Cores the node has.",
+    "grid_node_memory_capacity_bytes": "Memory the node has.",
+    "grid_node_gpu_capacity_devices": "GPUs the node has.",
+    "grid_node_cpu_used_ratio": "Part of the cores in use, by anybody.",
+    "grid_node_cpu_outside_ratio": "Part of the cores in use by others than the grid.",
+    "grid_node_memory_used_bytes": "Memory in use, by anybody.",
+    "grid_node_memory_outside_bytes": "Memory in use by others than the grid.",
+    "grid_node_gpu_used_ratio": "How busy the GPUs are on average.",
+    "grid_node_gpu_memory_used_bytes": "GPU memory in use, over all devices.",
+    "grid_node_pressure_ratio": "How hard the node works: CPU 30 %, memory 30 %, GPU 40 %.",
+    "grid_node_cpu_lent_cores": "Cores that leases hold.",
+    "grid_node_memory_lent_bytes": "Memory that leases hold.",
+    "grid_node_gpu_lent_devices": "GPUs that leases hold.",
+    "grid_node_cpu_offered_cores": "Cores the node would lend now.",
+    "grid_node_memory_offered_bytes": "Memory the node would lend now.",
+    "grid_node_gpu_offered_devices": "GPUs the node would lend now.",
+}
+
+
+class Reading(Struct, frozen=True):
+    """The numbers of one moment, taken out of the ledger so that writing them out need not hold it up."""
+
+    nodes: list[tuple[str, str, dict[str, float]]]
+    leases: Mapping[str, int]
+    jobs: Mapping[str, int]
+    waiting: int
+    alerts: list[tuple[str, str]]
+
+
+def take_reading(ledger: Ledger, now: int, alerts: Iterable[tuple[str, str]] = ()) -> Reading:
+    """What there is to tell at this moment; `alerts` are the nodes and resources with an alert."""
+    return Reading(
+        [(name, str(node.state), _node(ledger, name, now)) for name, node in ledger.nodes.items()],
+        Counter(str(lease.state) for lease in ledger.leases.values()),
+        Counter(str(job.state) for job in ledger.jobs.values()),
+        len(ledger.waiting),
+        list(alerts),
+    )
+
+
+def _node(ledger: Ledger, name: str, now: int) -> dict[str, float]:
+    """The gauges of a node by their names, without `grid_node_`."""
+    node, seen, book = ledger.nodes[name], ledger.sightings.get(name), ledger.book(name)
+    has, usage = node.capacity, fresh_usage(node, seen, now)
+    told: dict[str, float] = {
+        "up": usage is not None,
+        "cpu_capacity_cores": has.cpu_milli / 1000,
+        "memory_capacity_bytes": has.memory_bytes,
+        "gpu_capacity_devices": len(has.gpus),
+        "cpu_lent_cores": book.cpu_milli / 1000,
+        "memory_lent_bytes": book.memory_bytes,
+        "gpu_lent_devices": sum(book.gpu_milli.values()) / 1000,
+    }
+    silence = silence_seconds(seen, now)
+    if silence is not None:
+        told["heartbeat_age_seconds"] = silence
+    offer = ledger.offers.get(name)
+    lends = offer.lends if offer is not None and node.state is NodeState.ALIVE else None
+    told["cpu_offered_cores"] = max(lends.cpu_milli - book.cpu_milli, 0) / 1000 if lends else 0
+    told["memory_offered_bytes"] = max(lends.memory_bytes - book.memory_bytes, 0) if lends else 0
+    told["gpu_offered_devices"] = sum(book.free_milli(gpu) for gpu in lends.gpus) / 1000 if lends else 0
+    if usage is None:
+        return told
+    told["cpu_used_ratio"] = cpu_part(usage)
+    told["cpu_outside_ratio"] = usage.cpu_outside_milli / 1000
+    told["memory_used_bytes"] = usage.memory_bytes
+    told["memory_outside_bytes"] = usage.memory_outside_bytes
+    told["pressure_ratio"] = pressure(has, usage)
+    busy = gpu_part(usage)
+    if busy is not None:
+        told["gpu_used_ratio"] = busy
+        told["gpu_memory_used_bytes"] = sum(gpu.in_use_bytes for gpu in usage.gpus)
+    return told
+
+
+def exposition(reading: Reading, events: Mapping[str, int], outcomes: Mapping[str, int]) -> bytes:
+    """The text of a scrape: a reading of the ledger, and what was counted since the start."""
+    registry = CollectorRegistry()
+    registry.register(_Told([*_gauges(reading), *_counters(events, outcomes)]))
+    return generate_latest(registry)
+
+
+class _Told(Collector):
+    """A collector that has everything at hand already."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _gauges(reading: Reading) -> Iterable[Metric]:
+    yield InfoMetricFamily("grid_build", "The control plane.", {"version": __version__})
+    families = {name: GaugeMetricFamily(name, text, labels=["node"]) for name, text in NODE_GAUGES.items()}
+    states = GaugeMetricFamily("grid_node_state", "The state a node is in has 1.", labels=["node", "state"])
+    for name, state, told in reading.nodes:
+        for key, value in told.items():
+            families[f"grid_node_{key}"].add_metric([name], value)
+        for one in NodeState:
+            states.add_metric([name, str(one)], state == one)
+    yield from families.values()
+    yield states
+    leases = GaugeMetricFamily("grid_leases", "Leases that are asked for or held.", labels=["state"])
+    for lease_state in LeaseState:
+        if lease_state is not LeaseState.ENDED:
+            leases.add_metric([str(lease_state)], reading.leases.get(str(lease_state), 0))
+    jobs = GaugeMetricFamily("grid_jobs", "Jobs that are not over.", labels=["state"])
+    for job_state in JobState:
+        if job_state is not JobState.ENDED:
+            jobs.add_metric([str(job_state)], reading.jobs.get(str(job_state), 0))
+    yield leases
+    yield jobs
+    yield GaugeMetricFamily("grid_waiting_requests", "Requests that wait for resources.", value=reading.waiting)
+    alerts = GaugeMetricFamily("grid_alert_raised", "Alerts that are not cleared.", labels=["node", "resource"])
+    for node, resource in reading.alerts:
+        alerts.add_metric([node, resource], 1)
+    yield alerts
+
+
+def _counters(events: Mapping[str, int], outcomes: Mapping[str, int]) -> Iterable[Metric]:
+    ended = CounterMetricFamily("grid_jobs_ended", "Jobs that are over, by outcome.", labels=["outcome"])
+    for outcome, count in sorted(outcomes.items()):
+        ended.add_metric([outcome], count)
+    happened = CounterMetricFamily("grid_events", "Lines of the audit trail, by type.", labels=["type"])
+    for kind, count in sorted(events.items()):
+        happened.add_metric([kind], count)
+    yield ended
+    yield happened

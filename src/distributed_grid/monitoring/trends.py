@@ -1,0 +1,177 @@
+"""Where a node's usage is going: robust slopes over several windows, and what they lead to.
+
+Rule 1: a few wild samples do not make a trend. The slope is the median of the slopes between all pairs of up to 60
+points (Theil-Sen), and a point is the median of its part of the window.
+Rule 2: a window is time, not a number of samples. What came before a long silence does not count, nothing is filled
+in, and where too little of the window is left there is no trend rather than a bad one.
+Rule 3: a forecast comes with the range in which nine of ten later measurements should lie: the spread around the line,
+and what the slope itself may be off by, which grows with the distance.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+WINDOWS = (5, 15, 60)
+"""Minutes: short-term changes, medium-term patterns, the long run."""
+POINTS = 60
+FEWEST_SAMPLES = 10
+FEWEST_POINTS = 6
+MATERIAL = 0.02
+"""A change over the window that is smaller than this is no change, however certain."""
+CONFIDENCE_Z = 1.6449
+"""Standard deviations on each side of what holds nine of ten."""
+SIGMA_PER_MAD = 1.4826
+
+Floats = npt.NDArray[np.float64]
+Direction = Literal["rising", "falling", "steady"]
+
+
+class Trend(Struct, frozen=True):
+    """The trend over one window; values are parts of the whole, 0 to 1."""
+
+    window_minutes: int
+    slope_per_minute: float
+    direction: Direction
+    horizon_minutes: float
+    forecast: float
+    low: float
+    high: float
+    samples: int
+
+
+class ResourceTrend(Struct, frozen=True):
+    """Where one resource of one node is going; None where there is too little to say, or the node is unknown."""
+
+    node_id: str
+    resource_type: str
+    current: float | None = None
+    five_minutes: Trend | None = None
+    fifteen_minutes: Trend | None = None
+    one_hour: Trend | None = None
+
+    @property
+    def windows(self) -> tuple[Trend, ...]:
+        """The trends there are, the shortest window first."""
+        return tuple(one for one in (self.five_minutes, self.fifteen_minutes, self.one_hour) if one is not None)
+
+
+class Line(Struct, frozen=True):
+    """A line through `value` at the middle of its points; the slope lies between `slope_low` and `slope_high`."""
+
+    at: float
+    value: float
+    slope: float
+    slope_low: float
+    slope_high: float
+
+    def along(self, at: Floats) -> Floats:
+        return self.value + self.slope * (at - self.at)
+
+    def widened(self, factor: float) -> Line:
+        """The same line, less sure of its slope."""
+        low = self.slope - factor * (self.slope - self.slope_low)
+        high = self.slope + factor * (self.slope_high - self.slope)
+        return Line(self.at, self.value, self.slope, low, high)
+
+
+def trend(minutes: Floats, values: Floats, *, now: float, window: int, horizon: float | None = None) -> Trend | None:
+    """The trend of the samples in the window before `now`, or None where there are too few.
+
+    `minutes` are times in order; the forecast is for `horizon` minutes (by default the window) after `now`.
+    """
+    times, values = _unbroken(minutes, values, now=now, window=window)
+    if len(times) < FEWEST_SAMPLES or times[-1] - times[0] < window / 2:
+        return None
+    at, points = _points(times, values)
+    if len(at) < FEWEST_POINTS:
+        return None
+    line = theil_sen(at, points)
+    rests = points - line.along(at)
+    line = line.widened(_echo(rests))
+    ahead = float(window if horizon is None else horizon)
+    forecast = line.value + line.slope * (now + ahead - line.at)
+    reach = _reach(line, values - line.along(times), rests, distance=now + ahead - line.at)
+    change = line.slope * window
+    certain = line.slope_low > 0 or line.slope_high < 0
+    direction: Direction = "steady"
+    if certain and abs(change) >= MATERIAL:
+        direction = "rising" if change > 0 else "falling"
+    return Trend(
+        window,
+        round(line.slope, 6),
+        direction,
+        ahead,
+        _part(forecast),
+        _part(forecast - reach),
+        _part(forecast + reach),
+        len(times),
+    )
+
+
+def theil_sen(at: Floats, values: Floats) -> Line:
+    """The line whose slope is the median over all pairs, with the range that holds the true one in nine of ten."""
+    first, second = np.triu_indices(len(at), k=1)
+    slopes = np.sort((values[second] - values[first]) / (at[second] - at[first]))
+    count, n = len(slopes), len(at)
+    # How far the number of rising pairs strays by chance (Kendall), as a distance from the middle slope.
+    stray = CONFIDENCE_Z * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    low = max(math.floor((count - stray) / 2), 0)
+    high = min(math.ceil((count + stray) / 2), count - 1)
+    slope = float(np.median(slopes))
+    middle = float(np.median(at))
+    value = float(np.median(values - slope * (at - middle)))
+    return Line(middle, value, slope, float(slopes[low]), float(slopes[high]))
+
+
+def _unbroken(minutes: Floats, values: Floats, *, now: float, window: int) -> tuple[Floats, Floats]:
+    """The samples of the window since the last silence that was longer than a quarter of it; none after a last one."""
+    inside = (minutes >= now - window) & (minutes <= now)
+    times, kept = minutes[inside], values[inside]
+    if not len(times) or now - times[-1] > window / 4:
+        return times[:0], kept[:0]
+    silences = np.flatnonzero(np.diff(times) > window / 4)
+    start = int(silences[-1]) + 1 if len(silences) else 0
+    return times[start:], kept[start:]
+
+
+def _points(times: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """At most 60 points: medians over equal parts of the time; a part without samples has none."""
+    if len(times) <= POINTS:
+        return times, values
+    parts = np.minimum(((times - times[0]) / (times[-1] - times[0]) * POINTS).astype(int), POINTS - 1)
+    ordered = values[np.lexsort((values, parts))]
+    starts = np.flatnonzero(np.diff(parts, prepend=-1))
+    counts = np.diff(starts, append=len(parts))
+    below, above = starts + (counts - 1) // 2, starts + counts // 2
+    return (times[below] + times[above]) / 2, (ordered[below] + ordered[above]) / 2
+
+
+def _reach(line: Line, spread: Floats, rests: Floats, *, distance: float) -> float:
+    """How far a measurement may lie from the forecast: noise, the line's height and its slope, taken together."""
+    noise = CONFIDENCE_Z * _sigma(spread)
+    height = CONFIDENCE_Z * _sigma(rests) * _echo(rests) * math.sqrt(math.pi / 2 / len(rests))
+    turn = max(line.slope_high - line.slope, line.slope - line.slope_low) * distance
+    return math.sqrt(noise**2 + height**2 + turn**2)
+
+
+def _echo(rests: Floats) -> float:
+    """How much less is known because each point resembles the one before: 1 for independent ones, more else."""
+    energy = float(np.dot(rests, rests))
+    alike = float(np.dot(rests[1:], rests[:-1])) / energy if energy > 0 else 0.0
+    alike = min(max(alike, 0.0), 0.9)
+    return math.sqrt((1 + alike) / (1 - alike))
+
+
+def _sigma(rests: Floats) -> float:
+    """The spread that a bell curve of this median deviation has; a few wild ones do not widen it."""
+    return SIGMA_PER_MAD * float(np.median(np.abs(rests - np.median(rests))))
+
+
+def _part(value: float) -> float:
+    return round(min(max(value, 0.0), 1.0), 4)

@@ -1,0 +1,75 @@
+"""Where the agents of SSH nodes come in: one private Unix socket each, to which their SSH connection forwards.
+
+A socket speaks only the agents' protocol, and only for its own node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from distributed_grid.orchestration.links import Links
+from distributed_grid.orchestration.places import short_path
+from distributed_grid.server.door import AgentDoor
+
+BACKLOG = 64
+
+
+class LinkSockets:
+    """The sockets of a daemon's SSH nodes, below one folder."""
+
+    def __init__(self, folder: Path, links: Links) -> None:
+        self._folder = folder
+        self._links = links
+        self._servers: list[asyncio.Server] = []
+        self._doors: set[AgentDoor] = set()
+
+    def path_of(self, node: str) -> Path:
+        return self._folder / f"{node}.sock"
+
+    async def open(self, nodes: Iterable[str]) -> None:
+        """Listen for each node; what an earlier daemon left is replaced."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.chmod(0o700)
+        for left in self._folder.glob("*.sock"):
+            left.unlink(missing_ok=True)
+        for node in nodes:
+            listener = _bound(self.path_of(node))
+            server = await asyncio.get_running_loop().create_unix_server(
+                partial(self._door, node), sock=listener, backlog=BACKLOG
+            )
+            self._servers.append(server)
+
+    def _door(self, node: str) -> AgentDoor:
+        door = AgentDoor(self._links, lambda path, headers: node)
+        self._doors.add(door)
+        door.on_close = self._doors.discard
+        return door
+
+    async def close(self) -> None:
+        """Let nobody in any more, and hang up. Safe to call twice."""
+        for server in self._servers:
+            server.close()
+        self._servers = []
+        for door in list(self._doors):
+            door.close("the control plane is leaving")
+        for left in self._folder.glob("*.sock"):
+            with contextlib.suppress(OSError):
+                left.unlink()
+
+
+def _bound(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        with short_path(path) as name:
+            listener.bind(name)
+    finally:
+        os.umask(before)
+    listener.setblocking(False)
+    return listener

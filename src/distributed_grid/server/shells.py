@@ -1,0 +1,187 @@
+"""The SSH child of the control plane: started when somebody needs it, kept alive, told again what to keep.
+
+Rule 1: SSH never runs in the process that owns the ledger: its crypto would delay everybody.
+Rule 2: a child that dies is replaced, at growing intervals, and the links are made again. Agents do not notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from distributed_grid.adapters.shells.messages import (
+    LARGEST_LINE,
+    Do,
+    Drop,
+    Facts,
+    Finished,
+    Keep,
+    Linked,
+    Order,
+    Settings,
+    Stepped,
+    Target,
+    line_of,
+    report_in,
+)
+from distributed_grid.errors import Refused, Unreachable
+
+FIRST_PAUSE, LAST_PAUSE = 0.5, 15.0
+log = logging.getLogger(__name__)
+Say = Callable[[str], None]
+
+
+class Shells:
+    """What is asked of SSH, and what is known from it."""
+
+    def __init__(self, wheels: Path) -> None:
+        self._settings = Settings(wheels=str(wheels))
+        self._kept: dict[str, Target] = {}
+        self._asked: dict[int, tuple[Do, Say, asyncio.Future[Finished]]] = {}
+        self._numbers = itertools.count(1)
+        self._writer: asyncio.StreamWriter | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.links: dict[str, Linked] = {}
+        self.facts: dict[str, Facts] = {}
+
+    async def stop(self) -> None:
+        """Let the child go; links end, agents stay. Safe to call twice."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def use(self, auth_sock: str, environ: dict[str, str]) -> None:
+        """From now on use this SSH agent, and these variables to fetch packages with; both stay in memory."""
+        wheels = environ.get("GRID_WHEELS") or self._settings.wheels
+        settings = Settings(auth_sock or self._settings.auth_sock, environ or self._settings.environ, wheels)
+        if settings != self._settings:
+            self._settings = settings
+            self._send(settings)
+
+    def keep(self, target: Target) -> None:
+        """Keep a link to this node until it is dropped."""
+        self._kept[target.name] = target
+        self.links.setdefault(target.name, Linked(target.name, "connecting"))
+        self._need()
+        self._send(Keep(target))
+
+    def drop(self, node: str) -> None:
+        """Let go of a link; dropping what is not kept is harmless."""
+        self._kept.pop(node, None)
+        self.links.pop(node, None)
+        self._send(Drop(node))
+
+    async def do(self, deed: str, target: Target, say: Say) -> str:
+        """Do a deed on a node; what was done, in a few words. Raises Refused with the reason it failed."""
+        order = Do(next(self._numbers), deed, target)
+        done: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
+        self._asked[order.number] = (order, say, done)
+        try:
+            self._need()
+            self._send(order)
+            finished = await done
+        finally:
+            self._asked.pop(order.number, None)
+        if finished.problem:
+            raise Refused(finished.problem)
+        if finished.facts is not None:
+            self.facts[target.name] = finished.facts
+        return finished.words
+
+    def _need(self) -> None:
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+
+    def _send(self, order: Order) -> None:
+        if self._writer is not None:
+            self._writer.write(line_of(order))
+
+    async def _run(self) -> None:
+        """One child after the other."""
+        pause = FIRST_PAUSE
+        while True:
+            began = asyncio.get_running_loop().time()
+            try:
+                await self._one_child()
+            except OSError as failure:
+                log.error("the SSH process could not be started: %s", failure)
+            if asyncio.get_running_loop().time() - began > 60:
+                pause = FIRST_PAUSE
+            self._was_lost()
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE)
+
+    async def _one_child(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "distributed_grid.adapters.shells",
+                str(theirs.fileno()),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                cwd="/",
+                start_new_session=True,
+            )
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LARGEST_LINE)
+        self._writer = writer
+        try:
+            orders: list[Order] = [self._settings, *map(Keep, self._kept.values())]
+            for order in (*orders, *(asked[0] for asked in self._asked.values())):
+                self._send(order)
+            while line := await reader.readline():
+                self._take(line)
+        except (OSError, ValueError) as failure:
+            log.error("the SSH process broke off: %s", failure)
+        finally:
+            self._writer = None
+            writer.close()  # which is what ends it
+            with contextlib.suppress(ProcessLookupError):
+                await _reaped(process)
+
+    def _take(self, line: bytes) -> None:
+        match report_in(line):
+            case Linked() as link:
+                if link.node in self._kept:
+                    self._note(link)
+            case Stepped() as stepped:
+                if stepped.number in self._asked:
+                    self._asked[stepped.number][1](stepped.step)
+            case Finished() as finished:
+                asked = self._asked.get(finished.number)
+                if asked is not None and not asked[2].done():
+                    asked[2].set_result(finished)
+
+    def _note(self, link: Linked) -> None:
+        before = self.links.get(link.node)
+        if before is None or (before.state, before.detail) != (link.state, link.detail):
+            log.info("link to %s: %s %s", link.node, link.state, link.detail)
+        self.links[link.node] = link
+        if link.facts is not None:
+            self.facts[link.node] = link.facts
+
+    def _was_lost(self) -> None:
+        """The child is gone: what it was doing is not known, links are down until the next one makes them."""
+        for _, _, done in self._asked.values():
+            if not done.done():
+                done.set_exception(Unreachable("the SSH process ended while it worked; try again"))
+        for node in self._kept:
+            self.links[node] = Linked(node, "down", "the SSH process ended; another one is started")
+
+
+async def _reaped(process: asyncio.subprocess.Process) -> None:
+    """Wait for a child whose end of the line was closed; one that does not go is killed."""
+    try:
+        async with asyncio.timeout(3):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

@@ -1,0 +1,46 @@
+"""One lab of three hosts for all tests of a run; what a test did to cables, disks and clocks is mended after it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.lab import clocks
+from tests.lab.labs import Lab, problem
+
+
+def _unavailable(reason: str) -> None:
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+
+
+@pytest.fixture(scope="session")
+def shared_lab() -> Iterator[Lab]:
+    """The lab itself; tests ask for `lab`."""
+    if reason := problem():
+        _unavailable(reason)
+    with Lab() as lab:
+        yield lab
+
+
+@pytest.fixture
+def lab(shared_lab: Lab) -> Iterator[Lab]:
+    """gpu-master, gpu1 and gpu2, each with two cores and 3 GB, all in order."""
+    yield shared_lab
+    shared_lab.mend()
+
+
+@pytest.fixture
+def a_lab() -> Callable[..., Lab]:
+    """Makes a lab of one's own, for a `with` statement; it takes what `Lab` takes."""
+    if reason := problem():
+        _unavailable(reason)
+    return Lab
+
+
+@pytest.fixture
+def needs_skew() -> None:
+    """For tests that call `skew_seconds`."""
+    if reason := clocks.problem():
+        _unavailable(reason)

@@ -1,0 +1,134 @@
+"""A node's past: fixed memory, constant cost, nothing made up."""
+
+from __future__ import annotations
+
+import gc
+import time
+import tracemalloc
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed_grid.domain.nodes import GpuUsage, Usage
+from distributed_grid.monitoring.history import FULL_RATE_ROWS, MINUTE_MS, MINUTE_ROWS, NodeHistory
+from distributed_grid.monitoring.snapshots import utc
+from distributed_grid.testing.builders import GB
+
+BEGIN = 1_000_000 * MINUTE_MS
+DAY_OF_BEATS = range(BEGIN, BEGIN + 25 * 60 * MINUTE_MS, 2_000)
+
+
+def used(cpu: int = 0, memory: int = 0, gpus: tuple[GpuUsage, ...] = ()) -> Usage:
+    return Usage(cpu, cpu, memory, memory, gpus)
+
+
+def test_a_node_takes_less_than_200_kb_however_long_it_is_watched() -> None:
+    tracemalloc.start()
+    try:
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        history = NodeHistory()
+        usage = used(500, 2**36, (GpuUsage(0, 700, 2**33), GpuUsage(1, 300, 2**33)))
+        for at_ms in DAY_OF_BEATS:
+            history.add(usage, at_ms)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert history.size_bytes < after - before < 200_000
+
+
+def test_an_hour_of_beats_and_a_day_of_minutes_are_kept() -> None:
+    history = NodeHistory()
+    for place, at_ms in enumerate(DAY_OF_BEATS):
+        history.add(used(place % 1000), at_ms)
+    samples = history.samples.since(0)
+    assert len(samples) == FULL_RATE_ROWS
+    assert samples["at_ms"].tolist() == list(DAY_OF_BEATS)[-FULL_RATE_ROWS:]
+    assert samples["cpu"][-1] == (len(DAY_OF_BEATS) - 1) % 1000
+    rows = history.minute_rows(0)
+    assert len(rows) == MINUTE_ROWS + 1  # and the one that goes on
+    assert [row.time for row in rows] == [
+        utc(BEGIN + (24 * 60 + 59 - back) * MINUTE_MS) for back in range(1440, -1, -1)
+    ]
+
+
+def test_taking_in_costs_the_same_when_the_rings_are_full() -> None:
+    def cost(history: NodeHistory, begin: int) -> float:
+        started = time.perf_counter()
+        for step in range(2_000):
+            history.add(usage, begin + 2_000 * step)
+        return (time.perf_counter() - started) / 2_000
+
+    usage = used(500, 2**36)
+    fresh = min(cost(NodeHistory(), BEGIN) for _ in range(3))
+    old = NodeHistory()
+    for at_ms in DAY_OF_BEATS:
+        old.add(usage, at_ms)
+    full = min(cost(old, old.last_ms + 2_000) for _ in range(3))
+    assert full < 5 * fresh
+    assert full < 200e-6
+
+
+def test_a_minute_has_the_means_and_the_highest_of_its_samples() -> None:
+    history = NodeHistory()
+    for second, (cpu, memory) in enumerate([(100, GB), (200, 2 * GB), (600, 6 * GB)]):
+        history.add(used(cpu, memory), BEGIN + 2_000 * second)
+    history.add(used(1), BEGIN + MINUTE_MS)
+    row = history.minute_rows(0)[0]
+    assert (row.time, row.samples) == (utc(BEGIN), 3)
+    assert (row.cpu_percent, row.cpu_percent_max) == (30.0, 60.0)
+    assert (row.memory_used_gb, row.memory_used_gb_max) == (3.0, 6.0)
+
+
+def test_a_silent_minute_has_no_row_and_a_node_without_gpus_no_gpu_numbers() -> None:
+    history = NodeHistory()
+    history.add(used(100), BEGIN)
+    history.add(used(100, gpus=(GpuUsage(0, 400, 8 * GB),)), BEGIN + 7 * MINUTE_MS)
+    history.add(used(100), BEGIN + 7 * MINUTE_MS + 2_000)
+    rows = history.minute_rows(0)
+    assert [row.time for row in rows] == [utc(BEGIN), utc(BEGIN + 7 * MINUTE_MS)]
+    assert (rows[0].gpu_percent, rows[0].gpu_memory_used_gb) == (None, None)
+    assert (rows[1].gpu_percent, rows[1].gpu_percent_max, rows[1].gpu_memory_used_gb) == (40.0, 40.0, 8.0)
+
+
+def test_the_same_heartbeat_counts_once_and_an_older_one_not_at_all() -> None:
+    history = NodeHistory()
+    assert history.add(used(100), BEGIN + 2_000)
+    assert not history.add(used(900), BEGIN + 2_000)
+    assert not history.add(used(900), BEGIN)
+    assert history.samples.since(0)["cpu"].tolist() == [100]
+
+
+def test_beats_that_come_too_fast_do_not_push_the_hour_out() -> None:
+    history = NodeHistory()
+    for step in range(40 * 60 * 10):
+        history.add(used(step % 1000), BEGIN + 100 * step)
+    assert history.samples.since(0)["at_ms"][0] == BEGIN
+    assert history.minute_rows(0)[0].samples == 600
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(-(2**70), 2**70),
+            st.integers(-(2**70), 2**70),
+            st.lists(st.tuples(st.integers(-(2**70), 2**70), st.integers(-(2**70), 2**70)), max_size=3),
+            st.integers(1, 10 * MINUTE_MS),
+        ),
+        max_size=30,
+    )
+)
+def test_nothing_an_agent_can_say_breaks_it(beats: list[tuple[int, int, list[tuple[int, int]], int]]) -> None:
+    history, at_ms = NodeHistory(), BEGIN
+    for cpu, memory, gpus, step in beats:
+        at_ms += step
+        devices = tuple(GpuUsage(index, busy, size) for index, (busy, size) in enumerate(gpus))
+        assert history.add(Usage(cpu, cpu, memory, memory, devices), at_ms)
+    times = history.samples.since(0)["at_ms"]
+    assert np.all(np.diff(times) > 0)
+    rows = history.minute_rows(0)
+    assert sum(row.samples for row in rows) == len(beats)
+    assert all(row.cpu_percent <= row.cpu_percent_max and row.memory_used_gb <= row.memory_used_gb_max for row in rows)
+    assert all(row.time.endswith(":00.000Z") for row in rows)

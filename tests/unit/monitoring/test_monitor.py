@@ -1,0 +1,239 @@
+"""The monitor with a real grid behind it, and the collector that shows what it knows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from distributed_grid.adapters.stores.memory import MemoryStore
+from distributed_grid.config import Alerts
+from distributed_grid.domain.events import JobCancelled, NodeDeclared, NodeForgotten, NodeHeard
+from distributed_grid.domain.nodes import GpuUsage, Usage
+from distributed_grid.errors import BadInput, NotFound
+from distributed_grid.monitoring.alerts import Alert
+from distributed_grid.monitoring.monitor import Monitor
+from distributed_grid.monitoring.resource_metrics import (
+    ClusterSummary,
+    MinuteRow,
+    ResourceMetricsCollector,
+    ResourceSnapshot,
+    ResourceTrend,
+)
+from distributed_grid.orchestration.runtime import Grid
+from distributed_grid.testing.builders import GB, a_capacity, a_node, a_request, a_submission
+
+START_MS = 1_700_000_040_000
+
+
+class Hands:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.ms = START_MS
+
+    def now_ms(self) -> int:
+        return self.ms
+
+
+class House:
+    """A grid with one node of four cores and 16 GB, and its monitor."""
+
+    def __init__(self) -> None:
+        self.clock = Hands()
+        store = MemoryStore()
+        self.grid = Grid(store, self.clock, perform=lambda effects: None)
+        self.alerts: list[Alert] = []
+        self.monitor = Monitor(
+            Alerts(), read=self.grid.read, store=store, offset_ms=lambda: 1_000, on_alert=self.alerts.append
+        )
+
+    async def beat(self, cpu: float = 0, memory_gb: float = 0, *, seconds: float = 2, name: str = "here") -> None:
+        self.clock.ms += round(1000 * seconds)
+        await self.grid.handle(NodeHeard(name, Usage(round(1000 * cpu), 0, round(memory_gb * GB), 0)))
+        await self.grid.read(self.monitor.look)
+
+
+def run(story: Callable[[House], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        house = House()
+        await house.grid.start()
+        await house.grid.handle(NodeDeclared(a_node("here", cores=4, memory_gb=16)))
+        try:
+            await story(house)
+        finally:
+            await house.monitor.stop()
+            await house.grid.stop()
+
+    asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+def test_what_the_ledger_hears_becomes_a_trend() -> None:
+    async def story(house: House) -> None:
+        for step in range(100):
+            await house.beat(cpu=0.2 + step / 250, memory_gb=8)
+        cpu = await house.monitor.trend("here", "CPU")
+        assert cpu.resource_type == "cpu"
+        assert cpu.current == 0.596
+        assert cpu.five_minutes is not None
+        assert cpu.five_minutes.direction == "rising"
+        assert cpu.five_minutes.slope_per_minute == pytest.approx(0.12, abs=1e-3)
+        assert (cpu.fifteen_minutes, cpu.one_hour) == (None, None)
+        assert cpu.windows == (cpu.five_minutes,)
+        memory = await house.monitor.trend("here", "memory", 5)
+        assert memory.five_minutes is not None
+        assert (memory.five_minutes.direction, memory.five_minutes.forecast) == ("steady", 0.5)
+        assert (await house.monitor.trend("here", "gpu")).current is None
+
+    run(story)
+
+
+def test_a_node_that_fell_silent_has_no_trend() -> None:
+    async def story(house: House) -> None:
+        for _ in range(100):
+            await house.beat(cpu=0.5)
+        house.clock.ms += 7_000
+        assert await house.monitor.trend("here", "cpu") == ResourceTrend("here", "cpu")
+        assert len(await house.monitor.history("here", 60)) == 4
+
+    run(story)
+
+
+def test_what_there_is_not_is_refused_by_name() -> None:
+    async def story(house: House) -> None:
+        await house.beat()
+        with pytest.raises(NotFound, match="no node is called there; the nodes are: here"):
+            await house.monitor.trend("there", "cpu")
+        with pytest.raises(NotFound):
+            await house.monitor.history("there", 5)
+        with pytest.raises(BadInput, match="use cpu, memory or gpu"):
+            await house.monitor.trend("here", "tape")
+        with pytest.raises(BadInput, match="use 5, 15 or 60"):
+            await house.monitor.trend("here", "cpu", 7)
+
+    run(story)
+
+
+def test_memory_above_the_mark_is_told_and_told_over_when_the_node_goes() -> None:
+    async def story(house: House) -> None:
+        await house.beat(memory_gb=15)
+        await house.beat(memory_gb=15)
+        assert [(alert.node, alert.resource, alert.state) for alert in house.alerts] == [("here", "memory", "raised")]
+        assert b'grid_alert_raised{node="here",resource="memory"} 1.0' in await house.monitor.prometheus()
+        await house.grid.handle(NodeForgotten("here"))
+        await house.grid.read(house.monitor.look)
+        assert house.alerts[-1].detail == "here left the grid"
+        assert house.monitor.past.nodes() == []
+
+    run(story)
+
+
+def test_a_silent_node_raises_nothing_and_clears_nothing() -> None:
+    async def story(house: House) -> None:
+        await house.beat(memory_gb=15)
+        for _ in range(100):
+            house.clock.ms += 2_000
+            await house.grid.read(house.monitor.look)
+        assert [alert.state for alert in house.alerts] == ["raised"]
+
+    run(story)
+
+
+def test_it_watches_by_itself_once_started() -> None:
+    async def story(house: House) -> None:
+        await house.monitor.start()
+        await house.monitor.start()
+        house.clock.ms += 1
+        await house.grid.handle(NodeHeard("here", Usage(memory_bytes=15 * GB)))
+        async with asyncio.timeout(10):
+            while not house.alerts:
+                await asyncio.sleep(0.05)
+        await house.monitor.stop()
+        await house.monitor.stop()
+
+    run(story)
+
+
+def test_outcomes_and_events_are_counted_from_the_start_on() -> None:
+    async def story(house: House) -> None:
+        await house.beat()
+        before = (await house.monitor.prometheus()).decode()
+        assert 'grid_jobs_ended_total{outcome="cancelled"}' not in before
+        for name in ("one", "two"):
+            await house.grid.handle(a_submission(a_request(name, cores=4)))
+        await house.grid.handle(JobCancelled("two", "ada"))
+        for _ in range(2):  # a second scrape counts nothing twice
+            after = (await house.monitor.prometheus()).decode()
+            assert 'grid_jobs_ended_total{outcome="cancelled"} 1.0' in after
+            assert 'grid_events_total{type="requested"} 2.0' in after
+
+    run(story)
+
+
+def test_taking_in_a_heartbeat_is_cheap() -> None:
+    async def story(house: House) -> None:
+        usage = Usage(500, 300, 8 * GB, 4 * GB, (GpuUsage(0, 10, GB), GpuUsage(1, 20, GB)))
+        capacity = a_capacity(gpus=2)
+        costs = []
+        for round_ in range(5):
+            began = time.perf_counter()
+            for step in range(1_000):
+                house.monitor.observe("there", usage, capacity, START_MS + 2_000 * (1_000 * round_ + step))
+            costs.append((time.perf_counter() - began) / 1_000)
+        assert min(costs) < 100e-6  # about 8 µs on an idle core
+
+    run(story)
+
+
+class Direct:
+    """The monitor of a grid in the same program as a source: what a simulator gives its collector."""
+
+    def __init__(self, house: House, loop: asyncio.AbstractEventLoop) -> None:
+        self._house = house
+        self._loop = loop
+        self.opened = self.closed = 0
+
+    def _ask(self, question: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(question, self._loop).result(10)
+
+    def open(self) -> None:
+        self.opened += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def snapshots(self) -> list[ResourceSnapshot]:
+        return self._ask(self._house.monitor.snapshots())
+
+    def trend(self, node: str, resource: str) -> ResourceTrend:
+        return self._ask(self._house.monitor.trend(node, resource))
+
+    def summary(self) -> ClusterSummary:
+        return self._ask(self._house.monitor.summary())
+
+    def history(self, node: str, minutes: int) -> list[MinuteRow]:
+        return self._ask(self._house.monitor.history(node, minutes))
+
+
+def test_the_collector_shows_what_the_monitor_knows() -> None:
+    async def story(house: House) -> None:
+        await house.beat(cpu=0.5, memory_gb=4)
+        source = Direct(house, asyncio.get_running_loop())
+        collector = ResourceMetricsCollector(source=source)
+        await collector.start()
+        shown = await asyncio.to_thread(collector.get_all_latest_snapshots)
+        assert (shown["here"].cpu_percent, shown["here"].memory_percent) == (50.0, 25.0)
+        summary = await asyncio.to_thread(collector.get_cluster_summary)
+        assert summary["cpu"]["used"] == 2.0
+        trend = await asyncio.to_thread(collector.get_resource_trend, "here", "cpu")
+        assert (trend.current, trend.windows) == (0.5, ())
+        (minute,) = await asyncio.to_thread(collector.get_history, "here")
+        assert (minute.samples, minute.cpu_percent) == (1, 50.0)
+        await collector.stop()
+        await collector.stop()
+        assert (source.opened, source.closed) == (1, 2)
+
+    run(story)

@@ -1,0 +1,105 @@
+"""Snapshots, summary and pressure: what is not known is neither idle nor full."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed_grid.domain.nodes import GpuUsage, Usage
+from distributed_grid.monitoring.pressure import pressure
+from distributed_grid.monitoring.snapshots import snapshots
+from distributed_grid.monitoring.summary import summarise
+from distributed_grid.testing.builders import GB, Story, a_capacity, a_node, a_request
+
+
+def busy(cpu: float, memory_gb: float, *gpus: float) -> Usage:
+    devices = tuple(GpuUsage(index, round(1000 * part), GB) for index, part in enumerate(gpus))
+    return Usage(round(1000 * cpu), round(500 * cpu), round(memory_gb * GB), round(memory_gb * GB / 2), devices)
+
+
+@pytest.mark.parametrize(
+    ("usage", "score"),
+    [
+        (busy(0, 0), 0.0),
+        (busy(1, 16), 1.0),
+        (busy(1, 0), 0.5),
+        (busy(0.5, 4), 0.375),
+        (busy(1, 0, 0), 0.3),
+        (busy(0, 16, 0), 0.3),
+        (busy(0, 0, 1), 0.4),
+        (busy(0, 0, 1, 0), 0.2),
+        (busy(1, 99, 1), 1.0),
+    ],
+)
+def test_the_pressure_score_is_30_30_40_renormalised_without_gpus(usage: Usage, score: float) -> None:
+    assert pressure(a_capacity(memory_gb=16), usage) == score
+
+
+def test_a_node_that_is_heard_is_shown_as_it_was_measured() -> None:
+    story = Story(a_node("gpu1", cores=4, memory_gb=16, gpus=2))
+    story.hear("gpu1", busy(0.5, 4, 0.2, 0.6))
+    story.ask(a_request(cores=1, memory_gb=2))
+    story.now += 1_500
+    (shown,) = snapshots(story.ledger, story.now, offset_ms=60_000)
+    assert (shown.node_id, shown.state, shown.known) == ("gpu1", "alive", True)
+    assert (shown.cpu_cores, shown.memory_gb, shown.gpus) == (4.0, 16.0, 2)
+    assert (shown.cpu_percent, shown.cpu_outside_percent) == (50.0, 25.0)
+    assert (shown.memory_percent, shown.memory_used_gb, shown.memory_outside_gb) == (25.0, 4.0, 2.0)
+    assert (shown.gpu_percent, shown.gpu_memory_used_gb) == (40.0, 2.0)
+    assert (shown.cpu_lent, shown.memory_lent_gb, shown.gpus_lent) == (1.0, 2.0, 0.0)
+    assert shown.pressure == pytest.approx(0.3 * 0.5 + 0.3 * 0.25 + 0.4 * 0.4, abs=1e-3)
+    assert shown.seconds_since_heard == 1.5
+    assert shown.timestamp == "1970-01-12T13:47:40.000Z"
+
+
+def test_a_node_that_is_not_heard_has_no_measurements_though_it_had_some() -> None:
+    story = Story(a_node("gpu1", gpus=1))
+    story.hear("gpu1", busy(0.5, 4, 0.5))
+    story.now += 6_001
+    (shown,) = snapshots(story.ledger, story.now)
+    assert (shown.known, shown.seconds_since_heard) == (False, 6.001)
+    measured = (shown.cpu_percent, shown.memory_percent, shown.memory_used_gb, shown.gpu_percent, shown.pressure)
+    assert measured == (None,) * 5
+    assert shown.cpu_cores == 4.0
+
+
+def test_the_summary_counts_what_silent_nodes_have_as_unknown() -> None:
+    story = Story(a_node("busy", gpus=1), a_node("idle", gpus=1), a_node("silent", gpus=2, memory_gb=64))
+    story.now += 10_000
+    story.hear("busy", busy(0.75, 12, 1))
+    story.hear("idle", busy(0, 0, 0))
+    story.later(0, heard=False)
+    story.ask(a_request(cores=2))
+    told = summarise(story.ledger, story.now)
+    assert told["nodes"] == {"total": 3, "known": 2, "unknown": 1, "by_state": {"alive": 2, "suspect": 1}}
+    assert told["cpu"] == {"total": 12.0, "used": 3.0, "idle": 5.0, "unknown": 4.0, "lent": 2.0}
+    assert told["memory_gb"] == {"total": 96.0, "used": 12.0, "idle": 20.0, "unknown": 64.0, "lent": 0.0}
+    assert told["gpu"] == {"total": 4.0, "used": 1.0, "idle": 1.0, "unknown": 2.0, "lent": 0.0}
+    assert told["pressure"] == {"mean": 0.425, "max": 0.85, "max_node": "busy"}
+    assert told["unknown_nodes"] == [{"node_id": "silent", "state": "suspect", "seconds_since_heard": 10.0}]
+
+
+def test_where_nobody_is_known_there_is_no_pressure() -> None:
+    story = Story(a_node("gpu1"))
+    story.later(7, heard=False)
+    told = summarise(story.ledger, story.now)
+    assert told["pressure"] is None
+    assert (told["cpu"]["used"], told["cpu"]["idle"], told["cpu"]["unknown"]) == (0.0, 0.0, 4.0)
+
+
+usages = st.builds(busy, st.floats(0, 1.5), st.floats(0, 99), st.floats(0, 1))
+
+
+@given(st.lists(st.tuples(st.none() | usages, st.integers(0, 3)), max_size=6))
+def test_total_is_used_and_idle_and_unknown(nodes: list[tuple[Usage | None, int]]) -> None:
+    story = Story(*(a_node(f"n{place}", gpus=gpus) for place, (_, gpus) in enumerate(nodes)))
+    story.now += 10_000
+    for place, (usage, _) in enumerate(nodes):
+        if usage is not None:
+            story.hear(f"n{place}", usage)
+    told = summarise(story.ledger, story.now)
+    for part in (told["cpu"], told["memory_gb"], told["gpu"]):
+        assert part["total"] == pytest.approx(part["used"] + part["idle"] + part["unknown"], abs=0.003)
+        assert min(part["used"], part["idle"], part["unknown"], part["lent"]) >= 0
+    assert told["nodes"]["unknown"] == len(told["unknown_nodes"]) == sum(usage is None for usage, _ in nodes)
