@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import sys
 
-from bench import commands, deciding, granting, lending, restarting
+from bench import commands, deciding, granting, jobs, lending, restarting, yielding
 from bench.table import render
 
-ALL = {"deciding": deciding, "granting": granting, "restarting": restarting, "commands": commands, "lending": lending}
+ALL = {
+    "deciding": deciding,
+    "granting": granting,
+    "restarting": restarting,
+    "commands": commands,
+    "lending": lending,
+    "jobs": jobs,
+    "yielding": yielding,
+}
 
 
 def main() -> int:

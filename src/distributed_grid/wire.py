@@ -44,8 +44,8 @@ class _ToAgent(Struct, frozen=True, tag=True):
 
 
 class Hello(_FromAgent, frozen=True):
-    """An agent is there; these attempts it has a record of (by lease id), this is what its machine has, and this
-    the highest epoch it has seen of a control plane."""
+    """An agent is there; these attempts it has a record of (by lease id), this is what its machine has, this the
+    highest epoch it has seen of a control plane, and this names the time since the machine was started."""
 
     protocol: int
     version: Name
@@ -53,7 +53,7 @@ class Hello(_FromAgent, frozen=True):
     attempts: Annotated[tuple[Id, ...], Meta(max_length=MOST_ATTEMPTS)] = ()
     capacity: Capacity | None = None
     epoch: Count = 0
-    python: Name = ""
+    boot: Name = ""
 
 
 class Heartbeat(_FromAgent, frozen=True):

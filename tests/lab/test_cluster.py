@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import time
@@ -112,6 +114,17 @@ def test_three_hosts_go_from_nothing_to_running_and_back_to_nothing(a_cluster: S
         assert host.run(["find", host.home, "-type", "s"]).stdout == ""
     assert {row["detail"] for row in grid.results("stop", "--purge").values()} == {"nothing ran there, removed"}
     assert [remains(host) for host in lab] == [([], [])] * 3
+
+
+def test_what_the_page_about_clusters_tells_to_type_works(a_cluster: Starter) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+    typed = re.findall(r"^\$ grid (.*)$", page, re.MULTILINE)
+    assert len(typed) > 5
+    grid = a_cluster()
+    for line in typed:
+        said = grid(*shlex.split(line), check=0, timeout=120).stdout
+        if line.startswith("run-shared"):
+            assert said == "gpu2\n"
 
 
 def test_starting_three_hosts_from_nothing_takes_less_than_fifteen_seconds(a_cluster: Starter) -> None:

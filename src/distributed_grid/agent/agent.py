@@ -27,6 +27,7 @@ from distributed_grid.agent.owner import OwnerGuard
 from distributed_grid.agent.reading import Reading
 from distributed_grid.agent.reports import AttemptEnded, AttemptSpec, AttemptStarted
 from distributed_grid.agent.sweeping import sweep
+from distributed_grid.agent.tree import boot_id
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.wire import (
@@ -138,7 +139,7 @@ class Agent:
         ended = (report.lease_id for report in self._unacknowledged.values() if isinstance(report, Ended))
         attempts = tuple(dict.fromkeys((*self._host.running(), *ended)))
         capacity = self._capacity() if self._capacity is not None else None
-        return Hello(PROTOCOL, __version__, node, attempts, capacity, self._epoch)
+        return Hello(PROTOCOL, __version__, node, attempts, capacity, self._epoch, boot_id())
 
     def welcomed(self, welcome: Welcome) -> None:
         """A new link is there: tell again what may have been lost with the last one."""

@@ -7,7 +7,7 @@ Below the root, mode 0700 (files 0600):
     .hold.json            until when everything with a hold may go on without another word
     .live/<attempt id>    empty; exists from before the launch until the end has been acknowledged
     <attempt id>/
-        spec.json         everything needed to run it; there before the shim, durable before the command
+        spec.json         everything needed to run it; there before the shim
         cores.json        the cores it is pinned to (rewritten when it is moved)
         fence.json        a fence newer than the one in spec.json, once one was seen
         shim.lock         made before a shim gets it, locked while that shim lives. Holds the shim's boot id, pid
@@ -136,16 +136,6 @@ class JobDir:
             os.unlink(name, dir_fd=self.fd)
         except FileNotFoundError:
             pass
-
-    def make_durable(self, name: str) -> None:
-        """Bring a file, and every directory entry that leads to it, onto the disk."""
-        for path, flags in ((name, os.O_RDONLY), (f"../{LIVE}", _DIRECTORY), ("..", _DIRECTORY)):
-            fd = self.open(path, flags)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        os.fsync(self.fd)
 
     def take_lock(self) -> int | None:
         """The shim's lock as a descriptor that holds it for as long as anybody has it open; None if taken."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distributed_grid.errors import BadInput, GridError, Refused, Unreachable
+from distributed_grid.wire import LARGEST_MESSAGE
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 PREFIX = "gridjoin1_"
 TIMEOUT_SECONDS = 15.0
 LARGEST_ANSWER = 65536
-LARGEST_MESSAGE = 64 * 1024 * 1024
 _IGNORE_TIME = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME: a pinned certificate is good on a machine whose clock is not."""
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from distributed_grid.scheduling.reasons import gigabytes
+from distributed_grid.domain.units import gigabytes
 from distributed_grid.wire import OwnerRules
 
 MB = 1024**2

@@ -1,6 +1,7 @@
 """The parent of one command: starts it, watches over all it starts, ends it, and says how it ended.
 
-Rule 1. The record of the attempt is on the disk before the command runs.
+Rule 1. The record of the attempt is in its directory before the command runs. A power failure may take it along:
+        the grid knows by the boot id that such an attempt may have run, and does not order it again.
 Rule 2. The end is told only when nothing of the tree is left, and it is on the disk before it is told.
 Rule 3. It needs nobody: time-out, hold and memory limit are kept when agent and control plane are gone.
 Rule 4. Whoever wants something writes it to the directory first and signals afterwards, so nothing is missed.
@@ -74,7 +75,6 @@ class Shim:
         os.write(lock, json.dumps(self.identity).encode())
         self.job = JobDir(self.root, packet.decode())
         self.spec: dict[str, Any] = self.job.read(jobdir.SPEC)
-        self.job.make_durable(jobdir.SPEC)
         self.began = self.ended = boot_ms()
         self._look_for_halt()
         if self.stop is not None:

@@ -25,9 +25,9 @@ FLOOR_MILLI = 50  # what is left to throttled work that has nothing: 5 % of a co
 STRONG_MILLI, STRONG_PART = 300, 50  # an owner who shows this much is there
 WEAK_MILLI, WEAK_PART = 150, 10  # one who shows this much is there when the next look shows it, too
 WEAK_LOOKS = 2
-HEADROOM_MILLI, HEADROOM_PART = 150, 100  # stays idle beside an owner
-FULL_MILLI, FULL_PART = 60, 40  # a machine with less than this idle is full
-STEP_MILLI, STEP_PART = 100, 40  # smaller differences change nothing
+HEADROOM_MILLI, HEADROOM_PART = 150, 120  # stays idle beside an owner
+FULL_MILLI, FULL_PART = 70, 60  # a machine with less than this idle is full
+STEP_MILLI, STEP_PART = 100, 50  # smaller differences change nothing
 COMEBACK_MILLI = 200  # paused work goes on when it can have this much
 DWELL_MS, DWELL_MOST_MS = 2_000, 60_000
 SETTLE_MS = 400  # the first look at a calm may still average over the last of the storm
@@ -35,6 +35,7 @@ TOO_EARLY_MS = 30_000  # giving way so soon after coming back means that it was 
 PROBE_EVERY_MS = 5_000  # how often the first look after a squeeze may give back at once
 PAUSE_AFTER_MS = 3_000  # at the floor, before everything is paused
 EVICT_AFTER_MS = 60_000  # at the floor or paused, before everything is evicted
+LAPSE_MS = 3_000  # a conflict that does not show for so long is over
 CONFLICT_MS = 3_000  # on a full machine, before one is evicted where the rules allow nothing gentler
 
 
@@ -59,7 +60,7 @@ class Yielding(Struct, frozen=True):
     squeezed_at_ms: int | None = None
     probes: bool = False
     starved_since_ms: int | None = None
-    full_since_ms: int | None = None
+    conflict_seen_ms: int = 0
     going: tuple[Going, ...] = ()
     gpu_hints: tuple[tuple[int, int], ...] = ()
 
@@ -124,15 +125,22 @@ def grip_of(state: Yielding) -> Grip:
 
 def _cpu(state: Yielding, look: Look, rules: OwnerRules, now: int) -> Yielding:
     full = look.idle_milli < _part(look, FULL_MILLI, FULL_PART)
-    state = replace(state, hints=_hints(state, look), full_since_ms=(state.full_since_ms or now) if full else None)
+    hints = state.hints + 1 if look.outside_milli >= _part(look, WEAK_MILLI, WEAK_PART) else 0
+    state = replace(state, hints=hints)
     if state.step is Step.FREE:
-        return (
-            _squeezed(state, rules, now) if full and _is_there(state, look) else replace(state, starved_since_ms=None)
-        )
+        return _free(state, look, rules, now, full=full)
     if state.step is Step.PAUSED:
         most = min(look.leased_milli, COMEBACK_MILLI if rules.throttle else look.leased_milli)
         return _come_back(state, look, rules, now) if _room(look) >= most else replace(state, calm_since_ms=None)
     return _throttled(state, look, rules, now, full=full)
+
+
+def _free(state: Yielding, look: Look, rules: OwnerRules, now: int, *, full: bool) -> Yielding:
+    is_there = look.outside_milli >= _part(look, STRONG_MILLI, STRONG_PART) or state.hints >= WEAK_LOOKS
+    if full and is_there:
+        return _squeezed(replace(state, conflict_seen_ms=now), rules, now)
+    lapsed = now - state.conflict_seen_ms > LAPSE_MS
+    return replace(state, starved_since_ms=None) if lapsed else state
 
 
 def _throttled(state: Yielding, look: Look, rules: OwnerRules, now: int, *, full: bool) -> Yielding:
@@ -159,12 +167,11 @@ def _squeezed(state: Yielding, rules: OwnerRules, now: int) -> Yielding:
     """Almost nothing, at once; the next look shows what the owner really wants (Rule 2)."""
     state = _lowered(state, now)
     recently = state.squeezed_at_ms is not None and now - state.squeezed_at_ms < PROBE_EVERY_MS
-    state = replace(state, calm_since_ms=None, squeezed_at_ms=now, starved_since_ms=now)
+    starved = now if state.starved_since_ms is None else state.starved_since_ms
+    state = replace(state, calm_since_ms=None, squeezed_at_ms=now, starved_since_ms=starved)
     if rules.throttle:
         return replace(state, step=Step.THROTTLED, allowance_milli=FLOOR_MILLI, probes=not recently)
-    if rules.pause:
-        return replace(state, step=Step.PAUSED)
-    return replace(state, starved_since_ms=state.full_since_ms)
+    return replace(state, step=Step.PAUSED) if rules.pause else state
 
 
 def _lowered(state: Yielding, now: int) -> Yielding:
@@ -204,14 +211,6 @@ def _room(look: Look) -> int:
     if look.outside_milli < _part(look, WEAK_MILLI, WEAK_PART) // 2:
         return look.machine_milli
     return look.machine_milli - look.outside_milli - _part(look, HEADROOM_MILLI, HEADROOM_PART)
-
-
-def _hints(state: Yielding, look: Look) -> int:
-    return state.hints + 1 if look.outside_milli >= _part(look, WEAK_MILLI, WEAK_PART) else 0
-
-
-def _is_there(state: Yielding, look: Look) -> bool:
-    return look.outside_milli >= _part(look, STRONG_MILLI, STRONG_PART) or state.hints >= WEAK_LOOKS
 
 
 def _part(look: Look, least: int, part: int) -> int:

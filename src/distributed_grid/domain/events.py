@@ -167,6 +167,7 @@ class AttemptsListed(Struct, frozen=True):
 
     node: str
     attempts: tuple[str, ...]
+    boot: str = ""
 
 
 class QueueLooked(Struct, frozen=True):

@@ -69,7 +69,8 @@ class Command(Struct, frozen=True):
 
 
 class Attempt(Struct, frozen=True):
-    """One run of a job under one lease."""
+    """One run of a job under one lease; `boot` is the node's at the time: what a restart of the machine interrupts
+    may have run, and is not simply ordered again."""
 
     number: int
     lease_id: str
@@ -81,6 +82,7 @@ class Attempt(Struct, frozen=True):
     cores: tuple[int, ...] = ()
     pid: int = 0
     outcome: Outcome | None = None
+    boot: str = ""
 
 
 class Stop(Struct, frozen=True):

@@ -125,8 +125,8 @@ class Sighting(Struct, frozen=True):
 
     `beat` is the heartbeat's number. Until `held_until_ms` what was lent there may still run; after it nothing
     can, whatever became of the node. `generation` counts how often its agent has withdrawn what it offered, and
-    `yields` says that it does so now, because the owner is using it. `idleness` is what thresholds make of all that
-    was measured so far.
+    `yields` says that it does so now, because the owner is using it. `boot` names the time since its machine was
+    started. `idleness` is what thresholds make of all that was measured so far.
     """
 
     kind: ClassVar[str] = "sighting"
@@ -138,6 +138,7 @@ class Sighting(Struct, frozen=True):
     held_until_ms: int = 0
     generation: int = 0
     yields: bool = False
+    boot: str = ""
     idleness: Idleness | None = None
 
     @property

@@ -228,7 +228,7 @@ class Links:
         via.send(
             Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, self._registry.owner_rules(hello.node))
         )
-        await self._handle(AttemptsListed(hello.node, hello.attempts))
+        await self._handle(AttemptsListed(hello.node, hello.attempts, hello.boot))
 
     async def _catch_up(self, hello: Hello, via: AgentSide) -> None:
         """Order again what the ledger calls for on a node that has just (re)appeared, and stop what it does not."""

@@ -56,7 +56,8 @@ def grant(
     decision.records.append(record)
     if job is None:
         return decision, granted, None
-    attempt = Attempt(len(job.attempts) + 1, lease.id, node, fence, now)
+    boot = seen.boot if seen is not None else ""
+    attempt = Attempt(len(job.attempts) + 1, lease.id, node, fence, now, boot=boot)
     assigned = replace(job, state=advance_job(job.state, Step.ASSIGN), attempts=(*job.attempts, attempt))
     decision.changes.append(assigned)
     return decision, granted, assigned

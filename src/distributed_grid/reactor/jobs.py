@@ -19,6 +19,7 @@ from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome, Stop
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.lives import JobState, LeaseEnd, LeaseState, Step, advance_job, advance_lease
+from distributed_grid.domain.nodes import Sighting
 from distributed_grid.errors import BadInput, Conflict, NotFound
 from distributed_grid.reactor import leases
 from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record
@@ -229,8 +230,12 @@ def _run_again(job: Job, now: int, *, counts: bool) -> list[Row]:
 
 
 def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:
-    """Compare what an agent has with what should run there: what it does not know of is lost."""
+    """Compare what an agent has with what should run there: what it does not know of is lost.
+
+    What was only assigned is ordered again, unless the machine was restarted in between: then it may have run.
+    """
     known = set(event.attempts)
+    seen = ledger.sightings.get(event.node) or Sighting(event.node, 0)
     lost = [
         AttemptEnded(
             job.uid,
@@ -242,9 +247,10 @@ def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:
         if (attempt := job.attempt) is not None
         and attempt.node == event.node
         and attempt.lease_id not in known
-        and job.state is not JobState.ASSIGNED
+        and (job.state is not JobState.ASSIGNED or (attempt.boot and attempt.boot != event.boot))
     ]
-    return Decision(follow=[*lost])
+    changes: list[Row] = [replace(seen, boot=event.boot)] if seen.boot != event.boot else []
+    return Decision(changes, follow=[*lost])
 
 
 def waited_too_long(ledger: Ledger, job: Job, why: tuple[str, ...], now: int) -> Decision:

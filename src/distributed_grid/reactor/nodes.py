@@ -116,9 +116,17 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
     node = ledger.nodes.get(event.name)
     if node is None:
         return Decision()
-    idle = idleness(node, event.usage, ledger.sightings.get(event.name), now)
+    last = ledger.sightings.get(event.name)
     seen = Sighting(
-        event.name, now, event.usage, event.beat, held_until(node, now), event.generation, event.yields, idle
+        event.name,
+        now,
+        event.usage,
+        event.beat,
+        held_until(node, now),
+        event.generation,
+        event.yields,
+        boot=last.boot if last is not None else "",
+        idleness=idleness(node, event.usage, last, now),
     )
     decision = Decision([seen])
     if node.state is NodeState.LOST:

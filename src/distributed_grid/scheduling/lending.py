@@ -11,8 +11,8 @@ from distributed_grid.domain.idleness import Idleness
 from distributed_grid.domain.nodes import Node, Sighting, Thresholds, Usage
 from distributed_grid.domain.offers import Offer
 from distributed_grid.domain.resources import NOTHING, Capacity, GpuDevice
+from distributed_grid.domain.units import cores, gigabytes
 from distributed_grid.scheduling.idleness import idleness
-from distributed_grid.scheduling.reasons import cores, gigabytes
 
 WORTH_TELLING = 10
 """An offer grows at once by this part of what the node has; by less when it is made anew."""

@@ -8,20 +8,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.lives import NodeState
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity
-
-GB = 1024**3
-
-
-def cores(milli: int) -> str:
-    return f"{milli / 1000:g} core{'' if milli == 1000 else 's'}"
-
-
-def gigabytes(size: int) -> str:
-    return f"{size / GB:.1f} GB" if size >= GB / 10 else f"{size / 1024**2:.1f} MB"
-
-
-def gpus(milli: int) -> str:
-    return f"{milli / 1000:g} GPU{'' if milli == 1000 else 's'}"
+from distributed_grid.domain.units import cores, gigabytes, gpus
 
 
 def amounts(ask: Amounts) -> str:

@@ -73,10 +73,12 @@ def a_node(
     thresholds: Thresholds | None = None,
     rank: int = 1000,
     state: NodeState = NodeState.JOINING,
+    hold_s: float = 0,
 ) -> Node:
-    """A machine with an agent, as the config declares it."""
+    """A machine with an agent, as the config declares it; with a hold it is another than the control plane's."""
     capacity = a_capacity(cores, memory_gb, gpus, gpu_memory_gb=gpu_memory_gb, exclusive=exclusive, custom=custom)
-    return Node(name, state, capacity, caps or Caps(), thresholds, rank)
+    host = "far" if hold_s else "local"
+    return Node(name, state, capacity, caps or Caps(), thresholds, rank, host=host, hold_ms=_milli(hold_s))
 
 
 def caps(

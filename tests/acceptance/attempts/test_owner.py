@@ -21,6 +21,7 @@ from distributed_grid.adapters.probes.machine import MachineProbe
 from distributed_grid.agent import jobdir, tree
 from distributed_grid.agent.measuring import Meter
 from distributed_grid.agent.owner import OwnerGuard
+from distributed_grid.agent.reports import AttemptEnded
 from distributed_grid.agent.yielding import Step
 from distributed_grid.wire import OwnerRules
 from tests.acceptance.attempts.conftest import Driver, a_spec, is_alive, python
@@ -298,7 +299,7 @@ def test_where_only_eviction_is_allowed_the_youngest_goes(guarded: Guarded) -> N
     driver.launch("young", *python(SPIN), cpu_milli=1000)
     driver.pass_time(0.5)
     with an_owner(len(CORES)):
-        ended = driver.ended("young")
+        ended = driver.until(lambda: driver.find(AttemptEnded, "young"), patience_s=60)
         assert ended.kind == "reclaimed"
         assert "its owner needs here's CPU: " in ended.detail
         assert is_alive(driver.shim_pid("old"))

@@ -33,7 +33,6 @@ def test_a_file_cut_short_counts_as_absent(root: str) -> None:
 def test_making_it_twice_keeps_what_is_there(root: str) -> None:
     with JobDir.make(root, "a.1") as job:
         job.write("x.json", 1)
-        job.make_durable("x.json")
     with JobDir.make(root, "a.1") as job:
         assert job.read("x.json") == 1
     assert Path(root, jobdir.LIVE, "a.1").exists()

@@ -159,7 +159,10 @@ def test_steps_that_the_rules_leave_out_are_skipped() -> None:
     only_throttle.live(200_000, owner_milli=2000)
     assert only_throttle.steps() == [Grip(1, FLOOR_MILLI)]
     only_evict = Machine(rules=replace(RULES, throttle=False, pause=False))
-    only_evict.live(CONFLICT_MS + RULES.notice_ms + 2 * LOOK_MS, owner_milli=2000)
+    only_evict.live(60_000, owner_milli=0)
+    only_evict.live(CONFLICT_MS, owner_milli=2000)
+    assert only_evict.steps() == []
+    only_evict.live(RULES.notice_ms + 2 * LOOK_MS, owner_milli=2000)
     assert [type(action) for action in only_evict.steps()] == [Warn, Evict]
 
 

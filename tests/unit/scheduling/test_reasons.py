@@ -9,7 +9,8 @@ from distributed_grid.domain.events import NodeForgotten, NodeHeard
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import GpuDevice
-from distributed_grid.scheduling.reasons import amounts, cores, gigabytes, gpus, never_fits, why_not_now
+from distributed_grid.domain.units import cores, gigabytes, gpus
+from distributed_grid.scheduling.reasons import amounts, never_fits, why_not_now
 from distributed_grid.testing.builders import GB, Story, a_node, a_request, a_usage, an_ask, caps, thresholds
 
 

@@ -1,0 +1,111 @@
+"""One-line commands on two cores, a core each, through the API: from the first submission to the last end.
+
+Beside it, in the same run, HyperQueue with the same commands where it is installed (`pip install hyperqueue`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+from bench.house import a_house, start
+from bench.table import Line
+from distributed_grid.orchestration.client import ClientConfig, greeting
+from distributed_grid.orchestration.places import Places
+from distributed_grid.orchestration.protocol import JSON, Unpacker, frame
+
+JOBS = 400
+CLIENTS = 4
+TWO_CORES = """
+nodes:
+- name: two
+  host: local
+  cpu_count: 2
+  memory_gb: 4
+  trust_declared: true
+"""
+
+
+def measure() -> list[Line]:
+    """The better of three rounds, because the machine is not ours alone; the peer in between."""
+    rates, peers = [], []
+    with a_house(TWO_CORES) as (places, wanted):
+        start(places, wanted)
+        for _ in range(3):
+            rates.append(JOBS / asyncio.run(_round(places)))
+            peer = _hyperqueue()
+            peers += [peer] if peer is not None else []
+    lines = [Line("one-line commands, two cores, a core each", max(rates), 200, "/s")]
+    if peers:
+        lines.append(Line("the same, as a part of HyperQueue's rate", max(rates) / max(peers), 0.5, "x"))
+    return lines
+
+
+async def _round(places: Places) -> float:
+    began = time.perf_counter()
+    await asyncio.gather(*(_client(places, JOBS // CLIENTS) for _ in range(CLIENTS)))
+    return time.perf_counter() - began
+
+
+async def _client(places: Places, count: int) -> None:
+    """Submit, all at once, then wait for each."""
+    reader, writer = await asyncio.open_unix_connection(str(places.socket))
+    unpacker, frames = Unpacker(), []
+
+    def send(message: dict[str, object]) -> None:
+        writer.write(frame(JSON, json.dumps(message).encode()))
+
+    async def answer() -> dict[str, object]:
+        while not frames:
+            frames.extend(unpacker.feed(await reader.read(65536)))
+        found: dict[str, object] = json.loads(frames.pop(0)[1])
+        assert "error" not in found, found
+        return found
+
+    send(greeting(ClientConfig()))
+    await answer()
+    names = [uuid.uuid4().hex for _ in range(count)]
+    for name in names:
+        send({"op": "submit", "request_id": name, "argv": ["true"], "resource_type": "cpu", "amount": 1,
+              "env": {"PATH": os.defpath}, "cwd": "/"})  # fmt: skip
+    for _ in names:
+        await answer()
+    for name in names:
+        send({"op": "wait", "job_id": name})
+    for _ in names:
+        job = (await answer())["job"]
+        assert isinstance(job, dict)
+        assert job["exit_code"] == 0, job
+    writer.close()
+
+
+def _hyperqueue() -> float | None:
+    """Commands per second of HyperQueue on two cores; None where it is not installed."""
+    hq = shutil.which("hq")
+    if hq is None:
+        return None
+    folder = Path(tempfile.mkdtemp(prefix="grid-bench-hq-"))
+    env = os.environ | {"HQ_SERVER_DIR": str(folder)}
+    quiet = {"env": env, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    server = subprocess.Popen([hq, "server", "start"], **quiet)  # type: ignore[call-overload]
+    worker = None
+    try:
+        time.sleep(1.0)
+        worker = subprocess.Popen([hq, "worker", "start", "--cpus", "2"], **quiet)  # type: ignore[call-overload]
+        time.sleep(1.0)
+        began = time.perf_counter()
+        command = [hq, "submit", f"--array=1-{JOBS}", "--stdout", "none", "--stderr", "none", "--wait", "true"]
+        subprocess.run(command, check=True, cwd=folder, **quiet)  # type: ignore[call-overload]
+        return JOBS / (time.perf_counter() - began)
+    finally:
+        for process in filter(None, (worker, server)):
+            process.terminate()
+            process.wait()
+        shutil.rmtree(folder)
