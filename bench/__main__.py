@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from bench import commands, deciding, granting, jobs, lending, restarting, yielding
+from bench import agents, commands, deciding, granting, jobs, lending, restarting, yielding
 from bench.table import render
 
 ALL = {
@@ -14,6 +14,8 @@ ALL = {
     "commands": commands,
     "lending": lending,
     "jobs": jobs,
+    "agents": agents,
+    "resting": resting,
     "yielding": yielding,
 }
 

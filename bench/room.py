@@ -51,7 +51,7 @@ def _own_groups() -> dict[str, Path]:
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
         if kind == "cgroup":
-            places.update((name, tuple(before.split()[3:5])) for name in options.split(","))  # type: ignore[misc]
+            places.update((name, tuple(before.split()[3:5])) for name in options.split(","))
     found = {}
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)

@@ -252,6 +252,24 @@ def test_with_accept_new_the_first_key_is_written_down_and_another_is_refused(
     grid.results("install", "gpu1")
 
 
+def test_a_link_whose_host_has_changed_says_so_and_comes_back_when_that_is_settled(
+    a_cluster: Starter, lab: Lab
+) -> None:
+    grid, host = a_cluster(), lab.host("gpu1")
+    grid.results("start", "gpu1")
+    agent, session = agent_of(host), host.find(f"sshd: {lab.user}@")
+    host.new_host_key()
+    for pid in session:
+        host.kill(pid)
+    told = wait_until(lambda: (row := grid.node("gpu1"))["link"] == "down" and "changed" in row["detail"] and row)
+    assert f"the host key of {host.address} has changed" in told["detail"]
+    lab.trust()
+    began = time.monotonic()
+    grid.results("start", "gpu1")
+    assert time.monotonic() - began < 15
+    assert agent_of(host) == agent
+
+
 # ---------------------------------------------------------------- the way there
 
 
@@ -279,6 +297,31 @@ def test_sshs_own_configuration_says_what_the_cluster_file_does_not(a_cluster: S
     )
     grid.results("start", "gpu1")
     assert grid.is_alive("gpu1")
+
+
+def test_a_server_that_forwards_nothing_is_told(a_cluster: Starter, lab: Lab) -> None:
+    grid, host = a_cluster(), lab.host("gpu1")
+    config = host.outside("/etc/ssh/lab_sshd_config")
+    before = config.read_text()
+    config.write_text(before + "AllowStreamLocalForwarding no\n")
+    try:
+        host.restart_sshd()
+        found = grid.results("start", "gpu1", check=1)["gpu1"]["detail"]
+        assert "its sshd does not forward Unix sockets: allow it there (AllowStreamLocalForwarding yes" in found
+    finally:
+        config.write_text(before)
+        host.restart_sshd()
+
+
+def test_a_control_plane_with_wanted_nodes_is_not_idle(a_cluster: Starter) -> None:
+    grid = a_cluster()
+    grid.env["GRID_IDLE_SECONDS"] = "1"
+    grid.results("start", "gpu1")
+    pid = grid.daemon_pid()
+    time.sleep(4)
+    assert is_running(pid)
+    grid.results("stop", "gpu1")
+    wait_until(lambda: not is_running(pid), 10)
 
 
 # ---------------------------------------------------------------- what goes wrong later

@@ -13,6 +13,7 @@ Rule 5. CPU comes back by any step, memory and GPUs by eviction only.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,12 +23,7 @@ from distributed_grid.wire import OwnerRules
 
 # All times in milliseconds, all amounts in thousandths of a core; a part is thousandths of the machine.
 FLOOR_MILLI = 50  # what is left to throttled work that has nothing: 5 % of a core
-STRONG_MILLI, STRONG_PART = 300, 50  # an owner who shows this much is there
-WEAK_MILLI, WEAK_PART = 150, 10  # one who shows this much is there when the next look shows it, too
 WEAK_LOOKS = 2
-HEADROOM_MILLI, HEADROOM_PART = 150, 120  # stays idle beside an owner
-FULL_MILLI, FULL_PART = 70, 60  # a machine with less than this idle is full
-STEP_MILLI, STEP_PART = 100, 50  # smaller differences change nothing
 COMEBACK_MILLI = 200  # paused work goes on when it can have this much
 DWELL_MS, DWELL_MOST_MS = 2_000, 60_000
 SETTLE_MS = 400  # the first look at a calm may still average over the last of the storm
@@ -37,6 +33,24 @@ PAUSE_AFTER_MS = 3_000  # at the floor, before everything is paused
 EVICT_AFTER_MS = 60_000  # at the floor or paused, before everything is evicted
 LAPSE_MS = 3_000  # a conflict that does not show for so long is over
 CONFLICT_MS = 3_000  # on a full machine, before one is evicted where the rules allow nothing gentler
+
+
+class Mark(NamedTuple):
+    """A part (thousandths) of the machine, but no less and no more than so many thousandths of a core."""
+
+    part: int
+    least_milli: int
+    most_milli: int
+
+    def of(self, look: Look) -> int:
+        return min(self.most_milli, max(self.least_milli, look.machine_milli * self.part // 1000))
+
+
+STRONG = Mark(50, 300, 1000)  # an owner who shows this much is there
+WEAK = Mark(10, 150, 600)  # one who shows this much is there when the next look shows it, too
+HEADROOM = Mark(120, 150, 2000)  # stays idle beside an owner
+FULL = Mark(60, 70, 1000)  # a machine with less than this idle is full
+STEP = Mark(50, 100, 800)  # smaller differences change nothing
 
 
 class Step(StrEnum):
@@ -124,27 +138,26 @@ def grip_of(state: Yielding) -> Grip:
 
 
 def _cpu(state: Yielding, look: Look, rules: OwnerRules, now: int) -> Yielding:
-    full = look.idle_milli < _part(look, FULL_MILLI, FULL_PART)
-    hints = state.hints + 1 if look.outside_milli >= _part(look, WEAK_MILLI, WEAK_PART) else 0
-    state = replace(state, hints=hints)
+    state = replace(state, hints=state.hints + 1 if look.outside_milli >= WEAK.of(look) else 0)
     if state.step is Step.FREE:
-        return _free(state, look, rules, now, full=full)
+        return _free(state, look, rules, now)
     if state.step is Step.PAUSED:
-        most = min(look.leased_milli, COMEBACK_MILLI if rules.throttle else look.leased_milli)
+        most = COMEBACK_MILLI if rules.throttle else look.leased_milli
         return _come_back(state, look, rules, now) if _room(look) >= most else replace(state, calm_since_ms=None)
-    return _throttled(state, look, rules, now, full=full)
+    return _throttled(state, look, rules, now)
 
 
-def _free(state: Yielding, look: Look, rules: OwnerRules, now: int, *, full: bool) -> Yielding:
-    is_there = look.outside_milli >= _part(look, STRONG_MILLI, STRONG_PART) or state.hints >= WEAK_LOOKS
-    if full and is_there:
+def _free(state: Yielding, look: Look, rules: OwnerRules, now: int) -> Yielding:
+    """Who leased no CPU counts with what it uses; a full machine never has room for that beside an owner."""
+    is_there = look.outside_milli >= STRONG.of(look) or state.hints >= WEAK_LOOKS
+    if is_there and _room(look) < max(look.own_milli, sum(one.cpu_milli for one in look.attempts)):
         return _squeezed(replace(state, conflict_seen_ms=now), rules, now)
     lapsed = now - state.conflict_seen_ms > LAPSE_MS
     return replace(state, starved_since_ms=None) if lapsed else state
 
 
-def _throttled(state: Yielding, look: Look, rules: OwnerRules, now: int, *, full: bool) -> Yielding:
-    room, step = _room(look), _part(look, STEP_MILLI, STEP_PART)
+def _throttled(state: Yielding, look: Look, rules: OwnerRules, now: int) -> Yielding:
+    room, step, full = _room(look), STEP.of(look), look.idle_milli < FULL.of(look)
     if full and state.allowance_milli > FLOOR_MILLI:
         return _squeezed(state, rules, now)
     if state.probes and not full:
@@ -208,13 +221,9 @@ def _given(state: Yielding, look: Look, room: int) -> Yielding:
 
 def _room(look: Look) -> int:
     """What borrowed work may use beside this owner; everything when the owner is as good as gone."""
-    if look.outside_milli < _part(look, WEAK_MILLI, WEAK_PART) // 2:
+    if look.outside_milli < WEAK.of(look) // 2:
         return look.machine_milli
-    return look.machine_milli - look.outside_milli - _part(look, HEADROOM_MILLI, HEADROOM_PART)
-
-
-def _part(look: Look, least: int, part: int) -> int:
-    return max(least, look.machine_milli * part // 1000)
+    return look.machine_milli - look.outside_milli - HEADROOM.of(look)
 
 
 # ------------------------------------------------------------------ who has to go for it

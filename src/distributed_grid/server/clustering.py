@@ -126,9 +126,13 @@ class Clustering:
             raise
         await self._drain(name, say, wait=not op.force)
         self._shells.drop(name)
-        words = await self._shells.do("purge" if op.purge else "end", target, say)
+        try:
+            words = await self._shells.do("purge" if op.purge else "end", target, say)
+        except GridError:
+            if await self._grid.read(lambda ledger, now: ledger.nodes[name].wanted):
+                self._shells.keep(target)  # what could not be ended is looked after as before
+            raise
         await self._grid.handle(NodeStopped(name))
-        self._shells.drop(name)
         return words
 
     async def _let_go(self, name: str) -> None:
@@ -163,7 +167,6 @@ class Clustering:
         config, node = self._nodes[name], ledger.nodes.get(name)
         seen, link = ledger.sightings.get(name), self._shells.links.get(name)
         facts = self._shells.facts.get(name, Facts())
-        heard = seen is not None and seen.at_ms
         return {
             "node_id": name,
             "address": "local" if config.is_local else address_of(config),
@@ -173,7 +176,7 @@ class Clustering:
             "detail": (link.detail or None) if link is not None else None,
             "version": facts.running or facts.version or None,
             "python": facts.python or None,
-            "seconds_since_heard": (now - seen.at_ms) / 1000 if seen is not None and heard else None,
+            "seconds_since_heard": (now - seen.at_ms) / 1000 if seen is not None and seen.at_ms else None,
             "jobs": sum(1 for lease in ledger.leases_of(name) if lease.job),
         }
 

@@ -66,9 +66,10 @@ class Shells:
             self._send(settings)
 
     def keep(self, target: Target) -> None:
-        """Keep a link to this node until it is dropped."""
+        """Keep a link to this node until it is dropped; one that is down is tried again at once."""
         self._kept[target.name] = target
-        self.links.setdefault(target.name, Linked(target.name, "connecting"))
+        if target.name not in self.links or self.links[target.name].state == "down":
+            self.links[target.name] = Linked(target.name, "connecting")
         self._need()
         self._send(Keep(target))
 

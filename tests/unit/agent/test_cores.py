@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.agent.cores import CORE, Claim, arrange, nice_for, weight_for
+from distributed_grid.agent.cores import CORE, Claim, arrange, nice_for, weight_for, within
 
 MILLI = st.one_of(st.integers(1, 999), st.sampled_from([250, 500, 1000, 1500, 2000, 3000, 9000]), st.integers(1, 5000))
 # Each step adds a claim or, when negative, ends one.
@@ -77,3 +77,15 @@ def test_weights_follow_the_fraction() -> None:
     assert [weight_for(milli, 1) for milli in (0, 1000, 500, 250)] == [0, 0, 512, 256]
     assert weight_for(1500, 2) == 1024
     assert [nice_for(milli) for milli in (1000, 999, 500, 250, 1)] == [0, 0, 3, 6, 19]
+
+
+CORE_LISTS = st.lists(st.integers(0, 7), min_size=1, max_size=8, unique=True).map(tuple)
+
+
+@given(CORE_LISTS, CORE_LISTS)
+def test_confined_work_stays_on_its_own_cores_as_far_as_it_may(
+    cores: tuple[int, ...], allowed: tuple[int, ...]
+) -> None:
+    assert within(cores, None) == cores
+    confined = within(cores, allowed)
+    assert set(confined) == (set(cores) & set(allowed) or set(allowed))

@@ -27,7 +27,7 @@ from distributed_grid.adapters.shells.messages import (
     line_of,
     order_in,
 )
-from distributed_grid.adapters.shells.remote import Session, session
+from distributed_grid.adapters.shells.remote import Session
 
 MOST_AT_ONCE = 32
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Child:
         self._auth_sock = ""
         self._supplies = installing.Supplies()
         self._doors: dict[str, tuple[Target, Door]] = {}
-        self._links: dict[str, tuple[Target, asyncio.Task[None]]] = {}
+        self._links: dict[str, tuple[Target, Link, asyncio.Task[None]]] = {}
         self._deeds: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(MOST_AT_ONCE)
 
@@ -57,7 +57,7 @@ class Child:
         """Begin what an order asks for."""
         match order:
             case Settings():
-                self._auth_sock = order.auth_sock or self._auth_sock
+                self._use(order.auth_sock)
                 self._supplies.environ = order.environ or self._supplies.environ
                 self._supplies.cache = Path(order.wheels)
             case Keep():
@@ -69,6 +69,12 @@ class Child:
                 self._deeds.add(deed)
                 deed.add_done_callback(self._deeds.discard)
 
+    def _use(self, auth_sock: str) -> None:
+        if auth_sock and auth_sock != self._auth_sock:
+            self._auth_sock = auth_sock
+            for _, link, _ in self._links.values():
+                link.nudge()
+
     def _door(self, target: Target) -> Door:
         known = self._doors.get(target.name)
         if known is None or known[0] != target:
@@ -77,11 +83,12 @@ class Child:
 
     def _keep(self, target: Target) -> None:
         kept = self._links.get(target.name)
-        if kept is not None and kept[0] == target and not kept[1].done():
+        if kept is not None and kept[0] == target:
+            kept[1].nudge()
             return
         self._drop(target.name)
         link = Link(target, self._door(target), self._report)
-        self._links[target.name] = (target, asyncio.create_task(self._guarded(link, target.name)))
+        self._links[target.name] = (target, link, asyncio.create_task(self._guarded(link, target.name)))
 
     async def _guarded(self, link: Link, node: str) -> None:
         while True:
@@ -95,7 +102,7 @@ class Child:
     def _drop(self, node: str) -> None:
         kept = self._links.pop(node, None)
         if kept is not None:
-            kept[1].cancel()
+            kept[2].cancel()
             self._report(Linked(node, "down", "not wanted"))
 
     async def _do(self, order: Do) -> None:
@@ -109,7 +116,7 @@ class Child:
                 door = self._door(order.target)
                 if not door.is_open:
                     say("connecting")
-                async with door.opened() as connection, session(connection.ssh, order.target) as talk:
+                async with door.talking() as talk:
                     facts, words = await self._perform(order, talk, say)
                 if order.deed in ("end", "purge"):
                     await door.close()

@@ -11,7 +11,8 @@ import msgspec
 
 from distributed_grid.adapters.shells.messages import Facts
 from distributed_grid.adapters.shells.remote import Say, Session
-from distributed_grid.adapters.shells.wheels import Wheel, gather, version_of
+from distributed_grid.adapters.shells.tags import minor_of
+from distributed_grid.adapters.shells.wheels import Wheel, gather, signature, version_of
 
 
 class Seen(Facts, frozen=True):
@@ -26,12 +27,22 @@ class Supplies:
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
+        self._gathered: dict[tuple[str, ...], list[Wheel]] = {}
         self.cache = Path()
         self.environ: Mapping[str, str] = {}
 
     async def for_node(self, facts: Facts) -> list[Wheel]:
+        """What a node like this needs, from this very moment's source."""
         async with self._lock:
-            return await asyncio.to_thread(gather, facts, self.cache, self.environ)
+            return await asyncio.to_thread(self._for_kind, facts)
+
+    def _for_kind(self, facts: Facts) -> list[Wheel]:
+        kind = (signature(), *map(str, minor_of(facts)), facts.machine, facts.libc, facts.libc_version)
+        if kind not in self._gathered:
+            if any(known[0] != kind[0] for known in self._gathered):
+                self._gathered.clear()  # of a source that is gone
+            self._gathered[kind] = gather(facts, self.cache, self.environ)
+        return self._gathered[kind]
 
 
 async def look(session: Session) -> Seen:

@@ -21,7 +21,7 @@ from distributed_grid.adapters.shells.dialing import Connection, dial
 from distributed_grid.adapters.shells.failures import Failed
 from distributed_grid.adapters.shells.installing import facts_of, look
 from distributed_grid.adapters.shells.messages import Facts, Linked, Target
-from distributed_grid.adapters.shells.remote import Session, session
+from distributed_grid.adapters.shells.remote import Session, open_session, session
 
 FIRST_PAUSE, LAST_PAUSE, FINAL_PAUSE = 0.5, 15.0, 60.0
 QUIET_SECONDS, LONGEST_QUIET = 1.5, 60.0
@@ -55,6 +55,26 @@ class Door:
             if not self._users:
                 asyncio.get_running_loop().call_later(LINGER_SECONDS, self._close_unused)
 
+    @asynccontextmanager
+    async def talking(self) -> AsyncIterator[Session]:
+        """A conversation with the node; a connection that has died without a word is found out here, and replaced."""
+        was_open = self.is_open
+        async with self.opened() as connection:
+            try:
+                talk = await open_session(connection.ssh, self._target)
+            except Failed:
+                if not was_open:
+                    raise
+                await connection.close()
+            else:
+                try:
+                    yield talk
+                finally:
+                    talk.close()
+                return
+        async with self.opened() as connection, session(connection.ssh, self._target) as talk:
+            yield talk
+
     @property
     def is_open(self) -> bool:
         return self._connection is not None and not self._connection.is_closed
@@ -79,6 +99,17 @@ class Link:
         self._door = door
         self._report = report
         self._channels = 0
+        self._hurry = asyncio.Event()
+
+    def nudge(self) -> None:
+        """Do not wait any longer with whatever is waited with: things may have been mended."""
+        self._hurry.set()
+
+    async def _pause(self, seconds: float) -> None:
+        self._hurry.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
 
     async def keep(self) -> None:
         """Be linked until cancelled."""
@@ -92,7 +123,7 @@ class Link:
             except Failed as found:
                 failure = found
             self._tell("down", str(failure), final=failure.final)
-            await asyncio.sleep(FINAL_PAUSE if failure.final else pause * random.uniform(0.8, 1.2))
+            await self._pause(FINAL_PAUSE if failure.final else pause * random.uniform(0.8, 1.2))
             pause = min(2 * pause, LAST_PAUSE)
 
     async def _stay_up(self, connection: Connection) -> None:
@@ -137,7 +168,7 @@ class Link:
         """Start the agent again whenever it has not been at the channel for a while."""
         patience = QUIET_SECONDS
         while not connection.is_closed:
-            await asyncio.sleep(patience)
+            await self._pause(patience)
             if self._channels:
                 patience = QUIET_SECONDS
                 continue

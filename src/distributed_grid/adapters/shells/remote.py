@@ -68,6 +68,10 @@ class Session:
         except TimeoutError:
             raise Failed(f"it did not finish within {ASK_SECONDS:g} s ({do})") from None
 
+    def close(self) -> None:
+        """End the conversation; the script ends with it. Safe to call twice."""
+        self._process.close()
+
     def write_script(self) -> None:
         """Say which interpreter to use, and hand over the script."""
         wanted = self._target.python
@@ -115,21 +119,27 @@ class Session:
         return f"its shell ended with {done.exit_status}" + (f": {said[-1][:300]}" if said else "")
 
 
-@asynccontextmanager
-async def session(connection: asyncssh.SSHClientConnection, target: Target) -> AsyncIterator[Session]:
-    """The script of a node, running for as long as this lasts."""
+async def open_session(connection: asyncssh.SSHClientConnection, target: Target) -> Session:
+    """The script of a node, running until it is closed."""
     import asyncssh
 
     try:
         async with asyncio.timeout(OPEN_SECONDS):
             process = await connection.create_process(COMMAND, encoding=None, request_pty=False, env={}, send_env=())
     except TimeoutError:
-        raise Failed(f"its shell did not start within {OPEN_SECONDS:g} s") from None
+        raise Failed(f"its shell did not start within {OPEN_SECONDS:g} s", final=False) from None
     except (asyncssh.Error, OSError) as failure:
-        raise Failed(f"its shell could not be started: {failure}") from failure
+        raise Failed(f"its shell could not be started: {failure}", final=False) from failure
+    talk = Session(process, target)
+    talk.write_script()
+    return talk
+
+
+@asynccontextmanager
+async def session(connection: asyncssh.SSHClientConnection, target: Target) -> AsyncIterator[Session]:
+    """The script of a node, running for as long as this lasts."""
+    talk = await open_session(connection, target)
     try:
-        talk = Session(process, target)
-        talk.write_script()
         yield talk
     finally:
-        process.close()
+        talk.close()

@@ -51,6 +51,15 @@ def gather(facts: Facts, cache: Path, environ: Mapping[str, str]) -> list[Wheel]
     return [own_wheel(), *(_wheel_of(name, facts, cache, environ) for name in NEEDED)]
 
 
+def signature() -> str:
+    """What changes when anything that is packed here does; quicker to have than the wheels."""
+    digest = hashlib.sha256(repr([(name, _installed(name).version) for name in NEEDED]).encode())
+    for path in sorted(_own_files()):
+        found = path.stat()
+        digest.update(f"{path}\n{found.st_size}\n{found.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
 def version_of(wheels: Iterable[Wheel], facts: Facts) -> str:
     """The name of an environment: another source, library, Python or machine is another version."""
     digest = hashlib.sha256("\n".join(sorted(wheel.sha256 for wheel in wheels)).encode())
@@ -72,11 +81,15 @@ def _own_files() -> list[Path]:
     return [path for path in found if "__pycache__" not in path.parts and path.suffix != ".pyc"]
 
 
-def _wheel_of(name: str, facts: Facts, cache: Path, environ: Mapping[str, str]) -> Wheel:
+def _installed(name: str) -> metadata.Distribution:
     try:
-        installed = metadata.distribution(name)
+        return metadata.distribution(name)
     except metadata.PackageNotFoundError:
         raise Failed(f"{name} is not installed here, so its version for the node is not known") from None
+
+
+def _wheel_of(name: str, facts: Facts, cache: Path, environ: Mapping[str, str]) -> Wheel:
+    installed = _installed(name)
     return (
         repacked(installed, facts)
         or _cached(name, installed.version, facts, cache)

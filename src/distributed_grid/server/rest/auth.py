@@ -11,7 +11,6 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from distributed_grid.errors import BadInput
-from distributed_grid.server import requests
 from distributed_grid.server.deeds import Caller, Deeds
 from distributed_grid.server.house import House
 from distributed_grid.server.rest.answers import Unauthorized
@@ -74,11 +73,9 @@ def takes(kind: type, *left_out: str) -> dict[str, Any]:
     """The body of an operation as OpenAPI tells it: the fields of a message of `requests`."""
     _, parts = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
     schema = parts[kind.__name__]
-    hidden = {"op", "request_id", *left_out} if "request_id" not in left_out else {"op", *left_out}
-    schema["properties"] = {name: part for name, part in schema["properties"].items() if name not in {"op", *left_out}}
-    schema["required"] = [name for name in schema.get("required", ()) if name not in hidden]
+    hidden = {"op", *left_out}
+    schema["properties"] = {name: part for name, part in schema["properties"].items() if name not in hidden}
+    optional = hidden | {"request_id"}  # made here where nobody gives one
+    schema["required"] = [name for name in schema.get("required", ()) if name not in optional]
     schema["additionalProperties"] = False
     return {"requestBody": {"required": bool(schema["required"]), "content": {"application/json": {"schema": schema}}}}
-
-
-__all__ = ["BEARER", "Visit", "Visitor", "body_of", "requests", "takes", "visit"]

@@ -1,0 +1,123 @@
+"""A thousand agents over real WebSockets, a heartbeat every 2 s each: what they cost the control plane.
+
+The agents are simulated in another process: they greet, beat, and answer orders, but run nothing. "To state" is from
+sending a heartbeat until its answer, which the control plane sends after the ledger has taken it in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+from bench.house import a_house, start
+from bench.table import Line
+from distributed_grid.orchestration.client import Client, ClientConfig, greeting
+from distributed_grid.orchestration.places import Places
+from distributed_grid.orchestration.protocol import JSON, Unpacker, frame
+
+AGENTS = 1000
+SECONDS = 20.0
+STARTS = 200
+NODE = "- {{name: n{number}, host: 198.18.0.1, dedicated: true}}\n"
+
+
+def measure() -> list[Line]:
+    """Cost at rest over 20 s, then the way of 200 jobs to agents chosen at random."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    config = "nodes:\n" + "".join(NODE.format(number=number) for number in range(AGENTS))
+    with a_house(config) as (places, wanted):
+        start(places, wanted)
+        with Client(places, wanted) as client:
+            pid = client.call("info")["pid"]
+        agents = subprocess.Popen(
+            [sys.executable, "-m", "bench.simulated_agents", str(places.host_dir / "links"), str(AGENTS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[1],
+        )
+        assert agents.stdin is not None
+        assert agents.stdout is not None
+        try:
+            agents.stdout.readline()  # all of them are welcome
+            time.sleep(4)
+            agents.stdin.write("clear\n")
+            agents.stdin.flush()
+            agents.stdout.readline()
+            before, began = _cpu_seconds(pid), time.perf_counter()
+            time.sleep(SECONDS)
+            part = (_cpu_seconds(pid) - before) / (time.perf_counter() - began)
+            beats = _ask(agents, "beats")
+            sent = asyncio.run(_jobs(places))
+            arrived = dict(_ask(agents, "starts"))
+            size = _resident_bytes(pid)
+        finally:
+            agents.kill()
+            agents.wait()
+    ways = [arrived[name] - at for name, at in sent.items() if name in arrived]
+    assert len(ways) == STARTS, f"{len(ways)} of {STARTS} jobs arrived"
+    return [
+        Line("control plane with 1,000 agents, of a core", 100 * part, 50, "%", lower_is_better=True),
+        Line("control plane with 1,000 agents, memory", size / 1e6, 500, "MB", lower_is_better=True),
+        Line("heartbeat to state p99", 1000 * _p99(beats), 200, "ms", lower_is_better=True),
+        Line("job to its agent p99", 1000 * _p99(ways), 250, "ms", lower_is_better=True),
+    ]
+
+
+def _ask(agents: subprocess.Popen[str], question: str) -> list[float]:
+    assert agents.stdin is not None
+    assert agents.stdout is not None
+    agents.stdin.write(f"{question}\n")
+    agents.stdin.flush()
+    found: list[float] = json.loads(agents.stdout.readline())
+    return found
+
+
+async def _jobs(places: Places) -> dict[str, float]:
+    """When each job was submitted, one every 20 ms, each on a node of its own."""
+    reader, writer = await asyncio.open_unix_connection(str(places.socket))
+    unpacker, frames = Unpacker(), []
+
+    async def call(message: dict[str, object]) -> None:
+        writer.write(frame(JSON, json.dumps(message).encode()))
+        while not frames:
+            frames.extend(unpacker.feed(await reader.read(65536)))
+        answer = json.loads(frames.pop(0)[1])
+        assert "error" not in answer, answer
+
+    await call(greeting(ClientConfig()))
+    sent = {}
+    for number in random.Random(1).sample(range(AGENTS), STARTS):
+        name = uuid.uuid4().hex
+        sent[f"job-{name[:12]}"] = time.perf_counter()
+        await call(
+            {"op": "submit", "request_id": name, "argv": ["true"], "resource_type": "cpu", "amount": 1,
+             "require": [f"n{number}"], "env": {"PATH": os.defpath}}
+        )  # fmt: skip
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(2)
+    writer.close()
+    return sent
+
+
+def _p99(values: list[float]) -> float:
+    return statistics.quantiles(values, n=100)[98]
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

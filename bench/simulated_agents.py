@@ -1,0 +1,91 @@
+"""Many agents in one process, each with its own WebSocket; answers questions about what it saw on its input."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+from websockets.asyncio.client import ClientConnection, unix_connect
+
+from distributed_grid import __version__, wire
+from distributed_grid.domain.jobs import Ending, Outcome
+from distributed_grid.domain.nodes import Usage
+from distributed_grid.domain.resources import Capacity
+
+BEAT_SECONDS = wire.HEARTBEAT_MS / 1000
+CAPACITY = Capacity(4000, 16 * 1024**3)
+
+
+class Simulated:
+    """All agents, and what they measured."""
+
+    def __init__(self, links: Path, count: int) -> None:
+        self.links = links
+        self.count = count
+        self.beats: list[float] = []
+        self.starts: list[tuple[str, float]] = []
+        self.welcome = 0
+
+    async def agent(self, number: int) -> None:
+        node = f"n{number}"
+        async with unix_connect(
+            str(self.links / f"{node}.sock"), "ws://grid/v1/agent", compression=None, ping_interval=None
+        ) as connection:
+            await connection.send(wire.encode(wire.Hello(wire.PROTOCOL, __version__, node, (), CAPACITY, boot="x")))
+            sent: dict[int, float] = {}
+            beating: asyncio.Task[None] | None = None
+            async for data in connection:
+                assert isinstance(data, bytes)
+                message = wire.decode_to_agent(data)
+                if isinstance(message, wire.Welcome):
+                    self.welcome += 1
+                    beating = asyncio.create_task(self.beat(connection, node, sent))
+                elif isinstance(message, wire.Heard):
+                    self.beats.append(time.perf_counter() - sent.pop(message.beat))
+                elif isinstance(message, wire.Start):
+                    self.starts.append((message.job_id, time.perf_counter()))
+                    outcome = Outcome(Ending.EXITED, exit_code=0)
+                    await connection.send(wire.encode(wire.Started(1, message.lease_id, message.fence, 1, ())))
+                    await connection.send(wire.encode(wire.Ended(2, message.lease_id, message.fence, outcome)))
+            if beating is not None:
+                beating.cancel()
+
+    async def beat(self, connection: ClientConnection, node: str, sent: dict[int, float]) -> None:
+        number = int(time.perf_counter() * 1000)
+        draw = random.Random(node)
+        await asyncio.sleep(draw.random() * BEAT_SECONDS)
+        while True:
+            number += 1
+            sent[number] = time.perf_counter()
+            used = draw.randrange(1000)
+            usage = Usage(used, used, draw.randrange(16 * 1024**3), draw.randrange(8 * 1024**3))
+            await connection.send(wire.encode(wire.Heartbeat(node, usage, number)))
+            await asyncio.sleep(BEAT_SECONDS)
+
+    async def answer(self) -> None:
+        loop = asyncio.get_running_loop()
+        while line := await loop.run_in_executor(None, sys.stdin.readline):
+            if line.strip() == "clear":
+                self.beats.clear()
+                print("cleared", flush=True)
+            else:
+                print(json.dumps(self.beats if line.strip() == "beats" else self.starts), flush=True)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(self.count):
+                group.create_task(self.agent(number))
+                if number % 50 == 49:
+                    await asyncio.sleep(0.1)
+            while self.welcome < self.count:
+                await asyncio.sleep(0.05)
+            print("ready", flush=True)
+            await self.answer()
+
+
+if __name__ == "__main__":
+    asyncio.run(Simulated(Path(sys.argv[1]), int(sys.argv[2])).run())

@@ -1,0 +1,64 @@
+"""A grid whose nodes are the hosts of a lab: a control plane outside, agents started by real SSH."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.acceptance.conftest import Shell
+from tests.lab.hosts import Host
+from tests.lab.labs import Lab
+
+AGENT = "distributed_grid.agent --dir"
+OURS = ("distributed_grid", "run-of-a-job")
+
+
+class Cluster(Shell):
+    """A control plane outside the lab, with the lab's hosts as its nodes; `top` are keys of the cluster file."""
+
+    def __init__(self, lab: Lab, folder: Path, *, top: dict[str, Any] | None = None, **nodes: dict[str, Any]) -> None:
+        (folder / "home").mkdir()
+        super().__init__(folder / "state", folder / "home")
+        self.lab = lab
+        self.file = folder / "cluster.yaml"
+        keys = {name.replace("_", "-"): given for name, given in nodes.items()}
+        self.file.write_text(lab.config(nodes=keys, **(top or {})))
+        self.env["GRID_CONFIG"] = str(self.file)
+
+    def results(self, *words: str, check: int = 0) -> dict[str, dict[str, Any]]:
+        """What a command did to each node."""
+        done = self("cluster", *words, "--json", check=check, timeout=120)
+        return {row["node_id"]: row for row in json.loads(done.stdout)}
+
+    def node(self, name: str) -> dict[str, Any]:
+        (row,) = self.json("cluster", "status", name)
+        assert isinstance(row, dict)
+        return row
+
+    def is_alive(self, name: str) -> bool:
+        row = self.node(name)
+        return (row["state"], row["link"]) == ("alive", "up") and row["seconds_since_heard"] < 5
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """What the audit trail has of one type."""
+        lines = self("events", "--json", "--limit", "1000", check=0).stdout.splitlines()
+        return [event for event in map(json.loads, lines) if event["type"] == kind]
+
+    def close(self) -> None:
+        self.lab.mend()
+        self("cluster", "stop", "--force", "--purge", timeout=120)
+        super().close()
+
+
+def remains(host: Host) -> tuple[list[str], list[str]]:
+    """Our processes and our files on a host."""
+    files = host.run(["find", host.home, "/tmp", "-mindepth", "1", "-path", "*grid*"], user="root").stdout.split()
+    return [line for _, line in host.processes() if any(word in line for word in OURS)], files
+
+
+def agent_of(host: Host) -> int:
+    """The pid of the agent on a host; 0 where there is none."""
+    found = host.find(AGENT)
+    assert len(found) <= 1
+    return found[0] if found else 0
