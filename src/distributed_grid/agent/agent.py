@@ -27,7 +27,7 @@ from distributed_grid.agent.owner import OwnerGuard
 from distributed_grid.agent.reading import Reading
 from distributed_grid.agent.reports import AttemptEnded, AttemptSpec, AttemptStarted
 from distributed_grid.agent.sweeping import sweep
-from distributed_grid.agent.tree import boot_id
+from distributed_grid.agent.tree import boot_id, quickly_below
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.wire import (
@@ -117,6 +117,7 @@ class Agent:
     async def start(self) -> None:
         """Find the attempts that outlived the last agent, report them, then begin to measure and to obey."""
         await self._host.start()
+        await asyncio.to_thread(self._meter.look_at_gpus, self._own_pids())
         for node in self.nodes:
             self._control.received(self.hello(node), self)
         self._measure()
@@ -297,7 +298,13 @@ class Agent:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._beat_seconds)
+            await asyncio.to_thread(self._meter.look_at_gpus, self._own_pids())
             self._measure()
+
+    def _own_pids(self) -> set[int]:
+        """The processes of all attempts that hold a GPU."""
+        shims = [one.shim for one in self._host.borrowed() if one.spec.gpu_indexes]
+        return {proc.pid for shim in shims for proc in quickly_below(shim.pid)}
 
     async def _sweep(self) -> None:
         while True:

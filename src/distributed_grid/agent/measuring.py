@@ -12,7 +12,7 @@ from distributed_grid.adapters.probes.nvml import GpuProbe
 from distributed_grid.agent.limits.alarm import boot_ms
 from distributed_grid.agent.reclaiming import OwnerOnGpu
 from distributed_grid.agent.reports import AttemptUsage
-from distributed_grid.domain.nodes import Usage
+from distributed_grid.domain.nodes import GpuUsage, Usage
 
 
 class Moment(Struct, frozen=True):
@@ -32,6 +32,7 @@ class Meter:
     def __init__(self, probe: MachineProbe, gpus: GpuProbe | None = None) -> None:
         self.probe = probe
         self._gpus = gpus
+        self._on_gpus: tuple[GpuUsage, ...] = ()
         self._ended_cpu_ms = 0
         self._capacity: MachineCapacity | None = None
         self._last: tuple[int, int] | None = None  # when, and own CPU time until then
@@ -40,8 +41,13 @@ class Meter:
         """An attempt has ended that used so much in all."""
         self._ended_cpu_ms += cpu_ms
 
-    def usage(self, own: Mapping[str, AttemptUsage], own_pids: Collection[int] = ()) -> Usage:
-        """What is in use, averaged over about ten seconds where it is a rate."""
+    def look_at_gpus(self, own_pids: Collection[int]) -> None:
+        """Measure the GPUs for the next `usage`. A driver may hang: call it from a thread."""
+        if self._gpus is not None:
+            self._on_gpus = tuple(one.outside for one in self._gpus.sample(own_pids))
+
+    def usage(self, own: Mapping[str, AttemptUsage]) -> Usage:
+        """What is in use, averaged over about ten seconds where it is a rate; of the GPUs, as last looked at."""
         running = own.values()
         sample = self.probe.sample(self._own_cpu_ms(running), sum(one.memory_bytes for one in running))
         return Usage(
@@ -49,7 +55,7 @@ class Meter:
             cpu_outside_milli=round(1000 * sample.cpu_ratio_outside),
             memory_bytes=sample.memory_used_bytes,
             memory_outside_bytes=sample.memory_outside_bytes,
-            gpus=tuple(one.outside for one in self._gpus.sample(own_pids)) if self._gpus is not None else (),
+            gpus=self._on_gpus,
         )
 
     def outside_cores_milli(self, own: Mapping[str, AttemptUsage]) -> int:

@@ -117,7 +117,7 @@ async def _serve(house: House, declare_gpus: int) -> None:
     agent = Agent(
         (node,),
         host,
-        Meter(probe, gpus),
+        Meter(probe, None if declare_gpus else gpus),
         uplink,
         jobs=house.jobs,
         capacity=detector.capacity,

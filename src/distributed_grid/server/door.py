@@ -80,7 +80,8 @@ class AgentDoor(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         log.warning("%s does not read what it is told: cut off", self._node or "an agent")
-        self._hang_up()
+        if self._transport is not None:
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         self._socket.receive_data(data)

@@ -1,0 +1,155 @@
+"""The wire: everything said is understood, nothing else is, and nothing is too large."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed_grid import wire
+from distributed_grid.domain.jobs import Command, Ending, Outcome
+from distributed_grid.domain.nodes import GpuUsage, Usage
+from distributed_grid.domain.resources import Capacity, Claim, GpuDevice, GpuShare
+from distributed_grid.errors import ProtocolError
+
+FROM_AGENT: list[wire.FromAgent] = [
+    wire.Hello(1, "0.1.0", "gpu1", ("a.1",), Capacity(4000, 2**34, (GpuDevice(0, 2**33, "A"),)), 7, "boot"),
+    wire.Heartbeat("gpu1", Usage(10, 5, 2**30, 2**29, (GpuUsage(0, 1, 2, 3, 4),)), 12, 3, True),
+    wire.Started(1, "a.1", 5, 77, (0, 1)),
+    wire.Paused(2, "a.1", 5, True, "its owner is back"),
+    wire.Ended(3, "a.1", 5, Outcome(Ending.EXITED, exit_code=3)),
+    wire.Chunk(4, b"output", at=9),
+    wire.Listing(5, b"files", ("a: a socket",)),
+    wire.Fetch(6, "ab" * 32, 100),
+    wire.Credit(6, 50),
+]
+TO_AGENT: list[wire.ToAgent] = [
+    wire.Welcome(1, "0.1.0", 4, 60_000, 2000, wire.OwnerRules(300, 500, 2**31, 200, 2**30)),
+    wire.Refuse("no"),
+    wire.Heard(12, 60_000),
+    wire.Start("gpu1", "a.1", 5, "job", Command(("true",)), Claim(1000, 0, (GpuShare(0, 1000),)), 60_000, 12, 3),
+    wire.Stop("a.1", 5, "cancelled", "by ada", 5000),
+    wire.Acknowledge(3),
+    wire.Read(4, "a.1", b"stdout", 9, 100),
+    wire.More(4, 100),
+    wire.Enough(4),
+    wire.List(5, "a.1", ("out/**",)),
+    wire.Piece(6, b"content"),
+]
+
+
+@pytest.mark.parametrize("message", FROM_AGENT, ids=lambda one: type(one).__name__)
+def test_what_an_agent_says_is_understood(message: wire.FromAgent) -> None:
+    assert wire.decode_from_agent(wire.encode(message)) == message
+
+
+@pytest.mark.parametrize("message", TO_AGENT, ids=lambda one: type(one).__name__)
+def test_what_an_agent_is_told_is_understood(message: wire.ToAgent) -> None:
+    assert wire.decode_to_agent(wire.encode(message)) == message
+
+
+def test_every_message_is_tested_here() -> None:
+    assert {type(one) for one in FROM_AGENT} == set(wire.FromAgent.__args__)
+    assert {type(one) for one in TO_AGENT} == set(wire.ToAgent.__args__)
+
+
+def test_the_two_directions_are_not_mixed_up() -> None:
+    for message in FROM_AGENT:
+        with pytest.raises(ProtocolError):
+            wire.decode_to_agent(wire.encode(message))
+    for order in TO_AGENT:
+        with pytest.raises(ProtocolError):
+            wire.decode_from_agent(wire.encode(order))
+
+
+@given(st.binary(max_size=2000))
+def test_bytes_that_are_no_message_are_refused_and_nothing_worse(data: bytes) -> None:
+    for decode in (wire.decode_from_agent, wire.decode_to_agent):
+        try:
+            decode(data)
+        except ProtocolError:
+            pass
+
+
+@given(st.sampled_from(FROM_AGENT + TO_AGENT), st.data())
+def test_a_message_damaged_on_its_way_is_refused_or_still_a_message(message, data) -> None:
+    raw = bytearray(wire.encode(message))
+    for _ in range(data.draw(st.integers(1, 5))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(raw[: data.draw(st.integers(0, len(raw)))])
+    for candidate in (bytes(raw), cut):
+        for decode in (wire.decode_from_agent, wire.decode_to_agent):
+            try:
+                decode(candidate)
+            except ProtocolError:
+                pass
+        try:
+            wire.greeting_of(candidate, mine="one", theirs="the other")
+        except ProtocolError:
+            pass
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(max_size=20) | st.binary(max_size=20),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=8), inner, max_size=5),
+    max_leaves=20,
+)
+
+
+@given(st.sampled_from([type(one).__name__ for one in FROM_AGENT + TO_AGENT]), st.data())
+def test_fields_of_the_wrong_kind_are_refused_and_nothing_worse(name, data) -> None:
+    kind = getattr(wire, name)
+    fields = {field: data.draw(_values) for field in kind.__struct_fields__ if data.draw(st.booleans())}
+    raw = msgspec.msgpack.encode({"type": name, **fields})
+    for decode in (wire.decode_from_agent, wire.decode_to_agent):
+        try:
+            decode(raw)
+        except ProtocolError:
+            pass
+
+
+def test_deep_nesting_does_not_exhaust_the_stack() -> None:
+    for deep in (b"\x91" * 100_000, b"\x81\xa1a" * 50_000):
+        with pytest.raises(ProtocolError):
+            wire.decode_from_agent(deep)
+
+
+def test_a_message_beyond_the_largest_size_is_refused_unread() -> None:
+    with pytest.raises(ProtocolError, match="too large"):
+        wire.decode_from_agent(b"\0" * (wire.LARGEST_MESSAGE + 1))
+    with pytest.raises(ProtocolError):
+        wire.decode_from_agent(wire.encode(wire.Chunk(1, b"x" * (wire.LARGEST_CHUNK + 1))))
+
+
+@pytest.mark.parametrize(
+    "capacity",
+    [
+        Capacity(-1),
+        Capacity(2**61),
+        Capacity(0, -5),
+        Capacity(0, 2**61),
+        Capacity(0, 0, (GpuDevice(0, -1),)),
+        Capacity(0, 0, (GpuDevice(0), GpuDevice(0))),
+        Capacity(0, 0, tuple(GpuDevice(number) for number in range(2000))),
+        Capacity(custom=(("tpu", -1),)),
+    ],
+)
+def test_a_machine_that_cannot_be_is_refused(capacity: Capacity) -> None:
+    with pytest.raises(ProtocolError, match=r"no machine has|named twice"):
+        wire.decode_from_agent(wire.encode(wire.Hello(1, "0", "gpu1", (), capacity)))
+
+
+@pytest.mark.parametrize("usage", [Usage(1001), Usage(-1), Usage(0, 0, -1), Usage(gpus=(GpuUsage(0, 5000),))])
+def test_a_measurement_that_cannot_be_is_refused(usage: Usage) -> None:
+    with pytest.raises(ProtocolError, match="makes no sense"):
+        wire.decode_from_agent(wire.encode(wire.Heartbeat("gpu1", usage)))
+
+
+def test_another_version_is_told_which_side_to_upgrade() -> None:
+    newer = msgspec.msgpack.encode({"type": "Hello", "protocol": wire.PROTOCOL + 1, "version": "9.0", "what": "ever"})
+    with pytest.raises(ProtocolError, match=r"version 9\.0.*upgrade this control plane"):
+        wire.greeting_of(newer, mine="this control plane", theirs="the agent of gpu1")
+    older = msgspec.msgpack.encode({"protocol": wire.PROTOCOL - 1})
+    with pytest.raises(ProtocolError, match="upgrade the agent of gpu1"):
+        wire.greeting_of(older, mine="this control plane", theirs="the agent of gpu1")
