@@ -87,12 +87,14 @@ class Paused(_FromAgent, frozen=True):
 
 
 class Ended(_FromAgent, frozen=True):
-    """An attempt is over, its whole process tree gone."""
+    """An attempt is over, its whole process tree gone. One that was short has its start told along with its end."""
 
     seq: Count
     lease_id: Id
     fence: Count
     outcome: Outcome
+    pid: Count = 0
+    cores: Annotated[tuple[int, ...], Meta(max_length=4096)] = ()
 
 
 class Chunk(_FromAgent, frozen=True):

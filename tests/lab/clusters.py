@@ -50,6 +50,10 @@ class Cluster(Shell):
         self("cluster", "stop", "--force", "--purge", timeout=120)
         super().close()
 
+    def leaves_nothing(self) -> bool:
+        """Whether none of our processes and files is on any host."""
+        return all(remains(host) == ([], []) for host in self.lab)
+
 
 def remains(host: Host) -> tuple[list[str], list[str]]:
     """Our processes and our files on a host."""

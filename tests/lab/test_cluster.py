@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -16,45 +15,10 @@ from typing import Any
 import pytest
 
 from tests.acceptance.conftest import Shell, is_running, wait_until
-from tests.lab.hosts import Host
+from tests.lab.clusters import AGENT, Cluster, agent_of, remains
 from tests.lab.labs import Lab
 
 pytestmark = pytest.mark.lab
-AGENT = "distributed_grid.agent --dir"
-OURS = ("distributed_grid", "run-of-a-job")
-
-
-class Cluster(Shell):
-    """A control plane outside the lab, with the lab's hosts as its nodes."""
-
-    def __init__(self, lab: Lab, folder: Path, **nodes: dict[str, Any]) -> None:
-        (folder / "home").mkdir()
-        super().__init__(folder / "state", folder / "home")
-        self.lab = lab
-        self.file = folder / "cluster.yaml"
-        self.file.write_text(lab.config(nodes={name.replace("_", "-"): keys for name, keys in nodes.items()}))
-        self.env["GRID_CONFIG"] = str(self.file)
-
-    def results(self, *words: str, check: int = 0) -> dict[str, dict[str, Any]]:
-        """What a command did to each node."""
-        done = self("cluster", *words, "--json", check=check, timeout=120)
-        return {row["node_id"]: row for row in json.loads(done.stdout)}
-
-    def node(self, name: str) -> dict[str, Any]:
-        (row,) = self.json("cluster", "status", name)
-        assert isinstance(row, dict)
-        return row
-
-    def is_alive(self, name: str) -> bool:
-        row = self.node(name)
-        return (row["state"], row["link"]) == ("alive", "up") and row["seconds_since_heard"] < 5
-
-    def close(self) -> None:
-        self.lab.mend()
-        self("cluster", "stop", "--force", "--purge", timeout=120)
-        super().close()
-        for host in self.lab:
-            assert remains(host) == ([], [])
 
 
 Starter = Callable[..., Cluster]
@@ -72,19 +36,7 @@ def a_cluster(lab: Lab, tmp_path: Path) -> Iterator[Starter]:
     yield make
     for cluster in made:
         cluster.close()
-
-
-def remains(host: Host) -> tuple[list[str], list[str]]:
-    """Our processes and our files on a host."""
-    files = host.run(["find", host.home, "/tmp", "-mindepth", "1", "-path", "*grid*"], user="root").stdout.split()
-    return [line for _, line in host.processes() if any(word in line for word in OURS)], files
-
-
-def agent_of(host: Host) -> int:
-    """The pid of the agent on a host; 0 where there is none."""
-    found = host.find(AGENT)
-    assert len(found) <= 1
-    return found[0] if found else 0
+        assert cluster.leaves_nothing()
 
 
 # ---------------------------------------------------------------- the way it is meant

@@ -190,7 +190,8 @@ def test_a_host_that_restarts_comes_back_and_what_ran_there_is_lost(cluster: Clu
 
 def test_results_come_back_after_the_connection_was_lost(cluster: Cluster, shared_lab: Lab) -> None:
     (cluster.cwd / "train.py").write_text(
-        "import os, time\nos.makedirs('out')\ntime.sleep(8)\nopen('out/model', 'w').write('weights')\nprint('trained')\n"
+        "import os, time\nos.makedirs('out')\ntime.sleep(8)\n"
+        "open('out/model', 'w').write('weights')\nprint('trained')\n"
     )
     words = ["-r", "cpu", "-a", "1", "-n", "gpu2", "--workdir", ".", "--fetch", "out/**", "python", "train.py"]
     run = cluster.start("run-shared", *words)

@@ -54,6 +54,8 @@ from distributed_grid.wire import (
 
 SWEEP_SECONDS = 3600.0
 LEAST_HOLD_MS = 200
+SHORT_SECONDS = 0.03
+"""The start of an attempt that is over by then is told along with its end: two reports in one."""
 log = logging.getLogger(__name__)
 
 _ENDINGS = {"hold_expired": Ending.LOST}
@@ -104,6 +106,7 @@ class Agent:
         self._numbers = itertools.count(1)
         self._unacknowledged: dict[int, Report] = {}
         self._fences: dict[str, int] = {}
+        self._starting: dict[str, tuple[AttemptStarted, asyncio.TimerHandle]] = {}
         self._beat_seconds = HEARTBEAT_MS / 1000
         self._reading = Reading(jobs, lambda message: control.received(message, self))
         self._guard = OwnerGuard(host, meter, self.report_pause)
@@ -132,6 +135,8 @@ class Agent:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks = []
+        for _, later in self._starting.values():
+            later.cancel()
         self._guard.let_go()
         await self._host.close()
 
@@ -175,12 +180,22 @@ class Agent:
 
     def report(self, report: AttemptStarted | AttemptEnded) -> None:
         """Pass on what the host says of an attempt."""
-        seq = next(self._numbers)
         if isinstance(report, AttemptStarted):
-            self._tell(Started(seq, report.attempt_id, report.fence, report.pid, tuple(report.cores)))
-        else:
-            self._meter.ended(report.cpu_ms)
-            self._tell(Ended(seq, report.attempt_id, report.fence, _outcome(report)))
+            later = asyncio.get_running_loop().call_later(SHORT_SECONDS, self._tell_started, report)
+            self._starting[report.attempt_id] = (report, later)
+            return
+        self._meter.ended(report.cpu_ms)
+        pid = 0
+        cores: tuple[int, ...] = ()
+        if report.attempt_id in self._starting:
+            started, later = self._starting.pop(report.attempt_id)
+            later.cancel()
+            pid, cores = started.pid, tuple(started.cores)
+        self._tell(Ended(next(self._numbers), report.attempt_id, report.fence, _outcome(report), pid, cores))
+
+    def _tell_started(self, report: AttemptStarted) -> None:
+        self._starting.pop(report.attempt_id, None)
+        self._tell(Started(next(self._numbers), report.attempt_id, report.fence, report.pid, tuple(report.cores)))
 
     def report_pause(self, attempt_id: str, fence: int, paused: bool, detail: str) -> None:
         """Pass on that an attempt stands still, or goes on."""

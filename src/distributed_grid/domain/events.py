@@ -153,6 +153,7 @@ class AttemptEnded(Struct, frozen=True):
     """The agent proved the attempt over: its whole process tree is gone.
 
     `nodes` are those the reporting agent serves: nobody reports about another's attempts. None is the grid itself.
+    With a `pid` its start is told, too: it was over before that was worth a message of its own.
     """
 
     uid: str
@@ -160,6 +161,8 @@ class AttemptEnded(Struct, frozen=True):
     fence: int
     outcome: Outcome
     nodes: tuple[str, ...] = ()
+    pid: int = 0
+    cores: tuple[int, ...] = ()
 
 
 class AttemptsListed(Struct, frozen=True):

@@ -287,4 +287,4 @@ def _event(message: Report, nodes: tuple[str, ...]) -> Event:
         return AttemptStarted(uid, attempt, message.fence, message.pid, message.cores, nodes)
     if isinstance(message, Paused):
         return AttemptPaused(uid, attempt, message.fence, message.paused, message.detail, nodes)
-    return AttemptEnded(uid, attempt, message.fence, message.outcome, nodes)
+    return AttemptEnded(uid, attempt, message.fence, message.outcome, nodes, message.pid, message.cores)

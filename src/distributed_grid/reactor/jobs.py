@@ -140,10 +140,14 @@ def on_started(ledger: Ledger, event: AttemptStarted, now: int) -> Decision:
     lease = ledger.leases[attempt.lease_id]
     if lease.state is LeaseState.RESERVING:
         changes.append(replace(lease, state=advance_lease(lease.state, Step.BIND)))
-    data: dict[str, str | int | list[str]] = {"job_id": job.id, "attempt": attempt.number, "pid": event.pid}
-    if event.cores:
-        data["cores"] = [str(core) for core in event.cores]
-    return Decision(changes, [Record("started", job.request.user, job.uid, attempt.node, data=data)])
+    return Decision(changes, [_start_record(job, running)])
+
+
+def _start_record(job: Job, attempt: Attempt) -> Record:
+    data: dict[str, str | int | list[str]] = {"job_id": job.id, "attempt": attempt.number, "pid": attempt.pid}
+    if attempt.cores:
+        data["cores"] = [str(core) for core in attempt.cores]
+    return Record("started", job.request.user, job.uid, attempt.node, data=data)
 
 
 def on_paused(ledger: Ledger, event: AttemptPaused, now: int) -> Decision:
@@ -173,6 +177,10 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
     lease = ledger.leases[attempt.lease_id]
     end = _LEASE_ENDS.get(outcome.ending, LeaseEnd.RELEASED)
     decision = end_lease(ledger, lease, end, outcome.detail, now)
+    if event.pid and not attempt.pid:
+        began = max(attempt.assigned_at_ms, now - outcome.wall_ms)
+        attempt = replace(attempt, started_at_ms=began, pid=event.pid, cores=event.cores)
+        decision.records.insert(0, _start_record(job, attempt))
     over = replace(attempt, ended_at_ms=now, outcome=outcome)
     job = replace(job, attempts=(*job.attempts[:-1], over), stop=None)
     displaced = outcome.ending in DISPLACED

@@ -250,15 +250,18 @@ class Daemon:
         if hello.config is None or hello.config == self._chosen.digest:
             return False
 
-        def held(ledger: Ledger, now: int) -> int:
-            return len(ledger.leases)
+        def held(ledger: Ledger, now: int) -> tuple[int, list[str]]:
+            return len(ledger.leases), [node.name for node in ledger.nodes.values() if node.wanted and not node.joined]
 
-        busy = await self.grid.read(held)
+        busy, served = await self.grid.read(held)
+        using = f"the running control plane uses {self._chosen.path or 'no config'}"
         if busy:
             raise Refused(
-                f"the running control plane uses {self._chosen.path or 'no config'} and holds {busy} "
-                f"lease{'' if busy == 1 else 's'}; wait until they are over, or type: grid daemon stop"
+                f"{using} and holds {busy} lease{'' if busy == 1 else 's'}; "
+                "wait until they are over, or type: grid daemon stop"
             )
+        if served:
+            raise Refused(f"{using} and agents run on {', '.join(served)}; first type: grid cluster stop")
         if hello.config_path is not None:
             ClusterConfig.from_yaml(hello.config_path)  # one that cannot be used takes nobody's place
         log.info("handing over to config %s", hello.config_path)
