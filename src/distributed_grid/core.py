@@ -20,8 +20,11 @@ from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
 from distributed_grid.orchestration.async_client import AsyncClient
 from distributed_grid.orchestration.caller import caller_environment, make_sure_of_text
 from distributed_grid.orchestration.client import ClientConfig, Patience
+from distributed_grid.orchestration.fetching import Taker
 from distributed_grid.orchestration.places import Places
 from distributed_grid.orchestration.protocol import JSON, STDERR, STDOUT
+from distributed_grid.orchestration.resource_sharing import ResourceSharingProtocol
+from distributed_grid.orchestration.shipping import NONE, Shipment, ship
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +89,13 @@ class GridOrchestrator:
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
         isolated: bool = False,
+        workdir: str | os.PathLike[str] | None = None,
+        fetch: Sequence[str] = (),
     ) -> SharedRunResult:
         """Borrow, run, give back; returns when the command is over. One string goes through `sh -c`.
+
+        On another machine it finds `workdir` (default: `cwd`, if small; "none": nothing), and what fits `fetch` comes
+        back into that directory.
 
         Raises Refused where the grid says no and TimedOut where the wait for resources was in vain. Cancelling the
         awaiting task cancels the job.
@@ -96,6 +104,8 @@ class GridOrchestrator:
             raise BadInput(f"the amount must be a number, not {amount:g}")
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
         make_sure_of_text(*argv)
+        here = os.path.abspath(cwd or os.getcwd())
+        shipment = await self._ship(workdir, here, isolated=isolated)
         accepted = await self._client.call(
             "submit",
             request_id=uuid.uuid4().hex,
@@ -105,18 +115,47 @@ class GridOrchestrator:
             priority=Priority.parse(priority).name.lower(),
             job_id=job_id or "",
             prefer=list(preferred_nodes),
+            require=list(shipment.require),
+            workdir=shipment.workdir,
+            given=list(env or {}),
             wait_seconds=wait_seconds,
             timeout_seconds=timeout,
             retries=retries,
             env=caller_environment(dict(env or {})),
-            cwd="" if isolated else os.path.abspath(cwd or os.getcwd()),
+            cwd="" if isolated else here,
         )
         uid = accepted["job"]["uid"]
         try:
-            return await self._result(uid)
+            result = await self._result(uid)
         except asyncio.CancelledError:
             await asyncio.shield(self._client.call("cancel", job_id=uid))
             raise
+        if fetch:
+            await self._fetch(uid, fetch, here if workdir in (None, NONE) else workdir)
+        return result
+
+    async def _ship(self, workdir: str | os.PathLike[str] | None, here: str, *, isolated: bool) -> Shipment:
+        """Take a directory along, where there are other machines at all."""
+        met = await self._client.greet()
+        if not met["far_nodes"]:
+            return Shipment()
+        return await asyncio.to_thread(
+            ship,
+            None if workdir is None else os.fspath(workdir),
+            self._places,
+            here=here,
+            nodes=met["nodes"],
+            far=met["far_nodes"],
+            isolated=isolated,
+        )
+
+    async def _fetch(self, uid: str, patterns: Sequence[str], target: str | os.PathLike[str] | None) -> None:
+        taker = Taker(target or ".", patterns)
+        try:
+            async for kind, part in self._client.stream("fetch", job_id=uid, patterns=list(patterns)):
+                taker.take(kind, part)
+        finally:
+            taker.close()
 
     async def _result(self, uid: str) -> SharedRunResult:
         output = {STDOUT: bytearray(), STDERR: bytearray()}
@@ -138,6 +177,13 @@ class GridOrchestrator:
         """The offers and active allocations of this moment."""
         status = await self._client.call("status")
         return {"offers": status["offers"], "allocations": status["allocations"]}
+
+
+class SSHManager(ResourceSharingProtocol):
+    """The way to nodes that are reached by SSH: install, start, stop and look at their agents.
+
+    It holds no connection: the control plane does, in a process of its own.
+    """
 
 
 def _result_of(job: dict[str, Any], output: dict[bytes, bytearray]) -> SharedRunResult:

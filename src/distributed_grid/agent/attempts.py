@@ -51,6 +51,7 @@ class _Attempt:
         self.spec = spec
         self.fence = fence
         self.launched_boot_ms = launched_boot_ms
+        self.recorded = False
         self.halting = False
         self.cores: tuple[int, ...] = ()
         self.started: AttemptStarted | None = None
@@ -85,9 +86,10 @@ class AttemptHost:
         self._running: dict[str, _Attempt] = {}
         self._ended: dict[str, AttemptEnded] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._held_until = 0
+        self._held_until = self._held_on_disk = 0
         self._allowed: tuple[int, ...] | None = None
         self._own_cores = sorted(os.sched_getaffinity(0))
+        self._boot_id = tree.boot_id()
         self._closed = True
 
     # ------------------------------------------------------------------ life
@@ -104,7 +106,7 @@ class AttemptHost:
             self._link.leave_root()
             raise BadInput(f"{self._root} is in use by another agent") from error
         self._closed = False
-        self._held_until = jobdir.read_hold(self._root)
+        self._held_until = self._held_on_disk = jobdir.read_hold(self._root)
         self._connect()
         self._adopt_all()
         throttling.unmark(self._root)
@@ -164,13 +166,16 @@ class AttemptHost:
         now = boot_ms()
         attempt = _Attempt(spec, spec.fence, now)
         self._running[attempt.id] = attempt
+        self._rearrange()
         try:
             with JobDir.make(self._root, attempt.id) as job:
                 if spec.hold_ms:
                     self._held_until = self._held_until if self._held_until > now else now + spec.hold_ms
                     self._write_hold()
-                job.write(jobdir.SPEC, msgspec.to_builtins(spec) | {"launched_boot_ms": now, "boot": tree.boot_id()})
-            self._rearrange()
+                job.remove(jobdir.CORES)  # of an earlier order that came to nothing
+                record = {"launched_boot_ms": now, "boot": self._boot_id, "cores": attempt.cores}
+                job.write(jobdir.SPEC, msgspec.to_builtins(spec) | record)
+            attempt.recorded = True
         except OSError as error:
             self._finish(attempt, record_of("never_started", f"could not be recorded: {error.strerror}"))
             return
@@ -275,7 +280,7 @@ class AttemptHost:
         """Its shim is gone without a word: find out what happened, and make sure that nothing is left."""
         with JobDir(self._root, attempt.id) as job:
             await _until(lambda: not job.is_locked())
-            record = job.read(jobdir.EXIT)
+            record = job.read_end()
             begun = _was_begun(job)
             if record is None and not begun and attempt.sends < SENDS:
                 job.remove(jobdir.LOCK)
@@ -346,8 +351,11 @@ class AttemptHost:
             self._write_hold()
 
     def _write_hold(self) -> None:
+        if self._held_until == self._held_on_disk:
+            return
         try:
             jobdir.write_hold(self._root, self._held_until)
+            self._held_on_disk = self._held_until
         except OSError as error:  # a full disk: what runs is stopped in time, as if nobody had been heard
             log.warning("the hold could not be renewed: %s", error.strerror)
 
@@ -425,7 +433,7 @@ class AttemptHost:
             return self._ended.get(attempt_id)
         try:
             with JobDir(self._root, attempt_id) as job:
-                spec, record = job.read(jobdir.SPEC), job.read(jobdir.EXIT)
+                spec, record = job.read(jobdir.SPEC), job.read_end()
                 fence = job.read(jobdir.FENCE) or 0
         except (FileNotFoundError, NotADirectoryError):
             return None
@@ -450,17 +458,17 @@ class AttemptHost:
 
     def _adopt(self, attempt: _Attempt) -> None:
         with JobDir(self._root, attempt.id) as job:
-            if job.read(jobdir.EXIT) is None and not job.is_locked() and not _was_begun(job):
+            record = job.read_end()
+            if record is None and not job.is_locked() and not _was_begun(job):
                 job.remove(jobdir.LOCK)  # recorded, but nobody got to start it: the order comes again
                 self.forget(attempt.id)
                 return
-        self._running[attempt.id] = attempt
-        attempt.sends = SENDS  # whatever it was, it is not started anew without being asked
-        with JobDir(self._root, attempt.id) as job:
             attempt.fence = max(attempt.fence, job.read(jobdir.FENCE) or 0)
-            attempt.cores = tuple(job.read(jobdir.CORES) or ())
+            attempt.cores = tuple(job.read(jobdir.CORES) or job.read(jobdir.SPEC).get("cores") or ())
             attempt.halting = job.has(jobdir.HALT)
-            record = job.read(jobdir.EXIT)
+        attempt.recorded = True
+        attempt.sends = SENDS  # whatever it was, it is not started anew without being asked
+        self._running[attempt.id] = attempt
         if record is not None:
             self._finish(attempt, record)
         elif not self._watch_shim(attempt):
@@ -511,10 +519,17 @@ class AttemptHost:
             attempt = self._running[attempt_id]
             if cores != attempt.cores:
                 attempt.cores = cores
-                with JobDir(self._root, attempt_id) as job:
-                    job.write(jobdir.CORES, cores)
+                if attempt.recorded:  # else they go into the record with the rest
+                    self._note_cores(attempt)
                 if attempt.shim is not None:
                     self._pin(attempt, attempt.shim.pid)
+
+    def _note_cores(self, attempt: _Attempt) -> None:
+        try:
+            with JobDir(self._root, attempt.id) as job:
+                job.write(jobdir.CORES, attempt.cores)
+        except OSError as error:  # a full disk: it is moved all the same, and only the next agent will wonder
+            log.warning("the cores of %s could not be noted: %s", attempt.id, error.strerror)
 
     def confine(self, cores: Sequence[int] | None) -> None:
         """Keep everything on these cores, or (None) on its own again. Leases and their cores stay what they are."""
@@ -544,6 +559,6 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 def _was_begun(job: JobDir) -> bool:
     """Whether a command may have run: a shim first of all writes who it is, and only a power failure undoes it."""
-    if not job.has(jobdir.LOCK):
-        return False
-    return job.read(jobdir.LOCK) is not None or job.read(jobdir.SPEC)["boot"] != tree.boot_id()
+    if job.read(jobdir.LOCK) is not None:
+        return True
+    return job.has(jobdir.LOCK) and job.read(jobdir.SPEC)["boot"] != tree.boot_id()

@@ -12,7 +12,6 @@ Forked from the spawner before its attempt is known, so only the standard librar
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import signal
@@ -20,7 +19,7 @@ import socket
 import time
 from typing import Any, Final, NoReturn
 
-from distributed_grid.agent import jobdir, tree
+from distributed_grid.agent import jobdir, journal, tree
 from distributed_grid.agent.command import NotStarted, start_command
 from distributed_grid.agent.cores import nice_for, weight_for
 from distributed_grid.agent.jobdir import JobDir
@@ -71,15 +70,15 @@ class Shim:
         self.orders.close()
         for fd in descriptors:
             os.set_inheritable(fd, False)  # unlike those opened here, received ones would go on to the command
-        lock, self.channel = descriptors  # the lock stays open, and so held, to the end of this process
-        os.write(lock, json.dumps(self.identity).encode())
+        self.lock, self.channel = descriptors  # the lock stays open, and so held, to the end of this process
+        journal.append(self.lock, journal.entry("shim", self.identity))
         self.job = JobDir(self.root, packet.decode())
         self.spec: dict[str, Any] = self.job.read(jobdir.SPEC)
         self.began = self.ended = boot_ms()
         self._look_for_halt()
         if self.stop is not None:
             self._conclude(self.stop.kind, self.stop.detail)
-        cores = self.job.read(jobdir.CORES) or []
+        cores = self.job.read(jobdir.CORES) or self.spec.get("cores") or []
         self._make_groups(len(cores))
         self.began = self.ended = boot_ms()
         try:
@@ -133,9 +132,10 @@ class Shim:
             "cores": cores,
             "shim": self.identity,
         }
+        line = journal.entry("started", started)
         with contextlib.suppress(OSError):  # a full disk: who adopts it waits for its end instead
-            self.job.write(jobdir.STARTED, started)
-        self._tell({"started": started})
+            journal.append(self.lock, line)
+        self._tell(line)
 
     # ------------------------------------------------------------------ during
 
@@ -307,19 +307,19 @@ class Shim:
         """Write it, then tell it. On a full disk tell it first, and stay until there is room: it must not be lost."""
         for attempt in range(RECORD_TRIES):
             try:
-                self.job.write(jobdir.EXIT, record, durable=True)
+                self.job.write_end(self.lock, record)
             except OSError:
                 if attempt == 0:
-                    self._tell({"ended": record})
+                    self._tell(journal.entry("ended", record))
                 time.sleep(min(attempt + 1, 10))
             else:
                 if attempt == 0:
-                    self._tell({"ended": record})
+                    self._tell(journal.entry("ended", record))
                 return
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _tell(self, line: bytes) -> None:
         try:
-            os.write(self.channel, json.dumps(message).encode() + b"\n")
+            os.write(self.channel, line)
         except BrokenPipeError:  # nobody listens; the directory says it too
             pass
 

@@ -77,7 +77,7 @@ class Spawner:
     def launch(self, attempt_id: bytes, channel: int) -> None:
         """Give an attempt its shim; what is locked or has been run already is left alone."""
         with JobDir(self.root, attempt_id.decode()) as job:
-            lock = None if job.has(jobdir.LOCK) else job.take_lock()
+            lock = job.take_lock()
             if lock is not None:
                 if not self._give(attempt_id, lock, channel):
                     _refuse(job, channel, f"could not be started: {self.trouble or 'its shim was killed'}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from distributed_grid.errors import Unreachable
@@ -35,14 +35,25 @@ class AsyncClient:
         with Client(self._places, self._config) as client:
             await asyncio.to_thread(client.call, "info")
 
+    async def greet(self) -> dict[str, Any]:
+        """What the control plane says of itself and its nodes when it is met."""
+        return await self._with_a_line(_welcome_of)
+
     async def call(self, op: str, **arguments: Any) -> dict[str, Any]:
         """One question, one answer; asked again when the control plane went away before it answered."""
+
+        async def ask(line: _Line) -> dict[str, Any]:
+            line.send({"op": op, **arguments})
+            _, body = await line.next()
+            return checked(json.loads(body))
+
+        return await self._with_a_line(ask)
+
+    async def _with_a_line(self, use: Callable[[_Line], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         for _ in range(ATTEMPTS):
             try:
                 async with _Line(self._places, self._config) as line:
-                    line.send({"op": op, **arguments})
-                    _, body = await line.next()
-                    return checked(json.loads(body))
+                    return await use(line)
             except _LOST:
                 await asyncio.sleep(PAUSE_SECONDS)
                 await self.start()
@@ -67,6 +78,10 @@ class AsyncClient:
             raise Unreachable("the connection to the control plane was lost") from lost
 
 
+async def _welcome_of(line: _Line) -> dict[str, Any]:
+    return line.welcome
+
+
 class _Line:
     """One connection, greeted."""
 
@@ -75,6 +90,7 @@ class _Line:
         self._config = config
         self._frames: list[tuple[bytes, bytes]] = []
         self._unpacker = Unpacker()
+        self.welcome: dict[str, Any] = {}
 
     async def __aenter__(self) -> _Line:
         with short_path(self._places.socket) as path:
@@ -83,7 +99,8 @@ class _Line:
             check_peer(self._writer.get_extra_info("socket"))
             self.send(greeting(self._config))
             _, body = await self.next()
-            if checked(json.loads(body)).get("handing_over"):
+            self.welcome = checked(json.loads(body))
+            if self.welcome.get("handing_over"):
                 raise ConnectionResetError
         except BaseException:
             self._writer.close()

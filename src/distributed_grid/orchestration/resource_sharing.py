@@ -1,6 +1,110 @@
-"""The words of resource sharing under the import path the guide uses."""
+"""The words of resource sharing under the import path the guide uses, and how workers are talked to.
 
+`ResourceSharingProtocol` is a way to the control plane and nothing else: what workers say goes over `wire`, and what
+is known of them is in the one ledger.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority as AllocationPriority
 from distributed_grid.domain.resources import ResourceType
+from distributed_grid.errors import GridError
+from distributed_grid.orchestration.async_client import AsyncClient
+from distributed_grid.orchestration.client import ClientConfig
+from distributed_grid.orchestration.places import Places
+from distributed_grid.orchestration.protocol import JSON
 
-__all__ = ["AllocationPriority", "ResourceType"]
+__all__ = ["AllocationPriority", "ResourceOffer", "ResourceSharingProtocol", "ResourceType", "WorkerResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceOffer:
+    """What a node lends of one kind of resource right now; GB, cores or GPUs."""
+
+    node_id: str
+    resource_type: str
+    amount: float
+    expires_at: datetime
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResult:
+    """What became of one worker when agents were installed, started or stopped."""
+
+    node_id: str
+    ok: bool
+    detail: str
+
+
+class ResourceSharingProtocol:
+    """Talks to the workers of a grid: starts and stops their agents over SSH, hears their offers and their state."""
+
+    def __init__(
+        self,
+        config: ClusterConfig | None = None,
+        ssh_manager: object | None = None,
+        *,
+        state_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """`ssh_manager` may be left out: the control plane holds the SSH connections."""
+        places = Places(state_dir)
+        path = config.file_for(places.state_dir / "configs") if config is not None else None
+        self._client = AsyncClient(places, ClientConfig(path, explicit=path is not None))
+
+    async def get_offers(self) -> list[ResourceOffer]:
+        """What can be had, node by node."""
+        return [
+            ResourceOffer(
+                row["node_id"],
+                row["resource_type"],
+                row["amount"],
+                datetime.fromisoformat(row["expires_at"]),
+                row["generation"],
+            )
+            for row in (await self._client.call("status"))["offers"]
+        ]
+
+    async def get_workers(self) -> list[dict[str, Any]]:
+        """Each node with its state and its link; the rows of `grid cluster status --json`."""
+        rows: list[dict[str, Any]] = (await self._do("status", ()))["nodes"]
+        return rows
+
+    async def install(self, *nodes: str, progress: Callable[[str, str], None] | None = None) -> list[WorkerResult]:
+        """Put the package on nodes (all that are reached by SSH, where none is named)."""
+        return _results(await self._do("install", nodes, progress))
+
+    async def start(self, *nodes: str, progress: Callable[[str, str], None] | None = None) -> list[WorkerResult]:
+        """Have the agents running; a node that lacks the package gets it first."""
+        return _results(await self._do("start", nodes, progress))
+
+    async def stop(
+        self, *nodes: str, force: bool = False, purge: bool = False, progress: Callable[[str, str], None] | None = None
+    ) -> list[WorkerResult]:
+        """Stop the agents; jobs get notice and wait for another place."""
+        return _results(await self._do("stop", nodes, progress, force=force, purge=purge))
+
+    async def _do(
+        self, verb: str, nodes: Sequence[str], progress: Callable[[str, str], None] | None = None, **options: bool
+    ) -> dict[str, Any]:
+        asked = {"verb": verb, "nodes": list(nodes), "auth_sock": os.environ.get("SSH_AUTH_SOCK", ""), **options}
+        async for kind, part in self._client.stream("cluster", **asked):
+            if kind != JSON:
+                continue
+            assert isinstance(part, dict)
+            if part.get("done"):
+                return part
+            if progress is not None and "step" in part:
+                progress(part["node_id"], part["step"])
+        raise GridError("the control plane did not say what became of the nodes")
+
+
+def _results(done: dict[str, Any]) -> list[WorkerResult]:
+    return [WorkerResult(row["node_id"], row["ok"], row["detail"]) for row in done["results"]]

@@ -30,22 +30,23 @@ def ship(
     far: Collection[str],
     require: Sequence[str] = (),
     isolated: bool = False,
+    here: str | None = None,
 ) -> Shipment:
     """Put what the job needs of a directory where agents can fetch it, if it may run on another machine at all.
 
-    None is the current directory, if it is small enough; where it is not, the job stays on this machine, or is
-    refused where that is impossible.
+    None is the directory `here`, or the current one, if it is small enough; where it is not, the job stays on this
+    machine, or is refused where that is impossible.
     """
     allowed = require or nodes
     if workdir == NONE or not any(name in far for name in allowed) or (isolated and workdir is None):
         return Shipment(require=tuple(require))
-    here = tuple(name for name in allowed if name not in far)
+    near = tuple(name for name in allowed if name not in far)
     try:
-        return _taken(workdir or os.getcwd(), places, require)
+        return _taken(workdir or here or os.getcwd(), places, require)
     except BadInput as problem:
-        if workdir is not None or not here:
+        if workdir is not None or not near:
             raise
-        return Shipment("", here, (f"this job stays on this machine: {problem}",))
+        return Shipment("", near, (f"this job stays on this machine: {problem}",))
     except FileNotFoundError:
         raise BadInput("the current directory does not exist any more; use --workdir none") from None
 

@@ -136,3 +136,32 @@ def test_a_job_is_shown_where_it_runs(grid: FarGrid) -> None:
     leases = json.loads(grid("shared-status", "--json", check=0).stdout)["allocations"]
     assert leases[0]["node_id"] == "gpu2"
     grid("jobs", "cancel", job, check=0)
+
+
+def test_a_program_ships_and_fetches_too(grid: FarGrid) -> None:
+    import asyncio
+
+    from distributed_grid.config import ClusterConfig
+    from distributed_grid.core import GridOrchestrator, SSHManager
+
+    tree = grid.cwd.parent / "program"
+    tree.mkdir()
+    (tree / "in").write_text("seven")
+    config = ClusterConfig.from_yaml(grid.env["GRID_CONFIG"])
+
+    async def story() -> None:
+        async with GridOrchestrator(config, state_dir=grid.state_dir) as orchestrator:
+            result = await orchestrator.run_with_shared_resources(
+                "mkdir out; tr a-z A-Z < in > out/it; echo $GRID_NODE",
+                preferred_nodes=["gpu2"],
+                cwd=tree,
+                fetch=["out/**"],
+            )
+            assert (result.stdout, result.exit_code) == ("gpu2\n", 0)
+        workers = await SSHManager(config, state_dir=grid.state_dir).get_workers()
+        assert [worker["node_id"] for worker in workers] == ["here", "gpu2"]
+        offers = await SSHManager(config, state_dir=grid.state_dir).get_offers()
+        assert ("gpu2", "cpu", 2.0) in [(offer.node_id, offer.resource_type, offer.amount) for offer in offers]
+
+    asyncio.run(story())
+    assert (tree / "out/it").read_text() == "SEVEN"
