@@ -93,3 +93,16 @@ def test_pins_are_known_again_after_a_restart(new_driver: Callable[..., Driver])
     second = new_driver(real_cores=(FIRST, SECOND))
     two = second.launch("a.2", "sleep", "1000", cpu_milli=1000)
     assert set(one.cores) | set(two.cores) == {FIRST, SECOND}
+
+
+def test_cores_it_was_moved_to_are_known_again_after_a_restart(new_driver: Callable[..., Driver]) -> None:
+    first = new_driver(real_cores=(FIRST, SECOND))
+    started = [first.launch(f"a.{n}", "sleep", "1000", cpu_milli=1000) for n in (1, 2, 3)]
+    first.halt("a.2")
+    stayed, moved = sorted((started[0], started[2]), key=lambda told: allowed(told.pid) != set(told.cores))
+    first.close()
+    second = new_driver(real_cores=(FIRST, SECOND))
+    second.halt(stayed.attempt_id)
+    other = second.launch("a.4", "sleep", "1000", cpu_milli=1000)
+    assert allowed(moved.pid) | allowed(other.pid) == {FIRST, SECOND}
+    assert allowed(moved.pid) != set(moved.cores)

@@ -19,6 +19,7 @@ def test_the_environment_is_what_was_passed_and_the_named_ones(driver: Driver, m
     assert seen == {
         "MINE": "yes",
         "PYTHONUNBUFFERED": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "2,0",
         "GRID_JOB_DIR": str(driver.root / "a.1/work"),
         "GRID_JOB_ID": "job",

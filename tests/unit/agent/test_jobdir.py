@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.agent import jobdir
+from distributed_grid.agent import jobdir, journal
 from distributed_grid.agent.jobdir import JobDir, is_safe_name
 
 
@@ -40,6 +40,7 @@ def test_making_it_twice_keeps_what_is_there(root: str) -> None:
 
 def test_a_lock_lives_as_long_as_any_copy_of_its_descriptor(root: str) -> None:
     with JobDir.make(root, "a.1") as job:
+        job.write(jobdir.SPEC, {"attempt_id": "a.1"})
         assert not job.is_locked()
         lock = job.take_lock()
         assert lock is not None
@@ -49,6 +50,87 @@ def test_a_lock_lives_as_long_as_any_copy_of_its_descriptor(root: str) -> None:
         assert job.is_locked()
         os.close(copy)
         assert not job.is_locked()
+
+
+def test_a_lock_once_taken_is_not_taken_again(root: str) -> None:
+    with JobDir.make(root, "a.1") as job:
+        job.write(jobdir.SPEC, {"attempt_id": "a.1"})
+        lock = job.take_lock()
+        assert lock is not None
+        os.close(lock)
+        assert not job.is_locked()
+        assert job.take_lock() is None
+        job.remove(jobdir.LOCK)  # somebody made sure that nothing ran
+        again = job.take_lock()
+        assert again is not None
+        os.close(again)
+
+
+def test_one_file_tells_all_that_happened_under_three_names(root: str) -> None:
+    with JobDir.make(root, "a.1") as job:
+        job.write(jobdir.SPEC, {"attempt_id": "a.1", "cores": [1]})
+        lock = job.take_lock()
+        assert lock is not None
+        assert (job.read(jobdir.LOCK), job.read(jobdir.STARTED), job.read(jobdir.EXIT)) == (None, None, None)
+        journal.append(lock, journal.entry("shim", {"boot": "b", "pid": 1, "start": 2}))
+        journal.append(lock, journal.entry("started", {"pid": 3}))
+        job.write_end(lock, {"kind": "exited", "exit_code": 0})
+        os.close(lock)
+        assert job.read(jobdir.SPEC) == {"attempt_id": "a.1", "cores": [1]}
+        assert job.read(jobdir.LOCK) == {"boot": "b", "pid": 1, "start": 2}
+        assert job.read(jobdir.STARTED) == {"pid": 3}
+        assert job.read(jobdir.EXIT) == job.read_end() == {"kind": "exited", "exit_code": 0}
+    assert {path.name for path in Path(root, "a.1").iterdir()} == {"spec.json", "shim.lock", "exit.json", "work"}
+    assert len({path.stat().st_ino for path in Path(root, "a.1").glob("*.*")}) == 1
+
+
+def test_an_end_that_was_not_shown_counts_once_its_shim_is_gone(root: str) -> None:
+    with JobDir.make(root, "a.1") as job:
+        job.write(jobdir.SPEC, {"attempt_id": "a.1"})
+        lock = job.take_lock()
+        assert lock is not None
+        journal.append(lock, journal.entry("ended", {"kind": "exited"}))
+        assert job.read_end() is None  # it may not be on the disk yet
+        os.close(lock)
+        assert job.read(jobdir.EXIT) is None
+        assert job.read_end() == {"kind": "exited"}
+        assert job.read(jobdir.EXIT) == {"kind": "exited"}
+        job.remove(jobdir.EXIT)
+        job.remove(jobdir.LOCK)  # a name lost in a power failure
+        assert job.read_end() == {"kind": "exited"}
+
+
+def test_an_end_recorded_again_after_a_full_disk_is_one_end(root: str) -> None:
+    with JobDir.make(root, "a.1") as job:
+        job.write(jobdir.SPEC, {"attempt_id": "a.1"})
+        lock = job.take_lock()
+        assert lock is not None
+        os.write(lock, b'\n{"ended": {"kind": "exi')
+        job.write_end(lock, {"kind": "exited"})
+        job.write_end(lock, {"kind": "exited"})
+        os.close(lock)
+        assert job.read_end() == {"kind": "exited"}
+
+
+def test_files_of_the_older_layout_are_read(root: str) -> None:
+    parts = {
+        jobdir.SPEC: {"attempt_id": "a.1"},
+        jobdir.LOCK: {"boot": "b", "pid": 1, "start": 2},
+        jobdir.STARTED: {"pid": 3, "at_boot_ms": 4},
+        jobdir.EXIT: {"kind": "exited"},
+    }
+    with JobDir.make(root, "a.1") as job:
+        for name, content in parts.items():
+            job.write(name, content)
+            assert job.read(name) == content
+        assert job.read_end() == {"kind": "exited"}
+
+
+def test_an_attempt_is_listed_as_live_without_a_new_file(root: str) -> None:
+    Path(root, jobdir.HOST_LOCK).touch()
+    JobDir.make(root, "a.1").close()
+    JobDir.make(root, "a.1").close()
+    assert Path(root, jobdir.LIVE, "a.1").samefile(Path(root, jobdir.HOST_LOCK))
 
 
 def test_links_are_not_followed(root: str, tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from distributed_grid.domain.changes import Counter
-from distributed_grid.domain.events import JobSubmitted, LeaseAsked, LeaseReleased
+from distributed_grid.domain.events import JobSubmitted, LeaseAsked, LeaseReleased, TimePassed
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.lives import LeaseEnd
+from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import WHOLE_GPU
 from distributed_grid.errors import NotFound
 from distributed_grid.reactor import JobAnswer, LeaseAnswer, decide, pending, pending_for
@@ -157,6 +159,29 @@ def an_offer_is_within_what_its_node_may_lend(world: World, moment: Moment) -> N
         assert all(count <= dict(most.custom).get(kind, 0) for kind, count in offer.lends.custom)
 
 
+def nothing_is_given_up_before_its_hold_is_over(world: World, moment: Moment) -> None:
+    """What silence alone ends was silent for longer than its node's hold, counted from the last sign of life, or from
+    the start of a control plane that has heard none."""
+    if not isinstance(moment.event, TimePassed):
+        return
+    held = {row.id: row.node for row in moment.rows_before if isinstance(row, Lease) and row.holds}
+    for row in moment.changes:
+        if not isinstance(row, Lease) or row.end is not LeaseEnd.LOST or row.id not in held:
+            continue
+        node = next(node for node in moment.rows_before if isinstance(node, Node) and node.name == held[row.id])
+        assert node.hold_ms
+        assert world.now - world.heard_at.get(node.name, world.began_at) >= node.hold_ms
+
+
+def a_node_that_gives_way_or_is_silent_gets_nothing_new(world: World, moment: Moment) -> None:
+    before = {row.id for row in moment.rows_before if isinstance(row, Lease) and row.holds}
+    for row in moment.changes:
+        if isinstance(row, Lease) and row.holds and row.id not in before:
+            seen = world.ledger.sightings[row.node]
+            assert not seen.yields
+            assert seen.at_ms
+
+
 def the_indexes_say_what_the_rows_say(world: World, moment: Moment) -> None:
     world.ledger.check()
 
@@ -176,4 +201,6 @@ LAWS = (
     releasing_twice_is_harmless,
     nobody_waits_who_could_be_served,
     an_offer_is_within_what_its_node_may_lend,
+    nothing_is_given_up_before_its_hold_is_over,
+    a_node_that_gives_way_or_is_silent_gets_nothing_new,
 )

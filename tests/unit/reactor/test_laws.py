@@ -83,7 +83,12 @@ DEEDS = {
     "cancel": (whichever, st.booleans()),
     "started": (whichever, offs),
     "ended": (whichever, offs, outcomes),
-    "listed": (names, st.integers(0, 2)),
+    "listed": (names, st.integers(0, 2), st.sampled_from(["", "one", "two"])),
+    "yield_to_owner": (names, st.booleans()),
+    "drain": (names,),
+    "want": (names, st.booleans()),
+    "stop_node": (names,),
+    "pause": (whichever, offs, st.booleans()),
     "look": (),
     "fill": (modest_requests, st.integers(2, 5)),
     "work": (st.sampled_from([0, 0, 1]),),
@@ -92,7 +97,10 @@ DEEDS = {
     "restart": (),
 }
 OFTEN = ("ask", "submit", "submit", "urge", "urge", "fill", "work", "wait", "wait")
-SELDOM = ("declare", "forget", "ask_again", "extend", "started", "listed", "look", "jump", "restart")
+SELDOM = (
+    *("declare", "forget", "ask_again", "extend", "started", "listed", "look", "jump", "restart"),
+    *("yield_to_owner", "drain", "want", "stop_node", "pause"),
+)
 scripts = st.lists(st.sampled_from([*DEEDS, *OFTEN]).flatmap(lambda name: deed(name, *DEEDS[name])), max_size=25)
 
 

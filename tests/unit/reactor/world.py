@@ -47,6 +47,8 @@ NODES: tuple[Callable[[str], Node], ...] = (
     lambda name: a_node(name, cores=4, memory_gb=16, gpus=2, thresholds=thresholds()),
     lambda name: a_node(name, cores=4, caps=caps(can_share=False)),
     lambda name: a_node(name, cores=4, custom={"fpga": 4}, caps=caps(custom={"fpga": 1})),
+    lambda name: a_node(name, cores=4, memory_gb=16, gpus=MIXED, hold_s=20),
+    lambda name: a_node(name, cores=3, memory_gb=8, hold_s=60, thresholds=thresholds()),
 )
 USAGES = (
     Usage(),
@@ -60,6 +62,7 @@ OUTCOMES = (
     Outcome(Ending.PREEMPTED),
     Outcome(Ending.OVER_LIMIT, detail="used 2.1 GB of 1.0 GB"),
     Outcome(Ending.NEVER_STARTED, detail="no such program"),
+    Outcome(Ending.RECLAIMED, detail="its owner needs it"),
 )
 
 
@@ -100,6 +103,8 @@ class World:
         self.seen: set[str] = set()
         self.ends: Tally[str] = Tally()
         self.fences = [0]
+        self.heard_at: dict[str, int] = {}
+        self.began_at = NOW
         self._rebuilt: Ledger | None = None
 
     def tell(self, event: Event) -> Moment:
@@ -117,6 +122,8 @@ class World:
             moment.rows_decided = self.ledger.rows()
         self._store(moment.changes)
         self._note(moment.changes)
+        if isinstance(event, events.NodeHeard):
+            self.heard_at[event.name] = self.now
         for law in self.laws:
             law(self, moment)
         return moment
@@ -150,6 +157,24 @@ class World:
 
     def hear(self, which: int, usage: int) -> None:
         self.tell(events.NodeHeard(NAMES[which], USAGES[usage]))
+
+    def yield_to_owner(self, which: int, yields: bool) -> None:
+        """An agent gives way to its owner, or does not any more."""
+        self.tell(events.NodeHeard(NAMES[which], USAGES[0], generation=self.now, yields=yields))
+
+    def drain(self, which: int) -> None:
+        self.tell(events.NodeDrained(NAMES[which]))
+
+    def want(self, which: int, wanted: bool) -> None:
+        self.tell(events.NodeWanted(NAMES[which], wanted))
+
+    def stop_node(self, which: int) -> None:
+        """The agent of a node was ended, with everything it ran."""
+        self.tell(events.NodeStopped(NAMES[which]))
+
+    def pause(self, which: int, off: int, paused: bool) -> None:
+        for uid, number, fence in self._attempts(which):
+            self.tell(events.AttemptPaused(uid, number, fence + off, paused))
 
     def forget(self, which: int) -> None:
         self.tell(events.NodeForgotten(NAMES[which]))
@@ -229,11 +254,11 @@ class World:
         last = job.attempts[-1]
         return [(job.uid, last.number, last.fence)]
 
-    def listed(self, which: int, every: int) -> None:
-        """An agent comes back and knows only each so-manieth of its attempts."""
+    def listed(self, which: int, every: int, boot: str) -> None:
+        """An agent comes back, from this boot or another, and knows only each so-manieth of its attempts."""
         name = NAMES[which]
         known = tuple(lease.id for lease in self.ledger.leases_of(name) if lease.job)
-        self.tell(events.AttemptsListed(name, known[:: every + 1]))
+        self.tell(events.AttemptsListed(name, known[:: every + 1], boot))
 
     def vanish(self, which: int) -> None:
         """One of those that are being stopped is gone."""
@@ -285,5 +310,6 @@ class World:
     def restart(self) -> None:
         """The control plane dies; the next one knows what was stored."""
         self.ledger, self._rebuilt = self.rebuilt(), None
+        self.heard_at, self.began_at = {}, self.now
         self.epoch += 1
         self.tell(events.ControlPlaneStarted(self.epoch))
