@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from bench import agents, commands, deciding, granting, jobs, lending, resting, restarting, yielding
+from bench import agents, commands, deciding, granting, jobs, lending, restarting, resting, yielding
 from bench.table import render
 
 ALL = {

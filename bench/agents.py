@@ -17,6 +17,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 from bench.house import a_house, start
 from bench.table import Line
@@ -59,7 +60,7 @@ def measure() -> list[Line]:
             part = (_cpu_seconds(pid) - before) / (time.perf_counter() - began)
             beats = _ask(agents, "beats")
             sent = asyncio.run(_jobs(places))
-            arrived = dict(_ask(agents, "starts"))
+            arrived: dict[str, float] = dict(_ask(agents, "starts"))
             size = _resident_bytes(pid)
         finally:
             agents.kill()
@@ -74,19 +75,19 @@ def measure() -> list[Line]:
     ]
 
 
-def _ask(agents: subprocess.Popen[str], question: str) -> list[float]:
+def _ask(agents: subprocess.Popen[str], question: str) -> Any:
     assert agents.stdin is not None
     assert agents.stdout is not None
     agents.stdin.write(f"{question}\n")
     agents.stdin.flush()
-    found: list[float] = json.loads(agents.stdout.readline())
-    return found
+    return json.loads(agents.stdout.readline())
 
 
 async def _jobs(places: Places) -> dict[str, float]:
     """When each job was submitted, one every 20 ms, each on a node of its own."""
     reader, writer = await asyncio.open_unix_connection(str(places.socket))
-    unpacker, frames = Unpacker(), []
+    unpacker = Unpacker()
+    frames: list[tuple[bytes, bytes]] = []
 
     async def call(message: dict[str, object]) -> None:
         writer.write(frame(JSON, json.dumps(message).encode()))

@@ -57,7 +57,8 @@ async def _round(places: Places) -> float:
 async def _client(places: Places, count: int) -> None:
     """Submit, all at once, then wait for each."""
     reader, writer = await asyncio.open_unix_connection(str(places.socket))
-    unpacker, frames = Unpacker(), []
+    unpacker = Unpacker()
+    frames: list[tuple[bytes, bytes]] = []
 
     def send(message: dict[str, object]) -> None:
         writer.write(frame(JSON, json.dumps(message).encode()))

@@ -435,7 +435,7 @@ def test_a_stream_keeps_an_idle_daemon_and_its_end_lets_it_go(grid: Shell) -> No
     with rest(grid) as client:
         pid = grid.daemon_pid()
         with client.stream("GET", "/v1/events", params={"follow": True, "limit": 1}) as answer:
-            lines = answer.iter_lines()  # kept: dropping it hangs up
+            lines: Any = answer.iter_lines()  # kept: dropping it hangs up
             next(lines)
             time.sleep(2.5)
             assert Path(f"/proc/{pid}").exists()

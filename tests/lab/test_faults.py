@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -212,7 +212,7 @@ def test_an_agent_that_lies_is_not_believed(cluster: Cluster, shared_lab: Lab) -
     wait_until(lambda: cluster.job(job)["state"] == "running")
     attempt = cluster.job(job)["attempts"][-1]
     said = subprocess.run(
-        [os.sys.executable, str(liar), str(link), attempt["allocation_id"], str(attempt["fence"])],
+        [sys.executable, str(liar), str(link), attempt["allocation_id"], str(attempt["fence"])],
         capture_output=True,
         text=True,
         timeout=60,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.conftest import wait_until
+from tests.lab.clusters import Cluster
 from tests.lab.hosts import Host
 from tests.lab.labs import Lab
 from tests.lab.machine import OWNER
-from tests.lab.test_cluster import Cluster
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
