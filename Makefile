@@ -4,14 +4,17 @@
 BIN := .venv/bin
 FAST_TESTS = $(wildcard tests/unit tests/contract)
 OTHER_TESTS = $(wildcard tests/test_*.py)
-SLOW_TESTS = $(wildcard tests/acceptance tests/lab)
+# Two at a time, a file in one go: most of the slow ones wait for something. Each half has a lab of its own.
+TWO_AT_A_TIME = -n 2 --dist loadfile
+SLOW_TESTS = $(wildcard tests/acceptance)
+LAB_TESTS = $(wildcard tests/lab)
 CHECKED = $(wildcard src tests bench scripts examples)
 PYTEST_ARGS ?=
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-header --no-annotate $(LOCK_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-fast test-acceptance system-packages bench demo lock clean
+.PHONY: help setup check format test test-fast test-acceptance test-lab system-packages bench demo lock clean
 .NOTPARALLEL:
 
 help: ## show this
@@ -33,14 +36,17 @@ format: setup ## let ruff write the format, and fix what it can
 	$(BIN)/ruff check --fix $(CHECKED)
 	$(BIN)/ruff format $(CHECKED)
 
-test: test-fast test-acceptance ## the whole test suite, the fast part first
+test: test-fast test-acceptance test-lab ## the whole test suite, the fast part first
 
 test-fast: setup ## unit and contract tests, with the branch coverage of domain/ (at least 95 %)
-	$(BIN)/pytest $(FAST_TESTS) --cov=distributed_grid.domain --cov-branch --cov-report=term-missing \
+	$(BIN)/pytest $(FAST_TESTS) $(TWO_AT_A_TIME) --cov=distributed_grid.domain --cov-branch --cov-report=term-missing \
 		--cov-fail-under=95 $(PYTEST_ARGS)
 
 test-acceptance: setup system-packages ## the real grid in temporary state directories
-	$(BIN)/pytest $(OTHER_TESTS) $(SLOW_TESTS) $(PYTEST_ARGS)
+	$(BIN)/pytest $(OTHER_TESTS) $(SLOW_TESTS) $(TWO_AT_A_TIME) $(PYTEST_ARGS)
+
+test-lab: setup system-packages ## several real hosts on this machine, by SSH (docs/lab.md)
+	$(BIN)/pytest $(LAB_TESTS) $(TWO_AT_A_TIME) $(PYTEST_ARGS)
 
 # The tests that need one of these skip with a reason where it is missing (and fail when CI=1).
 system-packages:

@@ -33,6 +33,10 @@ SHOWN = ("json", "sql", "text", "yaml", "")
 
 NOT_RUN = {
     "make test\n": "it is this suite; tests/acceptance/test_fresh_clone.py shows that a clone sets itself up",
+    "grid cluster install && grid cluster start\ngrid status\n"
+    "grid run-shared -r cpu -a 2 -n gpu2 --workdir . --fetch 'out/**' python train.py\ngrid cluster stop\n": (
+        "it needs other machines: tests/lab/test_cluster.py and tests/lab/test_faults.py do it in a lab"
+    ),
     "poetry install\npoetry run grid status\n": "tests/acceptance/test_poetry.py runs it",
 }
 

@@ -449,5 +449,5 @@ def test_a_lab_to_play_with_says_how_to_get_in_and_ends_when_told(
     config = ClusterConfig.from_yaml(leftovers.folder_of(number) / "cluster.yaml")
     assert [node.name for node in config.nodes] == ["host1"]
     owner.send_signal(signal.SIGINT)
-    assert owner.wait(10) == 0
+    assert owner.wait(60) == 0
     assert traces(number) == []

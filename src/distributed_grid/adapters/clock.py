@@ -12,6 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+STEADY_MS = 50
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -45,6 +46,7 @@ class GridClock:
             known_ms = anchor.wall_ms if anchor is not None else 0
             self._start = Anchor(here.boot_id, max(here.wall_ms, known_ms), here.boot_ms)
         self._latest_ms = self._start.wall_ms
+        self._shown_offset_ms: int | None = None
 
     def now_ms(self) -> int:
         """The time; never less than any answer before."""
@@ -58,5 +60,11 @@ class GridClock:
         return Anchor(self._start.boot_id, self._start.wall_ms + boot_ms - self._start.boot_ms, boot_ms)
 
     def wall_offset_ms(self) -> int:
-        """What to add to the grid's times to show them as the wall clock would."""
-        return self._wall() - self.now_ms()
+        """What to add to the grid's times to show them as the wall clock would.
+
+        It stays the same until the wall clock was really moved: a time that was shown once is shown the same again.
+        """
+        offset_ms = self._wall() - self.now_ms()
+        if self._shown_offset_ms is None or abs(offset_ms - self._shown_offset_ms) > STEADY_MS:
+            self._shown_offset_ms = offset_ms
+        return self._shown_offset_ms

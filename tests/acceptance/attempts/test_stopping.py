@@ -125,11 +125,12 @@ def test_an_attempt_nobody_renews_is_gone_when_its_hold_is_over(driver: Driver) 
         driver.pass_time(0.2)
         driver.host.hold(boot_ms() + 1000)
     renewed = time.monotonic()
-    ended = driver.ended("a.1")
-    assert ended.kind == "hold_expired"
-    assert time.monotonic() - began > 1.6
-    assert 0.7 < time.monotonic() - renewed < 1.5
-    assert not any(map(is_alive, pids))
+    while any(map(is_alive, pids)):
+        driver.pass_time(0.01)
+    gone = time.monotonic()
+    assert gone - began > 1.6
+    assert 0.7 < gone - renewed < 1.5
+    assert driver.ended("a.1").kind == "hold_expired"  # told when it is on the disk, which may take longer
 
 
 def test_what_has_no_hold_outlives_the_holds_of_others(driver: Driver) -> None:
