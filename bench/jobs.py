@@ -1,6 +1,6 @@
 """One-line commands on two cores, a core each, through the API: from the first submission to the last end.
 
-Beside it, in the same run, HyperQueue with the same commands where it is installed (`pip install hyperqueue`).
+Beside it, in the same run, HyperQueue with the same commands, where `$GRID_PEERS_PYTHON` names a Python that has it.
 """
 
 from __future__ import annotations
@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -88,25 +86,10 @@ async def _client(places: Places, count: int) -> None:
 
 
 def _hyperqueue() -> float | None:
-    """Commands per second of HyperQueue on two cores; None where it is not installed."""
-    hq = shutil.which("hq")
-    if hq is None:
+    """Commands per second of HyperQueue on two cores; None where no Python with it was named."""
+    python = os.environ.get("GRID_PEERS_PYTHON")
+    if python is None:
         return None
-    folder = Path(tempfile.mkdtemp(prefix="grid-bench-hq-"))
-    env = os.environ | {"HQ_SERVER_DIR": str(folder)}
-    quiet = {"env": env, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    server = subprocess.Popen([hq, "server", "start"], **quiet)  # type: ignore[call-overload]
-    worker = None
-    try:
-        time.sleep(1.0)
-        worker = subprocess.Popen([hq, "worker", "start", "--cpus", "2"], **quiet)  # type: ignore[call-overload]
-        time.sleep(1.0)
-        began = time.perf_counter()
-        command = [hq, "submit", f"--array=1-{JOBS}", "--stdout", "none", "--stderr", "none", "--wait", "true"]
-        subprocess.run(command, check=True, cwd=folder, **quiet)  # type: ignore[call-overload]
-        return JOBS / (time.perf_counter() - began)
-    finally:
-        for process in filter(None, (worker, server)):
-            process.terminate()
-            process.wait()
-        shutil.rmtree(folder)
+    script = Path(__file__).with_name("hyperqueue_peer.py")
+    done = subprocess.run([python, str(script), str(JOBS)], capture_output=True, text=True, check=True, timeout=120)
+    return float(done.stdout.split()[-1])

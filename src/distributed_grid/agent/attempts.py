@@ -256,7 +256,7 @@ class AttemptHost:
         )
         shim = tree.look(started["shim"]["pid"])
         if shim is not None and shim.start == started["shim"]["start"]:
-            attempt.shim = shim
+            attempt.shim = shim._replace(waited_ticks=started["shim"].get("waited_ticks", 0))
         if attempt.cores != attempt.started.cores or self._allowed is not None:
             self._pin(attempt, started["shim"]["pid"])
         self._report(attempt.started)

@@ -6,18 +6,16 @@ Rule 2. The end is told only when nothing of the tree is left, and it is on the 
 Rule 3. It needs nobody: time-out, hold and memory limit are kept when agent and control plane are gone.
 Rule 4. Whoever wants something writes it to the directory first and signals afterwards, so nothing is missed.
 
-Forked from the spawner before its attempt is known, so only the standard library is here.
+It lives in a process forked before its attempt was known (`spare.py`), so only the standard library is here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
-import socket
 import time
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from distributed_grid.agent import jobdir, journal, tree
 from distributed_grid.agent.command import NotStarted, start_command
@@ -27,7 +25,6 @@ from distributed_grid.agent.limits.alarm import Alarm, boot_ms
 from distributed_grid.agent.limits.cgroups import PREFIX, Controllers, Group
 from distributed_grid.agent.limits.memory import KeptMemory, WatchedMemory, over_limit
 
-BOOT_ID: Final = tree.boot_id()
 SETTLE_MS: Final = 200  # what a command leaves behind may finish by itself for so long: `exec > >(tee log)`
 LEFTOVER_GRACE_MS: Final = 1000
 LOOKS, SPRINT = 5, 500
@@ -46,10 +43,11 @@ class Stop:
 class Shim:
     """Runs one attempt from record to record."""
 
-    def __init__(self, root: str, orders: socket.socket, controllers: Controllers) -> None:
+    def __init__(self, root: str, attempt_id: str, lock: int, channel: int) -> None:
         self.root = root
-        self.orders = orders
-        self.controllers = controllers
+        self.attempt_id = attempt_id
+        self.lock = lock
+        self.channel = channel
         self.groups: list[Group] = []
         self.memory: KeptMemory | WatchedMemory | None = None
         self.stop: Stop | None = None
@@ -57,27 +55,24 @@ class Shim:
         self.main_status: int | None = None
         self.began = self.ended = 0
         self.beyond: set[int] = set()
-        self.alarm = Alarm()
-        me = tree.look(os.getpid())
-        assert me is not None
-        self.identity = {"boot": BOOT_ID, "pid": me.pid, "start": me.start}
+        self.used_s = 0.0
+        self.peak_bytes = 0
 
-    def run(self) -> NoReturn:
-        """All of it."""
-        packet, descriptors, _, _ = socket.recv_fds(self.orders, 512, 2)
-        if not packet:  # the spawner ended and needs no spare any more
-            os._exit(0)
-        self.orders.close()
-        for fd in descriptors:
-            os.set_inheritable(fd, False)  # unlike those opened here, received ones would go on to the command
-        self.lock, self.channel = descriptors  # the lock stays open, and so held, to the end of this process
-        journal.append(self.lock, journal.entry("shim", self.identity))
-        self.job = JobDir(self.root, packet.decode())
+    def run(self, identity: dict[str, str | int], alarm: Alarm, controllers: Controllers) -> bool:
+        """All of it; whether this process is afterwards as it was before."""
+        journal.append(self.lock, journal.entry("shim", identity))
+        self.identity, self.alarm, self.controllers = identity, alarm, controllers
+        with JobDir(self.root, self.attempt_id) as self.job:
+            self._see_through()
+        return self.stop is None and self.memory is None and not self.groups and self.main > 0 and not self._reap()
+
+    def _see_through(self) -> None:
         self.spec: dict[str, Any] = self.job.read(jobdir.SPEC)
         self.began = self.ended = boot_ms()
         self._look_for_halt()
         if self.stop is not None:
             self._conclude(self.stop.kind, self.stop.detail)
+            return
         cores = self.job.read(jobdir.CORES) or self.spec.get("cores") or []
         self._make_groups(len(cores))
         self.began = self.ended = boot_ms()
@@ -86,6 +81,7 @@ class Shim:
         except NotStarted as error:
             self.main_status = error.exit_code << 8
             self._conclude("never_started", str(error))
+            return
         if cores and not self.controllers.cpu:
             os.setpriority(os.PRIO_PROCESS, self.main, nice_for(self.spec["cpu_milli"]))
         self._tell_started(cores)
@@ -208,11 +204,13 @@ class Shim:
         """Collect the dead; False when there is no child left at all."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return False
             if pid == 0:
                 return True
+            self.used_s += usage.ru_utime + usage.ru_stime
+            self.peak_bytes = max(self.peak_bytes, usage.ru_maxrss * 1024)
             if pid == self.main:
                 self.main_status = status
 
@@ -274,18 +272,17 @@ class Shim:
         signalled = os.WIFSIGNALED(self.main_status)
         if self.stop is None and self.memory:
             told = self.memory.overrun(os.getpid()) if isinstance(self.memory, KeptMemory) else None
-            peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
             if told is None and signalled and os.WTERMSIG(self.main_status) == signal.SIGKILL:
                 # Faster than our eyes, and the whole machine ran out: the kernel chose the one we would have.
-                told = over_limit(peak, self.memory.limit_bytes) if peak > self.memory.limit_bytes else None
+                limit = self.memory.limit_bytes
+                told = over_limit(self.peak_bytes, limit) if self.peak_bytes > limit else None
             if told is not None:
                 return "over_limit", told
         if self.stop is not None:
             return self.stop.kind, self.stop.detail
         return ("signalled", signal_name(os.WTERMSIG(self.main_status))) if signalled else ("exited", "")
 
-    def _conclude(self, kind: str, detail: str) -> NoReturn:
-        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    def _conclude(self, kind: str, detail: str) -> None:
         status = self.main_status
         peak = self.memory.peak_bytes if self.memory else 0
         for group in self.groups:
@@ -296,12 +293,11 @@ class Shim:
             "exit_code": os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None,
             "signal": os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
             "detail": detail,
-            "cpu_ms": round((usage.ru_utime + usage.ru_stime) * 1000),
-            "max_memory_bytes": max(peak, usage.ru_maxrss * 1024),
+            "cpu_ms": round(self.used_s * 1000),
+            "max_memory_bytes": max(peak, self.peak_bytes),
             "wall_ms": self.ended - self.began,
         }
         self._record_end(record)
-        os._exit(0)
 
     def _record_end(self, record: dict[str, Any]) -> None:
         """Write it, then tell it. On a full disk tell it first, and stay until there is room: it must not be lost."""

@@ -1,8 +1,8 @@
-"""The small process that forks one shim per attempt, a little ahead of time, and does nothing else.
+"""The small process that gives each attempt a shim, forked a little ahead of time, and does nothing else.
 
 `python -m distributed_grid.agent.spawner ROOT SOCKET LOCK CGROUPS`: started once by `AttemptHost`, with
 everything a shim needs already imported. One packet is one attempt id with one descriptor, the channel on
-which the shim tells what happens.
+which the shim tells what happens. A shim that has seen its attempt through may come back for another (`spare.py`).
 
 Rule 1. It ends when its socket does, that is with its agent; the shims go on.
 Rule 2. The attempt's lock is taken before it is given to a shim, and travels with it; the host's lock is kept
@@ -26,14 +26,15 @@ from distributed_grid.agent import jobdir, tree
 from distributed_grid.agent.jobdir import JobDir
 from distributed_grid.agent.limits.alarm import become_subreaper, hear_signals
 from distributed_grid.agent.limits.cgroups import Controllers, probe
-from distributed_grid.agent.shim import Shim
+from distributed_grid.agent.spare import READY, Spare
 
 if TYPE_CHECKING:
     import subprocess
 
 PACKET_BYTES = 512
 SPARES = 2  # enough that one forks while the other is taken
-REFILL_MS, TROUBLE_MS = 1, 100
+MOST_SPARES = SPARES + len(os.sched_getaffinity(0))  # of those that come back
+REFILL_MS, TROUBLE_MS, CROWDED_MS = 1, 100, 1000
 
 
 class Spawner:
@@ -45,18 +46,21 @@ class Spawner:
         self.host_lock = host_lock
         self.controllers = controllers
         self.spares: list[socket.socket] = []
+        self.busy: dict[int, socket.socket] = {}
         self.trouble: str | None = None
+        self.poll = select.poll()
         self.woken, self.wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         hear_signals()
         signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
 
-    def serve(self) -> Shim | None:
-        """Work until the socket ends or a SIGTERM comes; returns None then, and the shim to run in each child."""
-        poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
-        poll.register(self.woken, select.POLLIN)
+    def serve(self) -> Spare | None:
+        """Work until the socket ends or a SIGTERM comes; returns None then, and the spare to be in each child."""
+        self.poll.register(self.sock, select.POLLIN)
+        self.poll.register(self.woken, select.POLLIN)
         while True:
-            ready = dict(poll.poll(None if len(self.spares) == SPARES else TROUBLE_MS if self.trouble else REFILL_MS))
+            ready = dict(self.poll.poll(self.patience_ms()))
+            for fd in ready.keys() & self.busy.keys():
+                self.take_back(fd)
             if self.woken in ready:
                 if signal.SIGTERM in os.read(self.woken, 512):
                     return None
@@ -64,38 +68,70 @@ class Spawner:
             asked = self.sock.fileno() in ready
             if asked:
                 self.spares = [spare for spare in self.spares if _waits(spare)]
-            if not ready or (asked and not self.spares):
-                shim = self.prepare()
-                if shim is not None:
-                    return shim
+            if not ready and len(self.spares) > SPARES:
+                self.spares.pop(0).close()  # which ends it
+            elif not ready or (asked and not self.spares):
+                spare = self.prepare()
+                if spare is not None:
+                    return spare
             if asked:
                 packet, descriptors, _, _ = socket.recv_fds(self.sock, PACKET_BYTES, 1)
                 if not packet:
                     return None
-                self.launch(packet, descriptors[0])
+                spare = self.launch(packet, descriptors[0])
+                if spare is not None:
+                    return spare
 
-    def launch(self, attempt_id: bytes, channel: int) -> None:
-        """Give an attempt its shim; what is locked or has been run already is left alone."""
+    def patience_ms(self) -> int | None:
+        """How long to wait for something to do before the number of spares is put right; None: for ever."""
+        if len(self.spares) < SPARES:
+            return TROUBLE_MS if self.trouble else REFILL_MS
+        return CROWDED_MS if len(self.spares) > SPARES else None
+
+    def take_back(self, fd: int) -> None:
+        """A shim that was given away is ready for another attempt, or gone."""
+        self.poll.unregister(fd)
+        spare = self.busy.pop(fd)
+        try:
+            is_ready = spare.recv(1) == READY
+        except ConnectionResetError:
+            is_ready = False
+        if is_ready and len(self.spares) < MOST_SPARES:
+            self.spares.append(spare)
+        else:
+            spare.close()
+
+    def launch(self, attempt_id: bytes, channel: int) -> Spare | None:
+        """Give an attempt its shim; what is locked or has been run already is left alone. Returns as `prepare`."""
+        spare = None
         with JobDir(self.root, attempt_id.decode()) as job:
             lock = job.take_lock()
             if lock is not None:
-                if not self._give(attempt_id, lock, channel):
+                given = self._give(attempt_id, lock, channel)
+                if not given:  # somebody has just killed those that waited
+                    spare = self.prepare()
+                    given = spare is not None or self._give(attempt_id, lock, channel)
+                if not given:
                     _refuse(job, channel, f"could not be started: {self.trouble or 'its shim was killed'}")
                 os.close(lock)
         os.close(channel)
+        return spare
 
     def _give(self, attempt_id: bytes, lock: int, channel: int) -> bool:
         while self.spares:
-            with self.spares.pop(0) as spare:
-                try:
-                    socket.send_fds(spare, [attempt_id], [lock, channel])
-                except (BrokenPipeError, ConnectionResetError):  # somebody killed it while it waited
-                    continue
-                return True
+            spare = self.spares.pop()  # the last one used, which has its pages already
+            try:
+                socket.send_fds(spare, [attempt_id], [lock, channel])
+            except (BrokenPipeError, ConnectionResetError):  # somebody killed it while it waited
+                spare.close()
+                continue
+            self.busy[spare.fileno()] = spare
+            self.poll.register(spare, select.POLLIN)
+            return True
         return False
 
-    def prepare(self) -> Shim | None:
-        """Fork a shim that waits for its attempt; returns it in the child."""
+    def prepare(self) -> Spare | None:
+        """Fork a process that waits for attempts; returns it in the child."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             pid = os.fork()
@@ -104,13 +140,13 @@ class Spawner:
             pid = -1
         if pid == 0:
             signal.set_wakeup_fd(-1)
-            for sock in (ours, self.sock, *self.spares):
+            for sock in (ours, self.sock, *self.spares, *self.busy.values()):
                 sock.close()
             for fd in (self.host_lock, self.woken, self.wake):
                 os.close(fd)
             os.setsid()
             become_subreaper()
-            return Shim(self.root, theirs, self.controllers)
+            return Spare(self.root, theirs, self.controllers)
         theirs.close()
         if pid > 0:
             self.trouble = None
@@ -255,9 +291,9 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page it touches
     gc.disable()
-    shim = spawner.serve()
-    if shim is not None:
-        shim.run()
+    spare = spawner.serve()
+    if spare is not None:
+        spare.serve()
 
 
 if __name__ == "__main__":

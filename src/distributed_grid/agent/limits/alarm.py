@@ -67,6 +67,16 @@ class Alarm:
                 except BlockingIOError:
                     pass
 
+    def take(self, signum: int) -> bool:
+        """Whether that signal has come since the beginning; forgets every signal that has."""
+        try:
+            self.heard.update(os.read(self._woken, 512))
+        except BlockingIOError:
+            pass
+        came = signum in self.heard
+        self.heard.clear()
+        return came
+
     def _set_timer(self, until_boot_ms: int) -> None:
         if self._timer < 0:
             self._timer = _timerfd_create(time.CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)

@@ -66,12 +66,12 @@ class TreeMeter:
         self._resident = self._shares = self._read_at_ms = 0
 
     def read(self, shim: Proc, now_ms: int) -> tuple[int, int]:
-        """CPU milliseconds so far and bytes held now."""
+        """CPU milliseconds so far, since `shim` was what it says it was, and bytes held now."""
         now = look(shim.pid)
         if now is None or now.start != shim.start:
             return 0, 0
         procs = quickly_below(shim.pid)
-        ticks = now.waited_ticks + sum(proc.own_ticks + proc.waited_ticks for proc in procs)
+        ticks = now.waited_ticks - shim.waited_ticks + sum(proc.own_ticks + proc.waited_ticks for proc in procs)
         rough = sum(resident_bytes(proc.pid) for proc in procs)
         if len(procs) < 2:
             self._shares = rough
