@@ -41,7 +41,7 @@ class GpuMachine:
         environment = {**os.environ, "STANDIN_NVML": str(self._file)}
         if library:
             environment["LD_LIBRARY_PATH"] = _library(*flags).name
-        self._environment = environment
+        self.environment = environment
         self._process: subprocess.Popen[str] | None = None
         self.update({"order": ""})
 
@@ -69,7 +69,7 @@ class GpuMachine:
         if self._process is None:
             command = [sys.executable, "-W", "error", str(HERE / "asker.py")]
             self._process = subprocess.Popen(
-                command, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                command, env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
         assert self._process.stdin
         assert self._process.stdout

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from msgspec import Struct
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import WebSocketException
 
@@ -30,11 +31,17 @@ from distributed_grid.wire import (
     greeting_of,
 )
 
-GREETING_SECONDS = 15.0
-SILENCE_SECONDS = 10.0
-FIRST_PAUSE, LONGEST_PAUSE = 0.3, 5.0
-REFUSED_PAUSE = 15.0
 log = logging.getLogger(__name__)
+
+
+class Timing(Struct, frozen=True):
+    """Seconds: how long an answer may take, and how long to wait before the next try."""
+
+    greeting: float = 15.0
+    silence: float = 10.0
+    first_pause: float = 0.3
+    longest_pause: float = 5.0
+    refused_pause: float = 15.0
 
 
 class NoWayYet(Exception):
@@ -58,8 +65,9 @@ class Served(Protocol):
 class Uplink:
     """Keeps one node connected to its control plane for as long as `run` runs."""
 
-    def __init__(self, node: str, dial: Dial) -> None:
+    def __init__(self, node: str, dial: Dial, timing: Timing = Timing()) -> None:  # noqa: B008 (it never changes)
         self._node = node
+        self._timing = timing
         self._dial = dial
         self._outbox: deque[bytes] = deque()
         self._waiting = asyncio.Event()
@@ -73,28 +81,29 @@ class Uplink:
 
     async def run(self, agent: Served) -> None:
         """Connect, serve, connect again; ends only when cancelled."""
-        pause = FIRST_PAUSE
+        timing = self._timing
+        pause = timing.first_pause
         while True:
             try:
                 async with await self._dial() as connection:
                     await self._serve(connection, agent)
             except NoWayYet:
-                pause = FIRST_PAUSE
+                pause = timing.first_pause
             except ProtocolError as refusal:
                 log.error("%s", refusal)
-                pause = REFUSED_PAUSE
+                pause = timing.refused_pause
             except (OSError, WebSocketException, TimeoutError, GridError, EOFError) as failure:
                 log.info("no link to the control plane: %s", str(failure) or type(failure).__name__)
             if self._is_up:
-                pause = FIRST_PAUSE
+                pause = timing.first_pause
                 self._is_up = False
                 agent.unlinked()
             await asyncio.sleep(pause * random.uniform(0.7, 1.3))
-            pause = min(1.5 * pause, max(pause, LONGEST_PAUSE))
+            pause = min(1.5 * pause, max(pause, timing.longest_pause))
 
     async def _serve(self, connection: ClientConnection, agent: Served) -> None:
         await connection.send(encode(agent.hello(self._node)))
-        async with asyncio.timeout(GREETING_SECONDS):
+        async with asyncio.timeout(self._timing.greeting):
             first = await connection.recv(decode=False)
         welcome = _welcome(first)
         log.info("linked to a control plane of version %s, epoch %d", welcome.version, welcome.epoch)
@@ -104,7 +113,7 @@ class Uplink:
         sender = asyncio.create_task(self._send_all(connection))
         try:
             while True:
-                async with asyncio.timeout(SILENCE_SECONDS):
+                async with asyncio.timeout(self._timing.silence):
                     data = await connection.recv(decode=False)
                 message = decode_to_agent(data)
                 if isinstance(message, Refuse):

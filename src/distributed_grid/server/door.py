@@ -50,9 +50,10 @@ class Reception(Protocol):
 class AgentDoor(asyncio.Protocol):
     """One agent's connection."""
 
-    def __init__(self, reception: Reception, admit: Admit) -> None:
+    def __init__(self, reception: Reception, admit: Admit, *, hello_seconds: float = HELLO_SECONDS) -> None:
         self._reception = reception
         self._admit = admit
+        self._hello_seconds = hello_seconds
         self._socket = ServerProtocol(max_size=LARGEST_MESSAGE, logger=log.getChild("websocket"))
         self._transport: asyncio.Transport | None = None
         self._node = ""
@@ -69,7 +70,7 @@ class AgentDoor(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.set_write_buffer_limits(high=MOST_UNSENT)
-        self._deadline = asyncio.get_running_loop().call_later(HELLO_SECONDS, self._hang_up)
+        self._deadline = asyncio.get_running_loop().call_later(self._hello_seconds, self._hang_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deadline is not None:

@@ -14,7 +14,6 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from distributed_grid import wire
 from distributed_grid.domain.nodes import Usage
-from distributed_grid.server import door
 from distributed_grid.server.door import AgentDoor
 
 HELLO = wire.Hello(wire.PROTOCOL, "0.1.0", "gpu1")
@@ -43,9 +42,11 @@ def admit(path: str, headers: Mapping[str, str]) -> str | None:
 
 
 @asynccontextmanager
-async def a_door() -> AsyncIterator[tuple[Reception, int]]:
+async def a_door(hello_seconds: float = 15) -> AsyncIterator[tuple[Reception, int]]:
     reception = Reception()
-    server = await asyncio.get_running_loop().create_server(lambda: AgentDoor(reception, admit), "127.0.0.1", 0)
+    server = await asyncio.get_running_loop().create_server(
+        lambda: AgentDoor(reception, admit, hello_seconds=hello_seconds), "127.0.0.1", 0
+    )
     try:
         yield reception, server.sockets[0].getsockname()[1]
     finally:
@@ -175,11 +176,9 @@ def test_random_bytes_neither_break_nor_hang_the_door() -> None:
     asyncio.run(story())
 
 
-def test_who_never_greets_is_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "HELLO_SECONDS", 0.2)
-
+def test_who_never_greets_is_shown_out() -> None:
     async def story() -> None:
-        async with a_door() as (_, port), await a_link(port) as link:
+        async with a_door(hello_seconds=0.2) as (_, port), await a_link(port) as link:
             with pytest.raises(ConnectionClosed):
                 async with asyncio.timeout(5):
                     await link.recv()

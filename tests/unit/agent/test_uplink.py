@@ -1,0 +1,149 @@
+"""The agent's end of a link: a control plane that lies, hangs up or says nothing neither breaks nor hangs it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from websockets.asyncio.client import ClientConnection, unix_connect
+from websockets.asyncio.server import ServerConnection, unix_serve
+
+from distributed_grid import wire
+from distributed_grid.agent.uplink import NoWayYet, Timing, Uplink
+from distributed_grid.domain.nodes import Usage
+
+WELCOME = wire.Welcome(wire.PROTOCOL, "0.1.0", 1, 60_000, 2_000)
+HASTY = Timing(greeting=0.3, silence=0.3, first_pause=0.01, longest_pause=0.05, refused_pause=0.05)
+Behave = Callable[[ServerConnection], Awaitable[None]]
+
+
+class Agent:
+    """Remembers what it was told."""
+
+    nodes = ("gpu1",)
+
+    def __init__(self) -> None:
+        self.welcomes = 0
+        self.unlinks = 0
+        self.told: list[wire.ToAgent] = []
+
+    def hello(self, node: str) -> wire.Hello:
+        return wire.Hello(wire.PROTOCOL, "0.1.0", node)
+
+    def welcomed(self, welcome: wire.Welcome) -> None:
+        self.welcomes += 1
+
+    def send(self, message: wire.ToAgent) -> None:
+        self.told.append(message)
+
+    def unlinked(self) -> None:
+        self.unlinks += 1
+
+
+def play(path: Path, behave: Behave, until: Callable[[Agent], bool]) -> Agent:
+    """Run a link against a control plane that behaves like this, until something is true; it must come."""
+
+    async def story() -> Agent:
+        agent = Agent()
+
+        async def dial() -> ClientConnection:
+            if not path.exists():
+                raise NoWayYet
+            return await unix_connect(str(path), "ws://grid/v1/agent", compression=None, ping_interval=None)
+
+        link = Uplink("gpu1", dial, HASTY)
+        running = asyncio.create_task(link.run(agent))
+        await asyncio.sleep(0.05)
+        async with unix_serve(behave, str(path), compression=None, ping_interval=None):
+            async with asyncio.timeout(20):
+                while not until(agent):
+                    link.received(wire.Heartbeat("gpu1", Usage(), 5), agent)
+                    assert not running.done()
+                    await asyncio.sleep(0.02)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        return agent
+
+    return asyncio.run(story())
+
+
+def test_it_waits_for_a_way_greets_and_passes_orders_on(tmp_path: Path) -> None:
+    async def behave(link: ServerConnection) -> None:
+        hello = wire.decode_from_agent(await link.recv(decode=False))
+        assert isinstance(hello, wire.Hello)
+        await link.send(wire.encode(WELCOME))
+        beat = wire.decode_from_agent(await link.recv(decode=False))
+        assert isinstance(beat, wire.Heartbeat)
+        await link.send(wire.encode(wire.Heard(beat.beat, 60_000)))
+        await link.wait_closed()
+
+    agent = play(tmp_path / "s", behave, lambda agent: wire.Heard(5, 60_000) in agent.told)
+    assert agent.welcomes == 1
+
+
+def test_a_link_that_breaks_is_made_again(tmp_path: Path) -> None:
+    async def behave(link: ServerConnection) -> None:
+        await link.recv()
+        await link.send(wire.encode(WELCOME))
+        link.transport.abort()
+
+    agent = play(tmp_path / "s", behave, lambda agent: agent.welcomes >= 3)
+    assert agent.unlinks >= 2
+
+
+def test_a_control_plane_that_says_nothing_is_not_there(tmp_path: Path) -> None:
+    async def mute(link: ServerConnection) -> None:
+        await link.recv()
+        await link.send(wire.encode(WELCOME))
+        await link.wait_closed()
+
+    play(tmp_path / "s", mute, lambda agent: agent.unlinks >= 2)
+
+
+def test_one_that_never_welcomes_is_asked_again(tmp_path: Path) -> None:
+    came = []
+
+    async def mute(link: ServerConnection) -> None:
+        came.append(link)
+        await link.wait_closed()
+
+    agent = play(tmp_path / "s", mute, lambda agent: len(came) >= 2)
+    assert agent.welcomes == 0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [wire.Refuse("no node is called gpu1"), wire.Heard(1, 1), wire.Welcome(wire.PROTOCOL + 1, "9", 1, 0, 2000)],
+    ids=["refused", "not welcomed", "another protocol"],
+)
+def test_a_refusal_is_logged_and_asked_again(
+    tmp_path: Path, answer: wire.ToAgent, caplog: pytest.LogCaptureFixture
+) -> None:
+    came = []
+
+    async def refuse(link: ServerConnection) -> None:
+        came.append(link)
+        await link.send(wire.encode(answer))
+        await link.wait_closed()
+
+    agent = play(tmp_path / "s", refuse, lambda agent: len(came) >= 2)
+    assert agent.welcomes == 0
+    assert any(word in caplog.text for word in ("no node is called", "did not welcome", "upgrade"))
+
+
+def test_garbage_ends_the_link_and_nothing_else(tmp_path: Path) -> None:
+    draw = random.Random(3)
+
+    async def babble(link: ServerConnection) -> None:
+        await link.recv()
+        if draw.random() < 0.8:
+            await link.send(wire.encode(WELCOME))
+        for _ in range(3):
+            await link.send(draw.randbytes(draw.randrange(1, 200)))
+        await link.wait_closed()
+
+    agent = play(tmp_path / "s", babble, lambda agent: agent.welcomes >= 20)
+    assert agent.unlinks >= 19
