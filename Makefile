@@ -43,10 +43,12 @@ test-fast: setup ## unit and contract tests, with the branch coverage of domain/
 		--cov-fail-under=95 $(PYTEST_ARGS)
 
 test-acceptance: setup system-packages ## the real grid in temporary state directories
-	$(BIN)/pytest $(OTHER_TESTS) $(SLOW_TESTS) $(TWO_AT_A_TIME) $(PYTEST_ARGS)
+	$(BIN)/pytest $(OTHER_TESTS) $(SLOW_TESTS) -m "not alone" $(TWO_AT_A_TIME) $(PYTEST_ARGS)
+	$(BIN)/pytest $(SLOW_TESTS) -m alone $(PYTEST_ARGS)
 
 test-lab: setup system-packages ## several real hosts on this machine, by SSH (docs/lab.md)
-	$(BIN)/pytest $(LAB_TESTS) $(TWO_AT_A_TIME) $(PYTEST_ARGS)
+	$(BIN)/pytest $(LAB_TESTS) -m "not alone" $(TWO_AT_A_TIME) $(PYTEST_ARGS)
+	$(BIN)/pytest $(LAB_TESTS) -m alone $(PYTEST_ARGS)
 
 # The tests that need one of these skip with a reason where it is missing (and fail when CI=1).
 system-packages:

@@ -13,7 +13,8 @@ def main(names: list[str]) -> int:
     if reason := problem():
         print(reason, file=sys.stderr)
         return 1
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGINT):  # in the background the latter is ignored unless asked for
+        signal.signal(number, signal.default_int_handler)
     try:
         with Lab(int(names[0]) if names and names[0].isdigit() else names or NAMES) as lab:
             file = lab.folder / "cluster.yaml"

@@ -153,7 +153,7 @@ def test_a_wrong_clock_on_a_node_changes_nothing(shared_lab: Lab, needs_skew: No
     try:
         grid("cluster", "start", "gpu1", check=0, timeout=120)
         done = grid("run-shared", *on("gpu1", "sh", "-c", "sleep 16; echo whole"), timeout=90)
-        assert (done.returncode, done.stdout) == (0, "whole\n")
+        assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
         short = grid("run-shared", "--timeout", "1", *on("gpu1", "sleep", "60"), timeout=90)
         assert short.returncode == 124
         assert grid.node("gpu1")["state"] == "alive"

@@ -28,7 +28,7 @@ from tests.acceptance.attempts.conftest import Driver, a_spec, is_alive, python
 from tests.acceptance.attempts.test_cores import allowed
 
 CORES = sorted(os.sched_getaffinity(0))
-pytestmark = [pytest.mark.acceptance, pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")]
+pytestmark = [pytest.mark.acceptance, pytest.mark.alone, pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")]
 
 GB = 1024**3
 RULES = OwnerRules(
