@@ -137,8 +137,6 @@ class GridOrchestrator:
     async def _ship(self, workdir: str | os.PathLike[str] | None, here: str, *, isolated: bool) -> Shipment:
         """Take a directory along, where there are other machines at all."""
         met = await self._client.greet()
-        if not met["far_nodes"]:
-            return Shipment()
         return await asyncio.to_thread(
             ship,
             None if workdir is None else os.fspath(workdir),

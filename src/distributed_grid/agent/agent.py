@@ -109,8 +109,8 @@ class Agent:
         self._starting: dict[str, tuple[AttemptStarted, asyncio.TimerHandle]] = {}
         self._beat_seconds = HEARTBEAT_MS / 1000
         self._reading = Reading(jobs, lambda message: control.received(message, self))
-        self._guard = OwnerGuard(host, meter, self.report_pause)
-        self._guard.on_change = self._measure
+        self.guard = OwnerGuard(host, meter, self.report_pause)
+        self.guard.on_change = self._measure
 
     @property
     def is_remote(self) -> bool:
@@ -125,7 +125,7 @@ class Agent:
             self._control.received(self.hello(node), self)
         self._measure()
         self._tasks = [
-            asyncio.create_task(work) for work in (self._obey(), self._beat(), self._sweep(), self._guard.watch())
+            asyncio.create_task(work) for work in (self._obey(), self._beat(), self._sweep(), self.guard.watch())
         ]
 
     async def stop(self) -> None:
@@ -137,7 +137,7 @@ class Agent:
         self._tasks = []
         for _, later in self._starting.values():
             later.cancel()
-        self._guard.let_go()
+        self.guard.let_go()
         await self._host.close()
 
     def hello(self, node: str) -> Hello:
@@ -153,7 +153,7 @@ class Agent:
             self._epoch = welcome.epoch
             self._on_epoch(welcome.epoch)
         self._beat_seconds = max(welcome.heartbeat_ms, 100) / 1000
-        self._guard.rules = welcome.owner
+        self.guard.rules = welcome.owner
         for report in list(self._unacknowledged.values()):
             self._control.received(report, self)
         self._measure()
@@ -246,7 +246,7 @@ class Agent:
             if order.hold_ms and not self._is_in_time(order):
                 self._refuse(order, Ending.RECLAIMED, f"{order.node}: the order came too late")
                 return
-            if order.generation < self._guard.generation:
+            if order.generation < self.guard.generation:
                 self._refuse(order, Ending.RECLAIMED, f"{order.node} had withdrawn its offer: its owner needs it")
                 return
         self._fences[order.lease_id] = order.fence
@@ -275,7 +275,7 @@ class Agent:
             await self._host.launch(self._spec(order))
         except asyncio.CancelledError:
             raise
-        except Exception as failure:
+        except Exception as failure:  # the outermost place of this task: it is answered, never swallowed
             log.warning("%s could not be prepared", order.lease_id, exc_info=failure)
             self._refuse(order, Ending.NEVER_STARTED, f"{order.node}: its working directory: {failure}")
 
@@ -329,7 +329,7 @@ class Agent:
     def _measure(self) -> None:
         usage = self._meter.usage(self._host.usage())
         for node in self.nodes:
-            self._control.received(Heartbeat(node, usage, boot_ms(), self._guard.generation, self._guard.yields), self)
+            self._control.received(Heartbeat(node, usage, boot_ms(), self.guard.generation, self.guard.yields), self)
 
 
 def _outcome(report: AttemptEnded) -> Outcome:

@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 
 from distributed_grid.agent import jobdir, throttling, tree
+from distributed_grid.agent.clearing import clear, was_begun
 from distributed_grid.agent.cores import Claim, arrange, within
 from distributed_grid.agent.jobdir import JobDir
 from distributed_grid.agent.limits.alarm import boot_ms
-from distributed_grid.agent.limits.cgroups import Group
 from distributed_grid.agent.limits.memory import TreeMeter
 from distributed_grid.agent.reports import (
     AttemptEnded,
@@ -39,7 +39,6 @@ HALT_KINDS = frozenset(
     ("cancelled", "preempted", "reclaimed", "over_limit", "timed_out", "hold_expired", "expired", "lost")
 )
 HOST_LOCK_WAIT_S = 10.0
-CLEAR_LOOKS = 4
 log = logging.getLogger(__name__)
 SENDS = 5  # to a spawner that dies each time
 
@@ -281,41 +280,19 @@ class AttemptHost:
         with JobDir(self._root, attempt.id) as job:
             await _until(lambda: not job.is_locked())
             record = job.read_end()
-            begun = _was_begun(job)
+            begun = was_begun(job)
             if record is None and not begun and attempt.sends < SENDS:
                 job.remove(jobdir.LOCK)
                 await self._hand_over(attempt)  # spawner or shim died before it was taken up
                 return
             if record is None:
                 if begun:
-                    await self._clear(job)
+                    await clear(job)
                     record = record_of("lost", "its supervisor died; nothing of it is left")
                 else:
                     record = record_of("never_started", "could not be started: its supervisor died first")
                 job.write(jobdir.EXIT, record, durable=True)
         self._finish(attempt, record)
-
-    async def _clear(self, job: JobDir) -> None:
-        """End what a dead shim left behind, control groups included."""
-        shim, started = job.read(jobdir.LOCK), job.read(jobdir.STARTED) or {"pid": 0, "start": 0}
-        groups = [Group(version, path) for version, path in job.read(jobdir.GROUPS) or ()]
-        if shim is None or shim["boot"] != tree.boot_id():  # another boot: pids mean nothing, all is gone
-            return
-        beyond: set[tree.Proc] = set()
-        clear_looks = 0
-        while clear_looks < CLEAR_LOOKS:  # one look may miss a tree that forks and exits without end
-            work = f"{job.path}/{jobdir.WORK}"
-            left = set(tree.marked(job.attempt_id, work, started["pid"], started["start"]))
-            grouped = [proc for group in groups for proc in map(tree.look, group.members()) if proc]
-            left.update(proc for proc in grouped if not tree.is_exempt(proc))
-            left -= beyond
-            clear_looks = 0 if left else clear_looks + 1
-            beyond.update(tree.send_all(left, signal.SIGKILL))
-            await asyncio.sleep(0.005)
-        for group in groups:
-            for pid in group.members():
-                group.release(pid)
-            group.remove()
 
     # ------------------------------------------------------------------ stopping, holding, pausing
 
@@ -459,7 +436,7 @@ class AttemptHost:
     def _adopt(self, attempt: _Attempt) -> None:
         with JobDir(self._root, attempt.id) as job:
             record = job.read_end()
-            if record is None and not job.is_locked() and not _was_begun(job):
+            if record is None and not job.is_locked() and not was_begun(job):
                 job.remove(jobdir.LOCK)  # recorded, but nobody got to start it: the order comes again
                 self.forget(attempt.id)
                 return
@@ -555,10 +532,3 @@ async def _until(true: Callable[[], bool]) -> None:
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-def _was_begun(job: JobDir) -> bool:
-    """Whether a command may have run: a shim first of all writes who it is, and only a power failure undoes it."""
-    if job.read(jobdir.LOCK) is not None:
-        return True
-    return job.has(jobdir.LOCK) and job.read(jobdir.SPEC)["boot"] != tree.boot_id()

@@ -14,7 +14,6 @@ import binascii
 import hashlib
 import http.client
 import json
-import os
 import secrets
 import socket
 import ssl
@@ -23,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distributed_grid.adapters.private_files import write_private
 from distributed_grid.errors import BadInput, GridError, Refused, Unreachable
 from distributed_grid.wire import LARGEST_MESSAGE
 
@@ -253,14 +253,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     """Replace the file as a whole, readable by its owner only, and durable."""
-    fresh = path.with_name(f"{path.name}.new")
     try:
-        fresh.unlink(missing_ok=True)
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "w") as file:
-            json.dump(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
+        write_private(path, json.dumps(content).encode())
     except OSError as failure:
         raise GridError(f"cannot write {path}: {failure.strerror}") from failure

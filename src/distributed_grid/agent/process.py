@@ -17,6 +17,7 @@ from pathlib import Path
 
 from websockets.asyncio.client import ClientConnection, unix_connect
 
+from distributed_grid.adapters.private_files import write_private
 from distributed_grid.adapters.probes.machine import MachineProbe
 from distributed_grid.adapters.probes.nvml import GpuProbe
 from distributed_grid.agent import joining, tree
@@ -76,10 +77,7 @@ class House:
 
     def write(self, name: str, content: dict[str, object]) -> None:
         """Have a JSON file say that, whole or not at all."""
-        fresh = self.path / f".{name}.new"
-        with open(fresh, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-            json.dump(content, file)
-        fresh.replace(self.path / name)
+        write_private(self.path / name, json.dumps(content).encode(), durable=False)
 
 
 def serve(options: argparse.Namespace) -> int:

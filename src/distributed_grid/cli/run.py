@@ -128,13 +128,11 @@ def _submission(options: dict[str, Any]) -> dict[str, Any]:
 
 def _ship(session: Session, welcome: dict[str, Any], options: dict[str, Any], submission: dict[str, Any]) -> None:
     """Take the directory along where the job may run on another machine."""
-    if not welcome.get("far_nodes"):
-        return
     shipment = ship(
         options["workdir"],
         session.places,
-        nodes=welcome["nodes"],
-        far=welcome["far_nodes"],
+        nodes=welcome.get("nodes", ()),
+        far=welcome.get("far_nodes", ()),
         require=submission["require"],
         isolated=options["isolated"],
     )

@@ -37,6 +37,7 @@ def ship(
     None is the directory `here`, or the current one, if it is small enough; where it is not, the job stays on this
     machine, or is refused where that is impossible.
     """
+    make_sure_of(workdir)
     allowed = require or nodes
     if workdir == NONE or not any(name in far for name in allowed) or (isolated and workdir is None):
         return Shipment(require=tuple(require))
@@ -49,6 +50,12 @@ def ship(
         return Shipment("", near, (f"this job stays on this machine: {problem}",))
     except FileNotFoundError:
         raise BadInput("the current directory does not exist any more; use --workdir none") from None
+
+
+def make_sure_of(workdir: str | None) -> None:
+    """Refuse a directory that was named and is not there, whether or not it would be shipped."""
+    if workdir is not None and workdir != NONE and not os.path.isdir(workdir):
+        raise BadInput(f"--workdir {workdir}: there is no such directory")
 
 
 def _taken(directory: str, places: Places, require: Sequence[str]) -> Shipment:

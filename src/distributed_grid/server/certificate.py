@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import ipaddress
-import os
 import socket
 import ssl
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from distributed_grid.adapters.private_files import write_private
 from distributed_grid.errors import GridError
 
 YEARS = 10
@@ -82,8 +82,8 @@ def _make(certificate: Path, key: Path, names: Iterable[str]) -> None:
     clear = private.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    _write(key, clear)
-    _write(certificate, made.public_bytes(serialization.Encoding.PEM))
+    write_private(key, clear)
+    write_private(certificate, made.public_bytes(serialization.Encoding.PEM))
 
 
 def _alternatives(names: Iterable[str]) -> Iterable[x509.GeneralName]:
@@ -93,15 +93,3 @@ def _alternatives(names: Iterable[str]) -> Iterable[x509.GeneralName]:
         except ValueError:
             with contextlib.suppress(ValueError):  # a name that no certificate can hold is left out
                 yield x509.DNSName(name)
-
-
-def _write(path: Path, content: bytes) -> None:
-    fresh = path.with_name(f"{path.name}.new")
-    with contextlib.suppress(FileNotFoundError):
-        fresh.unlink()
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)

@@ -12,7 +12,6 @@ import contextlib
 import importlib
 import ipaddress
 import logging
-import os
 import socket
 import weakref
 from collections.abc import Iterable
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
+from distributed_grid.adapters.private_files import write_private
 from distributed_grid.config.sections import Server
 from distributed_grid.errors import GridError
 from distributed_grid.server.address import WILDCARDS, Address, own_addresses, parse_address, text_of
@@ -209,9 +209,4 @@ class Port:
         return {"url": self.url, "host": self._at[0], "port": self._at[1], "fingerprint": fingerprint}
 
     def _write(self, name: str, content: bytes) -> None:
-        path = self._folder / name
-        fresh = path.with_name(f"{name}.new")
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(content)
-        fresh.replace(path)
+        write_private(self._folder / name, content, durable=False)

@@ -8,7 +8,6 @@ Rule 3. A join token is good for one key: the same key again gets the same answe
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from distributed_grid.adapters.private_files import write_private
 from distributed_grid.errors import Conflict, GridError, NotFound, Refused, StoreFailed
 from distributed_grid.server.bearer import bearer_text, fits, hash_of, new_id, new_secret, parts_of
 
@@ -213,21 +213,8 @@ class Tokens:
         self._book = book
 
     def _write(self, path: Path, content: bytes) -> None:
-        fresh = path.with_name(f"{path.name}.new")
         try:
-            with contextlib.suppress(FileNotFoundError):
-                fresh.unlink()
-            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(path)
-            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            write_private(path, content)
         except OSError as failure:
             raise StoreFailed(f"cannot write {path}: {failure.strerror}") from failure
 
