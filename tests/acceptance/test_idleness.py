@@ -13,6 +13,7 @@ import pytest
 from tests.acceptance.conftest import Shell, wait_until
 
 CORES = len(os.sched_getaffinity(0))
+pytestmark = pytest.mark.alone
 BUSY = [sys.executable, "-c", "while True: pass"]
 CONFIG = """
 nodes:

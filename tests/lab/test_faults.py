@@ -170,7 +170,7 @@ def test_a_node_whose_disk_is_full_says_so_and_works_again_afterwards(cluster: C
     assert refused.returncode != 0
     assert "Traceback" not in refused.stderr
     assert "space" in refused.stderr or "recorded" in refused.stderr, refused.stderr
-    time.sleep(8)
+    wait_until(lambda: not runs(host, "sleep 6"))
     assert cluster.is_alive("gpu1")
     host.free_disk()
     assert cluster("jobs", "wait", running, "--timeout", "60").returncode == 5

@@ -30,9 +30,9 @@ def test_a_job_outlives_its_agent(far_grid: Make) -> None:
 def test_a_job_that_ends_while_its_agent_is_dead_is_reported_by_the_next(far_grid: Make) -> None:
     grid = far_grid("gpu2")
     job = grid.detach(*grid.on("gpu2"), "sh", "-c", "sleep 1; exit 4")
-    grid.pid_of(job)
+    pid = grid.pid_of(job)
     grid.agents["gpu2"].kill()
-    time.sleep(2)
+    wait_until(lambda: not is_running(pid))
     grid.agents["gpu2"].start()
     assert grid("jobs", "wait", job, "--timeout", "30").returncode == 4
 
@@ -92,14 +92,22 @@ def test_a_short_silence_costs_nothing(far_grid: Make) -> None:
 
 
 def test_an_agent_ends_what_the_grid_has_given_up(far_grid: Make) -> None:
-    """A ledger that was lost knows nothing of the job: the agent is told to stop it."""
+    """A ledger that was lost knows nothing of the job: the agent is told to stop it, and new fences are above all
+    that it has seen."""
     grid = far_grid("gpu2")
+    for _ in range(2):
+        grid.kill_daemon()
+        grid.until_alive("gpu2", seconds=30)
     job = grid.detach(*grid.on("gpu2"), "sleep", "1000")
     pid = grid.pid_of(job)
     daemon = grid.daemon_pid()
+    seen = grid.job(job)["attempts"][0]["fence"]
     os.kill(daemon, signal.SIGKILL)
     wait_until(lambda: not is_running(daemon))
     for left in grid.host_dir.glob("grid.db*"):
         left.unlink()
     grid.until_alive("gpu2", seconds=30)
     wait_until(lambda: not is_running(pid), 20)
+    again = grid.detach(*grid.on("gpu2"), "true")
+    grid("jobs", "wait", again, "--timeout", "30", check=0)
+    assert grid.job(again)["attempts"][0]["fence"] >> 32 > seen >> 32 > 1

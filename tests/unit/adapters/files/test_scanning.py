@@ -4,8 +4,10 @@ import hashlib
 import os
 import re
 import socket
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -221,10 +223,23 @@ def test_a_store_or_state_inside_the_directory_is_not_shipped(tmp_path: Path) ->
     assert names(scan(root, store, own=[root / "state"])) == ["a", "cache"]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_what_this_user_may_not_read_is_left_out_and_listed(tmp_path: Path, store: BlobStore) -> None:
-    root = plant(tmp_path / "tree", {"a": b"one", "secret": b""})
+@pytest.fixture
+def a_common_user() -> Iterator[Path]:
+    """A directory of somebody who is not root, and that user's rights for as long as the test takes."""
+    with tempfile.TemporaryDirectory(prefix="grid-common-") as place:
+        was = os.geteuid()
+        if was == 0:
+            os.chown(place, 65534, 65534)
+            os.seteuid(65534)
+        try:
+            yield Path(place)
+        finally:
+            os.seteuid(was)
+
+
+def test_what_this_user_may_not_read_is_left_out_and_listed(a_common_user: Path) -> None:
+    root = plant(a_common_user / "tree", {"a": b"one", "secret": b""})
     (root / "secret").chmod(0)
-    result = scan(root, store)
+    result = scan(root, BlobStore(a_common_user / "store"))
     assert names(result) == ["a"]
     assert [(one.path, one.why) for one in result.skipped] == [("secret", "Permission denied")]
