@@ -58,10 +58,6 @@ class Meter:
             gpus=self._on_gpus,
         )
 
-    def outside_cores_milli(self, own: Mapping[str, AttemptUsage]) -> int:
-        """Thousandths of cores that others than the grid use right now."""
-        return self.probe.outside_now(self._own_cpu_ms(own.values()))
-
     def now(self, own: Mapping[str, AttemptUsage]) -> Moment:
         """Who uses what at this moment; rates over the time since the last call, and no less than 200 ms."""
         if self._capacity is None:

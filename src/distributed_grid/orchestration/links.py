@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from msgspec import Struct
 
@@ -89,8 +88,6 @@ class Links:
         self._task: asyncio.Task[None] | None = None
         self._supply = supply or Supply(None)
         self.files = RemoteFiles(self._agents)
-        self.versions: dict[str, str] = {}
-        self.on_heartbeat: Callable[[Heartbeat], None] | None = None
 
     def start(self, grid: Grid, registry: Registry | None = None) -> None:
         self._grid = grid
@@ -120,9 +117,6 @@ class Links:
             self._greeted.pop((via, name), None)
         self.files.gone(via)
         self._supply.gone(via)
-
-    def is_connected(self, node: str) -> bool:
-        return node in self._agents
 
     async def settled(self) -> None:
         """Return when everything received so far has been taken in."""
@@ -185,8 +179,6 @@ class Links:
             del self._greeted[via, message.node]
             self._agents[message.node] = via
             await self._catch_up(hello, via)
-        if self.on_heartbeat is not None:
-            self.on_heartbeat(message)
 
     def _hold_of(self, name: str) -> int:
         assert self._grid is not None
@@ -224,7 +216,6 @@ class Links:
         if hello.capacity is not None:
             await self._handle(NodeDeclared(self._registry.described(node, hello.capacity)))
         self._greeted[via, hello.node] = hello
-        self.versions[hello.node] = hello.version
         via.send(
             Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, self._registry.owner_rules(hello.node))
         )

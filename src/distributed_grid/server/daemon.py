@@ -55,6 +55,7 @@ from distributed_grid.server.link_sockets import LinkSockets
 from distributed_grid.server.port import Port
 from distributed_grid.server.registry import ConfigRegistry
 from distributed_grid.server.requests import Hello, Stay
+from distributed_grid.server.tidying import keep_tidy
 from distributed_grid.wiring import nodes_of
 
 log = logging.getLogger(__name__)
@@ -137,7 +138,9 @@ class Daemon:
             gc.freeze()  # what is loaded stays: the collector need not look at it again and again
             log.info("serving, version %s, pid %d, config %s", __version__, os.getpid(), self._chosen.path)
             starter.tell("ready")
+            tidying = asyncio.create_task(keep_tidy(self.grid, self.content))
             await self._until_the_end()
+            tidying.cancel()
             self._seat.hide()
             server.close()
         finally:
