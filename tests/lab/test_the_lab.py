@@ -313,7 +313,7 @@ def test_a_reboot_ends_everything_and_keeps_home(lab: Lab) -> None:
     ask = "hostname; cat /etc/machine-id; cat /proc/sys/kernel/random/boot_id"
     before = said(host, "sh", "-c", ask).split()
     host.ssh(["sh", "-c", "echo kept > kept; echo lost > /tmp/lost; nohup sleep 2468 >/dev/null 2>&1 &"])
-    assert host.find("sleep 2468")
+    wait_until(lambda: host.find("sleep 2468"))
     host.reboot()
     after = said(host, "sh", "-c", ask).split()
     assert before[:2] == after[:2]
