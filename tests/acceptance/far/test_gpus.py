@@ -60,6 +60,7 @@ def test_gpus_are_found_lent_whole_and_measured(grid: FarGrid, machine: GpuMachi
     wait_until(lambda: offered() == [1.0], 30)
 
 
+@pytest.mark.alone  # other tests would be the owner's CPU use
 def test_a_job_gives_its_gpu_back_to_the_owner_and_goes_on_another(grid: FarGrid, machine: GpuMachine) -> None:
     words = ("-r", "gpu", "-a", "1", "--workdir", "none", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exec sleep 1000")
     job = grid.detach(*words)
