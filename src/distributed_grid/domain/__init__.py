@@ -9,6 +9,8 @@ Glossary (one word a thing):
 - lease: a granted request: node, claim, holder, fence, end.
 - claim: the exact resources a lease holds, GPU devices by index.
 - job, attempt: a command; its runs, each with its own lease and fence, each ending once.
+- level, mark: how much of a resource a node uses; above its high mark it gets more, below its low mark that goes back.
+- automatic lease: what the grid itself borrowed for a node; advice: work that should move, and where to.
 - ledger: everything that is alive; `apply` is its only writer.
 
 Deciding what to do with these belongs in `reactor` and `scheduling`; doing it in `adapters` and `agent`.

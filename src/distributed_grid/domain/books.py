@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, Claim, GpuDevice, GpuShare
+from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, Claim, GpuDevice, GpuShare, is_model
 
 K = TypeVar("K")
 
@@ -28,6 +28,14 @@ class Book:
         self.custom: dict[str, int] = {}
         for claim in claims:
             self.take(claim)
+
+    def copy(self) -> Book:
+        """A book that says the same and can be written to."""
+        other = Book()
+        other.cpu_milli, other.memory_bytes = self.cpu_milli, self.memory_bytes
+        other.gpu_milli, other.gpu_memory = dict(self.gpu_milli), dict(self.gpu_memory)
+        other.custom = dict(self.custom)
+        return other
 
     def take(self, claim: Claim) -> None:
         self._add(claim, 1)
@@ -61,8 +69,11 @@ class Book:
         """The largest part of one shareable device that is left."""
         return max((self.free_milli(device) for device in lends.gpus if not device.exclusive), default=0)
 
-    def claim_for(self, ask: Amounts, lends: Capacity) -> Claim | None:
-        """The claim this ask would get out of what the node lends, or None where it does not fit."""
+    def claim_for(self, ask: Amounts, lends: Capacity, *, device: int | None = None) -> Claim | None:
+        """The claim this ask would get out of what the node lends, or None where it does not fit.
+
+        Part of a GPU is taken from the fullest device that has it, or from the one that is named.
+        """
         if ask.cpu_milli > lends.cpu_milli - self.cpu_milli:
             return None
         if ask.memory_bytes > lends.memory_bytes - self.memory_bytes:
@@ -73,23 +84,26 @@ class Book:
                 return None
         if not ask.gpu_milli:
             return Claim(ask.cpu_milli, ask.memory_bytes, (), ask.custom)
-        gpus = self._devices_for(ask, lends)
+        gpus = self._devices_for(ask, lends, device)
         return None if gpus is None else Claim(ask.cpu_milli, ask.memory_bytes, gpus, ask.custom)
 
-    def _devices_for(self, ask: Amounts, lends: Capacity) -> tuple[GpuShare, ...] | None:
+    def _devices_for(self, ask: Amounts, lends: Capacity, named: int | None) -> tuple[GpuShare, ...] | None:
         if ask.gpu_milli < WHOLE_GPU:
-            return self._part_of_a_device(ask, lends)
+            return self._part_of_a_device(ask, lends, named)
         wanted = ask.gpu_milli // WHOLE_GPU
-        free = [d for d in lends.gpus if not self.gpu_milli.get(d.index, 0) and d.memory_bytes >= ask.gpu_memory_bytes]
+        devices = _of_model(ask, lends)
+        free = [d for d in devices if not self.gpu_milli.get(d.index, 0) and d.memory_bytes >= ask.gpu_memory_bytes]
         if len(free) < wanted:
             return None
         free.sort(key=lambda device: (device.memory_bytes, device.index))
         chosen = sorted(free[:wanted], key=lambda device: device.index)
         return tuple(GpuShare(device.index, WHOLE_GPU, device.memory_bytes) for device in chosen)
 
-    def _part_of_a_device(self, ask: Amounts, lends: Capacity) -> tuple[GpuShare, ...] | None:
+    def _part_of_a_device(self, ask: Amounts, lends: Capacity, named: int | None) -> tuple[GpuShare, ...] | None:
         fitting = []
-        for device in lends.gpus:
+        for device in _of_model(ask, lends):
+            if named is not None and device.index != named:
+                continue
             memory = ask.gpu_memory_bytes or device.memory_bytes * ask.gpu_milli // WHOLE_GPU
             if device.exclusive or self.free_milli(device) < ask.gpu_milli or self.free_memory(device) < memory:
                 continue
@@ -122,6 +136,13 @@ class Book:
         return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _of_model(ask: Amounts, lends: Capacity) -> tuple[GpuDevice, ...]:
+    """The devices that are of a model asked for."""
+    if not ask.gpu_models:
+        return lends.gpus
+    return tuple(device for device in lends.gpus if is_model(device.name, ask.gpu_models))
 
 
 def shared_though_exclusive(claims: Iterable[Claim], limit: Capacity) -> str | None:

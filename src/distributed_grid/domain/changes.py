@@ -1,7 +1,7 @@
 """Changes: the new states of rows, and how the durable ones look in the store.
 
 Rule 1: a change is a whole row in its new state; a row that is over leaves the ledger.
-Rule 2: sightings and offers are volatile: they are applied, never stored.
+Rule 2: sightings, offers and balances are volatile: they are applied, never stored.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ from typing import ClassVar
 import msgspec
 from msgspec import Struct
 
+from distributed_grid.domain.accounts import Account
+from distributed_grid.domain.balance import Balance
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.nodes import Node, Sighting
 from distributed_grid.domain.offers import Offer
+from distributed_grid.domain.policy import Policy
+from distributed_grid.domain.typical import Typical
 
 
 class Counter(Struct, frozen=True):
@@ -34,10 +38,12 @@ class Counter(Struct, frozen=True):
         return False
 
 
-Row = Node | Sighting | Offer | Lease | Job | Counter
-VOLATILE = frozenset({Sighting.kind, Offer.kind})
+Row = Node | Sighting | Offer | Lease | Job | Counter | Policy | Account | Typical | Balance
+VOLATILE = frozenset({Sighting.kind, Offer.kind, Balance.kind})
 
-_STORED: dict[str, type[Node | Lease | Job | Counter]] = {row.kind: row for row in (Node, Lease, Job, Counter)}
+_STORED: dict[str, type[Node | Lease | Job | Counter | Policy | Account | Typical]] = {
+    row.kind: row for row in (Node, Lease, Job, Counter, Policy, Account, Typical)
+}
 _encoder = msgspec.msgpack.Encoder()
 _decoders = {kind: msgspec.msgpack.Decoder(type_) for kind, type_ in _STORED.items()}
 

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from distributed_grid.domain.balance import Agenda, Reading, Rules
 from distributed_grid.domain.jobs import Command, Outcome
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Node, Usage
+from distributed_grid.domain.policy import Policy
 
 
 class ControlPlaneStarted(Struct, frozen=True):
     """A new owner of the ledger took over: the epoch grows, nobody has been heard yet."""
 
     epoch: int
+
+
+class PolicySet(Struct, frozen=True):
+    """The config says what holds for everybody."""
+
+    policy: Policy
 
 
 class NodeDeclared(Struct, frozen=True):
@@ -72,9 +80,11 @@ class LeaseReclaimed(Struct, frozen=True):
 
 
 class LeaseAsked(Struct, frozen=True):
-    """Somebody asks for resources to hold, without a command."""
+    """Somebody asks for resources to hold, without a command; with `again` the id of a lease that is over may be used
+    once more."""
 
     request: Request
+    again: bool = False
 
 
 class RequestRefused(Struct, frozen=True):
@@ -149,11 +159,22 @@ class AttemptPaused(Struct, frozen=True):
     nodes: tuple[str, ...] = ()
 
 
+class AttemptMarked(Struct, frozen=True):
+    """The attempt has marked a checkpoint, so many milliseconds ago: what it did until then would not be lost."""
+
+    uid: str
+    number: int
+    fence: int
+    age_ms: int
+    nodes: tuple[str, ...] = ()
+
+
 class AttemptEnded(Struct, frozen=True):
     """The agent proved the attempt over: its whole process tree is gone.
 
     `nodes` are those the reporting agent serves: nobody reports about another's attempts. None is the grid itself.
-    With a `pid` its start is told, too: it was over before that was worth a message of its own.
+    With a `pid` its start is told, too: it was over before that was worth a message of its own. `mark_age_ms` is how
+    long before its end it last marked a checkpoint; None is never.
     """
 
     uid: str
@@ -163,6 +184,7 @@ class AttemptEnded(Struct, frozen=True):
     nodes: tuple[str, ...] = ()
     pid: int = 0
     cores: tuple[int, ...] = ()
+    mark_age_ms: int | None = None
 
 
 class AttemptsListed(Struct, frozen=True):
@@ -182,12 +204,21 @@ class QueueLooked(Struct, frozen=True):
     tried: frozenset[object] = frozenset()
 
 
+class PressureRead(Struct, frozen=True):
+    """How hard every node works, read at one moment. With an agenda that has been noted, and moves come next."""
+
+    readings: tuple[Reading, ...]
+    rules: Rules
+    agenda: Agenda | None = None
+
+
 class TimePassed(Struct, frozen=True):
     """A moment with something due."""
 
 
 Event = (
     ControlPlaneStarted
+    | PolicySet
     | NodeDeclared
     | NodeForgotten
     | NodeHeard
@@ -205,8 +236,10 @@ Event = (
     | JobCancelled
     | AttemptStarted
     | AttemptPaused
+    | AttemptMarked
     | AttemptEnded
     | AttemptsListed
     | QueueLooked
+    | PressureRead
     | TimePassed
 )

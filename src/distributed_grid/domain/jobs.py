@@ -70,7 +70,7 @@ class Command(Struct, frozen=True):
 
 class Attempt(Struct, frozen=True):
     """One run of a job under one lease; `boot` is the node's at the time: what a restart of the machine interrupts
-    may have run, and is not simply ordered again."""
+    may have run, and is not simply ordered again. `marked_at_ms` is when it last marked a checkpoint; 0 is never."""
 
     number: int
     lease_id: str
@@ -83,6 +83,7 @@ class Attempt(Struct, frozen=True):
     pid: int = 0
     outcome: Outcome | None = None
     boot: str = ""
+    marked_at_ms: int = 0
 
 
 class Stop(Struct, frozen=True):

@@ -8,12 +8,19 @@ from msgspec import Struct
 
 from distributed_grid.domain.lives import LeaseEnd, LeaseState
 from distributed_grid.domain.resources import Amounts, Claim, Priority
+from distributed_grid.domain.strategies import Strategy
 
 LONGEST_MS = 200 * 365 * 86_400_000
+LARGEST_GANG = 1_000
 
 
 class Request(Struct, frozen=True):
-    """Who asks for how much, for how long, how urgent, where."""
+    """Who asks for how much, for how long, how urgent, where.
+
+    `prefer` is a wish, `require`, `labels`, `affinity` and `anti_affinity` are musts; the last two name nodes, jobs,
+    or groups of requests. A `gang` is so many leases on as many nodes, all of them or none. `expects_ms` is how long
+    it is said to take (0: nobody knows), `deadline_ms` the moment by which it must be over (0: none).
+    """
 
     id: str
     user: str
@@ -24,6 +31,15 @@ class Request(Struct, frozen=True):
     wait_ms: int = 300_000
     duration_ms: int = 0
     target: str = ""
+    team: str = ""
+    strategy: Strategy | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    affinity: tuple[str, ...] = ()
+    anti_affinity: tuple[str, ...] = ()
+    group: str = ""
+    gang: int = 1
+    expects_ms: int = 0
+    deadline_ms: int = 0
 
     def problem(self) -> str | None:
         """Why nobody can ask for this, or None. A dot in an id would make it look like a job's lease."""
@@ -31,14 +47,26 @@ class Request(Struct, frozen=True):
             return f"a request id must not be empty or have a dot: {self.id!r}"
         if not (0 <= self.wait_ms <= LONGEST_MS and 0 <= self.duration_ms <= LONGEST_MS):
             return "a wait or a duration must not be negative or longer than 200 years"
+        if not 0 <= self.expects_ms <= LONGEST_MS or self.deadline_ms < 0:
+            return "an expected time or a deadline must not be negative or longer than 200 years"
+        if not 1 <= self.gang <= LARGEST_GANG:
+            return f"a gang must have 1 to {LARGEST_GANG} members"
+        if self.strategy is Strategy.NODE_SPECIFIC and not self.require:
+            return "the strategy node_specific needs a node"
         return self.ask.problem()
+
+    @property
+    def latest_start_ms(self) -> int:
+        """The last moment at which this can start and be over by its deadline; 0 without one."""
+        return max(self.deadline_ms - self.expects_ms, 1) if self.deadline_ms else 0
 
 
 class Lease(Struct, frozen=True):
     """A request on its way through its life; the claim is set from the grant on.
 
     `awaits` names the leases that must end before this preemptor may start;
-    `yields_to` names the preemptor that this victim makes room for.
+    `yields_to` names the preemptor that this victim makes room for. `gang` is the id of the request whose members
+    are held together, on `gang_nodes`: when one of them ends, all do.
     """
 
     kind: ClassVar[str] = "lease"
@@ -59,6 +87,8 @@ class Lease(Struct, frozen=True):
     end: LeaseEnd | None = None
     detail: str = ""
     ended_at_ms: int = 0
+    gang: str = ""
+    gang_nodes: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -69,14 +99,22 @@ class Lease(Struct, frozen=True):
         return self.state is LeaseState.ENDED
 
     @property
+    def expected_end_ms(self) -> int:
+        """When this lease will be over, by its term or by what was said of it; 0 where nobody knows."""
+        said = self.granted_at_ms + self.request.expects_ms if self.request.expects_ms else 0
+        return min(said, self.ends_at_ms) if said and self.ends_at_ms else said or self.ends_at_ms
+
+    @property
     def holds(self) -> bool:
         """Whether this lease counts against its node."""
         return self.state in _HOLDING
 
     @property
     def wait_until_ms(self) -> int:
-        """When an ask that could not be met gives up."""
-        return self.asked_at_ms + self.request.wait_ms
+        """When an ask that could not be met gives up: after its wait, or when it could not be over by its deadline."""
+        patience = self.asked_at_ms + self.request.wait_ms
+        latest = self.request.latest_start_ms
+        return min(patience, latest) if latest else patience
 
     @property
     def deadline_ms(self) -> int:

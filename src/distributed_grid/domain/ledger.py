@@ -11,20 +11,26 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from distributed_grid.domain.accounts import Account
+from distributed_grid.domain.balance import Balance
 from distributed_grid.domain.books import Book, shared_though_exclusive
 from distributed_grid.domain.changes import VOLATILE, Counter, Row
-from distributed_grid.domain.columns import Columns
+from distributed_grid.domain.columns import NO_DEVICE, WHOLE_ONLY, Columns
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.lives import LeaseState, NodeState
 from distributed_grid.domain.nodes import Node, Sighting
 from distributed_grid.domain.offers import Offer
-from distributed_grid.domain.resources import NOTHING, Capacity
+from distributed_grid.domain.policy import Policy
+from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, Claim, GpuDevice
+from distributed_grid.domain.tenants import Tenants
+from distributed_grid.domain.typical import Typical
 
 _NO_BOOK = Book()
 T = TypeVar("T", tuple[int, str], tuple[int, int, str])
+L = TypeVar("L", str, tuple[str, str])
 
 
 class Ledger:
@@ -37,9 +43,20 @@ class Ledger:
         self.leases: dict[str, Lease] = {}
         self.jobs: dict[str, Job] = {}
         self.counters: dict[str, int] = {}
+        self.policy = Policy()
+        self.typical = Typical()
+        self.memo: dict[str, Any] = {}
+        self.accounts: dict[str, Account] = {}
+        self.balances: dict[str, Balance] = {}
         self.columns = Columns()
+        self.tenants = Tenants()
         self.books: dict[str, Book] = {}
+        self.labels: dict[tuple[str, str], dict[str, None]] = {}
+        self.held: dict[str, Book] = {}
         self.leases_on: dict[str, dict[str, None]] = {}
+        self.leases_by: dict[str, dict[str, None]] = {}
+        self.groups: dict[str, dict[str, None]] = {}
+        self.gangs: dict[str, dict[str, None]] = {}
         self.waiting: list[tuple[int, int, str]] = []
         self.due: list[tuple[int, str]] = []
         self.by_request: dict[str, str] = {}
@@ -51,14 +68,22 @@ class Ledger:
         for row in changes:
             if isinstance(row, Lease):
                 self._put_lease(row)
-            elif isinstance(row, Job):
-                self._put_job(row)
             elif isinstance(row, Counter):
                 self.counters[row.name] = row.value
+            elif isinstance(row, Account):
+                self.accounts[row.user] = row
+            elif isinstance(row, Job):
+                self._put_job(row)
             elif isinstance(row, Sighting):
-                self.sightings[row.node] = row
+                self._put_sighting(row)
             elif isinstance(row, Offer):
                 self._put_offer(row)
+            elif isinstance(row, Balance):
+                self.balances[row.node] = row
+            elif isinstance(row, Policy):
+                self.policy = row
+            elif isinstance(row, Typical):
+                self.typical = row
             else:
                 self._put_node(row)
 
@@ -74,6 +99,23 @@ class Ledger:
     def leases_of(self, node: str) -> Iterator[Lease]:
         """The leases that count against a node."""
         return (self.leases[lease_id] for lease_id in self.leases_on.get(node, ()))
+
+    def held_by(self, user: str) -> Book:
+        """What a user holds, of all nodes together; do not write to it."""
+        return self.held.get(user, _NO_BOOK)
+
+    def labelled(self, key: str, value: str) -> dict[str, None]:
+        """The nodes that carry a label; without a value those that carry it with any, or as a tag."""
+        return self.labels.get((key, value), {})
+
+    def places_of(self, name: str) -> set[str]:
+        """The nodes a name stands for: the node itself, or where the job or the group of that name holds something."""
+        if name in self.nodes:
+            return {name}
+        found = {self.leases[lease_id].node for lease_id in self.groups.get(name, ())}
+        job = self.jobs.get(self.job_uids.get(name, name))
+        lease = self.leases.get(job.lease_id) if job is not None else self.leases.get(name)
+        return found | {lease.node} if lease is not None and lease.holds else found
 
     def due_by(self, now: int) -> list[str]:
         """The leases whose time has come, earliest first."""
@@ -94,16 +136,19 @@ class Ledger:
             self._unindex(old)
         if lease.is_over:
             self.leases.pop(lease.id, None)
-            if not lease.job:
+            self.tenants.over(lease)
+            if lease.id == lease.request.id:
                 self.by_request.pop(lease.request.id, None)
             return
         self.leases[lease.id] = lease
-        if not lease.job:
+        if lease.id == lease.request.id:
             self.by_request[lease.request.id] = lease.id
         if lease.state is LeaseState.ASKED:
             insort(self.waiting, lease.place_in_line)
         if lease.deadline_ms:
             insort(self.due, (lease.deadline_ms, lease.id))
+        if lease.holds:
+            self.tenants.put(lease, self.jobs.get(lease.job), self.columns.row_of(lease.node))
 
     def _unindex(self, old: Lease) -> None:
         if old.state is LeaseState.ASKED:
@@ -119,11 +164,28 @@ class Ledger:
         if old is not None and held and old.claim is not None:
             self.books[old.node].give_back(old.claim)
             self.leases_on[old.node].pop(old.id, None)
-            self._refresh(old.node)
+            self._count_holder(old, old.claim, holds=False)
+            self._write_free(old.node)
         if new.holds and new.claim is not None:
-            self.books.setdefault(new.node, Book()).take(new.claim)
+            _book_in(self.books, new.node).take(new.claim)
             self.leases_on.setdefault(new.node, {})[new.id] = None
-            self._refresh(new.node)
+            self._count_holder(new, new.claim, holds=True)
+            self._write_free(new.node)
+
+    def _count_holder(self, lease: Lease, claim: Claim, *, holds: bool) -> None:
+        """Move what the lease's user, group and gang hold."""
+        user = lease.request.user
+        if holds:
+            _book_in(self.held, user).take(claim)
+        else:
+            self.held[user].give_back(claim)
+        _index(self.leases_by, user, lease.id, holds=holds)
+        if lease.request.group:
+            _index(self.groups, lease.request.group, lease.id, holds=holds)
+        if lease.gang:
+            _index(self.gangs, lease.gang, lease.id, holds=holds)
+        if user not in self.leases_by:
+            self.held.pop(user, None)
 
     def _put_job(self, job: Job) -> None:
         if job.is_over:
@@ -134,67 +196,97 @@ class Ledger:
             self.jobs[job.uid] = job
             self.job_uids[job.id] = job.uid
             self.by_request[job.request.id] = job.uid
+            if job.lease_id in self.tenants.slots:
+                self.tenants.told(self.leases[job.lease_id], job)
+
+    def _put_sighting(self, seen: Sighting) -> None:
+        self.sightings[seen.node] = seen
+        row = self.columns.row_of(seen.node)
+        self.columns.busy[row] = seen.usage.cpu_busy_milli if seen.usage is not None else 0
 
     def _put_offer(self, offer: Offer) -> None:
         if offer.is_over:
             self.offers.pop(offer.node, None)
         else:
             self.offers[offer.node] = offer
-        self._refresh(offer.node)
+        self._write_free(offer.node)
 
     def _put_node(self, node: Node) -> None:
+        self._put_labels(node)
         if node.is_over:
-            for table in (self.nodes, self.sightings, self.offers):
+            for table in (self.nodes, self.sightings, self.offers, self.balances):
                 table.pop(node.name, None)
+            row = self.columns.row_of(node.name)
+            self.columns.busy[row] = 0
         else:
             self.nodes[node.name] = node
-        self._refresh(node.name)
+        self._write_terms(node.name)
+        self._write_free(node.name)
 
-    def _refresh(self, name: str) -> None:
-        """Write one node's row of the columns anew."""
-        columns = self.columns
+    def _put_labels(self, node: Node) -> None:
+        """Index the labels and tags of a node, where they have changed."""
+        old = self.nodes.get(node.name)
+        before = _labels(old) if old is not None else frozenset()
+        after = frozenset() if node.is_over else _labels(node)
+        for label in before - after:
+            _index(self.labels, label, node.name, holds=False)
+        for label in after - before:
+            _index(self.labels, label, node.name, holds=True)
+
+    def _write_terms(self, name: str) -> None:
+        """Write anew what only a node's own row says in the columns; leases and offers leave it as it is."""
+        columns, node = self.columns, self.nodes.get(name)
         row = columns.row_of(name)
-        node, offer = self.nodes.get(name), self.offers.get(name)
-        if node is None or offer is None:
-            columns.open[row] = False
-            columns.cpu[row] = columns.memory[row] = columns.gpu_whole[row] = columns.gpu_part[row] = 0
-            columns.slack[row] = 0
-        else:
-            lends, book = offer.lends, self.books.get(name, _NO_BOOK)
-            cpu = lends.cpu_milli - book.cpu_milli
-            memory = lends.memory_bytes - book.memory_bytes
-            columns.open[row] = node.state is NodeState.ALIVE
-            columns.cpu[row] = cpu
-            columns.memory[row] = memory
-            slack = 0
-            if lends.gpus:
-                columns.gpu_whole[row] = whole = book.whole_free(lends)
-                columns.gpu_part[row] = book.part_free(lends)
-                slack = 1000 * whole // len(lends.gpus)
-            else:
-                columns.gpu_whole[row] = columns.gpu_part[row] = 0
-            if lends.cpu_milli:
-                slack += 1000 * cpu // lends.cpu_milli
-            if lends.memory_bytes:
-                slack += 1000 * memory // lends.memory_bytes
-            columns.slack[row] = node.rank * 10_000 + max(slack, 0)
+        columns.local[row] = node is not None and node.host == "local"
+        columns.rank[row], columns.speed[row], columns.cost[row] = (
+            (node.rank, node.speed_milli, node.cost_milli) if node is not None else (0, 0, 0)
+        )
         most = node.lendable if node is not None else NOTHING
         columns.lends_cpu[row] = most.cpu_milli
         columns.lends_memory[row] = most.memory_bytes
         columns.lends_gpus[row] = len(most.gpus)
+        columns.model[row] = columns.model_of(device.name for device in most.gpus) if most.gpus else 0
+        columns.terms += 1
+
+    def _write_free(self, name: str) -> None:
+        """Write anew what is free on a node, and whether it is open."""
+        columns, node, offer = self.columns, self.nodes.get(name), self.offers.get(name)
+        row = columns.row_of(name)
+        if node is None or offer is None:
+            lends, book = NOTHING, _NO_BOOK
+            columns.open[row] = False
+        else:
+            lends, book = offer.lends, self.books.get(name, _NO_BOOK)
+            columns.open[row] = node.state is NodeState.ALIVE
+        columns.cpu[row] = cpu = lends.cpu_milli - book.cpu_milli
+        columns.memory[row] = memory = lends.memory_bytes - book.memory_bytes
+        slack = 0
+        if lends.cpu_milli:
+            slack += 1000 * cpu // lends.cpu_milli
+        if lends.memory_bytes:
+            slack += 1000 * memory // lends.memory_bytes
+        if lends.gpus:
+            columns.put_devices(row, [_free_of(device, book) for device in lends.gpus])
+        elif columns.devices[row, 0] != NO_DEVICE:
+            columns.put_devices(row, ())
+        columns.slack[row] = max(slack, 0)
+        columns.leases[row] = len(self.leases_on.get(name, ()))
+        columns.touch(row)
 
     def rows(self, *, durable_only: bool = False) -> list[Row]:
         """Every living row; of these the ledger can be built anew."""
         counters: list[Row] = [Counter(name, value) for name, value in self.counters.items()]
-        found: list[Row] = [*counters, *self.nodes.values(), *self.leases.values(), *self.jobs.values()]
+        found: list[Row] = [*counters, *self.accounts.values()]
+        found += [row for row in (self.policy, self.typical) if row not in (Policy(), Typical())]
+        found += [*self.nodes.values(), *self.leases.values(), *self.jobs.values()]
         if not durable_only:
-            found += [*self.sightings.values(), *self.offers.values()]
+            found += [*self.sightings.values(), *self.offers.values(), *self.balances.values()]
         return [row for row in found if not (durable_only and row.kind in VOLATILE)]
 
     def check(self) -> None:
         """Raise AssertionError where a law is broken or an index is not what the rows say."""
         fresh = Ledger(self.rows())
-        for name in ("waiting", "due", "by_request", "job_uids"):
+        for name in ("waiting", "due", "by_request", "job_uids", "labels", "held", "leases_by", "groups", "gangs"):
             assert getattr(self, name) == getattr(fresh, name), f"index {name} is not what the rows say"
         taken = {name: book for name, book in self.books.items() if book != _NO_BOOK}
         assert taken == {n: b for n, b in fresh.books.items() if b != _NO_BOOK}, "books differ from the claims"
@@ -203,6 +295,8 @@ class Ledger:
                 assert not self.columns.open[row], f"{name} is gone, its column is open"
                 fresh.columns.row_of(name)
         assert self.columns.equals(fresh.columns), "columns differ from the rows"
+        assert self.tenants.facts(self.columns.names) == fresh.tenants.facts(fresh.columns.names), "tenants differ"
+        assert self.tenants.leaving == fresh.tenants.leaving, "who leaves is not what the rows say"
         self._check_lending()
         self._check_leases()
 
@@ -225,6 +319,38 @@ class Ledger:
         for job in self.jobs.values():
             assert job.lease_id in self.leases, f"job {job.id} has no lease"
             assert self.leases[job.lease_id].job == job.uid, f"job {job.id} has somebody else's lease"
+
+
+def _book_in(books: dict[str, Book], name: str) -> Book:
+    """The book of this name, made on first use."""
+    book = books.get(name)
+    if book is None:
+        book = books[name] = Book()
+    return book
+
+
+def _free_of(device: GpuDevice, book: Book) -> int:
+    """What is left of a device, as its column says it; nothing while a preemptor and its victims are both on it."""
+    free = max(book.free_milli(device), 0)
+    if not device.exclusive:
+        return free
+    return WHOLE_ONLY if free == WHOLE_GPU else 0
+
+
+def _labels(node: Node) -> frozenset[tuple[str, str]]:
+    """What a node can be found by."""
+    keys = [(key, "") for key, _ in node.labels]
+    return frozenset([*node.labels, *keys, *((tag, "") for tag in node.tags)])
+
+
+def _index(table: dict[L, dict[str, None]], key: L, name: str, *, holds: bool) -> None:
+    """Note or forget a name under a key."""
+    if holds:
+        table.setdefault(key, {})[name] = None
+    else:
+        table[key].pop(name, None)
+        if not table[key]:
+            del table[key]
 
 
 def _take_out(ordered: list[T], item: T) -> None:

@@ -9,6 +9,7 @@ from msgspec import Struct
 from distributed_grid.domain.idleness import Idleness
 from distributed_grid.domain.lives import NodeState
 from distributed_grid.domain.resources import NOTHING, Capacity
+from distributed_grid.domain.unrest import Unrest
 
 
 class Caps(Struct, frozen=True):
@@ -25,6 +26,7 @@ class Thresholds(Struct, frozen=True):
     """How idle a node must be before it lends, and for how long; ratios in thousandths.
 
     It lends again after `dwell_ms` at the marks or below, and stops after half of that above the marks and the margin.
+    Of CPU and memory it keeps `excess_milli` free whatever it lends.
     """
 
     cpu_busy_max_milli: int
@@ -35,13 +37,15 @@ class Thresholds(Struct, frozen=True):
     gpu_memory_min_bytes: int
     margin_milli: int = 50
     dwell_ms: int = 1_200_000
+    excess_milli: int = 0
 
 
 class Node(Struct, frozen=True):
     """A machine with an agent.
 
     `hold_ms` is how long its work goes on without a word from the control plane (0: without end). `wanted`: its
-    agent is to run and to be connected. `joined`: it came by itself, with a token; no config names it.
+    agent is to run and to be connected. `joined`: it came by itself, with a token; no config names it. `speed_milli`
+    is how fast it works, 1000 being usual; `cost_milli` what an hour of it costs, in thousandths.
     """
 
     kind: ClassVar[str] = "node"
@@ -62,6 +66,8 @@ class Node(Struct, frozen=True):
     forgotten: bool = False
     wanted: bool = False
     joined: bool = False
+    speed_milli: int = 1000
+    cost_milli: int = 0
 
     @property
     def key(self) -> str:
@@ -126,7 +132,7 @@ class Sighting(Struct, frozen=True):
     `beat` is the heartbeat's number. Until `held_until_ms` what was lent there may still run; after it nothing
     can, whatever became of the node. `generation` counts how often its agent has withdrawn what it offered, and
     `yields` says that it does so now, because the owner is using it. `boot` names the time since its machine was
-    started. `idleness` is what thresholds make of all that was measured so far.
+    started. `idleness` is what thresholds make of all that was measured so far, `unrest` how its owner's use has moved.
     """
 
     kind: ClassVar[str] = "sighting"
@@ -140,6 +146,7 @@ class Sighting(Struct, frozen=True):
     yields: bool = False
     boot: str = ""
     idleness: Idleness | None = None
+    unrest: Unrest | None = None
 
     @property
     def key(self) -> str:

@@ -54,31 +54,34 @@ class Priority(enum.IntEnum):
 
 
 class Amounts(Struct, frozen=True):
-    """How much of everything is asked for."""
+    """How much of everything is asked for. A GPU's name must contain one of `gpu_models`, where any are given."""
 
     cpu_milli: int = 0
     memory_bytes: int = 0
     gpu_milli: int = 0
     gpu_memory_bytes: int = 0
     custom: tuple[tuple[str, int], ...] = ()
+    gpu_models: tuple[str, ...] = ()
 
     def problem(self) -> str | None:
         """Why nobody can ask for this, or None."""
         numbers = [self.cpu_milli, self.memory_bytes, self.gpu_milli, self.gpu_memory_bytes]
         numbers += [count for _, count in self.custom]
-        if any(number < 0 for number in numbers):
+        if min(numbers) < 0:
             return "amounts must not be negative"
-        if any(number > LARGEST_AMOUNT for number in numbers):
+        if max(numbers) > LARGEST_AMOUNT:
             return "the amount is larger than any machine"
         if not (self.cpu_milli or self.memory_bytes or self.gpu_milli or self.custom):
             return "nothing is asked for: the amount must be more than zero"
         if self.gpu_memory_bytes and not self.gpu_milli:
             return "GPU memory can only be asked for together with a GPU"
+        if self.gpu_models and not self.gpu_milli:
+            return "a GPU model can only be asked for together with a GPU"
         if self.gpu_milli > WHOLE_GPU and self.gpu_milli % WHOLE_GPU:
             return "more than one GPU can only be asked for in whole devices"
-        if any(count == 0 for _, count in self.custom):
+        if self.custom and not all(count for _, count in self.custom):
             return "the amount must be more than zero"
-        if len(dict(self.custom)) < len(self.custom):
+        if self.custom and len(dict(self.custom)) < len(self.custom):
             return "a resource is asked for twice"
         return None
 
@@ -119,6 +122,12 @@ class Capacity(Struct, frozen=True):
 
 
 NOTHING = Capacity()
+
+
+def is_model(name: str, wanted: tuple[str, ...]) -> bool:
+    """Whether a GPU's name is one of the wanted models: "a100" is "NVIDIA A100-SXM4-40GB"."""
+    folded = name.casefold()
+    return any(word.casefold() in folded for word in wanted)
 
 
 def counts(custom: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

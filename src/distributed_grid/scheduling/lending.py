@@ -2,7 +2,8 @@
 
 Rule 1: whether a resource is lent at all is decided slowly (`idleness`), how much of it at once.
 Rule 2: never more than is free at this moment, and never more than the caps allow.
-Rule 3: an offer shrinks with the measurement. It grows when the growth is worth telling, or when it grows old.
+Rule 3: of CPU and memory only the part of what is free above the excess threshold. A GPU is lent whole or not at all.
+Rule 4: an offer shrinks with the measurement. It grows when the growth is worth telling, or when it grows old.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _cpu(node: Node, usage: Usage, limits: Thresholds, idle: Idleness, keeps: li
     free = node.capacity.cpu_milli * max(1000 - busy, 0) // 1000
     enough = free >= limits.cpu_min_milli
     if idle.cpu.lent and enough:
-        return free
+        return _above_excess(free, node.capacity.cpu_milli, limits, "CPU", keeps)
     if busy > most:
         keeps.append(f"CPU {_percent(busy)} busy, may be {_percent(most)}")
     elif not enough:
@@ -81,7 +82,7 @@ def _memory(node: Node, usage: Usage, limits: Thresholds, idle: Idleness, keeps:
     free = max(node.capacity.memory_bytes - usage.memory_outside_bytes, 0)
     enough = free >= limits.memory_min_bytes
     if idle.memory.lent and enough:
-        return free
+        return _above_excess(free, node.capacity.memory_bytes, limits, "memory", keeps)
     if used > most:
         keeps.append(f"memory {_percent(used)} used, may be {_percent(most)}")
     elif not enough:
@@ -105,6 +106,14 @@ def _lends_gpu(device: GpuDevice, usage: Usage, limits: Thresholds, idle: Idlene
     else:
         keeps.append(f"GPU {device.index} {_percent(busy)} busy, but {_not_long_enough(limits)}")
     return False
+
+
+def _above_excess(free: int, has: int, limits: Thresholds, what: str, keeps: list[str]) -> int:
+    """The part of what is free that may be lent."""
+    lent = max(free + -has * limits.excess_milli // 1000, 0)
+    if not lent and limits.excess_milli:
+        keeps.append(f"{what} {_percent(1000 * free // max(has, 1))} free, keeps {_percent(limits.excess_milli)}")
+    return lent
 
 
 def _percent(milli: int) -> str:

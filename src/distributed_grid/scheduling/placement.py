@@ -1,78 +1,118 @@
 """Where a request fits best right now.
 
 Rule 1: only open nodes (alive, with a fresh offer) are considered, never a guess.
-Rule 2: required nodes are a must, preferred ones a wish that comes before any score.
+Rule 2: musts (`filters.allowed`) come first, then room, then preferred nodes, then the strategy's score.
 Rule 3: the same ledger and request always give the same place.
+Rule 4: a gang gets as many different nodes as it has members, or none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
+from msgspec.structs import replace
 
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Claim
+from distributed_grid.domain.resources import WHOLE_GPU, Claim
+from distributed_grid.domain.strategies import Strategy
+from distributed_grid.scheduling.filters import Mask, allowed, fitting, rows_of
+from distributed_grid.scheduling.learning import losses_of, shape_of
+from distributed_grid.scheduling.scores import Scores, scores
+
+RUNNERS_UP = 2
 
 
 class Placement(Struct, frozen=True):
-    """A node and the exact claim there."""
+    """A node and the exact claim there; how it was chosen, among how many, and who came next with which score.
+
+    `others` are the places of the other members of a gang.
+    """
 
     node: str
     claim: Claim
+    strategy: Strategy = Strategy.LOAD_BALANCED
+    fits: int = 1
+    score: int = 0
+    runners_up: tuple[tuple[str, int], ...] = ()
+    preferred: bool = False
+    others: tuple[tuple[str, Claim], ...] = ()
 
 
 def place(ledger: Ledger, request: Request, *, avoid: frozenset[str] = frozenset()) -> Placement | None:
     """The best place for a request, or None where it does not fit anywhere now; never on a node to avoid."""
-    named = request.require or request.prefer
-    if named:
-        found = _best_of(ledger, request.ask, _rows(ledger, named, avoid))
-        if found is not None or request.require:
-            return found
+    mask = candidates(ledger, request, avoid=avoid)
+    fits = int(np.count_nonzero(mask))
+    if fits < request.gang:
+        return None
+    places = _best_first(ledger, request, mask, fits)
+    best = next(places, None)
+    if best is None or request.gang == 1:
+        return best
+    others = tuple((one.node, one.claim) for one in islice(places, request.gang - 1))
+    return replace(best, others=others) if len(others) == request.gang - 1 else None
+
+
+def candidates(ledger: Ledger, request: Request, *, avoid: frozenset[str] = frozenset()) -> Mask:
+    """The rows that may serve the request and seem to have room for it now."""
     mask = fitting(ledger, request.ask)
-    for row in _rows(ledger, tuple(avoid), frozenset()):
-        mask[row] = False
-    # A row that passes the filter can still fail in detail (GPU memory, custom resources): then the next best.
-    while True:
-        scores = np.where(mask, ledger.columns.slack, -1)
-        row = int(scores.argmax()) if len(scores) else -1
-        if row < 0 or scores[row] < 0:
-            return None
-        node = ledger.columns.names[row]
-        claim = ledger.book(node).claim_for(request.ask, ledger.lends(node))
-        if claim is not None:
-            return Placement(node, claim)
-        mask[row] = False
-
-
-def fitting(ledger: Ledger, ask: Amounts) -> NDArray[np.bool_]:
-    """Which rows have room, by their columns."""
-    columns = ledger.columns
-    mask = columns.open.copy()
-    if ask.cpu_milli:
-        mask &= columns.cpu >= ask.cpu_milli
-    if ask.memory_bytes:
-        mask &= columns.memory >= ask.memory_bytes
-    if ask.gpu_milli >= WHOLE_GPU:
-        mask &= columns.gpu_whole >= ask.gpu_milli // WHOLE_GPU
-    elif ask.gpu_milli:
-        mask &= columns.gpu_part >= ask.gpu_milli
+    musts = allowed(ledger, request)
+    if musts is not None:
+        mask &= musts
+    if avoid:
+        mask &= ~rows_of(ledger, avoid)
     return mask
 
 
-def _rows(ledger: Ledger, names: tuple[str, ...], avoid: frozenset[str]) -> list[int]:
-    rows = ledger.columns.rows
-    return [rows[name] for name in names if name in rows and name not in avoid]
+def strategy_of(ledger: Ledger, request: Request) -> Strategy:
+    """How this request is placed: as it says itself, else as the grid does."""
+    return request.strategy or ledger.policy.strategy
 
 
-def _best_of(ledger: Ledger, ask: Amounts, rows: list[int]) -> Placement | None:
-    columns = ledger.columns
-    for row in sorted(rows, key=lambda row: -int(columns.slack[row])):
-        if not columns.open[row]:
-            continue
-        node = columns.names[row]
-        claim = ledger.book(node).claim_for(ask, ledger.lends(node))
-        if claim is not None:
-            return Placement(node, claim)
-    return None
+def _best_first(ledger: Ledger, request: Request, mask: Mask, fits: int) -> Iterator[Placement]:
+    """Places from the best on, each on a node of its own; preferred nodes before the others."""
+    strategy = strategy_of(ledger, request)
+    score = scores(ledger, request, strategy)
+    wished = mask & rows_of(ledger, request.prefer) if request.prefer else None
+    for part in (mask,) if wished is None else (wished, mask & ~wished):
+        for row, runners_up in _descending(score, part):
+            node = ledger.columns.names[row]
+            claim = _claim(ledger, request, row, strategy)
+            if claim is not None:  # the columns do not know GPU memory and custom resources
+                names = tuple([(ledger.columns.names[at], score.item(at)) for at in runners_up])
+                yield Placement(node, claim, strategy, fits, score.item(row), names, part is wished)
+
+
+def _claim(ledger: Ledger, request: Request, row: int, strategy: Strategy) -> Claim | None:
+    """The exact claim on a row; where devices are told apart by what would be lost, on the best of them."""
+    node = ledger.columns.names[row]
+    book, lends, ask = ledger.book(node), ledger.lends(node), request.ask
+    if strategy is Strategy.FRAGMENTATION_AWARE and 0 < ask.gpu_milli < WHOLE_GPU and ledger.typical.weights:
+        at = losses_of(ledger).device(shape_of(ask), row)
+        best = book.claim_for(ask, lends, device=lends.gpus[at].index) if 0 <= at < len(lends.gpus) else None
+        if best is not None:
+            return best
+    return book.claim_for(ask, lends)
+
+
+def _descending(score: Scores, mask: Mask) -> Iterator[tuple[int, list[int]]]:
+    """The rows of a mask, best score first, each with those that come next."""
+    left = np.where(mask, score, _TAKEN)
+    ahead: list[int] = []
+    while True:
+        while len(ahead) <= RUNNERS_UP:
+            best = int(left.argmax())
+            if left.item(best) == _TAKEN:
+                break
+            ahead.append(best)
+            left[best] = _TAKEN
+        if not ahead:
+            return
+        row, *ahead = ahead
+        yield row, ahead
+
+
+_TAKEN = int(np.iinfo(np.int64).min)

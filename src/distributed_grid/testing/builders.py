@@ -7,6 +7,7 @@ Rule 2: everything built here is valid; a test that wants nonsense says so in it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from distributed_grid.domain.changes import Row
 from distributed_grid.domain.events import (
@@ -163,8 +164,9 @@ def a_request(
     wait_s: float = 300,
     duration_s: float = 0,
     user: str = "ada",
+    **wishes: Any,
 ) -> Request:
-    """Somebody asks: for one core, unless it says otherwise."""
+    """Somebody asks: for one core, unless it says otherwise. Other fields of a request by their own names."""
     return Request(
         request_id,
         user,
@@ -174,6 +176,7 @@ def a_request(
         tuple(require),
         _milli(wait_s),
         _milli(duration_s),
+        **wishes,
     )
 
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distributed_grid.errors import Conflict
-from distributed_grid.ports import Batch, EndedRow, EventRow, LiveRow, Store, SummaryRow
+from distributed_grid.ports import Batch, EndedRow, EventRow, LentRow, LiveRow, Store, SummaryRow
 
 DAY_MS = 86_400_000
 
@@ -66,6 +66,7 @@ ended_rows = st.builds(
     memory_bytes=amounts,
     gpu_milli=amounts,
     blob=st.binary(max_size=4),
+    target=names,
 )
 event_times = st.lists(times, max_size=30)
 
@@ -263,6 +264,48 @@ class StoreContract(ABC):
         finally:
             store.close()
 
+    def test_what_was_lent_counts_from_the_given_time_on(self, store: Store) -> None:
+        early, late = an_ended("L1", at_ms=3000, started_at_ms=1000), an_ended("L2", at_ms=5000, started_at_ms=4000)
+        other = an_ended("L3", at_ms=5000, started_at_ms=4000, target="gpu9", gpu_milli=500)
+        never, gone = an_ended("L4", at_ms=5000, started_at_ms=0, node=""), an_ended("L5", at_ms=100)
+        store.commit(Batch(ended=[early, late, other, never, gone, an_ended("J1", kind="job", at_ms=5000)]))
+        assert store.lent(since_ms=2000) == [
+            LentRow("ann", "gpu1", "", 0, 2, 2000 * 1000, 2000 << 30, 0),
+            LentRow("ann", "gpu1", "gpu9", 0, 1, 1000 * 1000, 1000 << 30, 1000 * 500),
+        ]
+        assert store.lent(since_ms=2000, by_day=True) == [
+            LentRow("", "", "", 0, 3, 3000 * 1000, 3000 << 30, 1000 * 500)
+        ]
+        assert store.lent(since_ms=5001) == []
+
+    def test_what_was_folded_counts_by_whole_days(self, store: Store) -> None:
+        old = an_ended("L1", at_ms=DAY_MS + 1000, started_at_ms=DAY_MS)
+        new = an_ended("L2", at_ms=3 * DAY_MS, started_at_ms=3 * DAY_MS - 500)
+        store.commit(Batch(ended=[old, new, an_ended("L3", at_ms=DAY_MS, started_at_ms=0, node="")]))
+        assert store.summarise(before_ms=2 * DAY_MS) == 2
+        for since_ms, days in ((0, [1, 3]), (DAY_MS, [1, 3]), (DAY_MS + 1, [3])):
+            assert [row.day for row in store.lent(since_ms=since_ms, by_day=True)] == days
+        assert store.lent(since_ms=0) == [LentRow("ann", "gpu1", "", 0, 2, 1500 * 1000, 1500 << 30, 0)]
+
+    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+    @given(rows=st.lists(ended_rows, max_size=30), since_ms=times, fold_ms=times, by_day=st.booleans())
+    def test_what_was_lent_is_exact(
+        self,
+        tmp_path_factory: pytest.TempPathFactory,
+        rows: list[EndedRow],
+        since_ms: int,
+        fold_ms: int,
+        by_day: bool,
+    ) -> None:
+        store = self.new_store(tmp_path_factory.mktemp("store"))
+        try:
+            store.commit(Batch(ended=rows))
+            while store.summarise(before_ms=fold_ms):
+                pass
+            assert store.lent(since_ms=since_ms, by_day=by_day) == _lent_by_hand(rows, since_ms, fold_ms, by_day)
+        finally:
+            store.close()
+
     def test_closing_twice_is_harmless(self, store: Store) -> None:
         store.close()
         store.close()
@@ -272,15 +315,42 @@ EXACT = ("key", "request_id", "user")
 
 
 def _summed_by_hand(ended: list[EndedRow], event_times_ms: list[int]) -> list[SummaryRow]:
-    sums: dict[tuple[int, str, str, str, str], list[int]] = {}
+    sums: dict[tuple[int, str, str, str, str, str], list[int]] = {}
     for row in ended:
         ran = 0 if row.started_at_ms == 0 else max(0, row.ended_at_ms - row.started_at_ms)
-        key = (row.ended_at_ms // DAY_MS, row.kind, row.user, row.node, row.reason)
+        key = (row.ended_at_ms // DAY_MS, row.kind, row.user, row.node, row.reason, row.target)
         into = sums.setdefault(key, [0, 0, 0, 0])
         into[0] += 1
         into[1] += row.cpu_milli * ran
         into[2] += row.memory_bytes * ran
         into[3] += row.gpu_milli * ran
     for at_ms in event_times_ms:
-        sums.setdefault((at_ms // DAY_MS, "event:LeaseGranted", "ann", "gpu1", "fits"), [0, 0, 0, 0])[0] += 1
-    return [SummaryRow(*key, *sums[key]) for key in sorted(sums)]
+        sums.setdefault((at_ms // DAY_MS, "event:LeaseGranted", "ann", "gpu1", "fits", ""), [0, 0, 0, 0])[0] += 1
+    found = []
+    for day, kind, user, node, reason, target in sorted(sums):
+        count, cpu, memory, gpu = sums[day, kind, user, node, reason, target]
+        found.append(SummaryRow(day, kind, user, node, reason, count, cpu, memory, gpu, target))
+    return found
+
+
+def _lent_by_hand(rows: list[EndedRow], since_ms: int, fold_ms: int, by_day: bool) -> list[LentRow]:
+    """One row after the other; those before `fold_ms` have been folded."""
+    sums: dict[tuple[str, str, str, int], list[int]] = {}
+    for row in rows:
+        day = row.ended_at_ms // DAY_MS
+        if row.kind != "lease" or not row.node:
+            continue
+        if row.ended_at_ms < fold_ms:
+            if day * DAY_MS < since_ms:
+                continue
+            ms = max(row.ended_at_ms - row.started_at_ms, 0) if row.started_at_ms else 0
+        elif row.ended_at_ms >= since_ms and row.started_at_ms:
+            ms = max(row.ended_at_ms - max(row.started_at_ms, since_ms), 0)
+        else:
+            continue
+        key = ("", "", "", day) if by_day else (row.user, row.node, row.target, 0)
+        into = sums.setdefault(key, [0, 0, 0, 0])
+        into[0] += 1
+        for place, amount in enumerate((row.cpu_milli, row.memory_bytes, row.gpu_milli), 1):
+            into[place] += amount * ms
+    return [LentRow(*key, *sums[key]) for key in sorted(sums)]

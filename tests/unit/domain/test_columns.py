@@ -70,12 +70,22 @@ def test_a_node_without_an_offer_is_closed_and_has_nothing_free():
     assert column(ledger, "lends_cpu") == 4000
 
 
-def test_rank_comes_before_any_slack():
+def test_rank_has_a_column_of_its_own():
     ledger = a_ledger(a_node("low", cores=64, rank=1000), a_node("high", cores=1, rank=2000))
-    assert column(ledger, "slack", "high") > column(ledger, "slack", "low")
+    assert (column(ledger, "rank", "high"), column(ledger, "rank", "low")) == (2000, 1000)
 
 
 def test_a_node_that_lends_nothing_has_its_rank_and_no_slack():
     ledger = a_ledger(a_node("gpu1", caps=caps(can_share=False)))
     step(ledger, NodeHeard("gpu1", Usage()), NOW)
-    assert column(ledger, "slack") == 1000 * 10_000
+    assert (column(ledger, "rank"), column(ledger, "slack")) == (1000, 0)
+
+
+def test_a_device_that_a_preemptor_and_its_victim_share_has_nothing_left():
+    story = Story(a_node("gpu1", cores=4, gpus=1))
+    story.submit(a_request("r1", gpus=1, priority="low"), starts=True)
+    story.later(5)
+    story.submit(a_request("r2", gpus=0.5, priority="urgent"))
+    assert story.lease_of("r2").awaits
+    assert story.ledger.columns.devices[story.ledger.columns.rows["gpu1"]].tolist() == [0]
+    story.ledger.check()

@@ -65,7 +65,14 @@ def test_the_order_of_the_rows_does_not_matter(random):
 
 def test_durable_rows_leave_out_what_was_only_measured():
     ledger = a_full_ledger()
-    assert {row.kind for row in ledger.rows(durable_only=True)} == {"counter", "node", "lease", "job"}
+    assert {row.kind for row in ledger.rows(durable_only=True)} == {
+        "counter",
+        "account",
+        "typical",
+        "node",
+        "lease",
+        "job",
+    }
     assert {row.kind for row in ledger.rows()} >= {"sighting", "offer"}
 
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from distributed_grid.domain.balance import Balance
 from distributed_grid.domain.changes import VOLATILE, Counter, decode_row, encode_row
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease
@@ -58,8 +59,8 @@ def test_a_row_of_an_older_build_gets_the_defaults_of_what_it_lacks():
     assert decode_row("node", msgspec.msgpack.encode({"name": "gpu1"})).name == "gpu1"
 
 
-def test_sightings_and_offers_are_never_stored():
-    assert {Sighting.kind, Offer.kind} == VOLATILE
+def test_sightings_offers_and_balances_are_never_stored():
+    assert {Sighting.kind, Offer.kind, Balance.kind} == VOLATILE
     with pytest.raises(KeyError):
         decode_row(Offer.kind, b"")
 

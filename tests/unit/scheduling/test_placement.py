@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import GpuDevice
-from distributed_grid.scheduling.placement import fitting, place
+from distributed_grid.scheduling.filters import fitting
+from distributed_grid.scheduling.placement import place
 from distributed_grid.testing.builders import GB, NOW, Story, a_ledger, a_node, a_request, an_ask
 
 

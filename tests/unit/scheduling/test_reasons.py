@@ -10,7 +10,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import GpuDevice
 from distributed_grid.domain.units import cores, gigabytes, gpus
-from distributed_grid.scheduling.reasons import amounts, never_fits, why_not_now
+from distributed_grid.scheduling.reasons import MOST_TOLD, amounts, never_fits, why_not_now
 from distributed_grid.testing.builders import GB, Story, a_node, a_request, a_usage, an_ask, caps, thresholds
 
 
@@ -155,10 +155,24 @@ def test_a_node_that_is_kept_for_somebody_says_so():
     story.ask(a_request("r1", cores=3))
     story.ask(a_request("r2", cores=4, wait_s=600))
     story.later(31)
-    assert why(story, cores=1) == ("gpu1: kept for a request that has waited longer",)
+    assert why(story, cores=1) == ("gpu1: kept for a request that comes before it",)
 
 
 def test_a_node_nobody_has_heard_yet_may_still_serve():
     story = Story(Node("far"))
     assert never_fits(story.ledger, a_request("x", cores=1)) is None
     assert why_not_now(story.ledger, a_request("x", cores=1), 0) == ("far: not heard from yet",)
+
+
+def test_of_very_many_nodes_only_some_are_told_of() -> None:
+    ledger = Ledger([a_node(f"n{number}") for number in range(MOST_TOLD + 23)])
+    told = why_not_now(ledger, a_request(), 0)
+    assert (len(told), told[0], told[-1]) == (MOST_TOLD + 1, "n0: not heard from yet", "and 23 more nodes")
+
+
+def test_of_very_many_nodes_that_never_could_only_some_are_told_of() -> None:
+    ledger = Ledger([a_node(f"n{number}", cores=2) for number in range(MOST_TOLD + 23)])
+    told = never_fits(ledger, a_request(cores=4))
+    assert told is not None
+    assert (len(told), told[-1]) == (MOST_TOLD + 1, "and 23 more nodes")
+    assert told[0] == "n0: 2 cores at most, 4 cores asked"
