@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-from distributed_grid.scheduling.line import PATIENCE_MS, kept_from, next_turn, shape
+from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.policy import Policy
+from distributed_grid.scheduling.line import kept_from, next_turn, shape
 from distributed_grid.testing.builders import Story, a_node, a_request
 
-PATIENCE_S = PATIENCE_MS / 1000
+PATIENCE_S = Policy().patience_ms / 1000
 
 
 def a_full_node() -> Story:
@@ -20,6 +22,11 @@ def a_full_node() -> Story:
 
 def served(story: Story) -> list[str]:
     return [lease.id for lease in story.ledger.leases.values() if lease.holds and lease.id != "full"]
+
+
+def kept(story: Story, request: Request) -> frozenset[str]:
+    """The nodes that are kept from somebody who comes now."""
+    return kept_from(story.ledger, Lease(request.id, request, story.now), story.now)
 
 
 def test_the_highest_priority_goes_first():
@@ -103,7 +110,7 @@ def test_one_node_is_kept_and_the_others_go_on():
     story.ask(a_request("b", cores=3, require=["gpu2"]))
     story.ask(a_request("big", cores=4, wait_s=600))
     story.later(PATIENCE_S + 1)
-    assert kept_from(story.ledger, a_request("x"), story.now) == {"gpu1"}
+    assert kept(story, a_request("x")) == {"gpu1"}
     assert story.ask(a_request("late", cores=1)).node == "gpu2"
 
 
@@ -114,7 +121,7 @@ def test_two_who_waited_long_get_a_node_each():
     for request_id in ("big1", "big2", "big3"):
         story.ask(a_request(request_id, cores=4, wait_s=600))
     story.later(PATIENCE_S + 1)
-    assert kept_from(story.ledger, a_request("x"), story.now) == {"gpu1", "gpu2"}
+    assert kept(story, a_request("x")) == {"gpu1", "gpu2"}
 
 
 def test_a_node_that_could_never_serve_is_not_kept():
@@ -122,7 +129,7 @@ def test_a_node_that_could_never_serve_is_not_kept():
     story.ask(a_request("a", cores=8, require=["gpu2"]))
     story.ask(a_request("big", cores=8, wait_s=600))
     story.later(PATIENCE_S + 1)
-    assert kept_from(story.ledger, a_request("x"), story.now) == {"gpu2"}
+    assert kept(story, a_request("x")) == {"gpu2"}
     assert story.ask(a_request("late", cores=4)).node == "gpu1"
 
 
@@ -130,7 +137,7 @@ def test_a_node_nobody_hears_is_not_kept():
     story = a_full_node()
     story.ask(a_request("big", cores=4, wait_s=600, require=["gpu1"]))
     story.later(PATIENCE_S + 1, heard=False)
-    assert kept_from(story.ledger, a_request("x"), story.now) == frozenset()
+    assert kept(story, a_request("x")) == frozenset()
 
 
 def test_when_the_one_who_waited_gives_up_those_behind_are_served():
@@ -151,8 +158,8 @@ def test_a_kept_gpu_and_a_kept_custom_resource_are_kept_too():
     story.ask(a_request("both", memory_gb=1, gpus=2, custom={"fpga": 2}, wait_s=600))
     story.later(PATIENCE_S + 1)
     for ask in ({"gpus": 1}, {"custom": {"fpga": 1}}, {"memory_gb": 1}):
-        assert kept_from(story.ledger, a_request("x", **ask), story.now) == {"gpu1"}
-    assert kept_from(story.ledger, a_request("x", cores=1), story.now) == frozenset()
+        assert kept(story, a_request("x", **ask)) == {"gpu1"}
+    assert kept(story, a_request("x", cores=1)) == frozenset()
 
 
 def test_nobody_has_a_turn_in_an_empty_line():
