@@ -22,6 +22,7 @@ from distributed_grid import __version__
 from distributed_grid.agent.attempts import AttemptHost
 from distributed_grid.agent.environment import own_environment
 from distributed_grid.agent.limits.alarm import boot_ms
+from distributed_grid.agent.marking import Marks
 from distributed_grid.agent.measuring import Meter
 from distributed_grid.agent.owner import OwnerGuard
 from distributed_grid.agent.reading import Reading
@@ -54,6 +55,7 @@ from distributed_grid.wire import (
 
 SWEEP_SECONDS = 3600.0
 LEAST_HOLD_MS = 200
+MOST_REFUSED = 10_000
 SHORT_SECONDS = 0.03
 """The start of an attempt that is over by then is told along with its end: two reports in one."""
 log = logging.getLogger(__name__)
@@ -102,15 +104,19 @@ class Agent:
         self._on_epoch = on_epoch
         self._orders: asyncio.Queue[ToAgent] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
-        self._preparing: dict[str, asyncio.Task[None]] = {}
+        self._preparing: dict[str, tuple[Start, asyncio.Task[None]]] = {}
         self._numbers = itertools.count(1)
         self._unacknowledged: dict[int, Report] = {}
         self._fences: dict[str, int] = {}
+        self._refused: dict[str, None] = {}
         self._starting: dict[str, tuple[AttemptStarted, asyncio.TimerHandle]] = {}
+        self._displaced: dict[str, asyncio.Task[None]] = {}
+        self._marks = Marks(host.root)
         self._beat_seconds = HEARTBEAT_MS / 1000
         self._reading = Reading(jobs, lambda message: control.received(message, self))
         self.guard = OwnerGuard(host, meter, self.report_pause)
         self.guard.on_change = self._measure
+        self.guard.marked_ago_ms = self._marks.ago_ms
 
     @property
     def is_remote(self) -> bool:
@@ -120,7 +126,7 @@ class Agent:
     async def start(self) -> None:
         """Find the attempts that outlived the last agent, report them, then begin to measure and to obey."""
         await self._host.start()
-        await asyncio.to_thread(self._meter.look_at_gpus, self._own_pids())
+        await self._look_around()
         for node in self.nodes:
             self._control.received(self.hello(node), self)
         self._measure()
@@ -130,7 +136,8 @@ class Agent:
 
     async def stop(self) -> None:
         """Stop measuring and obeying; what runs goes on. Safe to call twice."""
-        tasks = [*self._tasks, *self._preparing.values()]
+        preparing = [task for _, task in self._preparing.values()]
+        tasks = [*self._tasks, *preparing, *self._displaced.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -141,9 +148,9 @@ class Agent:
         await self._host.close()
 
     def hello(self, node: str) -> Hello:
-        """The greeting for a new link: everything that runs, and every end that is not acknowledged."""
+        """The greeting for a new link: all that runs or is being prepared, and every end that is not acknowledged."""
         ended = (report.lease_id for report in self._unacknowledged.values() if isinstance(report, Ended))
-        attempts = tuple(dict.fromkeys((*self._host.running(), *ended)))
+        attempts = tuple(dict.fromkeys((*self._host.running(), *self._preparing, *ended)))
         capacity = self._capacity() if self._capacity is not None else None
         return Hello(PROTOCOL, __version__, node, attempts, capacity, self._epoch, boot_id())
 
@@ -156,6 +163,7 @@ class Agent:
         self.guard.rules = welcome.owner
         for report in list(self._unacknowledged.values()):
             self._control.received(report, self)
+        self._marks.tell_again()
         self._measure()
 
     def unlinked(self) -> None:
@@ -169,8 +177,9 @@ class Agent:
             if self._workdirs is not None:
                 self._workdirs.received(message)
         elif isinstance(message, Heard):
+            self._marks.heard(message.beat)
             if message.hold_ms:
-                self._host.hold(message.beat + message.hold_ms)
+                self._renew(message.beat + message.hold_ms)
         elif isinstance(message, Acknowledge):
             self._acknowledged(message.seq)
         else:
@@ -191,7 +200,14 @@ class Agent:
             started, later = self._starting.pop(report.attempt_id)
             later.cancel()
             pid, cores = started.pid, tuple(started.cores)
-        self._tell(Ended(next(self._numbers), report.attempt_id, report.fence, _outcome(report), pid, cores))
+        displaced = self._displaced.pop(report.attempt_id, None)
+        if displaced is not None and displaced is not asyncio.current_task():
+            displaced.cancel()
+        mark_age_ms = self._marks.age_ms(report.attempt_id)
+        outcome = _outcome(report)
+        self._tell(
+            Ended(next(self._numbers), report.attempt_id, report.fence, outcome, pid, cores, mark_age_ms=mark_age_ms)
+        )
 
     def _tell_started(self, report: AttemptStarted) -> None:
         self._starting.pop(report.attempt_id, None)
@@ -212,7 +228,10 @@ class Agent:
             self._host.forget(report.lease_id)
 
     def _refuse(self, order: Start, ending: Ending, detail: str) -> None:
-        """Answer an order that is not carried out."""
+        """Answer an order that is not carried out; that is final."""
+        self._refused[order.lease_id] = None
+        if len(self._refused) > MOST_REFUSED:
+            del self._refused[next(iter(self._refused))]
         self._tell(Ended(next(self._numbers), order.lease_id, order.fence, Outcome(ending, detail=detail)))
 
     # ------------------------------------------------------------------ orders
@@ -237,8 +256,8 @@ class Agent:
             self._reading.received(order)
 
     async def _start(self, order: Start) -> None:
-        if order.lease_id in self._preparing:
-            return
+        if order.lease_id in self._preparing or order.lease_id in self._refused:
+            return  # what was refused stays so: the refusal and this order have crossed
         if self._is_stale(order.lease_id, order.fence):
             log.warning("a start of %s with an old fence was refused", order.lease_id)
             return
@@ -250,9 +269,9 @@ class Agent:
                 self._refuse(order, Ending.RECLAIMED, f"{order.node} had withdrawn its offer: its owner needs it")
                 return
         self._fences[order.lease_id] = order.fence
-        if self._workdirs is not None and order.command.workdir:
+        if self._workdirs is not None and order.command.workdir and not self._host.knows(order.lease_id):
             preparing = asyncio.create_task(self._prepare(order, self._workdirs))
-            self._preparing[order.lease_id] = preparing
+            self._preparing[order.lease_id] = (order, preparing)
             preparing.add_done_callback(lambda _: self._preparing.pop(order.lease_id, None))
             return
         await self._host.launch(self._spec(order))
@@ -265,13 +284,25 @@ class Agent:
         now = boot_ms()
         if order.beat > now or order.beat + order.hold_ms < now + LEAST_HOLD_MS:
             return False
-        self._host.hold(order.beat + order.hold_ms)
+        self._renew(order.beat + order.hold_ms)
         return True
+
+    def _renew(self, until_boot_ms: int) -> None:
+        """Let everything go on until then. What was being prepared when the last hold ran out is given up: the control
+        plane has done so, too, or will when it hears of it."""
+        if not self._host.is_held:
+            for order, preparing in tuple(self._preparing.values()):
+                preparing.cancel()
+                self._refuse(order, Ending.RECLAIMED, f"{order.node}: its hold ran out before its files were there")
+        self._host.hold(until_boot_ms)
 
     async def _prepare(self, order: Start, workdirs: WorkDirs) -> None:
         """Bring the working directory, then run; other orders go on meanwhile."""
         try:
             await workdirs.lay_out(order.command.workdir, self._host.work_dir(order.lease_id))
+            if order.hold_ms and not self._host.is_held:
+                self._refuse(order, Ending.RECLAIMED, f"{order.node}: its hold ran out before its files were there")
+                return
             await self._host.launch(self._spec(order))
         except asyncio.CancelledError:
             raise
@@ -283,10 +314,34 @@ class Agent:
         if self._is_stale(order.lease_id, order.fence):
             log.warning("a stop of %s with an old fence was refused", order.lease_id)
             return
-        preparing = self._preparing.get(order.lease_id)
+        _, preparing = self._preparing.get(order.lease_id, (None, None))
         if preparing is not None:
             preparing.cancel()
             await asyncio.gather(preparing, return_exceptions=True)
+        if not self._host.knows(order.lease_id):
+            outcome = Outcome(Ending.NEVER_STARTED, detail=f"{order.lease_id} is not known here")
+            self._tell(Ended(next(self._numbers), order.lease_id, order.fence, outcome))
+            return
+        noticed = self._displaced.get(order.lease_id)
+        if order.ending == Ending.PREEMPTED and self._host.is_under_way(order.lease_id):
+            if noticed is None:
+                in_ms = self.guard.displace(order.lease_id, order.detail)
+                self._displaced[order.lease_id] = asyncio.create_task(self._stop_after(in_ms, order))
+            return
+        if noticed is not None:
+            noticed.cancel()
+        await self._halt(order)
+
+    async def _stop_after(self, notice_ms: int, order: Stop) -> None:
+        """Stop what was displaced when its notice is over; other orders go on meanwhile."""
+        await asyncio.sleep(notice_ms / 1000)
+        try:
+            await self._halt(order)
+        except OSError as failure:  # a full disk: the order comes again with the next link
+            log.warning("%s could not be stopped", order.lease_id, exc_info=failure)
+            self._displaced.pop(order.lease_id, None)
+
+    async def _halt(self, order: Stop) -> None:
         await self._host.halt(order.lease_id, kind=order.ending, detail=order.detail, grace_ms=order.grace_ms)
 
     def _spec(self, order: Start) -> AttemptSpec:
@@ -313,13 +368,17 @@ class Agent:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._beat_seconds)
-            await asyncio.to_thread(self._meter.look_at_gpus, self._own_pids())
+            await self._look_around()
             self._measure()
 
-    def _own_pids(self) -> set[int]:
-        """The processes of all attempts that hold a GPU."""
-        shims = [one.shim for one in self._host.borrowed() if one.spec.gpu_indexes]
-        return {proc.pid for shim in shims for proc in quickly_below(shim.pid)}
+    async def _look_around(self) -> None:
+        """See what drivers and file systems may take their time to say, aside."""
+        running = self._host.borrowed()
+        shims = [one.shim for one in running if one.spec.gpu_indexes]
+        own_pids = {proc.pid for shim in shims for proc in quickly_below(shim.pid)}
+        attempts = [(one.attempt_id, one.fence, one.spec.node) for one in running]
+        await asyncio.to_thread(self._meter.look_at_gpus, own_pids)
+        await asyncio.to_thread(self._marks.look, attempts)
 
     async def _sweep(self) -> None:
         while True:
@@ -329,7 +388,10 @@ class Agent:
     def _measure(self) -> None:
         usage = self._meter.usage(self._host.usage())
         for node in self.nodes:
-            self._control.received(Heartbeat(node, usage, boot_ms(), self.guard.generation, self.guard.yields), self)
+            beat = boot_ms()
+            marks = self._marks.to_tell(node, beat)
+            heartbeat = Heartbeat(node, usage, beat, self.guard.generation, self.guard.yields, marks)
+            self._control.received(heartbeat, self)
 
 
 def _outcome(report: AttemptEnded) -> Outcome:

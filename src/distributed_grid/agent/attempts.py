@@ -105,7 +105,7 @@ class AttemptHost:
             self._link.leave_root()
             raise BadInput(f"{self._root} is in use by another agent") from error
         self._closed = False
-        self._held_until = self._held_on_disk = jobdir.read_hold(self._root)
+        self._held_until = self._held_on_disk = jobdir.read_hold(self._root, self._boot_id)
         self._connect()
         self._adopt_all()
         throttling.unmark(self._root)
@@ -331,7 +331,7 @@ class AttemptHost:
         if self._held_until == self._held_on_disk:
             return
         try:
-            jobdir.write_hold(self._root, self._held_until)
+            jobdir.write_hold(self._root, self._held_until, self._boot_id)
             self._held_on_disk = self._held_until
         except OSError as error:  # a full disk: what runs is stopped in time, as if nobody had been heard
             log.warning("the hold could not be renewed: %s", error.strerror)
@@ -370,11 +370,25 @@ class AttemptHost:
         """Ids of the attempts that have not ended."""
         return tuple(self._running)
 
+    def knows(self, attempt_id: str) -> bool:
+        """Whether it was ever launched here, wherever it is in its life."""
+        return attempt_id in self._running or self._find_ended(attempt_id) is not None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the hold that was given last has not run out."""
+        return self._held_until > boot_ms()
+
+    def is_under_way(self, attempt_id: str) -> bool:
+        """Whether its command runs and nobody has asked it to end."""
+        attempt = self._running.get(attempt_id)
+        return attempt is not None and attempt.shim is not None and not attempt.halting
+
     def borrowed(self) -> tuple[throttling.Tree, ...]:
         """The attempts whose commands run, oldest first."""
         attempts = sorted(self._running.values(), key=lambda attempt: attempt.launched_boot_ms)
         return tuple(
-            throttling.Tree(attempt.spec, attempt.fence, attempt.shim, attempt.halting)
+            throttling.Tree(attempt.spec, attempt.fence, attempt.shim, attempt.halting, attempt.launched_boot_ms)
             for attempt in attempts
             if attempt.shim is not None
         )

@@ -75,6 +75,7 @@ def start_command(spec: dict[str, Any], job: JobDir, cores: list[int], groups: l
 def environment(spec: dict[str, Any], work: str) -> dict[str, str]:
     """Exactly what was passed, and what every job is told."""
     given = {name: value for name, value in spec["env"].items() if name != "GRID_ROLE"}
+    files = work.rpartition("/")[0]
     return {
         "PYTHONUNBUFFERED": "1",
         **given,
@@ -82,7 +83,8 @@ def environment(spec: dict[str, Any], work: str) -> dict[str, str]:
         "GRID_JOB_ID": spec["job_id"],
         "GRID_ATTEMPT_ID": spec["attempt_id"],
         "GRID_NODE": spec["node"],
-        "GRID_NOTICE": f"{work.rpartition('/')[0]}/{jobdir.NOTICE}",
+        "GRID_NOTICE": f"{files}/{jobdir.NOTICE}",
+        "GRID_CHECKPOINT": f"{files}/{jobdir.CHECKPOINT}",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that the numbers mean the same devices as where they were measured
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, spec["gpu_indexes"])),
     }

@@ -16,6 +16,7 @@ Below the root, mode 0700 (files 0600):
         fence.json        a fence newer than the one in spec.json, once one was seen
         groups.json       control groups made for it, so that whoever finds them left over can remove them
         notice            it will be stopped soon: why, and when. The command knows the path as $GRID_NOTICE
+        checkpoint        written by the command, as $GRID_CHECKPOINT, whenever it has marked a checkpoint
         halt.json         somebody wants it stopped: kind, detail, grace
         stdout, stderr    what the command wrote
         work/             the command's own: $GRID_JOB_DIR
@@ -51,6 +52,7 @@ YIELDING = ".yielding"
 LIVE = ".live"
 SPEC, CORES, FENCE, LOCK, GROUPS = "spec.json", "cores.json", "fence.json", "shim.lock", "groups.json"
 STARTED, NOTICE, HALT, EXIT = "started.json", "notice", "halt.json", "exit.json"
+CHECKPOINT = "checkpoint"
 STDOUT, STDERR, WORK = "stdout", "stderr", "work"
 
 # Where each part of the journal is looked for, its key there, and a key of what a file of its own says.
@@ -225,26 +227,27 @@ class JobDir:
             os.close(fd)
 
 
-def write_hold(root: str, until_boot_ms: int) -> None:
-    """Say until when everything below the root that has a hold may go on; whole or not at all."""
+def write_hold(root: str, until_boot_ms: int, boot: str) -> None:
+    """Say until when, in this boot, everything below the root that has a hold may go on; whole or not at all."""
     aside = f"{root}/{ROOT_HOLD}.{os.getpid()}"
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        journal.write_all(fd, json.dumps({"until_boot_ms": until_boot_ms}).encode())
+        journal.write_all(fd, json.dumps({"until_boot_ms": until_boot_ms, "boot": boot}).encode())
     finally:
         os.close(fd)
     os.rename(aside, f"{root}/{ROOT_HOLD}")
 
 
-def read_hold(root: str) -> int:
-    """Until when everything that has a hold may go on; 0 where nobody said."""
+def read_hold(root: str, boot: str) -> int:
+    """Until when everything that has a hold may go on; 0 where nobody said so in this boot: clocks begin anew."""
     try:
         fd = os.open(f"{root}/{ROOT_HOLD}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return 0
     try:
-        return int(json.loads(slurp(fd))["until_boot_ms"])
-    except (ValueError, KeyError, TypeError):
+        said = json.loads(slurp(fd))
+        return int(said["until_boot_ms"]) if said.get("boot") == boot else 0
+    except (ValueError, KeyError, TypeError, AttributeError):
         return 0
     finally:
         os.close(fd)

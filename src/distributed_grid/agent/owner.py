@@ -2,19 +2,18 @@
 
 Rule 1. It looks, `yielding` decides, `throttling` and the host act. Nothing is decided here.
 Rule 2. Whenever it begins to give way it withdraws what was offered: `generation` grows.
-Rule 3. A job that will be stopped finds a file at $GRID_NOTICE that says why and when.
+Rule 3. A job that will be stopped finds a file at $GRID_NOTICE that says why and when. That is so, too, for one that
+        is displaced by the control plane, and nobody takes that notice back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 
-from distributed_grid.agent import jobdir, tree
+from distributed_grid.agent import notice, tree
 from distributed_grid.agent.attempts import AttemptHost
-from distributed_grid.agent.jobdir import JobDir
 from distributed_grid.agent.limits.alarm import boot_ms
 from distributed_grid.agent.measuring import Meter
 from distributed_grid.agent.reclaiming import Borrowed, Evict, Look, OwnerOnGpu, Spare, Warn
@@ -35,6 +34,7 @@ class OwnerGuard:
         self.rules: OwnerRules | None = None
         self.generation = 0
         self.on_change: Callable[[], None] = lambda: None
+        self.marked_ago_ms: Callable[[str], int | None] = lambda attempt_id: None
         self.state = Yielding()
         self._host = host
         self._meter = meter
@@ -43,6 +43,7 @@ class OwnerGuard:
         self._why = ""
         self._paused: dict[str, int] = {}  # attempts reported as paused, with their fences
         self._warned: set[str] = set()
+        self._displaced: set[str] = set()
         self._gpu_look: asyncio.Task[tuple[OwnerOnGpu, ...]] | None = None
 
     @property
@@ -72,6 +73,16 @@ class OwnerGuard:
             self._take_notice_back(attempt_id)
         self.state = Yielding()
 
+    def displace(self, attempt_id: str, why: str) -> int:
+        """Give notice to an attempt that has to make room for another; how many milliseconds it has.
+
+        As long as the owner's rules give, and where there are none it is stopped at once, knowing why.
+        """
+        self._displaced = {one for one in self._displaced if one in self._host.running()} | {attempt_id}
+        in_ms = notice.give(self._host.root, attempt_id, why, self.rules.notice_ms if self.rules is not None else 0)
+        self._brake.go_on(attempt_id)  # who stands still could not read it
+        return in_ms
+
     # ------------------------------------------------------------------ looking
 
     async def _look_once(self, pace: Pace) -> int:
@@ -95,7 +106,13 @@ class OwnerGuard:
         wait_ms = pace.after(_seen(look, rules))
         return FAST_MS if self.yields else wait_ms
 
+    def _lost_with(self, one: Tree) -> int:
+        """How much work would have to be done again: thousandths of cores times milliseconds."""
+        ran_ms, marked_ago_ms = boot_ms() - one.launched_boot_ms, self.marked_ago_ms(one.attempt_id)
+        return (one.spec.cpu_milli or 1000) * (ran_ms if marked_ago_ms is None else min(ran_ms, marked_ago_ms))
+
     def _look(self, trees: tuple[Tree, ...]) -> Look:
+        trees = tuple(sorted(trees, key=self._lost_with, reverse=True))
         usage = self._host.usage()
         moment = self._meter.now(usage)
         attempts = tuple(
@@ -106,6 +123,7 @@ class OwnerGuard:
                 memory_leased_bytes=one.spec.memory_bytes,
                 memory_bytes=usage[one.attempt_id].memory_bytes if one.attempt_id in usage else 0,
                 gpu_indexes=one.spec.gpu_indexes,
+                at_stake=self._lost_with(one),
             )
             for one in trees
         )
@@ -155,7 +173,8 @@ class OwnerGuard:
 
     def _keep_still(self) -> None:
         """Stop what runs, what has started since included; who was warned may use the little that is left."""
-        for one in self._brake.stand_still(frozenset(going.attempt_id for going in self.state.going)):
+        warned = {going.attempt_id for going in self.state.going}
+        for one in self._brake.stand_still(frozenset(warned | self._displaced)):
             if one.attempt_id not in self._paused:
                 self._paused[one.attempt_id] = one.fence
                 self._report_pause(one.attempt_id, one.fence, True, self._why)
@@ -169,20 +188,12 @@ class OwnerGuard:
 
     def _give_notice(self, attempt_id: str, why: str, in_ms: int) -> None:
         self._warned.add(attempt_id)
-        notice = {"reason": why, "deadline": round(time.time() + in_ms / 1000, 3)}
-        try:
-            with JobDir(self._host.root, attempt_id) as job:
-                job.write(jobdir.NOTICE, notice)
-        except OSError as error:  # a full disk: it learns of it by SIGTERM
-            log.warning("%s could not be warned: %s", attempt_id, error.strerror)
+        notice.give(self._host.root, attempt_id, why, in_ms)
 
     def _take_notice_back(self, attempt_id: str) -> None:
         self._warned.discard(attempt_id)
-        try:
-            with JobDir(self._host.root, attempt_id) as job:
-                job.remove(jobdir.NOTICE)
-        except FileNotFoundError:
-            pass
+        if attempt_id not in self._displaced:
+            notice.take_back(self._host.root, attempt_id)
 
 
 def _seen(look: Look, rules: OwnerRules) -> Seen:

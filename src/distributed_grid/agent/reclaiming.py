@@ -2,7 +2,8 @@
 
 Rule 1. Memory is taken back when less is available than the rules keep free and the owner is the reason: who stays
         within a lease beside an owner who did not grow is left alone.
-Rule 2. As few as possible go, and of those that would do, the youngest: the least work is lost.
+Rule 2. Those go with whom the least work is lost together: cores times the time since the start or the last checkpoint
+        mark. Going counts as much as a core for a minute, so that few go where it is about the same.
 Rule 3. Whoever has to go is warned first, and spared when the need passes before the time is up. Only a machine that is
         about to swap or to kill takes no such time.
 Rule 4. A GPU is taken back when its owner is seen on it several times in a row; what cannot be measured says nothing.
@@ -16,10 +17,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.domain.units import gigabytes
+from distributed_grid.scheduling.covering import Item, lightest_cover
 from distributed_grid.wire import OwnerRules
 
 MB = 1024**2
 WORTH_BYTES = 32 * MB  # who holds less is not worth ending for its memory
+TO_GO = 1000 * 60_000  # what it costs to go, besides the work that is lost: a core for a minute
 URGENT_PART = 50  # thousandths of the memory; with less available the machine swaps or kills
 URGENT_GRACE_MS = 2_000
 RELIEF_PART = 1100  # thousandths of what is kept free; who was warned is spared only above that
@@ -27,7 +30,8 @@ GPU_LOOKS = 3
 
 
 class Borrowed(Struct, frozen=True):
-    """An attempt that runs here: what it has leased, and what it holds."""
+    """An attempt that runs here: what it has leased, what it holds, and what is at stake: the work that would be lost
+    with it, in thousandths of cores times milliseconds."""
 
     attempt_id: str
     node: str = ""
@@ -35,6 +39,7 @@ class Borrowed(Struct, frozen=True):
     memory_leased_bytes: int = 0
     memory_bytes: int = 0
     gpu_indexes: tuple[int, ...] = ()
+    at_stake: int = 0
 
 
 class OwnerOnGpu(Struct, frozen=True):
@@ -46,7 +51,8 @@ class OwnerOnGpu(Struct, frozen=True):
 
 
 class Look(Struct, frozen=True):
-    """What was seen at one moment: thousandths of cores over the last moments, bytes now; oldest attempts first.
+    """What was seen at one moment: thousandths of cores over the last moments, bytes now; the attempts
+    with the most work to lose first.
 
     `machine_milli` is all there is, `outside_milli` the owner's, `own_milli` the borrowed work's. `gpus` is None when
     they were not looked at.
@@ -110,6 +116,7 @@ class Evict(Struct, frozen=True):
     grace_ms: int
 
 
+_ANYTHING = 1 << 100
 Reclaim = Warn | Spare | Evict
 Hints = tuple[tuple[int, int], ...]
 """By GPU: how many looks in a row showed its owner."""
@@ -167,7 +174,7 @@ def _for_memory(going: Iterable[Going], look: Look, rules: OwnerRules) -> dict[s
     free, must = gigabytes(look.memory_available_bytes), gigabytes(rules.memory_min_bytes)
     return {
         one.attempt_id: Reason(f"its owner needs {one.node}'s memory: {free} free, {must} must be", urgent)
-        for one in fewest(look.attempts, short, already)
+        for one in cheapest(look.attempts, short, already)
     }
 
 
@@ -179,20 +186,18 @@ def _owner_grew(look: Look, rules: OwnerRules) -> bool:
     return above or beyond >= WORTH_BYTES or look.memory_outside_bytes + lent > look.memory_bytes
 
 
-def fewest(attempts: Iterable[Borrowed], short_bytes: int, already: Iterable[str] = ()) -> tuple[Borrowed, ...]:
-    """As few as hold `short_bytes` together, the youngest where it is the same; those `already` going count first."""
+def cheapest(attempts: Iterable[Borrowed], short_bytes: int, already: Iterable[str] = ()) -> tuple[Borrowed, ...]:
+    """Those who hold `short_bytes` together with the least to lose, the last where it is the same; those `already`
+    going count first. All who are worth it, where all do not hold enough."""
     worth = [one for one in attempts if one.memory_bytes >= WORTH_BYTES]
-    chosen = [one for one in worth if one.attempt_id in set(already)]
-    left = [one for one in worth if one not in chosen]
+    going = set(already)
+    chosen = [one for one in worth if one.attempt_id in going]
+    left = [one for one in reversed(worth) if one.attempt_id not in going]
     short_bytes -= sum(one.memory_bytes for one in chosen)
-    while short_bytes > 0 and left:
-        enough = [one for one in left if one.memory_bytes >= short_bytes]
-        most = max(one.memory_bytes for one in left)
-        pick = (enough or [one for one in left if one.memory_bytes == most])[-1]
-        chosen.append(pick)
-        left.remove(pick)
-        short_bytes -= pick.memory_bytes
-    return tuple(chosen)
+    apart = len(left) ** 2 + 1  # above any sum of places in the order, which decides where the cost is the same
+    items = [Item(apart * (TO_GO + one.at_stake) + at, 0, (one.memory_bytes,)) for at, one in enumerate(left)]
+    found = lightest_cover(items, (short_bytes,), _ANYTHING)
+    return (*chosen, *(left if found is None else [left[at] for at in found]))
 
 
 # ------------------------------------------------------------------ GPUs

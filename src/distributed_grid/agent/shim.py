@@ -29,6 +29,7 @@ SETTLE_MS: Final = 200  # what a command leaves behind may finish by itself for 
 LEFTOVER_GRACE_MS: Final = 1000
 LOOKS, SPRINT = 5, 500
 RECORD_TRIES: Final = 60_000  # about a week
+NOT_HEARD: Final = "not heard from in time"
 
 
 class Stop:
@@ -70,6 +71,8 @@ class Shim:
         self.spec: dict[str, Any] = self.job.read(jobdir.SPEC)
         self.began = self.ended = boot_ms()
         self._look_for_halt()
+        if self.stop is None and 0 < self._hold()[1] <= self.began:  # it took too long to get here
+            self._begin_stop("hold_expired", NOT_HEARD, self.began)
         if self.stop is not None:
             self._conclude(self.stop.kind, self.stop.detail)
             return
@@ -154,8 +157,8 @@ class Shim:
         if self.stop is None:
             term_at, kill_at = self._hold()
             if term_at and now >= term_at:
-                self._begin_stop("hold_expired", "not heard from in time", kill_at)
-        if self.stop is not None and now >= self.stop.kill_at:
+                self._begin_stop("hold_expired", NOT_HEARD, kill_at)
+        if self.stop is not None and now >= self._kill_at(self.stop.kill_at):
             self._signal_tree(signal.SIGKILL)
 
     def _look_for_halt(self) -> None:
@@ -173,8 +176,12 @@ class Shim:
         hold_ms = self.spec["hold_ms"]
         if not hold_ms:
             return 0, 0
-        until = jobdir.read_hold(self.root) or self.spec["launched_boot_ms"] + hold_ms
+        until = jobdir.read_hold(self.root, self.spec["boot"]) or self.spec["launched_boot_ms"] + hold_ms
         return until - min(self.spec["grace_ms"], hold_ms // 4), until
+
+    def _kill_at(self, kill_at: int) -> int:
+        """When patience ends, and no later than the hold: a grace may be longer."""
+        return min(kill_at, self._hold()[1] or kill_at)
 
     def _next_look(self) -> int:
         """When, in boot milliseconds, to look around unasked; 0 is never."""
@@ -183,7 +190,8 @@ class Shim:
         if self.memory:
             times.append(now + self.memory.next_look_ms)
         if self.stop is not None:
-            times.append(self.stop.kill_at if now < self.stop.kill_at else now + 20)
+            kill_at = self._kill_at(self.stop.kill_at)
+            times.append(kill_at if now < kill_at else now + 20)
         else:
             if self.spec["timeout_ms"]:
                 times.append(self.began + self.spec["timeout_ms"])
@@ -234,6 +242,7 @@ class Shim:
             halt = self.job.read(jobdir.HALT)
             if halt is not None and halt["kill_at_boot_ms"] < kill_at:
                 ask_at, kill_at = min(ask_at, now), halt["kill_at_boot_ms"]
+            kill_at = self._kill_at(kill_at)
             left = self._signal_tree(*([signal.SIGKILL] if now >= kill_at else []))
             if not left and self._is_alone():
                 return

@@ -25,12 +25,14 @@ log = logging.getLogger(__name__)
 
 
 class Tree(NamedTuple):
-    """A running attempt, for whoever wants to slow it down; `halting` is being ended already."""
+    """A running attempt since `launched_boot_ms`, for whoever wants to slow it down; `halting` is being ended
+    already."""
 
     spec: AttemptSpec
     fence: int
     shim: tree.Proc
     halting: bool
+    launched_boot_ms: int
 
     @property
     def attempt_id(self) -> str:

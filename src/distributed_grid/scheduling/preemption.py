@@ -1,25 +1,27 @@
-"""Whom an urgent request displaces: the fewest and cheapest victims on one node.
+"""Whom an urgent request displaces: the fewest and cheapest victims, on the node where that is least.
 
-Rule 1: only lower priorities yield, and `low` before `medium` before `high`.
-Rule 2: a lease younger than the minimum run time is left alone.
-Rule 3: who already yields is not asked twice, but is waited for.
-Rule 4: nobody goes who could stay, and one goes instead of several that are no less important.
-Rule 5: never on a node that is not alive and heard.
+Rule 1: only strictly lower priorities yield, and never a higher one where lower ones are enough.
+Rule 2: then as few as possible go, then those with whom the least work is lost; over all nodes alike.
+Rule 3: who has hardly begun, or was displaced often enough, is left alone (`yielders`).
+Rule 4: who is on the way out already is waited for and not asked twice; nobody goes who could stay.
+Rule 5: never on a node that is not alive and heard, nor on one that the request may not have.
+Rule 6: a member of a gang takes its whole gang along, and is weighed so.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from msgspec import Struct
 
 from distributed_grid.domain.books import Book
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.lives import LeaseState, NodeState
 from distributed_grid.domain.resources import Claim, Priority
+from distributed_grid.scheduling.floors import NOT_PREFERRED, Floor, floors, weight_of
+from distributed_grid.scheduling.victims import Site, Unit, lightest_victims
+from distributed_grid.scheduling.yielders import Cost, Yielders, work_lost
 
-MINIMUM_RUN_MS = 1_000
+_NOBODY = Book()
+_ANYTHING = 1 << 200
 
 
 class Displacement(Struct, frozen=True):
@@ -31,89 +33,82 @@ class Displacement(Struct, frozen=True):
     awaits: tuple[str, ...]
 
 
-def displace(ledger: Ledger, request: Request, now: int) -> Displacement | None:
-    """The cheapest way to make room for an urgent request, or None where there is none."""
-    if request.priority < Priority.URGENT:
+def displace(
+    ledger: Ledger, request: Request, now: int, cost: Cost = work_lost, *, avoid: frozenset[str] = frozenset()
+) -> Displacement | None:
+    """The cheapest way to make room for an urgent request, or None where there is none. Gangs wait in the line;
+    nobody goes on a node to avoid."""
+    if request.priority < Priority.URGENT or request.gang > 1:
         return None
-    found = []
-    names = request.require or tuple(ledger.nodes)
-    for name in names:
-        node = ledger.nodes.get(name)
-        if node is None or node.state is not NodeState.ALIVE:
+    yielders = Yielders(ledger, request, now, cost)
+    best: Displacement | None = None
+    below = _ANYTHING
+    for floor in floors(ledger, request, yielders):
+        if floor.weight >= below:
+            break
+        if floor.node in avoid:
             continue
-        way = _on(ledger, name, request, now)
-        if way is not None:
-            preferred = name in request.prefer
-            lost = sum(now - ledger.leases[victim].granted_at_ms for victim in way.victims)
-            found.append((not preferred, len(way.victims), lost, name, way))
-    return min(found, key=lambda entry: entry[:4])[4] if found else None
+        unwished = 0 if floor.node in request.prefer else NOT_PREFERRED
+        victims = _victims(ledger, request, floor, yielders, below - unwished)
+        way = None if victims is None else _way(ledger, request, floor.node, victims)
+        if victims is not None and way is not None:
+            best, below = way, unwished + sum(unit.weight for unit in victims)
+    return best
 
 
-def _on(ledger: Ledger, node: str, request: Request, now: int) -> Displacement | None:
-    lends = ledger.lends(node)
-    leases = list(ledger.leases_of(node))
-    staying = [lease for lease in leases if not lease.yields_to]
-    book = Book(lease.claim for lease in staying if lease.claim is not None)
-    candidates = sorted((lease for lease in staying if _may_yield(lease, request, now)), key=_cheapest_first)
-    victims = _victims(book, candidates, lambda: book.claim_for(request.ask, lends) is not None)
-    claim = book.claim_for(request.ask, lends)
-    if claim is None:
+def _victims(ledger: Ledger, request: Request, floor: Floor, yielders: Yielders, below: int) -> list[Unit] | None:
+    """The lightest victims on a node, or None where nobody lighter than `below` is enough."""
+    lends, book = ledger.lends(floor.node), ledger.book(floor.node)
+    if _NOBODY.claim_for(request.ask, lends) is None or book.claim_for(request.ask, lends) is not None:
         return None
-    yielding = tuple(lease.id for lease in leases if lease.yields_to)
-    gone = tuple(victim.id for victim in victims)
-    return Displacement(node, claim, gone, gone + yielding) if gone or yielding else None
+    if floor.node in ledger.tenants.leaving:
+        book = Book(lease.claim for lease in _staying(ledger, floor.node) if lease.claim is not None)
+    return lightest_victims(Site(lends, book, _units(ledger, floor, yielders)), request.ask, below)
 
 
-def _victims(book: Book, candidates: list[Lease], fits: Callable[[], bool]) -> list[Lease]:
-    """Who must go, cheapest first, with nobody among them who could stay; their claims leave the book."""
-    victims: list[Lease] = []
-    for candidate in candidates:
-        if fits():
-            break
-        _without(book, candidate)
-        victims.append(candidate)
-    if len(victims) < 2 or not fits():
-        return victims
-    for spared in reversed(victims[:]):
-        _with(book, spared)
-        if fits():
-            victims.remove(spared)
-        else:
-            _without(book, spared)
-    return _one_for_all(book, candidates, victims, fits) if len(victims) > 1 else victims
+def _staying(ledger: Ledger, node: str) -> list[Lease]:
+    """The leases on a node that are not on their way out."""
+    leaving = ledger.tenants.leaving.get(node, {})
+    return [lease for lease in ledger.leases_of(node) if lease.id not in leaving]
 
 
-def _one_for_all(book: Book, candidates: list[Lease], victims: list[Lease], fits: Callable[[], bool]) -> list[Lease]:
-    """The one lease whose going is enough, where there is one no more important than these, else these."""
-    worst = max(victim.request.priority for victim in victims)
-    for victim in victims:
-        _with(book, victim)
-    for candidate in candidates:
-        if candidate.request.priority > worst:
-            break
-        _without(book, candidate)
-        if fits():
-            return [candidate]
-        _with(book, candidate)
-    for victim in victims:
-        _without(book, victim)
-    return victims
+def _units(ledger: Ledger, floor: Floor, yielders: Yielders) -> list[Unit]:
+    """Who could go on a node, each with those who would go along, in the order of their ids."""
+    ids, units = ledger.tenants.ids, []
+    costs = yielders.costs[floor.slots].tolist()
+    for slot, cost in zip(floor.slots.tolist(), costs, strict=True):
+        lease = ledger.leases[ids[slot]]
+        rank = int(lease.request.priority)
+        assert lease.claim is not None
+        if not lease.gang:
+            units.append(Unit((lease.id,), weight_of(rank, cost), rank, lease.claim))
+            continue
+        gang = [lease.id, *(member for member in ledger.gangs[lease.gang] if member != lease.id)]
+        theirs = [ledger.tenants.slots.get(member, -1) for member in gang]
+        if all(one >= 0 and yielders.able[one] for one in theirs):
+            weight = sum(weight_of(rank, int(yielders.costs[one])) for one in theirs)
+            units.append(Unit(tuple(gang), weight, rank, lease.claim))
+    units.sort()
+    return units
 
 
-def _without(book: Book, lease: Lease) -> None:
-    if lease.claim is not None:
-        book.give_back(lease.claim)
-
-
-def _with(book: Book, lease: Lease) -> None:
-    if lease.claim is not None:
+def _way(ledger: Ledger, request: Request, node: str, victims: list[Unit]) -> Displacement | None:
+    """What the request gets when these are gone and those who leave anyway; None where there is nobody to wait for."""
+    lends, leaving = ledger.lends(node), ledger.tenants.leaving.get(node, {})
+    gone = {unit.leases[0] for unit in victims}
+    book = Book(one.claim for one in _staying(ledger, node) if one.claim is not None and one.id not in gone)
+    awaits = []
+    for lease_id in leaving:
+        lease = ledger.leases[lease_id]
+        if lease.yields_to or lease.claim is None:
+            awaits.append(lease_id)
+            continue
         book.take(lease.claim)
-
-
-def _may_yield(lease: Lease, request: Request, now: int) -> bool:
-    old_enough = now - lease.granted_at_ms >= MINIMUM_RUN_MS
-    return lease.state is LeaseState.ACTIVE and lease.request.priority < request.priority and old_enough
-
-
-def _cheapest_first(lease: Lease) -> tuple[int, int, str]:
-    return (int(lease.request.priority), -lease.granted_at_ms, lease.id)
+        if book.claim_for(request.ask, lends) is None:
+            book.give_back(lease.claim)
+            awaits.append(lease_id)
+    claim = book.claim_for(request.ask, lends)
+    if claim is None or not (victims or awaits):
+        return None
+    here = tuple(unit.leases[0] for unit in victims)
+    return Displacement(node, claim, tuple(lease_id for unit in victims for lease_id in unit.leases), (*here, *awaits))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from distributed_grid.agent.reclaiming import (
     GPU_LOOKS,
+    TO_GO,
     URGENT_GRACE_MS,
     WORTH_BYTES,
     Borrowed,
@@ -19,7 +21,7 @@ from distributed_grid.agent.reclaiming import (
     OwnerOnGpu,
     Spare,
     Warn,
-    fewest,
+    cheapest,
 )
 from distributed_grid.agent.yielding import (
     CONFLICT_MS,
@@ -283,18 +285,52 @@ def test_without_eviction_memory_stays_lent() -> None:
     assert look_through([short(0.5, an_attempt(memory_bytes=4 * GB))] * 10, replace(RULES, evict=False)) == []
 
 
-HOLDINGS = st.lists(st.integers(0, 8 * 1024), max_size=8).map(
-    lambda sizes: tuple(an_attempt(f"a.{number}", memory_bytes=size * 1024**2) for number, size in enumerate(sizes))
+def test_two_who_lose_little_go_before_one_who_loses_much() -> None:
+    hours = an_attempt("hours", memory_bytes=4 * GB, at_stake=100 * TO_GO)
+    marked = [an_attempt(f"marked{number}", memory_bytes=GB, at_stake=TO_GO) for number in range(3)]
+    warned = look_through([short(0.9, hours, *marked)])
+    assert [one.attempt_id for one in warned if isinstance(one, Warn)] == ["marked2", "marked1"]
+
+
+def test_one_goes_rather_than_two_who_lose_about_the_same() -> None:
+    wide = an_attempt("wide", memory_bytes=2 * GB, at_stake=3 * TO_GO)
+    narrow = [an_attempt(f"narrow{number}", memory_bytes=GB, at_stake=TO_GO + 1) for number in range(2)]
+    (warned,) = look_through([short(0.9, wide, *narrow)])
+    assert isinstance(warned, Warn)
+    assert warned.attempt_id == "wide"
+
+
+HOLDINGS = st.lists(st.tuples(st.integers(0, 8 * 1024), st.integers(0, 50)), max_size=8).map(
+    lambda each: tuple(
+        an_attempt(f"a.{number}", memory_bytes=size * 1024**2, at_stake=stake * TO_GO // 5)
+        for number, (size, stake) in enumerate(each)
+    )
 )
 
 
 @given(HOLDINGS, st.integers(1, 40 * 1024))
-def test_no_fewer_would_do(attempts: tuple[Borrowed, ...], short_mb: int) -> None:
-    chosen = fewest(attempts, short_mb * 1024**2)
-    sizes = sorted((one.memory_bytes for one in attempts if one.memory_bytes >= WORTH_BYTES), reverse=True)
-    held = sum(one.memory_bytes for one in chosen)
-    assert held >= min(short_mb * 1024**2, sum(sizes))
-    assert len(chosen) == 0 or sum(sizes[: len(chosen) - 1]) < short_mb * 1024**2
+def test_no_others_would_lose_less(attempts: tuple[Borrowed, ...], short_mb: int) -> None:
+    def price(gone: Iterable[Borrowed]) -> int:
+        return sum(TO_GO + one.at_stake for one in gone)
+
+    chosen = cheapest(attempts, short_mb * 1024**2)
+    worth = [one for one in attempts if one.memory_bytes >= WORTH_BYTES]
+    sets = [gone for size in range(len(worth) + 1) for gone in combinations(worth, size)]
+    enough = [gone for gone in sets if sum(one.memory_bytes for one in gone) >= short_mb * 1024**2]
+    if enough:
+        assert chosen in [tuple(reversed(gone)) for gone in enough]
+        assert price(chosen) == min(price(gone) for gone in enough)
+    else:
+        assert set(chosen) == set(worth)
+
+
+@given(HOLDINGS, st.integers(1, 40 * 1024), st.integers(0, 7))
+def test_who_is_going_already_stays_among_those_who_go(
+    attempts: tuple[Borrowed, ...], short_mb: int, first: int
+) -> None:
+    worth = [one for one in attempts if one.memory_bytes >= WORTH_BYTES][first : first + 1]
+    chosen = cheapest(attempts, short_mb * 1024**2, [one.attempt_id for one in worth])
+    assert set(worth) <= set(chosen)
 
 
 def test_a_gpu_goes_back_when_its_owner_is_seen_several_times() -> None:

@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed_grid.domain.books import Book
+from distributed_grid.domain.policy import Policy
 from distributed_grid.domain.resources import Priority
-from distributed_grid.scheduling.preemption import MINIMUM_RUN_MS, Displacement, displace
+from distributed_grid.scheduling.preemption import Displacement, displace
 from distributed_grid.testing.builders import Story, a_node, a_request
 
+MINIMUM_RUN_MS = Policy().minimum_run_ms
 LONG_S = 10 * MINIMUM_RUN_MS / 1000
 
 
