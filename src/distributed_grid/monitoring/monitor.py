@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from distributed_grid.config.sections import Alerts
+from distributed_grid.domain.balance import Reading
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.resources import Capacity
@@ -22,6 +23,9 @@ from distributed_grid.monitoring.alerts import Alarms, Alert, marks_of
 from distributed_grid.monitoring.history import MinuteRow
 from distributed_grid.monitoring.notices import Notices
 from distributed_grid.monitoring.past import Past
+from distributed_grid.monitoring.readings import foreseen, readings
+from distributed_grid.monitoring.rebalancing import RebalancingSummary, open_in, summary_of
+from distributed_grid.monitoring.scheduling_metrics import SchedulingFigures, SchedulingMetrics
 from distributed_grid.monitoring.snapshots import ResourceSnapshot, snapshots
 from distributed_grid.monitoring.summary import ClusterSummary, summarise
 from distributed_grid.monitoring.totals import Totals
@@ -57,6 +61,7 @@ class Monitor:
         self._notices = Notices(alerts, offset_ms=offset_ms)
         self._read = read
         self._totals = Totals(store)
+        self._scheduling = SchedulingMetrics(store)
         self._offset_ms = offset_ms
         self._on_alert = on_alert
         self._task: asyncio.Task[None] | None = None
@@ -123,6 +128,34 @@ class Monitor:
 
         return await self._read(question)
 
+    async def readings(self, ahead_ms: int = 0) -> tuple[Reading, ...]:
+        """How hard every node works, and with `ahead_ms` where that leads; unknown nodes have no numbers."""
+
+        def question(ledger: Ledger, now: int) -> tuple[int, tuple[Reading, ...]]:
+            self.look(ledger, now)
+            return now, readings(ledger, now)
+
+        now, found = await self._read(question)
+        if not ahead_ms:
+            return found
+        led: list[Reading] = []
+        for one in found:
+            led.append(foreseen(one, self.past, now, ahead_ms))
+            await asyncio.sleep(0)  # a forecast takes its time: others go first
+        return tuple(led)
+
+    async def rebalancing(self) -> RebalancingSummary:
+        """How often the grid was rebalanced of late, and what there is to recommend."""
+        await asyncio.to_thread(self._totals.catch_up)
+        figures = await self.scheduling()
+        held, advised = await self._read(lambda ledger, now: open_in(ledger))
+        return summary_of(figures["rebalances_per_hour"], self._totals.rebalances, held=held, recommended=advised)
+
+    async def scheduling(self) -> SchedulingFigures:
+        """How well requests were served over the last day."""
+        now = await self._read(lambda ledger, now: now)
+        return await asyncio.to_thread(self._scheduling.read, now)
+
     async def history(self, node: str, minutes: int) -> list[MinuteRow]:
         """The last so many minutes of a node. NotFound where there is no such node."""
 
@@ -139,7 +172,10 @@ class Monitor:
 
         await asyncio.to_thread(self._totals.catch_up)
         reading = await self._read(lambda ledger, now: take_reading(ledger, now, self._alarms.raised()))
-        return await asyncio.to_thread(exposition, reading, dict(self._totals.events), dict(self._totals.outcomes))
+        totals, figures = self._totals, await self.scheduling()
+        return await asyncio.to_thread(
+            exposition, reading, dict(totals.events), dict(totals.outcomes), dict(totals.rebalances), figures
+        )
 
 
 def _make_sure_of(ledger: Ledger, node: str) -> None:

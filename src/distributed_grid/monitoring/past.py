@@ -49,6 +49,16 @@ class Past:
         current = round(min(float(values[-1]), 1.0), 4) if len(values) else None
         return ResourceTrend(node, str(kind), current, *(found.get(minutes) for minutes in WINDOWS))
 
+    def forecast(self, node: str, resource: str, now: int, ahead_minutes: float) -> Trend | None:
+        """What a resource will be at so many minutes from now, by the shortest window that looks as far back."""
+        kind, history = _kind(resource), self._histories.get(node)
+        if history is None or now - history.last_ms > SUSPECT_AFTER_MS:
+            return None
+        window = next((minutes for minutes in WINDOWS if minutes >= ahead_minutes), max(WINDOWS))
+        rows = history.samples.since(now - window * MINUTE_MS)
+        times, values = self._series(rows, kind, self._capacities.get(node, NOTHING), now)
+        return trend(times, values, now=0.0, window=window, horizon=ahead_minutes)
+
     def _series(self, rows: Rows, kind: ResourceType, capacity: Capacity, now: int) -> tuple[Floats, Floats]:
         """Minutes (0 is now) and parts of the whole, where they were measured."""
         if kind is ResourceType.GPU:

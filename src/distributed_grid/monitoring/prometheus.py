@@ -19,7 +19,9 @@ from distributed_grid import __version__
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.lives import JobState, LeaseState, NodeState
 from distributed_grid.monitoring.pressure import cpu_part, gpu_part, pressure
+from distributed_grid.monitoring.scheduling_metrics import SchedulingFigures
 from distributed_grid.monitoring.snapshots import fresh_usage, silence_seconds
+from distributed_grid.reactor.balancing import ACTIONS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -101,10 +103,17 @@ def _node(ledger: Ledger, name: str, now: int) -> dict[str, float]:
     return told
 
 
-def exposition(reading: Reading, events: Mapping[str, int], outcomes: Mapping[str, int]) -> bytes:
-    """The text of a scrape: a reading of the ledger, and what was counted since the start."""
+def exposition(
+    reading: Reading,
+    events: Mapping[str, int],
+    outcomes: Mapping[str, int],
+    rebalances: Mapping[str, int] | None = None,
+    figures: SchedulingFigures | None = None,
+) -> bytes:
+    """The text of a scrape: a reading of the ledger, what was counted since the start, how well requests are served."""
     registry = CollectorRegistry()
-    registry.register(_Told([*_gauges(reading), *_counters(events, outcomes)]))
+    counted = (*_counters(events, outcomes), *_rebalanced(events, rebalances or {}))
+    registry.register(_Told([*_gauges(reading), *counted, *(_served(figures) if figures is not None else ())]))
     return generate_latest(registry)
 
 
@@ -155,3 +164,24 @@ def _counters(events: Mapping[str, int], outcomes: Mapping[str, int]) -> Iterabl
         happened.add_metric([kind], count)
     yield ended
     yield happened
+
+
+def _rebalanced(events: Mapping[str, int], rebalances: Mapping[str, int]) -> Iterable[Metric]:
+    done = CounterMetricFamily("grid_rebalances", "Automatic leases, by what became of them.", labels=["action"])
+    for action in ACTIONS:
+        done.add_metric([action], rebalances.get(action, 0))
+    yield done
+    advised = events.get("recommended", 0)
+    yield CounterMetricFamily("grid_recommendations", "Recommendations to move work.", value=advised)
+
+
+def _served(figures: SchedulingFigures) -> Iterable[Metric]:
+    for name, (text, value) in {
+        "grid_task_time_mean_seconds": ("How long jobs ran, on average.", figures["task_time_mean_seconds"]),
+        "grid_task_time_p95_seconds": ("How long 19 of 20 jobs ran at most.", figures["task_time_p95_seconds"]),
+        "grid_resource_efficiency_ratio": ("CPU time used of core time held.", figures["resource_efficiency"]),
+        "grid_allocation_success_ratio": ("Part of the requests that were served.", figures["allocation_success_rate"]),
+        "grid_rebalances_per_hour": ("Rebalances in the last hour.", figures["rebalances_per_hour"]),
+    }.items():
+        if value is not None:
+            yield GaugeMetricFamily(name, text, value=value)

@@ -9,6 +9,7 @@ import msgspec
 
 from distributed_grid.ports import Store
 
+REBALANCED = "rebalanced"
 BATCH = 1_000
 MOST_BATCHES = 100
 """Per call; where more has happened, the next call goes on from there."""
@@ -32,6 +33,7 @@ class Totals:
         self._seq = newest[-1].seq if newest else 0
         self.events: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
+        self.rebalances: Counter[str] = Counter()
 
     def catch_up(self) -> None:
         """Count what has happened since the last call; blocks while it reads."""
@@ -42,6 +44,8 @@ class Totals:
                 if row.type == "stopped":
                     ending = _decoder.decode(row.blob).data.get("ending")
                     self.outcomes[str(ending)] += 1
+                elif row.type == REBALANCED:
+                    self.rebalances[str(_decoder.decode(row.blob).data.get("action"))] += 1
                 self._seq = row.seq
             if len(rows) < BATCH:
                 return

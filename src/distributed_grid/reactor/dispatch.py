@@ -11,13 +11,14 @@ from distributed_grid.domain import events
 from distributed_grid.domain.changes import Row
 from distributed_grid.domain.events import Event
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.reactor import jobs, leases, nodes, passing, reclaiming
+from distributed_grid.reactor import balancing, jobs, leases, nodes, passing, reclaiming
 from distributed_grid.reactor.decision import Answer, Decision, Record
 
 Decider = Callable[[Ledger, Any, int], Decision]
 
 DECIDERS: dict[type, Decider] = {
     events.ControlPlaneStarted: nodes.on_control_plane_started,
+    events.PolicySet: nodes.on_policy,
     events.NodeDeclared: nodes.on_declared,
     events.NodeForgotten: nodes.on_forgotten,
     events.NodeHeard: nodes.on_heard,
@@ -36,8 +37,10 @@ DECIDERS: dict[type, Decider] = {
     events.JobCancelled: jobs.on_cancelled,
     events.AttemptStarted: jobs.on_started,
     events.AttemptPaused: jobs.on_paused,
+    events.AttemptMarked: jobs.on_marked,
     events.AttemptEnded: jobs.on_ended,
     events.AttemptsListed: jobs.on_listed,
+    events.PressureRead: balancing.on_pressure_read,
     events.TimePassed: passing.on_time_passed,
 }
 

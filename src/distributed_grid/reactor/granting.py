@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from msgspec.structs import replace
 
 from distributed_grid.domain.changes import Counter, Row
@@ -12,7 +14,9 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.lives import LeaseEnd, LeaseState, Step, advance_job, advance_lease
 from distributed_grid.domain.resources import Claim, Priority
 from distributed_grid.reactor.decision import Decision, Record
-from distributed_grid.scheduling import reasons
+from distributed_grid.scheduling import fairness, reasons
+from distributed_grid.scheduling.explain import choice_of
+from distributed_grid.scheduling.placement import Placement
 from distributed_grid.scheduling.preemption import Displacement
 
 FENCE = "fence"
@@ -21,46 +25,65 @@ FENCE = "fence"
 def grant(
     ledger: Ledger,
     lease: Lease,
-    node: str,
-    claim: Claim,
+    place: Placement,
     now: int,
     *,
     job: Job | None,
     awaits: tuple[str, ...] = (),
+    displaced: tuple[str, ...] = (),
 ) -> tuple[Decision, Lease, Job | None]:
-    """Give an asked lease its place; a job gets its next attempt with it."""
+    """Give an asked lease its place; a job gets its next attempt with it, a gang one lease for each member."""
+    claim = place.claim
     fence = ledger.counters.get(FENCE, 0) + 1
+    bound = job is None and not awaits
+    granted = _granted(ledger, lease, place.node, claim, now, fence=fence, bound=bound)
+    if awaits:
+        granted = replace(granted, awaits=awaits)
+    members: list[Row] = []
+    if place.others:
+        nodes = (place.node, *(node for node, _ in place.others))
+        granted = replace(granted, gang=lease.id, gang_nodes=nodes)
+        for number, (node, share) in enumerate(place.others, 2):
+            fence += 1
+            member = replace(lease, id=f"{lease.id}:{number}", gang=lease.id, gang_nodes=nodes)
+            members.append(_granted(ledger, member, node, share, now, fence=fence, bound=bound))
+    choice = choice_of(ledger, lease.request, place, now, displaced=displaced)
+    decision = Decision(changes=[granted, *members, Counter(FENCE, fence)], choice=choice)
+    decision.changes += _account(ledger, lease.request.user, now, begins=lease)
+    record = record_of("granted", granted, job)
+    record.data["asked"] = reasons.amounts(lease.request.ask)
+    record.data["priority"] = lease.request.priority.name.lower()
+    record.data["waited_ms"] = now - lease.asked_at_ms
+    record.data["choice"] = choice
+    if claim.gpus:
+        record.data["gpus"] = [str(share.index) for share in claim.gpus]
+    if place.others:
+        record.data["gang"] = list(granted.gang_nodes)
+    decision.records.append(record)
+    if job is None:
+        return decision, granted, None
+    seen = ledger.sightings.get(place.node)
+    boot = seen.boot if seen is not None else ""
+    attempt = Attempt(len(job.attempts) + 1, lease.id, place.node, fence, now, boot=boot)
+    assigned = replace(job, state=advance_job(job.state, Step.ASSIGN), attempts=(*job.attempts, attempt))
+    decision.changes.append(assigned)
+    return decision, granted, assigned
+
+
+def _granted(ledger: Ledger, lease: Lease, node: str, claim: Claim, now: int, *, fence: int, bound: bool) -> Lease:
+    """The lease with its place, under this fence."""
     state = advance_lease(lease.state, Step.GRANT)
-    if job is None and not awaits:
-        state = advance_lease(state, Step.BIND)
-    duration = lease.request.duration_ms
-    seen = ledger.sightings.get(node)
-    granted = replace(
+    duration, seen = lease.request.duration_ms, ledger.sightings.get(node)
+    return replace(
         lease,
-        state=state,
+        state=advance_lease(state, Step.BIND) if bound else state,
         node=node,
         claim=claim,
         fence=fence,
         granted_at_ms=now,
         ends_at_ms=now + duration if duration else 0,
         generation=seen.generation if seen is not None else 0,
-        awaits=awaits,
     )
-    decision = Decision(changes=[granted, Counter(FENCE, fence)])
-    record = record_of("granted", granted, job)
-    record.data["asked"] = reasons.amounts(lease.request.ask)
-    record.data["priority"] = lease.request.priority.name.lower()
-    record.data["waited_ms"] = now - lease.asked_at_ms
-    if claim.gpus:
-        record.data["gpus"] = [str(share.index) for share in claim.gpus]
-    decision.records.append(record)
-    if job is None:
-        return decision, granted, None
-    boot = seen.boot if seen is not None else ""
-    attempt = Attempt(len(job.attempts) + 1, lease.id, node, fence, now, boot=boot)
-    assigned = replace(job, state=advance_job(job.state, Step.ASSIGN), attempts=(*job.attempts, attempt))
-    decision.changes.append(assigned)
-    return decision, granted, assigned
 
 
 def record_of(type_: str, lease: Lease, job: Job | None, reason: str = "") -> Record:
@@ -78,10 +101,14 @@ def yield_to(ledger: Ledger, way: Displacement, preemptor: Lease, now: int) -> t
     for lease_id in way.victims:
         victim = ledger.leases[lease_id]
         why = f"made room for {preemptor.request.priority.name.lower()} request {preemptor.id}"
-        decision.records.append(record_of("preempted", victim, ledger.jobs.get(victim.job), why))
+        record = record_of("preempted", victim, ledger.jobs.get(victim.job), why)
+        record.data["preemptor"] = preemptor.id
+        decision.records.append(record)
         leaving = replace(victim, state=advance_lease(victim.state, Step.RELEASE), yields_to=preemptor.id, detail=why)
         if not victim.job:
             decision.changes.append(_ended(leaving, LeaseEnd.PREEMPTED, why, now))
+            decision.changes += _gang_ended(ledger, victim, LeaseEnd.PREEMPTED, why, now, besides=set(way.victims))
+            decision.changes += _account(ledger, victim.request.user, now)
             gone.add(lease_id)
             continue
         job = ledger.jobs[victim.job]
@@ -101,8 +128,34 @@ def end_lease(ledger: Ledger, lease: Lease, end: LeaseEnd, detail: str, now: int
     decision = Decision(changes=[over], records=[record])
     if held:
         decision.changes += _freed_for(ledger, lease)
+        decision.changes += _gang_ended(ledger, lease, end, detail, now)
+        decision.changes += _account(ledger, lease.request.user, now, over=over)
     decision.follow = [QueueLooked()] if ledger.waiting else []
     return decision
+
+
+def _account(
+    ledger: Ledger, user: str, now: int, *, begins: Lease | None = None, over: Lease | None = None
+) -> list[Row]:
+    """A user's account up to now, where that is news: what it holds is about to change."""
+    account = fairness.settled(ledger, user, now, begins=begins, over=over)
+    return [] if account == ledger.accounts.get(user) else [account]
+
+
+def _gang_ended(
+    ledger: Ledger, lease: Lease, end: LeaseEnd, detail: str, now: int, *, besides: Collection[str] = ()
+) -> list[Row]:
+    """The other members of a gang end with the one that ends."""
+    gone: list[Row] = []
+    for member_id in ledger.gangs.get(lease.gang, ()):
+        if member_id == lease.id or member_id in besides:
+            continue
+        member = ledger.leases[member_id]
+        if member.state is not LeaseState.RELEASING:
+            member = replace(member, state=advance_lease(member.state, Step.RELEASE))
+        gone.append(_ended(member, end, f"its gang ended on {lease.node}: {detail or end}", now))
+        gone += _freed_for(ledger, member)
+    return gone
 
 
 def _ended(lease: Lease, end: LeaseEnd, detail: str, now: int) -> Lease:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from distributed_grid.domain.changes import Row
 from distributed_grid.domain.events import (
     AttemptEnded,
+    AttemptMarked,
     AttemptPaused,
     AttemptsListed,
     AttemptStarted,
@@ -55,6 +56,8 @@ def on_submitted(ledger: Ledger, event: JobSubmitted, now: int) -> Decision:
         return Decision(answer=JobAnswer(known, ledger.leases.get(known.lease_id)))
     if not event.command.argv:
         raise BadInput("there is no command to run")
+    if event.request.gang > 1:
+        raise BadInput("a command runs on one node: a gang can only be asked for without one")
     if event.retries < 0:
         raise BadInput("retries must not be negative")
     if event.id in ledger.job_uids:
@@ -163,6 +166,21 @@ def on_paused(ledger: Ledger, event: AttemptPaused, now: int) -> Decision:
     )
 
 
+def on_marked(ledger: Ledger, event: AttemptMarked, now: int) -> Decision:
+    """Note when an attempt marked its last checkpoint, in our own time; what is older than what we know is no news."""
+    job, attempt = _current(ledger, event)
+    if job is None or attempt is None or not attempt.pid:
+        return Decision()
+    marked = _marked(attempt, event.age_ms, now)
+    return Decision([replace(job, attempts=(*job.attempts[:-1], marked))] if marked is not attempt else [])
+
+
+def _marked(attempt: Attempt, age_ms: int, now: int) -> Attempt:
+    """The attempt with a mark of this age, which is neither of the future nor older than the attempt."""
+    at_ms = max(now - max(age_ms, 0), attempt.started_at_ms)
+    return replace(attempt, marked_at_ms=at_ms) if at_ms > attempt.marked_at_ms else attempt
+
+
 def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
     """Close an attempt that is proven over: the job ends, or goes back into the line.
 
@@ -181,6 +199,8 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
         began = max(attempt.assigned_at_ms, now - outcome.wall_ms)
         attempt = replace(attempt, started_at_ms=began, pid=event.pid, cores=event.cores)
         decision.records.insert(0, _start_record(job, attempt))
+    if event.mark_age_ms is not None and attempt.pid:
+        attempt = _marked(attempt, event.mark_age_ms, now)
     over = replace(attempt, ended_at_ms=now, outcome=outcome)
     job = replace(job, attempts=(*job.attempts[:-1], over), stop=None)
     displaced = outcome.ending in DISPLACED
@@ -230,7 +250,7 @@ def put_back(ledger: Ledger, job: Job, end: LeaseEnd, detail: str, now: int) -> 
 
 def _run_again(job: Job, now: int, *, counts: bool) -> list[Row]:
     """The job back in the line with a new lease to ask for; it keeps its age and does not give up waiting."""
-    request = replace(job.request, wait_ms=FOREVER_MS)
+    request = replace(job.request, wait_ms=FOREVER_MS, deadline_ms=0)
     lease = _next_lease(job.uid, len(job.attempts) + 1, request, job.submitted_at_ms)
     state = advance_job(job.state, Step.REQUEUE)
     left = job.retries_left - 1 if counts else job.retries_left
@@ -261,14 +281,15 @@ def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:
     return Decision(changes, follow=[*lost])
 
 
-def waited_too_long(ledger: Ledger, job: Job, why: tuple[str, ...], now: int) -> Decision:
+def waited_too_long(ledger: Ledger, job: Job, detail: str, now: int) -> Decision:
     """End a job that never got what it asked for."""
-    detail = f"waited {job.request.wait_ms / 1000:g} s: " + "; ".join(why)
     lease = ledger.leases[job.lease_id]
     return _end_unstarted(ledger, job, lease, Outcome(Ending.WAITED_TOO_LONG, detail=detail), now)
 
 
-def _current(ledger: Ledger, event: AttemptStarted | AttemptPaused | AttemptEnded) -> tuple[Job | None, Attempt | None]:
+def _current(
+    ledger: Ledger, event: AttemptStarted | AttemptPaused | AttemptMarked | AttemptEnded
+) -> tuple[Job | None, Attempt | None]:
     """The job and its running attempt, if that is the one a report speaks of, and the reporter may."""
     job = ledger.jobs.get(event.uid)
     attempt = job.attempt if job is not None else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from distributed_grid.domain.balance import GRID_USER
 from distributed_grid.domain.events import LeaseAsked, LeaseExtended, LeaseReleased, QueueLooked, RequestRefused
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import LONGEST_MS, Lease, Request
@@ -12,10 +13,17 @@ from distributed_grid.domain.lives import LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record
 from distributed_grid.reactor.granting import end_lease, grant, is_urgent, record_of, yield_to
+from distributed_grid.reactor.telling import told_of_request
 from distributed_grid.scheduling import reasons
-from distributed_grid.scheduling.line import kept_from, next_turn
-from distributed_grid.scheduling.placement import place
-from distributed_grid.scheduling.preemption import displace
+from distributed_grid.scheduling.learning import learned
+from distributed_grid.scheduling.line import kept_from, next_turn, place_for, shape
+from distributed_grid.scheduling.placement import Placement
+from distributed_grid.scheduling.preemption import Displacement, displace
+from distributed_grid.scheduling.quotas import Quotas, never_within
+from distributed_grid.scheduling.yielding import way_past_the_grid
+
+DISPLACING_MOST = 16
+"""So many different requests of those who wait are tried where the grid's own leases could make room."""
 
 
 def on_asked(ledger: Ledger, event: LeaseAsked, now: int) -> Decision:
@@ -39,25 +47,35 @@ def admit(ledger: Ledger, lease: Lease, now: int, *, job: Job | None) -> Decisio
     """Find a new ask its place: at once, over others, or in the line; refused where that is hopeless."""
     request = lease.request
     _make_sure_it_makes_sense(ledger, request)
+    _make_sure_there_is_time(request, now)
     asked = record_of("requested", lease, job, reasons.amounts(request.ask))
-    avoid = kept_from(ledger, request, now) if ledger.waiting else frozenset()
-    placement = place(ledger, request, avoid=avoid)
+    asked.data.update(told_of_request(request, now, retries=job.retries_left if job is not None else 0))
+    placement = place_for(ledger, lease, now)
     if placement is not None:
-        decision, lease, job = grant(ledger, lease, placement.node, placement.claim, now, job=job)
-        return _answered(decision, asked, lease, job)
+        decision, lease, job = grant(ledger, lease, placement, now, job=job)
+        decision.follow = [QueueLooked()] if ledger.waiting else []
+        return _learned(ledger, _answered(decision, asked, lease, job), request)
     _make_sure_it_is_possible(ledger, request)
     displaced = _displace(ledger, lease, job, now)
     if displaced is not None:
         decision, lease, job = displaced
         decision.follow = [QueueLooked()] if ledger.waiting else []
-        return _answered(decision, asked, lease, job)
+        return _learned(ledger, _answered(decision, asked, lease, job), request)
     why = reasons.why_not_now(ledger, request, now)
     if request.wait_ms <= 0:
         raise Refused(no_offers(why), why)
     waiting = record_of("queued", lease, job, "; ".join(why))
     rows = [lease] if job is None else [lease, job]
     answer = LeaseAnswer(lease, why) if job is None else JobAnswer(job, lease, why)
-    return Decision([*rows], [asked, waiting], answer)
+    return _learned(ledger, Decision([*rows], [asked, waiting], answer), request)
+
+
+def _learned(ledger: Ledger, decision: Decision, request: Request) -> Decision:
+    """The decision, and what the request teaches about those that come."""
+    typical = learned(ledger, request)
+    if typical is not None:
+        decision.changes.append(typical)
+    return decision
 
 
 def no_offers(why: tuple[str, ...]) -> str:
@@ -67,7 +85,8 @@ def no_offers(why: tuple[str, ...]) -> str:
 
 def _answered(decision: Decision, asked: Record, lease: Lease, job: Job | None) -> Decision:
     decision.records.insert(0, asked)
-    decision.answer = LeaseAnswer(lease) if job is None else JobAnswer(job, lease)
+    choice = decision.choice
+    decision.answer = LeaseAnswer(lease, choice=choice) if job is None else JobAnswer(job, lease, choice=choice)
     return decision
 
 
@@ -75,13 +94,23 @@ def _make_sure_it_makes_sense(ledger: Ledger, request: Request) -> None:
     problem = request.problem()
     if problem is not None:
         raise BadInput(problem)
-    unknown = [name for name in (*request.require, *request.prefer) if name not in ledger.nodes]
+    named = (*request.require, *request.prefer, *((request.target,) if request.target else ()))
+    unknown = [name for name in named if name not in ledger.nodes]
     if unknown:
         known = ", ".join(sorted(ledger.nodes)) or "none"
         raise Refused(f"no node is called {unknown[0]}; the nodes are: {known}")
 
 
+def _make_sure_there_is_time(request: Request, now: int) -> None:
+    if request.latest_start_ms and request.latest_start_ms < now:
+        left = max(request.deadline_ms - now, 0) / 1000
+        raise Refused(f"it takes {request.expects_ms / 1000:g} s, but its deadline is in {left:g} s")
+
+
 def _make_sure_it_is_possible(ledger: Ledger, request: Request) -> None:
+    beyond = never_within(ledger, request) if ledger.policy.quotas else None
+    if beyond is not None:
+        raise Refused(beyond, (beyond,))
     never = reasons.never_fits(ledger, request)
     if never is not None:
         start = "No resource offers available" if not ledger.nodes else "No node can ever lend"
@@ -89,14 +118,26 @@ def _make_sure_it_is_possible(ledger: Ledger, request: Request) -> None:
 
 
 def _displace(ledger: Ledger, lease: Lease, job: Job | None, now: int) -> tuple[Decision, Lease, Job | None] | None:
-    way = displace(ledger, lease.request, now)
+    if ledger.policy.quotas and Quotas(ledger).beyond(lease.request) is not None:
+        return None
+    way = _way(ledger, lease, now)
+    if way is not None and ledger.waiting:
+        avoid = kept_from(ledger, lease, now)
+        way = _way(ledger, lease, now, avoid) if way.node in avoid else way
     if way is None:
         return None
     leaving, awaits = yield_to(ledger, way, lease, now)
-    decision, lease, job = grant(ledger, lease, way.node, way.claim, now, job=job, awaits=awaits)
+    there = Placement(way.node, way.claim)
+    decision, lease, job = grant(ledger, lease, there, now, job=job, awaits=awaits, displaced=way.awaits)
     decision.changes = leaving.changes + decision.changes
     decision.records += leaving.records
     return decision, lease, job
+
+
+def _way(ledger: Ledger, lease: Lease, now: int, avoid: frozenset[str] = frozenset()) -> Displacement | None:
+    """Who makes room: what the grid holds itself for anybody, others for who is urgent."""
+    request = lease.request
+    return way_past_the_grid(ledger, request, avoid=avoid) or displace(ledger, request, now, avoid=avoid)
 
 
 def on_queue_looked(ledger: Ledger, event: QueueLooked, now: int) -> Decision:
@@ -104,13 +145,18 @@ def on_queue_looked(ledger: Ledger, event: QueueLooked, now: int) -> Decision:
     turn = next_turn(ledger, now, event.tried)
     if turn is not None:
         job = ledger.jobs.get(turn.lease.job)
-        decision, _, _ = grant(ledger, turn.lease, turn.placement.node, turn.placement.claim, now, job=job)
+        decision, _, _ = grant(ledger, turn.lease, turn.placement, now, job=job)
         decision.follow = [QueueLooked(turn.tried)]
         return decision
+    hopeless: set[object] = set()
     for _, _, lease_id in ledger.waiting:
         lease = ledger.leases[lease_id]
-        if not is_urgent(lease):
+        if not is_urgent(lease) and (GRID_USER not in ledger.held or len(hopeless) >= DISPLACING_MOST):
             break
+        kind = (shape(lease.request), lease.request.user, lease.request.team)
+        if kind in hopeless:
+            continue
+        hopeless.add(kind)
         displaced = _displace(ledger, lease, ledger.jobs.get(lease.job), now)
         if displaced is not None:
             displaced[0].follow = [QueueLooked()]
@@ -144,6 +190,8 @@ def on_extended(ledger: Ledger, event: LeaseExtended, now: int) -> Decision:
         raise NotFound(f"no lease {event.lease_id} with an end is held")
     if not 0 < event.extra_ms <= LONGEST_MS:
         raise BadInput("the extra time must be more than zero and less than 200 years")
-    longer = replace(lease, ends_at_ms=lease.ends_at_ms + event.extra_ms)
+    members = [ledger.leases[member] for member in ledger.gangs.get(lease.gang, ()) if member != lease.id]
+    longer, *others = (replace(one, ends_at_ms=one.ends_at_ms + event.extra_ms) for one in (lease, *members))
     record = Record("extended", event.by, lease.id, lease.node, f"{event.extra_ms // 1000} s more")
-    return Decision([longer], [record], LeaseAnswer(longer))
+    follow = [QueueLooked()] if ledger.waiting else []
+    return Decision([longer, *others], [record], LeaseAnswer(longer), [*follow])

@@ -17,15 +17,19 @@ from distributed_grid.domain.events import (
     NodeHeard,
     NodeStopped,
     NodeWanted,
+    PolicySet,
     QueueLooked,
 )
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.lives import NodeState, Step, advance_node
 from distributed_grid.domain.nodes import Node, Sighting
+from distributed_grid.domain.resources import NOTHING
 from distributed_grid.errors import NotFound
 from distributed_grid.reactor.decision import Decision, Record
+from distributed_grid.reactor.telling import told_of_capacity
 from distributed_grid.scheduling.idleness import idleness
 from distributed_grid.scheduling.lending import offered
+from distributed_grid.scheduling.unrest import unrest
 
 SUSPECT_AFTER_MS = 6_000
 HOLD_GRACE_MS = 2_000
@@ -44,6 +48,13 @@ def on_control_plane_started(ledger: Ledger, event: ControlPlaneStarted, now: in
     return Decision(changes)
 
 
+def on_policy(ledger: Ledger, event: PolicySet, now: int) -> Decision:
+    """Take in what the config says about everybody."""
+    if event.policy == ledger.policy:
+        return Decision()
+    return Decision([event.policy], follow=[QueueLooked()] if ledger.waiting else [])
+
+
 def held_until(node: Node, now: int) -> int:
     """Until when what runs on a node may go on that was heard just now; 0 is without end."""
     return now + node.hold_ms + HOLD_GRACE_MS if node.hold_ms else 0
@@ -57,7 +68,7 @@ def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
     """Take in what a node has; what it lent already is never cut off by a smaller declaration."""
     old = ledger.nodes.get(event.node.name)
     if old is None:
-        return Decision([event.node], [Record("node-declared", "", event.node.name, event.node.name)])
+        return Decision([event.node], [_declared(event.node)])
     new = replace(event.node, state=old.state, wanted=old.wanted or event.node.wanted)
     if old.state is NodeState.DRAINING:
         new = replace(new, state=advance_node(old.state, Step.RESUME))
@@ -69,9 +80,15 @@ def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
         why = f"still {excess}: keeps its old limits until the next start"
         decision.records.append(Record("node-kept", "", old.name, old.name, why))
     if new != old:
+        if new.lendable not in (old.lendable, NOTHING):
+            decision.records.append(_declared(new))
         decision.changes += [new, *_offered_anew(ledger, new)]
         decision.follow = [QueueLooked()] if ledger.waiting else []
     return decision
+
+
+def _declared(node: Node) -> Record:
+    return Record("node-declared", "", node.name, node.name, data=told_of_capacity(node.lendable))
 
 
 def _excess(ledger: Ledger, node: Node) -> str | None:
@@ -127,6 +144,7 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
         event.yields,
         boot=last.boot if last is not None else "",
         idleness=idleness(node, event.usage, last, now),
+        unrest=unrest(node, event.usage, last, now),
     )
     decision = Decision([seen])
     if node.state is NodeState.LOST:

@@ -8,7 +8,7 @@ from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.lives import LeaseEnd, LeaseState
 from distributed_grid.reactor.decision import Decision
-from distributed_grid.reactor.granting import end_lease, is_urgent
+from distributed_grid.reactor.granting import end_lease
 from distributed_grid.reactor.jobs import stop_job, waited_too_long
 from distributed_grid.reactor.nodes import doubts
 from distributed_grid.scheduling import reasons
@@ -19,8 +19,8 @@ def on_time_passed(ledger: Ledger, event: TimePassed, now: int) -> Decision:
     due = ledger.due_by(now)
     if not due:
         decision = doubts(ledger, now)
-        if ledger.waiting and is_urgent(ledger.leases[ledger.waiting[0][2]]):
-            decision.follow = [QueueLooked()]
+        if ledger.waiting:
+            decision.follow.append(QueueLooked())
         return decision
     decision = _settle(ledger, ledger.leases[due[0]], now)
     decision.follow.append(TimePassed())
@@ -30,10 +30,9 @@ def on_time_passed(ledger: Ledger, event: TimePassed, now: int) -> Decision:
 def _settle(ledger: Ledger, lease: Lease, now: int) -> Decision:
     job = ledger.jobs.get(lease.job)
     if lease.state is LeaseState.ASKED:
-        why = reasons.why_not_now(ledger, lease.request, now)
+        detail = reasons.gave_up(ledger, lease, now)
         if job is not None:
-            return waited_too_long(ledger, job, why, now)
-        detail = f"waited {lease.request.wait_ms / 1000:g} s: " + "; ".join(why)
+            return waited_too_long(ledger, job, detail, now)
         return end_lease(ledger, lease, LeaseEnd.WITHDRAWN, detail, now)
     if job is not None:
         return stop_job(ledger, job, Ending.EXPIRED, "the lease's term is over", now)

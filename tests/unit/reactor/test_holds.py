@@ -210,6 +210,16 @@ def test_what_was_assigned_before_the_machine_was_restarted_is_lost_not_ordered_
     assert attempt.boot == "boot-2"
 
 
+def test_what_a_lost_node_held_is_given_up_though_somebody_waits(story: Story) -> None:
+    story.submit(a_request("r1", cores=4), starts=True)
+    assert story.submit(a_request("r2", cores=4, priority="urgent")).state is JobState.QUEUED
+    story.later(7, heard=False)
+    story.later(HOLD, heard=False)
+    assert _state(story) is NodeState.LOST
+    assert "r1" not in story.ledger.jobs
+    assert story.ledger.book("gpu2").cpu_milli == 0
+
+
 def test_a_preemptor_on_a_lost_node_waits_for_another_place(story: Story) -> None:
     story.submit(a_request("r1", cores=4, priority="low"), starts=True)
     urgent: Request = replace(a_request("r2", cores=4, priority="urgent"))

@@ -52,7 +52,8 @@ def test_a_job_runs_from_queue_to_exit(story):
     tale = story()
     told = tale.tell(a_submission(a_request("j1", cores=2)))
     job, lease = tale.job("j1"), tale.lease_of("j1")
-    assert told.answer == JobAnswer(job, lease)
+    assert isinstance(told.answer, JobAnswer)
+    assert (told.answer.job, told.answer.lease, told.answer.reasons) == (job, lease, ())
     assert (job.state, lease.state) == (JobState.ASSIGNED, LeaseState.RESERVING)
     assert pending(tale.ledger) == pending_for(tale.ledger, told.changes) == [StartAttempt("gpu1", job, lease)]
     tale.now += 500

@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from distributed_grid.domain.resources import Priority
 from distributed_grid.testing.builders import a_request
-from tests.unit.reactor.laws import LAWS
-from tests.unit.reactor.world import NAMES, NODES, OUTCOMES, USAGES, Law, World
+from distributed_grid.testing.laws import LAWS, Law
+from tests.unit.reactor.world import NAMES, NODES, OUTCOMES, USAGES, World
 
 some_nodes = st.sampled_from([(), (), (), (), NAMES[:1], NAMES[1:2], NAMES[:2], NAMES[2:], ("nowhere",)])
 whichever = st.integers(0, 7)
@@ -21,6 +21,7 @@ offs = st.sampled_from([0, 0, 0, 0, -1, 1, 1 << 32])
 outcomes = st.integers(0, len(OUTCOMES) - 1)
 moments = st.sampled_from([0, 1, 999, 1_000, 2_000, 2_000, 6_000, 6_001, 30_001, 61_000, 301_000, 86_400_000])
 extras = st.sampled_from([-1, 0, 1, 60_000])
+ages = st.sampled_from([-5_000, 0, 1, 1_500, 10_000, 10**12])
 
 
 ASKS = (
@@ -89,6 +90,8 @@ DEEDS = {
     "want": (names, st.booleans()),
     "stop_node": (names,),
     "pause": (whichever, offs, st.booleans()),
+    "mark": (whichever, offs, ages),
+    "spare": (st.sampled_from([0, 1_000, 5_000]), st.integers(0, 3)),
     "look": (),
     "fill": (modest_requests, st.integers(2, 5)),
     "work": (st.sampled_from([0, 0, 1]),),
@@ -99,7 +102,7 @@ DEEDS = {
 OFTEN = ("ask", "submit", "submit", "urge", "urge", "fill", "work", "wait", "wait")
 SELDOM = (
     *("declare", "forget", "ask_again", "extend", "started", "listed", "look", "jump", "restart"),
-    *("yield_to_owner", "drain", "want", "stop_node", "pause"),
+    *("yield_to_owner", "drain", "want", "stop_node", "pause", "mark", "spare"),
 )
 scripts = st.lists(st.sampled_from([*DEEDS, *OFTEN]).flatmap(lambda name: deed(name, *DEEDS[name])), max_size=25)
 
@@ -201,6 +204,14 @@ class EverybodyIsInAHurry(RuleBasedStateMachine):
     @rule(which=whichever)
     def one_victim_is_gone(self, which):
         self.world.vanish(which)
+
+    @rule(which=whichever, age_ms=ages)
+    def a_checkpoint_is_marked(self, which, age_ms):
+        self.world.mark(which, 0, age_ms)
+
+    @rule(cap=st.integers(0, 2))
+    def the_cap_is_set_anew(self, cap):
+        self.world.spare(1_000, cap)
 
     @rule(which=whichever)
     def an_attempt_starts_whether_it_may_or_not(self, which):

@@ -35,10 +35,11 @@ def refusal(ledger: Ledger, request) -> GridError:
 def test_an_ask_that_fits_is_active_at_once(ledger):
     stepped = step(ledger, LeaseAsked(a_request("r1", cores=2, duration_s=60)), NOW)
     lease = ledger.leases["r1"]
-    assert stepped.answer == LeaseAnswer(lease)
+    assert (stepped.answer.lease, stepped.answer.reasons) == (lease, ())
     assert (lease.state, lease.node, lease.fence) == (LeaseState.ACTIVE, "gpu1", 1)
     assert (lease.granted_at_ms, lease.ends_at_ms) == (NOW, NOW + 60_000)
     assert [(record.type, record.subject) for record in stepped.records] == [("requested", "r1"), ("granted", "r1")]
+    assert stepped.records[1].data.pop("choice") == stepped.answer.choice
     assert stepped.records[1].data == {
         "allocation_id": "r1",
         "asked": "2 cores",

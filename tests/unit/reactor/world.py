@@ -6,24 +6,20 @@ something. `tell` is the only way in; it hands a `Moment` to every law.
 
 from __future__ import annotations
 
-from collections import Counter as Tally
 from collections.abc import Callable
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from distributed_grid.domain import events
-from distributed_grid.domain.changes import VOLATILE, Row, decode_row, encode_row
-from distributed_grid.domain.effects import Effect, StartAttempt
+from distributed_grid.domain.effects import StartAttempt
 from distributed_grid.domain.events import Event
 from distributed_grid.domain.jobs import Ending, Outcome
-from distributed_grid.domain.leases import Lease, Request
-from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.leases import Request
 from distributed_grid.domain.lives import JobState
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import GpuDevice
 from distributed_grid.errors import GridError
-from distributed_grid.reactor import decide, pending, step
-from distributed_grid.reactor.decision import Answer
+from distributed_grid.reactor import pending, step
 from distributed_grid.testing.builders import (
     GB,
     NOW,
@@ -34,6 +30,8 @@ from distributed_grid.testing.builders import (
     caps,
     thresholds,
 )
+from distributed_grid.testing.laws import Law
+from distributed_grid.testing.watching import Moment, Watch
 
 NAMES = ("ash", "birch", "cedar")
 MIXED = (GpuDevice(0, 24 * GB), GpuDevice(1, 8 * GB, exclusive=True))
@@ -66,89 +64,25 @@ OUTCOMES = (
 )
 
 
-class Moment(Struct):
-    """One event: what there was before, what was decided, what came of it."""
-
-    event: Event
-    rows_before: list[Row]
-    pending_before: list[Effect]
-    rows_decided: list[Row]
-    refusal: GridError | None
-    changes: list[Row]
-    answer: Answer = None
-
-
-Law = Callable[["World", Moment], None]
-
-
-def in_order(rows: list[Row]) -> list[Row]:
-    """Rows in the order a store gives them back."""
-    return sorted(rows, key=lambda row: (row.kind, row.key))
-
-
-def by_job(effects: list[Effect]) -> list[Effect]:
-    return sorted(effects, key=lambda effect: effect.job.uid)
-
-
-class World:
-    """The live ledger, what a store would hold of it, and what has been seen so far."""
+class World(Watch):
+    """A ledger that is told things, with some laws held against each of them."""
 
     def __init__(self, *laws: Law) -> None:
+        super().__init__(NOW)
         self.laws = laws
-        self.ledger = Ledger()
-        self.stored: dict[tuple[str, str], bytes] = {}
-        self.now = NOW
         self.epoch = 0
         self.asked = 0
-        self.seen: set[str] = set()
-        self.ends: Tally[str] = Tally()
-        self.fences = [0]
-        self.heard_at: dict[str, int] = {}
-        self.began_at = NOW
-        self._rebuilt: Ledger | None = None
 
     def tell(self, event: Event) -> Moment:
         """Let something happen, store what changed, and hold every law against it."""
-        before = self.ledger.rows()
-        effects = pending(self.ledger)
-        moment = Moment(event, before, effects, [], None, [])
+        moment = self.begin(event)
         try:
-            decide(self.ledger, event, self.now)
-            moment.rows_decided = self.ledger.rows()
-            stepped = step(self.ledger, event, self.now)
-            moment.changes, moment.answer = stepped.changes, stepped.answer
+            self.end(moment, step(self.ledger, event, self.now))
         except GridError as refusal:
-            moment.refusal = refusal
-            moment.rows_decided = self.ledger.rows()
-        self._store(moment.changes)
-        self._note(moment.changes)
-        if isinstance(event, events.NodeHeard):
-            self.heard_at[event.name] = self.now
+            self.end(moment, refusal)
         for law in self.laws:
             law(self, moment)
         return moment
-
-    def _store(self, changes: list[Row]) -> None:
-        self._rebuilt = None
-        for row in changes:
-            if row.kind in VOLATILE:
-                continue
-            if row.is_over:
-                self.stored.pop((row.kind, row.key), None)
-            else:
-                self.stored[row.kind, row.key] = encode_row(row)
-
-    def _note(self, changes: list[Row]) -> None:
-        for row in changes:
-            if isinstance(row, Lease):
-                self.seen.add(row.id)
-                self.ends[row.id] += row.is_over
-
-    def rebuilt(self) -> Ledger:
-        """What a new control plane would find in the store."""
-        if self._rebuilt is None:
-            self._rebuilt = Ledger([decode_row(kind, self.stored[kind, key]) for kind, key in sorted(self.stored)])
-        return self._rebuilt
 
     # what may happen
 
@@ -175,6 +109,16 @@ class World:
     def pause(self, which: int, off: int, paused: bool) -> None:
         for uid, number, fence in self._attempts(which):
             self.tell(events.AttemptPaused(uid, number, fence + off, paused))
+
+    def mark(self, which: int, off: int, age_ms: int) -> None:
+        """An agent reports that an attempt marked a checkpoint."""
+        for uid, number, fence in self._attempts(which):
+            self.tell(events.AttemptMarked(uid, number, fence + off, age_ms))
+
+    def spare(self, minimum_run_ms: int, preemptions_max: int) -> None:
+        """The config says anew who is not displaced."""
+        policy = replace(self.ledger.policy, minimum_run_ms=minimum_run_ms, preemptions_max=preemptions_max)
+        self.tell(events.PolicySet(policy))
 
     def forget(self, which: int) -> None:
         self.tell(events.NodeForgotten(NAMES[which]))
@@ -309,7 +253,6 @@ class World:
 
     def restart(self) -> None:
         """The control plane dies; the next one knows what was stored."""
-        self.ledger, self._rebuilt = self.rebuilt(), None
-        self.heard_at, self.began_at = {}, self.now
+        self.begin_anew(self.rebuilt())
         self.epoch += 1
         self.tell(events.ControlPlaneStarted(self.epoch))

@@ -1,0 +1,179 @@
+"""How well requests are served: how long jobs take, what they use of what they hold, who gets what they ask for.
+
+Rule 1: it all comes out of the audit trail and the rows of ended jobs, so a restart forgets nothing of the last day.
+Rule 2: only what is new is read, and only so much is kept: the last 1,000 jobs, and a day of minutes.
+Rule 3: what nobody can know yet is None, not zero.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+import msgspec
+
+from distributed_grid.domain.balance import AUTOMATIC, GRID_USER
+from distributed_grid.domain.changes import decode_row
+from distributed_grid.domain.jobs import Job
+from distributed_grid.ports import EventRow, Store
+
+MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
+JOBS_KEPT = 1_000
+FIRST_EVENTS = 20_000
+"""Where to begin: so many of the newest events, none older than a day."""
+BATCH = 1_000
+MOST_BATCHES = 100
+"""Per call; where more has happened, the next call goes on from there."""
+GRANTED, REFUSED, WITHDRAWN, STOPPED, REBALANCED = "granted", "refused", "withdrawn", "stopped", "rebalanced"
+TYPES = (GRANTED, REFUSED, WITHDRAWN, STOPPED, REBALANCED)
+
+
+class SchedulingFigures(TypedDict):
+    """How the grid did over the last day; None where there is nothing to go by.
+
+    Task times are those of the last 1,000 jobs that ran and are over: how long they ran, in all their attempts.
+    `resource_efficiency` is the CPU time those jobs used, as a part of the core time they held. The success rate is
+    `granted / (granted + refused + withdrawn)`, users' requests alone. A rebalance is something that the grid borrowed
+    for a node by itself, or gave back, in the last hour.
+    """
+
+    jobs_measured: int
+    task_time_mean_seconds: float | None
+    task_time_p95_seconds: float | None
+    resource_efficiency: float | None
+    granted: int
+    refused: int
+    withdrawn: int
+    allocation_success_rate: float | None
+    rebalances_per_hour: int
+
+
+class Run(msgspec.Struct, frozen=True):
+    """An ended job in numbers; `reserved_ms` is core time, 0 where it held no cores."""
+
+    ended_at_ms: int
+    ran_ms: int
+    used_ms: int
+    reserved_ms: int
+
+
+class SchedulingMetrics:
+    """Follows the audit trail when somebody asks; several threads may."""
+
+    def __init__(self, store: Store, *, jobs_kept: int = JOBS_KEPT) -> None:
+        self._store = store
+        self._seq: int | None = None
+        self._jobs_kept = jobs_kept
+        self._runs: deque[Run] = deque(maxlen=jobs_kept)
+        self._minutes: deque[tuple[int, Counter[str]]] = deque()
+        self._turn = threading.Lock()
+
+    def read(self, now: int) -> SchedulingFigures:
+        """The figures as of this moment; blocks while it reads what is new."""
+        with self._turn:
+            self._catch_up(now)
+            self._forget(now - DAY_MS)
+            return self._figures(now)
+
+    def _catch_up(self, now: int) -> None:
+        if self._seq is None:
+            newest = self._store.events(limit=1, newest=True)
+            self._seq = newest[-1].seq if newest else 0
+            self._take(self._store.events(since_ms=now - DAY_MS, types=TYPES, limit=FIRST_EVENTS, newest=True))
+        for _ in range(MOST_BATCHES):
+            rows = self._store.events(after_seq=self._seq, types=TYPES, limit=BATCH)
+            self._take(rows)
+            if len(rows) < BATCH:
+                return
+
+    def _take(self, rows: Sequence[EventRow]) -> None:
+        for row in rows:
+            what = self._kind(row)
+            if what:
+                self._minute_of(row.at_ms)[what] += 1
+            self._seq = max(self._seq or 0, row.seq)
+        ended = [row for row in rows if row.type == STOPPED]
+        for row in ended[-self._jobs_kept :]:
+            self._runs.extend(self._run(row.subject))
+
+    def _kind(self, row: EventRow) -> str:
+        """What an event counts as; empty is nothing."""
+        if row.type == REBALANCED:
+            return "" if _data(row).get("action") == "refused" else REBALANCED
+        if row.type == STOPPED or (row.user == GRID_USER and row.subject.startswith(AUTOMATIC)):
+            return ""
+        return "" if row.type == REFUSED and "about" in _data(row) else row.type
+
+    def _run(self, uid: str) -> list[Run]:
+        """The job of this name in numbers; nothing where it never ran."""
+        for row in self._store.ended("job", request_id=uid, limit=1):
+            job = decode_row("job", row.blob)
+            assert isinstance(job, Job)
+            run = run_of(job)
+            return [run] if run is not None else []
+        return []
+
+    def _minute_of(self, at_ms: int) -> Counter[str]:
+        minute = at_ms // MINUTE_MS
+        if not self._minutes or self._minutes[-1][0] < minute:
+            self._minutes.append((minute, Counter()))
+        return self._minutes[-1][1]
+
+    def _forget(self, before_ms: int) -> None:
+        while self._minutes and (self._minutes[0][0] + 1) * MINUTE_MS <= before_ms:
+            self._minutes.popleft()
+        while self._runs and self._runs[0].ended_at_ms <= before_ms:
+            self._runs.popleft()
+
+    def _figures(self, now: int) -> SchedulingFigures:
+        counts: Counter[str] = Counter()
+        of_late = 0
+        for minute, counted in self._minutes:
+            counts += counted
+            of_late += counted[REBALANCED] if (minute + 1) * MINUTE_MS > now - HOUR_MS else 0
+        times = sorted(run.ran_ms for run in self._runs)
+        asked = counts[GRANTED] + counts[REFUSED] + counts[WITHDRAWN]
+        reserved = sum(run.reserved_ms for run in self._runs)
+        return {
+            "jobs_measured": len(times),
+            "task_time_mean_seconds": round(sum(times) / len(times) / 1000, 3) if times else None,
+            "task_time_p95_seconds": times[math.ceil(0.95 * len(times)) - 1] / 1000 if times else None,
+            "resource_efficiency": round(sum(r.used_ms for r in self._runs) / reserved, 4) if reserved else None,
+            "granted": counts[GRANTED],
+            "refused": counts[REFUSED],
+            "withdrawn": counts[WITHDRAWN],
+            "allocation_success_rate": round(counts[GRANTED] / asked, 4) if asked else None,
+            "rebalances_per_hour": of_late,
+        }
+
+
+def run_of(job: Job) -> Run | None:
+    """An ended job in numbers; None where it never ran."""
+    begun = [one for one in job.attempts if one.started_at_ms]
+    if not begun:
+        return None
+    cores_milli = job.request.ask.cpu_milli
+    held_ms = sum(one.ended_at_ms - one.assigned_at_ms for one in job.attempts)
+    used_ms = sum(one.outcome.cpu_ms for one in begun if one.outcome is not None)
+    return Run(
+        job.ended_at_ms,
+        sum(one.ended_at_ms - one.started_at_ms for one in begun),
+        used_ms if cores_milli else 0,
+        held_ms * cores_milli // 1000,
+    )
+
+
+class _Record(msgspec.Struct):
+    """What is needed of a line of the audit trail."""
+
+    data: dict[str, Any] = {}
+
+
+_decoder = msgspec.json.Decoder(_Record)
+
+
+def _data(row: EventRow) -> dict[str, Any]:
+    return _decoder.decode(row.blob).data
