@@ -20,7 +20,10 @@ class LiveRow(Struct, frozen=True):
 
 
 class EndedRow(Struct, frozen=True):
-    """Something that ended, for good; `started_at_ms=0` means it never started and used nothing."""
+    """Something that ended, for good; `started_at_ms=0` means it never started and used nothing.
+
+    `target` is the node it was for, where it was for one.
+    """
 
     kind: str
     key: str
@@ -34,6 +37,7 @@ class EndedRow(Struct, frozen=True):
     memory_bytes: int
     gpu_milli: int
     blob: bytes
+    target: str = ""
 
 
 class EventRow(Struct, frozen=True):
@@ -50,7 +54,7 @@ class EventRow(Struct, frozen=True):
 
 
 class SummaryRow(Struct, frozen=True):
-    """What one user did on one node on one UTC day, for one kind and one reason.
+    """What one user did on one node on one UTC day, for one kind, one reason and one target.
 
     `day` counts days since the Unix epoch; `kind` is the kind of what ended, or `event:<type>`.
     Totals are amount times duration and may exceed 64 bits: a terabyte for a month does.
@@ -61,6 +65,23 @@ class SummaryRow(Struct, frozen=True):
     user: str
     node: str
     reason: str
+    count: int
+    cpu_milli_ms: int
+    memory_byte_ms: int
+    gpu_milli_ms: int
+    target: str = ""
+
+
+class LentRow(Struct, frozen=True):
+    """What one user had from one node, for one target; or what all had of all on one day, counted as in summaries.
+
+    Totals are amount times duration, exactly.
+    """
+
+    user: str
+    node: str
+    target: str
+    day: int
     count: int
     cpu_milli_ms: int
     memory_byte_ms: int
@@ -137,7 +158,14 @@ class Store(Protocol):
         """
 
     def summaries(self) -> list[SummaryRow]:
-        """All that was folded, by day, kind, user, node and reason; exact, and only ever added to."""
+        """All that was folded, by day, kind, user, node, reason and target; exact, and only ever added to."""
+
+    def lent(self, *, since_ms: int, by_day: bool = False) -> list[LentRow]:
+        """What leases that ended since then had, from then on, by user, node and target; or only by the day they ended.
+
+        Leases that were never granted do not count. What was folded has no times any more: it counts in full, on
+        the day it ended, when all of that day is since then.
+        """
 
     def close(self) -> None:
         """Give back files and locks. Closing twice is not an error."""

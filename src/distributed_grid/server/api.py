@@ -37,6 +37,8 @@ class Api:
             requests.Submit: self._submit,
             requests.Jobs: self._jobs,
             requests.Job: self._job,
+            requests.Explain: self._explain,
+            requests.Ledger: self._ledger,
             requests.Cancel: self._cancel,
             requests.Wait: self._wait,
             requests.Logs: self._logs,
@@ -101,6 +103,12 @@ class Api:
 
     async def _job(self, client: Connection, op: requests.Job) -> None:
         client.send(await self._deeds.job(op.job_id))
+
+    async def _explain(self, client: Connection, op: requests.Explain) -> None:
+        client.send(await self._deeds.explain(op))
+
+    async def _ledger(self, client: Connection, op: requests.Ledger) -> None:
+        client.send(await self._deeds.ledger(op))
 
     async def _cancel(self, client: Connection, op: requests.Cancel) -> None:
         client.send(await self._deeds.cancel(op, self._caller))

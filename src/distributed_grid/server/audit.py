@@ -29,7 +29,7 @@ async def told(grid: Grid, viewer: Viewer, op: Events) -> AsyncGenerator[View, N
         while True:
             for row in rows:
                 seen = row.seq
-                yield _view(row, viewer)
+                yield event_view(row, viewer)
             if not op.follow:
                 break
             woken.clear()
@@ -49,7 +49,8 @@ async def _uid_of(grid: Grid, name: str) -> str:
         return name
 
 
-def _view(row: EventRow, viewer: Viewer) -> View:
+def event_view(row: EventRow, viewer: Viewer) -> View:
+    """An event as it is shown."""
     record = msgspec.json.decode(row.blob)
     return {
         "seq": row.seq,

@@ -34,7 +34,9 @@ from distributed_grid.agent.attempts import AttemptHost
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.agent.measuring import Meter
 from distributed_grid.config import ClusterConfig
-from distributed_grid.domain.events import AlertChanged, NodeDeclared, NodeForgotten
+from distributed_grid.domain.balance import is_automatic
+from distributed_grid.domain.events import AlertChanged, NodeDeclared, NodeForgotten, PolicySet
+from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import BadInput, GridError, Refused
@@ -53,10 +55,11 @@ from distributed_grid.server.connection import Connection
 from distributed_grid.server.lifetime import BACKLOG, Seat, Starter
 from distributed_grid.server.link_sockets import LinkSockets
 from distributed_grid.server.port import Port
+from distributed_grid.server.rebalancing import keep_balance
 from distributed_grid.server.registry import ConfigRegistry
 from distributed_grid.server.requests import Hello, Stay
 from distributed_grid.server.tidying import keep_tidy
-from distributed_grid.wiring import nodes_of
+from distributed_grid.wiring import balance_rules, nodes_of, policy_of
 
 log = logging.getLogger(__name__)
 
@@ -138,9 +141,14 @@ class Daemon:
             gc.freeze()  # what is loaded stays: the collector need not look at it again and again
             log.info("serving, version %s, pid %d, config %s", __version__, os.getpid(), self._chosen.path)
             starter.tell("ready")
-            tidying = asyncio.create_task(keep_tidy(self.grid, self.content))
+            rules = balance_rules(self._chosen.config)
+            chores = [
+                asyncio.create_task(keep_tidy(self.grid, self.content)),
+                asyncio.create_task(keep_balance(self.grid, self.monitor, rules)),
+            ]
             await self._until_the_end()
-            tidying.cancel()
+            for chore in chores:
+                chore.cancel()
             self._seat.hide()
             server.close()
         finally:
@@ -175,7 +183,8 @@ class Daemon:
         await self._api.serve(client, body)
 
     async def _declare(self, machine: Capacity) -> None:
-        """Bring the ledger's nodes in line with the config; what another machine has, its agent said last time."""
+        """Bring the ledger in line with the config; what another machine has, its agent said last time."""
+        await self.grid.handle(PolicySet(policy_of(self._chosen.config)))
         nodes = nodes_of(self._chosen.config, machine)
         known = await self.grid.read(lambda ledger, now: dict(ledger.nodes))
         for node in nodes:
@@ -254,7 +263,8 @@ class Daemon:
             return False
 
         def held(ledger: Ledger, now: int) -> tuple[int, list[str]]:
-            return len(ledger.leases), [node.name for node in ledger.nodes.values() if node.wanted and not node.joined]
+            wanted = [node.name for node in ledger.nodes.values() if node.wanted and not node.joined]
+            return len(_users_leases(ledger)), wanted
 
         busy, served = await self.grid.read(held)
         using = f"the running control plane uses {self._chosen.path or 'no config'}"
@@ -303,7 +313,12 @@ def _nodes_here(ledger: Ledger, now: int) -> list[str]:
 
 def _is_unused(ledger: Ledger, now: int) -> bool:
     """Whether nothing is held, nobody waits, and no agent elsewhere counts on this control plane."""
-    return ledger.is_empty and not any(node.wanted for node in ledger.nodes.values())
+    return not ledger.jobs and not _users_leases(ledger) and not any(node.wanted for node in ledger.nodes.values())
+
+
+def _users_leases(ledger: Ledger) -> list[Lease]:
+    """What somebody holds or waits for; what the grid borrowed for its nodes keeps nobody from leaving."""
+    return [lease for lease in ledger.leases.values() if not is_automatic(lease.request)]
 
 
 def _numbers(version: str) -> tuple[int, ...]:

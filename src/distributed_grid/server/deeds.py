@@ -7,7 +7,7 @@ Rule 2: only the owner of a job or a lease, or an admin, ends or extends it; eve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from msgspec import Struct
 
@@ -22,20 +22,22 @@ from distributed_grid.domain.events import (
 from distributed_grid.domain.jobs import Command, Job
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.resources import Priority
 from distributed_grid.errors import GridError, NotFound, Refused, TimedOut
-from distributed_grid.orchestration.asking import amounts_of
 from distributed_grid.orchestration.protocol import STDERR, STDOUT
 from distributed_grid.orchestration.runtime import Grid
 from distributed_grid.orchestration.views import View
 from distributed_grid.reactor import JobAnswer, LeaseAnswer
 from distributed_grid.server import requests
 from distributed_grid.server.audit import told
+from distributed_grid.server.decisions import decision_on
+from distributed_grid.server.explaining import explain
 from distributed_grid.server.fetching import Parcel, fetch
 from distributed_grid.server.finding import ended_job, find_job, find_lease
 from distributed_grid.server.follow import Output, follow
 from distributed_grid.server.house import House
+from distributed_grid.server.lent import lent
 from distributed_grid.server.tokens import Forbidden
+from distributed_grid.server.wishes import request_of
 
 
 class Caller(Struct, frozen=True):
@@ -43,6 +45,7 @@ class Caller(Struct, frozen=True):
 
     user: str
     admin: bool = False
+    team: str = ""
 
     def must_own(self, owner: str, what: str) -> None:
         """Refuse who is neither the owner nor an admin."""
@@ -74,7 +77,7 @@ class Deeds:
     async def ask(self, op: requests.Ask, caller: Caller) -> View:
         """The lease as it was decided: granted, or still waiting for its turn."""
         answer = await self._ask(op, caller)
-        return self._lease_view(answer.lease, answer.reasons)
+        return await self._lease_view(answer.lease, answer)
 
     async def ask_and_wait(self, op: requests.Ask, caller: Caller) -> View:
         """The lease once it is granted; one that nobody waits for any more is given back."""
@@ -82,16 +85,18 @@ class Deeds:
         lease = answer.lease
         if not op.dry_run and lease.request.wait_ms and not lease.holds and not lease.is_over:
             lease = await self._until_granted(lease.id, caller)
-        return self._lease_view(lease, answer.reasons)
+        return await self._lease_view(lease, answer)
 
     async def _ask(self, op: requests.Ask, caller: Caller) -> LeaseAnswer:
-        event = LeaseAsked(await self._request(op, caller, op.duration_seconds, op.target))
+        event = LeaseAsked(await self._request(op, caller), op.again)
         answer = await (self._grid.dry_run(event) if op.dry_run else self._grid.handle(event))
         assert isinstance(answer, LeaseAnswer)
         return answer
 
-    def _lease_view(self, lease: Lease, reasons: Iterable[str]) -> View:
-        return {"allocation": self._house.viewer.lease(lease), "reasons": list(reasons)}
+    async def _lease_view(self, lease: Lease, answer: LeaseAnswer) -> View:
+        why, viewer = list(answer.reasons), self._house.viewer
+        decision = await decision_on(self._grid, viewer, lease, answer.choice, why, lease.id)
+        return {"allocation": viewer.lease(lease), "reasons": why, "decision": decision}
 
     async def _until_granted(self, lease_id: str, caller: Caller) -> Lease:
         changed = self._grid.watch(lease_id)
@@ -111,33 +116,16 @@ class Deeds:
         finally:
             self._grid.unwatch(lease_id, changed)
 
-    async def _request(
-        self, op: requests.Ask | requests.Submit, caller: Caller, duration_seconds: float = 0.0, target: str = ""
-    ) -> Request:
-        """The request in the ledger's units; what is wrong with it is in the audit trail, too."""
+    async def _request(self, op: requests.Ask | requests.Submit, caller: Caller) -> Request:
+        """The request in the ledger's units; what is wrong with it is in the audit trail, too, if it was meant."""
         try:
-            return self._translated(op, caller, duration_seconds, target)
+            if not self._house.sharing_enabled:
+                raise Refused("Resource sharing not enabled: set resource_sharing.enabled to true in the config")
+            return request_of(op, caller.user, caller.team, self._house.custom_resources)
         except GridError as refusal:
-            await self._grid.handle(RequestRefused(op.request_id, caller.user, str(refusal)))
+            if not op.dry_run:
+                await self._grid.handle(RequestRefused(op.request_id, caller.user, str(refusal)))
             raise
-
-    def _translated(
-        self, op: requests.Ask | requests.Submit, caller: Caller, duration_seconds: float, target: str
-    ) -> Request:
-        if not self._house.sharing_enabled:
-            raise Refused("Resource sharing not enabled: set resource_sharing.enabled to true in the config")
-        ask = amounts_of(op.resource_type, op.amount, self._house.custom_resources)
-        return Request(
-            op.request_id,
-            caller.user,
-            ask,
-            Priority.parse(op.priority),
-            op.prefer,
-            op.require,
-            round(1000 * op.wait_seconds),
-            round(1000 * duration_seconds),
-            target,
-        )
 
     async def lease(self, name: str) -> View:
         """One lease, alive or ended."""
@@ -145,7 +133,7 @@ class Deeds:
 
     async def release(self, op: requests.Release, caller: Caller) -> View:
         """Releasing what is over already is harmless."""
-        lease = await find_lease(self._grid, op.allocation_id)
+        lease = await find_lease(self._grid, op.allocation_id, exact=op.exact)
         caller.must_own(lease.request.user, f"the lease {lease.id}")
         if not lease.is_over:
             try:
@@ -177,7 +165,9 @@ class Deeds:
         event = JobSubmitted(job_id, command, await self._request(op, caller), op.retries)
         answer = await (self._grid.dry_run(event) if op.dry_run else self._grid.handle(event))
         assert isinstance(answer, JobAnswer)
-        return {"job": self._house.viewer.job(answer.job), "reasons": list(answer.reasons)}
+        why, viewer = list(answer.reasons), self._house.viewer
+        decision = await decision_on(self._grid, viewer, answer.lease, answer.choice, why, answer.job.uid)
+        return {"job": viewer.job(answer.job), "reasons": why, "decision": decision}
 
     async def jobs(self, op: requests.Jobs) -> View:
         """What goes on, after what ended of late; `all` leaves the ended ones their whole limit."""
@@ -193,6 +183,15 @@ class Deeds:
 
     async def job(self, name: str) -> View:
         return {"job": self._house.viewer.job(await find_job(self._grid, name))}
+
+    async def explain(self, op: requests.Explain) -> View:
+        """Why it waits, why it is there, why it was stopped, when it will start."""
+        return await explain(self._grid, self._house.viewer, op.id, kind=op.kind)
+
+    async def ledger(self, op: requests.Ledger) -> View:
+        """Who lent whom how much."""
+        since_ms = max(self._grid.now_ms() - round(1000 * op.since_seconds), 1)
+        return await lent(self._grid, self._house.viewer, since_ms=since_ms, by=op.by)
 
     async def cancel(self, op: requests.Cancel, caller: Caller) -> View:
         """Cancelling what is over already is harmless."""

@@ -36,18 +36,18 @@ async def find_job(grid: Grid, name: str) -> Job:
     return _only({job.uid: job for job in found}, name, "job", lambda job: job.id)
 
 
-async def find_lease(grid: Grid, name: str) -> Lease:
+async def find_lease(grid: Grid, name: str, *, exact: bool = False) -> Lease:
     """The lease of this id, alive or ended; else of this unique prefix, living ones before ended ones."""
 
     def beginning(ledger: Ledger, now: int) -> list[Lease]:
-        return [lease for key, lease in ledger.leases.items() if key.startswith(name)]
+        return [lease for key, lease in ledger.leases.items() if key.startswith(name) and not exact]
 
     lease = await grid.read(lambda ledger, now: ledger.leases.get(name))
     if lease is not None:
         return lease
     store = grid.store
     found = [_lease(row) for row in store.ended("lease", key=name, limit=1)] or await grid.read(beginning)
-    if not found and name:
+    if not found and name and not exact:
         found = [_lease(row) for row in store.ended("lease", key_prefix=name, limit=5)]
     return _only({lease.id: lease for lease in found}, name, "lease", lambda lease: lease.id)
 

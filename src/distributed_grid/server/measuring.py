@@ -15,6 +15,10 @@ async def measured(monitor: Monitor, op: Metrics) -> dict[str, Any]:
         return {"snapshots": await monitor.snapshots()}
     if op.kind == "summary":
         return {"summary": await monitor.summary()}
+    if op.kind == "rebalancing":
+        return {"rebalancing": await monitor.rebalancing()}
+    if op.kind == "scheduling":
+        return {"scheduling": await monitor.scheduling()}
     if op.kind == "prometheus":
         return {"text": (await monitor.prometheus()).decode()}
     if not op.node:

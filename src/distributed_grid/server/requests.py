@@ -45,8 +45,31 @@ class Config(_Op, frozen=True):
     """The config in use, in its normal form."""
 
 
-class Ask(_Op, frozen=True):
-    """Resources to hold, without a command."""
+class _Wishes(_Op, frozen=True, kw_only=True):
+    """What else can be said of a request, with a command or without.
+
+    `resources` is asked for besides the type and the amount. A label is `key=value`, or a key or tag alone; an
+    affinity names a node, a job or a group. `deadline` is a moment, in seconds since 1970.
+    """
+
+    resources: dict[Name, float] = {}
+    gpu_models: tuple[Name, ...] = ()
+    gpu_memory_gb: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    strategy: Name = ""
+    labels: tuple[Name, ...] = ()
+    affinity: tuple[Name, ...] = ()
+    anti_affinity: tuple[Name, ...] = ()
+    group: Name = ""
+    expects_seconds: Seconds = 0.0
+    deadline: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
+    dry_run: bool = False
+
+
+class Ask(_Wishes, frozen=True):
+    """Resources to hold, without a command; a gang is so many leases on as many nodes, all or nothing.
+
+    With `again` the id is a name: where its lease is over, a new one is made instead of telling the old one's end.
+    """
 
     request_id: Id
     resource_type: Name
@@ -57,13 +80,15 @@ class Ask(_Op, frozen=True):
     wait_seconds: Seconds = 300.0
     duration_seconds: Seconds = 0.0
     target: Name = ""
-    dry_run: bool = False
+    gang: Annotated[int, Meta(ge=1, le=1000)] = 1
+    again: bool = False
 
 
 class Release(_Op, frozen=True):
-    """Give a lease back."""
+    """Give a lease back; an `exact` id is not taken for the beginning of a longer one."""
 
     allocation_id: Name
+    exact: bool = False
 
 
 class Extend(_Op, frozen=True):
@@ -73,7 +98,7 @@ class Extend(_Op, frozen=True):
     seconds: Seconds
 
 
-class Submit(_Op, frozen=True):
+class Submit(_Wishes, frozen=True):
     """A command to run under a lease."""
 
     request_id: Id
@@ -92,7 +117,6 @@ class Submit(_Op, frozen=True):
     timeout_seconds: Seconds = 0.0
     grace_seconds: Seconds = 5.0
     retries: Annotated[int, Meta(ge=0, le=1000)] = 0
-    dry_run: bool = False
 
     def problem(self) -> str | None:
         """What the types cannot say."""
@@ -118,6 +142,20 @@ class Job(_Op, frozen=True):
     """One job."""
 
     job_id: Name
+
+
+class Explain(_Op, frozen=True):
+    """Why it waits, why it is there, why it was stopped, when it will start: of a job, a lease or a refused request."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=256)]
+    kind: Literal["", "job", "lease"] = ""
+
+
+class Ledger(_Op, frozen=True):
+    """Who lent whom how much; without `by` lender by borrower."""
+
+    since_seconds: Annotated[float, Meta(gt=0, le=3.2e9)] = 30 * 86_400.0
+    by: Literal["", "user", "node", "day"] = ""
 
 
 class Cancel(_Op, frozen=True):
@@ -163,7 +201,7 @@ class Events(_Op, frozen=True):
 class Metrics(_Op, frozen=True):
     """What the nodes do and did; `window` is in minutes."""
 
-    kind: Literal["snapshots", "trend", "summary", "history", "prometheus"]
+    kind: Literal["snapshots", "trend", "summary", "history", "rebalancing", "scheduling", "prometheus"]
     node: Name = ""
     resource_type: Name = ""
     window: Annotated[int, Meta(ge=1, le=1_440)] | None = None
@@ -245,7 +283,7 @@ class Join(_Op, frozen=True):
 
 Op = (
     Hello | Status | Info | Config | Ask | Release | Extend | Submit
-    | Jobs | Job | Cancel | Wait | Logs | Fetch | Events | Metrics | Cluster | Stay | Stop
+    | Jobs | Job | Explain | Ledger | Cancel | Wait | Logs | Fetch | Events | Metrics | Cluster | Stay | Stop
     | CreateToken | ListTokens | RevokeToken | CreateJoinToken | ListJoinTokens | RevokeJoinToken
 )  # fmt: skip
 _decoder: msgspec.json.Decoder[Op] = msgspec.json.Decoder(Op)

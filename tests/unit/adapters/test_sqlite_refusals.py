@@ -6,16 +6,16 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from distributed_grid.adapters.stores.opening import connect
-from distributed_grid.adapters.stores.schema import MIGRATIONS, TABLES, Migration
+from distributed_grid.adapters.stores.schema import APPLICATION_ID, MIGRATIONS, TABLES, Migration
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.errors import StoreFailed, StoreRefused
-from distributed_grid.ports import Batch, LiveRow
+from distributed_grid.ports import Batch, LentRow, LiveRow, SummaryRow
 from distributed_grid.testing.store_contract import an_ended, an_event
 
 
@@ -28,7 +28,8 @@ def break_halfway(db: sqlite3.Connection) -> None:
     db.execute("CREATE TABLE")
 
 
-NEXT: Mapping[int, Migration] = {**MIGRATIONS, 2: add_a_note}
+NEWEST = max(MIGRATIONS)
+NEXT: Mapping[int, Migration] = {**MIGRATIONS, NEWEST + 1: add_a_note}
 
 
 @pytest.fixture
@@ -161,7 +162,7 @@ def test_a_sound_file_passes_the_check(filled: Path) -> None:
 
 def test_a_newer_version_is_refused(filled: Path) -> None:
     SqliteStore(filled, migrations=NEXT).close()
-    with refusal(filled, "schema version 2, this program knows up to 1; use the newer program"):
+    with refusal(filled, f"schema version {NEWEST + 1}, this program knows up to {NEWEST}; use the newer program"):
         SqliteStore(filled)
 
 
@@ -182,14 +183,14 @@ def test_a_log_without_its_database_is_refused(filled: Path) -> None:
 def test_an_older_version_is_migrated_and_a_backup_kept(filled: Path) -> None:
     leave_in_the_log(filled, "INSERT INTO live VALUES ('lease', 'from-the-log', x'01')")
     store = SqliteStore(filled, migrations=NEXT)
-    assert store.load().schema_version == 2
+    assert store.load().schema_version == NEWEST + 1
     assert LiveRow("lease", "from-the-log", b"\x01") in store.load().live
     assert len(store.ended("lease", limit=1000)) == 300
     store.commit(Batch(ended=[an_ended("after")]))
     store.close()
-    backup = filled.with_name("grid.db.v1.bak")
+    backup = filled.with_name(f"grid.db.v{NEWEST}.bak")
     assert backup.stat().st_mode & 0o777 == 0o600
-    assert sorted(file.name for file in filled.parent.iterdir()) == ["grid.db", "grid.db.v1.bak"]
+    assert sorted(file.name for file in filled.parent.iterdir()) == ["grid.db", backup.name]
     old = SqliteStore(backup)
     assert LiveRow("lease", "from-the-log", b"\x01") in old.load().live
     assert old.ended("lease", key="after") == []
@@ -202,11 +203,28 @@ def test_a_migration_that_fails_changes_nothing(filled: Path) -> None:
     before.close()
     for _ in range(2):
         with pytest.raises(sqlite3.OperationalError):
-            SqliteStore(filled, migrations={**MIGRATIONS, 2: break_halfway})
+            SqliteStore(filled, migrations={**MIGRATIONS, NEWEST + 1: break_halfway})
     store = SqliteStore(filled)
-    assert (store.load().live, store.load().schema_version) == (live, 1)
+    assert (store.load().live, store.load().schema_version) == (live, NEWEST)
     store.close()
-    assert sorted(file.name for file in filled.parent.iterdir()) == ["grid.db", "grid.db.v1.bak"]
+    assert sorted(file.name for file in filled.parent.iterdir()) == ["grid.db", f"grid.db.v{NEWEST}.bak"]
+
+
+def test_history_from_before_targets_is_kept(path: Path) -> None:
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as old:
+        MIGRATIONS[1](old)
+        old.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        old.execute("PRAGMA user_version = 1")
+        old.execute("INSERT INTO summaries VALUES (7, 'lease', 'ann', 'gpu1', 'released', 3, '40', '50', '60')")
+        old.execute("INSERT INTO ended VALUES (1, 'lease', 'L', 'r', 'ann', 'gpu1', 900, 1, 'lost', 1, 2, 3, x'00')")
+        old.commit()
+    store = SqliteStore(path)
+    assert store.load().schema_version == NEWEST
+    assert store.summaries() == [SummaryRow(7, "lease", "ann", "gpu1", "released", 3, 40, 50, 60)]
+    assert [(row.key, row.target) for row in store.ended("lease")] == [("L", "")]
+    assert store.lent(since_ms=0) == [LentRow("ann", "gpu1", "", 0, 4, 40 + 899, 50 + 2 * 899, 60 + 3 * 899)]
+    store.close()
 
 
 def test_a_read_only_file_system_is_refused(filled: Path, mount) -> None:

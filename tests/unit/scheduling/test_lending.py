@@ -176,3 +176,22 @@ def test_an_offer_that_stands_never_exceeds_what_is_free(loads):
         assert offer is not None
         assert offer.lends.cpu_milli <= 10 * (1000 - usage.cpu_outside_milli)
         assert offer.lends.memory_bytes <= 100 * GB - usage.memory_outside_bytes
+
+
+@pytest.mark.parametrize(
+    ("outside", "cores", "memory_gb"), [(0.0, 8, 80), (0.5, 3, 30), (0.65, 1.5, 15), (0.8, 0, 0), (0.95, 0, 0)]
+)
+def test_only_the_free_share_above_the_excess_threshold_is_lent(outside, cores, memory_gb):
+    limits = replace(thresholds(cpu_busy_max=1, memory_used_max=1, cores_min=0, memory_gb_min=0), excess_milli=200)
+    node = a_node(cores=10, memory_gb=100, gpus=1, thresholds=limits)
+    lends, keeps = lending(node, a_usage(cpu_outside=outside, memory_outside_gb=100 * outside))
+    assert (lends.cpu_milli, lends.memory_bytes) == (1000 * cores, memory_gb * GB)
+    assert len(lends.gpus) == 1
+    assert len(keeps) == (0 if cores else 2)
+
+
+def test_what_is_kept_because_of_the_excess_threshold_is_told():
+    limits = replace(thresholds(cpu_busy_max=1, memory_used_max=1), excess_milli=200)
+    node = a_node(cores=10, memory_gb=100, thresholds=limits)
+    _, keeps = lending(node, a_usage(cpu_outside=0.85, memory_outside_gb=85))
+    assert keeps == ("CPU 15 % free, keeps 20 %", "memory 15 % free, keeps 20 %")

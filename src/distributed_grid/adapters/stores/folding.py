@@ -7,7 +7,7 @@ Rule 2. Folding in pieces gives what folding at once gives.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from distributed_grid.ports import EndedRow, EventRow, SummaryRow
+from distributed_grid.ports import EndedRow, EventRow, LentRow, SummaryRow
 
 DAY_MS = 86_400_000
 
@@ -20,6 +20,7 @@ class SummaryKey(NamedTuple):
     user: str
     node: str
     reason: str
+    target: str = ""
 
 
 class Totals(NamedTuple):
@@ -39,7 +40,7 @@ Folded = dict[SummaryKey, Totals]
 
 
 def fold_ended(rows: Iterable[EndedRow]) -> Folded:
-    """Sums per day, kind, user, node and reason."""
+    """Sums per day, kind, user, node, reason and target."""
     return _gather((_ended_key(row), _ended_totals(row)) for row in rows)
 
 
@@ -56,7 +57,7 @@ def merge(into: Folded, more: Folded) -> None:
 
 def summary_rows(folded: Folded) -> list[SummaryRow]:
     """The summaries in the order of their keys."""
-    return [SummaryRow(*key, *folded[key]) for key in sorted(folded)]
+    return [SummaryRow(*key[:-1], *folded[key], key.target) for key in sorted(folded)]
 
 
 def _gather(parts: Iterable[tuple[SummaryKey, Totals]]) -> Folded:
@@ -67,7 +68,7 @@ def _gather(parts: Iterable[tuple[SummaryKey, Totals]]) -> Folded:
 
 
 def _ended_key(row: EndedRow) -> SummaryKey:
-    return SummaryKey(row.ended_at_ms // DAY_MS, row.kind, row.user, row.node, row.reason)
+    return SummaryKey(row.ended_at_ms // DAY_MS, row.kind, row.user, row.node, row.reason, row.target)
 
 
 def _event_key(row: EventRow) -> SummaryKey:
@@ -77,3 +78,42 @@ def _event_key(row: EventRow) -> SummaryKey:
 def _ended_totals(row: EndedRow) -> Totals:
     ran_ms = max(0, row.ended_at_ms - row.started_at_ms) if row.started_at_ms > 0 else 0
     return Totals(1, row.cpu_milli * ran_ms, row.memory_bytes * ran_ms, row.gpu_milli * ran_ms)
+
+
+# ------------------------------------------------------------------ what was lent
+
+LEASE = "lease"
+
+
+class Lending(NamedTuple):
+    """Who had from whom, and for whom; or when."""
+
+    user: str
+    node: str
+    target: str
+    day: int
+
+
+Lent = dict[Lending, Totals]
+
+
+def lending(user: str, node: str, target: str, day: int, *, by_day: bool) -> Lending:
+    """What a lease is counted under."""
+    return Lending("", "", "", day) if by_day else Lending(user, node, target, 0)
+
+
+def add_lent(into: Lent, key: Lending, totals: Totals) -> None:
+    """Count some leases in."""
+    into[key] = into.get(key, Totals()).plus(totals)
+
+
+def add_folded(into: Lent, folded: Folded, *, since_ms: int, by_day: bool) -> None:
+    """Count in what was folded, of the days that are wholly since then; where nothing was lent there is no node."""
+    for key, totals in folded.items():
+        if key.kind == LEASE and key.node and key.day * DAY_MS >= since_ms:
+            add_lent(into, lending(key.user, key.node, key.target, key.day, by_day=by_day), totals)
+
+
+def lent_rows(lent: Lent) -> list[LentRow]:
+    """What was lent, in the order of its keys."""
+    return [LentRow(*key, *lent[key]) for key in sorted(lent)]

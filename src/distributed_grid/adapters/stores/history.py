@@ -9,22 +9,30 @@ import sqlite3
 from collections.abc import Sequence
 
 from distributed_grid.adapters.stores.folding import (
+    DAY_MS,
+    LEASE,
     Folded,
+    Lending,
+    Lent,
     SummaryKey,
     Totals,
+    add_folded,
+    add_lent,
     fold_ended,
     fold_events,
+    lent_rows,
     merge,
     summary_rows,
 )
 from distributed_grid.adapters.stores.ordering import end_of_prefix
-from distributed_grid.ports import EndedRow, EventRow, SummaryRow
+from distributed_grid.ports import EndedRow, EventRow, LentRow, SummaryRow
 
 ENDED_COLUMNS = ", ".join(EndedRow.__struct_fields__)
 EVENT_COLUMNS = ", ".join(EventRow.__struct_fields__)
-SUMMARY_COLUMNS = ", ".join(SummaryRow.__struct_fields__)
+KEY_COLUMNS = ", ".join(SummaryKey._fields)
+TOTAL_COLUMNS = "count, cpu_milli_ms, memory_byte_ms, gpu_milli_ms"
 
-INSERT_ENDED = f"INSERT INTO ended ({ENDED_COLUMNS}) VALUES ({', '.join('?' * 12)})"
+INSERT_ENDED = f"INSERT INTO ended ({ENDED_COLUMNS}) VALUES ({', '.join('?' * 13)})"
 INSERT_EVENT = f"INSERT INTO events ({EVENT_COLUMNS}) VALUES ({', '.join('?' * 8)})"
 
 CLOCK_SLACK_EVENTS = 1000
@@ -127,10 +135,48 @@ def _last_before(db: sqlite3.Connection, since_ms: int) -> int:
 
 def select_summaries(db: sqlite3.Connection) -> list[SummaryRow]:
     """All that was folded, by its keys."""
+    return summary_rows(_folded(db, "TRUE"))
+
+
+def _folded(db: sqlite3.Connection, where: str, *values: Parameter) -> Folded:
+    sql = f"SELECT {KEY_COLUMNS}, {TOTAL_COLUMNS} FROM summaries WHERE {where}"
     folded: Folded = {}
-    for *key, count, cpu, memory, gpu in db.execute(f"SELECT {SUMMARY_COLUMNS} FROM summaries"):
+    for *key, count, cpu, memory, gpu in db.execute(sql, values):
         folded[SummaryKey(*key)] = Totals(count, int(cpu), int(memory), int(gpu))
-    return summary_rows(folded)
+    return folded
+
+
+_WITHOUT_DAY = "user, node, target, 0 AS day"
+_LEASES = (
+    "SELECT {key}, cpu_milli, memory_bytes, gpu_milli, max(ended_at_ms - max(started_at_ms, ?), 0) AS ms"
+    " FROM ended INDEXED BY ended_by_time WHERE kind = ? AND ended_at_ms >= ? AND started_at_ms > 0 AND node != ''"
+)
+_SUMS = (
+    "SELECT {names}, count(*), sum(cpu_milli * ms), sum((memory_bytes >> 20) * ms),"
+    " sum((memory_bytes & 1048575) * ms), sum(gpu_milli * ms) FROM ({leases}) GROUP BY {names}"
+)
+
+
+def select_lent(db: sqlite3.Connection, *, since_ms: int, by_day: bool) -> list[LentRow]:
+    """What leases had since then. SQLite adds up, as far as 64 bits go; where they do not, it is done here."""
+    lent: Lent = {}
+    first_day = -(-since_ms // DAY_MS)
+    add_folded(lent, _folded(db, "kind = ? AND day >= ?", LEASE, first_day), since_ms=since_ms, by_day=by_day)
+    key = f"'' AS user, '' AS node, '' AS target, ended_at_ms / {DAY_MS} AS day" if by_day else _WITHOUT_DAY
+    leases, values = _LEASES.format(key=key), (since_ms, LEASE, since_ms)
+    try:
+        sums = db.execute(_SUMS.format(names="user, node, target, day", leases=leases), values).fetchall()
+    except sqlite3.OperationalError as failure:
+        if "overflow" not in str(failure):
+            raise
+        sums = None
+    if sums is None or any(isinstance(number, float) for row in sums for number in row):
+        for *names, cpu, memory, gpu, ms in db.execute(leases, values):
+            add_lent(lent, Lending(*names), Totals(1, cpu * ms, memory * ms, gpu * ms))
+        return lent_rows(lent)
+    for *names, count, cpu, mebibytes, rest, gpu in sums:
+        add_lent(lent, Lending(*names), Totals(count, cpu, (mebibytes << 20) + rest, gpu))
+    return lent_rows(lent)
 
 
 def last_event_seq(db: sqlite3.Connection) -> int:
@@ -185,12 +231,12 @@ def _fold_events(db: sqlite3.Connection, *, before_ms: int, limit: int, into: Fo
 def _add_to_summaries(db: sqlite3.Connection, folded: Folded) -> None:
     for key, totals in folded.items():
         before = db.execute(
-            "SELECT count, cpu_milli_ms, memory_byte_ms, gpu_milli_ms FROM summaries"
-            " WHERE day = ? AND kind = ? AND user = ? AND node = ? AND reason = ?",
+            f"SELECT {TOTAL_COLUMNS} FROM summaries"
+            " WHERE day = ? AND kind = ? AND user = ? AND node = ? AND reason = ? AND target = ?",
             key,
         ).fetchone()
         count, *amounts = totals.plus(Totals(*map(int, before))) if before else totals
         db.execute(
-            "INSERT OR REPLACE INTO summaries VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            f"INSERT OR REPLACE INTO summaries ({KEY_COLUMNS}, {TOTAL_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (*key, count, *map(str, amounts)),
         )

@@ -4,11 +4,25 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from distributed_grid.adapters.stores.folding import Folded, fold_ended, fold_events, merge, summary_rows
+from distributed_grid.adapters.stores.folding import (
+    DAY_MS,
+    LEASE,
+    Folded,
+    Lent,
+    Totals,
+    add_folded,
+    add_lent,
+    fold_ended,
+    fold_events,
+    lending,
+    lent_rows,
+    merge,
+    summary_rows,
+)
 from distributed_grid.adapters.stores.ordering import last_seq_after
-from distributed_grid.ports import Batch, EndedRow, EventRow, LiveRow, Loaded, SummaryRow
+from distributed_grid.ports import Batch, EndedRow, EventRow, LentRow, LiveRow, Loaded, SummaryRow
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 Row = TypeVar("Row")
 
 
@@ -105,6 +119,18 @@ class MemoryStore:
         """All that was folded."""
         with self._lock:
             return summary_rows(self._folded)
+
+    def lent(self, *, since_ms: int, by_day: bool = False) -> list[LentRow]:
+        """What leases that ended since then had, from then on."""
+        lent: Lent = {}
+        with self._lock:
+            add_folded(lent, self._folded, since_ms=since_ms, by_day=by_day)
+            for row in self._ended:
+                if row.kind == LEASE and row.node and row.started_at_ms > 0 and row.ended_at_ms >= since_ms:
+                    ms = max(row.ended_at_ms - max(row.started_at_ms, since_ms), 0)
+                    key = lending(row.user, row.node, row.target, row.ended_at_ms // DAY_MS, by_day=by_day)
+                    add_lent(lent, key, Totals(1, row.cpu_milli * ms, row.memory_bytes * ms, row.gpu_milli * ms))
+        return lent_rows(lent)
 
     def close(self) -> None:
         """Nothing to give back."""

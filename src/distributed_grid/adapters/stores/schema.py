@@ -50,7 +50,28 @@ def _create(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
-MIGRATIONS: Mapping[int, Migration] = {1: _create}
+_VERSION_2 = """
+ALTER TABLE ended ADD COLUMN target TEXT NOT NULL DEFAULT '';
+
+ALTER TABLE summaries RENAME TO summaries_1;
+CREATE TABLE summaries (
+    day INTEGER NOT NULL, kind TEXT NOT NULL, user TEXT NOT NULL, node TEXT NOT NULL, reason TEXT NOT NULL,
+    target TEXT NOT NULL DEFAULT '', count INTEGER NOT NULL, cpu_milli_ms TEXT NOT NULL,
+    memory_byte_ms TEXT NOT NULL, gpu_milli_ms TEXT NOT NULL,
+    PRIMARY KEY (day, kind, user, node, reason, target)) WITHOUT ROWID;
+INSERT INTO summaries (day, kind, user, node, reason, count, cpu_milli_ms, memory_byte_ms, gpu_milli_ms)
+    SELECT day, kind, user, node, reason, count, cpu_milli_ms, memory_byte_ms, gpu_milli_ms FROM summaries_1;
+DROP TABLE summaries_1
+"""
+
+
+def _add_targets(db: sqlite3.Connection) -> None:
+    """What was lent for the sake of a node is kept apart; what was lent before counts as for none."""
+    for statement in _VERSION_2.split(";"):
+        db.execute(statement)
+
+
+MIGRATIONS: Mapping[int, Migration] = {1: _create, 2: _add_targets}
 """The step that leads *to* each version."""
 
 

@@ -22,7 +22,7 @@ from distributed_grid.adapters.stores.opening import connect, prepare
 from distributed_grid.adapters.stores.ordering import last_seq_after
 from distributed_grid.adapters.stores.schema import MIGRATIONS, Migration, version_of
 from distributed_grid.errors import StoreRefused
-from distributed_grid.ports import Batch, EndedRow, EventRow, LiveRow, Loaded, SummaryRow
+from distributed_grid.ports import Batch, EndedRow, EventRow, LentRow, LiveRow, Loaded, SummaryRow
 
 FOLD_STEP_ROWS = 200
 VACUUM_STEP_PAGES = 200
@@ -138,6 +138,12 @@ class SqliteStore:
         """All that was folded."""
         with self._reading, translated(self._path, "read it"):
             return history.select_summaries(self._reader)
+
+    def lent(self, *, since_ms: int, by_day: bool = False) -> list[LentRow]:
+        """What leases that ended since then had, from then on."""
+        with self._reading, translated(self._path, "read it"), self._reader as db:
+            db.execute("BEGIN")  # what is being folded meanwhile is in one of the two places, never in both
+            return history.select_lent(db, since_ms=since_ms, by_day=by_day)
 
     def check_integrity(self) -> tuple[str, ...]:
         """What SQLite finds wrong in the whole file, nothing when sound; may take seconds."""

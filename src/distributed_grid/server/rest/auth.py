@@ -51,7 +51,7 @@ async def visit(
     token = house.admission.tokens.user_of(credentials.credentials) if credentials is not None else None
     if token is None:
         raise Unauthorized("a token is needed: Authorization: Bearer …; see grid daemon token create")
-    return Visitor(request, Caller(token.user, token.admin))
+    return Visitor(request, Caller(token.user, token.admin, token.team))
 
 
 Visit = Annotated[Visitor, Depends(visit)]

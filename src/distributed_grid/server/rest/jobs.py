@@ -12,7 +12,7 @@ from distributed_grid.server import requests
 from distributed_grid.server.rest.answers import Answer, Stream, Write
 from distributed_grid.server.rest.auth import Visit, Visitor, takes
 from distributed_grid.server.rest.leases import Key
-from distributed_grid.server.rest.models import Jobs, OneJob
+from distributed_grid.server.rest.models import Explanation, Jobs, OneJob
 
 router = APIRouter(tags=["jobs"])
 JobName = Annotated[str, Path(min_length=1, max_length=128, description="A job's id or uid, or any unique prefix.")]
@@ -35,6 +35,12 @@ async def jobs(
 async def job(visitor: Visit, name: JobName) -> Answer:
     """One job, alive or ended."""
     return Answer(await visitor.deeds.job(name))
+
+
+@router.get("/jobs/{name}/explain", response_model=Explanation)
+async def explain(visitor: Visit, name: JobName) -> Answer:
+    """Why a job waits, why it is there, why it was stopped, when it will start."""
+    return Answer(await visitor.deeds.explain(requests.Explain(name, "job")))
 
 
 @router.post("/jobs", response_model=OneJob, openapi_extra=takes(requests.Submit))

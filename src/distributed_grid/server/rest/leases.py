@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Header, Path
+from fastapi import APIRouter, Header, Path, Query
 
 from distributed_grid.server import requests
 from distributed_grid.server.rest.answers import Answer
 from distributed_grid.server.rest.auth import Visit, takes
-from distributed_grid.server.rest.models import Allocations, OneAllocation
+from distributed_grid.server.rest.models import Allocations, Explanation, LendingLedger, OneAllocation
 
 router = APIRouter(tags=["leases"])
 LeaseName = Annotated[str, Path(min_length=1, max_length=128, description="A lease's id, or any unique prefix.")]
@@ -28,12 +28,28 @@ async def lease(visitor: Visit, name: LeaseName) -> Answer:
     return Answer(await visitor.deeds.lease(name))
 
 
+@router.get("/leases/{name}/explain", response_model=Explanation)
+async def explain(visitor: Visit, name: LeaseName) -> Answer:
+    """Why a lease waits, why it is there, why it ended, when it will start."""
+    return Answer(await visitor.deeds.explain(requests.Explain(name, "lease")))
+
+
 @router.post("/leases", response_model=OneAllocation, openapi_extra=takes(requests.Ask))
 async def ask(visitor: Visit, _key: Key = None) -> Answer:
     """Ask for resources to hold, without a command. The answer never waits: a lease whose `state` is `asked` is in
     line for `wait_seconds`; look at it again."""
     op = requests.convert(await visitor.fields_with_id(), requests.Ask)
     return Answer(await visitor.deeds.ask(op, visitor.caller))
+
+
+@router.get("/ledger", response_model=LendingLedger)
+async def ledger(
+    visitor: Visit,
+    since_seconds: Annotated[float, Query(gt=0, le=3.2e9, description="How far back.")] = 30 * 86_400.0,
+    by: Annotated[Literal["user", "node", "day"] | None, Query(description="Summed up by this alone.")] = None,
+) -> Answer:
+    """Who lent whom how much."""
+    return Answer(await visitor.deeds.ledger(requests.Ledger(since_seconds, by or "")))
 
 
 @router.delete("/leases/{name}", response_model=OneAllocation)

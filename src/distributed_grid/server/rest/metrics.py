@@ -31,6 +31,18 @@ async def summary(visitor: Visit) -> Answer:
     return await _measured(visitor, kind="summary")
 
 
+@router.get("/v1/metrics/rebalancing", response_model=Shape)
+async def rebalancing(visitor: Visit) -> Answer:
+    """How often the grid was rebalanced of late."""
+    return await _measured(visitor, kind="rebalancing")
+
+
+@router.get("/v1/metrics/scheduling", response_model=Shape)
+async def scheduling(visitor: Visit) -> Answer:
+    """How well requests were served over the last day."""
+    return await _measured(visitor, kind="scheduling")
+
+
 @router.get("/v1/metrics/trend/{name}/{resource_type}", response_model=Shape)
 async def trend(
     visitor: Visit, name: NodeName, resource_type: Literal["cpu", "memory", "gpu"], window: Minutes = None

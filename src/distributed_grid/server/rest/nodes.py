@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path
 
 from distributed_grid.server.rest.answers import Answer
 from distributed_grid.server.rest.auth import Visit
-from distributed_grid.server.rest.models import Nodes, Offers, OneNode
+from distributed_grid.server.rest.models import Nodes, Offers, OneNode, Recommendations
 
 router = APIRouter(tags=["nodes"])
 NodeName = Annotated[str, Path(min_length=1, max_length=128, description="The node's name.")]
@@ -30,3 +30,9 @@ async def node(visitor: Visit, name: NodeName) -> Answer:
 async def offers(visitor: Visit) -> Answer:
     """What can be had right now."""
     return Answer({"offers": (await visitor.deeds.status())["offers"]})
+
+
+@router.get("/recommendations", response_model=Recommendations)
+async def recommendations(visitor: Visit) -> Answer:
+    """The work that should move from one node to another, and why."""
+    return Answer({"recommendations": (await visitor.deeds.status())["recommendations"]})
