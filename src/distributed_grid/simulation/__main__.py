@@ -1,0 +1,35 @@
+"""`python -m distributed_grid.simulation`: the fault campaign, or one seed of it alone."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from distributed_grid.simulation.campaign import wage
+from distributed_grid.simulation.scenario import drawn
+from distributed_grid.simulation.world import World
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m distributed_grid.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000, help="how many seeds (default: 1000)")
+    parser.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at once")
+    parser.add_argument("--seed", type=int, help="only this one, with its whole history")
+    options = parser.parse_args()
+    if options.seed is None:
+        return wage(range(options.first, options.first + options.seeds), options.processes)
+    world = World(drawn(options.seed), keep_all=True)
+    report = world.run()
+    print("\n".join(report.last))
+    print(f"seed {report.seed}: {report.law or 'every law held'}{': ' * bool(report.law)}{report.detail}")
+    print(
+        f"{report.accepted} accepted, {report.refused} refused, {report.runs} runs, {report.faults} faults, "
+        f"{report.steps} steps, {report.checks} checks, {report.simulated_ms} ms, fingerprint {report.fingerprint}"
+    )
+    return 1 if report.law else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

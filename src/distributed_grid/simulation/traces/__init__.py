@@ -1,0 +1,10 @@
+"""Work that was logged somewhere, as requests that can be made again. One file a format; `reading` finds out which.
+
+What a format does not say (users, priorities, patience) is not made up: such work has one user, medium priority and
+waits for as long as it takes.
+"""
+
+from distributed_grid.simulation.traces.reading import read_trace
+from distributed_grid.simulation.traces.trace import Logged, Trace
+
+__all__ = ["Logged", "Trace", "read_trace"]
