@@ -4,18 +4,48 @@ from __future__ import annotations
 
 import sys
 
-from bench import agents, commands, deciding, granting, jobs, lending, restarting, resting, yielding
+from bench import (
+    agents,
+    commands,
+    confidence,
+    deciding,
+    dry_run,
+    fairness,
+    granting,
+    jobs,
+    lending,
+    lent,
+    lost_work,
+    openb,
+    placing,
+    preempting,
+    restarting,
+    resting,
+    simulating,
+    swf,
+    yielding,
+)
 from bench.table import render
 
 ALL = {
     "deciding": deciding,
+    "placing": placing,
+    "preempting": preempting,
+    "lost_work": lost_work,
     "granting": granting,
     "restarting": restarting,
     "commands": commands,
     "lending": lending,
+    "openb": openb,
+    "confidence": confidence,
+    "dry_run": dry_run,
+    "lent": lent,
     "jobs": jobs,
     "agents": agents,
     "resting": resting,
+    "simulating": simulating,
+    "swf": swf,
+    "fairness": fairness,
     "yielding": yielding,
 }
 

@@ -1,0 +1,164 @@
+"""How true a confidence is: requests placed on a day of 1,052 real machines, and what became of them.
+
+Every sample is a heartbeat through the reactor, and so is every request. A lease is taken back when the owner comes
+above the mark at which an agent ends borrowed work, at any sample within the term. Half of the machines are those that
+the constants of `scheduling/confidence.py` were fitted on; the lines are about the other half.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from bench.lending import DEFAULT, SAMPLE_MS, TRACES, Trace, _machines
+from bench.table import Line
+from distributed_grid.domain.events import LeaseAsked, LeaseReleased, NodeHeard
+from distributed_grid.domain.leases import Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node, Usage
+from distributed_grid.domain.resources import Amounts, Capacity
+from distributed_grid.errors import Refused
+from distributed_grid.reactor import LeaseAnswer, step
+from distributed_grid.scheduling import confidence
+from distributed_grid.scheduling.explain import choice_of
+from distributed_grid.scheduling.placement import place
+from distributed_grid.scheduling.unrest import HALF_LIFE_MS, faded, risen_above
+
+NODE = Node("m", capacity=Capacity(16_000, 2**36), thresholds=DEFAULT, offer_ms=3 * SAMPLE_MS)
+SHORTEST_MIN, LONGEST_MIN = 5, 240
+HISTORY = 12
+"""Samples before the first request: an hour."""
+USUAL_GRID, HOURS_GRID = (0.004, 0.006, 0.007, 0.008, 0.009, 0.01, 0.012, 0.016), (1.4, 2.8, 4.0, 5.6, 8.0, 11.2)
+BINS = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 1.001)
+ENOUGH = 100
+"""Bins with fewer requests are not judged."""
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """One request: what was promised, what came of it, and what was known of the owner."""
+
+    promised: float
+    kept: bool
+    watched_h: float
+    risen: float
+    term_h: float
+
+
+def measure() -> list[Line]:
+    """Calibration and skill on the machines that were not fitted on; and what noting a choice costs."""
+    cost = Line("why a place was chosen, noted with the grant", _cost_us(), 20, "µs", lower_is_better=True)
+    found = sorted(TRACES.glob("planetlab/*.csv.gz"))
+    if not found:
+        print(f"confidence: no machines' load at {TRACES / 'planetlab'}, skipped; see GRID_TRACES", file=sys.stderr)
+        return [cost]
+    machines = _machines(found[0])
+    _tell_fit(_fates(machines[0::2], random.Random(1)))
+    fates = _fates(machines[1::2], random.Random(2))
+    promised, kept = _arrays(fates)
+    print(_table(promised, kept), file=sys.stderr)
+    constant = float(kept.mean() * (1 - kept.mean()))
+    brier = float(((promised - kept) ** 2).mean())
+    gaps = [abs(ours - seen) * 100 for count, ours, seen in _bins(promised, kept) if count >= ENOUGH]
+    error = sum(count * abs(ours - seen) for count, ours, seen in _bins(promised, kept)) / len(kept)
+    return [
+        Line(f"Brier score, best constant over ours, {len(kept):,} requests", constant / brier, 1, "×"),
+        Line("  confidence away from what was seen, mean", 100 * error, 1, "points", lower_is_better=True),
+        Line("  the same, worst bin", max(gaps), 10, "points", lower_is_better=True),
+        cost,
+    ]
+
+
+def _fates(machines: Trace, dice: random.Random) -> list[Fate]:
+    """A request at every sample at which a machine lends, of a term drawn from minutes to hours."""
+    mark = confidence.cpu_mark(NODE)
+    fates: list[Fate] = []
+    for samples in machines:
+        ledger = Ledger([NODE])
+        for at, outside in enumerate(samples):
+            now = at * SAMPLE_MS
+            step(ledger, NodeHeard("m", Usage(cpu_outside_milli=outside), yields=outside > mark), now)
+            if at < HISTORY or at + LONGEST_MIN * 60_000 // SAMPLE_MS >= len(samples):
+                continue
+            minutes = math.exp(dice.uniform(math.log(SHORTEST_MIN), math.log(LONGEST_MIN)))
+            ahead = max(round(minutes * 60_000 / SAMPLE_MS), 1)
+            request = Request(f"r{at}", "ada", Amounts(1000), wait_ms=0, expects_ms=ahead * SAMPLE_MS)
+            try:
+                answer = step(ledger, LeaseAsked(request), now).answer
+            except Refused:  # the machine lends nothing now
+                continue
+            step(ledger, LeaseReleased(request.id, "ada"), now)
+            assert isinstance(answer, LeaseAnswer)
+            assert answer.choice is not None
+            kept = max(samples[at + 1 : at + 1 + ahead]) <= mark
+            fates.append(_fate(ledger, answer.choice.confidence / 1000, kept, ahead * SAMPLE_MS, mark, now))
+    return fates
+
+
+def _fate(ledger: Ledger, promised: float, kept: bool, term_ms: int, mark: float, now: int) -> Fate:
+    unrest = ledger.sightings["m"].unrest
+    assert unrest is not None
+    trail = unrest.cpu
+    watched = HALF_LIFE_MS / math.log(2) * (1 - faded(now - trail.since_ms)) / 3_600_000
+    return Fate(promised, kept, watched, risen_above(trail, mark, now), term_ms / 3_600_000)
+
+
+def _arrays(fates: list[Fate]) -> tuple[Values, Values]:
+    return np.array([one.promised for one in fates]), np.array([float(one.kept) for one in fates])
+
+
+def _bins(promised: Values, kept: Values) -> list[tuple[int, float, float]]:
+    """By confidence: how many, what was promised and what was seen."""
+    found = []
+    for low, high in itertools.pairwise(BINS):
+        here = (promised >= low) & (promised < high)
+        if here.any():
+            found.append((int(here.sum()), float(promised[here].mean()), float(kept[here].mean())))
+    return found
+
+
+def _table(promised: Values, kept: Values) -> str:
+    rows = [f"  {count:8,}  {ours:8.4f}  {seen:8.4f}" for count, ours, seen in _bins(promised, kept)]
+    return "\n".join(["  requests  promised  not taken back", *rows])
+
+
+def _tell_fit(fates: list[Fate]) -> None:
+    """Say which constants these machines would choose: the likeliest of a grid."""
+    watched, risen, term = (
+        np.array([getattr(one, name) for one in fates]) for name in ("watched_h", "risen", "term_h")
+    )
+    kept = np.array([one.kept for one in fates])
+    best = (math.inf, 0.0, 0.0)
+    for usual, hours in itertools.product(USUAL_GRID, HOURS_GRID):
+        likely = ((watched + hours) / (watched + hours + term)) ** (risen + usual * hours)
+        likely = np.clip(likely, 1e-9, 1 - 1e-9)
+        best = min(best, (-float(np.where(kept, np.log(likely), np.log(1 - likely)).mean()), usual, hours))
+    _, usual, hours = best
+    shipped = f"shipped are {confidence.USUAL_PER_HOUR:g} and {confidence.USUAL_HOURS:g}"
+    print(f"  chosen by {len(fates):,} requests: {usual:g} returns an hour, {hours:g} h; {shipped}", file=sys.stderr)
+
+
+def _cost_us() -> float:
+    """CPU time of one choice among three nodes with owners."""
+    ledger = Ledger(replace(NODE, name=f"n{i}") for i in range(3))
+    for i in range(3):
+        step(ledger, NodeHeard(f"n{i}", Usage(cpu_outside_milli=50 * i)), 0)
+    request = Request("r", "ada", Amounts(1000, 2**30))
+    chosen = place(ledger, request)
+    assert chosen is not None
+    rounds = []
+    for _ in range(20):
+        began = time.process_time()
+        for _ in range(1000):
+            choice_of(ledger, request, chosen, 2_000)
+        rounds.append((time.process_time() - began) * 1000)
+    return min(rounds)
