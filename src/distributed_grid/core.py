@@ -12,16 +12,17 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, TypedDict, Unpack
 
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority, ResourceType
 from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
 from distributed_grid.orchestration.async_client import AsyncClient
+from distributed_grid.orchestration.attaching import way_to
 from distributed_grid.orchestration.caller import caller_environment, make_sure_of_text
-from distributed_grid.orchestration.client import ClientConfig, Patience
+from distributed_grid.orchestration.client import Patience
 from distributed_grid.orchestration.fetching import Taker
-from distributed_grid.orchestration.places import Places
+from distributed_grid.orchestration.placing import Placing, wishes
 from distributed_grid.orchestration.protocol import JSON, STDERR, STDOUT
 from distributed_grid.orchestration.resource_sharing import ResourceSharingProtocol
 from distributed_grid.orchestration.shipping import NONE, Shipment, ship
@@ -56,9 +57,8 @@ class GridOrchestrator:
 
     def __init__(self, config: ClusterConfig | None = None, *, state_dir: str | os.PathLike[str] | None = None) -> None:
         self.config = config
-        self._places = Places(state_dir)
-        path = config.file_for(self._places.state_dir / "configs") if config is not None else None
-        self._client = AsyncClient(self._places, ClientConfig(path, explicit=path is not None))
+        self._places, wanted = way_to(config, state_dir)
+        self._client = AsyncClient(self._places, wanted)
 
     async def __aenter__(self) -> GridOrchestrator:
         await self.initialize()
@@ -91,11 +91,12 @@ class GridOrchestrator:
         isolated: bool = False,
         workdir: str | os.PathLike[str] | None = None,
         fetch: Sequence[str] = (),
+        **placing: Unpack[Placing],
     ) -> SharedRunResult:
         """Borrow, run, give back; returns when the command is over. One string goes through `sh -c`.
 
         On another machine it finds `workdir` (default: `cwd`, if small; "none": nothing), and what fits `fetch` comes
-        back into that directory.
+        back into that directory. `placing` says more about where it may run: `strategy="spread"`, `labels=["ssd"]`.
 
         Raises Refused where the grid says no and TimedOut where the wait for resources was in vain. Cancelling the
         awaiting task cancels the job.
@@ -104,8 +105,9 @@ class GridOrchestrator:
             raise BadInput(f"the amount must be a number, not {amount:g}")
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
         make_sure_of_text(*argv)
+        wished = wishes(placing, preferred_nodes)
         here = os.path.abspath(cwd or os.getcwd())
-        shipment = await self._ship(workdir, here, isolated=isolated)
+        shipment = await self._ship(workdir, here, isolated=isolated, require=wished["require"])
         accepted = await self._client.call(
             "submit",
             request_id=uuid.uuid4().hex,
@@ -114,8 +116,7 @@ class GridOrchestrator:
             amount=float(amount),
             priority=Priority.parse(priority).name.lower(),
             job_id=job_id or "",
-            prefer=list(preferred_nodes),
-            require=list(shipment.require),
+            **{**wished, "require": list(shipment.require)},
             workdir=shipment.workdir,
             given=list(env or {}),
             wait_seconds=wait_seconds,
@@ -134,7 +135,9 @@ class GridOrchestrator:
             await self._fetch(uid, fetch, here if workdir in (None, NONE) else workdir)
         return result
 
-    async def _ship(self, workdir: str | os.PathLike[str] | None, here: str, *, isolated: bool) -> Shipment:
+    async def _ship(
+        self, workdir: str | os.PathLike[str] | None, here: str, *, isolated: bool, require: Sequence[str]
+    ) -> Shipment:
         """Take a directory along, where there are other machines at all."""
         met = await self._client.greet()
         return await asyncio.to_thread(
@@ -144,6 +147,7 @@ class GridOrchestrator:
             here=here,
             nodes=met["nodes"],
             far=met["far_nodes"],
+            require=require,
             isolated=isolated,
         )
 

@@ -56,14 +56,24 @@ class Hello(_FromAgent, frozen=True):
     boot: Name = ""
 
 
+class Mark(Struct, frozen=True):
+    """An attempt has marked a checkpoint, so many milliseconds before this was sent."""
+
+    lease_id: Id
+    fence: Count
+    age_ms: Count
+
+
 class Heartbeat(_FromAgent, frozen=True):
-    """The agent lives, and this is what it measured; `yields` says that it gives way to the owner now."""
+    """The agent lives, and this is what it measured; `yields` says that it gives way to the owner now. `marks` are
+    checkpoints that the control plane may not know of yet."""
 
     node: Name
     usage: Usage
     beat: Count = 0
     generation: Count = 0
     yields: bool = False
+    marks: Annotated[tuple[Mark, ...], Meta(max_length=MOST_ATTEMPTS)] = ()
 
 
 class Started(_FromAgent, frozen=True):
@@ -87,7 +97,8 @@ class Paused(_FromAgent, frozen=True):
 
 
 class Ended(_FromAgent, frozen=True):
-    """An attempt is over, its whole process tree gone. One that was short has its start told along with its end."""
+    """An attempt is over, its whole process tree gone. One that was short has its start told along with its end.
+    `mark_age_ms` is how long before its end it last marked a checkpoint; None is never."""
 
     seq: Count
     lease_id: Id
@@ -95,6 +106,7 @@ class Ended(_FromAgent, frozen=True):
     outcome: Outcome
     pid: Count = 0
     cores: Annotated[tuple[int, ...], Meta(max_length=4096)] = ()
+    mark_age_ms: Count | None = None
 
 
 class Chunk(_FromAgent, frozen=True):

@@ -8,10 +8,15 @@ from msgspec.structs import replace
 
 from distributed_grid.config import ClusterConfig, NodeConfig
 from distributed_grid.config.sections import Thresholds as ConfiguredThresholds
+from distributed_grid.domain.balance import Marks, Mode, Rules
 from distributed_grid.domain.nodes import Caps, Node, Thresholds
+from distributed_grid.domain.policy import Policy, Quota
 from distributed_grid.domain.resources import NOTHING, Capacity, GpuDevice, counts
+from distributed_grid.scheduling.policies import POLICIES
 from distributed_grid.wire import OwnerRules
 
+DEFAULT_EXCESS = 0.2
+"""What a node keeps free of automatic leases where the config does not say."""
 log = logging.getLogger(__name__)
 
 
@@ -49,6 +54,53 @@ def owner_rules(config: ClusterConfig, node: NodeConfig) -> OwnerRules | None:
     )
 
 
+def balance_rules(config: ClusterConfig) -> Rules | None:
+    """How the grid is balanced; None where nothing is shared at all."""
+    sharing = config.resource_sharing
+    if not sharing.enabled:
+        return None
+    marks = sharing.pressure
+    return Rules(
+        Mode(sharing.mode),
+        POLICIES[sharing.policy],
+        round(1000 * sharing.rebalance_interval_seconds),
+        memory=Marks(_milli(marks.memory_high), _milli(marks.memory_low)),
+        cpu=Marks(_milli(marks.cpu_high), _milli(marks.cpu_low)),
+        gpu=Marks(_milli(marks.gpu_high), _milli(marks.gpu_low)),
+        excess_milli=_milli(DEFAULT_EXCESS if marks.excess is None else marks.excess),
+    )
+
+
+def policy_of(config: ClusterConfig) -> Policy:
+    """What holds for everybody: how places are chosen, who has how much right to them, and who must yield them."""
+    fairness = config.fairness
+    return Policy(
+        strategy=config.resource_sharing.strategy,
+        half_life_ms=round(1000 * fairness.half_life_seconds),
+        weights=tuple(sorted((who, max(_milli(weight), 1)) for who, weight in fairness.weights.items())),
+        quotas=tuple(
+            Quota(
+                name,
+                quota.members,
+                quota.cpu_milli,
+                quota.memory_bytes,
+                quota.gpu_milli,
+                tuple(sorted(quota.custom.items())),
+                quota.job_count,
+            )
+            for name, quota in sorted(config.quotas.items())
+        ),
+        patience_ms=round(1000 * fairness.patience_seconds),
+        starvation_ms=round(1000 * fairness.starvation_seconds),
+        minimum_run_ms=round(1000 * config.preemption.minimum_run_seconds),
+        preemptions_max=config.preemption.max_per_job,
+    )
+
+
+def _milli(part: float) -> int:
+    return round(1000 * part)
+
+
 def _node(config: ClusterConfig, node: NodeConfig, machine: Capacity | None) -> Node:
     sharing, cluster = node.resource_sharing, config.resource_sharing
     caps = Caps(
@@ -62,7 +114,7 @@ def _node(config: ClusterConfig, node: NodeConfig, machine: Capacity | None) -> 
         node.name,
         capacity=NOTHING if machine is None or not node.is_local else capacity_of(node, machine),
         caps=caps,
-        thresholds=_thresholds(config.thresholds_for(node)),
+        thresholds=_thresholds(config.thresholds_for(node), cluster.pressure.excess or 0.0),
         rank=sharing.rank,
         labels=tuple(sorted(node.labels.items())),
         tags=node.tags,
@@ -71,6 +123,8 @@ def _node(config: ClusterConfig, node: NodeConfig, machine: Capacity | None) -> 
         hold_ms=0 if node.is_local else round(1000 * config.hold_seconds),
         offer_ms=round(1000 * cluster.offer_expiry_seconds),
         refresh_ms=round(1000 * cluster.check_interval_seconds),
+        speed_milli=node.speed_milli,
+        cost_milli=node.cost_milli,
     )
 
 
@@ -102,7 +156,7 @@ def _gpus(node: NodeConfig) -> tuple[GpuDevice, ...]:
     return tuple(GpuDevice(index) for index in range(node.gpu_count or 0))
 
 
-def _thresholds(configured: ConfiguredThresholds | None) -> Thresholds | None:
+def _thresholds(configured: ConfiguredThresholds | None, excess: float = 0.0) -> Thresholds | None:
     if configured is None:
         return None
     return Thresholds(
@@ -114,4 +168,5 @@ def _thresholds(configured: ConfiguredThresholds | None) -> Thresholds | None:
         gpu_memory_min_bytes=configured.gpu_memory_free_min_bytes,
         margin_milli=round(1000 * configured.margin),
         dwell_ms=round(1000 * configured.dwell_seconds),
+        excess_milli=_milli(excess),
     )

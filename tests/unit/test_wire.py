@@ -15,10 +15,12 @@ from distributed_grid.errors import ProtocolError
 
 FROM_AGENT: list[wire.FromAgent] = [
     wire.Hello(1, "0.1.0", "gpu1", ("a.1",), Capacity(4000, 2**34, (GpuDevice(0, 2**33, "A"),)), 7, "boot"),
-    wire.Heartbeat("gpu1", Usage(10, 5, 2**30, 2**29, (GpuUsage(0, 1, 2, 3, 4),)), 12, 3, True),
+    wire.Heartbeat(
+        "gpu1", Usage(10, 5, 2**30, 2**29, (GpuUsage(0, 1, 2, 3, 4),)), 12, 3, True, (wire.Mark("a.1", 5, 9),)
+    ),
     wire.Started(1, "a.1", 5, 77, (0, 1)),
     wire.Paused(2, "a.1", 5, True, "its owner is back"),
-    wire.Ended(3, "a.1", 5, Outcome(Ending.EXITED, exit_code=3)),
+    wire.Ended(3, "a.1", 5, Outcome(Ending.EXITED, exit_code=3), mark_age_ms=7),
     wire.Chunk(4, b"output", at=9),
     wire.Listing(5, b"files", ("a: a socket",)),
     wire.Fetch(6, "ab" * 32, 100),
@@ -144,6 +146,14 @@ def test_a_machine_that_cannot_be_is_refused(capacity: Capacity) -> None:
 def test_a_measurement_that_cannot_be_is_refused(usage: Usage) -> None:
     with pytest.raises(ProtocolError, match="makes no sense"):
         wire.decode_from_agent(wire.encode(wire.Heartbeat("gpu1", usage)))
+
+
+def test_an_agent_from_before_there_were_marks_is_understood() -> None:
+    for message in (wire.Heartbeat("gpu1", Usage(), 12), wire.Ended(3, "a.1", 5, Outcome(Ending.LOST))):
+        old = msgspec.msgpack.decode(wire.encode(message))
+        for field in ("marks", "mark_age_ms"):
+            old.pop(field, None)
+        assert wire.decode_from_agent(msgspec.msgpack.encode(old)) == message
 
 
 def test_another_version_is_told_which_side_to_upgrade() -> None:

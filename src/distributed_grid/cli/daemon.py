@@ -51,7 +51,7 @@ def start(session: Session, listen: str | None, tls: bool | None, force_plain: b
 def stop(session: Session) -> None:
     """Stop the control plane; jobs go on and are found again by the next one."""
     try:
-        with session.client(may_start=False) as client:
+        with session.running() as client:
             pid = client.call("info")["pid"]
             client.call("stop")
     except Unreachable:

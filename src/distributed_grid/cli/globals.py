@@ -32,6 +32,10 @@ class Session:
         """A client of the control plane of these options."""
         return Client(self.places, self._wanted(may_start), may_start=may_start)
 
+    def running(self) -> Client:
+        """A client of the control plane that runs, whatever config it has: the one it should have may be another."""
+        return Client(self.places, may_start=False)
+
     def _wanted(self, may_start: bool) -> ClientConfig:
         """The config to use: named, else what runs, else found in the usual places, else this machine alone."""
         named = self.config or os.environ.get("GRID_CONFIG")

@@ -74,6 +74,8 @@ def _lines(job: dict[str, Any]) -> list[str]:
         cores = ",".join(map(str, attempt["cores"]))
         where = f"{attempt['node_id']}" + (f", cores {cores}" if cores else "")
         times = f"{clock(attempt['started_at'])} to {clock(attempt['ended_at'])}"
+        if attempt.get("checkpoint_at"):
+            times += f", last checkpoint {clock(attempt['checkpoint_at'])}"
         lines.append(clean(f"attempt {attempt['number']}:".ljust(14) + f"{where}, {times}, {outcome(attempt)}"))
     return lines
 

@@ -15,6 +15,7 @@ import click
 
 from distributed_grid.cli.fetching import fetch
 from distributed_grid.cli.globals import GridCommand, Session
+from distributed_grid.cli.placing import placing, placing_options
 from distributed_grid.cli.show import amount as with_unit
 from distributed_grid.cli.show import answer, clean, write_output
 from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
@@ -29,7 +30,7 @@ from distributed_grid.orchestration.shipping import NONE, ship
 @click.option("-a", "--amount", type=float, default=1.0, show_default=True, help="Cores, GPUs or GB.")
 @click.option("-p", "--priority", default="medium", show_default=True, help="low, medium, high or urgent.")
 @click.option("-n", "--node", multiple=True, help="Preferred node; may be given several times.")
-@click.option("--strategy", type=click.Choice(["node_specific"]), help="node_specific: only the nodes of -n will do.")
+@placing_options
 @click.option(
     "-w",
     "--wait",
@@ -102,18 +103,13 @@ def _submission(options: dict[str, Any]) -> dict[str, Any]:
             raise BadInput("--shell takes the command as one quoted string")
         words = ["/bin/sh", "-c", words[0]]
     make_sure_of_text(*words, options["job_id"], options["resource_type"], options["priority"])
-    named = options["node"]
-    insists = options["strategy"] == "node_specific"
-    if insists and not named:
-        raise BadInput("--strategy node_specific needs a node: -n NODE")
     return {
+        **placing(options),
         "request_id": uuid.uuid4().hex,
         "argv": words,
         "resource_type": options["resource_type"],
         "amount": options["amount"],
         "priority": options["priority"],
-        "prefer": [] if insists else named,
-        "require": named if insists else [],
         "wait_seconds": options["wait"],
         "job_id": options["job_id"],
         "env": caller_environment(_variables(options["env"])),

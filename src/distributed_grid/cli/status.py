@@ -22,6 +22,8 @@ def status(session: Session) -> None:
     parts.append(f"{len(found['allocations'])} leases, {running} jobs running, {found['waiting']} waiting")
     if jobs:
         parts.append(_jobs(jobs))
+    if found["recommendations"]:
+        parts.append(_recommendations(found["recommendations"]))
     answer(session, found, "\n\n".join(parts))
 
 
@@ -56,6 +58,11 @@ def _jobs(jobs: list[dict[str, Any]]) -> str:
         for job in jobs
     ]
     return table(("JOB", "STATE", "NODE", "ASKED", "COMMAND"), rows, empty="no jobs")
+
+
+def _recommendations(recommendations: list[dict[str, Any]]) -> str:
+    rows = [(one["job_id"], one["source_node"], one["target_node"], one["reason"]) for one in recommendations]
+    return table(("SHOULD MOVE", "FROM", "TO", "BECAUSE"), rows, empty="")
 
 
 def _offers(offers: list[dict[str, Any]]) -> str:

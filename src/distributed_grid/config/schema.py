@@ -21,6 +21,7 @@ from distributed_grid.config.sections import (
     Logging,
     NodeSharing,
     OwnerPolicy,
+    Preemption,
     Quota,
     ResourceSharing,
     Scaling,
@@ -61,6 +62,8 @@ class NodeConfig(Frozen):
     python: str | None = None
     trust_declared: bool = False
     dedicated: bool = False
+    speed_milli: Whole = 1000
+    cost_milli: Whole = 0
     thresholds: Thresholds | None = None
     owner_policy: OwnerPolicy | None = None
     resource_sharing: NodeSharing = NodeSharing()
@@ -99,6 +102,7 @@ class ClusterConfig(Frozen):
     trusted_network: bool = False
     owner_policy: OwnerPolicy = OwnerPolicy()
     fairness: Fairness = Fairness()
+    preemption: Preemption = Preemption()
     quotas: dict[str, Quota] = Field(default_factory=dict)
     alerts: Alerts = Alerts()
     scaling: Scaling = Scaling()

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from distributed_grid.config.numbers import GIB, MIB
+from distributed_grid.domain.strategies import Strategy
 
 Part = Annotated[float, Field(ge=0, le=1)]
 """A ratio from 0 to 1."""
@@ -44,7 +45,10 @@ class OwnerPolicy(Frozen):
 
 
 class PressureMarks(Frozen):
-    """Above `high` a node asks for more, below `low` it lends; `excess` is what it must have idle to lend."""
+    """Above `high` a node gets more, below `low` it gives that back.
+
+    A node lends only the part of its free share above `excess`. Where nobody set that, it holds for automatic leases.
+    """
 
     cpu_high: Part = 0.8
     cpu_low: Part = 0.3
@@ -52,7 +56,7 @@ class PressureMarks(Frozen):
     memory_low: Part = 0.3
     gpu_high: Part = 0.8
     gpu_low: Part = 0.3
-    excess: Part = 0.2
+    excess: Part | None = None
 
 
 class AutoOffload(Frozen):
@@ -72,6 +76,7 @@ class ResourceSharing(Frozen):
     enabled: bool = True
     mode: Literal["offload_only", "share_and_offload", "dynamic_balancing"] = "dynamic_balancing"
     policy: Literal["conservative", "balanced", "aggressive", "predictive"] = "balanced"
+    strategy: Strategy = Strategy.LOAD_BALANCED
     check_interval_seconds: Duration = 60.0
     offer_expiry_seconds: Duration = 300.0
     max_offers_per_node: Whole = 5
@@ -94,10 +99,19 @@ class NodeSharing(Frozen):
 
 
 class Fairness(Frozen):
-    """How fast past use is forgotten, and who counts for more."""
+    """How fast past use is forgotten, who counts for more, and how long anybody waits before that counts most."""
 
     half_life_seconds: Duration = 24 * 3600.0
     weights: dict[str, float] = {}
+    starvation_seconds: Duration = 48 * 3600.0
+    patience_seconds: Duration = 30.0
+
+
+class Preemption(Frozen):
+    """Whom urgent work may displace: nobody who has hardly begun, and no job too often."""
+
+    minimum_run_seconds: Duration = 1.0
+    max_per_job: Whole = 3
 
 
 class Quota(Frozen):

@@ -23,6 +23,7 @@ from distributed_grid.config.words import (
     Choice,
     Host,
 )
+from distributed_grid.domain.strategies import Strategy
 
 CORES = Amount(1000, "a number of CPU cores")
 GIGABYTES = Amount(GIB, "an amount of memory in GB")
@@ -66,6 +67,7 @@ RESOURCE_SHARING = Table(
         key("enabled", FLAG),
         key("mode", Choice(("offload_only", "share_and_offload", "dynamic_balancing"))),
         key("policy", Choice(("conservative", "balanced", "aggressive", "predictive"))),
+        key("strategy", Choice(tuple(one for one in Strategy if one is not Strategy.NODE_SPECIFIC))),
         seconds("check_interval"),
         seconds("offer_expiry"),
         key("max_offers_per_node", Count(1, 1000)),
@@ -136,6 +138,8 @@ NODE = Table(
         ),
         key("resource_sharing.max_share_custom", COUNTS),
         key("resource_sharing.priority", Amount(1000, "a number"), to="resource_sharing.rank"),
+        key("speed", Amount(1000, "a number"), to="speed_milli"),
+        key("cost_per_hour", Amount(1000, "a number"), to="cost_milli"),
     ),
     required=("name",),
 )
@@ -181,10 +185,14 @@ SCALING = Table(
 
 FAIRNESS = Table(
     (
-        key("half_life_hours", Seconds(1, 3600, "hours"), to="half_life_seconds"),
+        key("half_life_hours", Seconds(0, 3600, "hours"), to="half_life_seconds"),
         key("weights", MapOf(TEXT, Plain(above_zero=True), "users or teams to weights")),
+        key("starvation_hours", Seconds(1, 3600, "hours"), to="starvation_seconds"),
+        seconds("patience", low=0),
     )
 )
+
+PREEMPTION = Table((seconds("minimum_run", low=0), key("max_per_job", Count(0, 1000))))
 
 LOGGING = Table(
     (
@@ -217,6 +225,7 @@ CLUSTER = Table(
         key("trusted_network", FLAG),
         key("owner_policy", OWNER_POLICY),
         key("fairness", FAIRNESS),
+        key("preemption", PREEMPTION),
         key("quotas", MapOf(TEXT, QUOTA, "users or teams to quotas")),
         key("alerts", ALERTS),
         key("scaling", SCALING),

@@ -31,6 +31,24 @@ def amounts_of(resource_type: str, amount: float, custom: Collection[str] = ()) 
     return Amounts(custom=((names[kind], _whole(amount, names[kind])),))
 
 
+def together(*parts: Amounts) -> Amounts:
+    """Several asks as one; asking twice for the same is refused."""
+    total = Amounts()
+    for part in parts:
+        names = [name for name in _SUMMED if getattr(part, name) and getattr(total, name)]
+        if names or {name for name, _ in part.custom} & {name for name, _ in total.custom}:
+            raise BadInput("a resource is asked for twice")
+        total = Amounts(
+            **{name: getattr(part, name) or getattr(total, name) for name in _SUMMED},
+            custom=tuple(sorted(total.custom + part.custom)),
+            gpu_models=total.gpu_models + part.gpu_models,
+        )
+    return total
+
+
+_SUMMED = ("cpu_milli", "memory_bytes", "gpu_milli", "gpu_memory_bytes")
+
+
 def _milli(amount: float, of: str) -> int:
     return _whole(amount * 1000, of)
 

@@ -51,6 +51,7 @@ def _ended(row: Lease | Job) -> EndedRow:
         ask.memory_bytes,
         ask.gpu_milli,
         blob,
+        request.target,
     )
 
 
@@ -62,9 +63,10 @@ def _event(record: Record, now: int, seq: int) -> EventRow:
 def refusal_record(event: Event, refusal: GridError) -> Record | None:
     """The audit line of a request that was refused; reports that come too late are not requests."""
     if isinstance(event, LeaseAsked | JobSubmitted):
-        return Record("refused", event.request.user, event.request.id, reason=str(refusal))
+        data = {"job_id": event.id} if isinstance(event, JobSubmitted) else {}
+        return Record("refused", event.request.user, event.request.id, reason=str(refusal), data=data)
     if isinstance(event, LeaseExtended):
-        return Record("refused", event.by, event.lease_id, reason=str(refusal))
+        return Record("refused", event.by, event.lease_id, reason=str(refusal), data={"about": "extend"})
     if isinstance(event, JobCancelled):
-        return Record("refused", event.by, event.uid, reason=str(refusal))
+        return Record("refused", event.by, event.uid, reason=str(refusal), data={"about": "cancel"})
     return None

@@ -11,6 +11,7 @@ from distributed_grid import __version__
 from distributed_grid.domain.effects import Effect, StartAttempt
 from distributed_grid.domain.events import (
     AttemptEnded,
+    AttemptMarked,
     AttemptPaused,
     AttemptsListed,
     AttemptStarted,
@@ -42,6 +43,7 @@ from distributed_grid.wire import (
     Heartbeat,
     Hello,
     Listing,
+    Mark,
     OwnerRules,
     Paused,
     Refuse,
@@ -127,7 +129,8 @@ class Links:
         for effect in effects:
             agent = self._agents.get(effect.node)
             if agent is not None:
-                agent.send(self._order(effect))
+                assert self._grid is not None
+                agent.send(order_of(self._grid.ledger, effect))
 
     async def _take_in(self) -> None:
         """Every report in its order; one that could not be made durable is tried again, not dropped."""
@@ -170,23 +173,19 @@ class Links:
             await self._grid.handle(
                 NodeHeard(message.node, message.usage, message.beat, message.generation, message.yields)
             )
+            await asyncio.gather(*(self._grid.handle(event_of(mark, via.nodes)) for mark in message.marks))
         except GridError as failure:
             if not failure.retryable:
                 raise
-            return  # not durable, not renewed: the next one comes soon
-        via.send(Heard(message.beat, self._hold_of(message.node)))
+            return  # not durable, not renewed: the next one comes soon, and marks are told again
+        via.send(Heard(message.beat, hold_of(self._grid.ledger, message.node)))
         if hello is not None:
             del self._greeted[via, message.node]
             self._agents[message.node] = via
             await self._catch_up(hello, via)
 
-    def _hold_of(self, name: str) -> int:
-        assert self._grid is not None
-        node = self._grid.ledger.nodes.get(name)
-        return node.hold_ms if node is not None else 0
-
     async def _report(self, message: Report, via: AgentSide) -> None:
-        await self._handle(_event(message, via.nodes))
+        await self._handle(event_of(message, via.nodes))
         via.send(Acknowledge(message.seq))
 
     async def _handle(self, event: Event) -> None:
@@ -224,39 +223,15 @@ class Links:
     async def _catch_up(self, hello: Hello, via: AgentSide) -> None:
         """Order again what the ledger calls for on a node that has just (re)appeared, and stop what it does not."""
         assert self._grid is not None
-        compared = await self._grid.read(lambda ledger, now: _compared(ledger, hello))
-        for lease_id in compared.unwanted:
+        found = await self._grid.read(lambda ledger, now: compared(ledger, hello))
+        for lease_id in found.unwanted:
             log.info("%s still has %s, which is over: stopping it", hello.node, lease_id)
             why = "nobody waits for it any more"
-            via.send(Stop(lease_id, compared.fence, str(Ending.CANCELLED), why, UNWANTED_GRACE_MS))
-        self.perform(compared.missing)
-
-    def _order(self, effect: Effect) -> ToAgent:
-        attempt = effect.job.attempt
-        assert attempt is not None
-        assert self._grid is not None
-        if isinstance(effect, StartAttempt):
-            claim, ledger = effect.lease.claim, self._grid.ledger
-            assert claim is not None
-            seen = ledger.sightings.get(effect.node)
-            return Start(
-                effect.node,
-                attempt.lease_id,
-                attempt.fence,
-                effect.job.id,
-                effect.job.command,
-                claim,
-                hold_ms=self._hold_of(effect.node),
-                beat=seen.beat if seen is not None else 0,
-                generation=effect.lease.generation,
-            )
-        stop = effect.job.stop
-        assert stop is not None
-        ending = stop.ending if stop.ending in (Ending.PREEMPTED, Ending.RECLAIMED) else Ending.CANCELLED
-        return Stop(attempt.lease_id, attempt.fence, str(ending), stop.detail, effect.job.command.grace_ms)
+            via.send(Stop(lease_id, found.fence, str(Ending.CANCELLED), why, UNWANTED_GRACE_MS))
+        self.perform(found.missing)
 
 
-class _Compared(Struct):
+class Compared(Struct):
     """What an agent lacks, and what it has too much."""
 
     missing: list[Effect]
@@ -264,18 +239,54 @@ class _Compared(Struct):
     fence: int
 
 
-def _compared(ledger: Ledger, hello: Hello) -> _Compared:
+def compared(ledger: Ledger, hello: Hello) -> Compared:
+    """What an agent that has greeted lacks, and what it has that nobody wants any more."""
     missing = [effect for effect in pending(ledger) if effect.node == hello.node]
     unwanted = [lease_id for lease_id in hello.attempts if lease_id not in ledger.leases]
     above = max(ledger.counters.get("epoch", 0), hello.epoch) + 1  # whoever started it, this is newer
-    return _Compared(missing, unwanted, above << 32)
+    return Compared(missing, unwanted, above << 32)
 
 
-def _event(message: Report, nodes: tuple[str, ...]) -> Event:
+def hold_of(ledger: Ledger, name: str) -> int:
+    """How long the work of a node goes on without a word from here; 0 is without end."""
+    node = ledger.nodes.get(name)
+    return node.hold_ms if node is not None else 0
+
+
+def order_of(ledger: Ledger, effect: Effect) -> ToAgent:
+    """The order that makes an effect happen."""
+    attempt = effect.job.attempt
+    assert attempt is not None
+    if isinstance(effect, StartAttempt):
+        claim = effect.lease.claim
+        assert claim is not None
+        seen = ledger.sightings.get(effect.node)
+        return Start(
+            effect.node,
+            attempt.lease_id,
+            attempt.fence,
+            effect.job.id,
+            effect.job.command,
+            claim,
+            hold_ms=hold_of(ledger, effect.node),
+            beat=seen.beat if seen is not None else 0,
+            generation=effect.lease.generation,
+        )
+    stop = effect.job.stop
+    assert stop is not None
+    ending = stop.ending if stop.ending in (Ending.PREEMPTED, Ending.RECLAIMED) else Ending.CANCELLED
+    return Stop(attempt.lease_id, attempt.fence, str(ending), stop.detail, effect.job.command.grace_ms)
+
+
+def event_of(message: Report | Mark, nodes: tuple[str, ...]) -> Event:
+    """What the report of an agent that serves these nodes means."""
     uid, _, number = message.lease_id.rpartition(".")
     attempt = int(number) if number.isdecimal() else 0
     if isinstance(message, Started):
         return AttemptStarted(uid, attempt, message.fence, message.pid, message.cores, nodes)
     if isinstance(message, Paused):
         return AttemptPaused(uid, attempt, message.fence, message.paused, message.detail, nodes)
-    return AttemptEnded(uid, attempt, message.fence, message.outcome, nodes, message.pid, message.cores)
+    if isinstance(message, Mark):
+        return AttemptMarked(uid, attempt, message.fence, message.age_ms, nodes)
+    pid, cores = message.pid, message.cores
+    return AttemptEnded(uid, attempt, message.fence, message.outcome, nodes, pid, cores, message.mark_age_ms)

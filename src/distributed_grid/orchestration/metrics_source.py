@@ -12,6 +12,7 @@ from distributed_grid.monitoring.history import MinuteRow
 from distributed_grid.monitoring.snapshots import ResourceSnapshot
 from distributed_grid.monitoring.summary import ClusterSummary
 from distributed_grid.monitoring.trends import ResourceTrend
+from distributed_grid.orchestration.attaching import way_to
 from distributed_grid.orchestration.client import Client, ClientConfig
 from distributed_grid.orchestration.places import Places
 
@@ -26,9 +27,7 @@ class DaemonMetrics:
     @classmethod
     def for_config(cls, config: ClusterConfig | None) -> DaemonMetrics:
         """The control plane of the default state directory; with a config, the one that runs it."""
-        places = Places()
-        path = config.file_for(places.state_dir / "configs") if config is not None else None
-        return cls(places, ClientConfig(path, explicit=path is not None))
+        return cls(*way_to(config, None))
 
     def open(self) -> None:
         with self._turn:

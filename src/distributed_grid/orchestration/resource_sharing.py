@@ -17,11 +17,19 @@ from distributed_grid.domain.resources import Priority as AllocationPriority
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.errors import GridError
 from distributed_grid.orchestration.async_client import AsyncClient
-from distributed_grid.orchestration.client import ClientConfig
-from distributed_grid.orchestration.places import Places
+from distributed_grid.orchestration.attaching import way_to
 from distributed_grid.orchestration.protocol import JSON
+from distributed_grid.orchestration.resource_sharing_manager import ResourceRequest, ResourceSharingManager
 
-__all__ = ["AllocationPriority", "ResourceOffer", "ResourceSharingProtocol", "ResourceType", "WorkerResult"]
+__all__ = [
+    "AllocationPriority",
+    "ResourceOffer",
+    "ResourceRequest",
+    "ResourceSharingManager",
+    "ResourceSharingProtocol",
+    "ResourceType",
+    "WorkerResult",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +63,7 @@ class ResourceSharingProtocol:
         state_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         """`ssh_manager` may be left out: the control plane holds the SSH connections."""
-        places = Places(state_dir)
-        path = config.file_for(places.state_dir / "configs") if config is not None else None
-        self._client = AsyncClient(places, ClientConfig(path, explicit=path is not None))
+        self._client = AsyncClient(*way_to(config, state_dir))
 
     async def get_offers(self) -> list[ResourceOffer]:
         """What can be had, node by node."""

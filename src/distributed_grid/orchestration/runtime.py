@@ -94,10 +94,11 @@ class Grid:
         return answer
 
     async def dry_run(self, event: Event) -> Answer:
-        """What would become of an event, without it happening."""
+        """What would become of an event, without it happening: what `handle` would answer, or raise."""
 
         def question(ledger: Ledger, now: int) -> Answer:
-            return decide(ledger, event, now).answer
+            recalled = self._recall(event)
+            return decide(ledger, event, now).answer if recalled is None else recalled
 
         return await self.read(question)
 
@@ -195,6 +196,8 @@ class Grid:
     def _recall(self, event: Event) -> Answer:
         """The outcome of a request that is over already, when it is repeated."""
         if not isinstance(event, LeaseAsked | JobSubmitted) or event.request.id in self._ledger.by_request:
+            return None
+        if isinstance(event, LeaseAsked) and event.again:
             return None
         kind = "lease" if isinstance(event, LeaseAsked) else "job"
         row: Row | None = self._over.get(event.request.id)

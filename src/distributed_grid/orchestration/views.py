@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from distributed_grid.domain.balance import Advice
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
@@ -18,6 +19,7 @@ from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Amounts, Claim
 from distributed_grid.monitoring.pressure import pressure
 from distributed_grid.monitoring.snapshots import utc
+from distributed_grid.scheduling.reasons import kept_back
 
 GB = 1024**3
 View = dict[str, Any]
@@ -44,6 +46,27 @@ class Viewer:
             "allocations": self.allocations(ledger),
             "jobs": [self.job(job) for job in ledger.jobs.values()],
             "waiting": len(ledger.waiting),
+            "recommendations": self.recommendations(ledger),
+        }
+
+    def recommendations(self, ledger: Ledger) -> list[View]:
+        """The work that should move, as far as anybody can tell now."""
+        return [
+            self.recommendation(ledger, name, balance.advice)
+            for name, balance in ledger.balances.items()
+            if balance.advice is not None
+        ]
+
+    def recommendation(self, ledger: Ledger, node: str, advice: Advice) -> View:
+        job = ledger.jobs.get(advice.job)
+        return {
+            "node_id": node,
+            "job_id": job.id if job is not None else None,
+            "source_node": node,
+            "target_node": advice.to,
+            "cause": advice.cause,
+            "reason": advice.reason,
+            "since": self.time(advice.since_ms),
         }
 
     def node(self, ledger: Ledger, node: Node, now: int) -> View:
@@ -63,6 +86,7 @@ class Viewer:
             "cpu_lent": book.cpu_milli / 1000,
             "memory_lent_gb": _gb(book.memory_bytes),
             "gpus_lent": sum(book.gpu_milli.values()) / 1000,
+            **_lends(ledger, node, now),
             "pressure": pressure(node.capacity, usage) if fresh and usage is not None else None,
             "cpu_percent": usage.cpu_busy_milli / 10 if fresh and usage is not None else None,
             "memory_used_gb": _gb(usage.memory_bytes) if fresh and usage is not None else None,
@@ -111,6 +135,8 @@ class Viewer:
             "resource_type": kind,
             "amount": amount,
             "resources": claim_view(lease.claim) if lease.claim is not None else ask_view(lease.request.ask),
+            "gang_id": lease.gang or None,
+            "gang_nodes": list(lease.gang_nodes),
             "user": lease.request.user,
             "priority": lease.request.priority.name.lower(),
             "state": str(lease.state),
@@ -155,9 +181,30 @@ class Viewer:
             "cores": list(attempt.cores),
             "assigned_at": self.time(attempt.assigned_at_ms),
             "started_at": self.time(attempt.started_at_ms),
+            "checkpoint_at": self.time(attempt.marked_at_ms),
             "ended_at": self.time(attempt.ended_at_ms),
             **_outcome(attempt.outcome),
         }
+
+
+def _lends(ledger: Ledger, node: Node, now: int) -> View:
+    """A node as the scheduler sees it: what it has left to lend, how it ranks, and why it keeps what it keeps."""
+    columns = ledger.columns
+    row = columns.rows[node.name]
+    is_open = bool(columns.open[row])
+    return {
+        "open": is_open,
+        "cpu_free": max(int(columns.cpu[row]), 0) / 1000 if is_open else 0.0,
+        "memory_free_gb": _gb(max(int(columns.memory[row]), 0)) if is_open else 0.0,
+        "gpus_free": int(columns.gpu_left[row]) / 1000 if is_open else 0.0,
+        "leases": int(columns.leases[row]),
+        "priority": node.rank / 1000,
+        "speed": node.speed_milli / 1000,
+        "cost_per_hour": node.cost_milli / 1000,
+        "labels": dict(node.labels),
+        "tags": list(node.tags),
+        "keeps": list(kept_back(ledger, node, now)),
+    }
 
 
 def _outcome(outcome: Outcome | None) -> View:

@@ -143,6 +143,7 @@ quotas:
   ana: {cpu: 4, memory_gb: 8, gpu: 0.5, jobs: 3}
   vision: {members: [ana, bo], memory: 64}
 fairness: {half_life_hours: 12, weights: {ana: 2}}
+preemption: {minimum_run: 30, max_per_job: 1}
 alerts: {memory: 0.9, gpu: 0.95, command: notify}
 scaling: {min_workers: 1, max_workers: 3, budget_per_hour: 1.5, budget_per_day: 20, scale_up_cooldown: 10}
 logging: {level: WARN, format: json, file: grid.log}
@@ -154,6 +155,7 @@ hold_seconds: 90
     assert config.quotas["vision"].members == ("ana", "bo")
     assert config.quotas["vision"].memory_bytes == 64 * GIB
     assert config.fairness.half_life_seconds == 12 * 3600
+    assert (config.preemption.minimum_run_seconds, config.preemption.max_per_job) == (30, 1)
     assert (config.alerts.memory_high, config.alerts.gpu_high) == (0.9, 0.95)
     assert (config.scaling.budget_usd_per_hour, config.scaling.scale_up_cooldown_seconds) == (1.5, 10)
     assert (config.logging.level, config.trusted_network, config.hold_seconds) == ("warning", True, 90)

@@ -1,0 +1,199 @@
+"""A tour of resource sharing in five parts: what there is, what it does, borrowing, scheduling, balancing.
+
+    python examples/intelligent_sharing_demo.py
+    python examples/intelligent_sharing_demo.py config/my-cluster.yaml
+
+Each part also works alone: `asyncio.run(ResourceSharingDemo(path)._demo_cluster_status())`. Whatever the demo borrows
+it gives back, even when it is interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator
+
+from distributed_grid.config import load_cluster_config
+from distributed_grid.errors import NotFound, Refused
+from distributed_grid.orchestration.intelligent_scheduler import (
+    ResourceRequirement,
+    SchedulingDecision,
+    SchedulingRequest,
+    SchedulingStrategy,
+    TaskPriority,
+)
+from distributed_grid.orchestration.resource_sharing_orchestrator import ResourceSharingOrchestrator
+
+DEFAULT = "config/my-cluster-enhanced.yaml"
+LOOKS = 3
+TASKS = 6
+
+
+class ResourceSharingDemo:
+    """Shows what the grid of a cluster file can do."""
+
+    def __init__(self, config_path: str = DEFAULT) -> None:
+        self.config = load_cluster_config(config_path)
+        self.orchestrator = ResourceSharingOrchestrator(self.config)
+
+    async def run_demo(self) -> None:
+        """All five parts, one after the other."""
+        await self._demo_cluster_status()
+        await self._demo_resource_monitoring()
+        await self._demo_resource_requests()
+        await self._demo_intelligent_scheduling()
+        await self._demo_load_balancing()
+
+    @contextlib.asynccontextmanager
+    async def _started(self) -> AsyncIterator[ResourceSharingOrchestrator]:
+        """The orchestrator, attached to the grid for one part of the story."""
+        await self.orchestrator.initialize()
+        await self.orchestrator.start()
+        try:
+            yield self.orchestrator
+        finally:
+            await self.orchestrator.stop()
+
+    async def _demo_cluster_status(self) -> None:
+        """What there is, and what can be had."""
+        _heading("Cluster status")
+        async with self._started() as grid:
+            status = await grid.get_cluster_status()
+        print(f"{status['name']}: {status['mode']} by the policy {status['policy']}")
+        for node in status["nodes"]:
+            lends = f"{node['cpu_free']:g} cores, {node['memory_free_gb']:g} GB, {node['gpus_free']:g} GPUs to lend"
+            print(f"  {node['node_id']:<12} {node['state']:<8} {lends if node['open'] else '; '.join(node['keeps'])}")
+        cpu, memory = status["summary"]["cpu"], status["summary"]["memory_gb"]
+        print(
+            f"together: {cpu['idle']:g} of {cpu['total']:g} cores and {memory['idle']:g} of {memory['total']:g} GB idle"
+        )
+        held, waiting = len(status["allocations"]), status["waiting"]
+        print(f"{held} allocations, {len(status['jobs'])} jobs, {waiting} waiting")
+
+    async def _demo_resource_monitoring(self) -> None:
+        """What the nodes do, as it changes, and where it is going."""
+        _heading("Resource monitoring")
+        async with self._started() as grid:
+            for look in range(LOOKS):
+                if look:
+                    await asyncio.sleep(1)
+                snapshots = grid.get_node_resource_snapshots()
+                told = (
+                    f"{node.node_id} CPU {node.cpu_percent:.0f} %, memory {node.memory_percent:.0f} %"
+                    if node.cpu_percent is not None and node.memory_percent is not None
+                    else f"{node.node_id} unknown"
+                    for node in snapshots.values()
+                )
+                print(f"look {look + 1}: " + "; ".join(told))
+            for name in snapshots:
+                windows = grid.metrics.get_resource_trend(name, "cpu").windows
+                ways = ", ".join(f"{one.direction} over {one.window_minutes} min" for one in windows)
+                print(f"  CPU of {name}: {ways or 'too little is known yet for a trend'}")
+
+    async def _demo_resource_requests(self) -> None:
+        """Borrow for the head node from the others, look at it, give it back."""
+        _heading("Resource requests")
+        head = self.config.head.name
+        async with self._started() as grid:
+            for kind, amount in (("cpu", 2.0), ("memory", 4.0), ("gpu", 1.0)):
+                await self._borrow(grid, head, kind, amount)
+            await self._borrow(grid, head, "cpu", 10_000.0)
+
+    async def _borrow(self, grid: ResourceSharingOrchestrator, node: str, kind: str, amount: float) -> None:
+        asked = f"{amount:g} of {kind} for {node}"
+        try:
+            allocation_id = await grid.request_resources(
+                node_id=node, resource_type=kind, amount=amount, priority="high", duration_minutes=5, wait_seconds=0
+            )
+        except Refused as no:
+            print(f"{asked}: refused")
+            for reason in no.reasons or (str(no),):
+                print(f"  {reason}")
+            return
+        try:
+            held = (await grid.sharing.get_resource_status())["allocations"]
+            lender = next(row["node_id"] for row in held if row["allocation_id"] == allocation_id)
+            print(f"{asked}: lent by {lender} as {allocation_id[:8]}", end="")
+        finally:
+            ended = await grid.release_resources(allocation_id)
+            print(f", {ended['reason']}")
+
+    async def _demo_intelligent_scheduling(self) -> None:
+        """The same task by every strategy: where it would go, how sure that is, and why."""
+        _heading("Intelligent scheduling")
+        needs = [ResourceRequirement("cpu", 1.0), ResourceRequirement("memory", 0.5)]
+        async with self._started() as grid:
+            for strategy in SchedulingStrategy:
+                if strategy is SchedulingStrategy.NODE_SPECIFIC:
+                    continue
+                task = SchedulingRequest(
+                    f"demo-{uuid.uuid4().hex[:12]}",
+                    needs,
+                    priority=TaskPriority.NORMAL,
+                    strategy=strategy,
+                    expects=60,
+                    wait_seconds=0,
+                )
+                try:
+                    decision = await grid.scheduler.schedule_task(task)
+                    _tell(decision)
+                except Refused as no:
+                    print(f"{strategy}: {no}")
+                finally:
+                    with contextlib.suppress(NotFound):
+                        await grid.scheduler.complete_task(task.task_id)
+
+    async def _demo_load_balancing(self) -> None:
+        """Several tasks at once: how they spread, what that leaves, and how the grid has balanced itself so far."""
+        _heading("Load balancing")
+        name = f"demo-{uuid.uuid4().hex[:8]}"
+        tasks = [f"{name}-{number}" for number in range(TASKS)]
+        places: Counter[str] = Counter()
+        async with self._started() as grid:
+            try:
+                for task in tasks:
+                    request = SchedulingRequest(
+                        task, {"cpu": 0.5}, strategy=SchedulingStrategy.SPREAD, group=name, wait_seconds=0
+                    )
+                    decision = await grid.scheduler.schedule_task(request)
+                    places.update(decision.nodes)
+                status = await grid.scheduler.get_scheduling_status()
+            except Refused as no:
+                print(f"not all of {TASKS} tasks fit: {no}")
+                status = await grid.scheduler.get_scheduling_status()
+            finally:
+                for task in tasks:
+                    with contextlib.suppress(NotFound):
+                        await grid.scheduler.complete_task(task)
+        for node, count in sorted(places.items()):
+            print(f"  {node:<12} {'#' * count} {count}")
+        rate = status["allocation_success_rate"]
+        print(f"requests served of late: {'unknown' if rate is None else f'{100 * rate:.0f} %'}")
+        print(f"rebalanced in the last hour: {status['rebalances_per_hour']} times")
+        print("everything is given back")
+
+
+def _heading(text: str) -> None:
+    print(f"\n== {text} ==")
+
+
+def _tell(decision: SchedulingDecision) -> None:
+    print(f"{decision.strategy}: {decision.node_id}, confidence {decision.confidence:.2f}")
+    for reason in decision.reasoning:
+        print(f"  {reason}")
+    if decision.alternatives:
+        print("  next: " + "; ".join(f"{one.node_id} ({one.why})" for one in decision.alternatives))
+
+
+def main() -> None:
+    """Tell the whole story."""
+    parser = argparse.ArgumentParser(description="A tour of resource sharing.")
+    parser.add_argument("config", nargs="?", default=DEFAULT, help="a cluster file (default: %(default)s)")
+    asyncio.run(ResourceSharingDemo(parser.parse_args().config).run_demo())
+
+
+if __name__ == "__main__":
+    main()

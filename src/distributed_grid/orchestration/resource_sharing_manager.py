@@ -1,0 +1,142 @@
+"""`ResourceSharingManager`: borrow for a node, give back, look at what is shared.
+
+It holds a config and the way to the control plane. What is lent is in the one ledger, so several managers, other
+programs and the command line never lend the same thing twice.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distributed_grid.config import ClusterConfig
+from distributed_grid.domain.resources import Priority as AllocationPriority
+from distributed_grid.domain.resources import ResourceType
+from distributed_grid.errors import BadInput
+from distributed_grid.orchestration.async_client import AsyncClient
+from distributed_grid.orchestration.attaching import way_to
+from distributed_grid.orchestration.placing import Placing, Span, amount_of, kind_of, seconds_of, wishes
+from distributed_grid.orchestration.shapes import AllocationRow, ResourceStatus
+from distributed_grid.orchestration.sharing_policy import SharingPolicy
+
+__all__ = ["AllocationPriority", "ResourceRequest", "ResourceSharingManager", "ResourceStatus", "SharingPolicy"]
+
+DEFAULT_SECONDS = 3600.0
+"""How long something is borrowed where nobody says; a lease without an end would outlive a program that dies."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceRequest:
+    """So much of one kind for a node, out of what the others can spare; `source` names who may lend it.
+
+    Without a node it is for whoever asks, and any node may lend.
+    """
+
+    node_id: str
+    resource_type: ResourceType | str
+    amount: float
+    priority: AllocationPriority | str = AllocationPriority.MEDIUM
+    duration: Span = DEFAULT_SECONDS
+    source: Sequence[str] = ()
+    wait_seconds: float = 300.0
+
+    def message(self) -> dict[str, Any]:
+        """The request as the socket takes it."""
+        where: Placing = {"required_nodes": self.source, "anti_affinity": [self.node_id] if self.node_id else []}
+        return {
+            **wishes(where),
+            "request_id": uuid.uuid4().hex,
+            "target": self.node_id,
+            "resource_type": kind_of(self.resource_type),
+            "amount": amount_of(self.amount),
+            "priority": AllocationPriority.parse(self.priority).name.lower(),
+            "duration_seconds": seconds_of(self.duration, "a duration"),
+            "wait_seconds": self.wait_seconds,
+        }
+
+
+class ResourceSharingManager:
+    """Requests, releases and shows shared resources; the grid decides who lends."""
+
+    def __init__(
+        self,
+        cluster_config: ClusterConfig | None = None,
+        ssh_manager: object | None = None,
+        *,
+        state_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """`ssh_manager` may be left out: the control plane holds the SSH connections."""
+        self.config = cluster_config
+        self._client = AsyncClient(*way_to(cluster_config, state_dir))
+
+    async def __aenter__(self) -> ResourceSharingManager:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Attach to the control plane, starting one where none runs. Safe to call twice."""
+        await self._client.start()
+
+    async def stop(self) -> None:
+        """Let go of the grid; what was borrowed stays borrowed until it is given back or its time is over."""
+
+    async def request_resource(
+        self,
+        node_id: str,
+        resource_type: ResourceType | str,
+        amount: float,
+        priority: AllocationPriority | str = AllocationPriority.MEDIUM,
+        duration: Span | None = None,
+        *,
+        duration_minutes: float | None = None,
+        source: str | Sequence[str] = (),
+        wait_seconds: float = 300.0,
+    ) -> str:
+        """Borrow for a node from the others; the id of what was lent, which `release_resource` takes.
+
+        Waits for its turn up to `wait_seconds`. Raises Refused with the reasons where the grid says no, and TimedOut
+        where the wait was in vain.
+        """
+        if duration is not None and duration_minutes is not None:
+            raise BadInput("say either duration or duration_minutes")
+        if duration_minutes is not None:
+            duration = 60 * duration_minutes
+        request = ResourceRequest(
+            node_id,
+            resource_type,
+            amount,
+            priority,
+            DEFAULT_SECONDS if duration is None else duration,
+            [source] if isinstance(source, str) else source,
+            wait_seconds,
+        )
+        return await self.submit(request)
+
+    async def submit(self, request: ResourceRequest) -> str:
+        """The same for a request that was written down before."""
+        answer = await self._client.call("ask", **request.message())
+        return str(answer["allocation"]["allocation_id"])
+
+    async def release_resource(self, allocation_id: str) -> AllocationRow:
+        """Give something back; what became of it. A second time is harmless; NotFound where nothing has that id."""
+        allocation: AllocationRow = (await self._client.call("release", allocation_id=allocation_id))["allocation"]
+        return allocation
+
+    async def get_resource_status(self) -> ResourceStatus:
+        """Whether and how the grid shares, what can be had, and what is lent."""
+        status = await self._client.call("status")
+        sharing = (await self._client.call("config"))["config"]["resource_sharing"]
+        return {
+            "enabled": sharing["enabled"],
+            "mode": sharing["mode"],
+            "policy": SharingPolicy(sharing["policy"]),
+            "offers": status["offers"],
+            "allocations": status["allocations"],
+            "waiting": status["waiting"],
+        }

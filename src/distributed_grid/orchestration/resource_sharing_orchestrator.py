@@ -1,0 +1,120 @@
+"""`ResourceSharingOrchestrator`: the whole of resource sharing under one name.
+
+Its parts are the metrics collector, the sharing manager and the scheduler, and each of them only asks the control
+plane. It may be used beside any of them, and beside other programs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from distributed_grid.config import ClusterConfig
+from distributed_grid.domain.resources import Priority, ResourceType
+from distributed_grid.monitoring.resource_metrics import ResourceMetricsCollector, ResourceSnapshot
+from distributed_grid.orchestration.async_client import AsyncClient
+from distributed_grid.orchestration.attaching import way_to
+from distributed_grid.orchestration.intelligent_scheduler import IntelligentScheduler
+from distributed_grid.orchestration.metrics_source import DaemonMetrics
+from distributed_grid.orchestration.placing import Span
+from distributed_grid.orchestration.resource_sharing_manager import ResourceSharingManager
+from distributed_grid.orchestration.shapes import AllocationRow, ClusterStatus
+from distributed_grid.orchestration.sharing_policy import SharingPolicy
+
+
+class ResourceSharingOrchestrator:
+    """Starts, asks and stops the parts of resource sharing."""
+
+    def __init__(
+        self,
+        cluster_config: ClusterConfig | None = None,
+        ssh_manager: object | None = None,
+        *,
+        state_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """`ssh_manager` may be left out: the control plane holds the SSH connections."""
+        self.config = cluster_config
+        places, wanted = way_to(cluster_config, state_dir)
+        self._client = AsyncClient(places, wanted)
+        self.metrics = ResourceMetricsCollector(source=DaemonMetrics(places, wanted))
+        self.sharing = ResourceSharingManager(cluster_config, state_dir=state_dir)
+        self.scheduler = IntelligentScheduler(cluster_config, state_dir=state_dir)
+
+    async def __aenter__(self) -> ResourceSharingOrchestrator:
+        await self.initialize()
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def initialize(self) -> None:
+        """Make sure that a control plane runs and takes the config. Safe to call twice."""
+        await self._client.start()
+
+    async def start(self) -> None:
+        """Attach all parts; does what `initialize` does where nobody did. Safe to call twice."""
+        await self.metrics.start()
+        await self.sharing.start()
+        await self.scheduler.start()
+
+    async def stop(self) -> None:
+        """Let go of the grid, which goes on; a later call attaches again. Safe to call twice."""
+        await self.scheduler.stop()
+        await self.sharing.stop()
+        await self.metrics.stop()
+
+    async def get_cluster_status(self) -> ClusterStatus:
+        """Everything at a glance: nodes, what can be had, what is lent, who runs and waits, and how well it goes."""
+        status = await self._client.call("status")
+        summary = (await self._client.call("metrics", kind="summary"))["summary"]
+        scheduling = (await self._client.call("metrics", kind="scheduling"))["scheduling"]
+        config = (await self._client.call("config"))["config"]
+        sharing = config["resource_sharing"]
+        return {
+            "name": config["name"],
+            "enabled": sharing["enabled"],
+            "mode": sharing["mode"],
+            "policy": SharingPolicy(sharing["policy"]),
+            "nodes": status["nodes"],
+            "offers": status["offers"],
+            "allocations": status["allocations"],
+            "jobs": status["jobs"],
+            "recommendations": status["recommendations"],
+            "waiting": status["waiting"],
+            "summary": summary,
+            "scheduling": scheduling,
+        }
+
+    async def request_resources(
+        self,
+        node_id: str,
+        resource_type: ResourceType | str,
+        amount: float,
+        priority: Priority | str = Priority.MEDIUM,
+        duration: Span | None = None,
+        *,
+        duration_minutes: float | None = None,
+        source: str | Sequence[str] = (),
+        wait_seconds: float = 300.0,
+    ) -> str:
+        """Borrow for a node from the others; the one id of it, which `release_resources` takes. As the manager's
+        `request_resource`."""
+        return await self.sharing.request_resource(
+            node_id,
+            resource_type,
+            amount,
+            priority,
+            duration,
+            duration_minutes=duration_minutes,
+            source=source,
+            wait_seconds=wait_seconds,
+        )
+
+    async def release_resources(self, allocation_id: str) -> AllocationRow:
+        """Give something back; what became of it. A second time is harmless."""
+        return await self.sharing.release_resource(allocation_id)
+
+    def get_node_resource_snapshots(self) -> dict[str, ResourceSnapshot]:
+        """What every node does at this moment, by its name; a plain method, safe inside a running event loop."""
+        return self.metrics.get_all_latest_snapshots()
