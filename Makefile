@@ -14,7 +14,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-emit-index-url --no-header --no-annotate $(LOCK_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-fast test-acceptance test-lab system-packages bench demo lock clean
+.PHONY: help setup check format test test-fast test-acceptance test-lab system-packages chaos bench demo lock clean
 .NOTPARALLEL:
 
 help: ## show this
@@ -53,6 +53,9 @@ test-lab: setup system-packages ## several real hosts on this machine, by SSH (d
 # The tests that need one of these skip with a reason where it is missing (and fail when CI=1).
 system-packages:
 	@scripts/install_system_packages faketime:faketime ip:iproute2 ssh:openssh-client sshd:openssh-server cc:gcc,libc6-dev
+
+chaos: setup ## break 1,000 simulated grids, a different way each, and hold every law against every step (docs/simulator.md)
+	$(BIN)/python -m distributed_grid.simulation $(CHAOS_ARGS)
 
 bench: setup ## measure, and print the table with the ratios
 	$(BIN)/python -m bench $(BENCH_ARGS)

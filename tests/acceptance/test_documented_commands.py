@@ -38,6 +38,10 @@ NOT_RUN = {
         "it needs other machines: tests/lab/test_cluster.py and tests/lab/test_faults.py do it in a lab"
     ),
     "poetry install\npoetry run grid status\n": "tests/acceptance/test_poetry.py runs it",
+    **{
+        block.read_text(): "tests/acceptance/test_seed_001.py runs it"
+        for block in (PROJECT / "tests/fixtures/guides").glob("*.txt")
+    },
 }
 
 PYTHON = """

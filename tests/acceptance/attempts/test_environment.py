@@ -26,6 +26,7 @@ def test_the_environment_is_what_was_passed_and_the_named_ones(driver: Driver, m
         "GRID_ATTEMPT_ID": "a.1",
         "GRID_NODE": "here",
         "GRID_NOTICE": str(driver.root / "a.1/notice"),
+        "GRID_CHECKPOINT": str(driver.root / "a.1/checkpoint"),
     }
 
 
