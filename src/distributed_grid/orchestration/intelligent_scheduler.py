@@ -7,18 +7,15 @@ program can complete the task. Once completed, the id may be used again.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority as TaskPriority
 from distributed_grid.domain.strategies import Strategy as SchedulingStrategy
 from distributed_grid.monitoring.scheduling_metrics import SchedulingFigures
-from distributed_grid.orchestration.async_client import AsyncClient
-from distributed_grid.orchestration.attaching import way_to
+from distributed_grid.orchestration.attaching import Attached
 from distributed_grid.orchestration.scheduling_request import ResourceRequirement, SchedulingRequest
 from distributed_grid.orchestration.shapes import AllocationRow, SchedulingStatus
 
@@ -62,33 +59,8 @@ class SchedulingDecision:
     nodes: tuple[str, ...]
 
 
-class IntelligentScheduler:
+class IntelligentScheduler(Attached):
     """Gives tasks their places."""
-
-    def __init__(
-        self,
-        cluster_config: ClusterConfig | None = None,
-        ssh_manager: object | None = None,
-        *,
-        state_dir: str | os.PathLike[str] | None = None,
-    ) -> None:
-        """`ssh_manager` may be left out: the control plane holds the SSH connections."""
-        self.config = cluster_config
-        self._client = AsyncClient(*way_to(cluster_config, state_dir))
-
-    async def __aenter__(self) -> IntelligentScheduler:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
-
-    async def start(self) -> None:
-        """Attach to the control plane, starting one where none runs. Safe to call twice."""
-        await self._client.start()
-
-    async def stop(self) -> None:
-        """Let go of the grid; tasks keep their places until they are completed."""
 
     async def schedule_task(self, request: SchedulingRequest) -> SchedulingDecision:
         """The place of a task, once it has it. Raises Refused with the reasons where it gets none at once and may not

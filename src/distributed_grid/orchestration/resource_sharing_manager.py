@@ -6,18 +6,15 @@ programs and the command line never lend the same thing twice.
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority as AllocationPriority
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.errors import BadInput
-from distributed_grid.orchestration.async_client import AsyncClient
-from distributed_grid.orchestration.attaching import way_to
+from distributed_grid.orchestration.attaching import Attached
 from distributed_grid.orchestration.placing import Placing, Span, amount_of, kind_of, seconds_of, wishes
 from distributed_grid.orchestration.shapes import AllocationRow, ResourceStatus
 from distributed_grid.orchestration.sharing_policy import SharingPolicy
@@ -58,33 +55,8 @@ class ResourceRequest:
         }
 
 
-class ResourceSharingManager:
+class ResourceSharingManager(Attached):
     """Requests, releases and shows shared resources; the grid decides who lends."""
-
-    def __init__(
-        self,
-        cluster_config: ClusterConfig | None = None,
-        ssh_manager: object | None = None,
-        *,
-        state_dir: str | os.PathLike[str] | None = None,
-    ) -> None:
-        """`ssh_manager` may be left out: the control plane holds the SSH connections."""
-        self.config = cluster_config
-        self._client = AsyncClient(*way_to(cluster_config, state_dir))
-
-    async def __aenter__(self) -> ResourceSharingManager:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
-
-    async def start(self) -> None:
-        """Attach to the control plane, starting one where none runs. Safe to call twice."""
-        await self._client.start()
-
-    async def stop(self) -> None:
-        """Let go of the grid; what was borrowed stays borrowed until it is given back or its time is over."""
 
     async def request_resource(
         self,

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority, ResourceType
 from distributed_grid.monitoring.resource_metrics import ResourceMetricsCollector, ResourceSnapshot
-from distributed_grid.orchestration.async_client import AsyncClient
-from distributed_grid.orchestration.attaching import way_to
+from distributed_grid.orchestration.attaching import Attached
 from distributed_grid.orchestration.intelligent_scheduler import IntelligentScheduler
 from distributed_grid.orchestration.metrics_source import DaemonMetrics
 from distributed_grid.orchestration.placing import Span
@@ -22,7 +21,7 @@ from distributed_grid.orchestration.shapes import AllocationRow, ClusterStatus
 from distributed_grid.orchestration.sharing_policy import SharingPolicy
 
 
-class ResourceSharingOrchestrator:
+class ResourceSharingOrchestrator(Attached):
     """Starts, asks and stops the parts of resource sharing."""
 
     def __init__(
@@ -32,21 +31,10 @@ class ResourceSharingOrchestrator:
         *,
         state_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        """`ssh_manager` may be left out: the control plane holds the SSH connections."""
-        self.config = cluster_config
-        places, wanted = way_to(cluster_config, state_dir)
-        self._client = AsyncClient(places, wanted)
-        self.metrics = ResourceMetricsCollector(source=DaemonMetrics(places, wanted))
+        super().__init__(cluster_config, ssh_manager, state_dir=state_dir)
+        self.metrics = ResourceMetricsCollector(source=DaemonMetrics(self._places, self._wanted))
         self.sharing = ResourceSharingManager(cluster_config, state_dir=state_dir)
         self.scheduler = IntelligentScheduler(cluster_config, state_dir=state_dir)
-
-    async def __aenter__(self) -> ResourceSharingOrchestrator:
-        await self.initialize()
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
 
     async def initialize(self) -> None:
         """Make sure that a control plane runs and takes the config. Safe to call twice."""
@@ -54,6 +42,7 @@ class ResourceSharingOrchestrator:
 
     async def start(self) -> None:
         """Attach all parts; does what `initialize` does where nobody did. Safe to call twice."""
+        await self.initialize()
         await self.metrics.start()
         await self.sharing.start()
         await self.scheduler.start()
