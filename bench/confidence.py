@@ -18,8 +18,9 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from bench.lending import DEFAULT, SAMPLE_MS, TRACES, Trace, _machines
+from bench.lending import DEFAULT, SAMPLE_MS, Trace, _machines
 from bench.table import Line
+from bench.traces import TRACES
 from distributed_grid.domain.events import LeaseAsked, LeaseReleased, NodeHeard
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger

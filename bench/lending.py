@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import gzip
 import itertools
-import os
 import random
 import sys
 from dataclasses import dataclass
@@ -19,13 +18,13 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from bench.table import Line
+from bench.traces import TRACES
 from distributed_grid.domain.events import NodeHeard
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Thresholds, Usage
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.reactor import step
 
-TRACES = Path(os.environ.get("GRID_TRACES") or Path(__file__).parents[2] / "shared" / "data")
 SAMPLE_MS, BEAT_MS = 300_000, 2_000
 BURST_MILLI, BURST_MS = 900, 10_000
 MARK_MILLI = 300

@@ -10,9 +10,6 @@ What is typical is what the ledger has learned on the way, and equal scores fall
 
 from __future__ import annotations
 
-import csv
-import gzip
-import os
 import random
 import sys
 from dataclasses import dataclass
@@ -20,16 +17,17 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from bench.table import Line
+from bench.traces import TRACES, lines_of
 from distributed_grid.domain.events import LeaseAsked, LeaseReleased, NodeHeard
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
-from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice
+from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.domain.strategies import Strategy
 from distributed_grid.errors import Refused
 from distributed_grid.reactor import LeaseAnswer, step
+from distributed_grid.simulation.traces.openb import read_asks, read_nodes
 
-TRACES = Path(os.environ.get("GRID_TRACES") or Path(__file__).parents[2] / "shared" / "data")
 SEEDS = range(10)
 MOST_DEMAND = 130
 PUBLISHED = {
@@ -132,26 +130,9 @@ def _arrivals(trace: Trace, dice: random.Random) -> list[Amounts]:
 
 def read(folder: Path, workload: str) -> Trace:
     """A workload, on the one cluster."""
-    return Trace(
-        [_capacity(row) for row in _rows(folder / "openb_node_list_gpu_node.csv.gz")],
-        [_ask(row) for row in _rows(folder / f"openb_pod_list_{workload}.csv.gz")],
-    )
-
-
-def _capacity(row: dict[str, str]) -> Capacity:
-    devices = tuple(GpuDevice(index, name=row["model"]) for index in range(int(row["gpu"])))
-    return Capacity(int(row["cpu_milli"]), int(row["memory_mib"]) << 20, devices)
-
-
-def _ask(row: dict[str, str]) -> Amounts:
-    gpu_milli = int(row["num_gpu"]) * int(row["gpu_milli"])
-    models = tuple(sorted(set((row.get("gpu_spec") or "").split("|")) - {""})) if gpu_milli else ()
-    return Amounts(int(row["cpu_milli"]), int(row["memory_mib"]) << 20, gpu_milli, gpu_models=models)
-
-
-def _rows(file: Path) -> list[dict[str, str]]:
-    with gzip.open(file, "rt") as text:
-        return list(csv.DictReader(text))
+    nodes, pods = folder / "openb_node_list_gpu_node.csv.gz", folder / f"openb_pod_list_{workload}.csv.gz"
+    has = [node.capacity for node in read_nodes(nodes.name, lines_of(nodes))]
+    return Trace(has, read_asks(pods.name, lines_of(pods)))
 
 
 def _spread(values: list[float]) -> str:

@@ -18,22 +18,19 @@ three `medium` and one `high`; an urgent job comes every ten minutes and takes 1
 from __future__ import annotations
 
 import csv
-import gzip
-import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from pathlib import Path
 
+from bench.traces import TRACES, lines_of
 from distributed_grid.domain.resources import Priority
 
 GB = 2**30
 MINUTE, HOUR = 60_000, 3_600_000
 LONG = 24 * HOUR
 BUSY = 30.0
-TRACES = Path(os.environ.get("GRID_TRACES") or Path(__file__).parents[2] / "shared" / "data")
 PODS = TRACES / "openb" / "openb_pod_list_default.csv.gz"
 LOADS = TRACES / "planetlab" / "cpu_20110303.csv.gz"
 
@@ -108,13 +105,12 @@ def _pod(draw: random.Random) -> Shape:
 def _pods() -> list[Shape]:
     """The pods of the openb trace that ran and ended; what asks for no memory gets a share of it by its cores."""
     found = []
-    with gzip.open(PODS, "rt") as file:
-        for row in csv.DictReader(file):
-            if row["scheduled_time"] and row["deletion_time"]:
-                seconds = int(row["deletion_time"]) - int(row["scheduled_time"])
-                cpu, memory = int(row["cpu_milli"]), int(row["memory_mib"]) * 2**20
-                if seconds > 0 and 0 < cpu <= 96_000 and memory <= 384 * GB:
-                    found.append((cpu, memory or 4 * cpu * GB // 1000, 1000 * seconds))
+    for row in csv.DictReader(lines_of(PODS)):
+        if row["scheduled_time"] and row["deletion_time"]:
+            seconds = int(row["deletion_time"]) - int(row["scheduled_time"])
+            cpu, memory = int(row["cpu_milli"]), int(row["memory_mib"]) * 2**20
+            if seconds > 0 and 0 < cpu <= 96_000 and memory <= 384 * GB:
+                found.append((cpu, memory or 4 * cpu * GB // 1000, 1000 * seconds))
     return found
 
 
@@ -142,8 +138,7 @@ def _planetlab(draw: random.Random) -> Iterator[tuple[int, float]]:
 
 @cache
 def _loads() -> list[list[float]]:
-    with gzip.open(LOADS, "rt") as file:
-        return [[float(percent) for percent in row[1:]] for row in list(csv.reader(file))[1:]]
+    return [[float(percent) for percent in row[1:]] for row in list(csv.reader(lines_of(LOADS)))[1:]]
 
 
 BATCH = Trace("batch", 30, 16_000, 64 * GB, _batch, _comes_and_goes)

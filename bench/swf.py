@@ -11,14 +11,13 @@ as the run time. Bounded slowdown is (wait + run) / max(run, 10 s), at least 1.
 
 from __future__ import annotations
 
-import gzip
 import heapq
-import os
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.table import Line
+from bench.traces import TRACES
 from distributed_grid.domain.events import (
     AttemptEnded,
     Event,
@@ -34,8 +33,8 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.reactor import step
+from distributed_grid.simulation.traces.reading import read_trace
 
-TRACES = Path(os.environ.get("GRID_TRACES") or Path(__file__).parents[2] / "shared" / "data")
 PROCESSORS = 128
 EASY_WAIT_MIN, EASY_SLOWDOWN = 353, 93
 SHORT_S = 10
@@ -146,13 +145,14 @@ def _waits(jobs: list[Asked], started: dict[int, int]) -> Waits:
 
 def _jobs(file: Path) -> list[Asked]:
     """The jobs of a trace in the standard workload format, in the order they were asked for."""
-    found = []
-    with gzip.open(file, "rt") as text:
-        for line in text:
-            if line.startswith(";") or not line.strip():
-                continue
-            fields = line.split()
-            number, at_s, run_s, processors, estimate_s, user = (int(fields[at]) for at in (0, 1, 3, 4, 8, 11))
-            if run_s > 0 and processors > 0:
-                found.append(Asked(at_s, number, run_s, processors, max(estimate_s, run_s), f"u{user}"))
-    return sorted(found)
+    return [
+        Asked(
+            one.at_ms // 1000,
+            int(one.request.id.removeprefix("job")),
+            one.run_ms // 1000,
+            one.request.ask.cpu_milli // 1000,
+            max(one.request.expects_ms, one.run_ms) // 1000,
+            one.request.user,
+        )
+        for one in read_trace(str(file)).work
+    ]

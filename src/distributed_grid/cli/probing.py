@@ -69,7 +69,7 @@ class Probes:
             signal.signal(number, _interrupt)
         try:
             yield
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: the probes go, and whatever it was goes on
             self._cancel()
             raise
 

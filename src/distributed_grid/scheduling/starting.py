@@ -35,11 +35,6 @@ class Outlook(Struct, frozen=True):
     reason: str
 
 
-def estimated_start(ledger: Ledger, lease: Lease, now: int) -> int | None:
-    """When a waiting request will start; None where nobody can know."""
-    return outlook(ledger, lease, now).starts_at_ms
-
-
 def outlook(ledger: Ledger, lease: Lease, now: int) -> Outlook:
     """The place in line of a waiting request, when it will start, and why then or why nobody knows."""
     line = in_order(ledger, now, newcomer=lease)

@@ -25,6 +25,7 @@ from distributed_grid.domain.strategies import Strategy
 from distributed_grid.errors import BadInput
 from distributed_grid.reactor import Record
 from distributed_grid.simulation.traces import Trace, read_trace
+from distributed_grid.simulation.traces.openb import MB, read_asks
 from distributed_grid.simulation.traces.trace import PATIENT_MS
 from distributed_grid.testing.builders import GB, NOW, Story, a_node, a_request, a_submission, an_exit
 
@@ -100,6 +101,12 @@ def test_what_is_no_job_is_told_with_its_line(tmp_path: Path, line: str, said: s
 
 
 # ------------------------------------------------------------------ openb
+
+
+def test_what_pods_ask_for_can_be_read_without_times_and_models() -> None:
+    bare = ["name,cpu_milli,memory_mib,num_gpu,gpu_milli\n", "pod-0,1000,512,2,1000\n"]
+    assert read_asks("bare", bare) == [Amounts(1000, 512 * MB, 2000)]
+    assert [ask.gpu_models for ask in read_asks("pods", PODS.splitlines())] == [(), ("V100M16", "V100M32"), (), ()]
 
 
 def test_pods_run_on_the_nodes_that_are_listed_beside_them(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from distributed_grid.errors import BadInput
 from distributed_grid.simulation.traces.trace import PATIENT_MS, Logged, Trace, a_trace
 
 MB = 1024**2
-POD = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec")
+POD = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 TIMES = ("creation_time", "deletion_time", "scheduled_time")
 NODE = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 PRIORITIES = {"LS": Priority.HIGH, "BE": Priority.LOW}
@@ -41,6 +41,11 @@ def read_pods(name: str, lines: Iterable[str], nodes: Iterable[Node]) -> Trace:
     return a_trace(name, work, nodes, {"that never ran": never} if never else {})
 
 
+def read_asks(name: str, lines: Iterable[str]) -> list[Amounts]:
+    """What the pods of a list ask for, whether or not they ever ran."""
+    return [_ask(name, number, row) for number, row in _rows(name, lines, POD)]
+
+
 def _ask(name: str, number: int, row: dict[str, str]) -> Amounts:
     count = _number(name, number, row["num_gpu"])
     share = _number(name, number, row["gpu_milli"]) if count == 1 else WHOLE_GPU * count
@@ -48,7 +53,7 @@ def _ask(name: str, number: int, row: dict[str, str]) -> Amounts:
         cpu_milli=_number(name, number, row["cpu_milli"]),
         memory_bytes=_number(name, number, row["memory_mib"]) * MB,
         gpu_milli=share,
-        gpu_models=tuple(filter(None, row["gpu_spec"].split("|"))) if count else (),
+        gpu_models=tuple(sorted(set(row.get("gpu_spec", "").split("|")) - {""})) if count else (),
     )
     if (problem := ask.problem()) is not None:
         raise BadInput(f"{name}, line {number}: {problem}")
