@@ -12,13 +12,15 @@ OTHER_TESTS = $(wildcard tests/test_*.py)
 TWO_AT_A_TIME = -n 2 --dist loadfile
 SLOW_TESTS = $(wildcard tests/acceptance)
 LAB_TESTS = $(wildcard tests/lab)
+# In one process: a second Ray cluster would cost half a minute.
+RAY_TESTS = $(wildcard tests/ray_lab)
 CHECKED = $(wildcard src tests bench scripts examples)
 PYTEST_ARGS ?=
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-header --no-annotate $(LOCK_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-fast test-acceptance test-lab system-packages chaos bench demo lock clean
+.PHONY: help setup ray check format test test-fast test-acceptance test-lab test-ray system-packages chaos bench demo lock clean
 .NOTPARALLEL:
 
 help: ## show this
@@ -27,6 +29,9 @@ help: ## show this
 
 setup: ## make or refresh .venv with everything for development
 	@scripts/setup dev
+
+ray: ## add Ray to .venv, for the control plane and for `grid cluster install --ray`
+	@scripts/setup ray
 
 check: setup ## format, lint, types, layers, house rules: what CI asks first
 	$(BIN)/ruff format --check $(CHECKED)
@@ -40,7 +45,7 @@ format: setup ## let ruff write the format, and fix what it can
 	$(BIN)/ruff check --fix $(CHECKED)
 	$(BIN)/ruff format $(CHECKED)
 
-test: test-fast test-acceptance test-lab ## the whole test suite, the fast part first
+test: test-fast test-acceptance test-lab test-ray ## the whole test suite, the fast part first
 
 test-fast: setup ## unit and contract tests, with the branch coverage of domain/ (at least 95 %)
 	$(BIN)/pytest $(FAST_TESTS) $(TWO_AT_A_TIME) $(PYTEST_ARGS)
@@ -50,6 +55,9 @@ test-fast: setup ## unit and contract tests, with the branch coverage of domain/
 test-acceptance: setup system-packages ## the real grid in temporary state directories
 	$(BIN)/pytest $(OTHER_TESTS) $(SLOW_TESTS) -m "not alone" $(TWO_AT_A_TIME) $(PYTEST_ARGS)
 	$(BIN)/pytest $(SLOW_TESTS) -m alone $(PYTEST_ARGS)
+
+test-ray: setup system-packages ## a real Ray cluster on three hosts of a lab, one for all its tests (docs/ray.md)
+	$(BIN)/pytest $(RAY_TESTS) -m "not chaos" $(PYTEST_ARGS)
 
 test-lab: setup system-packages ## several real hosts on this machine, by SSH (docs/lab.md)
 	$(BIN)/pytest $(LAB_TESTS) -m "not alone" $(TWO_AT_A_TIME) $(PYTEST_ARGS)
@@ -61,6 +69,7 @@ system-packages:
 
 chaos: setup ## break 1,000 simulated grids, a different way each, and hold every law against every step (docs/simulator.md)
 	$(BIN)/python -m distributed_grid.simulation $(CHAOS_ARGS)
+	$(BIN)/pytest $(RAY_TESTS) -m chaos $(PYTEST_ARGS)
 
 bench: setup ## measure, and print the table with the ratios
 	$(BIN)/python -m bench $(BENCH_ARGS)
@@ -69,9 +78,10 @@ demo: ## borrow a core of this machine, compute pi on it, look at the grid
 	./grid run-shared --resource-type cpu --amount 1 python examples/pi.py
 	./grid status
 
-lock: setup ## compute both lock files anew (LOCK_ARGS=--upgrade takes newer versions)
+lock: setup ## compute the lock files anew (LOCK_ARGS=--upgrade takes newer versions)
 	$(COMPILE) pyproject.toml --group build --group dev --output-file requirements-dev.lock
 	$(COMPILE) pyproject.toml --group build --constraint requirements-dev.lock --output-file requirements.lock
+	$(COMPILE) pyproject.toml --group build --extra ray --constraint requirements-dev.lock --output-file requirements-ray.lock
 
 clean: ## remove caches and build output; .venv stays
 	rm -rf build dist htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -6,6 +6,7 @@ import sys
 
 from bench import (
     agents,
+    boosts,
     commands,
     confidence,
     deciding,
@@ -19,6 +20,7 @@ from bench import (
     openb,
     placing,
     preempting,
+    ray_boosts,
     restarting,
     resting,
     simulating,
@@ -40,6 +42,8 @@ ALL = {
     "confidence": confidence,
     "dry_run": dry_run,
     "lent": lent,
+    "boosts": boosts,
+    "ray_boosts": ray_boosts,
     "jobs": jobs,
     "agents": agents,
     "resting": resting,

@@ -1,6 +1,7 @@
 """Make `.venv` what the lock files say, or leave it alone when it already is.
 
-Called by `scripts/setup`, with `runtime` (what `./grid` needs) or `dev` (that, and the tools of `make`).
+Called by `scripts/setup`, with `runtime` (what `./grid` needs), `ray` (that, and Ray) or `dev` (all of it, and the
+tools of `make`).
 
 Rule 1. One at a time: a lock in `.venv`, inherited by every pip we start, so that it is held for as long as
         one of them writes, even if we are killed.
@@ -26,9 +27,9 @@ PYTHON = VENV / "bin" / "python"
 LOCK = VENV / ".lock"
 UNFINISHED = VENV / ".unfinished"
 LOG = VENV / "setup.log"
-LOCK_FILES = {"runtime": "requirements.lock", "dev": "requirements-dev.lock"}
-# `dev` contains `runtime`, in the same versions.
-ALSO_READY = {"runtime": ("runtime",), "dev": ("runtime", "dev")}
+LOCK_FILES = {"runtime": "requirements.lock", "ray": "requirements-ray.lock", "dev": "requirements-dev.lock"}
+# `ray` contains `runtime`, and `dev` both, in the same versions.
+ALSO_READY = {"runtime": ("runtime",), "ray": ("runtime", "ray"), "dev": ("runtime", "ray", "dev")}
 
 
 class SetupFailed(Exception):

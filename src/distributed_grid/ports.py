@@ -5,10 +5,12 @@ Rule 2. Values that cross a port are frozen and know nothing of the technology b
 Rule 3. Every adapter of a port passes the same contract suite (`distributed_grid.testing`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
+
+from distributed_grid.domain.events import EngineNode
 
 
 class LiveRow(Struct, frozen=True):
@@ -169,3 +171,52 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Give back files and locks. Closing twice is not an error."""
+
+
+class Group(Struct, frozen=True):
+    """What an engine is to reserve under a name, on the node that it calls `place`."""
+
+    name: str
+    place: str
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    gpu_milli: int = 0
+    custom: tuple[tuple[str, int], ...] = ()
+
+
+class EngineView(Struct, frozen=True):
+    """What an engine has: its present life, its nodes, and our groups, each with the place it is on.
+
+    `groups` is None where they were not asked for.
+    """
+
+    session: str
+    nodes: tuple[EngineNode, ...]
+    groups: tuple[tuple[str, str], ...] | None = None
+
+
+class Engine(Protocol):
+    """Reserves what the grid lends, in a system that lends by itself, too.
+
+    Every method raises `Unreachable` where the engine is away: then nobody knows what was done, and the same call may
+    be made again.
+    """
+
+    async def reserve(self, group: Group, *, seconds: float) -> None:
+        """Have this group, within so many seconds; one that is there already is not made twice.
+
+        Raises `Refused` with the reason where it cannot be had, and then nothing of it is left.
+        """
+
+    async def free(self, name: str) -> None:
+        """Have no group of this name; returns when it is gone. Freeing what is gone already is not an error."""
+
+    async def look(self, *, full: bool) -> EngineView:
+        """What is there; `full` with the groups. Looking changes nothing."""
+
+    async def hold(self, seconds: float, terms: Mapping[str, float]) -> None:
+        """Say that the grid is there. Groups that are not held again within so many seconds go by themselves, and
+        those of `terms` when so many seconds are over; each call takes the place of the one before."""
+
+    async def clear(self) -> None:
+        """Have nothing of ours any more. Clearing twice is not an error."""

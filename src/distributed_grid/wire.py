@@ -176,10 +176,16 @@ class Refuse(_ToAgent, frozen=True):
 
 
 class Heard(_ToAgent, frozen=True):
-    """A heartbeat arrived: everything may go on for so long from when it was sent (0: without end)."""
+    """A heartbeat arrived: everything may go on for so long from when it was sent (0: without end).
+
+    What is lent of the node through Ray is told with it: what Ray's workers use of that is not the owner's.
+    """
 
     beat: Count
     hold_ms: Count
+    ray_cpu_milli: Count = 0
+    ray_memory_bytes: Count = 0
+    ray_gpu_milli: Count = 0
 
 
 class Start(_ToAgent, frozen=True):

@@ -30,6 +30,8 @@ OPERATIONS = [
     "GET /v1/recommendations", "GET /v1/metrics/rebalancing", "GET /v1/metrics/scheduling",
     "GET /v1/leases/{name}/explain", "GET /v1/jobs/{name}/explain", "GET /v1/ledger",
     "POST /v1/leases", "GET /v1/leases/{name}", "DELETE /v1/leases/{name}", "POST /v1/leases/{name}/extend",
+    "GET /v1/boosts", "POST /v1/boosts", "GET /v1/boosts/{name}", "DELETE /v1/boosts/{name}",
+    "POST /v1/boosts/{name}/extend",
     "GET /v1/jobs", "POST /v1/jobs", "GET /v1/jobs/{name}", "POST /v1/jobs/{name}/cancel",
     "GET /v1/jobs/{name}/logs", "GET /v1/events", "GET /v1/metrics/snapshots", "GET /v1/metrics/summary",
     "GET /v1/metrics/trend/{name}/{resource_type}", "GET /v1/metrics/history/{name}", "GET /metrics",
@@ -37,6 +39,7 @@ OPERATIONS = [
 
 CAN_BE_WRONG = {
     "POST /v1/join", "POST /v1/leases", "POST /v1/leases/{name}/extend", "GET /v1/jobs", "POST /v1/jobs",
+    "GET /v1/boosts", "POST /v1/boosts", "POST /v1/boosts/{name}/extend",
     "GET /v1/jobs/{name}/logs", "GET /v1/events", "GET /v1/metrics/trend/{name}/{resource_type}", "GET /v1/ledger",
 }  # fmt: skip
 
@@ -53,6 +56,7 @@ class Api:
             "nodes": grid.json("status")["nodes"][0]["node_id"],
             "jobs": grid.job(grid.detach("echo", "hello"))["uid"],
             "leases": self.lease(url),
+            "boosts": "none",  # one node has nobody to lend to it
         }
         self.there |= {"history": self.there["nodes"], "trend": self.there["nodes"]}
         self.operations = {f"{one.method.upper()} {one.path}": one for one in found}
@@ -69,7 +73,8 @@ class Api:
             case.path_parameters["name"] = self.there[noun]
         if isinstance(case.body, dict) and "resource_type" in case.body:
             case.body |= {"resource_type": "cpu", "amount": 0.1, "priority": "low", "dry_run": True}
-            case.body |= {"prefer": [], "require": [], "target": ""}
+            if not case.operation.path.endswith("/boosts"):
+                case.body |= {"prefer": [], "require": [], "target": ""}
 
 
 @pytest.fixture(scope="module")

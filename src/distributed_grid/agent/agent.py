@@ -14,6 +14,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ from distributed_grid.agent.limits.alarm import boot_ms
 from distributed_grid.agent.marking import Marks
 from distributed_grid.agent.measuring import Meter
 from distributed_grid.agent.owner import OwnerGuard
+from distributed_grid.agent.ray_workers import Loan, together
 from distributed_grid.agent.reading import Reading
 from distributed_grid.agent.reports import AttemptEnded, AttemptSpec, AttemptStarted
 from distributed_grid.agent.sweeping import sweep
@@ -97,6 +99,7 @@ class Agent:
         self._jobs = jobs
         self._host = host
         self._meter = meter
+        self._loans: deque[Loan] = deque(maxlen=len(nodes))  # the last answer for each of its nodes
         self._control = control
         self._capacity = capacity
         self._workdirs = workdirs
@@ -178,6 +181,8 @@ class Agent:
                 self._workdirs.received(message)
         elif isinstance(message, Heard):
             self._marks.heard(message.beat)
+            self._loans.append(Loan(message.ray_cpu_milli, message.ray_memory_bytes, message.ray_gpu_milli))
+            self._meter.ray.loan = together(self._loans)
             if message.hold_ms:
                 self._renew(message.beat + message.hold_ms)
         elif isinstance(message, Acknowledge):

@@ -72,10 +72,16 @@ def start_command(spec: dict[str, Any], job: JobDir, cores: list[int], groups: l
             os.close(fd)
 
 
+BOOSTED = __file__.rpartition("/")[0] + "/boosted"
+"""What the Python of a job in a Ray-backed boost finds first: it lets Ray tasks use the boost."""
+
+
 def environment(spec: dict[str, Any], work: str) -> dict[str, str]:
     """Exactly what was passed, and what every job is told."""
     given = {name: value for name, value in spec["env"].items() if name != "GRID_ROLE"}
     files = work.rpartition("/")[0]
+    if "GRID_BOOST_GROUP" in given:
+        given["PYTHONPATH"] = ":".join(path for path in (BOOSTED, given.get("PYTHONPATH", "")) if path)
     return {
         "PYTHONUNBUFFERED": "1",
         **given,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 
@@ -10,6 +10,7 @@ from distributed_grid.adapters.probes.cpu_time import SHORT_MS
 from distributed_grid.adapters.probes.machine import MachineCapacity, MachineProbe
 from distributed_grid.adapters.probes.nvml import GpuProbe
 from distributed_grid.agent.limits.alarm import boot_ms
+from distributed_grid.agent.ray_workers import RayWorkers
 from distributed_grid.agent.reclaiming import OwnerOnGpu
 from distributed_grid.agent.reports import AttemptUsage
 from distributed_grid.domain.nodes import GpuUsage, Usage
@@ -36,6 +37,7 @@ class Meter:
         self._ended_cpu_ms = 0
         self._capacity: MachineCapacity | None = None
         self._last: tuple[int, int] | None = None  # when, and own CPU time until then
+        self.ray = RayWorkers()
 
     def ended(self, cpu_ms: int) -> None:
         """An attempt has ended that used so much in all."""
@@ -44,12 +46,12 @@ class Meter:
     def look_at_gpus(self, own_pids: Collection[int]) -> None:
         """Measure the GPUs for the next `usage`. A driver may hang: call it from a thread."""
         if self._gpus is not None:
-            self._on_gpus = tuple(one.outside for one in self._gpus.sample(own_pids))
+            own = {*own_pids, *self.ray.pids()}
+            self._on_gpus = tuple(one.outside for one in self._gpus.sample(own))
 
     def usage(self, own: Mapping[str, AttemptUsage]) -> Usage:
         """What is in use, averaged over about ten seconds where it is a rate; of the GPUs, as last looked at."""
-        running = own.values()
-        sample = self.probe.sample(self._own_cpu_ms(running), sum(one.memory_bytes for one in running))
+        sample = self.probe.sample(*self._own(own.values()))
         return Usage(
             cpu_busy_milli=round(1000 * sample.cpu_ratio_total),
             cpu_outside_milli=round(1000 * sample.cpu_ratio_outside),
@@ -62,9 +64,10 @@ class Meter:
         """Who uses what at this moment; rates over the time since the last call, and no less than 200 ms."""
         if self._capacity is None:
             self._capacity = self.probe.capacity()
-        there_is, at_ms, own_cpu_ms = self._capacity, boot_ms(), self._own_cpu_ms(own.values())
+        there_is, at_ms = self._capacity, boot_ms()
+        own_cpu_ms, own_memory_bytes = self._own(own.values())
         outside_milli = self.probe.outside_now(own_cpu_ms)
-        sample = self.probe.sample(own_cpu_ms, sum(one.memory_bytes for one in own.values()))
+        sample = self.probe.sample(own_cpu_ms, own_memory_bytes)
         before_ms, before_cpu_ms = self._last or (at_ms, own_cpu_ms)
         self._last = at_ms, own_cpu_ms
         own_milli = 1000 * max(0, own_cpu_ms - before_cpu_ms) // max(at_ms - before_ms, SHORT_MS)
@@ -84,9 +87,12 @@ class Meter:
         size = {gpu.index: gpu.memory_bytes for gpu in self._gpus.devices()}
         return tuple(
             OwnerOnGpu(one.index, one.outside_busy_milli, size[one.index] - one.outside_memory_bytes)
-            for one in self._gpus.sample(own_pids)
+            for one in self._gpus.sample({*own_pids, *self.ray.pids()})
             if one.measured and one.index in size
         )
 
-    def _own_cpu_ms(self, running: Iterable[AttemptUsage]) -> int:
-        return self._ended_cpu_ms + sum(one.cpu_ms for one in running)
+    def _own(self, running: Collection[AttemptUsage]) -> tuple[int, int]:
+        """The CPU time of the grid's own, in all, and its memory: of attempts, and of what is lent through Ray."""
+        ray_ms, ray_bytes = self.ray.look()
+        cpu_ms = self._ended_cpu_ms + sum(one.cpu_ms for one in running) + ray_ms
+        return cpu_ms, sum(one.memory_bytes for one in running) + ray_bytes

@@ -33,6 +33,7 @@ from distributed_grid.wire import LARGEST_MESSAGE
 END_GRACE_MS = 5_000
 END_SECONDS = 30.0
 LARGEST_LOG = 5 * 1024 * 1024
+LOOK_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
@@ -127,12 +128,25 @@ async def _serve(house: House, declare_gpus: int) -> None:
     log.info("serving %s, pid %d", node, os.getpid())
     linked = asyncio.create_task(uplink.run(agent))
     ended = asyncio.create_task(ending.wait())
-    await asyncio.wait({linked, ended}, return_when=asyncio.FIRST_COMPLETED)
-    for task in (linked, ended):
+    forsaken = asyncio.create_task(_until_forsaken(house, uplink, host))
+    tasks = {linked, ended, forsaken}
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(linked, ended, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
     await agent.stop()
     log.info("stopped; what runs goes on")
+
+
+async def _until_forsaken(house: House, uplink: Uplink, host: AttemptHost) -> None:
+    """Return when nobody has been there for as long as the link's file says, and nothing runs; else never."""
+    linger: object = 0
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        linger = house.read("link.json").get("linger", linger)  # the file may be gone with all the others
+        if isinstance(linger, int | float) and 0 < linger < uplink.seconds_alone and not host.running():
+            log.info("nobody was there for %g s", linger)
+            return
 
 
 def _the(agent: Agent | None) -> Agent:

@@ -86,7 +86,8 @@ class Shim:
             self._conclude("never_started", str(error))
             return
         if cores and not self.controllers.cpu:
-            os.setpriority(os.PRIO_PROCESS, self.main, nice_for(self.spec["cpu_milli"]))
+            own = os.getpriority(os.PRIO_PROCESS, 0)  # nobody but root may be less nice than it was
+            os.setpriority(os.PRIO_PROCESS, self.main, max(nice_for(self.spec["cpu_milli"]), own))
         self._tell_started(cores)
         while self.main_status is None:
             self._look_around()

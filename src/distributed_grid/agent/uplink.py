@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -72,6 +73,12 @@ class Uplink:
         self._outbox: deque[bytes] = deque()
         self._waiting = asyncio.Event()
         self._is_up = False
+        self._last_up = time.monotonic()
+
+    @property
+    def seconds_alone(self) -> float:
+        """How long there has been no link."""
+        return 0.0 if self._is_up else time.monotonic() - self._last_up
 
     def received(self, message: FromAgent, via: AgentSide) -> None:
         """Send a message; without a link it is dropped, because everything that matters is told again."""
@@ -97,6 +104,7 @@ class Uplink:
             if self._is_up:
                 pause = timing.first_pause
                 self._is_up = False
+                self._last_up = time.monotonic()
                 agent.unlinked()
             await asyncio.sleep(pause * random.uniform(0.7, 1.3))
             pause = min(1.5 * pause, max(pause, timing.longest_pause))

@@ -74,7 +74,7 @@ def run_shared(session: Session, /, **options: Any) -> int:
     submission = _submission(options)
     try:
         with session.client() as client:
-            _ship(session, client.greet(), options, submission)
+            ship_along(session, client.greet(), options, submission)
             accepted = client.call("submit", **submission)
         job = accepted["job"]
         if options["dry_run"]:
@@ -84,9 +84,9 @@ def run_shared(session: Session, /, **options: Any) -> int:
             return 0
         if accepted["reasons"]:
             click.echo(f"grid: {job['job_id']} waits: {'; '.join(accepted['reasons'])}", err=True)
-        code = _Follower(session, job["uid"]).run()
+        code = Follower(session, job["uid"]).run()
         if options["fetch"]:
-            _fetch(session, job["uid"], options)
+            fetch_back(session, job["uid"], options)
         return code
     except KeyboardInterrupt:  # before the follower looks after it
         with contextlib.suppress(GridError), session.client(may_start=False) as client:
@@ -112,9 +112,9 @@ def _submission(options: dict[str, Any]) -> dict[str, Any]:
         "priority": options["priority"],
         "wait_seconds": options["wait"],
         "job_id": options["job_id"],
-        "env": caller_environment(_variables(options["env"])),
-        "given": list(_variables(options["env"])),
-        "cwd": "" if options["isolated"] else _here(),
+        "env": caller_environment(variables_of(options["env"])),
+        "given": list(variables_of(options["env"])),
+        "cwd": "" if options["isolated"] else here(),
         "timeout_seconds": options["timeout"],
         "grace_seconds": options["grace"],
         "retries": options["retries"],
@@ -122,7 +122,7 @@ def _submission(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _ship(session: Session, welcome: dict[str, Any], options: dict[str, Any], submission: dict[str, Any]) -> None:
+def ship_along(session: Session, welcome: dict[str, Any], options: dict[str, Any], submission: dict[str, Any]) -> None:
     """Take the directory along where the job may run on another machine."""
     shipment = ship(
         options["workdir"],
@@ -137,7 +137,8 @@ def _ship(session: Session, welcome: dict[str, Any], options: dict[str, Any], su
     submission["workdir"], submission["require"] = shipment.workdir, list(shipment.require)
 
 
-def _fetch(session: Session, uid: str, options: dict[str, Any]) -> None:
+def fetch_back(session: Session, uid: str, options: dict[str, Any]) -> None:
+    """Bring back what `--fetch` names."""
     workdir = options["workdir"]
     target = workdir if workdir and workdir != NONE else "."
     came = fetch(session, uid, options["fetch"], target)
@@ -147,16 +148,18 @@ def _fetch(session: Session, uid: str, options: dict[str, Any]) -> None:
         click.echo(f"grid: fetched {came['files']} file{'' if came['files'] == 1 else 's'}", err=True)
 
 
-def _here() -> str:
+def here() -> str:
+    """The current directory, as a job's."""
     try:
-        here = os.getcwd()
+        found = os.getcwd()
     except FileNotFoundError:
         raise BadInput("the current directory does not exist any more; use --isolated") from None
-    make_sure_of_text(here)
-    return here
+    make_sure_of_text(found)
+    return found
 
 
-def _variables(given: tuple[str, ...]) -> dict[str, str]:
+def variables_of(given: tuple[str, ...]) -> dict[str, str]:
+    """What `--env` says."""
     variables = {}
     for entry in given:
         name, equals, value = entry.partition("=")
@@ -185,7 +188,7 @@ class _Interrupted(Exception):
     """The user, or the system, wants this command to stop."""
 
 
-class _Follower:
+class Follower:
     """Shows a job's output until it is over; survives a control plane that goes away meanwhile."""
 
     def __init__(self, session: Session, uid: str) -> None:

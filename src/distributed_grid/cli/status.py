@@ -34,14 +34,14 @@ def shared_status(session: Session) -> None:
     with session.client() as client:
         found = client.call("status")
     shared = {"offers": found["offers"], "allocations": found["allocations"]}
-    answer(session, shared, _offers(found["offers"]) + "\n\n" + _allocations(found["allocations"]))
+    answer(session, shared, offers_table(found["offers"]) + "\n\n" + allocations_table(found["allocations"]))
 
 
 def _nodes(nodes: list[dict[str, Any]]) -> str:
     rows = [
         (
             node["node_id"],
-            node["state"],
+            "cooling down" if node["cooling"] else node["state"],
             "unknown" if node["pressure"] is None else f"{100 * node['pressure']:.0f} %",
             f"{node['cpu_lent']:g} of {node['cpu_cores']:g}",
             f"{node['memory_lent_gb']:.1f} of {node['memory_gb']:.1f} GB",
@@ -65,7 +65,8 @@ def _recommendations(recommendations: list[dict[str, Any]]) -> str:
     return table(("SHOULD MOVE", "FROM", "TO", "BECAUSE"), rows, empty="")
 
 
-def _offers(offers: list[dict[str, Any]]) -> str:
+def offers_table(offers: list[dict[str, Any]]) -> str:
+    """What can be had right now."""
     rows = [
         (offer["node_id"], amount(offer["resource_type"], round(offer["amount"], 1)), clock(offer["expires_at"]))
         for offer in offers
@@ -73,7 +74,8 @@ def _offers(offers: list[dict[str, Any]]) -> str:
     return table(("NODE", "OFFERS", "UNTIL"), rows, empty="No resource offers available")
 
 
-def _allocations(allocations: list[dict[str, Any]]) -> str:
+def allocations_table(allocations: list[dict[str, Any]]) -> str:
+    """What is lent."""
     rows = [
         (
             lease["allocation_id"][:12],

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from distributed_grid.config.desk import Desk
-from distributed_grid.config.sections import PressureMarks, ResourceSharing, Scaling
+from distributed_grid.config.sections import PressureMarks, Ray, ResourceSharing, Scaling
 from distributed_grid.config.words import is_loopback
 
 SUSPECT_SECONDS = 6
@@ -30,6 +30,7 @@ def check_agreement(values: dict[str, Any], desk: Desk) -> None:
     _check_pressure(values.get("resource_sharing", {}), desk)
     _check_scaling(values, desk)
     _check_server(values.get("server", {}), desk)
+    _check_ray(values.get("ray", {}), desk)
     if values.get("hold_seconds", SUSPECT_SECONDS) < SUSPECT_SECONDS:
         desk.warn_normal("hold_seconds", f"shorter than {SUSPECT_SECONDS} s, so a short silence ends leases")
     if not nodes and "thresholds" in values.get("resource_sharing", {}):
@@ -165,3 +166,23 @@ def _check_server(server: dict[str, Any], desk: Desk) -> None:
         desk.refuse_normal(
             "server.tls", f"{host} is reached from other machines: leave tls on, or add force_plain: true"
         )
+
+
+def _check_ray(said: dict[str, Any], desk: Desk) -> None:
+    """Every port of Ray is its own, and those of its workers are a range apart from the others."""
+    ray = {name: said.get(name, getattr(Ray(), name)) for name in Ray.model_fields}
+    low, high = ray["min_worker_port"], ray["max_worker_port"]
+    if low > high:
+        blamed = "max_worker_port" if "max_worker_port" in said else "min_worker_port"
+        desk.refuse_normal(f"ray.{blamed}", f"min_worker_port {low} must be at most max_worker_port {high}")
+    taken: dict[int, str] = {}
+    for name in ("port", "client_port", "dashboard_port"):
+        port = ray[name]
+        other = taken.setdefault(port, name)
+        if low <= port <= high:
+            other = "the ports of the workers"
+        if other != name:
+            blamed = name if name in said else next((key for key in said if key.endswith("port")), name)
+            desk.refuse_normal(f"ray.{blamed}", f"{port} is taken by {other}, expected another port")
+    if ray["auth"] == "none":
+        desk.warn_normal("ray.auth", "whoever reaches Ray's ports can run anything as you on every node")

@@ -23,6 +23,7 @@ from distributed_grid.config.sections import (
     OwnerPolicy,
     Preemption,
     Quota,
+    Ray,
     ResourceSharing,
     Scaling,
     Server,
@@ -60,6 +61,8 @@ class NodeConfig(Frozen):
     tags: tuple[str, ...] = ()
     labels: dict[str, str] = Field(default_factory=dict)
     python: str | None = None
+    ray_python: str | None = None
+    ray_address: str | None = None
     trust_declared: bool = False
     dedicated: bool = False
     speed_milli: Whole = 1000
@@ -107,6 +110,7 @@ class ClusterConfig(Frozen):
     alerts: Alerts = Alerts()
     scaling: Scaling = Scaling()
     server: Server = Server()
+    ray: Ray = Ray()
     logging: Logging = Logging()
     providers: dict[str, dict[str, Any]] = Field(default={}, repr=False)
     warnings: tuple[str, ...] = ()

@@ -165,6 +165,24 @@ class Server(Frozen):
     force_plain: bool = False
 
 
+Port = Annotated[int, Field(ge=1, le=65535)]
+
+
+class Ray(Frozen):
+    """How the grid starts Ray on its nodes; None of `python` is "the Ray that the grid installs there"."""
+
+    python: str | None = None
+    port: Port = 6379
+    client_port: Port = 10001
+    dashboard_port: Port = 8265
+    dashboard_host: str = "127.0.0.1"
+    min_worker_port: Port = 20000
+    max_worker_port: Port = 20999
+    object_store_memory_bytes: Whole | None = None
+    auth: Literal["token", "none"] = "token"
+    tls: bool = False
+
+
 class Logging(Frozen):
     """What is logged, where and how."""
 

@@ -124,6 +124,8 @@ NODE = Table(
         key("tags", ListOf(TEXT, "words")),
         key("labels", MapOf(TEXT, TEXT, "names to text")),
         key("python", COMMAND),
+        key("ray_python", COMMAND),
+        key("ray_address", Host()),
         key("trust_declared", FLAG),
         key("dedicated", FLAG),
         key("thresholds", IDLE),
@@ -214,6 +216,27 @@ SERVER = Table(
     )
 )
 
+PORT = Count(1, 65535, "a port number")
+
+RAY = Table(
+    (
+        key("python", COMMAND),
+        key("port", PORT),
+        key("client_port", PORT),
+        key("dashboard_port", PORT),
+        key("dashboard_host", Host()),
+        key("min_worker_port", PORT),
+        key("max_worker_port", PORT),
+        key(
+            "object_store_memory_gb",
+            Amount(GIB, "an amount of memory in GB", above_zero=True),
+            to="object_store_memory_bytes",
+        ),
+        key("auth", Choice(("token", "none"))),
+        key("tls", FLAG),
+    )
+)
+
 CLUSTER = Table(
     (
         key("name", TEXT),
@@ -230,6 +253,7 @@ CLUSTER = Table(
         key("alerts", ALERTS),
         key("scaling", SCALING),
         key("server", SERVER),
+        key("ray", RAY),
         key("logging", LOGGING),
         key("providers", PROVIDERS),
     )

@@ -65,6 +65,11 @@ resource_sharing:
 #   host: 192.168.1.10            # default: 127.0.0.1, this machine only; anywhere else TLS is used
 #   port: 7433
 
+# ray:                            # how `grid cluster start --ray` starts Ray
+#   python: ~/ray/bin/python      # an interpreter on the nodes that has Ray; default: what the grid installs
+#   port: 6379
+#   tls: false
+
 # alerts:
 #   memory: 0.75
 #   webhook: ${GRID_ALERT_WEBHOOK}

@@ -185,6 +185,12 @@ def is_automatic(request: Request) -> bool:
     return request.user == GRID_USER and bool(request.target) and request.id.startswith(AUTOMATIC)
 
 
+def is_boost(request: Request) -> bool:
+    """Whether somebody asked for this for a node, out of what the others can spare."""
+    for_another = bool(request.target) and request.target in request.anti_affinity and request.gang == 1
+    return for_another and not is_automatic(request)
+
+
 def resource_of(ask: Amounts) -> ResourceType:
     """The one resource that an automatic request is about."""
     if ask.memory_bytes:

@@ -16,8 +16,8 @@ from distributed_grid.domain.resources import WHOLE_GPU, is_model
 
 Column = NDArray[np.int64]
 _NAMES = (
-    "cpu", "memory", "gpu_whole", "gpu_part", "gpu_left", "slack", "rank", "leases", "busy", "speed", "cost",
-    "lends_cpu", "lends_memory", "lends_gpus", "model",
+    "cpu", "memory", "gpu_whole", "gpu_part", "gpu_left", "slack", "rank", "leases", "busy", "pressure", "speed",
+    "cost", "lends_cpu", "lends_memory", "lends_gpus", "model",
 )  # fmt: skip
 _FLAGS = ("open", "local")
 
@@ -30,7 +30,8 @@ class Columns:
     """Parallel arrays over the nodes.
 
     `open` where a node takes new leases, `local` where it is this machine; `slack` is how free it is, 0 to 1000 for
-    CPU and for memory; `busy` how hard its CPU works, 0 to 1000; `devices` what is left of each GPU.
+    CPU and for memory; `busy` how hard its CPU works and `pressure` how hard all of it does, 0 to 1000; `devices` what
+    is left of each GPU.
     """
 
     def __init__(self) -> None:
@@ -76,6 +77,7 @@ class Columns:
     rank: Column
     leases: Column
     busy: Column
+    pressure: Column
     speed: Column
     cost: Column
     lends_cpu: Column

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from distributed_grid.domain.bindings import Binding
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 
@@ -23,4 +24,18 @@ class StopAttempt(Struct, frozen=True):
     job: Job
 
 
+class BindLease(Struct, frozen=True):
+    """Have the engine reserve what the lease claims, under the binding's name."""
+
+    binding: Binding
+    lease: Lease
+
+
+class FreeBinding(Struct, frozen=True):
+    """Have nothing of that name in the engine any more."""
+
+    binding: Binding
+
+
 Effect = StartAttempt | StopAttempt
+EngineEffect = BindLease | FreeBinding

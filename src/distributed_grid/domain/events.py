@@ -5,10 +5,12 @@ from __future__ import annotations
 from msgspec import Struct
 
 from distributed_grid.domain.balance import Agenda, Reading, Rules
+from distributed_grid.domain.engines import Room
 from distributed_grid.domain.jobs import Command, Outcome
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.policy import Policy
+from distributed_grid.domain.resources import Claim
 
 
 class ControlPlaneStarted(Struct, frozen=True):
@@ -53,16 +55,86 @@ class NodeWanted(Struct, frozen=True):
 
 
 class NodeDrained(Struct, frozen=True):
-    """A node is to give everything back to its owner; its jobs go back into the line."""
+    """A node is to give everything back to its owner; its jobs go back into the line. One that is `cooling` lends
+    nothing until it is resumed, whatever is started meanwhile."""
 
     name: str
     detail: str = "the node is being drained"
+    cooling: bool = False
+
+
+class NodeResumed(Struct, frozen=True):
+    """A node that cooled down may lend again."""
+
+    name: str
 
 
 class NodeStopped(Struct, frozen=True):
     """The agent of a node was ended on purpose, and nothing runs there any more."""
 
     name: str
+
+
+class EngineWanted(Struct, frozen=True):
+    """Somebody wants leases to be carried by this engine too, or its grid has started it anew (another `session`)."""
+
+    name: str
+    mode: str
+    address: str
+    namespace: str = "grid"
+    session: str = ""
+    nodes: tuple[str, ...] = ()
+
+
+class EngineGivenUp(Struct, frozen=True):
+    """Nobody wants this engine any more."""
+
+    name: str
+    detail: str = ""
+
+
+class EngineNode(Struct, frozen=True):
+    """A node as an engine sees it: its names, what it has in all, and what nobody but us has taken of it."""
+
+    id: str
+    name: str = ""
+    address: str = ""
+    hostname: str = ""
+    head: bool = False
+    has: Room = Room()
+    room: Room = Room()
+
+
+class EngineLooked(Struct, frozen=True):
+    """What an engine has: its nodes, and the groups that are named as ours are, as of when they were asked for.
+
+    `groups` is None where only the nodes were looked at.
+    """
+
+    name: str
+    session: str
+    asked_at_ms: int
+    nodes: tuple[EngineNode, ...]
+    groups: tuple[tuple[str, str], ...] | None = None
+
+
+class GroupBound(Struct, frozen=True):
+    """The engine has made the group of a binding."""
+
+    key: str
+
+
+class GroupRefused(Struct, frozen=True):
+    """The engine has not made the group of a binding, and has nothing of it."""
+
+    key: str
+    why: str
+
+
+class GroupFreed(Struct, frozen=True):
+    """The engine has nothing of that binding any more."""
+
+    key: str
 
 
 class LeaseLost(Struct, frozen=True):
@@ -85,6 +157,30 @@ class LeaseAsked(Struct, frozen=True):
 
     request: Request
     again: bool = False
+
+
+class LeaseClaimed(Struct, frozen=True):
+    """Something else than the ledger knows of a lease that the ledger does not have: a claim until its node confirms
+    it."""
+
+    request: Request
+    node: str
+    claim: Claim
+    fence: int
+    granted_at_ms: int
+    ends_at_ms: int
+
+
+class ClaimsRead(Struct, frozen=True):
+    """Everything that a new ledger could learn of leases from elsewhere was read, once and for all."""
+
+    claims: tuple[LeaseClaimed, ...] = ()
+
+
+class ClaimsChecked(Struct, frozen=True):
+    """A node was heard: what is claimed of it can be compared with what it has."""
+
+    node: str
 
 
 class RequestRefused(Struct, frozen=True):
@@ -224,8 +320,18 @@ Event = (
     | NodeHeard
     | NodeWanted
     | NodeDrained
+    | NodeResumed
     | NodeStopped
+    | EngineWanted
+    | EngineGivenUp
+    | EngineLooked
+    | GroupBound
+    | GroupRefused
+    | GroupFreed
     | LeaseAsked
+    | LeaseClaimed
+    | ClaimsRead
+    | ClaimsChecked
     | RequestRefused
     | AlertChanged
     | LeaseReleased

@@ -19,7 +19,8 @@ class Request(Struct, frozen=True):
 
     `prefer` is a wish, `require`, `labels`, `affinity` and `anti_affinity` are musts; the last two name nodes, jobs,
     or groups of requests. A `gang` is so many leases on as many nodes, all of them or none. `expects_ms` is how long
-    it is said to take (0: nobody knows), `deadline_ms` the moment by which it must be over (0: none).
+    it is said to take (0: nobody knows), `deadline_ms` the moment by which it must be over (0: none). `within` names
+    a lease that is held already: it is used, and nothing is asked for besides.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Request(Struct, frozen=True):
     gang: int = 1
     expects_ms: int = 0
     deadline_ms: int = 0
+    within: str = ""
 
     def problem(self) -> str | None:
         """Why nobody can ask for this, or None. A dot in an id would make it look like a job's lease."""
@@ -53,6 +55,8 @@ class Request(Struct, frozen=True):
             return f"a gang must have 1 to {LARGEST_GANG} members"
         if self.strategy is Strategy.NODE_SPECIFIC and not self.require:
             return "the strategy node_specific needs a node"
+        if self.within:
+            return None if self.ask == Amounts() else "what is used already need not be asked for"
         return self.ask.problem()
 
     @property
@@ -66,7 +70,10 @@ class Lease(Struct, frozen=True):
 
     `awaits` names the leases that must end before this preemptor may start;
     `yields_to` names the preemptor that this victim makes room for. `gang` is the id of the request whose members
-    are held together, on `gang_nodes`: when one of them ends, all do.
+    are held together, on `gang_nodes`: when one of them ends, all do. `engine` names what has to reserve it, too
+    (`ray`): until that has, it is not active and nothing is started under it. `recovered`: the
+    ledger did not know it, so it is a claim, which counts against its node but not yet by the node's limits, until the
+    node was heard.
     """
 
     kind: ClassVar[str] = "lease"
@@ -89,6 +96,8 @@ class Lease(Struct, frozen=True):
     ended_at_ms: int = 0
     gang: str = ""
     gang_nodes: tuple[str, ...] = ()
+    engine: str = ""
+    recovered: bool = False
 
     @property
     def key(self) -> str:

@@ -3,7 +3,8 @@
 Rule 1: `apply` is the only writer, and it cannot refuse: what it gets has been decided.
 Rule 2: whatever is not a row is an index derived in `apply`; `check` rebuilds and compares.
 Rule 3: the claims on a node never exceed what its capacity and caps allow, not even while one lease makes
-room for another: what has not started yet (`awaits`) counts from when its victims are gone.
+room for another: what has not started yet (`awaits`) counts from when its victims are gone, what is only claimed
+(`recovered`) from when its node was heard.
 Rule 4: what is over leaves; history is the store's business.
 """
 
@@ -15,15 +16,18 @@ from typing import Any, TypeVar
 
 from distributed_grid.domain.accounts import Account
 from distributed_grid.domain.balance import Balance
+from distributed_grid.domain.bindings import Binding
 from distributed_grid.domain.books import Book, shared_though_exclusive
 from distributed_grid.domain.changes import VOLATILE, Counter, Row
 from distributed_grid.domain.columns import NO_DEVICE, WHOLE_ONLY, Columns
+from distributed_grid.domain.engines import EngineRow, Stock
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.lives import LeaseState, NodeState
 from distributed_grid.domain.nodes import Node, Sighting
 from distributed_grid.domain.offers import Offer
 from distributed_grid.domain.policy import Policy
+from distributed_grid.domain.pressure import pressure
 from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, Claim, GpuDevice
 from distributed_grid.domain.tenants import Tenants
 from distributed_grid.domain.typical import Typical
@@ -48,6 +52,10 @@ class Ledger:
         self.memo: dict[str, Any] = {}
         self.accounts: dict[str, Account] = {}
         self.balances: dict[str, Balance] = {}
+        self.engines: dict[str, EngineRow] = {}
+        self.stocks: dict[str, Stock] = {}
+        self.bindings: dict[str, Binding] = {}
+        self.bindings_of: dict[str, dict[str, None]] = {}
         self.columns = Columns()
         self.tenants = Tenants()
         self.books: dict[str, Book] = {}
@@ -57,6 +65,7 @@ class Ledger:
         self.leases_by: dict[str, dict[str, None]] = {}
         self.groups: dict[str, dict[str, None]] = {}
         self.gangs: dict[str, dict[str, None]] = {}
+        self.users_of: dict[str, dict[str, None]] = {}
         self.waiting: list[tuple[int, int, str]] = []
         self.due: list[tuple[int, str]] = []
         self.by_request: dict[str, str] = {}
@@ -84,6 +93,12 @@ class Ledger:
                 self.policy = row
             elif isinstance(row, Typical):
                 self.typical = row
+            elif isinstance(row, EngineRow):
+                self._put_engine(row)
+            elif isinstance(row, Binding):
+                self._put_binding(row)
+            elif isinstance(row, Stock):
+                self._put_stock(row)
             else:
                 self._put_node(row)
 
@@ -116,6 +131,14 @@ class Ledger:
         job = self.jobs.get(self.job_uids.get(name, name))
         lease = self.leases.get(job.lease_id) if job is not None else self.leases.get(name)
         return found | {lease.node} if lease is not None and lease.holds else found
+
+    def binding_of(self, lease: Lease) -> Binding | None:
+        """The binding of a lease that is wanted: the newest, while the lease holds and its place is there."""
+        keys = self.bindings_of.get(lease.id)
+        if not keys or not lease.holds:
+            return None
+        newest = max((self.bindings[key] for key in keys), key=lambda binding: binding.fence)
+        return None if newest.dropped else newest
 
     def due_by(self, now: int) -> list[str]:
         """The leases whose time has come, earliest first."""
@@ -184,6 +207,8 @@ class Ledger:
             _index(self.groups, lease.request.group, lease.id, holds=holds)
         if lease.gang:
             _index(self.gangs, lease.gang, lease.id, holds=holds)
+        if lease.request.within:
+            _index(self.users_of, lease.request.within, lease.id, holds=holds)
         if user not in self.leases_by:
             self.held.pop(user, None)
 
@@ -203,6 +228,34 @@ class Ledger:
         self.sightings[seen.node] = seen
         row = self.columns.row_of(seen.node)
         self.columns.busy[row] = seen.usage.cpu_busy_milli if seen.usage is not None else 0
+        self._write_pressure(seen.node)
+
+    def _write_pressure(self, name: str) -> None:
+        """Write anew how hard a node works; what nobody has measured counts as nothing."""
+        node, seen = self.nodes.get(name), self.sightings.get(name)
+        usage = seen.usage if seen is not None else None
+        level = round(1000 * pressure(node.capacity, usage)) if node is not None and usage is not None else 0
+        self.columns.pressure[self.columns.row_of(name)] = level
+
+    def _put_engine(self, row: EngineRow) -> None:
+        if row.is_over:
+            self.engines.pop(row.name, None)
+        else:
+            self.engines[row.name] = row
+
+    def _put_stock(self, stock: Stock) -> None:
+        if stock.is_over:
+            self.stocks.pop(stock.node, None)
+        else:
+            self.stocks[stock.node] = stock
+
+    def _put_binding(self, binding: Binding) -> None:
+        if (binding.key in self.bindings) == binding.is_over:
+            _index(self.bindings_of, binding.lease_id, binding.key, holds=not binding.is_over)
+        if binding.is_over:
+            self.bindings.pop(binding.key, None)
+        else:
+            self.bindings[binding.key] = binding
 
     def _put_offer(self, offer: Offer) -> None:
         if offer.is_over:
@@ -214,7 +267,7 @@ class Ledger:
     def _put_node(self, node: Node) -> None:
         self._put_labels(node)
         if node.is_over:
-            for table in (self.nodes, self.sightings, self.offers, self.balances):
+            for table in (self.nodes, self.sightings, self.offers, self.balances, self.stocks):
                 table.pop(node.name, None)
             row = self.columns.row_of(node.name)
             self.columns.busy[row] = 0
@@ -247,6 +300,7 @@ class Ledger:
         columns.lends_gpus[row] = len(most.gpus)
         columns.model[row] = columns.model_of(device.name for device in most.gpus) if most.gpus else 0
         columns.terms += 1
+        self._write_pressure(name)
 
     def _write_free(self, name: str) -> None:
         """Write anew what is free on a node, and whether it is open."""
@@ -278,15 +332,28 @@ class Ledger:
         counters: list[Row] = [Counter(name, value) for name, value in self.counters.items()]
         found: list[Row] = [*counters, *self.accounts.values()]
         found += [row for row in (self.policy, self.typical) if row not in (Policy(), Typical())]
-        found += [*self.nodes.values(), *self.leases.values(), *self.jobs.values()]
+        found += [*self.nodes.values(), *self.leases.values(), *self.jobs.values(), *self.engines.values()]
+        found += self.bindings.values()
         if not durable_only:
-            found += [*self.sightings.values(), *self.offers.values(), *self.balances.values()]
+            found += [*self.sightings.values(), *self.offers.values(), *self.balances.values(), *self.stocks.values()]
         return [row for row in found if not (durable_only and row.kind in VOLATILE)]
 
     def check(self) -> None:
         """Raise AssertionError where a law is broken or an index is not what the rows say."""
         fresh = Ledger(self.rows())
-        for name in ("waiting", "due", "by_request", "job_uids", "labels", "held", "leases_by", "groups", "gangs"):
+        for name in (
+            "waiting",
+            "due",
+            "by_request",
+            "job_uids",
+            "labels",
+            "held",
+            "leases_by",
+            "groups",
+            "gangs",
+            "users_of",
+            "bindings_of",
+        ):
             assert getattr(self, name) == getattr(fresh, name), f"index {name} is not what the rows say"
         taken = {name: book for name, book in self.books.items() if book != _NO_BOOK}
         assert taken == {n: b for n, b in fresh.books.items() if b != _NO_BOOK}, "books differ from the claims"
@@ -304,7 +371,8 @@ class Ledger:
         for name in {lease.node for lease in self.leases.values() if lease.holds}:
             node = self.nodes.get(name)
             assert node is not None, f"{name} lends, but is not a node"
-            claims = [lease.claim for lease in self.leases_of(name) if not lease.awaits and lease.claim is not None]
+            begun = (lease for lease in self.leases_of(name) if not lease.awaits and not lease.recovered)
+            claims = [lease.claim for lease in begun if lease.claim is not None]
             excess = Book(claims).excess_over(node.lendable) or shared_though_exclusive(claims, node.lendable)
             assert excess is None, f"{name}: {excess}"
 
@@ -314,8 +382,13 @@ class Ledger:
             assert (lease.claim is not None) == lease.holds, f"lease {lease.id} is {lease.state}, claim {lease.claim}"
             assert lease.fence <= last_fence, f"lease {lease.id} has a fence from the future"
             assert not lease.awaits or lease.state is LeaseState.RESERVING, f"{lease.id} waits, but has started"
+            assert not lease.recovered or lease.state is LeaseState.RESERVING, f"{lease.id} is a claim, but has started"
             assert all(victim in self.leases for victim in lease.awaits), f"{lease.id} waits for what is over"
             assert not lease.job or lease.job in self.jobs, f"lease {lease.id} outlived its job"
+            if lease.engine and not lease.job and lease.state is LeaseState.ACTIVE:
+                binding = self.binding_of(lease)
+                assert binding is not None, f"lease {lease.id} is active without a binding"
+                assert binding.bound_at_ms, f"lease {lease.id} is active, but {binding.group} is not there"
         for job in self.jobs.values():
             assert job.lease_id in self.leases, f"job {job.id} has no lease"
             assert self.leases[job.lease_id].job == job.uid, f"job {job.id} has somebody else's lease"

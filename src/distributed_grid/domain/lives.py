@@ -61,6 +61,7 @@ class Step(enum.StrEnum):
     JOIN = "join"
     GRANT = "grant"
     BIND = "bind"
+    UNBIND = "unbind"
     RELEASE = "release"
     END = "end"
     WITHDRAW = "withdraw"
@@ -93,6 +94,7 @@ LEASE_LIFE: dict[tuple[LeaseState, Step], LeaseState] = {
     (LeaseState.RESERVING, Step.BIND): LeaseState.ACTIVE,
     (LeaseState.RESERVING, Step.RELEASE): LeaseState.RELEASING,
     (LeaseState.RESERVING, Step.WITHDRAW): LeaseState.ENDED,
+    (LeaseState.ACTIVE, Step.UNBIND): LeaseState.RESERVING,
     (LeaseState.ACTIVE, Step.RELEASE): LeaseState.RELEASING,
     (LeaseState.RELEASING, Step.END): LeaseState.ENDED,
 }

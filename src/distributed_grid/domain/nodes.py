@@ -45,7 +45,10 @@ class Node(Struct, frozen=True):
 
     `hold_ms` is how long its work goes on without a word from the control plane (0: without end). `wanted`: its
     agent is to run and to be connected. `joined`: it came by itself, with a token; no config names it. `speed_milli`
-    is how fast it works, 1000 being usual; `cost_milli` what an hour of it costs, in thousandths.
+    is how fast it works, 1000 being usual; `cost_milli` what an hour of it costs, in thousandths. `engine` names what
+    reserves leases here besides the grid (`ray`), `engine_node` is the engine's own name of this node, empty since
+    `engine_lost_ms` where the engine does not see it any more. `cooling`: it has to give everything back, and lends
+    nothing until somebody ends that.
     """
 
     kind: ClassVar[str] = "node"
@@ -68,6 +71,10 @@ class Node(Struct, frozen=True):
     joined: bool = False
     speed_milli: int = 1000
     cost_milli: int = 0
+    engine: str = ""
+    engine_node: str = ""
+    engine_lost_ms: int = 0
+    cooling: bool = False
 
     @property
     def key(self) -> str:

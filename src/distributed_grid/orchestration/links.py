@@ -8,6 +8,7 @@ import logging
 from msgspec import Struct
 
 from distributed_grid import __version__
+from distributed_grid.domain.books import Book
 from distributed_grid.domain.effects import Effect, StartAttempt
 from distributed_grid.domain.events import (
     AttemptEnded,
@@ -178,7 +179,7 @@ class Links:
             if not failure.retryable:
                 raise
             return  # not durable, not renewed: the next one comes soon, and marks are told again
-        via.send(Heard(message.beat, hold_of(self._grid.ledger, message.node)))
+        via.send(heard(self._grid.ledger, message))
         if hello is not None:
             del self._greeted[via, message.node]
             self._agents[message.node] = via
@@ -247,6 +248,19 @@ def compared(ledger: Ledger, hello: Hello) -> Compared:
     return Compared(missing, unwanted, above << 32)
 
 
+def heard(ledger: Ledger, message: Heartbeat) -> Heard:
+    """The answer to a heartbeat: how long the node's work may go on, and what of the node is lent through Ray."""
+    hold_ms = hold_of(ledger, message.node)
+    if not ledger.bindings:
+        return Heard(message.beat, hold_ms)
+    book = Book(
+        lease.claim
+        for lease in ledger.leases_of(message.node)
+        if lease.engine and not lease.job and lease.claim is not None
+    )
+    return Heard(message.beat, hold_ms, book.cpu_milli, book.memory_bytes, sum(book.gpu_milli.values()))
+
+
 def hold_of(ledger: Ledger, name: str) -> int:
     """How long the work of a node goes on without a word from here; 0 is without end."""
     node = ledger.nodes.get(name)
@@ -258,7 +272,8 @@ def order_of(ledger: Ledger, effect: Effect) -> ToAgent:
     attempt = effect.job.attempt
     assert attempt is not None
     if isinstance(effect, StartAttempt):
-        claim = effect.lease.claim
+        used = ledger.leases.get(effect.lease.request.within, effect.lease)
+        claim = used.claim
         assert claim is not None
         seen = ledger.sightings.get(effect.node)
         return Start(

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from distributed_grid.domain.changes import VOLATILE, Row, decode_row
-from distributed_grid.domain.effects import Effect
+from distributed_grid.domain.effects import Effect, EngineEffect
 from distributed_grid.domain.events import ControlPlaneStarted, Event, JobSubmitted, LeaseAsked, TimePassed
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
@@ -24,12 +24,22 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import Conflict, GridError, IllegalStep, StoreFailed
 from distributed_grid.orchestration.bookkeeping import batch_of, refusal_record
 from distributed_grid.ports import Store
-from distributed_grid.reactor import JobAnswer, LeaseAnswer, Record, decide, pending, pending_for, step
+from distributed_grid.reactor import (
+    JobAnswer,
+    LeaseAnswer,
+    Record,
+    decide,
+    pending,
+    pending_for,
+    step,
+    unsettled_for,
+)
 from distributed_grid.reactor.decision import Answer
 
 T = TypeVar("T")
 TICK_SECONDS = 1.0
 KEEP_HISTORY_MS = 30 * 86_400_000
+BOOSTS = "boosts"
 log = logging.getLogger(__name__)
 
 
@@ -58,10 +68,18 @@ class _Entry:
 class Grid:
     """The owner: `handle` events, `read` state, `watch` rows."""
 
-    def __init__(self, store: Store, clock: Clock, *, perform: Callable[[list[Effect]], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        perform: Callable[[list[Effect]], None],
+        reserve: Callable[[list[EngineEffect]], None] = lambda effects: None,
+    ) -> None:
         self._store = store
         self._clock = clock
         self._perform = perform
+        self._reserve = reserve
         self._ledger = Ledger()
         self._over: dict[str, Lease | Job] = {}
         self._seq = 0
@@ -108,7 +126,8 @@ class Grid:
         return answer
 
     def watch(self, key: str) -> asyncio.Event:
-        """An event that is set whenever the row of this key has changed; give it back with `unwatch`."""
+        """An event that is set whenever the row of this key has changed (`events`: when anything was told; `BOOSTS`:
+        when anything that is lent to a node has changed); give it back with `unwatch`."""
         watcher = asyncio.Event()
         self._watchers.setdefault(key, set()).add(watcher)
         return watcher
@@ -174,6 +193,7 @@ class Grid:
                 await self._undo(entries, failure)
                 return
         self._perform(pending_for(self._ledger, changes))
+        self._reserve(unsettled_for(self._ledger, changes))
         for entry in entries:
             _answer(entry)
         self._tell(changes, records)
@@ -250,11 +270,13 @@ class Grid:
         self._ledger = Ledger(decode_row(row.kind, row.blob) for row in loaded.live if row.blob is not None)
         self._ledger.apply(volatile)
 
-    def _tell(self, changes: Iterable[Row], records: list[Record]) -> None:
+    def _tell(self, changes: list[Row], records: list[Record]) -> None:
         """Wake those who watch what has changed."""
         keys = {row.key for row in changes if row.kind not in VOLATILE}
         if records:
             keys.add("events")
+        if BOOSTS in self._watchers and any(isinstance(row, Lease) and row.request.target for row in changes):
+            keys.add(BOOSTS)
         for key in keys:
             for watcher in self._watchers.get(key, ()):
                 watcher.set()

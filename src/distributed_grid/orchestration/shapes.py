@@ -19,6 +19,7 @@ class NodeRow(TypedDict):
     host: str
     role: str
     state: str
+    cooling: bool
     cpu_cores: float
     memory_gb: float
     gpus: int
@@ -75,6 +76,37 @@ class AllocationRow(TypedDict):
     expires_at: str | None
     reason: str | None
     detail: str | None
+
+
+class BoostRow(TypedDict):
+    """What one node lends to another, alive or ended."""
+
+    boost_id: str
+    source_node: str | None
+    target_node: str
+    resource_type: str
+    amount: float
+    user: str
+    priority: str
+    state: str
+    is_active: bool
+    recovered: bool
+    allocated_at: str | None
+    expires_at: str | None
+    enforced_by: str
+    placement_group: str | None
+    reason: str | None
+    detail: str | None
+
+
+class BoostStatus(TypedDict):
+    """What `ResourceBoostManager.get_boost_status` returns."""
+
+    active_boosts: int
+    totals: dict[str, float]
+    boosts: list[BoostRow]
+    persistence_file: str
+    warnings: list[str]
 
 
 class JobRow(TypedDict):

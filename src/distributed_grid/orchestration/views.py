@@ -10,11 +10,11 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from distributed_grid.domain.balance import Advice
+from distributed_grid.domain.balance import Advice, is_boost
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.lives import NodeState
+from distributed_grid.domain.lives import LeaseState, NodeState
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Amounts, Claim
 from distributed_grid.monitoring.pressure import pressure
@@ -79,6 +79,7 @@ class Viewer:
             "host": node.host,
             "role": node.role,
             "state": str(node.state),
+            "cooling": node.cooling,
             "cpu_cores": node.capacity.cpu_milli / 1000,
             "memory_gb": _gb(node.capacity.memory_bytes),
             "gpus": len(node.capacity.gpus),
@@ -144,6 +145,33 @@ class Viewer:
             "requested_at": self.time(lease.asked_at_ms),
             "allocated_at": self.time(lease.granted_at_ms),
             "expires_at": self.time(lease.ends_at_ms),
+            "reason": str(lease.end) if lease.end is not None else None,
+            "detail": lease.detail or None,
+        }
+
+    def boosts(self, ledger: Ledger, node: str = "") -> list[View]:
+        """What is lent to one node, or to any, because somebody asked for it."""
+        held = (lease for lease in ledger.leases.values() if lease.holds and is_boost(lease.request))
+        return [self.boost(ledger, lease) for lease in held if node in ("", lease.request.target)]
+
+    def boost(self, ledger: Ledger, lease: Lease) -> View:
+        kind, amount = headline(lease.request.ask)
+        binding = ledger.binding_of(lease)
+        return {
+            "boost_id": lease.id,
+            "source_node": lease.node or None,
+            "target_node": lease.request.target,
+            "resource_type": kind,
+            "amount": amount,
+            "user": lease.request.user,
+            "priority": lease.request.priority.name.lower(),
+            "state": str(lease.state),
+            "is_active": lease.state is LeaseState.ACTIVE,
+            "recovered": lease.recovered,
+            "allocated_at": self.time(lease.granted_at_ms),
+            "expires_at": self.time(lease.ends_at_ms),
+            "enforced_by": lease.engine or "grid",
+            "placement_group": binding.group if binding is not None else None,
             "reason": str(lease.end) if lease.end is not None else None,
             "detail": lease.detail or None,
         }

@@ -7,6 +7,17 @@ Rule 3: effects are a function of state (`pending`), never of the event that led
 
 from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record
 from distributed_grid.reactor.dispatch import decide, step
-from distributed_grid.reactor.pending import pending, pending_for
+from distributed_grid.reactor.pending import pending, pending_for, unsettled, unsettled_for
 
-__all__ = ["Decision", "JobAnswer", "LeaseAnswer", "Record", "decide", "pending", "pending_for", "step"]
+__all__ = [
+    "Decision",
+    "JobAnswer",
+    "LeaseAnswer",
+    "Record",
+    "decide",
+    "pending",
+    "pending_for",
+    "step",
+    "unsettled",
+    "unsettled_for",
+]

@@ -11,7 +11,7 @@ from distributed_grid.domain import events
 from distributed_grid.domain.changes import Row
 from distributed_grid.domain.events import Event
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.reactor import balancing, jobs, leases, nodes, passing, reclaiming
+from distributed_grid.reactor import balancing, binding, claiming, engines, jobs, leases, nodes, passing, reclaiming
 from distributed_grid.reactor.decision import Answer, Decision, Record
 
 Decider = Callable[[Ledger, Any, int], Decision]
@@ -24,8 +24,18 @@ DECIDERS: dict[type, Decider] = {
     events.NodeHeard: nodes.on_heard,
     events.NodeWanted: nodes.on_wanted,
     events.NodeDrained: nodes.on_drained,
+    events.NodeResumed: nodes.on_resumed,
     events.NodeStopped: nodes.on_stopped,
+    events.EngineWanted: engines.on_wanted,
+    events.EngineGivenUp: engines.on_given_up,
+    events.EngineLooked: binding.on_looked,
+    events.GroupBound: binding.on_bound,
+    events.GroupRefused: binding.on_refused,
+    events.GroupFreed: binding.on_freed,
     events.LeaseAsked: leases.on_asked,
+    events.LeaseClaimed: claiming.on_claimed,
+    events.ClaimsRead: claiming.on_read,
+    events.ClaimsChecked: claiming.on_checked,
     events.RequestRefused: leases.on_refused,
     events.AlertChanged: nodes.on_alert,
     events.LeaseReleased: jobs.on_released,

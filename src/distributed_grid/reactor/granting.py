@@ -6,8 +6,10 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
+from distributed_grid.domain.balance import GRID_USER
+from distributed_grid.domain.bindings import Binding
 from distributed_grid.domain.changes import Counter, Row
-from distributed_grid.domain.events import QueueLooked
+from distributed_grid.domain.events import Event, JobCancelled, QueueLooked
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Stop
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
@@ -39,7 +41,7 @@ def grant(
     granted = _granted(ledger, lease, place.node, claim, now, fence=fence, bound=bound)
     if awaits:
         granted = replace(granted, awaits=awaits)
-    members: list[Row] = []
+    members: list[Lease] = []
     if place.others:
         nodes = (place.node, *(node for node, _ in place.others))
         granted = replace(granted, gang=lease.id, gang_nodes=nodes)
@@ -48,7 +50,9 @@ def grant(
             member = replace(lease, id=f"{lease.id}:{number}", gang=lease.id, gang_nodes=nodes)
             members.append(_granted(ledger, member, node, share, now, fence=fence, bound=bound))
     choice = choice_of(ledger, lease.request, place, now, displaced=displaced)
-    decision = Decision(changes=[granted, *members, Counter(FENCE, fence)], choice=choice)
+    rows: list[Row] = [granted, *members, Counter(FENCE, fence)]
+    rows += [binding_for(ledger, one, one.fence, now) for one in (granted, *members) if one.engine]
+    decision = Decision(changes=rows, choice=choice)
     decision.changes += _account(ledger, lease.request.user, now, begins=lease)
     record = record_of("granted", granted, job)
     record.data["asked"] = reasons.amounts(lease.request.ask)
@@ -74,9 +78,12 @@ def _granted(ledger: Ledger, lease: Lease, node: str, claim: Claim, now: int, *,
     """The lease with its place, under this fence."""
     state = advance_lease(lease.state, Step.GRANT)
     duration, seen = lease.request.duration_ms, ledger.sightings.get(node)
+    lender = ledger.nodes[node]
+    engine = lender.engine if lender.engine_node and not lease.request.within else ""
     return replace(
         lease,
-        state=advance_lease(state, Step.BIND) if bound else state,
+        state=advance_lease(state, Step.BIND) if bound and not engine else state,
+        engine=engine,
         node=node,
         claim=claim,
         fence=fence,
@@ -84,6 +91,11 @@ def _granted(ledger: Ledger, lease: Lease, node: str, claim: Claim, now: int, *,
         ends_at_ms=now + duration if duration else 0,
         generation=seen.generation if seen is not None else 0,
     )
+
+
+def binding_for(ledger: Ledger, lease: Lease, fence: int, now: int, *, again: bool = False) -> Binding:
+    """The binding that a lease needs in the engine of its node, under this fence."""
+    return Binding(lease.id, fence, lease.node, ledger.nodes[lease.node].engine_node, now, again=again)
 
 
 def record_of(type_: str, lease: Lease, job: Job | None, reason: str = "") -> Record:
@@ -131,7 +143,14 @@ def end_lease(ledger: Ledger, lease: Lease, end: LeaseEnd, detail: str, now: int
         decision.changes += _gang_ended(ledger, lease, end, detail, now)
         decision.changes += _account(ledger, lease.request.user, now, over=over)
     decision.follow = [QueueLooked()] if ledger.waiting else []
+    decision.follow += users_out(ledger, lease.id)
     return decision
+
+
+def users_out(ledger: Ledger, lease_id: str) -> list[Event]:
+    """The jobs that used a lease go when it is over."""
+    users = (ledger.leases[user].job for user in ledger.users_of.get(lease_id, ()))
+    return [JobCancelled(uid, GRID_USER, f"what it used ({lease_id}) is over") for uid in users]
 
 
 def _account(
@@ -172,7 +191,7 @@ def _freed_for(ledger: Ledger, gone: Lease) -> list[Row]:
             continue
         left = tuple(lease_id for lease_id in waiting.awaits if lease_id != gone.id)
         state = waiting.state
-        if not left and not waiting.job:
+        if not left and not waiting.job and not waiting.engine:
             state = advance_lease(state, Step.BIND)
         changed.append(replace(waiting, awaits=left, state=state))
     return changed

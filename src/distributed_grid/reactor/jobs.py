@@ -21,10 +21,12 @@ from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.lives import JobState, LeaseEnd, LeaseState, Step, advance_job, advance_lease
 from distributed_grid.domain.nodes import Sighting
-from distributed_grid.errors import BadInput, Conflict, NotFound
+from distributed_grid.domain.resources import Claim
+from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor import leases
 from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record
-from distributed_grid.reactor.granting import end_lease
+from distributed_grid.reactor.granting import end_lease, grant
+from distributed_grid.scheduling.placement import Placement
 
 FOREVER_MS = 100 * 365 * 86_400_000
 """How long a job waits that was displaced or is run again: it was promised a run."""
@@ -63,8 +65,31 @@ def on_submitted(ledger: Ledger, event: JobSubmitted, now: int) -> Decision:
     if event.id in ledger.job_uids:
         raise Conflict(f"a job called {event.id} is already there; wait for it, cancel it or choose another name")
     lease = _next_lease(uid, 1, event.request, now)
+    if event.request.within:
+        return _use(ledger, lease, event, now)
     job = Job(uid, event.id, event.command, event.request, now, retries_left=event.retries, lease_id=lease.id)
     return leases.admit(ledger, lease, now, job=job)
+
+
+def _use(ledger: Ledger, lease: Lease, event: JobSubmitted, now: int) -> Decision:
+    """Run a command under a lease that its user holds already; one at a time, for it is the whole of it."""
+    request = event.request
+    held = ledger.leases.get(request.within)
+    if request.problem() is not None:
+        raise BadInput(str(request.problem()))
+    if held is None or held.job:
+        raise NotFound(f"no lease {request.within} is held")
+    if held.request.user != request.user:
+        raise Refused(f"the lease {held.id} belongs to {held.request.user}, not to {request.user}")
+    if held.state is not LeaseState.ACTIVE:
+        raise Refused(f"the lease {held.id} is {held.state}, not active")
+    for user in ledger.users_of.get(held.id, ()):
+        raise Refused(f"the lease {held.id} is in use by {ledger.jobs[ledger.leases[user].job].id}; wait for that job")
+    job = Job(request.id, event.id, event.command, request, now, lease_id=lease.id)
+    decision, lease, placed = grant(ledger, lease, Placement(held.node, Claim()), now, job=job)
+    assert placed is not None
+    decision.answer = JobAnswer(placed, lease, choice=decision.choice)
+    return decision
 
 
 def _next_lease(uid: str, number: int, request: Request, now: int) -> Lease:
@@ -206,7 +231,7 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
     displaced = outcome.ending in DISPLACED
     if outcome.ending is Ending.RECLAIMED:
         decision.changes += _withdrawn(ledger, attempt.node)
-    if displaced or (outcome.may_be_retried and job.retries_left > 0):
+    if not job.request.within and (displaced or (outcome.may_be_retried and job.retries_left > 0)):
         decision.changes += _run_again(job, now, counts=not displaced)
         why = outcome.detail or str(outcome.ending)
         record = Record("requeued", job.request.user, job.uid, attempt.node, why, {"job_id": job.id})

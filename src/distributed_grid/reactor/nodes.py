@@ -8,6 +8,7 @@ from distributed_grid.domain.books import Book, shared_though_exclusive
 from distributed_grid.domain.changes import Counter, Row
 from distributed_grid.domain.events import (
     AlertChanged,
+    ClaimsChecked,
     ControlPlaneStarted,
     LeaseLost,
     LeaseReclaimed,
@@ -15,6 +16,7 @@ from distributed_grid.domain.events import (
     NodeDrained,
     NodeForgotten,
     NodeHeard,
+    NodeResumed,
     NodeStopped,
     NodeWanted,
     PolicySet,
@@ -69,8 +71,10 @@ def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
     old = ledger.nodes.get(event.node.name)
     if old is None:
         return Decision([event.node], [_declared(event.node)])
-    new = replace(event.node, state=old.state, wanted=old.wanted or event.node.wanted)
-    if old.state is NodeState.DRAINING:
+    new = replace(event.node, state=old.state, wanted=old.wanted or event.node.wanted, cooling=old.cooling)
+    if not event.node.engine:
+        new = replace(new, engine=old.engine, engine_node=old.engine_node, engine_lost_ms=old.engine_lost_ms)
+    if old.state is NodeState.DRAINING and not old.cooling:
         new = replace(new, state=advance_node(old.state, Step.RESUME))
         new = _doubted(new)
     decision = Decision()
@@ -92,8 +96,10 @@ def _declared(node: Node) -> Record:
 
 
 def _excess(ledger: Ledger, node: Node) -> str | None:
-    """What is lent on a node beyond what it says it may lend, those who wait for their victims included."""
-    claims = [lease.claim for lease in ledger.leases_of(node.name) if lease.claim is not None]
+    """What is lent on a node beyond what it says it may lend, those who wait for their victims included; claims are
+    compared when it is heard."""
+    held = (lease for lease in ledger.leases_of(node.name) if not lease.recovered)
+    claims = [lease.claim for lease in held if lease.claim is not None]
     return Book(claims).excess_over(node.lendable) or shared_though_exclusive(claims, node.lendable)
 
 
@@ -107,7 +113,7 @@ def _offered_anew(ledger: Ledger, node: Node) -> list[Row]:
         return []
     before = seen if node.thresholds == ledger.nodes[node.name].thresholds else None
     seen = replace(seen, idleness=idleness(node, seen.usage, before, seen.at_ms))
-    offer = offered(node, seen, offer, anew=True)
+    offer = offered(node, seen, offer, anew=True, stock=ledger.stocks.get(node.name), used=ledger.book(node.name))
     return [seen] if offer is None else [seen, offer]
 
 
@@ -151,13 +157,18 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
         node = replace(node, state=advance_node(node.state, Step.JOIN))
     if node.state in (NodeState.JOINING, NodeState.SUSPECT):
         node = replace(node, state=advance_node(node.state, Step.HEAR))
+        if node.cooling:
+            node = replace(node, state=advance_node(node.state, Step.DRAIN))
         decision.changes.append(node)
         decision.records.append(Record("node-alive", "", node.name, node.name))
-    offer = offered(node, seen, ledger.offers.get(node.name))
+        if any(lease.recovered for lease in ledger.leases_of(node.name)):
+            decision.follow.append(ClaimsChecked(node.name))
+    stock, book = ledger.stocks.get(node.name), ledger.book(node.name)
+    offer = offered(node, seen, ledger.offers.get(node.name), stock=stock, used=book)
     if offer is not None:
         decision.changes.append(offer)
     if len(decision.changes) > 1 and ledger.waiting:
-        decision.follow = [QueueLooked()]
+        decision.follow.append(QueueLooked())
     return decision
 
 
@@ -170,10 +181,10 @@ def doubts(ledger: Ledger, now: int) -> Decision:
         if node.state is NodeState.ALIVE and (seen is None or now - seen.at_ms > SUSPECT_AFTER_MS):
             decision.changes.append(_doubted(node))
             decision.records.append(Record("node-suspect", "", node.name, node.name, "not heard from"))
-        elif node.state in _UNHEARD and node.hold_ms and (seen is None or now >= seen.held_until_ms):
-            _give_up(ledger, node, now, decision)
         elif node.forgotten and not ledger.leases_on.get(node.name):
             decision.changes.append(_left(node))
+        elif node.state in _UNHEARD and node.hold_ms and (seen is None or now >= seen.held_until_ms):
+            _give_up(ledger, node, now, decision)
     for offer in ledger.offers.values():
         if offer.expires_at_ms <= now:
             decision.changes.append(replace(offer, withdrawn=True))
@@ -202,7 +213,7 @@ def on_alert(ledger: Ledger, event: AlertChanged, now: int) -> Decision:
 def on_wanted(ledger: Ledger, event: NodeWanted, now: int) -> Decision:
     """Note whether the agent of a node is to run."""
     node = known(ledger, event.name)
-    if node.state is NodeState.DRAINING and event.wanted and not node.forgotten:
+    if node.state is NodeState.DRAINING and event.wanted and not node.forgotten and not node.cooling:
         node = replace(node, state=advance_node(advance_node(node.state, Step.RESUME), Step.DOUBT))
     wanted = replace(node, wanted=event.wanted)
     return Decision([wanted] if wanted != ledger.nodes[event.name] else [])
@@ -219,11 +230,25 @@ def on_drained(ledger: Ledger, event: NodeDrained, now: int) -> Decision:
     """Lend nothing more there and take back what is lent; draining twice is harmless."""
     node = known(ledger, event.name)
     decision = Decision()
+    drained = replace(node, cooling=node.cooling or event.cooling)
     if node.state in (NodeState.ALIVE, NodeState.SUSPECT):
-        decision.changes.append(replace(node, state=advance_node(node.state, Step.DRAIN)))
+        drained = replace(drained, state=advance_node(node.state, Step.DRAIN))
+    if drained != node:
+        decision.changes.append(drained)
         decision.records.append(Record("node-draining", "", node.name, node.name, event.detail))
     decision.follow += [LeaseReclaimed(lease.id, event.detail) for lease in ledger.leases_of(node.name)]
     return decision
+
+
+def on_resumed(ledger: Ledger, event: NodeResumed, now: int) -> Decision:
+    """Let a node that cooled down lend again, from its next heartbeat on; one that did not is left as it is."""
+    node = known(ledger, event.name)
+    if not node.cooling:
+        return Decision()
+    node = replace(node, cooling=False)
+    if node.state is NodeState.DRAINING and not node.forgotten:
+        node = _doubted(replace(node, state=advance_node(node.state, Step.RESUME)))
+    return Decision([node], [Record("node-resumed", "", node.name, node.name)])
 
 
 def on_stopped(ledger: Ledger, event: NodeStopped, now: int) -> Decision:

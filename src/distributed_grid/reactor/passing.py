@@ -7,8 +7,9 @@ from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.lives import LeaseEnd, LeaseState
+from distributed_grid.reactor.binding import given_up_for_lost
 from distributed_grid.reactor.decision import Decision
-from distributed_grid.reactor.granting import end_lease
+from distributed_grid.reactor.granting import end_lease, users_out
 from distributed_grid.reactor.jobs import stop_job, waited_too_long
 from distributed_grid.reactor.nodes import doubts
 from distributed_grid.scheduling import reasons
@@ -19,6 +20,11 @@ def on_time_passed(ledger: Ledger, event: TimePassed, now: int) -> Decision:
     due = ledger.due_by(now)
     if not due:
         decision = doubts(ledger, now)
+        lost = given_up_for_lost(ledger, now)
+        decision.changes += lost.changes
+        decision.follow += lost.follow
+        orphaned = [lease_id for lease_id in ledger.users_of if lease_id not in ledger.leases]
+        decision.follow += [event for lease_id in orphaned for event in users_out(ledger, lease_id)]
         if ledger.waiting:
             decision.follow.append(QueueLooked())
         return decision

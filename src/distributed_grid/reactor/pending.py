@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from distributed_grid.domain.bindings import Binding
 from distributed_grid.domain.changes import Row
-from distributed_grid.domain.effects import Effect, StartAttempt, StopAttempt
+from distributed_grid.domain.effects import BindLease, Effect, EngineEffect, FreeBinding, StartAttempt, StopAttempt
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
@@ -13,17 +14,24 @@ from distributed_grid.domain.lives import JobState
 
 
 def pending(ledger: Ledger) -> list[Effect]:
-    """Every effect that the ledger calls for; performing one twice is harmless."""
+    """Every effect that the ledger calls for from agents; performing one twice is harmless."""
     return [effect for job in ledger.jobs.values() if (effect := _effect_of(ledger, job)) is not None]
 
 
 def pending_for(ledger: Ledger, changed: Iterable[Row]) -> list[Effect]:
     """The effects that these changed rows may have called for."""
     uids = dict.fromkeys(
-        row.uid if isinstance(row, Job) else row.job for row in changed if isinstance(row, Job | Lease)
+        row.uid if isinstance(row, Job) else row.job if isinstance(row, Lease) else _job_of(ledger, row)
+        for row in changed
+        if isinstance(row, Job | Lease | Binding)
     )
     jobs = (ledger.jobs[uid] for uid in uids if uid in ledger.jobs)
     return [effect for job in jobs if (effect := _effect_of(ledger, job)) is not None]
+
+
+def _job_of(ledger: Ledger, binding: Binding) -> str:
+    lease = ledger.leases.get(binding.lease_id)
+    return lease.job if lease is not None else ""
 
 
 def _effect_of(ledger: Ledger, job: Job) -> Effect | None:
@@ -33,6 +41,38 @@ def _effect_of(ledger: Ledger, job: Job) -> Effect | None:
     if job.state is JobState.STOPPING:
         return StopAttempt(attempt.node, job)
     lease = ledger.leases[attempt.lease_id]
-    if job.state is JobState.ASSIGNED and not lease.awaits:
+    if job.state is JobState.ASSIGNED and not lease.awaits and _is_bound(ledger, lease):
         return StartAttempt(attempt.node, job, lease)
     return None
+
+
+def _is_bound(ledger: Ledger, lease: Lease) -> bool:
+    """Whether everybody who has to reserve a lease has done so."""
+    if not lease.engine:
+        return True
+    binding = ledger.binding_of(lease)
+    return binding is not None and binding.bound_at_ms > 0
+
+
+def unsettled(ledger: Ledger) -> list[EngineEffect]:
+    """Every effect that the ledger calls for from engines; performing one twice is harmless."""
+    return [effect for one in ledger.bindings.values() if (effect := _binding_effect(ledger, one)) is not None]
+
+
+def unsettled_for(ledger: Ledger, changed: Iterable[Row]) -> list[EngineEffect]:
+    """The effects that these changed rows may have called for from engines."""
+    if not ledger.bindings:
+        return []
+    touched = dict.fromkeys(
+        row.id if isinstance(row, Lease) else row.lease_id for row in changed if isinstance(row, Lease | Binding)
+    )
+    bindings = (ledger.bindings[key] for lease_id in touched for key in ledger.bindings_of.get(lease_id, ()))
+    return [effect for one in bindings if (effect := _binding_effect(ledger, one)) is not None]
+
+
+def _binding_effect(ledger: Ledger, binding: Binding) -> EngineEffect | None:
+    lease = ledger.leases.get(binding.lease_id)
+    if lease is None or ledger.binding_of(lease) != binding:
+        return FreeBinding(binding)
+    alone = len(ledger.bindings_of[lease.id]) == 1
+    return BindLease(binding, lease) if alone and not binding.bound_at_ms and not lease.awaits else None

@@ -8,10 +8,12 @@ Rule 4: an offer shrinks with the measurement. It grows when the growth is worth
 
 from __future__ import annotations
 
+from distributed_grid.domain.books import Book
+from distributed_grid.domain.engines import Room, Stock
 from distributed_grid.domain.idleness import Idleness
 from distributed_grid.domain.nodes import Node, Sighting, Thresholds, Usage
 from distributed_grid.domain.offers import Offer
-from distributed_grid.domain.resources import NOTHING, Capacity, GpuDevice
+from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, GpuDevice
 from distributed_grid.domain.units import cores, gigabytes
 from distributed_grid.scheduling.idleness import idleness
 
@@ -19,19 +21,45 @@ WORTH_TELLING = 10
 """An offer grows at once by this part of what the node has; by less when it is made anew."""
 
 
-def offered(node: Node, seen: Sighting, old: Offer | None, *, anew: bool = False) -> Offer | None:
-    """The node's next offer; None while the old one still holds. With `anew` it is made in any case."""
+def offered(
+    node: Node,
+    seen: Sighting,
+    old: Offer | None,
+    *,
+    anew: bool = False,
+    stock: Stock | None = None,
+    used: Book | None = None,
+) -> Offer | None:
+    """The node's next offer; None while the old one still holds. With `anew` it is made in any case.
+
+    It is never more than the stock that an engine has for us there; `used` is what of that is lent.
+    """
     if seen.usage is None:
         return None
     lends, keeps = lending(node, seen.usage, seen.idleness)
     if seen.yields:
         lends, keeps = NOTHING, ("its owner is using it",)
+    elif stock is not None:
+        lends, keeps = _within(lends, stock.room, keeps, used or Book())
     now = seen.at_ms
     young = old is not None and now - old.made_at_ms < node.refresh_ms
     if old is not None and young and not anew and _still_says(node, old, lends, keeps):
         return None
     generation = old.generation + 1 if old is not None else 1
     return Offer(node.name, generation, lends, now, now + node.offer_ms, keeps)
+
+
+def _within(lends: Capacity, room: Room, keeps: tuple[str, ...], used: Book) -> tuple[Capacity, tuple[str, ...]]:
+    """What of a loan the node's engine has for us, and what it has not."""
+    most = -(-room.gpu_milli // WHOLE_GPU)
+    devices = sorted(lends.gpus, key=lambda device: (device.index not in used.gpu_milli, device.index))[:most]
+    limited = Capacity(
+        min(lends.cpu_milli, room.cpu_milli),
+        min(lends.memory_bytes, room.memory_bytes),
+        tuple(sorted(devices, key=lambda device: device.index)),
+        lends.custom,
+    )
+    return limited, keeps if limited == lends else (*keeps, "its engine has given the rest to others")
 
 
 def _still_says(node: Node, old: Offer, lends: Capacity, keeps: tuple[str, ...]) -> bool:

@@ -148,7 +148,7 @@ def kept_back(ledger: Ledger, node: Node, now: int) -> tuple[str, ...]:
 
 def _absence(ledger: Ledger, node: Node, now: int) -> str:
     if node.state is NodeState.DRAINING:
-        return "draining"
+        return "cooling down" if node.cooling else "draining"
     seen = ledger.sightings.get(node.name)
     if seen is None or not seen.at_ms:
         return "not heard from yet"

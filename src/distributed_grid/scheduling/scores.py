@@ -42,12 +42,13 @@ def scores(ledger: Ledger, request: Request, strategy: Strategy) -> Scores:
 
 def _balanced(ledger: Ledger, request: Request) -> Scores:
     """The most room that is left afterwards, in parts of what the node lends: large nodes take more than small ones.
-    GPUs count for those who ask for one: nobody else is drawn to them."""
+    GPUs count for those who ask for one: nobody else is drawn to them. What is lent to another node comes from one
+    that does not work hard itself."""
     columns = ledger.columns
     room = columns.slack + _terms(ledger).without(request.ask)
     if request.ask.gpu_milli:
         room += columns.gpu_whole * 1000 // np.maximum(columns.lends_gpus, 1)
-    return room
+    return room - columns.pressure if request.target else room
 
 
 def _local(ledger: Ledger, request: Request) -> Scores:

@@ -12,7 +12,11 @@ from distributed_grid import __version__
 from distributed_grid.errors import ProtocolError
 from distributed_grid.orchestration.protocol import PROTOCOL, STDOUT
 from distributed_grid.server import requests
+from distributed_grid.server.attached import status
+from distributed_grid.server.boost_running import run_in_boost
+from distributed_grid.server.boosting import Boosting
 from distributed_grid.server.connection import Connection
+from distributed_grid.server.cooling import cooled
 from distributed_grid.server.deeds import Caller, Deeds
 from distributed_grid.server.fetching import Parcel
 from distributed_grid.server.house import House
@@ -25,6 +29,7 @@ class Api:
     def __init__(self, house: House) -> None:
         self._house = house
         self._deeds = Deeds(house)
+        self._boosts = Boosting(house, self._deeds)
         self._caller = Caller(login(), admin=True)
         self._handlers: dict[type, Callable[[Connection, Any], Awaitable[None]]] = {
             requests.Hello: self._hello,
@@ -34,6 +39,13 @@ class Api:
             requests.Ask: self._ask,
             requests.Release: self._release,
             requests.Extend: self._extend,
+            requests.Boost: self._boost,
+            requests.Boosts: self._list_boosts,
+            requests.ReleaseBoost: self._release_boost,
+            requests.ExtendBoost: self._extend_boost,
+            requests.OneBoost: self._one_boost,
+            requests.RunBoost: self._run_boost,
+            requests.Cooldown: self._cooldown,
             requests.Submit: self._submit,
             requests.Jobs: self._jobs,
             requests.Job: self._job,
@@ -52,6 +64,8 @@ class Api:
             requests.ListJoinTokens: self._list_join_tokens,
             requests.RevokeJoinToken: self._revoke_join_token,
             requests.Cluster: self._cluster,
+            requests.Attach: self._attach,
+            requests.Detach: self._detach,
             requests.Stay: self._stay,
             requests.Stop: self._stop,
         }
@@ -94,6 +108,27 @@ class Api:
 
     async def _extend(self, client: Connection, op: requests.Extend) -> None:
         client.send(await self._deeds.extend(op, self._caller))
+
+    async def _boost(self, client: Connection, op: requests.Boost) -> None:
+        client.send(await self._boosts.request_and_wait(op, self._caller))
+
+    async def _list_boosts(self, client: Connection, op: requests.Boosts) -> None:
+        client.send(await self._boosts.list(op))
+
+    async def _release_boost(self, client: Connection, op: requests.ReleaseBoost) -> None:
+        client.send(await self._boosts.release(op, self._caller))
+
+    async def _one_boost(self, client: Connection, op: requests.OneBoost) -> None:
+        client.send(await self._boosts.one(op.boost_id))
+
+    async def _run_boost(self, client: Connection, op: requests.RunBoost) -> None:
+        client.send(await run_in_boost(self._house, self._boosts, op, self._caller))
+
+    async def _extend_boost(self, client: Connection, op: requests.ExtendBoost) -> None:
+        client.send(await self._boosts.extend(op, self._caller))
+
+    async def _cooldown(self, client: Connection, op: requests.Cooldown) -> None:
+        client.send({**await cooled(self._house.grid, op, self._caller.user, client.send), "done": True})
 
     async def _submit(self, client: Connection, op: requests.Submit) -> None:
         client.send(await self._deeds.submit(op, self._caller))
@@ -163,7 +198,19 @@ class Api:
         client.send(await self._house.admission.revoke_join_token(op.token_id))
 
     async def _cluster(self, client: Connection, op: requests.Cluster) -> None:
-        client.send({**await self._house.cluster.serve(op, client.send), "done": True})
+        async def serve(asked: requests.Cluster) -> dict[str, Any]:
+            return await self._house.cluster.serve(asked, client.send)
+
+        house = self._house
+        is_look = op.verb == "status"
+        view = await (status(op, house.grid, house.ray, house.attaching, serve) if is_look else serve(op))
+        client.send({**view, "done": True})
+
+    async def _attach(self, client: Connection, op: requests.Attach) -> None:
+        client.send({**await self._house.attaching.attach(op, client.send), "done": True})
+
+    async def _detach(self, client: Connection, op: requests.Detach) -> None:
+        client.send({**await self._house.attaching.detach(op, client.send), "done": True})
 
     async def _stay(self, client: Connection, op: requests.Stay) -> None:
         await self._house.listen(op)

@@ -20,6 +20,7 @@ from distributed_grid.errors import GridError, NotFound, Refused, TimedOut
 from distributed_grid.orchestration.places import Places, machine_id
 from distributed_grid.orchestration.runtime import Grid
 from distributed_grid.server import requests
+from distributed_grid.server.ray_cluster import RayCluster
 from distributed_grid.server.shells import Say, Shells
 
 ALIVE_SECONDS, DRAIN_SECONDS, LOOK_SECONDS = 30.0, 60.0, 0.2
@@ -35,6 +36,7 @@ class Clustering:
         self._nodes = {node.name: node for node in config.nodes}
         self._places = places
         self._shells = Shells(places.state_dir / "wheels")
+        self.ray = RayCluster(grid, config, places, self._shells, self.target)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._id = ""
 
@@ -44,9 +46,11 @@ class Clustering:
         for name in wanted:
             if name in self._nodes and not self._nodes[name].is_local:
                 self._shells.keep(self.target(name))
+        await self.ray.begin()
 
     async def stop(self) -> None:
         """Let go of every link; agents stay. Safe to call twice."""
+        await self.ray.end()
         await self._shells.stop()
 
     async def serve(self, op: requests.Cluster, tell: Callable[[View], None]) -> View:
@@ -57,7 +61,15 @@ class Clustering:
         self._shells.use(op.auth_sock, op.environ)
         names = op.nodes or tuple(self._nodes)
         if op.verb == "status":
-            return {"nodes": await self._grid.read(lambda ledger, now: self._rows(names, ledger, now))}
+            ray = await self.ray.view()
+            rows = await self._grid.read(lambda ledger, now: self._rows(names, ledger, now))
+            return {"nodes": [{**row, "ray": _ray_of(row["node_id"], ray)} for row in rows], "ray": ray}
+        if op.verb == "env":
+            return {"environ": await self.ray.environ(op.nodes[0] if op.nodes else None), "ray": await self.ray.view()}
+        if op.verb == "stop":
+            await self._stop_ray(names, op, tell)
+        if op.verb == "start" and op.ray:
+            return {"results": await self._start_with_ray(names, op, tell)}
         deeds = {"install": self._install, "start": self._start, "stop": self._stop}
         return {"results": await asyncio.gather(*(self._one(name, deeds[op.verb], op, tell) for name in names))}
 
@@ -83,11 +95,53 @@ class Clustering:
         except GridError as failure:
             return {"node_id": name, "ok": False, "detail": str(failure)}
 
+    async def _start_with_ray(
+        self, names: tuple[str, ...], op: requests.Cluster, tell: Callable[[View], None]
+    ) -> list[View]:
+        """Agents first, then Ray; where it is known before that Ray could not start, nothing is started."""
+
+        def say(name: str) -> Say:
+            return lambda step: tell({"node_id": name, "step": step})
+
+        for name in names:
+            say(name)("looking at its Ray")
+        await self.ray.look_before(names)
+        rows = await asyncio.gather(*(self._one(name, self._start, op, tell) for name in names))
+        running = [row["node_id"] for row in rows if row["ok"]]
+        problems = await self.ray.start(running, say) if running else {}
+        return [_with_ray(row, problems.get(row["node_id"])) if row["ok"] else row for row in rows]
+
+    async def _stop_ray(self, names: tuple[str, ...], op: requests.Cluster, tell: Callable[[View], None]) -> None:
+        """Give back what is lent, then end Ray: what it holds is freed while it is still there to do so."""
+        row = await self.ray.row()
+        if row is None or not set(names) & set(row.nodes):
+            return
+
+        def say(name: str) -> Say:
+            return lambda step: tell({"node_id": name, "step": step})
+
+        async def is_given_back(name: str) -> bool:
+            if self._nodes[name].is_local:
+                return True  # it stays in the grid, with what it lends
+            try:
+                await self._shells.do("look", self.target(name), say(name))
+                await self._drain(name, say(name), wait=not op.force)
+            except GridError:
+                return False  # told when the node itself is stopped, which fails in the same way
+            return True
+
+        there = [name for name in names if name in row.nodes]
+        ready = await asyncio.gather(*map(is_given_back, there))
+        gone = [name for name, is_ready in zip(there, ready, strict=True) if is_ready or op.force]
+        for name, problem in (await self.ray.stop(gone, say, purge=op.purge) if gone else {}).items():
+            say(name)(f"its Ray could not be stopped: {problem}")
+
     async def _install(self, name: str, op: requests.Cluster, say: Say) -> str:
-        return await self._shells.do("install", self.target(name), say)
+        words = await self._shells.do("install", self.target(name), say)
+        return f"{words}; {await self.ray.install(name, say)}" if op.ray else words
 
     async def _start(self, name: str, op: requests.Cluster, say: Say) -> str:
-        words = await self._install(name, op, say)
+        words = await self._shells.do("install", self.target(name), say)
         say("starting the agent")
         now = self._grid.now_ms()
         await self._grid.handle(NodeWanted(name, True))
@@ -100,7 +154,8 @@ class Clustering:
 
         def is_alive(ledger: Ledger, now: int) -> bool:
             seen = ledger.sightings.get(name)
-            return ledger.nodes[name].state is NodeState.ALIVE and seen is not None and seen.at_ms >= since_ms
+            here = ledger.nodes[name].state is NodeState.ALIVE or ledger.nodes[name].cooling
+            return here and seen is not None and seen.at_ms >= since_ms
 
         try:
             async with asyncio.timeout(ALIVE_SECONDS):
@@ -126,6 +181,8 @@ class Clustering:
             raise
         await self._drain(name, say, wait=not op.force)
         self._shells.drop(name)
+        if op.purge:  # its files may be there though nobody wants it any more
+            await self._shells.ask("ray-stop", target, {"purge": True}, say)
         try:
             words = await self._shells.do("purge" if op.purge else "end", target, say)
         except GridError:
@@ -171,6 +228,7 @@ class Clustering:
             "node_id": name,
             "address": "local" if config.is_local else address_of(config),
             "state": str(node.state) if node is not None else None,
+            "cooling": node is not None and node.cooling,
             "wanted": config.is_local or (node is not None and node.wanted),
             "link": "local" if config.is_local else link.state if link is not None else None,
             "detail": (link.detail or None) if link is not None else None,
@@ -187,7 +245,7 @@ class Clustering:
         return Target(
             name,
             _hop(node),
-            self._grid_id(),
+            self.grid_id(),
             str(links / f"{name}.sock"),
             self._hops_before(node),
             node.python or "",
@@ -204,7 +262,7 @@ class Clustering:
                 hops.append(jump_of(word.strip(), _hop(node)))
         return tuple(hops)
 
-    def _grid_id(self) -> str:
+    def grid_id(self) -> str:
         """What tells this grid's directories on a node from another's; the same again after a fresh start."""
         if not self._id:
             note = self._places.host_dir / "grid.id"
@@ -212,6 +270,19 @@ class Clustering:
                 note.write_text(_made_id(self._places.state_dir))
             self._id = note.read_text().strip()
         return self._id
+
+
+def _with_ray(row: View, problem: str | None) -> View:
+    if problem is not None:
+        return {**row, "ok": False, "detail": problem}
+    return {**row, "detail": f"{row['detail']}, with Ray"}
+
+
+def _ray_of(name: str, ray: View | None) -> View | None:
+    """What a node's row says about Ray."""
+    if ray is None or name not in ray["nodes"]:
+        return None
+    return {**{key: ray[key] for key in ("address", "session", "authenticated", "risk")}, "state": ray["nodes"][name]}
 
 
 def _made_id(state_dir: Path) -> str:

@@ -25,9 +25,12 @@ import msgspec
 
 from distributed_grid import __version__
 from distributed_grid.adapters.clock import Anchor, GridClock
+from distributed_grid.adapters.engines.messages import Connected
+from distributed_grid.adapters.engines.ray import RayEngine
 from distributed_grid.adapters.files.blobs import BlobStore
 from distributed_grid.adapters.probes.machine import MachineProbe
 from distributed_grid.adapters.probes.nvml import GpuProbe
+from distributed_grid.adapters.shells.messages import Finished, Linked, Stepped
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.attempts import AttemptHost
@@ -45,16 +48,22 @@ from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.orchestration.attempt_files import AttemptFiles
 from distributed_grid.orchestration.links import Links
 from distributed_grid.orchestration.places import Places
+from distributed_grid.orchestration.resource_boost_persistence import ResourceBoostPersistence
 from distributed_grid.orchestration.runtime import Grid
 from distributed_grid.orchestration.supplying import Supply
 from distributed_grid.orchestration.views import Viewer
 from distributed_grid.server.api import Api, login
+from distributed_grid.server.attaching import Attaching
 from distributed_grid.server.clustering import Clustering
 from distributed_grid.server.configuring import Chosen, choose_config, remember, was_to_stay
 from distributed_grid.server.connection import Connection
+from distributed_grid.server.engines import EngineDesk
+from distributed_grid.server.following import Following
+from distributed_grid.server.keeping import BoostKeeper
 from distributed_grid.server.lifetime import BACKLOG, Seat, Starter
 from distributed_grid.server.link_sockets import LinkSockets
 from distributed_grid.server.port import Port
+from distributed_grid.server.ray_way import RayWay
 from distributed_grid.server.rebalancing import keep_balance
 from distributed_grid.server.registry import ConfigRegistry
 from distributed_grid.server.requests import Hello, Stay
@@ -94,7 +103,9 @@ class Daemon:
         self.content = BlobStore(places.host_dir / "content")
         self._links = Links(Supply(self.content))
         self._sockets = LinkSockets(places.host_dir / "links", self._links)
-        self.grid = Grid(store, self._clock, perform=self._links.perform)
+        self.ray = RayEngine(on_up=self._ray_is_up, on_link=self._ray_said)
+        self.engines = EngineDesk(self.ray, hold_seconds=self._chosen.config.hold_seconds)
+        self.grid = Grid(store, self._clock, perform=self._links.perform, reserve=self.engines.perform)
         self.monitor = Monitor(
             self._chosen.config.alerts,
             read=self.grid.read,
@@ -104,6 +115,17 @@ class Daemon:
         )
         self.files = AttemptFiles(places.jobs, self._links.files, self._is_here)
         self.cluster = Clustering(self.grid, self._chosen.config, places)
+        engine, grid_id = self.ray, self.cluster.grid_id
+        following = Following(self.grid, self._chosen.config, engine=engine, sockets=self._sockets, grid_id=grid_id)
+        self.attaching = Attaching(
+            self.grid,
+            self._chosen.config,
+            places,
+            engine=engine,
+            desk=self.engines,
+            following=following,
+            grid_id=grid_id,
+        )
         self._port = Port(
             self,
             places.host_dir,
@@ -112,6 +134,20 @@ class Daemon:
             reception=self._links,
         )
         self.admission = self._port.admission
+        self._way = RayWay(
+            self.grid,
+            self._chosen.config,
+            places,
+            engine=engine,
+            desk=self.engines,
+            cluster=self.cluster.ray,
+            grid_id=grid_id,
+        )
+        self.boosts_kept = BoostKeeper(
+            self.grid,
+            ResourceBoostPersistence(state_dir=places.state_dir),
+            offset_ms=self._clock.wall_offset_ms,
+        )
         self._api = Api(self)
 
     async def run(self, starter: Starter) -> None:
@@ -126,14 +162,17 @@ class Daemon:
         try:
             await self.grid.start()
             self._links.start(self.grid, ConfigRegistry(self._chosen.config))
+            self.engines.start(self.grid)
             await self.monitor.start()
             await self._declare(HardwareDetector(probe, gpus).capacity())
+            await self.boosts_kept.recover()
             local = tuple(await self.grid.read(_nodes_here))
             host = AttemptHost(self._places.jobs, report=lambda report: agent.report(report) if agent else None)
             agent = Agent(local, host, Meter(probe, gpus), self._links, jobs=self._places.jobs)
             await agent.start()
             await self._sockets.open(node.name for node in self._chosen.config.nodes if not node.is_local)
             await self.cluster.start()
+            self.attaching.start()
             await self._links.settled()
             await self._port.start(login())
             listener = self._seat.listen()
@@ -145,6 +184,8 @@ class Daemon:
             chores = [
                 asyncio.create_task(keep_tidy(self.grid, self.content)),
                 asyncio.create_task(keep_balance(self.grid, self.monitor, rules)),
+                asyncio.create_task(self.boosts_kept.keep()),
+                asyncio.create_task(self._way.keep()),
             ]
             await self._until_the_end()
             for chore in chores:
@@ -165,10 +206,24 @@ class Daemon:
         if agent is not None:
             await agent.stop()
         await self._links.stop()
+        await self.engines.stop()
+        await self.ray.stop()
+        await self.boosts_kept.stop()
         await self.grid.stop()
         self.grid.store.close()
         _save_anchor(self._places.host_dir / "clock.json", self._clock.anchor())
         log.info("stopped")
+
+    def _ray_is_up(self, connected: Connected) -> None:
+        self.attaching.following.is_up()
+        self.engines.compare_soon()
+
+    async def ray_environment(self, node: str) -> dict[str, str]:
+        environ = self.attaching.environ() if self.attaching.row is not None else await self.cluster.ray.environ(node)
+        return {**environ, "RAY_NAMESPACE": "grid"}
+
+    def _ray_said(self, report: Linked | Stepped | Finished) -> None:
+        self.attaching.following.heard(report)
 
     def _note(self, alert: Alert) -> None:
         """Have an alert in the audit trail, soon."""
@@ -313,7 +368,8 @@ def _nodes_here(ledger: Ledger, now: int) -> list[str]:
 
 def _is_unused(ledger: Ledger, now: int) -> bool:
     """Whether nothing is held, nobody waits, and no agent elsewhere counts on this control plane."""
-    return not ledger.jobs and not _users_leases(ledger) and not any(node.wanted for node in ledger.nodes.values())
+    kept = ledger.engines or any(node.wanted for node in ledger.nodes.values())
+    return not ledger.jobs and not _users_leases(ledger) and not kept
 
 
 def _users_leases(ledger: Ledger) -> list[Lease]:

@@ -22,6 +22,7 @@ from distributed_grid.domain.events import (
 from distributed_grid.domain.jobs import Command, Job
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.lives import LeaseEnd, LeaseState
 from distributed_grid.errors import GridError, NotFound, Refused, TimedOut
 from distributed_grid.orchestration.protocol import STDERR, STDOUT
 from distributed_grid.orchestration.runtime import Grid
@@ -51,6 +52,11 @@ class Caller(Struct, frozen=True):
         """Refuse who is neither the owner nor an admin."""
         if not self.admin and owner != self.user:
             raise Forbidden(f"{what} belongs to {owner}, not to {self.user}")
+
+
+def _is_to_come(lease: Lease) -> bool:
+    """Whether a plain lease waits for its turn, for others to make room, or for an engine to reserve it."""
+    return lease.state in (LeaseState.ASKED, LeaseState.RESERVING)
 
 
 class Deeds:
@@ -83,7 +89,7 @@ class Deeds:
         """The lease once it is granted; one that nobody waits for any more is given back."""
         answer = await self._ask(op, caller)
         lease = answer.lease
-        if not op.dry_run and lease.request.wait_ms and not lease.holds and not lease.is_over:
+        if not op.dry_run and _is_to_come(lease):
             lease = await self._until_granted(lease.id, caller)
         return await self._lease_view(lease, answer)
 
@@ -104,9 +110,11 @@ class Deeds:
             while True:
                 changed.clear()
                 lease = await find_lease(self._grid, lease_id)
+                if lease.end is LeaseEnd.FAILED:
+                    raise Refused(lease.detail)
                 if lease.is_over:
                     raise TimedOut(lease.detail)
-                if lease.holds and not lease.awaits:
+                if not _is_to_come(lease):
                     return lease
                 await changed.wait()
         except asyncio.CancelledError:

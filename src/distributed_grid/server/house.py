@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from distributed_grid.adapters.engines.ray import RayEngine
 from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.orchestration.attempt_files import AttemptFiles
 from distributed_grid.orchestration.runtime import Grid
 from distributed_grid.orchestration.views import Viewer
 from distributed_grid.server import requests
 from distributed_grid.server.admission import Admission
+from distributed_grid.server.attaching import Attaching
 from distributed_grid.server.clustering import Clustering
+from distributed_grid.server.keeping import BoostKeeper
 
 
 class House(Protocol):
@@ -22,6 +25,10 @@ class House(Protocol):
     def viewer(self) -> Viewer: ...
     @property
     def cluster(self) -> Clustering: ...
+    @property
+    def attaching(self) -> Attaching: ...
+    @property
+    def ray(self) -> RayEngine: ...
     @property
     def monitor(self) -> Monitor: ...
     @property
@@ -38,6 +45,13 @@ class House(Protocol):
     def sharing_enabled(self) -> bool: ...
     @property
     def custom_resources(self) -> frozenset[str]: ...
+    async def ray_environment(self, node: str) -> dict[str, str]:
+        """The variables with which a Ray program on a node finds its cluster and our namespace there."""
+
+    @property
+    def boosts_kept(self) -> BoostKeeper:
+        """The file that tells of boosts beside the ledger."""
+
     @property
     def files(self) -> AttemptFiles: ...
     async def greet(self, hello: requests.Hello) -> bool:

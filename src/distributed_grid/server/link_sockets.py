@@ -1,4 +1,4 @@
-"""Where the agents of SSH nodes come in: one private Unix socket each, to which their SSH connection forwards.
+"""Where the agents of other machines come in: one private Unix socket each, to which SSH or a hand in Ray forwards.
 
 A socket speaks only the agents' protocol, and only for its own node.
 """
@@ -21,12 +21,12 @@ BACKLOG = 64
 
 
 class LinkSockets:
-    """The sockets of a daemon's SSH nodes, below one folder."""
+    """The sockets of a daemon's nodes on other machines, below one folder."""
 
     def __init__(self, folder: Path, links: Links) -> None:
         self._folder = folder
         self._links = links
-        self._servers: list[asyncio.Server] = []
+        self._servers: dict[str, asyncio.Server] = {}
         self._doors: set[AgentDoor] = set()
 
     def path_of(self, node: str) -> Path:
@@ -39,11 +39,22 @@ class LinkSockets:
         for left in self._folder.glob("*.sock"):
             left.unlink(missing_ok=True)
         for node in nodes:
+            await self.add(node)
+
+    async def add(self, node: str) -> None:
+        """Listen for one more node; adding one twice changes nothing."""
+        if node not in self._servers:
             listener = _bound(self.path_of(node))
-            server = await asyncio.get_running_loop().create_unix_server(
+            self._servers[node] = await asyncio.get_running_loop().create_unix_server(
                 partial(self._door, node), sock=listener, backlog=BACKLOG
             )
-            self._servers.append(server)
+
+    def remove(self, node: str) -> None:
+        """Listen for a node no more; removing one that is not there is harmless."""
+        server = self._servers.pop(node, None)
+        if server is not None:
+            server.close()
+            self.path_of(node).unlink(missing_ok=True)
 
     def _door(self, node: str) -> AgentDoor:
         door = AgentDoor(self._links, lambda path, headers: node)
@@ -53,9 +64,9 @@ class LinkSockets:
 
     async def close(self) -> None:
         """Let nobody in any more, and hang up. Safe to call twice."""
-        for server in self._servers:
+        for server in self._servers.values():
             server.close()
-        self._servers = []
+        self._servers = {}
         for door in list(self._doors):
             door.close("the control plane is leaving")
         for left in self._folder.glob("*.sock"):

@@ -98,6 +98,70 @@ class Extend(_Op, frozen=True):
     seconds: Seconds
 
 
+class Boost(_Op, frozen=True):
+    """Resources of another node for a target node, for a while; `source` is the only one that may lend them."""
+
+    request_id: Id
+    target: Name
+    resource_type: Name
+    amount: float
+    priority: Name = "medium"
+    duration_seconds: Annotated[float, Meta(gt=0, le=3.2e9)] = 3600.0
+    source: Name = ""
+    wait_seconds: Seconds = 0.0
+    dry_run: bool = False
+
+
+class Boosts(_Op, frozen=True):
+    """The boosts that hold something, for one node or for all."""
+
+    node: Name = ""
+
+
+class ReleaseBoost(_Op, frozen=True):
+    """Give a boost back before its time is over."""
+
+    boost_id: Name
+
+
+class ExtendBoost(_Op, frozen=True):
+    """More time for a boost, counted from its end."""
+
+    boost_id: Name
+    seconds: Seconds
+
+
+class OneBoost(_Op, frozen=True):
+    """One boost, by its id or any unique prefix."""
+
+    boost_id: Name
+
+
+class RunBoost(_Op, frozen=True, kw_only=True):
+    """A command that uses a boost, on the node that lends it."""
+
+    request_id: Id
+    boost_id: Name
+    argv: Annotated[tuple[str, ...], Meta(min_length=1, max_length=20_000)]
+    job_id: Name = ""
+    env: dict[str, str] = {}
+    cwd: Text = ""
+    workdir: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
+    given: tuple[Name, ...] = ()
+
+    def problem(self) -> str | None:
+        """What the types cannot say."""
+        return _problem_of(self)
+
+
+class Cooldown(_Op, frozen=True):
+    """A node gives everything back to its owner and lends nothing until somebody says `off`."""
+
+    node: Name
+    off: bool = False
+    wait_seconds: Seconds = 300.0
+
+
 class Submit(_Wishes, frozen=True):
     """A command to run under a lease."""
 
@@ -120,13 +184,7 @@ class Submit(_Wishes, frozen=True):
 
     def problem(self) -> str | None:
         """What the types cannot say."""
-        if self.job_id and not _JOB_ID.fullmatch(self.job_id):
-            return f"the job id {self.job_id!r} may only have letters, digits, '.', '_' and '-'"
-        if any("\0" in word for word in (*self.argv, self.cwd, *self.env, *self.env.values())):
-            return "a command, directory or variable must not contain a NUL byte"
-        if any("=" in name or not name for name in self.env):
-            return "the name of a variable must not be empty or contain '='"
-        return None
+        return _problem_of(self)
 
 
 class Jobs(_Op, frozen=True):
@@ -213,12 +271,30 @@ class Cluster(_Op, frozen=True):
     `auth_sock` and `environ` are the caller's: the agent with the keys, and how packages are fetched.
     """
 
-    verb: Literal["install", "start", "stop", "status"]
+    verb: Literal["install", "start", "stop", "status", "env"]
     nodes: tuple[Name, ...] = ()
     force: bool = False
     purge: bool = False
+    ray: bool = False
     auth_sock: Text = ""
     environ: dict[Name, Text] = {}
+
+
+class Attach(_Op, frozen=True):
+    """Use a Ray cluster that already runs: an agent on each of its nodes, and leases as its placement groups.
+
+    `token` is the cluster's, `environ` says how packages are fetched; both are the caller's.
+    """
+
+    address: Annotated[str, Meta(min_length=1, max_length=300)]
+    token: Text = ""
+    environ: dict[Name, Text] = {}
+
+
+class Detach(_Op, frozen=True):
+    """Leave the Ray cluster, and nothing in it or on its nodes; with `force` also one that is not there any more."""
+
+    force: bool = False
 
 
 class Stay(_Op, frozen=True):
@@ -281,9 +357,21 @@ class Join(_Op, frozen=True):
     hostname: Name = ""
 
 
+def _problem_of(op: Submit | RunBoost) -> str | None:
+    if op.job_id and not _JOB_ID.fullmatch(op.job_id):
+        return f"the job id {op.job_id!r} may only have letters, digits, '.', '_' and '-'"
+    if any("\0" in word for word in (*op.argv, op.cwd, *op.env, *op.env.values())):
+        return "a command, directory or variable must not contain a NUL byte"
+    if any("=" in name or not name for name in op.env):
+        return "the name of a variable must not be empty or contain '='"
+    return None
+
+
 Op = (
     Hello | Status | Info | Config | Ask | Release | Extend | Submit
     | Jobs | Job | Explain | Ledger | Cancel | Wait | Logs | Fetch | Events | Metrics | Cluster | Stay | Stop
+    | Attach | Detach
+    | Boost | Boosts | ReleaseBoost | ExtendBoost | OneBoost | RunBoost | Cooldown
     | CreateToken | ListTokens | RevokeToken | CreateJoinToken | ListJoinTokens | RevokeJoinToken
 )  # fmt: skip
 _decoder: msgspec.json.Decoder[Op] = msgspec.json.Decoder(Op)
@@ -310,6 +398,6 @@ def convert(fields: dict[str, Any], kind: type[T]) -> T:
 
 
 def _checked(op: T) -> T:
-    if isinstance(op, Submit) and (problem := op.problem()) is not None:
+    if isinstance(op, Submit | RunBoost) and (problem := op.problem()) is not None:
         raise BadInput(problem)
     return op

@@ -14,16 +14,21 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from distributed_grid.adapters.shells.messages import (
     LARGEST_LINE,
     Do,
+    Drive,
     Drop,
     Facts,
     Finished,
+    Forward,
+    Forwarded,
     Keep,
     Linked,
     Order,
+    Passage,
     Settings,
     Stepped,
     Target,
@@ -49,6 +54,9 @@ class Shells:
         self._task: asyncio.Task[None] | None = None
         self.links: dict[str, Linked] = {}
         self.facts: dict[str, Facts] = {}
+        self._forwards: dict[str, Forward] = {}
+        self._driving: Drive | None = None
+        self.forwarded: dict[str, dict[str, int]] = {}
 
     async def stop(self) -> None:
         """Let the child go; links end, agents stay. Safe to call twice."""
@@ -79,9 +87,43 @@ class Shells:
         self.links.pop(node, None)
         self._send(Drop(node))
 
+    def forward(self, target: Target, ports: dict[str, Passage]) -> None:
+        """Have ports of this machine lead to those of a node; none is to end that."""
+        order = Forward(target, ports)
+        if ports:
+            self._forwards[target.name] = order
+            self._need()
+        elif self._forwards.pop(target.name, None) is None:
+            return
+        self._send(order)
+
+    def drive(self, target: Target, socket: str, data: dict[str, Any]) -> None:
+        """Have a program on a node speak to Ray there, behind a socket of this machine; no data is to end that."""
+        order = Drive(target, socket, data)
+        if data and order != self._driving:
+            self._driving = order
+            self._need()
+        elif data or self._driving is None:
+            return
+        else:
+            self._driving = None
+        self._send(order)
+
     async def do(self, deed: str, target: Target, say: Say) -> str:
         """Do a deed on a node; what was done, in a few words. Raises Refused with the reason it failed."""
-        order = Do(next(self._numbers), deed, target)
+        finished = await self._finish(deed, target, {}, say)
+        if finished.facts is not None:
+            self.facts[target.name] = finished.facts
+        return finished.words
+
+    async def ask(
+        self, deed: str, target: Target, data: dict[str, Any], say: Say = lambda step: None
+    ) -> dict[str, Any]:
+        """Do a deed that needs more than its name; what the node answered. Raises Refused as `do` does."""
+        return (await self._finish(deed, target, data, say)).data
+
+    async def _finish(self, deed: str, target: Target, data: dict[str, Any], say: Say) -> Finished:
+        order = Do(next(self._numbers), deed, target, data)
         done: asyncio.Future[Finished] = asyncio.get_running_loop().create_future()
         self._asked[order.number] = (order, say, done)
         try:
@@ -92,9 +134,7 @@ class Shells:
             self._asked.pop(order.number, None)
         if finished.problem:
             raise Refused(finished.problem)
-        if finished.facts is not None:
-            self.facts[target.name] = finished.facts
-        return finished.words
+        return finished
 
     def _need(self) -> None:
         if self._task is None:
@@ -135,7 +175,8 @@ class Shells:
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LARGEST_LINE)
         self._writer = writer
         try:
-            orders: list[Order] = [self._settings, *map(Keep, self._kept.values())]
+            orders: list[Order] = [self._settings, *map(Keep, self._kept.values()), *self._forwards.values()]
+            orders += [self._driving] if self._driving is not None else []
             for order in (*orders, *(asked[0] for asked in self._asked.values())):
                 self._send(order)
             while line := await reader.readline():
@@ -156,6 +197,8 @@ class Shells:
             case Stepped() as stepped:
                 if stepped.number in self._asked:
                     self._asked[stepped.number][1](stepped.step)
+            case Forwarded() as forwarded:
+                self.forwarded[forwarded.node] = forwarded.ports
             case Finished() as finished:
                 asked = self._asked.get(finished.number)
                 if asked is not None and not asked[2].done():
@@ -174,6 +217,7 @@ class Shells:
         for _, _, done in self._asked.values():
             if not done.done():
                 done.set_exception(Unreachable("the SSH process ended while it worked; try again"))
+        self.forwarded.clear()
         for node in self._kept:
             self.links[node] = Linked(node, "down", "the SSH process ended; another one is started")
 

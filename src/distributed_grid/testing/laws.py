@@ -28,8 +28,9 @@ Law = Callable[[Watch, Moment], None]
 
 
 def _started(ledger: Ledger, name: str) -> list[Lease]:
-    """The leases that use a node now: a preemptor whose victims are still there does not."""
-    return [lease for lease in ledger.leases.values() if lease.node == name and lease.holds and not lease.awaits]
+    """The leases that use a node now: a preemptor whose victims are still there does not, nor does a mere claim."""
+    there = (lease for lease in ledger.leases.values() if lease.node == name and lease.holds)
+    return [lease for lease in there if not lease.awaits and not lease.recovered]
 
 
 def a_node_is_never_lent_more_than_capacity_and_caps_allow(watch: Watch, moment: Moment) -> None:
@@ -216,7 +217,7 @@ def nothing_is_given_up_before_its_hold_is_over(watch: Watch, moment: Moment) ->
 def a_node_that_gives_way_or_is_silent_gets_nothing_new(watch: Watch, moment: Moment) -> None:
     before = {row.id for row in moment.rows_before if isinstance(row, Lease) and row.holds}
     for row in moment.changes:
-        if isinstance(row, Lease) and row.holds and row.id not in before:
+        if isinstance(row, Lease) and row.holds and row.id not in before and not row.recovered:
             seen = watch.ledger.sightings[row.node]
             assert not seen.yields
             assert seen.at_ms

@@ -88,6 +88,8 @@ DEEDS = {
     "yield_to_owner": (names, st.booleans()),
     "drain": (names,),
     "want": (names, st.booleans()),
+    "cool": (names, st.booleans()),
+    "claim": (names, st.integers(1, 5), st.sampled_from([1, 60_000])),
     "stop_node": (names,),
     "pause": (whichever, offs, st.booleans()),
     "mark": (whichever, offs, ages),
@@ -102,7 +104,7 @@ DEEDS = {
 OFTEN = ("ask", "submit", "submit", "urge", "urge", "fill", "work", "wait", "wait")
 SELDOM = (
     *("declare", "forget", "ask_again", "extend", "started", "listed", "look", "jump", "restart"),
-    *("yield_to_owner", "drain", "want", "stop_node", "pause", "mark", "spare"),
+    *("yield_to_owner", "drain", "want", "cool", "claim", "stop_node", "pause", "mark", "spare"),
 )
 scripts = st.lists(st.sampled_from([*DEEDS, *OFTEN]).flatmap(lambda name: deed(name, *DEEDS[name])), max_size=25)
 

@@ -240,6 +240,16 @@ def test_a_forgotten_node_that_never_joined_leaves_too(story):
     assert tale.ledger.nodes == {}
 
 
+def test_a_forgotten_node_that_nobody_hears_leaves_when_its_hold_is_over(story):
+    tale = story(a_node("gpu1", hold_s=30), a_node("gpu2"))
+    tale.ask(a_request("r1", require=("gpu1",)))
+    tale.tell(NodeForgotten("gpu1"))
+    tale.later(40, heard=False)
+    tale.later(1, heard=False)
+    assert set(tale.ledger.nodes) == {"gpu2"}
+    assert tale.ledger.leases == {}
+
+
 def test_forgetting_a_stranger_is_harmless(story):
     assert story().tell(NodeForgotten("stranger")).changes == []
 

@@ -17,13 +17,14 @@ from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.lives import JobState
 from distributed_grid.domain.nodes import Node, Usage
-from distributed_grid.domain.resources import GpuDevice
+from distributed_grid.domain.resources import Claim, GpuDevice
 from distributed_grid.errors import GridError
 from distributed_grid.reactor import pending, step
 from distributed_grid.testing.builders import (
     GB,
     NOW,
     a_node,
+    a_request,
     a_submission,
     a_usage,
     an_exit,
@@ -98,6 +99,19 @@ class World(Watch):
 
     def drain(self, which: int) -> None:
         self.tell(events.NodeDrained(NAMES[which]))
+
+    def cool(self, which: int, off: bool) -> None:
+        """An owner wants a node back, or lends it again."""
+        name = NAMES[which]
+        self.tell(events.NodeResumed(name) if off else events.NodeDrained(name, cooling=True))
+
+    def claim(self, which: int, cores: int, ends_ms: int) -> None:
+        """Somebody knows of a lease that the ledger does not."""
+        target = NAMES[(which + 1) % len(NAMES)]
+        request = self._named(a_request(cores=cores, target=target, anti_affinity=(target,)))
+        fence = self.ledger.counters.get("fence", 0) + 1
+        claim = Claim(cpu_milli=1000 * cores)
+        self.tell(events.LeaseClaimed(request, NAMES[which], claim, fence, self.now, self.now + ends_ms))
 
     def want(self, which: int, wanted: bool) -> None:
         self.tell(events.NodeWanted(NAMES[which], wanted))

@@ -9,14 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distributed_grid.adapters.shells import installing
+from distributed_grid.adapters.shells.driving import drive
 from distributed_grid.adapters.shells.failures import Failed
-from distributed_grid.adapters.shells.linking import Door, Link
+from distributed_grid.adapters.shells.forwarding import forward
+from distributed_grid.adapters.shells.here import talking_here
+from distributed_grid.adapters.shells.keeping import Link
+from distributed_grid.adapters.shells.linking import Door
 from distributed_grid.adapters.shells.messages import (
     LARGEST_LINE,
     Do,
+    Drive,
     Drop,
     Facts,
     Finished,
+    Forward,
     Keep,
     Linked,
     Order,
@@ -27,6 +33,8 @@ from distributed_grid.adapters.shells.messages import (
     line_of,
     order_in,
 )
+from distributed_grid.adapters.shells.ray_installing import install_ray
+from distributed_grid.adapters.shells.ray_script import DEEDS, ray_script
 from distributed_grid.adapters.shells.remote import Session
 
 MOST_AT_ONCE = 32
@@ -51,6 +59,8 @@ class Child:
         self._doors: dict[str, tuple[Target, Door]] = {}
         self._links: dict[str, tuple[Target, Link, asyncio.Task[None]]] = {}
         self._deeds: set[asyncio.Task[None]] = set()
+        self._forwards: dict[str, tuple[Forward, asyncio.Task[None]]] = {}
+        self._driving: tuple[Drive, asyncio.Task[None]] | None = None
         self._places = asyncio.Semaphore(MOST_AT_ONCE)
 
     def take(self, order: Order) -> None:
@@ -64,6 +74,10 @@ class Child:
                 self._keep(order.target)
             case Drop():
                 self._drop(order.node)
+            case Forward():
+                self._forward(order)
+            case Drive():
+                self._drive(order)
             case Do():
                 deed = asyncio.create_task(self._do(order))
                 self._deeds.add(deed)
@@ -87,7 +101,7 @@ class Child:
             kept[1].nudge()
             return
         self._drop(target.name)
-        link = Link(target, self._door(target), self._report)
+        link = Link(target.name, self._door(target).way, self._report, socket=target.local_socket)
         self._links[target.name] = (target, link, asyncio.create_task(self._guarded(link, target.name)))
 
     async def _guarded(self, link: Link, node: str) -> None:
@@ -105,6 +119,25 @@ class Child:
             kept[2].cancel()
             self._report(Linked(node, "down", "not wanted"))
 
+    def _drive(self, order: Drive) -> None:
+        if self._driving is not None:
+            if self._driving[0] == order:
+                return
+            self._driving[1].cancel()
+            self._driving = None
+        if order.data:
+            self._driving = (order, asyncio.create_task(drive(order, self._door(order.target))))
+
+    def _forward(self, order: Forward) -> None:
+        kept = self._forwards.get(order.target.name)
+        if kept is not None and kept[0] == order:
+            return
+        if kept is not None:
+            self._forwards.pop(order.target.name)[1].cancel()
+        if order.ports:
+            task = asyncio.create_task(forward(order, self._door(order.target), self._report))
+            self._forwards[order.target.name] = (order, task)
+
     async def _do(self, order: Do) -> None:
         """One deed, told step by step; whatever happens, it is told as finished."""
 
@@ -113,20 +146,33 @@ class Child:
 
         try:
             async with self._places:
-                door = self._door(order.target)
-                if not door.is_open:
-                    say("connecting")
-                async with door.talking() as talk:
-                    facts, words = await self._perform(order, talk, say)
-                if order.deed in ("end", "purge"):
-                    await door.close()
+                finished = await self._done(order, say)
         except Failed as failure:
             self._report(Finished(order.number, problem=str(failure)))
         except Exception as bug:  # the outermost place of a deed
             log.exception("%s on %s failed", order.deed, order.target.name)
             self._report(Finished(order.number, problem=f"a bug: {type(bug).__name__}: {bug}"))
         else:
-            self._report(Finished(order.number, words=words, facts=facts))
+            self._report(finished)
+
+    async def _done(self, order: Do, say: Callable[[str], None]) -> Finished:
+        if order.deed in DEEDS and order.target.hop.host == "local":
+            async with talking_here(order.target, ray_script()) as here:
+                return Finished(order.number, data=await here.ask(order.deed, say=say, **order.data))
+        door = self._door(order.target)
+        if not door.is_open:
+            say("connecting")
+        if order.deed in DEEDS:
+            async with door.talking(ray_script()) as talk:
+                if order.deed == "ray-install":
+                    supplies = self._supplies
+                    return Finished(order.number, data=await install_ray(talk, supplies.cache, supplies.environ, say))
+                return Finished(order.number, data=await talk.ask(order.deed, say=say, **order.data))
+        async with door.talking() as talk:
+            facts, words = await self._perform(order, talk, say)
+        if order.deed in ("end", "purge"):
+            await door.close()
+        return Finished(order.number, words=words, facts=facts)
 
     async def _perform(self, order: Do, talk: Session, say: Callable[[str], None]) -> tuple[Facts, str]:
         match order.deed:

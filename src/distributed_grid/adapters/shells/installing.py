@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from distributed_grid.adapters.shells.messages import Facts
-from distributed_grid.adapters.shells.remote import Say, Session
+from distributed_grid.adapters.shells.remote import Say, Talk
 from distributed_grid.adapters.shells.tags import minor_of
 from distributed_grid.adapters.shells.wheels import Wheel, gather, signature, version_of
 
@@ -45,12 +45,12 @@ class Supplies:
         return self._gathered[kind]
 
 
-async def look(session: Session) -> Seen:
+async def look(session: Talk) -> Seen:
     """What is on a node."""
     return msgspec.convert(await session.ask("look"), Seen)
 
 
-async def install(session: Session, supplies: Supplies, say: Say) -> tuple[Facts, str]:
+async def install(session: Talk, supplies: Supplies, say: Say) -> tuple[Facts, str]:
     """Have this version of the package on a node, and no agent of another; the facts, and what was done."""
     say("looking at the node")
     seen = await look(session)
@@ -80,14 +80,14 @@ def _order(version: str, wheels: list[Wheel], missing: list[Wheel]) -> dict[str,
     }
 
 
-async def end(session: Session, say: Say) -> tuple[Facts, str]:
+async def end(session: Talk, say: Say) -> tuple[Facts, str]:
     """Leave no process and no socket on a node."""
     seen = await look(session)
     answer = await session.ask("end", say=say)
     return facts_of(seen, running=""), "stopped" if answer["ended"] else "nothing ran there"
 
 
-async def purge(session: Session, say: Say) -> tuple[Facts, str]:
+async def purge(session: Talk, say: Say) -> tuple[Facts, str]:
     """Leave nothing of this grid on a node, and nothing of what only it used."""
     facts, words = await end(session, say)
     say("removing what was installed")

@@ -6,6 +6,8 @@ Rule 2: when the control plane's end closes, the child is over. Agents stay.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from msgspec import Struct
 
@@ -80,11 +82,39 @@ class Drop(_Order, frozen=True):
 
 
 class Do(_Order, frozen=True):
-    """One deed on one node: `install`, `look`, `end` or `purge`."""
+    """One deed on one node: `install`, `look`, `end`, `purge`, or one of Ray's with what it needs as `data`."""
 
     number: int
     deed: str
     target: Target
+    data: dict[str, Any] = {}
+
+
+class Passage(Struct, frozen=True):
+    """From an address of this machine, or the next free port there, to one that a node can reach."""
+
+    host: str
+    port: int
+    to_host: str
+    to_port: int
+
+
+class Forward(_Order, frozen=True):
+    """Pass connections to these addresses of this machine on to those of a node, until told another way."""
+
+    target: Target
+    ports: dict[str, Passage] = {}
+
+
+class Drive(_Order, frozen=True):
+    """Have a program of ours on a node that speaks to Ray there, behind a socket of this machine; none is to end that.
+
+    `data` says which interpreter runs it, and in which environment.
+    """
+
+    target: Target
+    socket: str
+    data: dict[str, Any] = {}
 
 
 class _Report(Struct, frozen=True, tag=True):
@@ -115,10 +145,18 @@ class Finished(_Report, frozen=True):
     problem: str = ""
     words: str = ""
     facts: Facts | None = None
+    data: dict[str, Any] = {}
 
 
-Order = Settings | Keep | Drop | Do
-Report = Linked | Stepped | Finished
+class Forwarded(_Report, frozen=True):
+    """Which ports of this machine lead to those of a node now, by their names; none while the way is down."""
+
+    node: str
+    ports: dict[str, int] = {}
+
+
+Order = Settings | Keep | Drop | Do | Forward | Drive
+Report = Linked | Stepped | Finished | Forwarded
 _orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 _reports: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
 

@@ -31,7 +31,7 @@ MARK = "\x1eGRID "
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 NEEDED_BYTES = 100 * 1024 * 1024
 LONGEST_SOCKET = 100
-NOTES = ("version", "launched", "building")
+NOTES = ("version", "launched", "building", "ray-version", "ray-building")
 STALE_SECONDS = 3600
 LARGEST_LOG = 10 * 1024 * 1024
 START_SECONDS, TERM_SECONDS, KILL_SECONDS, END_SECONDS = 15.0, 10.0, 5.0, 45.0
@@ -238,6 +238,8 @@ def unpack(path: str, target: str) -> None:
             os.makedirs(os.path.dirname(goal), exist_ok=True)
             with archive.open(name) as packed, open(goal, "wb") as file:
                 shutil.copyfileobj(packed, file)
+            if archive.getinfo(name).external_attr >> 16 & 0o111:
+                os.chmod(goal, 0o700)
 
 
 def sizes(root: str) -> List[Tuple[str, int]]:
@@ -274,7 +276,10 @@ def sweep(wheel_seconds: float) -> None:
     for name in listed(WHEELS):
         path = os.path.join(WHEELS, name)
         if name[: -len(".whl")] not in needed and age(path) >= wheel_seconds:
-            os.unlink(path)
+            try:
+                os.unlink(path)
+            except FileNotFoundError:  # another one on this machine was quicker
+                continue
 
 
 def age(path: str) -> float:
@@ -315,7 +320,8 @@ def unlink_sockets(folder: str) -> None:
 def launch(request: Map, source: BinaryIO) -> Map:
     """Tell the agent its socket, and start it where it does not run."""
     folder = folder_of(request)
-    write_text(os.path.join(folder, "link.json"), json.dumps({"node": request["node"], "socket": request["socket"]}))
+    link = {"node": request["node"], "socket": request["socket"], "linger": request.get("linger", 0)}
+    write_text(os.path.join(folder, "link.json"), json.dumps(link))
     pid = agent_pid(folder)
     if pid:
         return {"pid": pid, "started": False, "running": read_text(folder, "launched").strip()}

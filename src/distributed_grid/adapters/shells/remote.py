@@ -6,12 +6,13 @@ Rule 1: no command line is ever built from anything that somebody configured.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from distributed_grid.adapters.shells.failures import Failed
 from distributed_grid.adapters.shells.messages import Target
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 ASK_SECONDS = 120.0
 OPEN_SECONDS = 15.0
 LONGEST_ANSWER = 1024 * 1024
+CHUNK = 256 * 1024
 MARK = b"\x1eGRID "
 NO_PYTHON, NOT_THIS_PYTHON = 97, 98
 # The first line of the input is the interpreter that the config names (or nothing), the second those to look for.
@@ -49,8 +51,17 @@ def interpreters() -> list[str]:
     return [ours, *(name for name in names if name != ours)]
 
 
-class Session:
-    """A conversation with the script on a node."""
+class Talk(Protocol):
+    """A conversation with the script on a node, by whichever way."""
+
+    async def ask(
+        self, do: str, *, say: Say = lambda step: None, blobs: Sequence[bytes] = (), **request: Any
+    ) -> dict[str, Any]:
+        """The answer to one request; raises Failed with the node's own words."""
+
+
+class Session(Talk):
+    """A conversation with the script on a node, by SSH."""
 
     def __init__(self, process: asyncssh.SSHClientProcess[bytes], target: Target) -> None:
         self._process = process
@@ -59,25 +70,52 @@ class Session:
     async def ask(
         self, do: str, *, say: Say = lambda step: None, blobs: Sequence[bytes] = (), **request: Any
     ) -> dict[str, Any]:
-        """The answer to one request; raises Failed with the node's own words."""
-        body = json.dumps({"do": do, "grid": self._target.grid, "node": self._target.name, **request}).encode()
+        body = request_of(do, self._target.grid, self._target.name, request)
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                self._write(b"%d\n" % len(body), body, *blobs)
+                self._write(body, *blobs)
                 return await self._hear(say)
         except TimeoutError:
             raise Failed(f"it did not finish within {ASK_SECONDS:g} s ({do})") from None
+
+    async def ask_with_files(
+        self, do: str, files: Sequence[Path], *, say: Say, seconds: float, request: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The answer to a request that large files go with, sent piece by piece; how far that is gets told."""
+        total, sent, told = sum(file.stat().st_size for file in files), 0, -1
+        try:
+            async with asyncio.timeout(seconds):
+                self._write(request_of(do, self._target.grid, self._target.name, request))
+                for file in files:
+                    with file.open("rb") as source:
+                        while chunk := source.read(CHUNK):
+                            self._write(chunk)
+                            await self._drained()
+                            sent += len(chunk)
+                            if (tenth := 10 * sent // total) != told:
+                                told = tenth
+                                say(f"sending {total / 1e6:.0f} MB of wheels: {10 * tenth} %")
+                return await self._hear(say)
+        except TimeoutError:
+            raise Failed(f"it did not finish within {seconds:g} s ({do})") from None
+
+    async def _drained(self) -> None:
+        with contextlib.suppress(OSError):  # it has ended, and what it said last tells why
+            await self._process.stdin.drain()
+
+    def streams(self) -> tuple[Any, Any]:
+        """What comes from the program that the script has become, and where to write to it."""
+        return self._process.stdout, self._process.stdin
 
     def close(self) -> None:
         """End the conversation; the script ends with it. Safe to call twice."""
         self._process.close()
 
-    def write_script(self) -> None:
+    def write_script(self, script: bytes) -> None:
         """Say which interpreter to use, and hand over the script."""
         wanted = self._target.python
         if "\n" in wanted:
             raise Failed("the name of an interpreter has no line breaks")
-        script = SCRIPT.read_bytes()
         head = f"{wanted}\n{' '.join(interpreters())}\n{len(script)}\n"
         self._write(head.encode(), script)
 
@@ -96,15 +134,9 @@ class Session:
                 raise Failed(f"the connection was lost: {failure}", final=False) from failure
             if not line:
                 raise Failed(await self._last_words())
-            if not line.startswith(MARK) or len(line) > LONGEST_ANSWER:
-                continue  # what a login script prints
-            message: dict[str, Any] = json.loads(line[len(MARK) :])
-            if "done" in message:
-                answer: dict[str, Any] = message["done"]
+            answer = answer_in(line, say)
+            if answer is not None:
                 return answer
-            if "failed" in message:
-                raise Failed(str(message["failed"]))
-            say(str(message.get("step", "")))
 
     async def _last_words(self) -> str:
         """Why the script is over without an answer."""
@@ -119,8 +151,30 @@ class Session:
         return f"its shell ended with {done.exit_status}" + (f": {said[-1][:300]}" if said else "")
 
 
-async def open_session(connection: asyncssh.SSHClientConnection, target: Target) -> Session:
-    """The script of a node, running until it is closed."""
+def request_of(do: str, grid: str, node: str, request: dict[str, Any]) -> bytes:
+    """A request as the script reads it."""
+    body = json.dumps({"do": do, "grid": grid, "node": node, **request}).encode()
+    return b"%d\n" % len(body) + body
+
+
+def answer_in(line: bytes, say: Say) -> dict[str, Any] | None:
+    """The script's answer in a line it wrote; None where that is a step, which is told, or only login noise."""
+    if not line.startswith(MARK) or len(line) > LONGEST_ANSWER:
+        return None
+    message: dict[str, Any] = json.loads(line[len(MARK) :])
+    if "done" in message:
+        answer: dict[str, Any] = message["done"]
+        return answer
+    if "failed" in message:
+        raise Failed(str(message["failed"]))
+    say(str(message.get("step", "")))
+    return None
+
+
+async def open_session(
+    connection: asyncssh.SSHClientConnection, target: Target, script: bytes | None = None
+) -> Session:
+    """The script of a node, running until it is closed; `script` is another one than usual."""
     import asyncssh
 
     try:
@@ -131,14 +185,16 @@ async def open_session(connection: asyncssh.SSHClientConnection, target: Target)
     except (asyncssh.Error, OSError) as failure:
         raise Failed(f"its shell could not be started: {failure}", final=False) from failure
     talk = Session(process, target)
-    talk.write_script()
+    talk.write_script(script or SCRIPT.read_bytes())
     return talk
 
 
 @asynccontextmanager
-async def session(connection: asyncssh.SSHClientConnection, target: Target) -> AsyncIterator[Session]:
+async def session(
+    connection: asyncssh.SSHClientConnection, target: Target, script: bytes | None = None
+) -> AsyncIterator[Session]:
     """The script of a node, running for as long as this lasts."""
-    talk = await open_session(connection, target)
+    talk = await open_session(connection, target, script)
     try:
         yield talk
     finally:

@@ -32,7 +32,7 @@ NEEDED = ("msgspec", "psutil", "websockets", "nvidia-ml-py", "click")
 DOWNLOAD_SECONDS = 300.0
 PACKAGE = Path(__file__).parents[2]
 _SKIPPED = ("INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json")
-_OLDEST_ZIP = (1980, 1, 1, 0, 0, 0)
+OLDEST_ZIP = (1980, 1, 1, 0, 0, 0)
 
 
 class Wheel(Struct, frozen=True):
@@ -53,7 +53,7 @@ def gather(facts: Facts, cache: Path, environ: Mapping[str, str]) -> list[Wheel]
 
 def signature() -> str:
     """What changes when anything that is packed here does; quicker to have than the wheels."""
-    digest = hashlib.sha256(repr([(name, _installed(name).version) for name in NEEDED]).encode())
+    digest = hashlib.sha256(repr([(name, installed(name).version) for name in NEEDED]).encode())
     for path in sorted(_own_files()):
         found = path.stat()
         digest.update(f"{path}\n{found.st_size}\n{found.st_mtime_ns}\n".encode())
@@ -81,7 +81,7 @@ def _own_files() -> list[Path]:
     return [path for path in found if "__pycache__" not in path.parts and path.suffix != ".pyc"]
 
 
-def _installed(name: str) -> metadata.Distribution:
+def installed(name: str) -> metadata.Distribution:
     try:
         return metadata.distribution(name)
     except metadata.PackageNotFoundError:
@@ -89,30 +89,39 @@ def _installed(name: str) -> metadata.Distribution:
 
 
 def _wheel_of(name: str, facts: Facts, cache: Path, environ: Mapping[str, str]) -> Wheel:
-    installed = _installed(name)
+    found = installed(name)
     return (
-        repacked(installed, facts)
-        or _cached(name, installed.version, facts, cache)
-        or _downloaded(name, installed.version, facts, cache, environ)
+        repacked(found, facts)
+        or cached(name, found.version, facts, cache)
+        or downloaded(name, found.version, facts, cache, environ)
     )
 
 
 def repacked(installed: metadata.Distribution, facts: Facts) -> Wheel | None:
     """An installed package as a wheel again; None where it would not work on the node."""
-    tags = re.findall(r"^Tag: *(\S+)", installed.read_text("WHEEL") or "", re.MULTILINE)
-    fitting = [tag for tag in tags if fits(tag, facts) and (not _made_here(tag) or _libc_is_as_new(facts))]
-    if not fitting or not installed.files:
+    tag = fitting_tag(installed, facts)
+    if tag is None or not installed.files:
         return None
     files: dict[str, bytes] = {}
-    for entry in installed.files:
-        if entry.parts[0] == ".." or "__pycache__" in entry.parts or entry.name in _SKIPPED:
-            continue
+    for entry in filter(is_packed, installed.files):
         try:
             files[str(entry)] = Path(str(entry.locate())).read_bytes()
         except OSError:
             return None  # somebody has removed a part of it: it is better downloaded
     name = re.sub(r"[-_.]+", "_", installed.metadata["Name"])
-    return Wheel(f"{name}-{installed.version}-{fitting[0]}.whl", _packed(files))
+    return Wheel(f"{name}-{installed.version}-{tag}.whl", _packed(files))
+
+
+def fitting_tag(installed: metadata.Distribution, facts: Facts) -> str | None:
+    """The tag under which an installed package works on a node; None where it would not."""
+    tags = re.findall(r"^Tag: *(\S+)", installed.read_text("WHEEL") or "", re.MULTILINE)
+    fitting = (tag for tag in tags if fits(tag, facts) and (not _made_here(tag) or _libc_is_as_new(facts)))
+    return next(fitting, None)
+
+
+def is_packed(entry: metadata.PackagePath) -> bool:
+    """Whether a file of an installed package belongs into its wheel."""
+    return entry.parts[0] != ".." and "__pycache__" not in entry.parts and entry.name not in _SKIPPED
 
 
 def _made_here(tag: str) -> bool:
@@ -130,14 +139,14 @@ def _packed(files: Mapping[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for name in sorted(files):
-            entry = zipfile.ZipInfo(name, _OLDEST_ZIP)
+            entry = zipfile.ZipInfo(name, OLDEST_ZIP)
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, files[name])
     return buffer.getvalue()
 
 
-def _cached(name: str, version: str, facts: Facts, cache: Path) -> Wheel | None:
+def cached(name: str, version: str, facts: Facts, cache: Path) -> Wheel | None:
     """A wheel that was downloaded before and fits."""
     start = f"{re.sub(r'[-_.]+', '_', name)}-{version}-".lower()
     for path in sorted(cache.glob("*.whl")):
@@ -152,7 +161,7 @@ def _name_fits(name: str, facts: Facts) -> bool:
     return fits(f"{python}-{abi}-{platforms}", facts)
 
 
-def _downloaded(name: str, version: str, facts: Facts, cache: Path, environ: Mapping[str, str]) -> Wheel:
+def downloaded(name: str, version: str, facts: Facts, cache: Path, environ: Mapping[str, str]) -> Wheel:
     """The wheel from wherever this machine gets its packages."""
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     minor = "{}.{}".format(*minor_of(facts))

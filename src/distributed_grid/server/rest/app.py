@@ -13,7 +13,7 @@ from distributed_grid import __version__
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.server import requests
 from distributed_grid.server.house import House
-from distributed_grid.server.rest import events, jobs, leases, metrics, nodes
+from distributed_grid.server.rest import boosts, events, jobs, leases, metrics, nodes
 from distributed_grid.server.rest.answers import Answer, failure, refusal
 from distributed_grid.server.rest.auth import Visit, body_of, takes
 from distributed_grid.server.rest.guard import Guard, IsKnown
@@ -51,7 +51,7 @@ def make_app(house: House, is_known_host: IsKnown) -> FastAPI:
     )
     app.state.house = house
     app.include_router(public, prefix="/v1")
-    for part in (nodes.router, leases.router, jobs.router, events.router):
+    for part in (nodes.router, leases.router, boosts.router, jobs.router, events.router):
         app.include_router(part, prefix="/v1")
     app.include_router(metrics.router)
 

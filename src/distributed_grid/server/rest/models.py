@@ -34,6 +34,7 @@ class Node(Shape):
     host: str
     role: str
     state: str
+    cooling: bool
     cpu_cores: float
     memory_gb: float
     gpus: int
@@ -116,6 +117,37 @@ class Allocation(Shape):
 
 class Allocations(Shape):
     allocations: list[Allocation]
+
+
+class Boost(Shape):
+    boost_id: str
+    source_node: str | None
+    target_node: str
+    resource_type: str
+    amount: float
+    user: str
+    priority: str
+    state: str
+    is_active: bool
+    recovered: bool = Field(description="Known only from a file: a claim until its node was heard.")
+    allocated_at: str | None
+    expires_at: str | None
+    enforced_by: str = Field(description="`ray`, or `grid` alone.")
+    placement_group: str | None
+    reason: str | None
+    detail: str | None
+
+
+class Boosts(Shape):
+    active_boosts: int
+    totals: dict[str, float] = Field(description="What is active, by type: cores, GPUs, GB.")
+    boosts: list[Boost]
+    persistence_file: str
+    warnings: list[str]
+
+
+class OneBoost(Shape):
+    boost: Boost | None = Field(description="None for a dry run.")
 
 
 class Alternative(Shape):

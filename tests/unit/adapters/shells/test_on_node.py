@@ -211,7 +211,7 @@ def test_an_agent_is_started_once_and_leaves_nothing(node, installed):
     first = node.ask("launch", socket=path)["done"]
     assert first["started"]
     assert is_running(first["pid"])
-    assert json.loads((node.agent_dir / "link.json").read_text()) == {"node": "n1", "socket": path}
+    assert json.loads((node.agent_dir / "link.json").read_text()) == {"node": "n1", "socket": path, "linger": 0}
     again = node.ask("launch", socket=path + "x")["done"]
     assert again == {"pid": first["pid"], "started": False, "running": installed}
     assert json.loads((node.agent_dir / "link.json").read_text())["socket"] == path + "x"

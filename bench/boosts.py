@@ -1,0 +1,115 @@
+"""Boosts: how soon one is durable, what looking at them costs, and a thousand of them at once."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import time
+import uuid
+from collections.abc import Callable
+
+from bench.commands import BARE
+from bench.house import GRID, a_house, start
+from bench.table import Line
+from distributed_grid.orchestration.client import Client, ClientConfig
+from distributed_grid.orchestration.places import Places
+
+GRANTS, MANY, ROUNDS, LOOKS = 300, 1_000, 25, 9
+PAIR = """
+nodes:
+- {name: master, host: local, cpu_count: 8, memory_gb: 8, trust_declared: true}
+- {name: donor, host: local, cpu_count: 1000, memory_gb: 8, trust_declared: true}
+"""
+
+
+def measure() -> list[Line]:
+    """The median grant, the warm command as a multiple of a bare interpreter, and a list of a thousand."""
+    with a_house(PAIR) as (places, wanted):
+        start(places, wanted)
+        grants = _grants(places, wanted)
+        bare, status = _commands(places)
+        began = time.perf_counter()
+        names = _thousand(places, wanted)
+        rate = MANY / (time.perf_counter() - began)
+        api = _median(lambda: _listed(places, wanted))
+        shown = _median(lambda: _status(places))
+        _release(places, wanted, names)
+    return [
+        Line(
+            "a boost granted, durable p50 at the API", 1000 * statistics.median(grants), 10, "ms", lower_is_better=True
+        ),
+        Line("warm grid boost status, bare interpreters", status / bare, 5, "×", lower_is_better=True),
+        Line(f"{MANY:,} boosts, one after the other", rate, 200, "/s"),
+        Line(f"{MANY:,} boosts listed by grid boost status", 1000 * shown, 300, "ms", lower_is_better=True),
+        Line("  the same at the API", 1000 * api, 300, "ms", lower_is_better=True),
+    ]
+
+
+def _grants(places: Places, wanted: ClientConfig) -> list[float]:
+    times: list[float] = []
+    with Client(places, wanted) as client:
+        for _ in range(GRANTS):
+            name = uuid.uuid4().hex
+            began = time.perf_counter()
+            client.call("boost", request_id=name, target="master", resource_type="cpu", amount=1)
+            times.append(time.perf_counter() - began)
+            client.call("releaseboost", boost_id=name)
+    return times
+
+
+def _commands(places: Places) -> tuple[float, float]:
+    """Medians of a bare interpreter and of the command, taken in turn so that noise hits both alike."""
+    taken: tuple[list[float], list[float]] = ([], [])
+    for _ in range(ROUNDS):
+        for times, command in zip(taken, (BARE, [GRID, "boost", "status"]), strict=True):
+            times.append(_seconds(places, command))
+    return statistics.median(taken[0]), statistics.median(taken[1])
+
+
+def _seconds(places: Places, command: list[str]) -> float:
+    began = time.perf_counter()
+    _run(places, command)
+    return time.perf_counter() - began
+
+
+def _run(places: Places, command: list[str]) -> bytes:
+    env = os.environ | {"GRID_STATE_DIR": str(places.state_dir)}
+    return subprocess.run(command, env=env, cwd="/", check=True, stdout=subprocess.PIPE).stdout
+
+
+def _thousand(places: Places, wanted: ClientConfig) -> list[str]:
+    names = [uuid.uuid4().hex for _ in range(MANY)]
+    with Client(places, wanted) as client:
+        for name in names:
+            client.call("boost", request_id=name, target="master", resource_type="cpu", amount=0.001)
+    return names
+
+
+def _listed(places: Places, wanted: ClientConfig) -> float:
+    with Client(places, wanted) as client:
+        client.greet()
+        began = time.perf_counter()
+        found = client.call("boosts")
+        took = time.perf_counter() - began
+    assert found["active_boosts"] == MANY
+    return took
+
+
+def _status(places: Places) -> float:
+    began = time.perf_counter()
+    shown = _run(places, [GRID, "boost", "status"])
+    took = time.perf_counter() - began
+    assert shown.startswith(f"{MANY} active boosts: 1 core\n".encode())
+    return took
+
+
+def _release(places: Places, wanted: ClientConfig, names: list[str]) -> None:
+    with Client(places, wanted) as client:
+        for name in names:
+            client.call("releaseboost", boost_id=name)
+        assert client.call("boosts")["boosts"] == []
+
+
+def _median(look: Callable[[], float]) -> float:
+    return statistics.median(look() for _ in range(LOOKS))

@@ -1,0 +1,184 @@
+"""`ResourceBoostManager`: borrow for a node what others can spare, for a while; under the names the boost guide uses.
+
+It holds a config and the way to the control plane. Boosts are leases in the one ledger: other programs and the command
+line see the same ones, and they outlive the program that asked for them until they are released or their time is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from distributed_grid.agent.boosted.ray_boost import used
+from distributed_grid.config import ClusterConfig
+from distributed_grid.domain.resources import Priority as AllocationPriority
+from distributed_grid.domain.resources import ResourceType
+from distributed_grid.errors import Ambiguous, BadInput, GridError, NotFound, Refused, TimedOut
+from distributed_grid.orchestration.attaching import Attached
+from distributed_grid.orchestration.placing import amount_of, kind_of, seconds_of
+from distributed_grid.orchestration.shapes import BoostRow, BoostStatus
+
+__all__ = ["AllocationPriority", "ResourceBoost", "ResourceBoostManager", "ResourceBoostRequest", "ResourceType"]
+
+DEFAULT_SECONDS = 3600.0
+"""How long a boost lasts where nobody says."""
+NO = (Refused, TimedOut, BadInput)
+"""What the grid says instead of granting; anything else is a failure."""
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class ResourceBoostRequest:
+    """So much of one kind for a node; without a duration for an hour, without a source from whoever can spare it."""
+
+    target_node: str
+    resource_type: ResourceType
+    amount: float
+    priority: AllocationPriority = AllocationPriority.NORMAL
+    duration_seconds: float | None = None
+    preferred_source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceBoost:
+    """What one node lends to another, until when; amounts in cores, GPUs or GB.
+
+    `enforced_by` is `ray` where a placement group stands for it in Ray, else `grid`.
+    """
+
+    boost_id: str
+    source_node: str
+    target_node: str
+    resource_type: str
+    amount: float
+    priority: str
+    state: str
+    is_active: bool
+    allocated_at: datetime | None
+    expires_at: datetime | None
+    user: str
+    enforced_by: str
+    placement_group: str | None
+
+    def use(self) -> AbstractContextManager[Any]:
+        """Inside, the Ray tasks and actors of this program use the boost, unless they say by themselves where to run.
+
+        They run on the source. Raises Refused where no Ray stands behind the boost.
+        """
+        if self.placement_group is None:
+            raise Refused(
+                f"boost {self.boost_id} is enforced by grid alone, no Ray reserves it; "
+                f"use it with: grid boost run {self.boost_id[:8]} -- COMMAND"
+            )
+        return used(self.placement_group)
+
+
+class ResourceBoostManager(Attached):
+    """Requests, extends, releases and lists boosts; the grid decides who lends.
+
+    `last_refusal` says why the last request or release was refused; None where it was not.
+    """
+
+    def __init__(
+        self,
+        cluster_config: ClusterConfig | None = None,
+        ssh_manager: object | None = None,
+        *,
+        state_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__(cluster_config, ssh_manager, state_dir=state_dir)
+        self.last_refusal: GridError | None = None
+
+    async def initialize(self) -> None:
+        """Make sure that a control plane runs and takes the config. Safe to call twice."""
+        await self.start()
+
+    async def request_boost(self, request: ResourceBoostRequest, *, wait_seconds: float = 0.0) -> str | None:
+        """The id of the boost once it can be used; None where the grid says no.
+
+        `preferred_source` is the only node that may lend, where it is named. With `wait_seconds` it stands in line.
+        """
+        try:
+            found = await self._client.call("boost", **_message(request, wait_seconds))
+        except NO as refusal:
+            self._refused(refusal)
+            return None
+        self.last_refusal = None
+        return str(found["boost"]["boost_id"])
+
+    async def release_boost(self, boost_id: str) -> bool:
+        """Give a boost back, by its id or any unique prefix; a second time is harmless. False where none is meant."""
+        try:
+            await self._client.call("releaseboost", boost_id=boost_id)
+        except (NotFound, Ambiguous) as refusal:
+            self._refused(refusal)
+            return False
+        self.last_refusal = None
+        return True
+
+    async def extend_boost(self, boost_id: str, seconds: float) -> ResourceBoost:
+        """The boost with so much more time, counted from its end; NotFound where it is over."""
+        found = await self._client.call("extendboost", boost_id=boost_id, seconds=seconds)
+        return _boost(found["boost"])
+
+    async def get_active_boosts(self, target_node: str | None = None) -> list[ResourceBoost]:
+        """The boosts that are active, of all nodes or of one."""
+        found = await self._client.call("boosts", node=target_node or "")
+        return [_boost(row) for row in found["boosts"] if row["is_active"]]
+
+    async def get_boost_status(self) -> BoostStatus:
+        """How many boosts are active, how much that is of each kind, every one of them, and what is wrong."""
+        found = await self._client.call("boosts")
+        return {
+            "active_boosts": found["active_boosts"],
+            "totals": found["totals"],
+            "boosts": found["boosts"],
+            "persistence_file": found["persistence_file"],
+            "warnings": found["warnings"],
+        }
+
+    def _refused(self, refusal: GridError) -> None:
+        """The one place where a refusal becomes "no": the reason is kept and logged."""
+        self.last_refusal = refusal
+        log.warning("%s", refusal)
+
+
+def _message(request: ResourceBoostRequest, wait_seconds: float) -> dict[str, Any]:
+    duration = DEFAULT_SECONDS if request.duration_seconds is None else request.duration_seconds
+    return {
+        "request_id": uuid.uuid4().hex,
+        "target": request.target_node,
+        "resource_type": kind_of(request.resource_type),
+        "amount": amount_of(request.amount),
+        "priority": AllocationPriority.parse(request.priority).name.lower(),
+        "duration_seconds": seconds_of(duration, "a duration"),
+        "source": request.preferred_source or "",
+        "wait_seconds": wait_seconds,
+    }
+
+
+def _boost(row: BoostRow) -> ResourceBoost:
+    return ResourceBoost(
+        row["boost_id"],
+        row["source_node"] or "",
+        row["target_node"],
+        row["resource_type"],
+        row["amount"],
+        row["priority"],
+        row["state"],
+        row["is_active"],
+        _moment(row["allocated_at"]),
+        _moment(row["expires_at"]),
+        row["user"],
+        row["enforced_by"],
+        row["placement_group"],
+    )
+
+
+def _moment(word: str | None) -> datetime | None:
+    return datetime.fromisoformat(word) if word is not None else None
