@@ -27,7 +27,13 @@ from distributed_grid.orchestration.client import Client, ClientConfig
 from distributed_grid.orchestration.places import Places
 
 ONE_BY_ONE, MANY, AT_ONCE = 100, 1_000, 128
-HERE = "nodes: [{name: here, host: local}]\n"
+ASKED = {"target": "head", "source": "donor", "resource_type": "cpu"}
+HERE = """
+nodes:
+- {name: here, host: local}
+- {name: head, host: 198.51.100.1, dedicated: true}
+- {name: donor, host: 198.51.100.2, dedicated: true}
+"""
 RUNS = "This command will now block"
 PLAIN = """
 import json, sys, time, ray
@@ -83,7 +89,7 @@ def _one_by_one(places: Places, wanted: ClientConfig) -> float:
         for _ in range(ONE_BY_ONE):
             name = uuid.uuid4().hex
             began = time.perf_counter()
-            boost = client.call("boost", request_id=name, target="head", resource_type="cpu", amount=0.5)["boost"]
+            boost = client.call("boost", request_id=name, **ASKED, amount=0.5)["boost"]
             took.append(time.perf_counter() - began)
             assert boost["enforced_by"] == "ray", boost
             client.call("releaseboost", boost_id=name)
@@ -95,9 +101,7 @@ async def _many(places: Places, wanted: ClientConfig) -> tuple[float, float, flo
 
     async def one(name: str) -> None:
         async with room:
-            await client.call(
-                "boost", request_id=name, target="head", resource_type="cpu", amount=0.001, source="donor"
-            )
+            await client.call("boost", request_id=name, **ASKED, amount=0.001)
 
     async def gone(name: str) -> None:
         async with room:
@@ -126,10 +130,12 @@ def _run(command: list[str], environ: dict[str, str]) -> str:
 @contextlib.contextmanager
 def a_ray() -> Iterator[tuple[str, dict[str, str]]]:
     """Two nodes of Ray on this machine, one of them with a hundred cores, and the variables to be let in with."""
-    with tempfile.TemporaryDirectory(prefix="ray-") as folder, socket.socket() as probe:
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder, socket.socket() as probe, socket.socket() as other:
         probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+        other.bind(("127.0.0.1", 0))
+        address, client = f"127.0.0.1:{probe.getsockname()[1]}", other.getsockname()[1]
         probe.close()
+        other.close()
         token = Path(folder, "token")
         token.touch(0o600)
         token.write_text(secrets.token_hex(32))
@@ -137,7 +143,7 @@ def a_ray() -> Iterator[tuple[str, dict[str, str]]]:
         head = [
             "--head",
             f"--port={address.rpartition(':')[2]}",
-            "--ray-client-server-port=0",
+            f"--ray-client-server-port={client}",
             f"--temp-dir={folder}/r",
         ]
         nodes = []

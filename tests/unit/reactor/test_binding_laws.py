@@ -15,6 +15,7 @@ from distributed_grid.domain.events import (
     EngineLooked,
     EngineNode,
     EngineWanted,
+    Event,
     GroupBound,
     GroupFreed,
     GroupRefused,
@@ -91,7 +92,7 @@ class Scene:
             binding = effect.binding
             if isinstance(effect, BindLease):
                 made = self.engine.reserve(binding)
-                event = GroupBound(binding.key) if made else GroupRefused(binding.key, "no such node")
+                event: Event = GroupBound(binding.key) if made else GroupRefused(binding.key, "no such node")
             else:
                 self.engine.groups.pop(binding.group, None)
                 event = GroupFreed(binding.key)
