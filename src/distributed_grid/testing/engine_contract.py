@@ -1,8 +1,10 @@
 """The promises of the `Engine` port, as tests: subclass `EngineContract` and say how to get an engine.
 
+@pytest.fixture
+def engine() -> Engine: ...
+
 class TestMyEngine(EngineContract):
-    @pytest.fixture
-    def engine(self) -> Engine: ...
+    def run(self, deed): ...
 
 The engine is used in one loop, `run` runs something in it. It has at least one place with two idle cores.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -28,13 +30,13 @@ SECONDS = 2.0
 class EngineContract(ABC):
     """What every engine keeps."""
 
-    @pytest.fixture
-    def engine(self) -> Iterator[Engine]:
-        raise NotImplementedError
-
     @abstractmethod
     def run(self, deed: Coroutine[Any, Any, Any]) -> Any:
         """The result of a coroutine, in the engine's loop."""
+
+    def meet_again(self, engine: Engine) -> None:
+        """Have the engine usable after it was cleared; most are anyway."""
+        return
 
     def place(self, engine: Engine) -> EngineNode:
         """The place with the most free cores."""
@@ -115,4 +117,5 @@ class EngineContract(ABC):
         self.run(engine.reserve(self.group(engine), seconds=SECONDS))
         self.run(engine.clear())
         self.run(engine.clear())
+        self.meet_again(engine)
         assert self.names(engine) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -12,20 +13,25 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from distributed_grid.adapters.engines.messages import Connect
+from distributed_grid.adapters.engines.ray import RayEngine
+from distributed_grid.errors import Unreachable
+from distributed_grid.ports import Engine
+from distributed_grid.testing.engine_contract import EngineContract
 from tests.acceptance.conftest import Shell, is_running, wait_until
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(240)]
 
 CONFIG = """
 name: attached
-hold_seconds: 30
+hold_seconds: 20
 nodes:
 - {name: here, host: local}
 - {name: w1, host: 198.51.100.1, dedicated: true}
@@ -327,3 +333,71 @@ def test_detaching_leaves_nothing_behind(grid: Shell, ray: RayHost) -> None:
     assert not list(grid.state_dir.rglob("ray-attached.token"))
     wait_until(lambda: not [pid for pid in ray.agents() if is_running(pid)], 60)
     assert not [path for name in (HEAD, "w1", "w2") for path in ray.home_of(name).iterdir()]
+
+
+class Connection:
+    """An engine in a loop of its own, and how it is connected."""
+
+    def __init__(self, settings: Connect) -> None:
+        self.settings = settings
+        self.engine = RayEngine()
+        self.loop = asyncio.new_event_loop()
+
+    async def connect(self) -> None:
+        await self.engine.stop()
+        self.engine.connect(self.settings)
+        async with asyncio.timeout(60):
+            while self.engine.connected is None:
+                await asyncio.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def connection(ray: RayHost) -> Iterator[Connection]:
+    environ = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(ray.token), "HOME": str(ray.home_of(HEAD))}
+    made = Connection(Connect(ray.address, "a-grid", "contract", environ=environ, wheels=str(ray.folder)))
+    try:
+        made.loop.run_until_complete(made.connect())
+        yield made
+    finally:
+        made.loop.run_until_complete(made.engine.stop())
+        made.loop.close()
+
+
+@pytest.fixture
+def engine(connection: Connection) -> RayEngine:
+    return connection.engine
+
+
+class TestRayEngine(EngineContract):
+    """Ray as an engine keeps the promises of the `Engine` port."""
+
+    @pytest.fixture(autouse=True)
+    def _connected(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def run(self, deed: Coroutine[Any, Any, Any]) -> Any:
+        return self._connection.loop.run_until_complete(deed)
+
+    def meet_again(self, engine: Engine) -> None:
+        """Connected anew: whoever has cleared it has no keeper any more."""
+        self.run(self._connection.connect())
+
+    def test_an_engine_that_goes_away_says_so_and_is_there_again(self, engine: RayEngine) -> None:
+        group = self.group(engine, cpu_milli=100)
+        self.run(engine.stop())
+        with pytest.raises(Unreachable):
+            self.run(engine.reserve(group, seconds=1))
+        self.meet_again(engine)
+        self.run(engine.reserve(group, seconds=10))
+        assert group.name in self.names(engine)
+        self.run(engine.free(group.name))
+
+    def test_what_nobody_holds_any_more_goes_by_itself(self, engine: RayEngine) -> None:
+        kept, short = self.group(engine, cpu_milli=100), self.group(engine, cpu_milli=100)
+        for group in (kept, short):
+            self.run(engine.reserve(group, seconds=10))
+        self.run(engine.hold(60, {short.name: -60}))  # its term was over long ago, and nobody has freed it
+        wait_until(lambda: short.name not in self.names(engine))
+        assert kept.name in self.names(engine)
+        self.run(engine.hold(1, {}))  # and then the grid was never heard again
+        wait_until(lambda: self.names(engine) == {})

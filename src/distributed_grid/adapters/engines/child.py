@@ -135,6 +135,8 @@ class Child:
 
     async def _call(self, method: str, *arguments: Any, seconds: float = CALL_SECONDS) -> Any:
         """The keeper's answer; raises TimeoutError or whatever Ray raises."""
+        if self._actor is None:
+            raise LookupError("everything of the grid in this Ray cluster was removed")
         reference = getattr(self._actor, method).remote(*arguments)
         async with asyncio.timeout(seconds):
             return await asyncio.wrap_future(reference.future())
@@ -187,8 +189,10 @@ class Child:
     async def _close(self, order: Close) -> None:
         problem = ""
         try:
-            await self._call("close", seconds=60.0)
-            await asyncio.to_thread(_end, self._actor)
+            if self._actor is not None:
+                await self._call("close", seconds=60.0)
+                await asyncio.to_thread(_end, self._actor)
+                self._actor = None
         except Exception as failure:  # told to whoever waits
             problem = _line(failure)
         self._report(Closed(order.number, problem))
@@ -222,7 +226,7 @@ def _keeper_of(settings: Connect) -> Any:
         if grid != settings.grid:
             raise NotLetIn(
                 f"another grid ({grid}) uses the namespace {settings.namespace!r} of that Ray cluster; "
-                "detach that one, or set another ray.namespace",
+                "detach that one first",
                 final=True,
             )
         if build == BUILD:

@@ -48,7 +48,7 @@ from distributed_grid.ports import EngineView, Group
 
 FIRST_PAUSE, LAST_PAUSE, FINAL_PAUSE = 0.5, 15.0, 30.0
 LOOK_SECONDS, CLOSE_SECONDS = 25.0, 90.0
-GB = 1024**3
+BUSY, GATHER_SECONDS = 4, 0.01
 log = logging.getLogger(__name__)
 
 
@@ -173,9 +173,10 @@ class RayEngine:
             raise Unreachable(self.problem or "Ray is not connected")
 
     def _send_soon(self) -> None:
-        """One message for all that is asked for in one turn of the loop."""
+        """One message for all that is asked for in one turn of the loop, or in a moment where Ray is busy already."""
         if self._sending is None:
-            self._sending = asyncio.get_running_loop().call_soon(self._send)
+            busy = len(self._reserving) + len(self._freeing) > BUSY
+            self._sending = asyncio.get_running_loop().call_later(GATHER_SECONDS if busy else 0, self._send)
 
     def _send(self) -> None:
         self._sending = None
