@@ -42,13 +42,14 @@ class RayGrid(Cluster):
         rows = self.results("start", "--ray")
         assert all(row["ok"] for row in rows.values()), rows
 
-    def lends(self, node: str, cores: float) -> bool:
-        """Whether a boost of so many cores could be had of a node, reserved in Ray."""
-        row = next(row for row in self.json("cluster", "status") if row["node_id"] == node)
-        if row["ray"] is None or row["ray"]["state"] != "running":
+    def lends(self, node: str) -> bool:
+        """Whether a core can be had of a node, reserved in Ray: it is asked for, and given back."""
+        asked = self("boost", "request", "gpu-master", "cpu", "1", "--source", node, "--json", timeout=60)
+        if asked.returncode != 0:
             return False
-        asked = self("boost", "request", "gpu-master", "cpu", str(cores), "--source", node, "--dry-run")
-        return asked.returncode == 0
+        found = json.loads(asked.stdout)
+        self("boost", "release", found["boost_id"], check=0)
+        return bool(found["enforced_by"] == "ray")
 
     def leaves_nothing(self) -> bool:
         """Whether none of our processes and files is on any host, besides what the tests themselves put there."""

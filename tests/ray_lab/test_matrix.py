@@ -14,6 +14,7 @@ import pytest
 
 from tests.acceptance.conftest import wait_until
 from tests.lab.clusters import agent_of
+from tests.lab.hosts import Host
 from tests.lab.labs import Lab
 from tests.ray_lab.agreeing import held
 from tests.ray_lab.ray_grids import RayGrid, boost
@@ -32,14 +33,20 @@ def kill_agent(grid: RayGrid, lab: Lab) -> None:
     lab.host(SOURCE).kill(agent_of(lab.host(SOURCE)))
 
 
+def kill_and_wait(host: Host, program: str) -> None:
+    """Kill a process of Ray, and wait until the grid has started another: before that Ray may not have noticed."""
+    killed = host.find(program)
+    for pid in killed:
+        host.kill(pid)
+    wait_until(lambda: host.find(program) not in ([], killed), 100)
+
+
 def kill_raylet(grid: RayGrid, lab: Lab) -> None:
-    for pid in lab.host(SOURCE).find("/raylet/raylet"):
-        lab.host(SOURCE).kill(pid)
+    kill_and_wait(lab.host(SOURCE), "/raylet/raylet")
 
 
 def kill_gcs(grid: RayGrid, lab: Lab) -> None:
-    for pid in lab.host("gpu-master").find("/gcs/gcs_server"):
-        lab.host("gpu-master").kill(pid)
+    kill_and_wait(lab.host("gpu-master"), "/gcs/gcs_server")
 
 
 def kill_driver(grid: RayGrid, lab: Lab) -> None:
@@ -62,7 +69,7 @@ def test_grid_and_ray_agree_soon(
     ray_grid: RayGrid, ray_lab: Lab, when: str, die: Callable[[RayGrid, Lab], None]
 ) -> None:
     wait_until(lambda: all(ray_grid.is_alive(host.name) for host in ray_lab), 120)
-    wait_until(lambda: ray_grid.lends(SOURCE, 1), 150)
+    wait_until(lambda: ray_grid.lends(SOURCE), 150, 1)
     if when == "asked for":
         asking = ray_grid.start("boost", "request", *WORDS, "--json", "--wait", "60")
         time.sleep(0.25)
