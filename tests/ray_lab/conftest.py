@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -32,9 +33,11 @@ def ray_lab() -> Iterator[Lab]:
 @pytest.fixture(scope="session")
 def ray_grid(ray_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayGrid]:
     """The grid of these hosts, with Ray started by one command; at the end nothing of it is left."""
-    ours = {
+    gpu = {"gpu_count": 1, "trust_declared": True}  # Ray and the grid believe it: there is no driver to ask
+    ours: dict[str, dict[str, Any]] = {
         name: {"dedicated": True} for name in ("gpu_master", "gpu1", "gpu2")
     }  # no owner keeps what Ray needs to start
+    ours["gpu2"] |= gpu
     grid = RayGrid(ray_lab, tmp_path_factory.mktemp("grid"), **ours)
     try:
         grid.start_ray()

@@ -63,6 +63,20 @@ def test_two_boosts_never_hold_the_same_cores(ray_grid: RayGrid) -> None:
     assert refused.stderr.startswith("grid: No nodes have sufficient available resources: gpu2:")
 
 
+def test_what_was_given_back_can_be_had_again_at_once(ray_grid: RayGrid) -> None:
+    for _ in range(3):
+        found = boost(ray_grid, "gpu-master", "cpu", "2", "--source", "gpu1")
+        ray_grid("boost", "release", found["boost_id"], check=0)
+
+
+def test_two_boosts_never_hold_the_same_gpu(ray_grid: RayGrid, console: Console) -> None:
+    found = boost(ray_grid, "gpu-master", "gpu", "1", "--priority", "critical", "--duration", "1800")
+    assert console.groups() == {found["placement_group"]: "gpu2"}
+    assert console('return ray.available_resources().get("GPU", 0)') == 0
+    refused = ray_grid("boost", "request", "gpu-master", "gpu", "1", check=1)
+    assert "No nodes have sufficient available resources" in refused.stderr
+
+
 def test_memory_is_reserved_to_the_byte_and_cores_in_fractions(ray_grid: RayGrid, console: Console) -> None:
     memory = boost(ray_grid, "gpu-master", "memory", "0.5", "--source", "gpu1")
     cores = boost(ray_grid, "gpu-master", "cpu", "0.25", "--source", "gpu1")

@@ -40,7 +40,7 @@ def test_a_source_whose_raylet_dies_is_bound_again_when_it_is_back(ray_grid: Ray
     host = ray_lab.host("gpu2")
     (raylet,) = host.find("/raylet/raylet")
     host.kill(raylet)
-    wait_until(lambda: host.find("/raylet/raylet") not in ([], [raylet]), 60)
+    wait_until(lambda: host.find("/raylet/raylet") not in ([], [raylet]), 110)
     assert held(ray_grid, ray_lab, found["boost_id"])
 
 
@@ -49,7 +49,7 @@ def test_a_ray_that_has_forgotten_everything_is_started_anew_and_bound_again(ray
     head = ray_lab.host("gpu-master")
     (gcs,) = head.find("/gcs/gcs_server")
     head.kill(gcs)
-    wait_until(lambda: head.find("/gcs/gcs_server") not in ([], [gcs]), 60)
+    wait_until(lambda: head.find("/gcs/gcs_server") not in ([], [gcs]), 110)
     assert held(ray_grid, ray_lab, found["boost_id"])
 
 

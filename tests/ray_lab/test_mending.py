@@ -9,7 +9,7 @@ import pytest
 from tests.acceptance.conftest import wait_until
 from tests.lab.labs import Lab
 from tests.ray_lab.ray_grids import RayGrid, ray_processes
-from tests.ray_lab.test_starting import NODES
+from tests.ray_lab.test_beginning import NODES
 
 pytestmark = [pytest.mark.lab, pytest.mark.chaos, pytest.mark.timeout(400)]
 

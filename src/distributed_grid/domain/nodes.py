@@ -139,7 +139,8 @@ class Sighting(Struct, frozen=True):
     `beat` is the heartbeat's number. Until `held_until_ms` what was lent there may still run; after it nothing
     can, whatever became of the node. `generation` counts how often its agent has withdrawn what it offered, and
     `yields` says that it does so now, because the owner is using it. `boot` names the time since its machine was
-    started. `idleness` is what thresholds make of all that was measured so far, `unrest` how its owner's use has moved.
+    started. `idleness` is what thresholds make of all that was measured so far, `unrest` how its owner's use has moved,
+    `crowded_ms` since when the owner wants back what an engine holds there for others (0: it does not).
     """
 
     kind: ClassVar[str] = "sighting"
@@ -154,6 +155,7 @@ class Sighting(Struct, frozen=True):
     boot: str = ""
     idleness: Idleness | None = None
     unrest: Unrest | None = None
+    crowded_ms: int = 0
 
     @property
     def key(self) -> str:

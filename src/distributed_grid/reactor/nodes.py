@@ -31,9 +31,12 @@ from distributed_grid.reactor.decision import Decision, Record
 from distributed_grid.reactor.telling import told_of_capacity
 from distributed_grid.scheduling.idleness import idleness
 from distributed_grid.scheduling.lending import offered
+from distributed_grid.scheduling.overdrawing import overdrawn
 from distributed_grid.scheduling.unrest import unrest
 
 SUSPECT_AFTER_MS = 6_000
+CROWDED_MS = 4_000
+"""So long an owner has to want back what an engine holds for others, before that is taken from them."""
 HOLD_GRACE_MS = 2_000
 """How much longer than a node's hold we wait before its resources count as free: time to kill what ran there."""
 
@@ -140,6 +143,8 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
     if node is None:
         return Decision()
     last = ledger.sightings.get(event.name)
+    leaving = overdrawn(ledger, node, event.usage)
+    crowded = (last.crowded_ms if last is not None else 0) or now
     seen = Sighting(
         event.name,
         now,
@@ -151,8 +156,12 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
         boot=last.boot if last is not None else "",
         idleness=idleness(node, event.usage, last, now),
         unrest=unrest(node, event.usage, last, now),
+        crowded_ms=crowded if leaving else 0,
     )
     decision = Decision([seen])
+    if leaving and now - crowded >= CROWDED_MS:
+        why = f"the owner of {node.name} is using it"
+        decision.follow += [LeaseReclaimed(lease.id, why) for lease in leaving]
     if node.state is NodeState.LOST:
         node = replace(node, state=advance_node(node.state, Step.JOIN))
     if node.state in (NodeState.JOINING, NodeState.SUSPECT):

@@ -19,6 +19,7 @@ WORKERS = 4
 FIRST_LOOKS, LONGEST_LOOK = (0.001, 0.002, 0.002, 0.003), 0.02
 HOPELESS = ("NO_RESOURCES", "INFEASIBLE")
 GONE_SECONDS, TOTALS_SECONDS, ROOM_SECONDS = 10.0, 5.0, 1.0
+RETURN_SECONDS = 1.5
 WATCH_SECONDS = 1.0
 GRACE = 5.0
 Resources = dict[str, float]
@@ -36,6 +37,7 @@ class Keeper:
         self._heard = time.monotonic()
         self._terms: dict[str, float] = {}
         self._made: dict[str, tuple[Any, str, Resources]] = {}
+        self._returning: list[tuple[float, str, Resources]] = []
         self._under_way: dict[str, Future[str]] = {}
         self._nodes: tuple[float, dict[str, Resources]] = (0.0, {})
         self._room: tuple[float, dict[str, Resources]] = (0.0, {})
@@ -173,6 +175,8 @@ class Keeper:
         if under_way is not None:
             wait([under_way])
         made = self._made.pop(name, None)
+        if made is not None:
+            self._returning.append((time.monotonic(), *made[1:]))
         self._terms.pop(name, None)
         try:
             self._remove(made[0] if made is not None else self._ray.util.get_placement_group(name))
@@ -200,12 +204,7 @@ class Keeper:
                 "hostname": node["NodeManagerHostname"],
                 "head": "node:__internal_head__" in node["Resources"],
                 "has": _three(node["Resources"]),
-                "room": [
-                    left + taken
-                    for left, taken in zip(
-                        _three(free.get(node["NodeID"], {})), _three(ours.get(node["NodeID"], {})), strict=True
-                    )
-                ],
+                "room": _room(node["Resources"], free.get(node["NodeID"], {}), ours.get(node["NodeID"], {})),
             }
             for node in self._ray.nodes()
             if node["Alive"]
@@ -225,8 +224,11 @@ class Keeper:
         return found
 
     def _ours(self) -> dict[str, Resources]:
+        """What we have of each node, what was freed a moment ago included: Ray does not call that free at once."""
         sums: dict[str, Resources] = {}
-        for _, node, resources in list(self._made.values()):
+        lately = time.monotonic() - RETURN_SECONDS
+        self._returning = [one for one in self._returning if one[0] > lately]
+        for _, node, resources in [*self._made.values(), *self._returning]:
             there = sums.setdefault(node, {})
             for kind, amount in resources.items():
                 there[kind] = there.get(kind, 0.0) + amount
@@ -286,6 +288,11 @@ class Keeper:
         over = [name for name, until in list(self._terms.items()) if until < now]
         if over:
             self.free(over)
+
+
+def _room(has: Resources, free: Resources, ours: Resources) -> list[int]:
+    """What a node has for us, of which some may count as free already that was ours until just now."""
+    return [min(most, left + taken) for most, left, taken in zip(_three(has), _three(free), _three(ours), strict=True)]
 
 
 def _three(resources: Resources) -> list[int]:

@@ -22,7 +22,7 @@ import signal
 import socket
 import subprocess
 import time
-from typing import BinaryIO, Dict, Iterator, List, Optional, Set
+from typing import BinaryIO, Dict, Iterator, List, Optional, Set, Tuple
 
 from distributed_grid.adapters.shells.on_node import (
     AGENTS,
@@ -52,6 +52,7 @@ MARKED = "GRID_RAY_MARK"
 LONGEST_TEMP = 39  # what Ray puts behind it is up to 68 bytes long, and the kernel takes 107
 SMALLEST_STORE, LARGEST_STORE = 80 * 1024**2, 200 * 1024**3
 HASTE_SECONDS = 30.0  # how long Ray waits for its own processes
+HEAD_SECONDS = 8.0
 RAY_SECONDS, ENDING_SECONDS, KILLING_SECONDS, ASKING_SECONDS = 100.0, 3.0, 10.0, 30.0
 ANSWERS = "Ray's head answers"
 RUN = "import sys; sys.argv[0] = 'ray'; from ray.scripts.scripts import main; main()"
@@ -351,7 +352,15 @@ def await_ray(command: List[str], environ: Dict[str, str], folder: str, note: Ma
     note.update(leader=process.pid, leader_start=start_ticks(process.pid))
     write_text(os.path.join(folder, "started.json"), json.dumps(note))
     told = note["role"] != "head"
+    head, heard, looked = head_of(command), time.monotonic(), 0.0
     while process.poll() is None:
+        if time.monotonic() - looked > 1:
+            looked = time.monotonic()
+            heard = looked if head is None or answers(head) else heard
+        if head is not None and time.monotonic() - heard > HEAD_SECONDS:
+            process.kill()
+            process.wait()
+            raise Problem("Ray's head at %s:%d does not answer" % head)
         if not told and os.path.exists(os.path.join(latest, "sockets", "raylet")):
             step(ANSWERS)
             told = True
@@ -364,6 +373,23 @@ def await_ray(command: List[str], environ: Dict[str, str], folder: str, note: Ma
         why = last_error(log)
         raise (Hasty if "timed out during startup" in why else Problem)("Ray did not start: %s" % why)
     return os.path.basename(os.readlink(latest))
+
+
+def head_of(command: List[str]) -> Optional[Tuple[str, int]]:
+    """Where the head is that a worker is to join; None where it is the head itself."""
+    if "--address" not in command:
+        return None
+    host, _, port = command[command.index("--address") + 1].rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def answers(head: Tuple[str, int]) -> bool:
+    """Whether somebody is there. Without the head `ray start` would wait in vain, and hold up whoever mends it."""
+    try:
+        socket.create_connection(head, timeout=2).close()
+    except OSError:
+        return False
+    return True
 
 
 def last_error(log: str) -> str:
