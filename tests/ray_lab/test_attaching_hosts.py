@@ -55,9 +55,15 @@ class Cluster:
         wait_until(lambda: host.find("/raylet/raylet"), 90)
 
     def stop(self, name: str) -> None:
-        self._nodes.pop(name).kill()
+        process = self._nodes.pop(name)
+        process.kill()
+        process.wait(10)
         for pid in self.lab.host(name).find("/raylet/raylet"):
             self.lab.host(name).kill(pid)
+
+    def close(self) -> None:
+        for name in list(self._nodes):
+            self.stop(name)
 
     def left(self) -> Any:
         """Which actors and groups Ray has."""
@@ -76,7 +82,10 @@ def cluster() -> Iterator[Cluster]:
         ray = Cluster(lab)
         for name in NAMES[:3]:
             ray.start(name)
-        yield ray
+        try:
+            yield ray
+        finally:
+            ray.close()
 
 
 @pytest.fixture(scope="module")
