@@ -44,6 +44,33 @@ ray.init(sys.argv[1], log_to_driver=False, logging_level=50, namespace="grid")
 groups = [group["name"] for group in placement_group_table().values() if group["state"] != "REMOVED"]
 print(json.dumps({"actors": ray.util.list_named_actors(all_namespaces=True), "groups": groups}))
 """
+PLAIN = """
+import json, ray
+ray.init(log_to_driver=False, logging_level="ERROR")
+@ray.remote
+def is_in_a_group():
+    return ray.util.get_current_placement_group() is not None
+print(json.dumps(ray.get(is_in_a_group.remote(), timeout=60)))
+"""
+USING = """
+import asyncio, json, ray
+from distributed_grid.orchestration.resource_boost_manager import ResourceBoostManager
+async def the_boost():
+    async with ResourceBoostManager() as manager:
+        return (await manager.get_active_boosts())[0]
+boost = asyncio.run(the_boost())
+ray.init(log_to_driver=False, logging_level="ERROR")
+@ray.remote(num_cpus=0)
+def is_in_a_group():
+    return ray.util.get_current_placement_group() is not None
+@ray.remote
+def cores():
+    return ray.get_runtime_context().get_assigned_resources().get("CPU", 0)
+outside = ray.get(is_in_a_group.remote(), timeout=60)
+with boost.use():
+    inside, given = ray.get([is_in_a_group.remote(), cores.remote()], timeout=60)
+print(json.dumps([outside, inside, ray.get(is_in_a_group.remote(), timeout=60), given]))
+"""
 HEAD = "h0"
 ONLY = ("--strategy", "node_specific", "-n")
 STARTED = "This command will now block"
@@ -249,6 +276,21 @@ def test_a_job_runs_on_a_node_and_its_output_streams(grid: Shell, ray: RayHost) 
         goes_on(grid, job)
     said = grid("run-shared", *ONLY, "w2", "-a", "0.5", "sh", "-c", "echo $GRID_NODE", check=0)
     assert said.stdout == "w2\n"
+
+
+def test_a_ray_program_uses_a_boost_inside_use_and_when_it_is_run_in_it(grid: Shell, ray: RayHost) -> None:
+    (grid.cwd / "plain.py").write_text(PLAIN)
+    found = json.loads(grid("boost", "request", HEAD, "cpu", "0.5", "--source", "w1", "--json", check=0).stdout)
+    environ = ray.env | {"RAY_ADDRESS": ray.address, "GRID_STATE_DIR": str(grid.state_dir), "HOME": str(grid.cwd)}
+    done = subprocess.run([sys.executable, "-c", USING], env=environ, capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [False, True, False, 0.5]
+    token = f"RAY_AUTH_TOKEN_PATH={ray.token}"  # here it is not where Ray looks for it
+    run = grid(
+        "boost", "run", "-e", token, found["boost_id"][:8], "--", sys.executable, "plain.py", check=0, timeout=90
+    )
+    assert json.loads(run.stdout.splitlines()[-1]) is True
+    grid("boost", "release", found["boost_id"], check=0)
 
 
 def test_a_node_that_joins_gets_an_agent_and_one_that_leaves_is_let_go(grid: Shell, ray: RayHost) -> None:
