@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.acceptance.conftest import wait_until
+from tests.lab.hosts import Host
 from tests.lab.labs import Lab
 from tests.ray_lab.ray_grids import Console, RayGrid
 
@@ -45,3 +46,12 @@ def held(grid: RayGrid, lab: Lab, boost_id: str) -> bool:
 
     wait_until(agreed, SOON, 0.5)
     return bool(found[-1])
+
+
+def kill_and_wait(host: Host, program: str) -> None:
+    """Kill a process of Ray, and wait until the grid has started another: before that Ray may not have noticed."""
+    killed = host.find(program)
+    assert len(killed) == 1
+    for pid in killed:
+        host.kill(pid)
+    wait_until(lambda: host.find(program) not in ([], killed), 110)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 import uuid
 
 import pytest
@@ -117,8 +116,7 @@ def test_what_ray_runs_outside_the_grid_is_not_lent(ray_grid: RayGrid, console: 
 def test_a_boost_ends_by_itself_and_ray_has_nothing_of_it(ray_grid: RayGrid, console: Console) -> None:
     boost(ray_grid, "gpu-master", "cpu", "1", "--duration", "2")
     assert len(console.groups()) == 1
-    time.sleep(2)
-    wait_until(lambda: console.groups() == {}, 10)
+    wait_until(lambda: console.groups() == {}, 15)
 
 
 def test_a_command_of_the_grid_holds_a_reservation_in_ray_while_it_runs(ray_grid: RayGrid, console: Console) -> None:

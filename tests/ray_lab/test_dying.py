@@ -7,7 +7,7 @@ import pytest
 from tests.acceptance.conftest import wait_until
 from tests.lab.clusters import agent_of
 from tests.lab.labs import Lab
-from tests.ray_lab.agreeing import held
+from tests.ray_lab.agreeing import held, kill_and_wait
 from tests.ray_lab.ray_grids import Console, RayGrid, boost
 
 pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("nothing_held")]
@@ -37,19 +37,13 @@ def test_an_agent_that_is_killed_costs_no_boost(ray_grid: RayGrid, ray_lab: Lab)
 
 def test_a_source_whose_raylet_dies_is_bound_again_when_it_is_back(ray_grid: RayGrid, ray_lab: Lab) -> None:
     found = boost(ray_grid, "gpu-master", "cpu", "1", "--source", "gpu2")
-    host = ray_lab.host("gpu2")
-    (raylet,) = host.find("/raylet/raylet")
-    host.kill(raylet)
-    wait_until(lambda: host.find("/raylet/raylet") not in ([], [raylet]), 110)
+    kill_and_wait(ray_lab.host("gpu2"), "/raylet/raylet")
     assert held(ray_grid, ray_lab, found["boost_id"])
 
 
 def test_a_ray_that_has_forgotten_everything_is_started_anew_and_bound_again(ray_grid: RayGrid, ray_lab: Lab) -> None:
     found = boost(ray_grid, "gpu-master", "cpu", "1", "--source", "gpu1")
-    head = ray_lab.host("gpu-master")
-    (gcs,) = head.find("/gcs/gcs_server")
-    head.kill(gcs)
-    wait_until(lambda: head.find("/gcs/gcs_server") not in ([], [gcs]), 110)
+    kill_and_wait(ray_lab.host("gpu-master"), "/gcs/gcs_server")
     assert held(ray_grid, ray_lab, found["boost_id"])
 
 

@@ -14,9 +14,8 @@ import pytest
 
 from tests.acceptance.conftest import wait_until
 from tests.lab.clusters import agent_of
-from tests.lab.hosts import Host
 from tests.lab.labs import Lab
-from tests.ray_lab.agreeing import held
+from tests.ray_lab.agreeing import held, kill_and_wait
 from tests.ray_lab.ray_grids import RayGrid, boost
 
 pytestmark = [pytest.mark.lab, pytest.mark.chaos, pytest.mark.timeout(400), pytest.mark.usefixtures("nothing_held")]
@@ -31,14 +30,6 @@ def kill_control_plane(grid: RayGrid, lab: Lab) -> None:
 
 def kill_agent(grid: RayGrid, lab: Lab) -> None:
     lab.host(SOURCE).kill(agent_of(lab.host(SOURCE)))
-
-
-def kill_and_wait(host: Host, program: str) -> None:
-    """Kill a process of Ray, and wait until the grid has started another: before that Ray may not have noticed."""
-    killed = host.find(program)
-    for pid in killed:
-        host.kill(pid)
-    wait_until(lambda: host.find(program) not in ([], killed), 100)
 
 
 def kill_raylet(grid: RayGrid, lab: Lab) -> None:

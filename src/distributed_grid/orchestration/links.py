@@ -55,7 +55,6 @@ from distributed_grid.wire import (
     Welcome,
 )
 
-RETRY_SECONDS = 0.5
 UNWANTED_GRACE_MS = 5_000
 log = logging.getLogger(__name__)
 Report = Started | Paused | Ended
@@ -186,20 +185,9 @@ class Links:
             await self._catch_up(hello, via)
 
     async def _report(self, message: Report, via: AgentSide) -> None:
-        await self._handle(event_of(message, via.nodes))
-        via.send(Acknowledge(message.seq))
-
-    async def _handle(self, event: Event) -> None:
-        """Have it in the ledger, however long the disk is full."""
         assert self._grid is not None
-        while True:
-            try:
-                await self._grid.handle(event)
-                return
-            except GridError as failure:
-                if not failure.retryable:
-                    raise
-                await asyncio.sleep(RETRY_SECONDS)
+        await self._grid.insist(event_of(message, via.nodes))
+        via.send(Acknowledge(message.seq))
 
     async def _welcome(self, hello: Hello, via: AgentSide) -> None:
         """Take an agent in: what it has, what it runs. Orders follow with its first heartbeat: they count from it."""
@@ -212,14 +200,14 @@ class Links:
             return
         if hello.epoch > epoch:  # restored from a backup: start above what this agent has seen of us
             epoch = hello.epoch + 1
-            await self._handle(ControlPlaneStarted(epoch))
+            await self._grid.insist(ControlPlaneStarted(epoch))
         if hello.capacity is not None:
-            await self._handle(NodeDeclared(self._registry.described(node, hello.capacity)))
+            await self._grid.insist(NodeDeclared(self._registry.described(node, hello.capacity)))
         self._greeted[via, hello.node] = hello
         via.send(
             Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, self._registry.owner_rules(hello.node))
         )
-        await self._handle(AttemptsListed(hello.node, hello.attempts, hello.boot))
+        await self._grid.insist(AttemptsListed(hello.node, hello.attempts, hello.boot))
 
     async def _catch_up(self, hello: Hello, via: AgentSide) -> None:
         """Order again what the ledger calls for on a node that has just (re)appeared, and stop what it does not."""

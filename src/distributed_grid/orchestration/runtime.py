@@ -37,7 +37,7 @@ from distributed_grid.reactor import (
 from distributed_grid.reactor.decision import Answer
 
 T = TypeVar("T")
-TICK_SECONDS = 1.0
+TICK_SECONDS, RETRY_SECONDS = 1.0, 0.5
 KEEP_HISTORY_MS = 30 * 86_400_000
 BOOSTS = "boosts"
 log = logging.getLogger(__name__)
@@ -110,6 +110,17 @@ class Grid:
         """What became of an event, once that is durable. Raises the refusal."""
         answer: Answer = await self._enter(event, None)
         return answer
+
+    async def insist(self, event: Event) -> None:
+        """Have a fact in the ledger, however long the disk is full; raises what trying again will not change."""
+        while True:
+            try:
+                await self.handle(event)
+                return
+            except GridError as failure:
+                if not failure.retryable:
+                    raise
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def dry_run(self, event: Event) -> Answer:
         """What would become of an event, without it happening: what `handle` would answer, or raise."""

@@ -15,10 +15,10 @@ from typing import Any
 
 from distributed_grid.domain.bindings import Binding, parsed
 from distributed_grid.domain.effects import BindLease, EngineEffect
-from distributed_grid.domain.events import EngineLooked, Event, GroupBound, GroupFreed, GroupRefused
+from distributed_grid.domain.events import EngineLooked, GroupBound, GroupFreed, GroupRefused
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.errors import GridError, Refused, Unreachable
+from distributed_grid.errors import Refused, Unreachable
 from distributed_grid.orchestration.runtime import Grid
 from distributed_grid.ports import Engine, EngineView, Group
 from distributed_grid.reactor import unsettled
@@ -81,24 +81,26 @@ class EngineDesk:
     async def _bind(self, binding: Binding, lease: Lease) -> None:
         """Have the group of a binding, or say that it cannot be had; one that was had before waits for its engine."""
         assert self._grid is not None
-        why = ""
-        for _ in range(1 if binding.again else round(BIND_SECONDS / RETRY_SECONDS)):
+        loop = asyncio.get_running_loop()
+        until = loop.time() + BIND_SECONDS
+        while True:
             try:
                 await self._engine.reserve(group_of(binding, lease), seconds=BIND_SECONDS)
-            except Unreachable as away:
-                why = str(away)
-                await asyncio.sleep(RETRY_SECONDS)
             except Refused as refusal:
-                await self._tell(GroupRefused(binding.key, f"{binding.node}: {refusal}"))
-                return
+                await self._grid.insist(GroupRefused(binding.key, f"{binding.node}: {refusal}"))
+            except Unreachable as away:
+                if not binding.again and loop.time() < until:
+                    await asyncio.sleep(RETRY_SECONDS)
+                    continue
+                if not binding.again:
+                    await self._grid.insist(GroupRefused(binding.key, f"{binding.node}: {away}"))
             else:
-                await self._tell(GroupBound(binding.key))
-                return
-        if not binding.again:
-            await self._tell(GroupRefused(binding.key, f"{binding.node}: {why}"))
+                await self._grid.insist(GroupBound(binding.key))
+            return
 
     async def _free(self, binding: Binding) -> None:
         """Have the group of a binding no more; while the engine is away the binding stays and is freed later."""
+        assert self._grid is not None
         making = self._in_flight.get(binding.key)
         if making is not None:
             await asyncio.gather(making, return_exceptions=True)
@@ -107,19 +109,7 @@ class EngineDesk:
         except Unreachable as away:
             log.info("%s is freed when the engine is back: %s", binding.group, away)
         else:
-            await self._tell(GroupFreed(binding.key))
-
-    async def _tell(self, event: Event) -> None:
-        """Have it in the ledger, however long the disk is full."""
-        assert self._grid is not None
-        while True:
-            try:
-                await self._grid.handle(event)
-                return
-            except GridError as failure:
-                if not failure.retryable:
-                    raise
-                await asyncio.sleep(RETRY_SECONDS)
+            await self._grid.insist(GroupFreed(binding.key))
 
     # ------------------------------------------------------------------ comparing
 
@@ -156,7 +146,7 @@ class EngineDesk:
         view = await self._engine.look(full=full)
         if self.before is not None:
             await self.before(view)
-        await self._tell(EngineLooked(NAME, view.session, asked_at, view.nodes, view.groups))
+        await grid.insist(EngineLooked(NAME, view.session, asked_at, view.nodes, view.groups))
         if full:
             strays = await grid.read(lambda ledger, now: strays_in(ledger, view))
             for name in strays:

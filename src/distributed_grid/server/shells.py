@@ -7,15 +7,13 @@ Rule 2: a child that dies is replaced, at growing intervals, and the links are m
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
-import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from distributed_grid.adapters.children import child
 from distributed_grid.adapters.shells.messages import (
     LARGEST_LINE,
     Do,
@@ -160,34 +158,18 @@ class Shells:
             pause = min(2 * pause, LAST_PAUSE)
 
     async def _one_child(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "distributed_grid.adapters.shells",
-                str(theirs.fileno()),
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                cwd="/",
-                start_new_session=True,
-            )
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LARGEST_LINE)
-        self._writer = writer
-        try:
-            orders: list[Order] = [self._settings, *map(Keep, self._kept.values()), *self._forwards.values()]
-            orders += [self._driving] if self._driving is not None else []
-            for order in (*orders, *(asked[0] for asked in self._asked.values())):
-                self._send(order)
-            while line := await reader.readline():
-                self._take(line)
-        except (OSError, ValueError) as failure:
-            log.error("the SSH process broke off: %s", failure)
-        finally:
-            self._writer = None
-            writer.close()  # which is what ends it
-            with contextlib.suppress(ProcessLookupError):
-                await _reaped(process)
+        async with child("distributed_grid.adapters.shells", limit=LARGEST_LINE) as (reader, self._writer):
+            try:
+                orders: list[Order] = [self._settings, *map(Keep, self._kept.values()), *self._forwards.values()]
+                orders += [self._driving] if self._driving is not None else []
+                for order in (*orders, *(asked[0] for asked in self._asked.values())):
+                    self._send(order)
+                while line := await reader.readline():
+                    self._take(line)
+            except (OSError, ValueError) as failure:
+                log.error("the SSH process broke off: %s", failure)
+            finally:
+                self._writer = None
 
     def _take(self, line: bytes) -> None:
         match report_in(line):
@@ -220,13 +202,3 @@ class Shells:
         self.forwarded.clear()
         for node in self._kept:
             self.links[node] = Linked(node, "down", "the SSH process ended; another one is started")
-
-
-async def _reaped(process: asyncio.subprocess.Process) -> None:
-    """Wait for a child whose end of the line was closed; one that does not go is killed."""
-    try:
-        async with asyncio.timeout(3):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()

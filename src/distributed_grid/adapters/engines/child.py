@@ -86,6 +86,10 @@ async def _take_all(reader: asyncio.StreamReader, child: Child) -> None:
         child.take(order)
 
 
+class RayFailed(Exception):
+    """A call to Ray that did not come to its end, in one line; nobody knows what became of it."""
+
+
 class Child:
     """Holds the way to the keeper, and nothing that is not told again by the next control plane."""
 
@@ -134,12 +138,15 @@ class Child:
         task.add_done_callback(self._tasks.discard)
 
     async def _call(self, method: str, *arguments: Any, seconds: float = CALL_SECONDS) -> Any:
-        """The keeper's answer; raises TimeoutError or whatever Ray raises."""
+        """The keeper's answer, within so many seconds; raises RayFailed."""
         if self._actor is None:
-            raise LookupError("everything of the grid in this Ray cluster was removed")
-        reference = getattr(self._actor, method).remote(*arguments)
-        async with asyncio.timeout(seconds):
-            return await asyncio.wrap_future(reference.future())
+            raise RayFailed("everything of the grid in this Ray cluster was removed")
+        try:
+            reference = getattr(self._actor, method).remote(*arguments)
+            async with asyncio.timeout(seconds):
+                return await asyncio.wrap_future(reference.future())
+        except Exception as failure:  # Ray raises what it likes, what the keeper raised included
+            raise RayFailed(_line(failure)) from failure
 
     async def _reserve(self, items: list[Item], seconds: float) -> None:
         """Answer each item as soon as it is known; one that takes its time does not hold up the others."""
@@ -153,16 +160,16 @@ class Child:
                         self._report(Reserved(item.name, answer))
                 items = [item for item, answer in zip(items, answers, strict=True) if answer is None]
                 patience = PATIENCE
-        except Exception as failure:  # told to whoever waits
+        except RayFailed as failure:
             for item in items:
-                self._report(Reserved(item.name, f"{AWAY}{_line(failure)}"))
+                self._report(Reserved(item.name, f"{AWAY}{failure}"))
 
     async def _free(self, names: tuple[str, ...]) -> None:
         problem = ""
         try:
             await self._call("free", list(names), seconds=CALL_SECONDS + len(names) / 20)
-        except Exception as failure:  # told to whoever waits
-            problem = _line(failure)
+        except RayFailed as failure:
+            problem = str(failure)
         for name in names:
             self._report(Freed(name, problem))
 
@@ -174,17 +181,17 @@ class Child:
     async def _look(self, order: Look) -> None:
         try:
             self._report(Seen(order.number, await self.look(full=order.full)))
-        except Exception as failure:  # told to whoever waits
+        except RayFailed as failure:
             self._misses += 1
-            self._report(Seen(order.number, {}, _line(failure)))
+            self._report(Seen(order.number, {}, str(failure)))
         else:
             self._misses = 0
 
     async def _hold(self, order: Hold) -> None:
         try:
             await self._call("hold", order.seconds, order.terms)
-        except Exception as failure:  # the next one comes soon
-            log.warning("the keeper was not told that the grid is there: %s", _line(failure))
+        except RayFailed as failure:
+            log.warning("the keeper was not told that the grid is there: %s", failure)
 
     async def _close(self, order: Close) -> None:
         problem = ""
@@ -193,8 +200,8 @@ class Child:
                 await self._call("close", seconds=60.0)
                 await asyncio.to_thread(_end, self._actor)
                 self._actor = None
-        except Exception as failure:  # told to whoever waits
-            problem = _line(failure)
+        except RayFailed as failure:
+            problem = str(failure)
         self._report(Closed(order.number, problem))
 
 
@@ -236,6 +243,9 @@ def _keeper_of(settings: Connect) -> Any:
 
 
 def _end(actor: Any) -> None:
-    """Let Ray end an actor for good; blocks."""
+    """Let Ray end an actor for good; blocks. Raises RayFailed."""
     ray: Any = importlib.import_module("ray")
-    ray.kill(actor, no_restart=True)
+    try:
+        ray.kill(actor, no_restart=True)
+    except Exception as failure:  # Ray raises what it likes
+        raise RayFailed(_line(failure)) from failure

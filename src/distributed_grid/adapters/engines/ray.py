@@ -8,16 +8,14 @@ Rule 2: a child that dies is replaced, at growing intervals. Whoever waited for 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
-import socket
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
+from distributed_grid.adapters.children import child
 from distributed_grid.adapters.engines.messages import (
     Close,
     Closed,
@@ -212,23 +210,8 @@ class RayEngine:
             with short_path(self._through) as path:
                 await self._serve_line(*await asyncio.open_unix_connection(path))
             return
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "distributed_grid.adapters.engines",
-                str(theirs.fileno()),
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                cwd="/",
-                start_new_session=True,
-            )
-        try:
-            await self._serve_line(*await asyncio.open_unix_connection(sock=ours))
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                await _reaped(process)
+        async with child("distributed_grid.adapters.engines") as line:
+            await self._serve_line(*line)
 
     async def _serve_line(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Speak with a child until either side has enough of it."""
@@ -282,16 +265,6 @@ class RayEngine:
 def _settle(future: asyncio.Future[Any] | None, result: object) -> None:
     if future is not None and not future.done():
         future.set_result(result)
-
-
-async def _reaped(process: asyncio.subprocess.Process) -> None:
-    """Wait for a child whose end of the line was closed; one that does not go is killed."""
-    try:
-        async with asyncio.timeout(3):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
 
 
 def item_of(group: Group) -> Item:
