@@ -5,7 +5,7 @@ BIN := .venv/bin
 FAST_TESTS = $(wildcard tests/unit tests/contract)
 # Those that between them try all of domain/: counting branches makes a test twice as slow, so the others go without.
 DOMAIN_TESTS = $(wildcard tests/unit/domain tests/contract \
-	$(addprefix tests/unit/reactor/test_,$(addsuffix .py,balancing binding claiming engines gangs holds jobs leases nodes using)) \
+	$(addprefix tests/unit/reactor/test_,$(addsuffix .py,balancing binding blocks claiming engines gangs holds jobs leases nodes using)) \
 	$(addprefix tests/unit/scheduling/test_,$(addsuffix .py,fairness yielders quotas)))
 OTHER_TESTS = $(wildcard tests/test_*.py)
 # Two at a time, a file in one go: most of the slow ones wait for something. Each half has a lab of its own.

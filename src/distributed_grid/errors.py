@@ -79,3 +79,11 @@ class StaleFence(GridError):
 
 class ProtocolError(GridError):
     """The other side broke the protocol, or speaks a version this side does not."""
+
+
+class BlockLost(GridError):
+    """The bytes of a block are gone with the machine that held them; nothing brings them back."""
+
+
+class Corrupt(GridError):
+    """Bytes came back that are not the ones that were written: their digest does not fit."""

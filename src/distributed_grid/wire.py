@@ -24,6 +24,8 @@ LARGEST_MESSAGE = 4 * 1024 * 1024
 LARGEST_CHUNK = 256 * 1024
 STREAM_CREDIT = 512 * 1024
 MOST_ATTEMPTS = 20_000
+MOST_COPIES = 50_000
+LARGEST_QUESTION = 64 * 1024
 LARGEST_LISTING = 3 * 1024 * 1024
 HEARTBEAT_MS = 2_000
 T = TypeVar("T")
@@ -143,6 +145,77 @@ class Credit(_FromAgent, frozen=True):
     credit: Count
 
 
+class Endpoint(Struct, frozen=True):
+    """Where a memory server listens: the address, what proves it (the fingerprint of its certificate; none: a plain
+    connection), the Unix socket for programs of its own machine, and which life of its memory this is."""
+
+    host: Name
+    port: Count
+    fingerprint: Name = ""
+    path: Text = ""
+    incarnation: Name = ""
+
+
+class Ticket(Struct, frozen=True):
+    """What lets somebody use one copy of a block for a while: what it says, and the secret that proves it."""
+
+    claims: Annotated[bytes, Meta(max_length=4096)]
+    secret: Annotated[bytes, Meta(max_length=64)]
+
+    def __repr__(self) -> str:
+        return "Ticket(...)"
+
+
+class MemoryServed(_FromAgent, frozen=True):
+    """The memory of a node can be used: where, with which key tickets are made, and which copies are there, in memory
+    and on disk."""
+
+    node: Name
+    endpoint: Endpoint
+    key: Annotated[bytes, Meta(max_length=64)]
+    copies: Annotated[tuple[Id, ...], Meta(max_length=MOST_COPIES)] = ()
+    on_disk: Annotated[tuple[Id, ...], Meta(max_length=MOST_COPIES)] = ()
+
+    def __repr__(self) -> str:
+        return f"MemoryServed({self.node}, {self.endpoint})"
+
+
+class MemoryFailed(_FromAgent, frozen=True):
+    """The memory of a node cannot be used, and why."""
+
+    node: Name
+    problem: Text
+
+
+class CopyMade(_FromAgent, frozen=True):
+    """A copy of a block was made elsewhere under this generation, or could not be."""
+
+    source: Id
+    generation: Count
+    problem: Text = ""
+
+
+class CopiesFreed(_FromAgent, frozen=True):
+    """Nothing is left here of these copies."""
+
+    copies: Annotated[tuple[Id, ...], Meta(max_length=MOST_COPIES)]
+
+
+class MemoryWanted(_FromAgent, frozen=True):
+    """The owner of a node needs so much of the memory back that blocks hold there."""
+
+    node: Name
+    memory_bytes: Count
+
+
+class MemoryAsked(_FromAgent, frozen=True):
+    """A program of the node asks something about the memory pool; the body is a message of the control plane's own
+    socket."""
+
+    number: Count
+    body: Annotated[bytes, Meta(max_length=LARGEST_QUESTION)]
+
+
 class Welcome(_ToAgent, frozen=True):
     """The control plane takes the agent in; what it has to know to serve."""
 
@@ -258,8 +331,50 @@ class Piece(_ToAgent, frozen=True):
     problem: Text = ""
 
 
-FromAgent = Hello | Heartbeat | Started | Paused | Ended | Chunk | Listing | Fetch | Credit
-ToAgent = Welcome | Refuse | Heard | Start | Stop | Acknowledge | Read | More | Enough | List | Piece
+class OpenMemory(_ToAgent, frozen=True):
+    """Let the memory of a node be used; where that is so already, say so again. Without a certificate connections are
+    plain: the network is trusted."""
+
+    node: Name
+    certificate: Annotated[bytes, Meta(max_length=16384)] = b""
+    private_key: Annotated[bytes, Meta(max_length=16384)] = b""
+    host: Name = ""
+
+    def __repr__(self) -> str:
+        return f"OpenMemory({self.node})"
+
+
+class MakeCopy(_ToAgent, frozen=True):
+    """Make a copy of a copy at another memory server, whole; until it is known what became of it, nobody may write
+    to the source."""
+
+    source: Id
+    generation: Count
+    target: Endpoint
+    ticket: Ticket
+
+
+class FreeCopies(_ToAgent, frozen=True):
+    """Let go of these copies; those that are not there are told as freed, too."""
+
+    copies: Annotated[tuple[Id, ...], Meta(max_length=MOST_COPIES)]
+
+
+class MemoryAnswered(_ToAgent, frozen=True):
+    """The answer to what a program of the node asked."""
+
+    number: Count
+    body: Annotated[bytes, Meta(max_length=LARGEST_CHUNK)]
+
+    def __repr__(self) -> str:
+        return f"MemoryAnswered({self.number})"
+
+
+MemoryReport = MemoryServed | MemoryFailed | CopyMade | CopiesFreed | MemoryWanted
+MemoryOrder = OpenMemory | MakeCopy | FreeCopies
+FromAgent = Hello | Heartbeat | Started | Paused | Ended | Chunk | Listing | Fetch | Credit | MemoryReport | MemoryAsked
+_Order = Start | Stop | Read | More | Enough | List | MemoryOrder
+ToAgent = Welcome | Refuse | Heard | Acknowledge | Piece | _Order | MemoryAnswered
 
 
 class AgentSide(Protocol):

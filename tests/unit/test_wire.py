@@ -13,6 +13,7 @@ from distributed_grid.domain.nodes import GpuUsage, Usage
 from distributed_grid.domain.resources import Capacity, Claim, GpuDevice, GpuShare
 from distributed_grid.errors import ProtocolError
 
+ENDPOINT = wire.Endpoint("10.0.0.1", 7000, "ab" * 32, "/run/memory.sock", "life")
 FROM_AGENT: list[wire.FromAgent] = [
     wire.Hello(1, "0.1.0", "gpu1", ("a.1",), Capacity(4000, 2**34, (GpuDevice(0, 2**33, "A"),)), 7, "boot"),
     wire.Heartbeat(
@@ -25,6 +26,12 @@ FROM_AGENT: list[wire.FromAgent] = [
     wire.Listing(5, b"files", ("a: a socket",)),
     wire.Fetch(6, "ab" * 32, 100),
     wire.Credit(6, 50),
+    wire.MemoryServed("gpu1", ENDPOINT, b"k" * 32, ("b1:1",), ("b2:3",)),
+    wire.MemoryFailed("gpu1", "no space left"),
+    wire.CopyMade("b1:1", 2, "refused"),
+    wire.CopiesFreed(("b1:1",)),
+    wire.MemoryWanted("gpu1", 2**30),
+    wire.MemoryAsked(1, b"{}"),
 ]
 TO_AGENT: list[wire.ToAgent] = [
     wire.Welcome(1, "0.1.0", 4, 60_000, 2000, wire.OwnerRules(300, 500, 2**31, 200, 2**30)),
@@ -38,6 +45,10 @@ TO_AGENT: list[wire.ToAgent] = [
     wire.Enough(4),
     wire.List(5, "a.1", ("out/**",)),
     wire.Piece(6, b"content"),
+    wire.OpenMemory("gpu1", b"certificate", b"key", "10.0.0.1"),
+    wire.MakeCopy("b1:1", 2, ENDPOINT, wire.Ticket(b"claims", b"secret")),
+    wire.FreeCopies(("b1:1",)),
+    wire.MemoryAnswered(1, b"{}"),
 ]
 
 
@@ -54,6 +65,13 @@ def test_what_an_agent_is_told_is_understood(message: wire.ToAgent) -> None:
 def test_every_message_is_tested_here() -> None:
     assert {type(one) for one in FROM_AGENT} == set(wire.FromAgent.__args__)
     assert {type(one) for one in TO_AGENT} == set(wire.ToAgent.__args__)
+
+
+def test_no_secret_is_shown_where_a_message_is_printed() -> None:
+    for message in (*FROM_AGENT, *TO_AGENT):
+        assert "secret" not in repr(message)
+        assert "kkkk" not in repr(message)
+        assert "b'key'" not in repr(message)
 
 
 def test_the_two_directions_are_not_mixed_up() -> None:

@@ -1,7 +1,7 @@
 """Changes: the new states of rows, and how the durable ones look in the store.
 
 Rule 1: a change is a whole row in its new state; a row that is over leaves the ledger.
-Rule 2: sightings, offers, stocks and balances are volatile: they are applied, never stored.
+Rule 2: sightings, offers, stocks, lenders and balances are volatile: they are applied, never stored.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from msgspec import Struct
 from distributed_grid.domain.accounts import Account
 from distributed_grid.domain.balance import Balance
 from distributed_grid.domain.bindings import Binding
+from distributed_grid.domain.blocks import Block, Lender
 from distributed_grid.domain.engines import EngineRow, Stock
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
@@ -40,13 +41,12 @@ class Counter(Struct, frozen=True):
         return False
 
 
-Row = (
-    Node | Sighting | Offer | Lease | Job | Counter | Policy | Account | Typical | Balance | EngineRow | Binding | Stock
-)
-VOLATILE = frozenset({Sighting.kind, Offer.kind, Balance.kind, Stock.kind})
+Stored = Node | Lease | Job | Counter | Policy | Account | Typical | EngineRow | Binding | Block
+Row = Stored | Sighting | Offer | Balance | Stock | Lender
+VOLATILE = frozenset({Sighting.kind, Offer.kind, Balance.kind, Stock.kind, Lender.kind})
 
-_STORED: dict[str, type[Node | Lease | Job | Counter | Policy | Account | Typical | EngineRow | Binding]] = {
-    row.kind: row for row in (Node, Lease, Job, Counter, Policy, Account, Typical, EngineRow, Binding)
+_STORED: dict[str, type[Stored]] = {
+    row.kind: row for row in (Node, Lease, Job, Counter, Policy, Account, Typical, EngineRow, Binding, Block)
 }
 _encoder = msgspec.msgpack.Encoder()
 _decoders = {kind: msgspec.msgpack.Decoder(type_) for kind, type_ in _STORED.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from distributed_grid.domain.bindings import Binding
+from distributed_grid.domain.blocks import Block
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 
@@ -37,5 +38,26 @@ class FreeBinding(Struct, frozen=True):
     binding: Binding
 
 
+class ServeMemory(Struct, frozen=True):
+    """Let the memory of a node be used."""
+
+    node: str
+
+
+class MakeCopy(Struct, frozen=True):
+    """Make the copy that a block is waiting for, from its source on this node."""
+
+    node: str
+    block: Block
+
+
+class FreeCopies(Struct, frozen=True):
+    """Let go of these copies on a node."""
+
+    node: str
+    copies: tuple[str, ...]
+
+
+MemoryEffect = ServeMemory | MakeCopy | FreeCopies
 Effect = StartAttempt | StopAttempt
 EngineEffect = BindLease | FreeBinding

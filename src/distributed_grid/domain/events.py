@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from distributed_grid.domain.balance import Agenda, Reading, Rules
+from distributed_grid.domain.blocks import Lender
 from distributed_grid.domain.engines import Room
 from distributed_grid.domain.jobs import Command, Outcome
 from distributed_grid.domain.leases import Request
@@ -291,6 +292,107 @@ class AttemptsListed(Struct, frozen=True):
     boot: str = ""
 
 
+class BlockAsked(Struct, frozen=True):
+    """Somebody wants so many bytes in other nodes' memory; `term_ms` is how long at first, and with a `session` how
+    much each time that renews it."""
+
+    id: str
+    user: str
+    size_bytes: int
+    term_ms: int
+    copies: int = 1
+    name: str = ""
+    meta: str = ""
+    session: str = ""
+    home: str = ""
+    prefer: str = ""
+
+
+class CopyAdded(Struct, frozen=True):
+    """A block that is just being made needs one copy more; there are no bytes yet."""
+
+    block_id: str
+
+
+class BlockReleased(Struct, frozen=True):
+    """Nobody wants a block any more; a second time is harmless."""
+
+    block_id: str
+    by: str
+    detail: str = ""
+
+
+class BlockNamed(Struct, frozen=True):
+    """A block goes by this name from now on, and the one that did is released; with a term it lasts so long from now
+    on, whatever becomes of its program."""
+
+    block_id: str
+    by: str
+    name: str
+    meta: str = ""
+    term_ms: int = 0
+
+
+class BlocksRenewed(Struct, frozen=True):
+    """The program of a session lives."""
+
+    session: str
+    by: str
+
+
+class CopyUnwanted(Struct, frozen=True):
+    """A copy has to leave its place: the node gives it back to its owner."""
+
+    block_id: str
+    copy: str
+    why: str
+
+
+class CopyNeeded(Struct, frozen=True):
+    """A block has too few copies, or one on disk that would be better off in memory."""
+
+    block_id: str
+
+
+class CopyMade(Struct, frozen=True):
+    """A node has made a copy of a copy elsewhere, or could not. `nodes` are those that the reporter serves."""
+
+    source: str
+    generation: int
+    problem: str = ""
+    nodes: tuple[str, ...] = ()
+
+
+class CopiesFreed(Struct, frozen=True):
+    """Nothing is left of these copies. `nodes` are those that the reporter serves."""
+
+    copies: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
+
+
+class CopyLost(Struct, frozen=True):
+    """The bytes of a copy are gone."""
+
+    block_id: str
+    copy: str
+    why: str
+
+
+class MemoryServed(Struct, frozen=True):
+    """The memory of a node can be used, and these copies are on its disk; or it cannot (any more), and why."""
+
+    lender: Lender
+    on_disk: tuple[str, ...] = ()
+    problem: str = ""
+
+
+class MemoryWanted(Struct, frozen=True):
+    """The owner of a node needs so much of the memory back that blocks hold there."""
+
+    node: str
+    memory_bytes: int
+
+
 class QueueLooked(Struct, frozen=True):
     """Capacity may have come free: look at the waiting requests, in order.
 
@@ -345,6 +447,18 @@ Event = (
     | AttemptMarked
     | AttemptEnded
     | AttemptsListed
+    | BlockAsked
+    | CopyAdded
+    | BlockReleased
+    | BlockNamed
+    | BlocksRenewed
+    | CopyUnwanted
+    | CopyNeeded
+    | CopyMade
+    | CopiesFreed
+    | CopyLost
+    | MemoryServed
+    | MemoryWanted
     | QueueLooked
     | PressureRead
     | TimePassed

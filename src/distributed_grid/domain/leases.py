@@ -20,7 +20,8 @@ class Request(Struct, frozen=True):
     `prefer` is a wish, `require`, `labels`, `affinity` and `anti_affinity` are musts; the last two name nodes, jobs,
     or groups of requests. A `gang` is so many leases on as many nodes, all of them or none. `expects_ms` is how long
     it is said to take (0: nobody knows), `deadline_ms` the moment by which it must be over (0: none). `within` names
-    a lease that is held already: it is used, and nothing is asked for besides.
+    a lease that is held already: it is used, and nothing is asked for besides. `block` names the block that a copy in
+    memory is for.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Request(Struct, frozen=True):
     expects_ms: int = 0
     deadline_ms: int = 0
     within: str = ""
+    block: str = ""
 
     def problem(self) -> str | None:
         """Why nobody can ask for this, or None. A dot in an id would make it look like a job's lease."""

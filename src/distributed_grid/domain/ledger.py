@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from distributed_grid.domain.accounts import Account
 from distributed_grid.domain.balance import Balance
 from distributed_grid.domain.bindings import Binding
+from distributed_grid.domain.blocks import Block, Lender
 from distributed_grid.domain.books import Book, shared_though_exclusive
 from distributed_grid.domain.changes import VOLATILE, Counter, Row
 from distributed_grid.domain.columns import NO_DEVICE, WHOLE_ONLY, Columns
@@ -56,6 +57,11 @@ class Ledger:
         self.stocks: dict[str, Stock] = {}
         self.bindings: dict[str, Binding] = {}
         self.bindings_of: dict[str, dict[str, None]] = {}
+        self.blocks: dict[str, Block] = {}
+        self.lenders: dict[str, Lender] = {}
+        self.block_names: dict[tuple[str, str], str] = {}
+        self.blocks_at: dict[str, dict[str, None]] = {}
+        self.unsettled_blocks: dict[str, None] = {}
         self.columns = Columns()
         self.tenants = Tenants()
         self.books: dict[str, Book] = {}
@@ -97,6 +103,10 @@ class Ledger:
                 self._put_engine(row)
             elif isinstance(row, Binding):
                 self._put_binding(row)
+            elif isinstance(row, Block):
+                self._put_block(row)
+            elif isinstance(row, Lender):
+                self._put_lender(row)
             elif isinstance(row, Stock):
                 self._put_stock(row)
             else:
@@ -150,7 +160,7 @@ class Ledger:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is held and nobody waits."""
-        return not self.leases and not self.jobs
+        return not self.leases and not self.jobs and not self.blocks
 
     def _put_lease(self, lease: Lease) -> None:
         old = self.leases.get(lease.id)
@@ -249,6 +259,31 @@ class Ledger:
         else:
             self.stocks[stock.node] = stock
 
+    def _put_lender(self, lender: Lender) -> None:
+        if lender.is_over:
+            self.lenders.pop(lender.node, None)
+        else:
+            self.lenders[lender.node] = lender
+
+    def _put_block(self, block: Block) -> None:
+        old = self.blocks.get(block.id)
+        if old is not None:
+            for node in _nodes_of(old) - (frozenset() if block.is_over else _nodes_of(block)):
+                _index(self.blocks_at, node, old.id, holds=False)
+            if old.name and self.block_names.get((old.user, old.name)) == old.id:
+                del self.block_names[old.user, old.name]
+            self.unsettled_blocks.pop(old.id, None)
+        if block.is_over:
+            self.blocks.pop(block.id, None)
+            return
+        self.blocks[block.id] = block
+        for node in _nodes_of(block):
+            _index(self.blocks_at, node, block.id, holds=True)
+        if block.name and not block.freeing:
+            self.block_names[block.user, block.name] = block.id
+        if not block.is_settled:
+            self.unsettled_blocks[block.id] = None
+
     def _put_binding(self, binding: Binding) -> None:
         if (binding.key in self.bindings) == binding.is_over:
             _index(self.bindings_of, binding.lease_id, binding.key, holds=not binding.is_over)
@@ -267,7 +302,7 @@ class Ledger:
     def _put_node(self, node: Node) -> None:
         self._put_labels(node)
         if node.is_over:
-            for table in (self.nodes, self.sightings, self.offers, self.balances, self.stocks):
+            for table in (self.nodes, self.sightings, self.offers, self.balances, self.stocks, self.lenders):
                 table.pop(node.name, None)
             row = self.columns.row_of(node.name)
             self.columns.busy[row] = 0
@@ -333,9 +368,10 @@ class Ledger:
         found: list[Row] = [*counters, *self.accounts.values()]
         found += [row for row in (self.policy, self.typical) if row not in (Policy(), Typical())]
         found += [*self.nodes.values(), *self.leases.values(), *self.jobs.values(), *self.engines.values()]
-        found += self.bindings.values()
+        found += [*self.bindings.values(), *self.blocks.values()]
         if not durable_only:
             found += [*self.sightings.values(), *self.offers.values(), *self.balances.values(), *self.stocks.values()]
+            found += self.lenders.values()
         return [row for row in found if not (durable_only and row.kind in VOLATILE)]
 
     def check(self) -> None:
@@ -353,6 +389,9 @@ class Ledger:
             "gangs",
             "users_of",
             "bindings_of",
+            "block_names",
+            "blocks_at",
+            "unsettled_blocks",
         ):
             assert getattr(self, name) == getattr(fresh, name), f"index {name} is not what the rows say"
         taken = {name: book for name, book in self.books.items() if book != _NO_BOOK}
@@ -366,6 +405,7 @@ class Ledger:
         assert self.tenants.leaving == fresh.tenants.leaving, "who leaves is not what the rows say"
         self._check_lending()
         self._check_leases()
+        self._check_blocks()
 
     def _check_lending(self) -> None:
         for name in {lease.node for lease in self.leases.values() if lease.holds}:
@@ -392,6 +432,27 @@ class Ledger:
         for job in self.jobs.values():
             assert job.lease_id in self.leases, f"job {job.id} has no lease"
             assert self.leases[job.lease_id].job == job.uid, f"job {job.id} has somebody else's lease"
+
+    def _check_blocks(self) -> None:
+        for block in self.blocks.values():
+            copies = [place.copy for place in block.everywhere]
+            assert len(set(copies)) == len(copies), f"block {block.id} has a copy twice"
+            here = [place.node for place in block.places if not place.on_disk]
+            assert len(set(here)) == len(here), f"block {block.id} has two copies on one node"
+            assert not (block.freeing and (block.places or block.moving)), f"block {block.id} is freed, but kept"
+            for place in block.everywhere:
+                lease = self.leases.get(place.copy)
+                assert (lease is None) == place.on_disk, f"copy {place.copy} and its lease do not agree"
+                assert lease is None or lease.node == place.node, f"copy {place.copy} is not where its lease is"
+        for lease in self.leases.values():
+            block_id = lease.request.block
+            held = block_id and any(place.copy == lease.id for place in self.blocks[block_id].everywhere)
+            assert held or not block_id, f"lease {lease.id} is of no copy of block {block_id}"
+
+
+def _nodes_of(block: Block) -> frozenset[str]:
+    """The nodes that have to do with a block."""
+    return frozenset(place.node for place in block.everywhere)
 
 
 def _book_in(books: dict[str, Book], name: str) -> Book:

@@ -3,7 +3,8 @@
 An index derived in `Ledger.apply`, as the columns of the nodes are: nothing here is known only here. Whom an urgent
 request displaces is a question to every running lease of the grid, and this makes it a handful of vector operations.
 
-Rule 1: a lease has a slot from when it is active until it begins to leave.
+Rule 1: a lease has a slot from when it is active until it begins to leave; copies of blocks have none, for only their
+        owner or the lender's drives them away.
 Rule 2: who is on the way out is listed by node, so that it can be waited for instead of asking somebody else to go.
 """
 
@@ -46,7 +47,7 @@ class Tenants:
         """Take a lease in as it now is: `job` is what runs under it, `row` its node's."""
         if lease.state is LeaseState.RELEASING:
             self.leaving.setdefault(lease.node, {})[lease.id] = None
-        if lease.state is not LeaseState.ACTIVE or lease.claim is None:
+        if lease.state is not LeaseState.ACTIVE or lease.claim is None or lease.request.block:
             self._drop(lease.id)
             return
         claim = lease.claim

@@ -5,16 +5,20 @@ Rule 2: a decider that refuses raises, and nothing has changed.
 Rule 3: effects are a function of state (`pending`), never of the event that led there.
 """
 
-from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record
+from distributed_grid.reactor.decision import BlockAnswer, Decision, JobAnswer, LeaseAnswer, Record
 from distributed_grid.reactor.dispatch import decide, step
+from distributed_grid.reactor.lending import lent, lent_for
 from distributed_grid.reactor.pending import pending, pending_for, unsettled, unsettled_for
 
 __all__ = [
+    "BlockAnswer",
     "Decision",
     "JobAnswer",
     "LeaseAnswer",
     "Record",
     "decide",
+    "lent",
+    "lent_for",
     "pending",
     "pending_for",
     "step",

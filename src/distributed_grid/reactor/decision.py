@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from distributed_grid.domain.blocks import Block
 from distributed_grid.domain.changes import Row
 from distributed_grid.domain.events import Event
 from distributed_grid.domain.jobs import Job
@@ -41,7 +42,13 @@ class JobAnswer(Struct, frozen=True):
     choice: Choice | None = None
 
 
-Answer = LeaseAnswer | JobAnswer | None
+class BlockAnswer(Struct, frozen=True):
+    """A block as it stands after the event."""
+
+    block: Block
+
+
+Answer = LeaseAnswer | JobAnswer | BlockAnswer | None
 
 
 class Decision(Struct):

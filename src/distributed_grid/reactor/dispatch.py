@@ -11,7 +11,19 @@ from distributed_grid.domain import events
 from distributed_grid.domain.changes import Row
 from distributed_grid.domain.events import Event
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.reactor import balancing, binding, claiming, engines, jobs, leases, nodes, passing, reclaiming
+from distributed_grid.reactor import (
+    balancing,
+    binding,
+    blocks,
+    claiming,
+    copies,
+    engines,
+    jobs,
+    leases,
+    nodes,
+    passing,
+    reclaiming,
+)
 from distributed_grid.reactor.decision import Answer, Decision, Record
 
 Decider = Callable[[Ledger, Any, int], Decision]
@@ -50,6 +62,18 @@ DECIDERS: dict[type, Decider] = {
     events.AttemptMarked: jobs.on_marked,
     events.AttemptEnded: jobs.on_ended,
     events.AttemptsListed: jobs.on_listed,
+    events.BlockAsked: blocks.on_asked,
+    events.CopyAdded: blocks.on_copy_added,
+    events.BlockReleased: blocks.on_released,
+    events.BlockNamed: blocks.on_named,
+    events.BlocksRenewed: blocks.on_renewed,
+    events.CopyUnwanted: copies.on_unwanted,
+    events.CopyNeeded: copies.on_needed,
+    events.CopyMade: copies.on_made,
+    events.CopiesFreed: copies.on_freed,
+    events.CopyLost: copies.on_lost,
+    events.MemoryServed: copies.on_served,
+    events.MemoryWanted: copies.on_memory_wanted,
     events.PressureRead: balancing.on_pressure_read,
     events.TimePassed: passing.on_time_passed,
 }

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from distributed_grid.domain.balance import GRID_USER
 from distributed_grid.domain.bindings import Binding
 from distributed_grid.domain.changes import Counter, Row
-from distributed_grid.domain.events import Event, JobCancelled, QueueLooked
+from distributed_grid.domain.events import CopyLost, Event, JobCancelled, QueueLooked
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Stop
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
@@ -144,6 +144,8 @@ def end_lease(ledger: Ledger, lease: Lease, end: LeaseEnd, detail: str, now: int
         decision.changes += _account(ledger, lease.request.user, now, over=over)
     decision.follow = [QueueLooked()] if ledger.waiting else []
     decision.follow += users_out(ledger, lease.id)
+    if lease.request.block:
+        decision.follow.append(CopyLost(lease.request.block, lease.id, detail))
     return decision
 
 

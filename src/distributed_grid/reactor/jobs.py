@@ -107,6 +107,9 @@ def on_cancelled(ledger: Ledger, event: JobCancelled, now: int) -> Decision:
 def on_released(ledger: Ledger, event: LeaseReleased, now: int) -> Decision:
     """Take a lease back; the job that runs under it is stopped first."""
     lease = leases.held(ledger, event.lease_id)
+    if lease.request.block:
+        block = lease.request.block
+        raise Refused(f"{lease.id} is a copy of block {block}; to free it type: grid memory deallocate {block}")
     if not lease.job:
         return leases.on_released(ledger, event, now)
     why = event.detail or f"its lease was released by {event.by}"

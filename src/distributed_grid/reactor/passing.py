@@ -8,6 +8,8 @@ from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.lives import LeaseEnd, LeaseState
 from distributed_grid.reactor.binding import given_up_for_lost
+from distributed_grid.reactor.blocks import release
+from distributed_grid.reactor.copies import overdue
 from distributed_grid.reactor.decision import Decision
 from distributed_grid.reactor.granting import end_lease, users_out
 from distributed_grid.reactor.jobs import stop_job, waited_too_long
@@ -25,6 +27,8 @@ def on_time_passed(ledger: Ledger, event: TimePassed, now: int) -> Decision:
         decision.follow += lost.follow
         orphaned = [lease_id for lease_id in ledger.users_of if lease_id not in ledger.leases]
         decision.follow += [event for lease_id in orphaned for event in users_out(ledger, lease_id)]
+        if ledger.blocks:
+            decision.follow += overdue(ledger, now)
         if ledger.waiting:
             decision.follow.append(QueueLooked())
         return decision
@@ -40,6 +44,8 @@ def _settle(ledger: Ledger, lease: Lease, now: int) -> Decision:
         if job is not None:
             return waited_too_long(ledger, job, detail, now)
         return end_lease(ledger, lease, LeaseEnd.WITHDRAWN, detail, now)
+    if lease.request.block:
+        return release(ledger, ledger.blocks[lease.request.block], LeaseEnd.EXPIRED, "its time is over", now)
     if job is not None:
         return stop_job(ledger, job, Ending.EXPIRED, "the lease's term is over", now)
     return end_lease(ledger, lease, LeaseEnd.EXPIRED, "the lease's term is over", now)

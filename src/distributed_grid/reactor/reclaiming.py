@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distributed_grid.domain.events import AttemptEnded, LeaseLost, LeaseReclaimed
+from distributed_grid.domain.events import AttemptEnded, CopyUnwanted, LeaseLost, LeaseReclaimed
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.lives import JobState, LeaseEnd
@@ -12,10 +12,13 @@ from distributed_grid.reactor.jobs import put_back, stop_job
 
 
 def on_reclaimed(ledger: Ledger, event: LeaseReclaimed, now: int) -> Decision:
-    """Give a lease back to its node: a job is stopped and waits for another place, anything else just ends."""
+    """Give a lease back to its node: a job is stopped and waits for another place, a copy of a block moves to one,
+    anything else just ends."""
     lease = ledger.leases.get(event.lease_id)
     if lease is None or not lease.holds:
         return Decision()
+    if lease.request.block:
+        return Decision(follow=[CopyUnwanted(lease.request.block, lease.id, event.detail)])
     job = ledger.jobs.get(lease.job)
     if job is None:
         return end_lease(ledger, lease, LeaseEnd.RECLAIMED, event.detail, now)

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from distributed_grid.domain.balance import Balance
+from distributed_grid.domain.blocks import Lender
 from distributed_grid.domain.changes import VOLATILE, Counter, decode_row, encode_row
 from distributed_grid.domain.engines import Stock
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome
@@ -60,8 +61,8 @@ def test_a_row_of_an_older_build_gets_the_defaults_of_what_it_lacks():
     assert decode_row("node", msgspec.msgpack.encode({"name": "gpu1"})).name == "gpu1"
 
 
-def test_sightings_offers_stocks_and_balances_are_never_stored():
-    assert {Sighting.kind, Offer.kind, Balance.kind, Stock.kind} == VOLATILE
+def test_sightings_offers_stocks_lenders_and_balances_are_never_stored():
+    assert {Sighting.kind, Offer.kind, Balance.kind, Stock.kind, Lender.kind} == VOLATILE
     with pytest.raises(KeyError):
         decode_row(Offer.kind, b"")
 

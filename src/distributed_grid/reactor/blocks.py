@@ -1,0 +1,174 @@
+"""Deciding about blocks: asked for, named, renewed, released. Where their copies go is decided in `copies`.
+
+Rule 1: a block is placed at once, all of its copies on different nodes, or refused; nobody waits for memory in a line.
+Rule 2: its copies end together: what their leases say of their end is what the block says.
+Rule 3: a name belongs to one block of a user at a time.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from distributed_grid.domain.balance import GRID_USER
+from distributed_grid.domain.blocks import LARGEST_BLOCK, LONGEST_META, LONGEST_NAME, MOST_COPIES, Block
+from distributed_grid.domain.changes import Row
+from distributed_grid.domain.events import BlockAsked, BlockNamed, BlockReleased, BlocksRenewed, CopyAdded
+from distributed_grid.domain.leases import LONGEST_MS
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.lives import LeaseEnd
+from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
+from distributed_grid.reactor.copies import add_copy, copy_request, leaving_lease, spot_for
+from distributed_grid.reactor.decision import BlockAnswer, Decision, Record
+from distributed_grid.scheduling import reasons
+
+NO_NODES = "No available nodes for memory allocation"
+
+
+def on_asked(ledger: Ledger, event: BlockAsked, now: int) -> Decision:
+    """Place a new block; the same id again gets the same block."""
+    known = ledger.blocks.get(event.id)
+    if known is not None:
+        asked = (event.user, event.size_bytes, event.copies, event.session)
+        if (known.user, known.size_bytes, known.copies, known.session) != asked:
+            raise Conflict(f"block {event.id} was asked for before with another content")
+        return Decision(answer=BlockAnswer(known))
+    _make_sure_it_makes_sense(ledger, event)
+    block = Block(
+        event.id,
+        event.user,
+        event.size_bytes,
+        now,
+        now + event.term_ms,
+        copies=event.copies,
+        name=event.name,
+        meta=event.meta,
+        session=event.session,
+        term_ms=event.term_ms if event.session else 0,
+        home=event.home,
+        prefer=event.prefer,
+    )
+    _make_sure_there_is_room(ledger, block, now)
+    decision = Decision()
+    block = add_copy(ledger, block, decision, now)
+    decision.changes.insert(0, block)
+    decision.answer = BlockAnswer(block)
+    decision.follow = [CopyAdded(block.id)] * (block.copies - 1)
+    if block.name:
+        decision.follow = [*_replaced(ledger, block), *decision.follow]
+    return decision
+
+
+def on_copy_added(ledger: Ledger, event: CopyAdded, now: int) -> Decision:
+    """Give a new block another copy; where its room has just gone, it is made later from the first one."""
+    block = ledger.blocks.get(event.block_id)
+    if block is None or len(block.places) >= block.copies or spot_for(ledger, block, now) is None:
+        return Decision()
+    decision = Decision()
+    block = add_copy(ledger, block, decision, now)
+    decision.changes.insert(0, block)
+    return decision
+
+
+def on_released(ledger: Ledger, event: BlockReleased, now: int) -> Decision:
+    """Let a block go; it is over when its nodes have said that nothing of it is left."""
+    block = owned(ledger, event.block_id, event.by)
+    return release(ledger, block, LeaseEnd.RELEASED, event.detail, now)
+
+
+def release(ledger: Ledger, block: Block, end: LeaseEnd, detail: str, now: int) -> Decision:
+    """Free every copy of a block; a second time nothing changes."""
+    if block.freeing:
+        return Decision(answer=BlockAnswer(block))
+    freed = replace(block, freeing=True, places=(), moving=None, leaving=block.everywhere, detail=detail)
+    rows: list[Row] = [freed]
+    for place in block.everywhere:
+        rows += leaving_lease(ledger, place, detail)
+    where = ", ".join(dict.fromkeys(place.node for place in block.places))
+    record = Record(f"block-{end}", block.user, block.id, where, detail)
+    return Decision(rows, [record], BlockAnswer(freed))
+
+
+def on_named(ledger: Ledger, event: BlockNamed, now: int) -> Decision:
+    """Give a block a name, and with a term a time of its own."""
+    block = owned(ledger, event.block_id, event.by)
+    if block.freeing or block.lost:
+        raise NotFound(f"block {event.block_id} is gone")
+    _make_sure_of_words(event.name, event.meta)
+    named = replace(block, name=event.name, meta=event.meta or block.meta)
+    decision = Decision(records=[Record("block-named", block.user, block.id, reason=event.name)])
+    if event.term_ms:
+        named = replace(named, session="", term_ms=0, ends_at_ms=now + _sensible(event.term_ms))
+        decision.changes += _until(ledger, named)
+    decision.changes.insert(0, named)
+    decision.answer = BlockAnswer(named)
+    decision.follow = [*_replaced(ledger, named)]
+    return decision
+
+
+def on_renewed(ledger: Ledger, event: BlocksRenewed, now: int) -> Decision:
+    """Let the blocks of a program that lives last for another term."""
+    decision = Decision()
+    for block in ledger.blocks.values():
+        if event.session and block.session == event.session and block.user == event.by and not block.freeing:
+            renewed = replace(block, ends_at_ms=now + block.term_ms)
+            decision.changes += [renewed, *_until(ledger, renewed)]
+    return decision
+
+
+def owned(ledger: Ledger, block_id: str, by: str) -> Block:
+    """The block of this id, if it is this user's (the grid may everything)."""
+    block = ledger.blocks.get(block_id)
+    if block is None:
+        raise NotFound(f"no block is called {block_id!r}")
+    if by not in (block.user, GRID_USER):
+        raise Refused(f"block {block_id} belongs to {block.user}")
+    return block
+
+
+def _until(ledger: Ledger, block: Block) -> list[Row]:
+    """The leases of a block's copies, with the end that the block has."""
+    leases = (ledger.leases.get(place.copy) for place in block.everywhere)
+    return [replace(lease, ends_at_ms=block.ends_at_ms) for lease in leases if lease is not None]
+
+
+def _replaced(ledger: Ledger, block: Block) -> list[BlockReleased]:
+    """The release of the block that had this name."""
+    before = ledger.block_names.get((block.user, block.name))
+    if before is None or before == block.id:
+        return []
+    return [BlockReleased(before, block.user, f"{block.name} is block {block.id} now")]
+
+
+def _make_sure_it_makes_sense(ledger: Ledger, event: BlockAsked) -> None:
+    if not 1 <= event.size_bytes <= LARGEST_BLOCK:
+        raise BadInput(f"a block must have 1 to {LARGEST_BLOCK:,} bytes, not {event.size_bytes:,}")
+    if not 1 <= event.copies <= MOST_COPIES:
+        raise BadInput(f"a block can have 1 to {MOST_COPIES} copies, not {event.copies}")
+    _make_sure_of_words(event.name, event.meta)
+    _sensible(event.term_ms)
+    if event.prefer and event.prefer not in ledger.nodes:
+        raise Refused(f"no node is called {event.prefer}; the nodes are: {', '.join(sorted(ledger.nodes)) or 'none'}")
+
+
+def _make_sure_of_words(name: str, meta: str) -> None:
+    if len(name) > LONGEST_NAME or len(meta) > LONGEST_META:
+        raise BadInput(f"a key has at most {LONGEST_NAME} letters, and what is noted of a block {LONGEST_META}")
+
+
+def _sensible(term_ms: int) -> int:
+    if not 0 < term_ms <= LONGEST_MS:
+        raise BadInput("the time of a block must be more than zero and less than 200 years")
+    return term_ms
+
+
+def _make_sure_there_is_room(ledger: Ledger, block: Block, now: int) -> None:
+    """Refuse a block whose copies have no room on as many nodes."""
+    taken: list[str] = []
+    for _ in range(block.copies):
+        spot = spot_for(ledger, block, now, besides=tuple(taken))
+        if spot is None:
+            request = copy_request(ledger, block, now, besides=tuple(taken))
+            why = reasons.never_fits(ledger, request) or reasons.why_not_now(ledger, request, now)
+            told = "; ".join(why) or "the grid has no nodes"
+            raise Refused(f"{NO_NODES}: {told}", why)
+        taken.append(spot[1].node)
