@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from distributed_grid.agent.environment import own_environment
 from distributed_grid.agent.limits.alarm import boot_ms
 from distributed_grid.agent.marking import Marks
 from distributed_grid.agent.measuring import Meter
+from distributed_grid.agent.memory import LentMemory
 from distributed_grid.agent.owner import OwnerGuard
 from distributed_grid.agent.ray_workers import Loan, together
 from distributed_grid.agent.reading import Reading
@@ -44,6 +46,10 @@ from distributed_grid.wire import (
     Heartbeat,
     Hello,
     List,
+    MemoryAnswered,
+    MemoryAsked,
+    MemoryOrder,
+    MemoryReport,
     More,
     Paused,
     Piece,
@@ -92,6 +98,7 @@ class Agent:
         jobs: Path,
         capacity: Callable[[], Capacity] | None = None,
         workdirs: WorkDirs | None = None,
+        memory: Callable[[Callable[[MemoryReport | MemoryAsked], None]], LentMemory] | None = None,
         epoch: int = 0,
         on_epoch: Callable[[int], None] = lambda epoch: None,
     ) -> None:
@@ -117,6 +124,7 @@ class Agent:
         self._marks = Marks(host.root)
         self._beat_seconds = HEARTBEAT_MS / 1000
         self._reading = Reading(jobs, lambda message: control.received(message, self))
+        self._memory = memory(lambda report: control.received(report, self)) if memory is not None else None
         self.guard = OwnerGuard(host, meter, self.report_pause)
         self.guard.on_change = self._measure
         self.guard.marked_ago_ms = self._marks.ago_ms
@@ -133,6 +141,9 @@ class Agent:
         for node in self.nodes:
             self._control.received(self.hello(node), self)
         self._measure()
+        if self._memory is not None:
+            await self._memory.start()
+            self._memory.tell_again()
         self._tasks = [
             asyncio.create_task(work) for work in (self._obey(), self._beat(), self._sweep(), self.guard.watch())
         ]
@@ -148,6 +159,8 @@ class Agent:
         for _, later in self._starting.values():
             later.cancel()
         self.guard.let_go()
+        if self._memory is not None:
+            await self._memory.stop()
         await self._host.close()
 
     def hello(self, node: str) -> Hello:
@@ -164,6 +177,9 @@ class Agent:
             self._on_epoch(welcome.epoch)
         self._beat_seconds = max(welcome.heartbeat_ms, 100) / 1000
         self.guard.rules = welcome.owner
+        if self._memory is not None:
+            self._memory.rules = welcome.owner
+            self._memory.tell_again()
         for report in list(self._unacknowledged.values()):
             self._control.received(report, self)
         self._marks.tell_again()
@@ -174,6 +190,8 @@ class Agent:
         self._reading.forget()
         if self._workdirs is not None:
             self._workdirs.unlinked()
+        if self._memory is not None:
+            self._memory.unlinked()
 
     def send(self, message: ToAgent) -> None:
         if isinstance(message, Piece):
@@ -185,6 +203,9 @@ class Agent:
             self._meter.ray.loan = together(self._loans)
             if message.hold_ms:
                 self._renew(message.beat + message.hold_ms)
+        elif isinstance(message, MemoryOrder | MemoryAnswered):
+            if self._memory is not None:
+                self._memory.order(message)
         elif isinstance(message, Acknowledge):
             self._acknowledged(message.seq)
         else:
@@ -300,6 +321,8 @@ class Agent:
                 preparing.cancel()
                 self._refuse(order, Ending.RECLAIMED, f"{order.node}: its hold ran out before its files were there")
         self._host.hold(until_boot_ms)
+        if self._memory is not None:
+            self._memory.hold(until_boot_ms)
 
     async def _prepare(self, order: Start, workdirs: WorkDirs) -> None:
         """Bring the working directory, then run; other orders go on meanwhile."""
@@ -358,7 +381,7 @@ class Agent:
             node=order.node,
             fence=order.fence,
             argv=command.argv,
-            env=own_environment(env, command.given) if self.is_remote else env,
+            env=self._own_environment(env, command.given) if self.is_remote else env,
             cwd=None if self.is_remote else command.cwd or None,
             cpu_milli=claim.cpu_milli,
             memory_bytes=claim.memory_bytes,
@@ -367,6 +390,12 @@ class Agent:
             grace_ms=command.grace_ms,
             hold_ms=order.hold_ms,
         )
+
+    def _own_environment(self, env: dict[str, str], given: tuple[str, ...]) -> dict[str, str]:
+        """What a job finds here; a Python that knows the memory pool, and where to ask about it, among it."""
+        made = own_environment(env, given)
+        desk = self._memory.desk if self._memory is not None else None
+        return made if desk is None else {**made, "GRID_MEMORY_DESK": str(desk.path), "GRID_PYTHON": sys.executable}
 
     # ------------------------------------------------------------------ time
 

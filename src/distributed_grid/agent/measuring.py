@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from msgspec import Struct
 
@@ -28,7 +28,10 @@ class Moment(Struct, frozen=True):
 
 
 class Meter:
-    """Measures this machine; remembers the CPU time of attempts that have ended, so that it is never the owner's."""
+    """Measures this machine; remembers the CPU time of attempts that have ended, so that it is never the owner's.
+
+    `blocks` says how much memory the copies of blocks use that are held here: that is not the owner's either.
+    """
 
     def __init__(self, probe: MachineProbe, gpus: GpuProbe | None = None) -> None:
         self.probe = probe
@@ -38,6 +41,7 @@ class Meter:
         self._capacity: MachineCapacity | None = None
         self._last: tuple[int, int] | None = None  # when, and own CPU time until then
         self.ray = RayWorkers()
+        self.blocks: Callable[[], int] = lambda: 0
 
     def ended(self, cpu_ms: int) -> None:
         """An attempt has ended that used so much in all."""
@@ -80,6 +84,12 @@ class Meter:
             memory_outside_bytes=sample.memory_outside_bytes,
         )
 
+    def memory(self, own: Mapping[str, AttemptUsage]) -> tuple[int, int, int]:
+        """Bytes now: all there is, what is used of it, and by others than the grid."""
+        used = self.probe.memory_used_bytes()
+        _, own_bytes = self._own(own.values())
+        return self.probe.memory_bytes, used, max(0, used - own_bytes)
+
     def owner_on_gpus(self, own_pids: Collection[int]) -> tuple[OwnerOnGpu, ...]:
         """What others use of the GPUs that can be measured. A driver may hang: call it from a thread."""
         if self._gpus is None:
@@ -95,4 +105,4 @@ class Meter:
         """The CPU time of the grid's own, in all, and its memory: of attempts, and of what is lent through Ray."""
         ray_ms, ray_bytes = self.ray.look()
         cpu_ms = self._ended_cpu_ms + sum(one.cpu_ms for one in running) + ray_ms
-        return cpu_ms, sum(one.memory_bytes for one in running) + ray_bytes
+        return cpu_ms, sum(one.memory_bytes for one in running) + ray_bytes + self.blocks()

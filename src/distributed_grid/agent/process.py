@@ -25,6 +25,7 @@ from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.attempts import AttemptHost
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.agent.measuring import Meter
+from distributed_grid.agent.memory import LentMemory, address_towards
 from distributed_grid.agent.uplink import Dial, NoWayYet, Uplink
 from distributed_grid.agent.workdirs import FetchedWorkDirs
 from distributed_grid.errors import BadInput, GridError
@@ -113,14 +114,18 @@ async def _serve(house: House, declare_gpus: int) -> None:
     host = AttemptHost(house.jobs, report=lambda report: agent.report(report) if agent else None)
     workdirs = FetchedWorkDirs(house.path / "content", lambda message: uplink.received(message, _the(agent)))
     seen = house.read("epoch.json").get("epoch", 0)
+    meter = Meter(probe, None if declare_gpus else gpus)
     agent = Agent(
         (node,),
         host,
-        Meter(probe, None if declare_gpus else gpus),
+        meter,
         uplink,
         jobs=house.jobs,
         capacity=detector.capacity,
         workdirs=workdirs,
+        memory=lambda tell: LentMemory(
+            house.path / "memory", (node,), meter, host, tell, addresses=lambda: _addresses(house)
+        ),
         epoch=seen if isinstance(seen, int) else 0,
         on_epoch=lambda epoch: house.write("epoch.json", {"epoch": epoch}),
     )
@@ -147,6 +152,15 @@ async def _until_forsaken(house: House, uplink: Uplink, host: AttemptHost) -> No
         if isinstance(linger, int | float) and 0 < linger < uplink.seconds_alone and not host.running():
             log.info("nobody was there for %g s", linger)
             return
+
+
+def _addresses(house: House) -> list[str]:
+    """The addresses of this machine that the cluster uses: where SSH came in, or from where it reaches its grid."""
+    joined = joining.joined(house.path)
+    if joined is not None:
+        return [address_towards(joined.address.rpartition(":")[0].strip("[]"))]
+    found = house.read("link.json").get("address")
+    return [found] if isinstance(found, str) else []
 
 
 def _the(agent: Agent | None) -> Agent:

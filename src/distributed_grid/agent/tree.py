@@ -1,8 +1,8 @@
 """Every process a job has started, wherever it hid, and nobody else's.
 
 Rule 1. A process is its pid and its start time; no signal is sent on the pid alone.
-Rule 2. A grid daemon or spawner (`GRID_ROLE` in its environment) that was started from inside a job is not
-        part of the job, and neither is anything below it.
+Rule 2. A grid daemon, spawner or memory server (`GRID_ROLE` in its environment) that was started from inside a
+        job is not part of the job, and neither is anything below it.
 Rule 3. `below` reads the whole process table and misses nothing that stands still; `quickly_below` follows
         the kernel's lists of children, costs only what the tree costs, and may miss what is being born.
 """
@@ -19,7 +19,7 @@ from distributed_grid.agent.jobdir import slurp
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-EXEMPT = frozenset((b"GRID_ROLE=daemon", b"GRID_ROLE=spawner"))
+EXEMPT = frozenset((b"GRID_ROLE=daemon", b"GRID_ROLE=spawner", b"GRID_ROLE=memory"))
 TICK_MS = 1000 // os.sysconf("SC_CLK_TCK")
 
 

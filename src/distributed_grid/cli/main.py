@@ -36,6 +36,7 @@ COMMANDS = {
     "ledger": ("ledger", "ledger", "Who lent whom how much."),
     "distribute": ("distribute", "distribute", "Workers as the scheduler sees them; spread probes over them."),
     "boost": ("boost", "boost", "Lend a node what others can spare, for a while."),
+    "memory": ("memory", "memory", "Keep bytes in the memory of other nodes."),
     "resource-sharing": ("resource_sharing", "resource_sharing", "Offers and allocations; give an owner a node back."),
     "cluster": ("cluster", "cluster", "Install, start, stop and look at the agents of other machines."),
     "simulate": ("simulate", "simulate", "What a policy would have done with the work of a log."),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from distributed_grid.config import ClusterConfig
 from distributed_grid.orchestration.async_client import AsyncClient
 from distributed_grid.orchestration.client import ClientConfig
 from distributed_grid.orchestration.places import Places
+
+if TYPE_CHECKING:  # programs on nodes have nothing that reads a config
+    from distributed_grid.config import ClusterConfig
 
 
 def way_to(config: ClusterConfig | None, state_dir: str | os.PathLike[str] | None) -> tuple[Places, ClientConfig]:

@@ -21,6 +21,7 @@ from distributed_grid import __version__
 from distributed_grid.errors import (
     Ambiguous,
     BadInput,
+    BlockLost,
     Conflict,
     GridError,
     NotFound,
@@ -43,7 +44,18 @@ NOBODY = -1
 """The peer of a socket that is not connected, as when the line of callers is full."""
 _ERRORS: dict[str, type[GridError]] = {
     kind.__name__: kind
-    for kind in (GridError, BadInput, Refused, NotFound, Conflict, Unreachable, TimedOut, StoreFailed, ProtocolError)
+    for kind in (
+        GridError,
+        BadInput,
+        Refused,
+        NotFound,
+        Conflict,
+        Unreachable,
+        TimedOut,
+        StoreFailed,
+        ProtocolError,
+        BlockLost,
+    )
 }
 
 

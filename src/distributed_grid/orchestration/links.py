@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from msgspec import Struct
 
@@ -26,6 +27,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import GridError
+from distributed_grid.orchestration.lending import Lending
 from distributed_grid.orchestration.remote_files import RemoteFiles
 from distributed_grid.orchestration.runtime import Grid
 from distributed_grid.orchestration.supplying import Supply
@@ -45,6 +47,9 @@ from distributed_grid.wire import (
     Hello,
     Listing,
     Mark,
+    MemoryAnswered,
+    MemoryAsked,
+    MemoryReport,
     OwnerRules,
     Paused,
     Refuse,
@@ -76,6 +81,10 @@ class Registry:
         """A node that was let in and that the ledger does not know yet; None: it is not one of ours."""
         return None
 
+    def memory_certificate(self, node: str) -> tuple[bytes, bytes]:
+        """What proves the memory of a node to those who use it, and its key; nothing where the network is trusted."""
+        return b"", b""
+
 
 class Links:
     """Who is connected, and what goes back and forth. An effect for a node that is not connected waits:
@@ -90,26 +99,44 @@ class Links:
         self._task: asyncio.Task[None] | None = None
         self._supply = supply or Supply(None)
         self.files = RemoteFiles(self._agents)
+        self.lending = Lending(self._agents)
+        self._questions: set[asyncio.Task[None]] = set()
+        self.answer_program: Callable[[str, bytes], Awaitable[bytes]] = _nobody_answers
 
     def start(self, grid: Grid, registry: Registry | None = None) -> None:
         self._grid = grid
         self._registry = registry or self._registry
+        self.lending.start(grid, self._registry.memory_certificate)
         self._task = asyncio.create_task(self._take_in())
 
     async def stop(self) -> None:
         """Stop taking reports in; the agents keep what was not acknowledged. Safe to call twice."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            tasks = [self._task, *self._questions]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._task = None
 
     def received(self, message: FromAgent, via: AgentSide) -> None:
         if isinstance(message, Chunk | Listing):
             self.files.received(message, via)
+        elif isinstance(message, MemoryAsked):
+            self._pass_on(message, via)
         elif isinstance(message, Fetch | Credit):
             self._supply.received(message, via)
         else:
             self._inbox.put_nowait((message, via))
+
+    def _pass_on(self, question: MemoryAsked, via: AgentSide) -> None:
+        """Have a program's question answered; that may take a while, and others do not wait for it."""
+        if any(self._agents.get(name) is via for name in via.nodes):
+            task = asyncio.create_task(self._answer_program(question, via))
+            self._questions.add(task)
+            task.add_done_callback(self._questions.discard)
+
+    async def _answer_program(self, question: MemoryAsked, via: AgentSide) -> None:
+        via.send(MemoryAnswered(question.number, await self.answer_program(via.nodes[0], question.body)))
 
     def gone(self, via: AgentSide) -> None:
         """An agent's connection has ended; its node is doubted when it stays silent."""
@@ -158,6 +185,8 @@ class Links:
                 await self._welcome(message, via)
             elif isinstance(message, Report):
                 await self._report(message, via)
+            elif isinstance(message, MemoryReport):
+                await self.lending.received(message, via)
         except GridError as failure:
             log.error("a message of %s was refused: %s", ", ".join(via.nodes), failure)
         except Exception:  # the outermost loop: one report that cannot be taken in must not stop the others
@@ -183,6 +212,7 @@ class Links:
             del self._greeted[via, message.node]
             self._agents[message.node] = via
             await self._catch_up(hello, via)
+            self.lending.catch_up(message.node)
 
     async def _report(self, message: Report, via: AgentSide) -> None:
         assert self._grid is not None
@@ -203,6 +233,7 @@ class Links:
             await self._grid.insist(ControlPlaneStarted(epoch))
         if hello.capacity is not None:
             await self._grid.insist(NodeDeclared(self._registry.described(node, hello.capacity)))
+        await self.lending.unknown(hello.node)
         self._greeted[via, hello.node] = hello
         via.send(
             Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, self._registry.owner_rules(hello.node))
@@ -218,6 +249,10 @@ class Links:
             why = "nobody waits for it any more"
             via.send(Stop(lease_id, found.fence, str(Ending.CANCELLED), why, UNWANTED_GRACE_MS))
         self.perform(found.missing)
+
+
+async def _nobody_answers(node: str, body: bytes) -> bytes:
+    return b'{"error": {"type": "Refused", "message": "this control plane answers no programs", "exit_code": 1}}'
 
 
 class Compared(Struct):

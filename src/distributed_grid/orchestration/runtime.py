@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from distributed_grid.domain.changes import VOLATILE, Row, decode_row
-from distributed_grid.domain.effects import Effect, EngineEffect
+from distributed_grid.domain.effects import Effect, EngineEffect, MemoryEffect
 from distributed_grid.domain.events import ControlPlaneStarted, Event, JobSubmitted, LeaseAsked, TimePassed
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
@@ -29,6 +29,7 @@ from distributed_grid.reactor import (
     LeaseAnswer,
     Record,
     decide,
+    lent_for,
     pending,
     pending_for,
     step,
@@ -75,11 +76,13 @@ class Grid:
         *,
         perform: Callable[[list[Effect]], None],
         reserve: Callable[[list[EngineEffect]], None] = lambda effects: None,
+        lend: Callable[[list[MemoryEffect]], None] = lambda effects: None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._perform = perform
         self._reserve = reserve
+        self._lend = lend
         self._ledger = Ledger()
         self._over: dict[str, Lease | Job] = {}
         self._seq = 0
@@ -205,6 +208,8 @@ class Grid:
                 return
         self._perform(pending_for(self._ledger, changes))
         self._reserve(unsettled_for(self._ledger, changes))
+        if self._ledger.blocks:
+            self._lend(lent_for(self._ledger, changes))
         for entry in entries:
             _answer(entry)
         self._tell(changes, records)

@@ -182,3 +182,46 @@ class ClusterStatus(TypedDict):
     waiting: int
     summary: ClusterSummary
     scheduling: SchedulingFigures
+
+
+class BlockRow(TypedDict):
+    """A block of the memory pool."""
+
+    block_id: str
+    name: str
+    size: int
+    user: str
+    state: str
+    copies: int
+    nodes: list[str]
+    on_disk: bool
+    generation: int
+    created_at: str
+    expires_at: str
+    term_seconds: float
+    session: bool
+    meta: str
+    detail: str
+
+
+class LenderRow(TypedDict):
+    """What a node lends to the memory pool."""
+
+    node: str
+    blocks: int
+    bytes: int
+    free_bytes: int
+    serving: bool
+    address: str
+
+
+class MemoryStats(TypedDict):
+    """What `DistributedMemoryPool.stats` returns."""
+
+    blocks: int
+    bytes: int
+    bytes_on_disk: int
+    moving: int
+    lost: int
+    nodes: list[LenderRow]
+    transfers: dict[str, float]

@@ -9,18 +9,20 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from distributed_grid import __version__
-from distributed_grid.errors import ProtocolError
+from distributed_grid.errors import GridError, ProtocolError, Refused
 from distributed_grid.orchestration.protocol import PROTOCOL, STDOUT
 from distributed_grid.server import requests
 from distributed_grid.server.attached import status
 from distributed_grid.server.boost_running import run_in_boost
 from distributed_grid.server.boosting import Boosting
-from distributed_grid.server.connection import Connection
+from distributed_grid.server.connection import Connection, encoded, error_view
 from distributed_grid.server.cooling import cooled
 from distributed_grid.server.deeds import Caller, Deeds
 from distributed_grid.server.fetching import Parcel
 from distributed_grid.server.house import House
 from distributed_grid.server.measuring import measured
+from distributed_grid.server.memory import Memory
+from distributed_grid.server.memory import Op as MemoryOp
 
 
 class Api:
@@ -30,6 +32,7 @@ class Api:
         self._house = house
         self._deeds = Deeds(house)
         self._boosts = Boosting(house, self._deeds)
+        self._memory = Memory(house)
         self._caller = Caller(login(), admin=True)
         self._handlers: dict[type, Callable[[Connection, Any], Awaitable[None]]] = {
             requests.Hello: self._hello,
@@ -57,6 +60,13 @@ class Api:
             requests.Fetch: self._fetch,
             requests.Events: self._events,
             requests.Metrics: self._metrics,
+            requests.MemAllocate: self._use_memory,
+            requests.MemFind: self._use_memory,
+            requests.MemFree: self._use_memory,
+            requests.MemName: self._use_memory,
+            requests.MemRenew: self._use_memory,
+            requests.MemList: self._use_memory,
+            requests.MemStats: self._use_memory,
             requests.CreateToken: self._create_token,
             requests.ListTokens: self._list_tokens,
             requests.RevokeToken: self._revoke_token,
@@ -74,6 +84,20 @@ class Api:
         """Answer one message; what is wrong with it is raised."""
         op = requests.parse(body)
         await self._handlers[type(op)](client, op)
+
+    async def answer_program(self, node: str, body: bytes) -> bytes:
+        """The answer to what a program on another node asks through its agent: about memory, and nothing else."""
+        try:
+            op = requests.parse(body)
+            if isinstance(op, requests.Hello):
+                if op.protocol != PROTOCOL:
+                    raise ProtocolError(f"this control plane speaks protocol {PROTOCOL}, not {op.protocol}")
+                return encoded({"protocol": PROTOCOL, "version": __version__, "handing_over": False})
+            if not isinstance(op, MemoryOp):
+                raise Refused("from another node only the memory pool can be asked for")
+            return encoded(await self._memory.serve(op, Caller(self._caller.user), node))
+        except GridError as error:
+            return encoded({"error": error_view(error)})
 
     async def _hello(self, client: Connection, op: requests.Hello) -> None:
         handing_over = await self._house.greet(op)
@@ -129,6 +153,9 @@ class Api:
 
     async def _cooldown(self, client: Connection, op: requests.Cooldown) -> None:
         client.send({**await cooled(self._house.grid, op, self._caller.user, client.send), "done": True})
+
+    async def _use_memory(self, client: Connection, op: Any) -> None:
+        client.send(await self._memory.serve(op, self._caller))
 
     async def _submit(self, client: Connection, op: requests.Submit) -> None:
         client.send(await self._deeds.submit(op, self._caller))

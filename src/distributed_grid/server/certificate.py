@@ -64,8 +64,15 @@ def _from_begin(text: str) -> str:
 
 
 def _make(certificate: Path, key: Path, names: Iterable[str]) -> None:
+    public, private = made_certificate(f"grid {socket.gethostname()}", names)
+    write_private(key, private)
+    write_private(certificate, public)
+
+
+def made_certificate(title: str, names: Iterable[str]) -> tuple[bytes, bytes]:
+    """A new certificate for these names and its key, as PEM."""
     private = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"grid {socket.gethostname()}"[:64])])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, title[:64])])
     now = datetime.now(UTC)
     made = (
         x509.CertificateBuilder()
@@ -82,8 +89,7 @@ def _make(certificate: Path, key: Path, names: Iterable[str]) -> None:
     clear = private.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    write_private(key, clear)
-    write_private(certificate, made.public_bytes(serialization.Encoding.PEM))
+    return made.public_bytes(serialization.Encoding.PEM), clear
 
 
 def _alternatives(names: Iterable[str]) -> Iterable[x509.GeneralName]:

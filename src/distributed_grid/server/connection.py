@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
 
     def send(self, message: Any) -> None:
         """Send a JSON message."""
-        self.send_frame(JSON, _encoder.encode(message))
+        self.send_frame(JSON, encoded(message))
 
     def send_frame(self, kind: bytes, body: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -102,6 +102,11 @@ class Connection(asyncio.Protocol):
     async def drain(self) -> None:
         """Wait until the client has taken what was sent."""
         await self._may_write.wait()
+
+
+def encoded(message: Any) -> bytes:
+    """A message as it travels."""
+    return _encoder.encode(message)
 
 
 def error_view(error: GridError) -> dict[str, Any]:

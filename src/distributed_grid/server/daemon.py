@@ -36,6 +36,7 @@ from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.attempts import AttemptHost
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.agent.measuring import Meter
+from distributed_grid.agent.memory import LentMemory, address_towards
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.balance import is_automatic
 from distributed_grid.domain.events import AlertChanged, NodeDeclared, NodeForgotten, PolicySet
@@ -105,7 +106,13 @@ class Daemon:
         self._sockets = LinkSockets(places.host_dir / "links", self._links)
         self.ray = RayEngine(on_up=self._ray_is_up, on_link=self._ray_said)
         self.engines = EngineDesk(self.ray, hold_seconds=self._chosen.config.hold_seconds)
-        self.grid = Grid(store, self._clock, perform=self._links.perform, reserve=self.engines.perform)
+        self.grid = Grid(
+            store,
+            self._clock,
+            perform=self._links.perform,
+            reserve=self.engines.perform,
+            lend=self._links.lending.perform,
+        )
         self.monitor = Monitor(
             self._chosen.config.alerts,
             read=self.grid.read,
@@ -149,6 +156,7 @@ class Daemon:
             offset_ms=self._clock.wall_offset_ms,
         )
         self._api = Api(self)
+        self._links.answer_program = self._api.answer_program
 
     async def run(self, starter: Starter) -> None:
         """Serve until the end; then leave in good order."""
@@ -168,8 +176,26 @@ class Daemon:
             await self.boosts_kept.recover()
             local = tuple(await self.grid.read(_nodes_here))
             host = AttemptHost(self._places.jobs, report=lambda report: agent.report(report) if agent else None)
-            agent = Agent(local, host, Meter(probe, gpus), self._links, jobs=self._places.jobs)
+            meter = Meter(probe, gpus)
+            agent = Agent(
+                local,
+                host,
+                meter,
+                self._links,
+                jobs=self._places.jobs,
+                memory=lambda tell: LentMemory(
+                    self._places.host_dir / "memory",
+                    (*local, ""),
+                    meter,
+                    host,
+                    tell,
+                    addresses=self._addresses,
+                    has_desk=False,
+                ),
+            )
+            self._links.lending.own = agent
             await agent.start()
+            self._links.lending.catch_up("")
             await self._sockets.open(node.name for node in self._chosen.config.nodes if not node.is_local)
             await self.cluster.start()
             self.attaching.start()
@@ -251,6 +277,11 @@ class Daemon:
         for name, node in known.items():
             if name not in named and not node.joined:
                 await self.grid.handle(NodeForgotten(name))
+
+    def _addresses(self) -> list[str]:
+        """From where this machine reaches the others; itself alone where there are none."""
+        far = [node.host or node.name for node in self._chosen.config.nodes if not node.is_local]
+        return [*(found for name in far if (found := address_towards(name))), "local"]
 
     def _is_here(self, name: str) -> bool:
         """Whether a node is this machine; one that is not known any more was, if its files are here."""
@@ -369,7 +400,8 @@ def _nodes_here(ledger: Ledger, now: int) -> list[str]:
 def _is_unused(ledger: Ledger, now: int) -> bool:
     """Whether nothing is held, nobody waits, and no agent elsewhere counts on this control plane."""
     kept = ledger.engines or any(node.wanted for node in ledger.nodes.values())
-    return not ledger.jobs and not _users_leases(ledger) and not kept
+    blocks = any(not block.lost for block in ledger.blocks.values())
+    return not ledger.jobs and not blocks and not _users_leases(ledger) and not kept
 
 
 def _users_leases(ledger: Ledger) -> list[Lease]:

@@ -8,6 +8,7 @@ from distributed_grid.config import ClusterConfig, NodeConfig
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.orchestration.links import Registry
+from distributed_grid.server.certificate import made_certificate
 from distributed_grid.wire import OwnerRules
 from distributed_grid.wiring import capacity_of, newcomer, owner_rules
 
@@ -31,3 +32,7 @@ class ConfigRegistry(Registry):
     def newcomer(self, name: str) -> Node | None:
         """A node that joined with a token, as the cluster treats machines it does not name."""
         return newcomer(self._config, name)
+
+    def memory_certificate(self, node: str) -> tuple[bytes, bytes]:
+        """A certificate made for this memory server alone; none where the config says that the network is trusted."""
+        return (b"", b"") if self._config.trusted_network else made_certificate(f"grid memory {node}", ())

@@ -162,6 +162,60 @@ class Cooldown(_Op, frozen=True):
     wait_seconds: Seconds = 300.0
 
 
+class MemAllocate(_Op, frozen=True):
+    """Bytes in the memory of other nodes; `request_id` becomes the block's id.
+
+    Without a ttl it lasts an hour, and with a session another one whenever that is renewed. `home` is for agents: the
+    node from which a program asks.
+    """
+
+    request_id: Id
+    size: int
+    preferred_node: Name = ""
+    copies: int = 1
+    ttl_seconds: Seconds = 0.0
+    session: Name = ""
+    name: Text = ""
+    meta: Text = ""
+
+
+class MemFind(_Op, frozen=True):
+    """Where a block is, and what lets its user read and write it: by its id, any unique prefix, or its name."""
+
+    block_id: Name = ""
+    name: Text = ""
+
+
+class MemFree(_Op, frozen=True):
+    """Nobody wants a block any more."""
+
+    block_id: Name = ""
+    name: Text = ""
+
+
+class MemName(_Op, frozen=True):
+    """A block goes by a name from now on, and the one that did is freed; with a ttl its time is fixed."""
+
+    block_id: Name
+    name: Text
+    meta: Text = ""
+    ttl_seconds: Seconds = 0.0
+
+
+class MemRenew(_Op, frozen=True):
+    """The program of a session lives."""
+
+    session: Name
+
+
+class MemList(_Op, frozen=True):
+    """Every block."""
+
+
+class MemStats(_Op, frozen=True):
+    """How much of the pool is used, node by node."""
+
+
 class Submit(_Wishes, frozen=True):
     """A command to run under a lease."""
 
@@ -372,6 +426,7 @@ Op = (
     | Jobs | Job | Explain | Ledger | Cancel | Wait | Logs | Fetch | Events | Metrics | Cluster | Stay | Stop
     | Attach | Detach
     | Boost | Boosts | ReleaseBoost | ExtendBoost | OneBoost | RunBoost | Cooldown
+    | MemAllocate | MemFind | MemFree | MemName | MemRenew | MemList | MemStats
     | CreateToken | ListTokens | RevokeToken | CreateJoinToken | ListJoinTokens | RevokeJoinToken
 )  # fmt: skip
 _decoder: msgspec.json.Decoder[Op] = msgspec.json.Decoder(Op)

@@ -81,6 +81,11 @@ class MachineProbe:
         self._times, self._total_times = CpuTimes(self._cpu_milli), CpuTimes(self._cpu_milli)
 
     @property
+    def memory_bytes(self) -> int:
+        """How much memory there is to use."""
+        return self._memory_bytes
+
+    @property
     def sees_whole_machine(self) -> bool:
         """Whether all of the machine's cores may be used; only then does its load average mean anything here."""
         return self._cpu_fence is None and len(self._cores) == os.cpu_count()
@@ -131,7 +136,7 @@ class MachineProbe:
     def _sample(self, times: CpuTimes, own_cpu_ms: int, own_memory_bytes: int) -> UsageSample:
         at_ms = self._boottime()
         spell, _ = self._spells(times, at_ms, own_cpu_ms)
-        used = self._memory_used_bytes()
+        used = self.memory_used_bytes()
         return UsageSample(
             at_boot_ms=at_ms,
             cpu_ratio_total=self._ratio(spell.busy_ms, spell) if spell else 0.0,
@@ -158,7 +163,7 @@ class MachineProbe:
                 return used
         return kernel.busy_ms(self.root, self._core_names)
 
-    def _memory_used_bytes(self) -> int:
+    def memory_used_bytes(self) -> int:
         """All that cannot be had without taking it from somebody, here or under the limit."""
         available = kernel.memory(self.root).available_bytes
         if self._memory_fence:

@@ -321,6 +321,9 @@ def launch(request: Map, source: BinaryIO) -> Map:
     """Tell the agent its socket, and start it where it does not run."""
     folder = folder_of(request)
     link = {"node": request["node"], "socket": request["socket"], "linger": request.get("linger", 0)}
+    came_in = os.environ.get("SSH_CONNECTION", "").split()
+    if len(came_in) == 4:
+        link["address"] = came_in[2]  # by which the cluster knows this machine
     write_text(os.path.join(folder, "link.json"), json.dumps(link))
     pid = agent_pid(folder)
     if pid:

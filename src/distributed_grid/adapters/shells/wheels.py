@@ -28,7 +28,7 @@ from distributed_grid.adapters.shells.failures import Failed
 from distributed_grid.adapters.shells.messages import Facts
 from distributed_grid.adapters.shells.tags import fits, libc_version, minor_of, platforms_of
 
-NEEDED = ("msgspec", "psutil", "websockets", "nvidia-ml-py", "click")
+NEEDED = ("msgspec", "psutil", "websockets", "nvidia-ml-py", "click", "xxhash", "lz4")
 DOWNLOAD_SECONDS = 300.0
 PACKAGE = Path(__file__).parents[2]
 _SKIPPED = ("INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json")

@@ -84,7 +84,7 @@ def test_a_wheel_is_downloaded_where_ours_does_not_fit(tmp_path):
     """From a folder that pip looks in, as it would from an index."""
     version, shelf, cache = metadata.version("msgspec"), tmp_path / "shelf", tmp_path / "cache"
     shelf.mkdir()
-    for name in ("msgspec", "psutil", "websockets"):
+    for name in ("msgspec", "psutil", "websockets", "xxhash", "lz4"):
         number = metadata.version(name)
         path = shelf / f"{name}-{number}-cp312-cp312-manylinux_2_17_aarch64.manylinux2014_aarch64.whl"
         with zipfile.ZipFile(path, "w") as archive:

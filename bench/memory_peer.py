@@ -1,0 +1,291 @@
+"""What `bench/memory.py` runs inside the hosts of its lab: servers to compare with, and clients that measure.
+
+`memory_peer.py serve bare|flight HOST PORT`, `memory_peer.py measure KIND ...`: a client prints one line of JSON with
+the seconds of each write and read of SIZE bytes and the median seconds of a small read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import struct
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SIZE = 256 * 1024 * 1024
+SMALL = 4096
+SMALL_READS = 4_000
+ASK = struct.Struct("<cQQ")
+
+
+def serve_bare(host: str, port: int) -> None:
+    """A loop over one socket: takes bytes into one buffer, and gives them back."""
+    held = memoryview(bytearray(SIZE))
+    listener = socket.create_server((host, port))
+    print("ready", flush=True)
+    while True:
+        connection, _ = listener.accept()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while head := connection.recv(ASK.size, socket.MSG_WAITALL):
+            kind, offset, length = ASK.unpack(head)
+            view = held[offset : offset + length]
+            if kind == b"r":
+                connection.sendall(view)
+                continue
+            got = 0
+            while got < length:
+                got += connection.recv_into(view[got:])
+            connection.sendall(b"k")
+
+
+def serve_flight(host: str, port: int) -> None:
+    import pyarrow.flight as flight
+
+    class Shelf(flight.FlightServerBase):
+        def __init__(self) -> None:
+            super().__init__(f"grpc://{host}:{port}")
+            self.held: dict[bytes, Any] = {}
+
+        def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+            self.held[descriptor.path[0]] = reader.read_all()
+
+        def do_get(self, context: Any, ticket: Any) -> Any:
+            return flight.RecordBatchStream(self.held[ticket.ticket])
+
+    server = Shelf()
+    print("ready", flush=True)
+    server.serve()
+
+
+class Bare:
+    """The bare socket loop."""
+
+    def __init__(self, host: str, port: str) -> None:
+        self._socket = socket.create_connection((host, int(port)))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def write(self, data: bytes) -> None:
+        self._socket.sendall(ASK.pack(b"w", 0, len(data)))
+        self._socket.sendall(data)
+        assert self._socket.recv(1) == b"k"
+
+    def read(self, length: int, offset: int = 0) -> bytearray:
+        self._socket.sendall(ASK.pack(b"r", offset, length))
+        found = bytearray(length)
+        view, got = memoryview(found), 0
+        while got < length:
+            got += self._socket.recv_into(view[got:])
+        return found
+
+
+class Redis:
+    """A value of a Redis server."""
+
+    def __init__(self, host: str, port: str) -> None:
+        import redis
+
+        self._redis = redis.Redis(host, int(port))
+
+    def write(self, data: bytes) -> None:
+        self._redis.set("block", data)
+
+    def read(self, length: int, offset: int = 0) -> Any:
+        if length == SIZE:
+            return self._redis.get("block")
+        return self._redis.getrange("block", offset, offset + length - 1)
+
+
+class Flight:
+    """A batch of an Arrow Flight server."""
+
+    def __init__(self, host: str, port: str) -> None:
+        import pyarrow as pa
+        import pyarrow.flight as flight
+
+        self._arrow, self._flight = pa, flight
+        self._client = flight.connect(f"grpc://{host}:{port}")
+
+    def _put(self, name: str, data: bytes) -> None:
+        array = self._arrow.py_buffer(data)
+        column = self._arrow.Array.from_buffers(self._arrow.uint8(), len(data), [None, array])
+        batch = self._arrow.record_batch([column], ["bytes"])
+        descriptor = self._flight.FlightDescriptor.for_path(name)
+        writer, _ = self._client.do_put(descriptor, batch.schema)
+        writer.write_batch(batch)
+        writer.close()
+
+    def write(self, data: bytes) -> None:
+        self._put("block", data)
+        self._put("small", data[:SMALL])
+
+    def read(self, length: int, offset: int = 0) -> Any:
+        name = b"block" if length == SIZE else b"small"
+        return self._client.do_get(self._flight.Ticket(name)).read_all()
+
+
+class Ray:
+    """An array held by an actor on the lender."""
+
+    def __init__(self, address: str, lender: str) -> None:
+        import numpy as np
+        import ray
+
+        ray.init(address, log_to_driver=False, logging_level=40, namespace="bench")
+
+        @ray.remote(num_cpus=0, resources={lender: 0.001})
+        class Holder:
+            def put(self, array: Any) -> int:
+                self.array = array.copy()
+                return len(array)
+
+            def get(self, offset: int, length: int) -> Any:
+                return self.array[offset : offset + length]
+
+        self._numpy, self._ray = np, ray
+        holder: Any = Holder  # what the decorator makes of it
+        self._holder = holder.remote()
+
+    def write(self, data: bytes) -> None:
+        self._ray.get(self._holder.put.remote(self._numpy.frombuffer(data, dtype="u1")))
+
+    def read(self, length: int, offset: int = 0) -> Any:
+        return self._ray.get(self._holder.get.remote(offset, length))
+
+
+class Ours:
+    """A block of the memory pool; every write but with `again` goes to a new one."""
+
+    def __init__(self, node: str) -> None:
+        from distributed_grid.memory.blocks import Blocks
+        from distributed_grid.orchestration.desks import memory_desk
+
+        self.desk = memory_desk()
+        self.blocks = Blocks(self.desk)
+        self._node = node
+        self.block = self.allocate(SIZE)
+
+    def allocate(self, size: int) -> str:
+        block = uuid.uuid4().hex
+        self.blocks.learn(self.desk.call("memallocate", request_id=block, size=size, preferred_node=self._node))
+        return block
+
+    def fresh(self) -> None:
+        self.desk.call("memfree", block_id=self.block)
+        self.blocks.forget(self.block)
+        self.block = self.allocate(SIZE)
+
+    def write(self, data: bytes) -> None:
+        self.blocks.write(self.block, data)
+
+    def read(self, length: int, offset: int = 0) -> bytes:
+        return self.blocks.read(self.block, length, offset)
+
+
+KINDS: dict[str, Callable[..., Any]] = {"bare": Bare, "redis": Redis, "flight": Flight, "ray": Ray, "ours": Ours}
+
+
+def timed(deed: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    deed()
+    return time.perf_counter() - began
+
+
+def measure(kind: str, rounds: int, words: list[str]) -> dict[str, Any]:
+    """Seconds of each write and read, the median of small ones; with ours, of writing over what is there, too."""
+    peer, data = KINDS[kind](*words), os.urandom(SIZE)
+    writes, reads, again = [], [], []
+    for _ in range(rounds):
+        if kind == "ours":
+            peer.fresh()
+        writes.append(timed(lambda: peer.write(data)))
+        if kind == "ours":
+            again.append(timed(lambda: peer.write(data)))
+        reads.append(timed(lambda: peer.read(SIZE)))
+    if kind in ("bare", "ours"):
+        assert peer.read(SIZE) == data
+    small = [timed(lambda n=n: peer.read(SMALL, n * 7919 % (SIZE - SMALL))) for n in range(SMALL_READS // 10)]
+    if kind in ("bare", "ours"):
+        small = [timed(lambda n=n: peer.read(SMALL, n * 7919 % (SIZE - SMALL))) for n in range(SMALL_READS)]
+    if kind == "ours":
+        peer.desk.call("memfree", block_id=peer.block)
+    return {"write": writes, "read": reads, "again": again, "small": statistics.median(small)}
+
+
+def many(node: str, block: str, seconds: float) -> dict[str, Any]:
+    """How many small reads one of many programs gets done; begins when it is told to."""
+    peer = Ours.__new__(Ours)
+    from distributed_grid.memory.blocks import Blocks
+    from distributed_grid.orchestration.desks import memory_desk
+
+    peer.blocks = Blocks(memory_desk())
+    peer.block = block
+    peer.read(SMALL)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    done, until = 0, time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        for _ in range(20):
+            peer.read(SMALL, done * 7919 % (SIZE - SMALL))
+            done += 1
+    return {"rate": done / seconds}
+
+
+def mapped(node: str) -> dict[str, Any]:
+    """On the lender itself: seconds to map a GiB, and the speed of a second pass beside a copy of an own array."""
+    import numpy as np
+
+    size = 1024**3
+    ours = Ours(node)
+    block = ours.allocate(size)
+    piece = os.urandom(64 * 1024 * 1024)
+    for at in range(0, size, len(piece)):
+        ours.blocks.write(block, piece, at)
+    ours.blocks.read(block, 1)
+    took = timed(lambda: ours.blocks.mapped(block))
+    view = ours.blocks.mapped(block)
+    assert view is not None
+    there, own = np.frombuffer(view, dtype="u1"), np.empty(size, dtype="u1")
+    into = np.empty(size, dtype="u1")
+    own[:] = 1
+    np.copyto(into, there)
+    of_block = [timed(lambda: np.copyto(into, there)) for _ in range(5)]
+    of_own = [timed(lambda: np.copyto(into, own)) for _ in range(5)]
+    overhead = _overhead()
+    for name in (block, ours.block):
+        ours.desk.call("memfree", block_id=name)
+    return {"map": took, "ratio": statistics.median(of_own) / statistics.median(of_block), "overhead": overhead / size}
+
+
+def _overhead() -> int:
+    """What the memory server of this host uses besides the blocks."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            line, status = Path(f"/proc/{pid}/cmdline").read_text(), Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            continue
+        if "distributed_grid.memory" in line:
+            wanted = (row.split() for row in status.splitlines() if row.startswith(("RssAnon", "RssFile")))
+            return sum(int(row[1]) * 1024 for row in wanted)
+    raise AssertionError("no memory server")
+
+
+def main() -> None:
+    verb, *words = sys.argv[1:]
+    if verb == "serve":
+        {"bare": serve_bare, "flight": serve_flight}[words[0]](words[1], int(words[2]))
+    elif verb == "measure":
+        print(json.dumps(measure(words[0], int(words[1]), words[2:])), flush=True)
+    elif verb == "many":
+        print(json.dumps(many(words[0], words[1], float(words[2]))), flush=True)
+    else:
+        print(json.dumps(mapped(words[0])), flush=True)
+
+
+if __name__ == "__main__":
+    main()

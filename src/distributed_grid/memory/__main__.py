@@ -1,0 +1,35 @@
+"""`python -m distributed_grid.memory CONTROL LOCK`: a memory server, told by its keeper who to be."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+
+from distributed_grid.memory.server import begin
+
+
+def main() -> None:
+    """Serve until there is nothing left to hold. LOCK is held until this process is gone."""
+    os.chdir("/")
+    for name in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(name, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    for fd in map(int, sys.argv[1:3]):
+        os.set_inheritable(fd, False)
+    server = begin(socket.socket(fileno=int(sys.argv[1])))
+    if server is not None:
+        server.run()
+    logging.shutdown()
+    os._exit(0 if server is not None else 1)  # a copy under way does not keep it
+
+
+if __name__ == "__main__":
+    main()

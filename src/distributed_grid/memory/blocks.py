@@ -1,0 +1,431 @@
+"""Reading and writing blocks by their ids, wherever they are.
+
+Rule 1. A move, a crash of a server, an expired ticket: a reader or writer sees a delay, never an error, until its
+        patience ends.
+Rule 2. A read comes from the first place. A write goes to all places, the first one last, and is done when all have
+        it: what nobody was told of may appear later, but never vanishes.
+Rule 3. What makes no sense is refused here, with numbers, before anything is sent.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, Final, Protocol
+
+from distributed_grid.errors import BadInput, Corrupt, ProtocolError, Refused, TimedOut, Unreachable
+from distributed_grid.memory.channel import SMALL, Answered, Broken, Channel, Piece
+from distributed_grid.memory.claims import LARGEST_BLOCK
+from distributed_grid.memory.frames import CHUNK, Status
+from distributed_grid.memory.fresh_bytes import fresh_bytes
+from distributed_grid.memory.places import Known, Place, known_from
+from distributed_grid.memory.squeezing import Squeezing
+from distributed_grid.memory.switchboard import Switchboard
+
+Buffer = bytes | bytearray | memoryview
+LONGEST_PAUSE_SECONDS: Final = 0.5
+MANY_AT_ONCE: Final = 4096
+STREAM_PIECES: Final = 64
+MOST_STREAMS: Final = 16
+TRIES_WHEN_REFUSED: Final = 3
+_ELSEWHERE = frozenset((Status.MOVED, Status.STALE, Status.EXPIRED, Status.GONE_LIFE))
+
+
+class Desk(Protocol):
+    """Where blocks are asked for: the control plane."""
+
+    def call(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """The answer; NotFound, BlockLost and Unreachable are raised."""
+
+
+class Patience:
+    """How long somebody tries, and what came of it so far."""
+
+    def __init__(self, block_id: str, seconds: float) -> None:
+        self._block_id = block_id
+        self._seconds = seconds
+        self._began = time.monotonic()
+        self._pause = 0.005
+        self._refusals = 0
+        self.last = ""
+
+    def wait(self, problem: str, *, at_once: bool = False) -> None:
+        """Note what happened and wait a little; TimedOut with what was tried when it is enough."""
+        self.last = problem
+        if time.monotonic() - self._began + self._pause > self._seconds:
+            waited = f"{time.monotonic() - self._began:.0f} s"
+            raise TimedOut(f"block {self._block_id} could not be used for {waited}; last: {problem}")
+        if not at_once:
+            time.sleep(self._pause)
+            self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
+
+    def refused(self) -> bool:
+        """Whether the same no was heard often enough to believe it."""
+        self._refusals += 1
+        return self._refusals >= TRIES_WHEN_REFUSED
+
+
+class Blocks:
+    """All blocks a program uses; safe from several threads."""
+
+    def __init__(
+        self, desk: Desk, *, compression: str = "auto", streams: int = 0, patience_seconds: float = 120.0
+    ) -> None:
+        if not 0 <= streams <= MOST_STREAMS:
+            raise BadInput(f"{streams} streams make no sense: 1 to {MOST_STREAMS}, or 0 for what is best")
+        self._desk = desk
+        self._patience_seconds = patience_seconds
+        self._streams = streams
+        self._known: dict[str, Known] = {}
+        self._seen: dict[str, int] = {}  # generations, also of what is out of date
+        self._lock = threading.Lock()
+        self._switchboard = Switchboard()
+        self._squeezing = Squeezing(compression)
+        self._maps: dict[str, tuple[tuple[str, int], memoryview]] = {}
+        self._moves = self._retries = 0
+
+    # ------------------------------------------------------------------ what is known
+
+    def learn(self, found: dict[str, Any]) -> None:
+        """Take in an answer of the desk, so that it need not be asked again."""
+        known = known_from(found)
+        with self._lock:
+            self._moves += self._seen.get(known.block_id, known.generation) < known.generation
+            self._seen[known.block_id] = known.generation
+            self._known[known.block_id] = known
+
+    def forget(self, block_id: str) -> None:
+        """Know nothing of this block any more."""
+        with self._lock:
+            self._known.pop(block_id, None)
+            self._seen.pop(block_id, None)
+            self._maps.pop(block_id, None)
+
+    def _find(self, block_id: str, patience: Patience) -> Known:
+        while True:
+            known = self._known.get(block_id)
+            if known is not None:
+                return known
+            try:
+                self.learn(self._desk.call("memfind", block_id=block_id))
+            except Unreachable as error:
+                patience.wait(str(error))
+
+    def _lose(self, known: Known) -> None:
+        """What was known is out of date, unless somebody has learned better already."""
+        with self._lock:
+            if self._known.get(known.block_id) is known:
+                del self._known[known.block_id]
+
+    # ------------------------------------------------------------------ reading
+
+    def read(self, block_id: str, size: int, offset: int = 0) -> bytes:
+        """So many bytes from there on."""
+        if size < 0:
+            raise BadInput(f"cannot read {size} bytes")
+        if size > LARGEST_BLOCK:
+            raise BadInput(f"cannot read {size} bytes: a block has at most {LARGEST_BLOCK}")
+        if 0 < size <= SMALL and 0 <= offset % CHUNK <= CHUNK - size:
+            quick = self._read_quickly(block_id, size, offset)
+            if quick is not None:
+                return quick
+        patience = Patience(block_id, self._patience_seconds)
+        _within(self._find(block_id, patience), size, offset, "read")
+        if size < 2:
+            small = bytearray(size)
+            self._read_into(block_id, memoryview(small), offset, patience)
+            return bytes(small)
+        made, view = fresh_bytes(size)
+        self._read_into(block_id, view, offset, patience)
+        return made
+
+    def _read_quickly(self, block_id: str, size: int, offset: int) -> bytes | None:
+        """A few bytes of a block that is known, by the shortest way; None where that way is not open."""
+        known = self._known.get(block_id)
+        if known is None or offset < 0 or offset + size > known.size:
+            return None
+        place = known.places[0]
+        try:
+            channel = self._switchboard.take(place.endpoint)
+            try:
+                opened = channel.opened.get(place.ticket.claims) or channel.open(place.ticket)
+                data = channel.read_small(opened.handle, offset, size)
+            except Answered as answer:
+                self._switchboard.answered(answer, place.endpoint, channel)
+                return None
+            except BaseException:
+                self._switchboard.broke(place.endpoint, channel)
+                raise
+            self._switchboard.give(place.endpoint, channel)
+        except Broken:
+            return None
+        self._squeezing.count_small(size)
+        return data
+
+    def read_into(self, block_id: str, buffer: Buffer, offset: int = 0) -> None:
+        """Fill the buffer from there on."""
+        view = memoryview(buffer).cast("B")
+        if view.readonly:
+            raise BadInput("cannot read into a buffer that is read-only")
+        self._read_into(block_id, view, offset, Patience(block_id, self._patience_seconds))
+
+    def _read_into(self, block_id: str, view: memoryview, offset: int, patience: Patience) -> None:
+        pieces = _pieces(view, offset)
+        self._see_through(block_id, patience, len(view), offset, "read", lambda known: self._read_from(known, pieces))
+
+    def _read_from(self, known: Known, pieces: deque[Piece]) -> None:
+        place = known.places[0]
+        self._with_channel(place, pieces, self._squeezing.read)
+
+    def read_many(self, asks: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Several reads (block, size, offset), sent together where they go to the same place."""
+        found: list[bytes] = []
+        wanted: list[tuple[str, memoryview, int]] = []
+        for block_id, size, offset in asks:
+            if size < 0:
+                raise BadInput(f"cannot read {size} bytes")
+            known = self._find(block_id, Patience(block_id, self._patience_seconds))
+            _within(known, size, offset, "read")
+            made, view = fresh_bytes(max(size, 2))
+            found.append(made)
+            wanted.append((block_id, view[:size], offset))
+        for start in range(0, len(wanted), MANY_AT_ONCE):
+            self._many(wanted[start : start + MANY_AT_ONCE], self._read_places, self._squeezing.read, self.read_into)
+        return [made if ask[1] >= 2 else made[: ask[1]] for made, ask in zip(found, asks, strict=True)]
+
+    # ------------------------------------------------------------------ writing
+
+    def write(self, block_id: str, data: Buffer, offset: int = 0) -> None:
+        """Put the data there; all of it is at every place of the block when this returns."""
+        view = memoryview(data).cast("B")
+        patience = Patience(block_id, self._patience_seconds)
+        progress = Progress(view, offset)
+        self._see_through(block_id, patience, len(view), offset, "write", lambda known: self._write_to(known, progress))
+
+    def _write_to(self, known: Known, progress: Progress) -> None:
+        progress.begin(known)
+        for place in (*known.places[1:], known.places[0]):
+            self._with_channel(place, progress.left[place.copy], self._squeezing.write)
+
+    def write_many(self, asks: Sequence[tuple[str, Buffer, int]]) -> None:
+        """Several writes (block, data, offset), sent together where they go to the same place."""
+        wanted = [(block_id, memoryview(data).cast("B"), offset) for block_id, data, offset in asks]
+        for block_id, view, offset in wanted:
+            known = self._find(block_id, Patience(block_id, self._patience_seconds))
+            _within(known, len(view), offset, "write")
+        for start in range(0, len(wanted), MANY_AT_ONCE):
+            self._many(wanted[start : start + MANY_AT_ONCE], self._write_places, self._squeezing.write, self.write)
+
+    # ------------------------------------------------------------------ several at once
+
+    def _read_places(self, known: Known) -> tuple[Place, ...]:
+        return known.places[:1]
+
+    def _write_places(self, known: Known) -> tuple[Place, ...]:
+        return (*known.places[1:], known.places[0])
+
+    def _many(
+        self,
+        wanted: list[tuple[str, memoryview, int]],
+        places_of: Callable[[Known], tuple[Place, ...]],
+        move: Callable[[Place, Channel, deque[Piece]], None],
+        one_by_one: Callable[[str, memoryview, int], None],
+    ) -> None:
+        """All of these, together per server; whatever cannot be done so is done one by one, with patience."""
+        try:
+            self._together(wanted, places_of, move)
+        except (Answered, Broken):
+            self._retries += 1
+            for block_id, view, offset in wanted:
+                one_by_one(block_id, view, offset)
+
+    def _together(
+        self,
+        wanted: list[tuple[str, memoryview, int]],
+        places_of: Callable[[Known], tuple[Place, ...]],
+        move: Callable[[Place, Channel, deque[Piece]], None],
+    ) -> None:
+        rounds: dict[int, dict[Place, list[tuple[Place, memoryview, int]]]] = {}
+        for block_id, view, offset in wanted:
+            known = self._known.get(block_id)
+            if known is None:
+                raise Broken("it was forgotten meanwhile")
+            places = places_of(known)
+            for place in places:
+                # The first places of all blocks come last, as with a single write.
+                at = 1 if place is places[-1] else 0
+                rounds.setdefault(at, {}).setdefault(place.server, []).append((place, view, offset))
+        for at in sorted(rounds):
+            for server, parts in rounds[at].items():
+                with self._switchboard.channel(server) as channel:
+                    pieces: deque[Piece] = deque()
+                    for place, view, offset in parts:
+                        handle = channel.open(place.ticket).handle
+                        pieces.extend(piece._replace(handle=handle) for piece in _pieces(view, offset))
+                    move(server, channel, pieces)
+
+    # ------------------------------------------------------------------ with patience
+
+    def _see_through(
+        self, block_id: str, patience: Patience, size: int, offset: int, deed: str, do: Callable[[Known], None]
+    ) -> None:
+        while True:
+            known = self._find(block_id, patience)
+            _within(known, size, offset, deed)
+            if size == 0:
+                return
+            try:
+                do(known)
+                return
+            except Answered as answer:
+                self._after(answer.status, known, patience, deed)
+            except Broken as problem:
+                self._lose(known)
+                patience.wait(str(problem))
+            self._retries += 1
+
+    def _after(self, status: Status, known: Known, patience: Patience, deed: str) -> None:
+        where = f"{known.places[0].node}: {status.name.lower()}"
+        if status is Status.CORRUPT:
+            raise Corrupt(f"block {known.block_id}: what {where.partition(':')[0]} holds is not what was written")
+        if status is Status.BAD:
+            raise ProtocolError(f"the memory server of {known.places[0].node} did not understand a {deed}")
+        self._lose(known)
+        if status in _ELSEWHERE:
+            patience.wait(where, at_once=patience.last != where)
+        elif status is Status.FROZEN or not patience.refused():
+            patience.wait(where)
+        elif status is Status.FULL:
+            raise Refused(f"{known.places[0].node} has no room for block {known.block_id}")
+        else:
+            raise Refused(f"{known.places[0].node} does not accept the ticket for a {deed} of {known.block_id}")
+
+    def _with_channel(
+        self, place: Place, pieces: deque[Piece], move: Callable[[Place, Channel, deque[Piece]], None]
+    ) -> None:
+        if not pieces:
+            return
+        if self._streams > 1 and len(pieces) >= STREAM_PIECES:
+            self._in_streams(place, pieces, move)
+            return
+        with self._switchboard.channel(place) as channel:
+            handle = channel.open(place.ticket).handle
+            if pieces[0].handle != handle or pieces[-1].handle != handle:
+                for _ in range(len(pieces)):
+                    pieces.append(pieces.popleft()._replace(handle=handle))
+            move(place, channel, pieces)
+
+    def _in_streams(
+        self, place: Place, pieces: deque[Piece], move: Callable[[Place, Channel, deque[Piece]], None]
+    ) -> None:
+        """The same over several connections at once, each with a part of its own."""
+        share = max(STREAM_PIECES // 2, -(-len(pieces) // self._streams))
+        parts = [deque(islice(pieces, start, start + share)) for start in range(0, len(pieces), share)]
+        problems: list[BaseException] = []
+
+        def run(part: deque[Piece]) -> None:
+            try:
+                with self._switchboard.channel(place) as channel:
+                    handle = channel.open(place.ticket).handle
+                    for _ in range(len(part)):
+                        part.append(part.popleft()._replace(handle=handle))
+                    move(place, channel, part)
+            except BaseException as problem:
+                problems.append(problem)
+
+        threads = [threading.Thread(target=run, args=(part,), daemon=True) for part in parts[1:]]
+        for thread in threads:
+            thread.start()
+        run(parts[0])
+        for thread in threads:
+            thread.join()
+        pieces.clear()
+        for part in parts:
+            pieces.extend(part)
+        if problems:
+            raise problems[0]
+
+    # ------------------------------------------------------------------ mapping
+
+    def mapped(self, block_id: str) -> memoryview | None:
+        """The block itself, read-only, without a copy; None where it is not on this machine. It shows what is written
+        later, too, until the block moves: then it shows what was."""
+        patience = Patience(block_id, self._patience_seconds)
+        known = self._find(block_id, patience)
+        place = known.places[0]
+        key = (place.copy, known.generation)
+        kept = self._maps.get(block_id)
+        if kept is not None and kept[0] == key:
+            return kept[1]
+        fd = -1
+
+        def get(known: Known) -> None:
+            nonlocal fd
+            fd = self._switchboard.descriptor(known.places[0])
+
+        self._see_through(block_id, patience, known.size, 0, "map", get)
+        if fd < 0:
+            return None
+        try:
+            view = memoryview(mmap.mmap(fd, known.size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
+        finally:
+            os.close(fd)
+        self._maps[block_id] = (key, view)
+        return view
+
+    # ------------------------------------------------------------------ numbers and the end
+
+    def stats(self) -> dict[str, int | float]:
+        """Bytes sent and received, plain and as they travelled, and how often something had to be tried again."""
+        return {**self._squeezing.stats(), "moves": self._moves, "retries": self._retries}
+
+    def close(self) -> None:
+        """Close all connections; safe twice."""
+        self._switchboard.close()
+        self._maps.clear()
+
+
+class Progress:
+    """What is left of a write, place by place.
+
+    Where a block had one place, what was written there goes with it to the next. Where it had several, a new place may
+    have been made from any of them, so the write begins anew.
+    """
+
+    def __init__(self, view: memoryview, offset: int) -> None:
+        self._view = view
+        self._offset = offset
+        self._generation = -1
+        self._places = 0
+        self.left: dict[str, deque[Piece]] = {}
+
+    def begin(self, known: Known) -> None:
+        """Go on with these places."""
+        names = [place.copy for place in known.places]
+        if known.generation == self._generation and set(names) == self.left.keys():
+            return
+        rest = next(iter(self.left.values())) if self._places == 1 else _pieces(self._view, self._offset)
+        self.left = {name: deque(rest) for name in names}
+        self._generation, self._places = known.generation, len(names)
+
+
+def _pieces(view: memoryview, offset: int) -> deque[Piece]:
+    """This range, cut at the chunks' edges."""
+    pieces: deque[Piece] = deque()
+    done, size = 0, len(view)
+    while done < size:
+        length = min(CHUNK - (offset + done) % CHUNK, size - done)
+        pieces.append(Piece(0, offset + done, view[done : done + length]))
+        done += length
+    return pieces
+
+
+def _within(known: Known, size: int, offset: int, deed: str) -> None:
+    if offset < 0 or offset + size > known.size:
+        end = offset + size
+        raise BadInput(f"cannot {deed} bytes {offset} to {end} of block {known.block_id}: it has {known.size}")

@@ -1,0 +1,364 @@
+"""The memory server of a node: a process of its own, so that gigabytes never delay a heartbeat.
+
+Rule 1. It outlives its agent: without a keeper it serves on, within its hold, and a new keeper finds it by its
+        control socket.
+Rule 2. It lets go by itself: of everything in memory when the hold runs out, of each copy whose end has passed when
+        nobody keeps it, and of itself when there is nothing left to hold.
+Rule 3. It decides nothing: it believes tickets and its keeper.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import select
+import socket
+import ssl
+import struct
+import time
+from pathlib import Path
+from typing import Final
+
+from distributed_grid.errors import ProtocolError
+from distributed_grid.memory.backing import Backing
+from distributed_grid.memory.claims import boot_ms
+from distributed_grid.memory.connection import Connection, Keeping
+from distributed_grid.memory.control import (
+    JOURNAL,
+    Begin,
+    Copy,
+    Failed,
+    Free,
+    Freed,
+    Go,
+    Held,
+    Hold,
+    Leave,
+    Link,
+    Made,
+    Message,
+    NewLife,
+    Numbers,
+    OnDisk,
+    Serving,
+    batches,
+)
+from distributed_grid.memory.copying import Copier
+from distributed_grid.memory.journal import Journal
+from distributed_grid.memory.loop import Loop
+from distributed_grid.memory.shelf import Shelf
+from distributed_grid.memory.short_paths import short_path
+from distributed_grid.wire import Endpoint
+
+ALONE_SECONDS: Final = 60.0
+BEGIN_SECONDS: Final = 20.0
+SOCKET: Final = "memory.sock"
+CONTROL: Final = "control.sock"
+SPILL: Final = "spill"
+
+log = logging.getLogger(__name__)
+
+
+class Server(Keeping):
+    """All parts of one memory server, from its first message on."""
+
+    def __init__(self, link: Link, begin: Begin, copies: list[Backing], journal: Journal | None) -> None:
+        self._link: Link | None = None
+        self._keeping_since = time.monotonic()
+        self._folder = Path(begin.folder)
+        self._begin = begin
+        self._until_boot_ms = begin.until_boot_ms
+        spill = self._folder / SPILL
+        spill.mkdir(mode=0o700, exist_ok=True)
+        self._journal = journal or Journal.make()
+        self._shelf = Shelf(spill, begin.incarnation, begin.key, self._journal)
+        finished = self._shelf.take_over(copies)
+        log.info("holds %d copies, finished %d writes", len(self._shelf.held), finished)
+        self._context = _tls(begin.certificate, begin.private_key) if begin.certificate else None
+        self._fingerprint = _fingerprint(begin.certificate) if begin.certificate else ""
+        self._loop = Loop(self._accepted)
+        self._listen()
+        self._copier = Copier(self._loop, self._made)
+        self._told = Numbers()
+        self._take_keeper(link)
+
+    def run(self) -> None:
+        """Serve until there is no reason to."""
+        self._loop.run(self._tick)
+        self._loop.close()
+
+    # ------------------------------------------------------------------ who comes in
+
+    def _listen(self) -> None:
+        tcp = _listening(self._begin.host, self._begin.port)
+        self._at: tuple[str, int] = tcp.getsockname()[:2]
+        self._tcp = tcp
+        self._loop.listen(tcp, is_local=False)
+        self._unix = _unix_listening(self._folder / SOCKET, socket.SOCK_STREAM)
+        self._loop.listen(self._unix, is_local=True)
+        self._control = _unix_listening(self._folder / CONTROL, socket.SOCK_SEQPACKET)
+        self._loop.watch(self._control.fileno(), lambda _: self._keeper_comes())
+
+    def _accepted(self, sock: socket.socket, is_local: bool, now: float) -> Connection | None:
+        if is_local:
+            if not _is_ours(sock):
+                sock.close()
+                return None
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._context is not None:
+                sock = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        return Connection(sock, self._shelf, self, is_local=is_local, now=now)
+
+    # ------------------------------------------------------------------ the keeper
+
+    def _keeper_comes(self) -> None:
+        sock, _ = self._control.accept()
+        if _is_ours(sock):
+            self._take_keeper(Link(sock))
+        else:
+            sock.close()
+
+    def _take_keeper(self, link: Link) -> None:
+        """This one is the keeper from now on; tell it everything."""
+        self._lose_keeper()
+        self._link = link
+        self._loop.watch(link.fileno(), lambda _: self._hear(link))
+        self._say(Held((JOURNAL,)), [self._journal.fd])
+        for names in batches(one.copy for one in self._shelf.in_memory):
+            self._say(Held(names), [self._shelf.held[name].fd for name in names])
+        for names in batches(one.copy for one in self._shelf.held.values() if one.on_disk):
+            self._say(OnDisk(names))
+        host, port = self._at
+        endpoint = Endpoint(host, port, self._fingerprint, str(self._folder / SOCKET), self._shelf.incarnation)
+        begin = self._begin
+        until = self._until_boot_ms
+        self._say(Serving(endpoint, self._shelf.key, begin.certificate, begin.private_key, until, os.getpid()))
+
+    def _lose_keeper(self) -> None:
+        if self._link is not None:
+            self._loop.unwatch(self._link.fileno())
+            self._link.close()
+            self._link = None
+            self._keeping_since = time.monotonic()
+
+    def _say(self, message: Message, fds: list[int] | None = None) -> None:
+        if self._link is None:
+            return
+        try:
+            self._link.send(message, fds or [])
+        except OSError:
+            self._lose_keeper()
+            return
+        if self._link.waits_to_send:
+            self._loop.watch_for(self._link.fileno(), select.EPOLLIN | select.EPOLLOUT)
+
+    def secure(self, backing: Backing) -> bool:
+        if backing.on_disk:
+            self._say(OnDisk((backing.copy,)))
+            return True
+        if self._link is None:
+            return True  # nobody is there to hold it; a keeper that comes gets everything
+        try:
+            return self._link.send_now(Held((backing.copy,)), [backing.fd])
+        except OSError:
+            self._lose_keeper()
+            return True
+
+    def sever(self, nonce: bytes) -> None:
+        for connection in list(self._loop.connections.values()):
+            if nonce and connection.nonce == nonce:
+                self._loop.drop(connection)
+
+    def _hear(self, link: Link) -> None:
+        try:
+            if link.waits_to_send and link.flush():
+                self._loop.watch_for(link.fileno(), select.EPOLLIN)
+            for message, fds in link.receive():
+                for fd in fds:
+                    os.close(fd)
+                self._obey(message)
+        except (EOFError, OSError, ProtocolError):
+            if link is self._link:
+                self._lose_keeper()
+
+    def _obey(self, message: Message) -> None:
+        match message:
+            case Hold():
+                self._until_boot_ms = message.until_boot_ms
+            case Free():
+                for copy in message.copies:
+                    self._copier.cancel(copy)
+                    self._shelf.free(copy, boot_ms())
+                self._say(Freed(message.copies))
+            case Copy():
+                self._copy(message)
+            case Leave():
+                if not self._shelf.held:
+                    self._loop.ended = True
+            case _:
+                raise ProtocolError("a keeper does not say that")
+
+    def _copy(self, order: Copy) -> None:
+        backing = self._shelf.held.get(order.source) or self._shelf.make_untouched(order, boot_ms())
+        if backing is None or not backing.complete:
+            self._made(order.source, order.generation, f"{order.source} is not here")
+        elif backing.generation >= order.generation:  # said twice, and answered since: it must not be frozen again
+            self._made(order.source, order.generation, f"{order.source} has got past generation {order.generation}")
+        else:
+            self._shelf.freeze(backing)
+            self._copier.begin(order, backing)
+
+    def _made(self, source: str, generation: int, problem: str) -> None:
+        if problem:
+            log.warning("could not make a copy of %s: %s", source, problem)
+        self._say(Made(source, generation, problem))
+
+    # ------------------------------------------------------------------ by itself
+
+    def _tick(self) -> None:
+        now = boot_ms()
+        self._shelf.forget_old(now)
+        if 0 < self._until_boot_ms <= now:
+            self._hold_ran_out(now)
+        if self._link is None:
+            self._alone(now)
+        numbers = self._numbers()
+        if numbers != self._told:
+            self._told = numbers
+            self._say(numbers)
+
+    def _hold_ran_out(self, now: int) -> None:
+        log.warning("nobody has extended the hold: lets go of all that is in memory")
+        self._until_boot_ms = 0
+        self._shelf.begin_new_life(now)
+        self._say(NewLife(self._shelf.incarnation, self._shelf.key))
+
+    def _alone(self, now: int) -> None:
+        if time.monotonic() - self._keeping_since < ALONE_SECONDS:
+            return
+        for backing in self._shelf.in_memory:
+            if 0 < backing.ends_boot_ms <= now:
+                self._shelf.free(backing.copy, now)
+        if not self._shelf.in_memory:
+            log.info("nothing is left to hold, and nobody asks for it")
+            self._loop.ended = True
+
+    def _numbers(self) -> Numbers:
+        did = self._shelf.counters
+        return Numbers(
+            resident_bytes=self._shelf.resident_bytes(),
+            copies=len(self._shelf.held),
+            reads=did.reads,
+            writes=did.writes,
+            bytes_in=did.bytes_in,
+            bytes_out=did.bytes_out,
+            wire_in=did.wire_in,
+            wire_out=did.wire_out,
+            connections=len(self._loop.connections),
+        )
+
+
+def begin(sock: socket.socket) -> Server | None:
+    """Hear from the keeper who to be, and be it; None where that is not possible, and the keeper was told why."""
+    link = Link(sock)
+    held: list[Backing] = []
+    journal: Journal | None = None
+    told: Begin | None = None
+    try:
+        for message, fds in _first_messages(link):
+            match message:
+                case Begin():
+                    told = message
+                case Held():
+                    for name, fd in zip(message.copies, fds, strict=True):
+                        if name == JOURNAL:
+                            journal = Journal(fd)
+                        else:
+                            held.append(Backing.take_over(fd))
+                case _:
+                    break
+        if told is None:
+            return None
+        for backing in held:
+            if not backing.complete:  # its fill begins anew anyway
+                backing.close()
+        return Server(link, told, [one for one in held if one.complete], journal)
+    except (OSError, ValueError, ProtocolError) as error:
+        log.error("cannot begin: %s", error)
+        with contextlib.suppress(OSError):
+            link.send(Failed(f"the memory server cannot begin: {error}"))
+        return None
+
+
+def _first_messages(link: Link):  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + BEGIN_SECONDS
+    while time.monotonic() < deadline:
+        select.select([link], [], [], deadline - time.monotonic())
+        try:
+            for message, fds in link.receive():
+                yield message, fds
+                if isinstance(message, Go):
+                    return
+        except EOFError:
+            return
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket at this address; at any port where this one is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for wanted in dict.fromkeys((port, 0)):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, wanted))
+            sock.listen(256)
+        except OSError:
+            sock.close()
+            if wanted == 0:
+                raise
+        else:
+            return sock
+    raise AssertionError  # the loop returns or raises
+
+
+def _unix_listening(path: Path, kind: int) -> socket.socket:
+    """A socket for this user; whoever was there before is gone, for we have the lock."""
+    path.unlink(missing_ok=True)
+    sock = socket.socket(socket.AF_UNIX, kind)
+    before = os.umask(0o177)
+    try:
+        with short_path(path) as name:
+            sock.bind(name)
+    finally:
+        os.umask(before)
+    sock.listen(256)
+    return sock
+
+
+def _is_ours(sock: socket.socket) -> bool:
+    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return uid in (0, os.getuid())
+
+
+def _tls(certificate: bytes, private_key: bytes) -> ssl.SSLContext:
+    """A context with this certificate; both go through memory, never through a file on disk."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    fd = os.memfd_create("grid-certificate", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, certificate + b"\n" + private_key)
+        context.load_cert_chain(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+    return context
+
+
+def _fingerprint(certificate: bytes) -> str:
+    text = certificate.decode("ascii")
+    start, end = text.find("-----BEGIN CERTIFICATE-----"), text.find("-----END CERTIFICATE-----")
+    if start < 0 or end < start:
+        raise ValueError("the certificate is not in PEM form")
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(text[start:end] + "-----END CERTIFICATE-----")).hexdigest()

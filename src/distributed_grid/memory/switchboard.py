@@ -1,0 +1,130 @@
+"""Connections to memory servers, kept for the next one who needs them; each is one thread's at a time.
+
+Rule 1. Programs of the server's own machine use its Unix socket, and those of others the network; which it is shows
+        when the socket is there, answers, and belongs to the life of the memory that is looked for.
+Rule 2. A connection on which something went wrong is not used again, and the server is told to forget it before
+        anything else is said: a write that was tried again must not be done once more, later, over newer bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from distributed_grid.memory.channel import Answered, Broken, Channel
+from distributed_grid.memory.frames import MOST_HANDLES, Status
+from distributed_grid.memory.places import Place
+from distributed_grid.wire import Endpoint
+
+CONNECT_SECONDS: Final = 5.0
+MOST_IDLE: Final = 8
+LOOK_AFTER_SECONDS: Final = 1.0
+
+
+class Switchboard:
+    """The connections of one program."""
+
+    def __init__(self) -> None:
+        self._idle: dict[Endpoint, list[Channel]] = {}
+        self._not_local: set[Endpoint] = set()
+        self._severed: dict[Endpoint, list[bytes]] = {}
+        self._calling_off = threading.Lock()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @contextlib.contextmanager
+    def channel(self, place: Place) -> Iterator[Channel]:
+        """A connection to the server of this place, this thread's for a while. Raises `Broken` where there is none."""
+        channel = self.take(place.endpoint)
+        try:
+            yield channel
+        except Answered as answer:
+            self.answered(answer, place.endpoint, channel)
+            raise
+        except BaseException:
+            self.broke(place.endpoint, channel)
+            raise
+        else:
+            self.give(place.endpoint, channel)
+
+    def broke(self, endpoint: Endpoint, channel: Channel) -> None:
+        """Do away with a connection; what may still be under way on it is called off with the next one."""
+        channel.close()
+        if channel.wire_sent:
+            with self._lock:
+                self._severed.setdefault(endpoint, []).append(channel.nonce)
+
+    def answered(self, answer: Answered, endpoint: Endpoint, channel: Channel) -> None:
+        """Give a connection back on which a no was heard: it is as good as before."""
+        if channel.is_local and answer.status is Status.GONE_LIFE:
+            self._not_local.add(endpoint)  # somebody else's socket by the same name
+            channel.close()
+        else:
+            self.give(endpoint, channel)
+
+    def descriptor(self, place: Place) -> int:
+        """A read-only descriptor of the copy at this place; -1 where its server is not on this machine."""
+        with self.channel(place) as channel:
+            return channel.mapped(channel.open(place.ticket)) if channel.is_local else -1
+
+    def take(self, endpoint: Endpoint) -> Channel:
+        """A connection, this thread's until it gives it back or closes it."""
+        channel = self._rested(endpoint) or self._connect(endpoint)
+        if endpoint in self._severed:
+            self._call_off(endpoint, channel)
+        return channel
+
+    def _rested(self, endpoint: Endpoint) -> Channel | None:
+        now = time.monotonic()
+        while True:
+            try:
+                channel = self._idle[endpoint].pop()  # one step, so two threads never get the same
+            except (KeyError, IndexError):
+                return None
+            rested = now - channel.used_at > LOOK_AFTER_SECONDS
+            if len(channel.opened) < MOST_HANDLES - 1 and not (rested and not channel.is_usable):
+                return channel
+            channel.close()
+
+    def _call_off(self, endpoint: Endpoint, channel: Channel) -> None:
+        with self._calling_off:  # who comes meanwhile waits until it is done
+            for nonce in list(self._severed.get(endpoint, ())):
+                try:
+                    channel.sever(nonce)
+                except BaseException:
+                    channel.close()
+                    raise
+                with self._lock:
+                    self._severed[endpoint].remove(nonce)
+            with self._lock:
+                if not self._severed.get(endpoint, True):
+                    del self._severed[endpoint]
+
+    def _connect(self, endpoint: Endpoint) -> Channel:
+        if endpoint.path and endpoint not in self._not_local and os.path.exists(endpoint.path):
+            with contextlib.suppress(Broken):
+                return Channel.local(endpoint.path, seconds=CONNECT_SECONDS)
+        return Channel.to(endpoint, seconds=CONNECT_SECONDS)
+
+    def give(self, endpoint: Endpoint, channel: Channel) -> None:
+        """Keep a connection for the next one."""
+        channel.used_at = time.monotonic()
+        with self._lock:
+            idle = self._idle.setdefault(endpoint, [])
+            if not self._closed and len(idle) < MOST_IDLE:
+                idle.append(channel)
+                return
+        channel.close()
+
+    def close(self) -> None:
+        """Close what is idle, and what will be; safe twice."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, {}
+        for channels in idle.values():
+            for channel in channels:
+                channel.close()
