@@ -13,6 +13,7 @@ from distributed_grid.orchestration.client import ClientConfig
 from distributed_grid.orchestration.places import Places
 from tests.acceptance.conftest import wait_until
 from tests.lab.labs import Lab
+from tests.lab.pools import MB, Pool
 from tests.ray_lab.ray_grids import PYTHON, Console, RayGrid, boost
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("nothing_held")]
@@ -148,3 +149,16 @@ def test_a_thousand_boosts_are_all_there_and_then_all_gone(ray_grid: RayGrid, co
     names = [uuid.uuid4().hex for _ in range(1000)]
     asyncio.run(all_of_them(AsyncClient(Places(ray_grid.state_dir), ClientConfig()), names))
     wait_until(lambda: console.groups() == {}, 60)
+
+
+def test_a_block_of_memory_is_reserved_in_ray_on_the_node_that_lends_it(ray_grid: RayGrid, console: Console) -> None:
+    pool = Pool(ray_grid)
+    try:
+        block = pool.allocate(64 * MB, "gpu2")
+        assert pool.nodes(block) == ["gpu2"]
+        assert list(console.groups().values()) == ["gpu2"]
+        pool.blocks.write(block, b"beside Ray")
+        assert pool.blocks.read(block, 10) == b"beside Ray"
+    finally:
+        pool.close()
+    wait_until(lambda: console.groups() == {}, 20)

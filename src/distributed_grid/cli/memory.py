@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import uuid
 from collections.abc import Callable, Mapping
@@ -53,7 +54,7 @@ def memory() -> None:
 @click.pass_obj
 def allocate(session: Session, size: int, node: str, copies: int, ttl: float, key: str) -> None:
     """Allocate a block of SIZE: 5GB, 512MB, 1.5GiB, 4096 (bytes). It is all zero."""
-    with session_desk(session) as desk:
+    with desk_of(session) as desk:
         found = desk.call(
             "memallocate",
             request_id=uuid.uuid4().hex,
@@ -71,7 +72,7 @@ def allocate(session: Session, size: int, node: str, copies: int, ttl: float, ke
 @click.pass_obj
 def deallocate(session: Session, names: tuple[str, ...]) -> None:
     """Free blocks; their bytes are gone. Where one is not found, none is freed."""
-    with session_desk(session) as desk:
+    with desk_of(session) as desk:
         blocks = desk.call("memlist")["blocks"]
         meant = {block["block_id"]: block for block in (one_of(blocks, name) for name in names)}
         freed = [desk.call("memfree", block_id=block_id)["block"] for block_id in meant]
@@ -90,7 +91,7 @@ def store(session: Session, /, key: str, file: str, **options: Any) -> None:
     """
     from distributed_grid.cli.memory_files import store_file
 
-    with session_desk(session) as desk:
+    with desk_of(session) as desk:
         found = store_file(desk, key, file, node=options["node"], copies=options["copies"], ttl=options["ttl"])
     answer(session, found, told(found))
 
@@ -107,7 +108,7 @@ def retrieve(session: Session, name: str, output: str) -> None:
     from distributed_grid.cli.memory_files import check_output, retrieve_file, retrieve_to_stdout
 
     to_file = check_output(output, json=session.json)
-    with session_desk(session) as desk:
+    with desk_of(session) as desk:
         if not to_file:
             retrieve_to_stdout(desk, name)
             return
@@ -120,7 +121,7 @@ def retrieve(session: Session, name: str, output: str) -> None:
 @click.pass_obj
 def list_(session: Session) -> None:
     """The blocks there are, where they are, and when they end."""
-    with session_desk(session) as desk:
+    with desk_of(session) as desk:
         blocks = desk.call("memlist")["blocks"]
     answer(session, blocks, list_text(blocks, datetime.now(UTC)))
 
@@ -129,23 +130,15 @@ def list_(session: Session) -> None:
 @click.pass_obj
 def stats(session: Session) -> None:
     """How much of the nodes' memory blocks hold, and what nodes still lend."""
-    with session_desk(session) as desk:
+    with desk_of(session) as desk:
         found = desk.call("memstats")
     answer(session, found, stats_text(found))
 
 
-class session_desk:  # noqa: N801 - used as a function, in a with
+def desk_of(session: Session) -> contextlib.closing[MemoryDesk]:
     """Whom the commands ask: the desk of a job or of an agent of this machine, else the control plane."""
-
-    def __init__(self, session: Session) -> None:
-        named = bool(session.config or os.environ.get("GRID_CONFIG"))
-        self._desk = near_desk(session.places, named=named) or MemoryDesk(session.client)
-
-    def __enter__(self) -> MemoryDesk:
-        return self._desk
-
-    def __exit__(self, *_: object) -> None:
-        self._desk.close()
+    named = bool(session.config or os.environ.get("GRID_CONFIG"))
+    return contextlib.closing(near_desk(session.places, named=named) or MemoryDesk(session.client))
 
 
 def one_of(blocks: list[dict[str, Any]], name: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -29,7 +29,9 @@ from distributed_grid.orchestration.caller import make_sure_of_text
 from distributed_grid.orchestration.desks import MemoryDesk
 from distributed_grid.orchestration.keyed import EMPTY, length_of
 from distributed_grid.orchestration.memory_pool import MemoryPool, checked_name
-from distributed_grid.orchestration.shapes import BlockRow
+
+if TYPE_CHECKING:
+    from distributed_grid.orchestration.shapes import BlockRow
 
 PIECE = 8 << 20
 DRAW_SECONDS = 0.2
@@ -126,7 +128,7 @@ def _source(path: str) -> Iterator[tuple[IO[bytes], int]]:
             if stat.S_ISREG(found.st_mode):
                 size = max(found.st_size - file.tell(), 0)
             else:
-                spool = opened.enter_context(tempfile.TemporaryFile("w+b", buffering=0))
+                spool = opened.enter_context(tempfile.TemporaryFile("w+b"))
                 size = _spool(file, spool)
                 file = spool
         yield file, size
@@ -138,9 +140,8 @@ def _spool(file: IO[bytes], spool: IO[bytes]) -> int:
     with Bar("reading", 0) as bar:
         while piece := file.read(PIECE):
             size += len(piece)
-            rest = memoryview(piece)
-            while rest:
-                rest = rest[spool.write(rest) :]
+            with _told_as("write", "what comes through the pipe to a temporary file"):
+                spool.write(piece)
             bar.show(size)
     spool.seek(0)
     return size

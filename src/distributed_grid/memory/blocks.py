@@ -28,10 +28,13 @@ from distributed_grid.memory.squeezing import Squeezing
 from distributed_grid.memory.switchboard import Switchboard
 
 Buffer = bytes | bytearray | memoryview
+Move = Callable[[Place, Channel, deque[Piece]], None]
 LONGEST_PAUSE_SECONDS: Final = 0.5
 MANY_AT_ONCE: Final = 4096
 STREAM_PIECES: Final = 64
 MOST_STREAMS: Final = 16
+BEST_READ_STREAMS: Final = 1  # measured: more only wait for each other
+BEST_WRITE_STREAMS: Final = 2  # one hashes while the other sends
 TRIES_WHEN_REFUSED: Final = 3
 _ELSEWHERE = frozenset((Status.MOVED, Status.STALE, Status.EXPIRED, Status.GONE_LIFE))
 
@@ -80,7 +83,8 @@ class Blocks:
             raise BadInput(f"{streams} streams make no sense: 1 to {MOST_STREAMS}, or 0 for what is best")
         self._desk = desk
         self._patience_seconds = patience_seconds
-        self._streams = streams
+        self._read_streams = streams or BEST_READ_STREAMS
+        self._write_streams = streams or BEST_WRITE_STREAMS
         self._known: dict[str, Known] = {}
         self._seen: dict[str, int] = {}  # generations, also of what is out of date
         self._lock = threading.Lock()
@@ -151,17 +155,17 @@ class Blocks:
             return None
         place = known.places[0]
         try:
-            channel = self._switchboard.take(place.endpoint)
+            channel = self._switchboard.take(place)
             try:
                 opened = channel.opened.get(place.ticket.claims) or channel.open(place.ticket)
                 data = channel.read_small(opened.handle, offset, size)
             except Answered as answer:
-                self._switchboard.answered(answer, place.endpoint, channel)
+                self._switchboard.answered(answer, place, channel)
                 return None
             except BaseException:
-                self._switchboard.broke(place.endpoint, channel)
+                self._switchboard.broke(place, channel)
                 raise
-            self._switchboard.give(place.endpoint, channel)
+            self._switchboard.give(place, channel)
         except Broken:
             return None
         self._squeezing.count_small(size)
@@ -180,7 +184,7 @@ class Blocks:
 
     def _read_from(self, known: Known, pieces: deque[Piece]) -> None:
         place = known.places[0]
-        self._with_channel(place, pieces, self._squeezing.read)
+        self._with_channel(place, pieces, self._squeezing.read, self._read_streams)
 
     def read_many(self, asks: Sequence[tuple[str, int, int]]) -> list[bytes]:
         """Several reads (block, size, offset), sent together where they go to the same place."""
@@ -210,7 +214,7 @@ class Blocks:
     def _write_to(self, known: Known, progress: Progress) -> None:
         progress.begin(known)
         for place in (*known.places[1:], known.places[0]):
-            self._with_channel(place, progress.left[place.copy], self._squeezing.write)
+            self._with_channel(place, progress.left[place.copy], self._squeezing.write, self._write_streams)
 
     def write_many(self, asks: Sequence[tuple[str, Buffer, int]]) -> None:
         """Several writes (block, data, offset), sent together where they go to the same place."""
@@ -233,7 +237,7 @@ class Blocks:
         self,
         wanted: list[tuple[str, memoryview, int]],
         places_of: Callable[[Known], tuple[Place, ...]],
-        move: Callable[[Place, Channel, deque[Piece]], None],
+        move: Move,
         one_by_one: Callable[[str, memoryview, int], None],
     ) -> None:
         """All of these, together per server; whatever cannot be done so is done one by one, with patience."""
@@ -248,9 +252,9 @@ class Blocks:
         self,
         wanted: list[tuple[str, memoryview, int]],
         places_of: Callable[[Known], tuple[Place, ...]],
-        move: Callable[[Place, Channel, deque[Piece]], None],
+        move: Move,
     ) -> None:
-        rounds: dict[int, dict[Place, list[tuple[Place, memoryview, int]]]] = {}
+        rounds: dict[int, dict[str, list[tuple[Place, memoryview, int]]]] = {}
         for block_id, view, offset in wanted:
             known = self._known.get(block_id)
             if known is None:
@@ -259,15 +263,15 @@ class Blocks:
             for place in places:
                 # The first places of all blocks come last, as with a single write.
                 at = 1 if place is places[-1] else 0
-                rounds.setdefault(at, {}).setdefault(place.server, []).append((place, view, offset))
+                rounds.setdefault(at, {}).setdefault(place.line, []).append((place, view, offset))
         for at in sorted(rounds):
-            for server, parts in rounds[at].items():
-                with self._switchboard.channel(server) as channel:
+            for parts in rounds[at].values():
+                with self._switchboard.channel(parts[0][0]) as channel:
                     pieces: deque[Piece] = deque()
                     for place, view, offset in parts:
                         handle = channel.open(place.ticket).handle
                         pieces.extend(piece._replace(handle=handle) for piece in _pieces(view, offset))
-                    move(server, channel, pieces)
+                    move(parts[0][0], channel, pieces)
 
     # ------------------------------------------------------------------ with patience
 
@@ -305,13 +309,11 @@ class Blocks:
         else:
             raise Refused(f"{known.places[0].node} does not accept the ticket for a {deed} of {known.block_id}")
 
-    def _with_channel(
-        self, place: Place, pieces: deque[Piece], move: Callable[[Place, Channel, deque[Piece]], None]
-    ) -> None:
+    def _with_channel(self, place: Place, pieces: deque[Piece], move: Move, streams: int) -> None:
         if not pieces:
             return
-        if self._streams > 1 and len(pieces) >= STREAM_PIECES:
-            self._in_streams(place, pieces, move)
+        if streams > 1 and len(pieces) >= STREAM_PIECES:
+            self._in_streams(place, pieces, move, streams)
             return
         with self._switchboard.channel(place) as channel:
             handle = channel.open(place.ticket).handle
@@ -320,11 +322,9 @@ class Blocks:
                     pieces.append(pieces.popleft()._replace(handle=handle))
             move(place, channel, pieces)
 
-    def _in_streams(
-        self, place: Place, pieces: deque[Piece], move: Callable[[Place, Channel, deque[Piece]], None]
-    ) -> None:
+    def _in_streams(self, place: Place, pieces: deque[Piece], move: Move, streams: int) -> None:
         """The same over several connections at once, each with a part of its own."""
-        share = max(STREAM_PIECES // 2, -(-len(pieces) // self._streams))
+        share = max(STREAM_PIECES // 2, -(-len(pieces) // streams))
         parts = [deque(islice(pieces, start, start + share)) for start in range(0, len(pieces), share)]
         problems: list[BaseException] = []
 

@@ -33,6 +33,7 @@ from distributed_grid.memory.frames import (
     OPENED,
     PROOF,
     REQUEST,
+    STEADY,
     VERSION,
     ZEROS,
     Op,
@@ -239,7 +240,8 @@ class Channel:
     def read(self, todo: deque[Piece], *, compress: bool = False) -> None:
         """Fill every piece of the list, which is empty afterwards; after an error it has what is still to do.
 
-        A piece that does not fit its digest is asked for once more; `Answered(CORRUPT)` when that is no better.
+        A piece that does not fit its digest, as when somebody writes to it meanwhile, is asked for once more and then
+        as it is at one moment; `Answered(CORRUPT)` when that is no better.
         """
         pending: deque[Piece] = deque()
         window = WINDOW if todo and len(todo[0].view) > SMALL else SMALL_WINDOW
@@ -270,7 +272,7 @@ class Channel:
         piece = todo.popleft()
         pending.append(piece)
         self._seq = (self._seq + 1) & 0xFFFFFFFF
-        flags = COMPRESSED if compress else 0
+        flags = COMPRESSED if compress else STEADY if piece.again else 0
         return REQUEST.pack(MAGIC, Op.READ, flags, piece.handle, self._seq, len(piece.view), 0, piece.offset, 0)
 
     def _read_answer(self, piece: Piece, seq: int) -> int:

@@ -42,6 +42,7 @@ class Begin(_Said, frozen=True):
     certificate: bytes = b""
     private_key: bytes = b""
     until_boot_ms: int = 0
+    alone_ms: int = 60_000  # how long it waits for a keeper before it lets go of what has ended, and of itself
 
 
 class Go(_Said, frozen=True):

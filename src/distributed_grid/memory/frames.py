@@ -30,6 +30,7 @@ OPENED: Final = Struct("<IQQB")  # handle, generation, size, whether the copy is
 STAT: Final = Struct("<QQQB")  # size, generation, chunks written, whether it is frozen
 
 COMPRESSED: Final = 1  # of a WRITE: the payload is an lz4 block; of a READ: the answer may be one
+STEADY: Final = 4  # of a READ: the data as they are at one moment, even where somebody writes to them meanwhile
 ZEROS: Final = 2  # of an answer: the data are zeros, and none follow
 
 LONGEST_OPEN: Final = 2 + 1024 + PROOF

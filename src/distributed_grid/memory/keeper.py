@@ -55,10 +55,12 @@ Report = MemoryServed | MemoryFailed | CopyMade | CopiesFreed
 
 
 class Keeper:
-    """Keeps the memory server of one folder; `tell` is called with every report."""
+    """Keeps the memory server of one folder; `tell` is called with every report. For `alone_ms` a server without a
+    keeper waits for the next one."""
 
-    def __init__(self, folder: Path, *, tell: Callable[[Report], None]) -> None:
+    def __init__(self, folder: Path, *, tell: Callable[[Report], None], alone_ms: int = 60_000) -> None:
         self._folder = folder
+        self._alone_ms = alone_ms
         self._tell = tell
         self._lock = -1
         self._link: Link | None = None
@@ -264,6 +266,7 @@ class Keeper:
                     order.certificate,
                     order.private_key,
                     self._until_boot_ms,
+                    self._alone_ms,
                 ),
                 [],
             )

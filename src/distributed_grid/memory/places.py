@@ -11,18 +11,15 @@ from distributed_grid.wire import Endpoint, Ticket
 
 
 class Place(NamedTuple):
-    """One copy of a block: the server that has it, and the ticket for it."""
+    """One copy of a block: the server that has it, and the ticket for it. `line` names the way to that server: the same
+    for all of its copies, and cheap to look up."""
 
     node: str
     copy: str
     endpoint: Endpoint
     ticket: Ticket
     on_disk: bool
-
-    @property
-    def server(self) -> Place:
-        """The same for all copies of one server."""
-        return self._replace(copy="", ticket=_NO_TICKET, on_disk=False)
+    line: str
 
 
 class Known(NamedTuple):
@@ -32,9 +29,6 @@ class Known(NamedTuple):
     size: int
     generation: int
     places: tuple[Place, ...]
-
-
-_NO_TICKET = Ticket(b"", b"")
 
 
 def known_from(found: dict[str, Any]) -> Known:
@@ -58,5 +52,6 @@ def _place(entry: dict[str, Any]) -> Place:
         str(entry.get("path") or ""),
         str(entry.get("incarnation") or ""),
     )
+    line = "|".join((endpoint.host, str(endpoint.port), endpoint.fingerprint, endpoint.path, endpoint.incarnation))
     ticket = Ticket(base64.b64decode(entry["claims"]), base64.b64decode(entry["secret"]))
-    return Place(str(entry["node"]), str(entry["copy"]), endpoint, ticket, bool(entry.get("on_disk")))
+    return Place(str(entry["node"]), str(entry["copy"]), endpoint, ticket, bool(entry.get("on_disk")), line)

@@ -52,7 +52,6 @@ from distributed_grid.memory.shelf import Shelf
 from distributed_grid.memory.short_paths import short_path
 from distributed_grid.wire import Endpoint
 
-ALONE_SECONDS: Final = 60.0
 BEGIN_SECONDS: Final = 20.0
 SOCKET: Final = "memory.sock"
 CONTROL: Final = "control.sock"
@@ -237,7 +236,7 @@ class Server(Keeping):
         self._say(NewLife(self._shelf.incarnation, self._shelf.key))
 
     def _alone(self, now: int) -> None:
-        if time.monotonic() - self._keeping_since < ALONE_SECONDS:
+        if time.monotonic() - self._keeping_since < self._begin.alone_ms / 1000:
             return
         for backing in self._shelf.in_memory:
             if 0 < backing.ends_boot_ms <= now:

@@ -19,7 +19,6 @@ from distributed_grid.errors import BadInput
 from distributed_grid.memory.channel import SMALL, Channel, Piece
 from distributed_grid.memory.frames import CHUNK
 from distributed_grid.memory.places import Place
-from distributed_grid.wire import Endpoint
 
 MEASURED_BYTES: Final = 1024 * 1024  # fewer say nothing about a link
 FIRST_PIECES: Final = 16
@@ -67,14 +66,14 @@ class Squeezing:
         if wanted not in WORDS:
             raise BadInput(f"compression is one of {', '.join(WORDS)}, not {wanted!r}")
         self._wanted = wanted
-        self._links: dict[Endpoint, Link] = {}
+        self._links: dict[str, Link] = {}
         self._lock = threading.Lock()
         self._sent = self._received = self._wire_sent = self._wire_received = 0
         self._squeezed = self._squeezed_wire = 0
 
     def write(self, place: Place, channel: Channel, pieces: deque[Piece]) -> None:
         """Write all pieces; the deque has what is left when that does not work."""
-        link = self._link(place.endpoint)
+        link = self._link(place.line)
         while pieces:
             some = _some(pieces, self._round_of(link, channel))
             compress = self._always(channel) or (self._asks(channel) and link.pays(_sampled(some)))
@@ -82,7 +81,7 @@ class Squeezing:
 
     def read(self, place: Place, channel: Channel, pieces: deque[Piece]) -> None:
         """Fill all pieces; the deque has what is left when that does not work."""
-        link = self._link(place.endpoint)
+        link = self._link(place.line)
         while pieces:
             always, asks = self._always(channel), self._asks(channel)
             link.rounds_until_probe -= 1
@@ -121,9 +120,9 @@ class Squeezing:
             return ALL_PIECES
         return FIRST_PIECES if not link.plain_rate else max(FIRST_PIECES, int(link.plain_rate * ROUND_SECONDS) // CHUNK)
 
-    def _link(self, endpoint: Endpoint) -> Link:
+    def _link(self, line: str) -> Link:
         with self._lock:
-            return self._links.setdefault(endpoint, Link())
+            return self._links.setdefault(line, Link())
 
     def _always(self, channel: Channel) -> bool:
         return self._wanted == "lz4" and not channel.is_local

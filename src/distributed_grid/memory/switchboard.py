@@ -18,7 +18,6 @@ from typing import Final
 from distributed_grid.memory.channel import Answered, Broken, Channel
 from distributed_grid.memory.frames import MOST_HANDLES, Status
 from distributed_grid.memory.places import Place
-from distributed_grid.wire import Endpoint
 
 CONNECT_SECONDS: Final = 5.0
 MOST_IDLE: Final = 8
@@ -29,60 +28,72 @@ class Switchboard:
     """The connections of one program."""
 
     def __init__(self) -> None:
-        self._idle: dict[Endpoint, list[Channel]] = {}
-        self._not_local: set[Endpoint] = set()
-        self._severed: dict[Endpoint, list[bytes]] = {}
+        self._idle: dict[str, list[Channel]] = {}
+        self._not_local: set[str] = set()
+        self._severed: dict[str, list[bytes]] = {}
         self._calling_off = threading.Lock()
         self._lock = threading.Lock()
         self._closed = False
+        self._pid = os.getpid()
 
     @contextlib.contextmanager
     def channel(self, place: Place) -> Iterator[Channel]:
         """A connection to the server of this place, this thread's for a while. Raises `Broken` where there is none."""
-        channel = self.take(place.endpoint)
+        channel = self.take(place)
         try:
             yield channel
         except Answered as answer:
-            self.answered(answer, place.endpoint, channel)
+            self.answered(answer, place, channel)
             raise
         except BaseException:
-            self.broke(place.endpoint, channel)
+            self.broke(place, channel)
             raise
         else:
-            self.give(place.endpoint, channel)
+            self.give(place, channel)
 
-    def broke(self, endpoint: Endpoint, channel: Channel) -> None:
+    def broke(self, place: Place, channel: Channel) -> None:
         """Do away with a connection; what may still be under way on it is called off with the next one."""
         channel.close()
         if channel.wire_sent:
             with self._lock:
-                self._severed.setdefault(endpoint, []).append(channel.nonce)
+                self._severed.setdefault(place.line, []).append(channel.nonce)
 
-    def answered(self, answer: Answered, endpoint: Endpoint, channel: Channel) -> None:
+    def answered(self, answer: Answered, place: Place, channel: Channel) -> None:
         """Give a connection back on which a no was heard: it is as good as before."""
         if channel.is_local and answer.status is Status.GONE_LIFE:
-            self._not_local.add(endpoint)  # somebody else's socket by the same name
+            self._not_local.add(place.line)  # somebody else's socket by the same name
             channel.close()
         else:
-            self.give(endpoint, channel)
+            self.give(place, channel)
 
     def descriptor(self, place: Place) -> int:
         """A read-only descriptor of the copy at this place; -1 where its server is not on this machine."""
         with self.channel(place) as channel:
             return channel.mapped(channel.open(place.ticket)) if channel.is_local else -1
 
-    def take(self, endpoint: Endpoint) -> Channel:
+    def take(self, place: Place) -> Channel:
         """A connection, this thread's until it gives it back or closes it."""
-        channel = self._rested(endpoint) or self._connect(endpoint)
-        if endpoint in self._severed:
-            self._call_off(endpoint, channel)
+        if self._pid != os.getpid():
+            self._forked()
+        channel = self._rested(place.line) or self._connect(place)
+        if place.line in self._severed:
+            self._call_off(place.line, channel)
         return channel
 
-    def _rested(self, endpoint: Endpoint) -> Channel | None:
+    def _forked(self) -> None:
+        """A child must not speak on its parent's connections; it begins with none."""
+        self._pid = os.getpid()
+        self._lock, self._calling_off = threading.Lock(), threading.Lock()
+        idle, self._idle, self._severed = self._idle, {}, {}
+        for channels in idle.values():
+            for channel in channels:
+                channel.close()
+
+    def _rested(self, line: str) -> Channel | None:
         now = time.monotonic()
         while True:
             try:
-                channel = self._idle[endpoint].pop()  # one step, so two threads never get the same
+                channel = self._idle[line].pop()  # one step, so two threads never get the same
             except (KeyError, IndexError):
                 return None
             rested = now - channel.used_at > LOOK_AFTER_SECONDS
@@ -90,35 +101,38 @@ class Switchboard:
                 return channel
             channel.close()
 
-    def _call_off(self, endpoint: Endpoint, channel: Channel) -> None:
+    def _call_off(self, line: str, channel: Channel) -> None:
         with self._calling_off:  # who comes meanwhile waits until it is done
-            for nonce in list(self._severed.get(endpoint, ())):
+            for nonce in list(self._severed.get(line, ())):
                 try:
                     channel.sever(nonce)
                 except BaseException:
                     channel.close()
                     raise
                 with self._lock:
-                    self._severed[endpoint].remove(nonce)
+                    self._severed[line].remove(nonce)
             with self._lock:
-                if not self._severed.get(endpoint, True):
-                    del self._severed[endpoint]
+                if not self._severed.get(line, True):
+                    del self._severed[line]
 
-    def _connect(self, endpoint: Endpoint) -> Channel:
-        if endpoint.path and endpoint not in self._not_local and os.path.exists(endpoint.path):
+    def _connect(self, place: Place) -> Channel:
+        endpoint = place.endpoint
+        if endpoint.path and place.line not in self._not_local and os.path.exists(endpoint.path):
             with contextlib.suppress(Broken):
                 return Channel.local(endpoint.path, seconds=CONNECT_SECONDS)
         return Channel.to(endpoint, seconds=CONNECT_SECONDS)
 
-    def give(self, endpoint: Endpoint, channel: Channel) -> None:
+    def give(self, place: Place, channel: Channel) -> None:
         """Keep a connection for the next one."""
         channel.used_at = time.monotonic()
-        with self._lock:
-            idle = self._idle.setdefault(endpoint, [])
-            if not self._closed and len(idle) < MOST_IDLE:
-                idle.append(channel)
-                return
-        channel.close()
+        idle = self._idle.get(place.line)
+        if idle is None:
+            with self._lock:
+                idle = self._idle.setdefault(place.line, [])
+        if len(idle) < MOST_IDLE and not self._closed:
+            idle.append(channel)
+        else:
+            channel.close()
 
     def close(self) -> None:
         """Close what is idle, and what will be; safe twice."""

@@ -70,9 +70,9 @@ class Stage:
         return cast("BlockRow", found["block"])
 
     def end(self) -> None:
-        """Free it, unless it has got its name."""
+        """Free it, unless it has got its name; whoever wants it from now on finds it by that."""
+        self._blocks.forget(self.block_id)
         if not self._is_named:
-            self._blocks.forget(self.block_id)
             with contextlib.suppress(GridError, OSError):  # never allocated, or nobody answers: its time ends it
                 self._desk.call("memfree", block_id=self.block_id)
 
@@ -269,6 +269,8 @@ class MemoryPool(Keyed):
             except NotFound:  # replaced just now: the next look finds the new one
                 if not left:
                     raise
+            finally:  # it is looked up again anyway, and a name has another block each time it is set
+                self._blocks.forget(found["block_id"])
         raise AssertionError("a loop that ends")
 
     def remove(self, name: str) -> None:

@@ -7,6 +7,7 @@ Rule 2. The thread is the program's: it ends with it, and then time runs out for
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -33,17 +34,19 @@ class Renewals:
         self._kept: dict[str, _Renewal] = {}
         self._thread: threading.Thread | None = None
         self._stopped = False
+        self._wakes_at = math.inf
 
     def keep(self, name: str, every_seconds: float, renew: Callable[[], object]) -> None:
         """Renew this from now on; under a name that is kept already nothing changes."""
         with self._changed:
             if self._stopped or name in self._kept:
                 return
-            self._kept[name] = _Renewal(every_seconds, renew, time.monotonic() + every_seconds)
+            kept = self._kept[name] = _Renewal(every_seconds, renew, time.monotonic() + every_seconds)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="memory-renewals", daemon=True)
                 self._thread.start()
-            self._changed.notify()
+            elif kept.due < self._wakes_at:
+                self._changed.notify()
 
     def drop(self, name: str) -> None:
         """Renew this no more; a second time is harmless. A renewal that goes on just now may still be done."""
@@ -79,5 +82,6 @@ class Renewals:
                 pause = first[1].due - time.monotonic() if first is not None else None
                 if first is not None and pause is not None and pause <= 0:
                     return first
+                self._wakes_at = first[1].due if first is not None else math.inf
                 self._changed.wait(pause)
             return None

@@ -32,7 +32,7 @@ def wait_for(reached: Callable[[], Any], seconds: float = 20.0) -> Any:
 class Lender:
     """A keeper in a loop of its own, as an agent has it."""
 
-    def __init__(self, folder: Path, node: str = "gpu1", **order: Any) -> None:
+    def __init__(self, folder: Path, node: str = "gpu1", alone_ms: int = 60_000, **order: Any) -> None:
         self.folder = folder
         self.node = node
         self.reports: list[Report] = []
@@ -40,7 +40,7 @@ class Lender:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.keeper = Keeper(folder, tell=self.reports.append)
+        self.keeper = Keeper(folder, tell=self.reports.append, alone_ms=alone_ms)
         self.run(self.keeper.start())
 
     def run(self, coroutine: Any) -> Any:
@@ -135,6 +135,7 @@ class TinyDesk:
         self.calls = 0
         self._lock = threading.RLock()  # what is known of a block changes in one step
         self.ticket_ms = 600_000
+        self.ends_boot_ms = 0
         self.use_path = True
         self.endpoint: Callable[[MemoryServed], tuple[str, int]] = lambda served: (
             served.endpoint.host,
@@ -149,8 +150,8 @@ class TinyDesk:
     def ticket(self, block_id: str, lender: Lender, copy: str, on_disk: bool, generation: int, rights: int) -> Ticket:
         served = wait_for(lambda: lender.served)
         block = self.blocks[block_id]
-        expires = boot_ms() + self.ticket_ms
-        claims = Claims(copy, generation, block["size"], rights, expires, 0, served.endpoint.incarnation, on_disk)
+        expires, life = boot_ms() + self.ticket_ms, served.endpoint.incarnation
+        claims = Claims(copy, generation, block["size"], rights, expires, self.ends_boot_ms, life, on_disk)
         return issue(served.key, claims)
 
     def call(self, op: str, **arguments: Any) -> dict[str, Any]:

@@ -136,6 +136,23 @@ def test_several_streams_carry_one_transfer(desk: TinyDesk, lender: Lender) -> N
     lender.free(f"{block}:1")
 
 
+def test_a_forked_child_makes_connections_of_its_own(desk: TinyDesk, blocks: Blocks, lender: Lender) -> None:
+    block = a_block(desk, lender, 100)
+    blocks.write(block, b"parent")
+    child = os.fork()
+    if child == 0:
+        try:
+            right = blocks.read(block, 6) == b"parent"
+            blocks.write(block, b"child!")
+        except BaseException:
+            right = False
+        os._exit(0 if right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert blocks.read(block, 6) == b"child!"
+    assert blocks.stats()["retries"] == 0
+    lender.free(f"{block}:1")
+
+
 def test_a_block_of_this_machine_is_mapped_read_only_and_shows_what_is_written(lender: Lender) -> None:
     desk = TinyDesk()
     blocks = Blocks(desk, patience_seconds=20)

@@ -22,7 +22,7 @@ from distributed_grid.memory.blocks import Blocks
 from distributed_grid.memory.channel import Answered, Broken, Channel, Opened, Piece
 from distributed_grid.memory.claims import READ, WRITE, Claims, boot_ms, client_proof, issue
 from distributed_grid.memory.connection import Connection, Ended, Keeping
-from distributed_grid.memory.frames import ANSWER, CHUNK, MAGIC, NONCE, REQUEST, Op, Status, digest_of
+from distributed_grid.memory.frames import ANSWER, CHUNK, MAGIC, NONCE, REQUEST, STEADY, Op, Status, digest_of
 from distributed_grid.memory.journal import SLOTS, Journal
 from distributed_grid.memory.shelf import Shelf
 from distributed_grid.wire import Ticket
@@ -179,14 +179,14 @@ def test_a_client_that_stalls_half_way_holds_nobody_up(lender: Lender) -> None:
         one.close()
 
 
-def test_a_reader_that_takes_nothing_sees_each_chunk_as_it_was_at_one_moment(lender: Lender) -> None:
+def test_a_steady_reader_that_takes_nothing_sees_each_chunk_as_it_was_at_one_moment(lender: Lender) -> None:
     slow, writer = a_channel(lender), a_channel(lender)
     ticket = issue(lender.served.key, some_claims(lender, size=64 * CHUNK))
     handle, opened = slow.open(ticket).handle, writer.open(ticket)
     old, new = os.urandom(CHUNK), os.urandom(CHUNK)
     writer.write(deque(Piece(opened.handle, at * CHUNK, memoryview(old)) for at in range(64)))
     slow.sock.sendall(
-        b"".join(REQUEST.pack(MAGIC, Op.READ, 0, handle, at, CHUNK, 0, at * CHUNK, 0) for at in range(64))
+        b"".join(REQUEST.pack(MAGIC, Op.READ, STEADY, handle, at, CHUNK, 0, at * CHUNK, 0) for at in range(64))
     )
     writer.write(deque(Piece(opened.handle, at * CHUNK, memoryview(new)) for at in range(64)))
     seen = set()
@@ -199,6 +199,34 @@ def test_a_reader_that_takes_nothing_sees_each_chunk_as_it_was_at_one_moment(len
     assert seen <= {old, new}
     slow.close()
     writer.close()
+
+
+def test_readers_and_writers_of_the_same_chunks_never_see_a_mixture(lender: Lender) -> None:
+    desk = TinyDesk()
+    desk.use_path = False
+    desk.allocate("same", 32 * CHUNK, lender)
+    versions = [bytes([number]) * CHUNK for number in (1, 2, 3)]
+    writer, reader = Blocks(desk), Blocks(desk)
+    writer.write("same", versions[0] * 32)
+    enough = threading.Event()
+
+    def write_on() -> None:
+        while not enough.is_set():
+            for version in versions:
+                writer.write("same", version * 32)
+
+    thread = threading.Thread(target=write_on)
+    thread.start()
+    try:
+        for _ in range(20):
+            found = reader.read("same", 32 * CHUNK)
+            assert {found[at : at + CHUNK] for at in range(0, len(found), CHUNK)} <= set(versions)
+    finally:
+        enough.set()
+        thread.join()
+        writer.close()
+        reader.close()
+        lender.free("same:1")
 
 
 def test_sixty_four_clients_at_once(lender: Lender) -> None:

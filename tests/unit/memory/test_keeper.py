@@ -298,6 +298,35 @@ def test_a_server_without_a_keeper_keeps_its_hold_too(desk: TinyDesk, lender: Le
     assert lender.pid == pid
 
 
+def test_a_server_that_nobody_comes_for_lets_go_of_what_has_ended_and_then_of_itself(
+    desk: TinyDesk, folder: Path, blocks: Blocks
+) -> None:
+    with lenders(folder, alone_ms=100) as (lender,):
+        desk.ends_boot_ms = boot_ms() + 600
+        desk.allocate("ending", CHUNK, lender)
+        blocks.write("ending", b"e")
+        pid = lender.pid
+        lender.leave()
+        assert blocks.read("ending", 1) == b"e"
+        wait_for(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid))
+        assert boot_ms() >= desk.ends_boot_ms
+
+
+def test_a_server_that_nobody_comes_for_keeps_what_has_not_ended(desk: TinyDesk, folder: Path, blocks: Blocks) -> None:
+    with lenders(folder, alone_ms=50) as (lender,):
+        desk.allocate("kept", CHUNK, lender)
+        blocks.write("kept", b"k")
+        desk.ends_boot_ms = boot_ms() + 300
+        desk.allocate("ending", CHUNK, lender)
+        blocks.write("ending", b"e")
+        pid = lender.pid
+        lender.leave()
+        wait_for(lambda: boot_ms() > desk.ends_boot_ms + 700)
+        lender.run(lender.keeper.start())
+        assert lender.pid == pid
+        assert lender.served.copies == ("kept:1",)
+
+
 def test_a_server_that_cannot_listen_says_why(folder: Path) -> None:
     lender = Lender(folder, host="203.0.113.7")
     try:
