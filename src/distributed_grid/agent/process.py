@@ -29,6 +29,7 @@ from distributed_grid.agent.memory import LentMemory, address_towards
 from distributed_grid.agent.uplink import Dial, NoWayYet, Uplink
 from distributed_grid.agent.workdirs import FetchedWorkDirs
 from distributed_grid.errors import BadInput, GridError
+from distributed_grid.memory.keeper import Keeper
 from distributed_grid.wire import LARGEST_MESSAGE
 
 END_GRACE_MS = 5_000
@@ -233,7 +234,16 @@ async def _end(house: House) -> int:
         return 1
     finally:
         await host.close()
+    await _end_memory(house.path / "memory")
     return 0
+
+
+async def _end_memory(folder: Path) -> None:
+    """End the memory server of a directory, if there is one."""
+    if folder.is_dir():
+        keeper = Keeper(folder, tell=lambda report: None)
+        await keeper.start()
+        await keeper.end()
 
 
 def _begin_log(path: Path, *, to_terminal: bool) -> None:

@@ -72,6 +72,7 @@ class Ledger:
         self.groups: dict[str, dict[str, None]] = {}
         self.gangs: dict[str, dict[str, None]] = {}
         self.users_of: dict[str, dict[str, None]] = {}
+        self.awaiting: dict[str, dict[str, None]] = {}
         self.waiting: list[tuple[int, int, str]] = []
         self.due: list[tuple[int, str]] = []
         self.by_request: dict[str, str] = {}
@@ -174,6 +175,8 @@ class Ledger:
                 self.by_request.pop(lease.request.id, None)
             return
         self.leases[lease.id] = lease
+        if lease.awaits:
+            _index(self.awaiting, lease.node, lease.id, holds=True)
         if lease.id == lease.request.id:
             self.by_request[lease.request.id] = lease.id
         if lease.state is LeaseState.ASKED:
@@ -184,6 +187,8 @@ class Ledger:
             self.tenants.put(lease, self.jobs.get(lease.job), self.columns.row_of(lease.node))
 
     def _unindex(self, old: Lease) -> None:
+        if old.awaits:
+            _index(self.awaiting, old.node, old.id, holds=False)
         if old.state is LeaseState.ASKED:
             _take_out(self.waiting, old.place_in_line)
         if old.deadline_ms:
@@ -388,6 +393,7 @@ class Ledger:
             "groups",
             "gangs",
             "users_of",
+            "awaiting",
             "bindings_of",
             "block_names",
             "blocks_at",

@@ -41,6 +41,7 @@ from distributed_grid.memory.control import (
     batches,
 )
 from distributed_grid.memory.launching import Launched, launch, lock, reach, unlock
+from distributed_grid.memory.lives import take_life
 from distributed_grid.memory.server import SPILL
 from distributed_grid.memory.shelf import KEY_BYTES
 from distributed_grid.wire import CopiesFreed, CopyMade, FreeCopies, MakeCopy, MemoryFailed, MemoryServed, OpenMemory
@@ -122,6 +123,18 @@ class Keeper:
         if self._lock >= 0:
             unlock(self._lock)
             self._lock = -1
+
+    async def end(self) -> None:
+        """End the server, whatever it holds in memory; what is on disk stays. Safe to call twice."""
+        if self._serving is not None:
+            await self._end_server()
+            for _ in range(round(LEAVE_SECONDS / 0.02)):
+                at = lock(self._folder / "server.lock")
+                if at >= 0:
+                    unlock(at)
+                    break
+                await asyncio.sleep(0.02)
+        await self.stop()
 
     async def _take_folder(self) -> bool:
         """Be the folder's one keeper; False where another one is and stays."""
@@ -248,7 +261,7 @@ class Keeper:
         """Tell a fresh server who it is and what it holds."""
         assert self._order is not None
         if self._life is None:
-            self._life = (secrets.token_hex(8), secrets.token_bytes(KEY_BYTES))
+            self._life = take_life(self._folder) or (secrets.token_hex(8), secrets.token_bytes(KEY_BYTES))
         _raise_limit()
         order, (incarnation, key) = self._order, self._life
         link = Link(launched.sock)

@@ -47,6 +47,7 @@ from distributed_grid.memory.control import (
 )
 from distributed_grid.memory.copying import Copier
 from distributed_grid.memory.journal import Journal
+from distributed_grid.memory.lives import keep_life
 from distributed_grid.memory.loop import Loop
 from distributed_grid.memory.shelf import Shelf
 from distributed_grid.memory.short_paths import short_path
@@ -87,6 +88,8 @@ class Server(Keeping):
         """Serve until there is no reason to."""
         self._loop.run(self._tick)
         self._loop.close()
+        if not self._shelf.in_memory:
+            keep_life(self._folder, self._shelf.incarnation, self._shelf.key)
 
     # ------------------------------------------------------------------ who comes in
 

@@ -28,6 +28,8 @@ from distributed_grid.wire import MakeCopy as MakeCopyOrder
 
 MOST_AT_ONCE = 10_000
 """So many copies are named in one order."""
+MOST_IN_ONE_EVENT = 200
+"""So many are settled at once; whoever else waits for the ledger comes in between."""
 
 
 class Certificates(Protocol):
@@ -76,6 +78,10 @@ class Lending:
         nodes = (*via.nodes, "") if via is self.own else via.nodes
         if isinstance(message, MemoryServed | MemoryFailed | MemoryWanted) and message.node not in nodes:
             return
+        if isinstance(message, CopiesFreed):
+            for at in range(0, len(message.copies), MOST_IN_ONE_EVENT):
+                await self._grid.insist(events.CopiesFreed(message.copies[at : at + MOST_IN_ONE_EVENT], nodes))
+            return
         await self._grid.insist(event_of(message, nodes))
         if isinstance(message, MemoryServed):
             unwanted = await self._grid.read(lambda ledger, now: _unwanted(ledger, message))
@@ -107,7 +113,7 @@ class Lending:
         return MakeCopyOrder(moving.source, moving.generation, target, ticket)
 
 
-def event_of(message: MemoryReport, nodes: tuple[str, ...]) -> events.Event:
+def event_of(message: MemoryServed | MemoryFailed | CopyMade | MemoryWanted, nodes: tuple[str, ...]) -> events.Event:
     """What a report of an agent that serves these nodes means."""
     if isinstance(message, MemoryServed):
         at = message.endpoint
@@ -117,8 +123,6 @@ def event_of(message: MemoryReport, nodes: tuple[str, ...]) -> events.Event:
         return events.MemoryServed(Lender(message.node, gone=True), problem=message.problem)
     if isinstance(message, CopyMade):
         return events.CopyMade(message.source, message.generation, message.problem, nodes)
-    if isinstance(message, CopiesFreed):
-        return events.CopiesFreed(message.copies, nodes)
     return events.MemoryWanted(message.node, message.memory_bytes)
 
 

@@ -188,7 +188,7 @@ def _ended(lease: Lease, end: LeaseEnd, detail: str, now: int) -> Lease:
 def _freed_for(ledger: Ledger, gone: Lease) -> list[Row]:
     """The preemptors that waited for this one, one victim nearer to their start."""
     changed: list[Row] = []
-    for waiting in ledger.leases_of(gone.node):
+    for waiting in [ledger.leases[lease_id] for lease_id in ledger.awaiting.get(gone.node, ())]:
         if gone.id not in waiting.awaits:
             continue
         left = tuple(lease_id for lease_id in waiting.awaits if lease_id != gone.id)

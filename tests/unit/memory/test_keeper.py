@@ -357,3 +357,32 @@ def test_nothing_is_left_in_shared_memory_or_as_a_process(folder: Path, desk: Ti
         pid = lender.pid
     assert not Path(f"/proc/{pid}").exists()
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "grid" in name]
+
+
+def test_a_server_is_ended_whatever_it_holds_when_its_node_is_stopped(tmp_path: Path) -> None:
+    with lenders(tmp_path / "memory") as (lender,):
+        desk = TinyDesk()
+        blocks = Blocks(desk)
+        desk.allocate("b1", 1000, lender)
+        blocks.write("b1", b"x" * 1000)
+        blocks.close()
+        pid = lender.pid
+        lender.run(lender.keeper.end())
+        lender.run(lender.keeper.end())
+        assert not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/cmdline").read_bytes() == b""
+
+
+def test_a_block_that_was_never_used_is_there_under_the_next_server(tmp_path: Path) -> None:
+    """The first server ends because it holds nothing; what was only granted is as good as before."""
+    with lenders(tmp_path / "memory") as (lender,):
+        desk = TinyDesk()
+        desk.use_path = False
+        found = desk.allocate("b1", 1000, lender)
+        lender.leave()
+        lender.run(lender.keeper.start())
+        lender.open()
+        blocks = Blocks(desk)
+        blocks.learn(found)
+        assert blocks.read("b1", 10) == bytes(10)
+        assert desk.call("memfind", block_id="b1")["places"][0]["incarnation"] == found["places"][0]["incarnation"]
+        blocks.close()
