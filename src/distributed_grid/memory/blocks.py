@@ -116,9 +116,14 @@ class Blocks:
             if known is not None:
                 return known
             try:
-                self.learn(self._desk.call("memfind", block_id=block_id))
+                found = self._desk.call("memfind", block_id=block_id)
             except Unreachable as error:
                 patience.wait(str(error))
+                continue
+            self.learn(found)
+            known = self._known.get(found["block"]["block_id"])  # only the beginning of its id may have been given
+            if known is not None:
+                return known
 
     def _lose(self, known: Known) -> None:
         """What was known is out of date, unless somebody has learned better already."""
