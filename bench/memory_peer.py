@@ -277,7 +277,7 @@ def mapped(node: str) -> dict[str, Any]:
     overhead = _overhead()
     for name in (block, ours.block):
         ours.desk.call("memfree", block_id=name)
-    return {"map": took, "ratio": statistics.median(of_own) / statistics.median(of_block), "overhead": overhead / size}
+    return {"map": took, "ratio": min(of_own) / min(of_block), "overhead": overhead / size}
 
 
 def _overhead() -> int:
