@@ -257,3 +257,20 @@ def test_a_program_on_another_node_uses_a_block_by_its_id(pool: Pool, cluster: C
 def test_a_size_that_no_node_has_is_refused_node_by_node(pool: Pool) -> None:
     with pytest.raises(Refused, match="No available nodes for memory allocation: gpu-master: "):
         pool.allocate(100 * 1024 * MB)
+
+
+def test_a_node_that_is_stopped_gives_its_blocks_away_and_leaves_no_memory_server(
+    pool: Pool, cluster: Cluster, shared_lab: Lab
+) -> None:
+    host, data = shared_lab.host("gpu2"), pattern(64 * MB, 3)
+    block = pool.allocate(64 * MB, "gpu2")
+    pool.blocks.write(block, data)
+    cluster("cluster", "stop", "gpu2", check=0, timeout=90)
+    assert server_of(host) == 0
+    assert pool.blocks.read(block, 64 * MB) == data
+    first = pool.nodes(block)[0]
+    cluster("cluster", "stop", first, "--force", check=0, timeout=90)
+    assert server_of(shared_lab.host(first)) == 0
+    cluster("cluster", "start", check=0, timeout=120)
+    with pytest.raises(BlockLost):
+        pool.blocks.read(block, 10)
