@@ -12,30 +12,29 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
 from typing import Any, Final, Protocol
 
-from distributed_grid.errors import BadInput, Corrupt, ProtocolError, Refused, TimedOut, Unreachable
-from distributed_grid.memory.channel import SMALL, Answered, Broken, Channel, Piece
+from distributed_grid.errors import BadInput, Corrupt, ProtocolError, Refused, Unreachable
+from distributed_grid.memory.channel import Answered, Broken
 from distributed_grid.memory.claims import LARGEST_BLOCK
 from distributed_grid.memory.frames import CHUNK, Status
 from distributed_grid.memory.fresh_bytes import fresh_bytes
+from distributed_grid.memory.line import SMALL
+from distributed_grid.memory.patience import Patience
+from distributed_grid.memory.pieces import Piece, cut
 from distributed_grid.memory.places import Known, Place, known_from
+from distributed_grid.memory.progress import Progress
 from distributed_grid.memory.squeezing import Squeezing
 from distributed_grid.memory.switchboard import Switchboard
+from distributed_grid.memory.transfers import Move, move_pieces, move_together
 
 Buffer = bytes | bytearray | memoryview
-Move = Callable[[Place, Channel, deque[Piece]], None]
-LONGEST_PAUSE_SECONDS: Final = 0.5
 MANY_AT_ONCE: Final = 4096
-STREAM_PIECES: Final = 64
 MOST_STREAMS: Final = 16
 BEST_READ_STREAMS: Final = 1  # measured: more only wait for each other
 BEST_WRITE_STREAMS: Final = 2  # one hashes while the other sends
-TRIES_WHEN_REFUSED: Final = 3
 _ELSEWHERE = frozenset((Status.MOVED, Status.STALE, Status.EXPIRED, Status.GONE_LIFE))
 
 
@@ -44,33 +43,6 @@ class Desk(Protocol):
 
     def call(self, op: str, **arguments: Any) -> dict[str, Any]:
         """The answer; NotFound, BlockLost and Unreachable are raised."""
-
-
-class Patience:
-    """How long somebody tries, and what came of it so far."""
-
-    def __init__(self, block_id: str, seconds: float) -> None:
-        self._block_id = block_id
-        self._seconds = seconds
-        self._began = time.monotonic()
-        self._pause = 0.005
-        self._refusals = 0
-        self.last = ""
-
-    def wait(self, problem: str, *, at_once: bool = False) -> None:
-        """Note what happened and wait a little; TimedOut with what was tried when it is enough."""
-        self.last = problem
-        if time.monotonic() - self._began + self._pause > self._seconds:
-            waited = f"{time.monotonic() - self._began:.0f} s"
-            raise TimedOut(f"block {self._block_id} could not be used for {waited}; last: {problem}")
-        if not at_once:
-            time.sleep(self._pause)
-            self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS)
-
-    def refused(self) -> bool:
-        """Whether the same no was heard often enough to believe it."""
-        self._refusals += 1
-        return self._refusals >= TRIES_WHEN_REFUSED
 
 
 class Blocks:
@@ -184,12 +156,12 @@ class Blocks:
         self._read_into(block_id, view, offset, Patience(block_id, self._patience_seconds))
 
     def _read_into(self, block_id: str, view: memoryview, offset: int, patience: Patience) -> None:
-        pieces = _pieces(view, offset)
+        pieces = cut(view, offset)
         self._see_through(block_id, patience, len(view), offset, "read", lambda known: self._read_from(known, pieces))
 
     def _read_from(self, known: Known, pieces: deque[Piece]) -> None:
         place = known.places[0]
-        self._with_channel(place, pieces, self._squeezing.read, self._read_streams)
+        move_pieces(self._switchboard, place, pieces, self._squeezing.read, self._read_streams)
 
     def read_many(self, asks: Sequence[tuple[str, int, int]]) -> list[bytes]:
         """Several reads (block, size, offset), sent together where they go to the same place."""
@@ -219,7 +191,8 @@ class Blocks:
     def _write_to(self, known: Known, progress: Progress) -> None:
         progress.begin(known)
         for place in (*known.places[1:], known.places[0]):
-            self._with_channel(place, progress.left[place.copy], self._squeezing.write, self._write_streams)
+            left = progress.left[place.copy]
+            move_pieces(self._switchboard, place, left, self._squeezing.write, self._write_streams)
 
     def write_many(self, asks: Sequence[tuple[str, Buffer, int]]) -> None:
         """Several writes (block, data, offset), sent together where they go to the same place."""
@@ -247,36 +220,18 @@ class Blocks:
     ) -> None:
         """All of these, together per server; whatever cannot be done so is done one by one, with patience."""
         try:
-            self._together(wanted, places_of, move)
+            moves = [(places_of(self._still_known(block_id)), view, offset) for block_id, view, offset in wanted]
+            move_together(self._switchboard, moves, move)
         except (Answered, Broken):
             self._retries += 1
             for block_id, view, offset in wanted:
                 one_by_one(block_id, view, offset)
 
-    def _together(
-        self,
-        wanted: list[tuple[str, memoryview, int]],
-        places_of: Callable[[Known], tuple[Place, ...]],
-        move: Move,
-    ) -> None:
-        rounds: dict[int, dict[str, list[tuple[Place, memoryview, int]]]] = {}
-        for block_id, view, offset in wanted:
-            known = self._known.get(block_id)
-            if known is None:
-                raise Broken("it was forgotten meanwhile")
-            places = places_of(known)
-            for place in places:
-                # The first places of all blocks come last, as with a single write.
-                at = 1 if place is places[-1] else 0
-                rounds.setdefault(at, {}).setdefault(place.line, []).append((place, view, offset))
-        for at in sorted(rounds):
-            for parts in rounds[at].values():
-                with self._switchboard.channel(parts[0][0]) as channel:
-                    pieces: deque[Piece] = deque()
-                    for place, view, offset in parts:
-                        handle = channel.open(place.ticket).handle
-                        pieces.extend(piece._replace(handle=handle) for piece in _pieces(view, offset))
-                    move(parts[0][0], channel, pieces)
+    def _still_known(self, block_id: str) -> Known:
+        known = self._known.get(block_id)
+        if known is None:
+            raise Broken("it was forgotten meanwhile")
+        return known
 
     # ------------------------------------------------------------------ with patience
 
@@ -313,47 +268,6 @@ class Blocks:
             raise Refused(f"{known.places[0].node} has no room for block {known.block_id}")
         else:
             raise Refused(f"{known.places[0].node} does not accept the ticket for a {deed} of {known.block_id}")
-
-    def _with_channel(self, place: Place, pieces: deque[Piece], move: Move, streams: int) -> None:
-        if not pieces:
-            return
-        if streams > 1 and len(pieces) >= STREAM_PIECES:
-            self._in_streams(place, pieces, move, streams)
-            return
-        with self._switchboard.channel(place) as channel:
-            handle = channel.open(place.ticket).handle
-            if pieces[0].handle != handle or pieces[-1].handle != handle:
-                for _ in range(len(pieces)):
-                    pieces.append(pieces.popleft()._replace(handle=handle))
-            move(place, channel, pieces)
-
-    def _in_streams(self, place: Place, pieces: deque[Piece], move: Move, streams: int) -> None:
-        """The same over several connections at once, each with a part of its own."""
-        share = max(STREAM_PIECES // 2, -(-len(pieces) // streams))
-        parts = [deque(islice(pieces, start, start + share)) for start in range(0, len(pieces), share)]
-        problems: list[BaseException] = []
-
-        def run(part: deque[Piece]) -> None:
-            try:
-                with self._switchboard.channel(place) as channel:
-                    handle = channel.open(place.ticket).handle
-                    for _ in range(len(part)):
-                        part.append(part.popleft()._replace(handle=handle))
-                    move(place, channel, part)
-            except BaseException as problem:
-                problems.append(problem)
-
-        threads = [threading.Thread(target=run, args=(part,), daemon=True) for part in parts[1:]]
-        for thread in threads:
-            thread.start()
-        run(parts[0])
-        for thread in threads:
-            thread.join()
-        pieces.clear()
-        for part in parts:
-            pieces.extend(part)
-        if problems:
-            raise problems[0]
 
     # ------------------------------------------------------------------ mapping
 
@@ -393,41 +307,6 @@ class Blocks:
         """Close all connections; safe twice."""
         self._switchboard.close()
         self._maps.clear()
-
-
-class Progress:
-    """What is left of a write, place by place.
-
-    Where a block had one place, what was written there goes with it to the next. Where it had several, a new place may
-    have been made from any of them, so the write begins anew.
-    """
-
-    def __init__(self, view: memoryview, offset: int) -> None:
-        self._view = view
-        self._offset = offset
-        self._generation = -1
-        self._places = 0
-        self.left: dict[str, deque[Piece]] = {}
-
-    def begin(self, known: Known) -> None:
-        """Go on with these places."""
-        names = [place.copy for place in known.places]
-        if known.generation == self._generation and set(names) == self.left.keys():
-            return
-        rest = next(iter(self.left.values())) if self._places == 1 else _pieces(self._view, self._offset)
-        self.left = {name: deque(rest) for name in names}
-        self._generation, self._places = known.generation, len(names)
-
-
-def _pieces(view: memoryview, offset: int) -> deque[Piece]:
-    """This range, cut at the chunks' edges."""
-    pieces: deque[Piece] = deque()
-    done, size = 0, len(view)
-    while done < size:
-        length = min(CHUNK - (offset + done) % CHUNK, size - done)
-        pieces.append(Piece(0, offset + done, view[done : done + length]))
-        done += length
-    return pieces
 
 
 def _within(known: Known, size: int, offset: int, deed: str) -> None:

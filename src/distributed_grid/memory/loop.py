@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from distributed_grid.memory.connection import Connection, Ended
+from distributed_grid.memory.connection import Connection
+from distributed_grid.memory.stream import Ended
 
 MOST_CONNECTIONS: Final = 1024
 MOST_UNPROVEN: Final = 256

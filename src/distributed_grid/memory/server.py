@@ -10,21 +10,20 @@ Rule 3. It decides nothing: it believes tickets and its keeper.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import select
 import socket
-import ssl
-import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from distributed_grid.errors import ProtocolError
 from distributed_grid.memory.backing import Backing
+from distributed_grid.memory.certificate import fingerprint_of, tls_context
 from distributed_grid.memory.claims import boot_ms
-from distributed_grid.memory.connection import Connection, Keeping
+from distributed_grid.memory.connection import Connection
 from distributed_grid.memory.control import (
     JOURNAL,
     Begin,
@@ -47,10 +46,11 @@ from distributed_grid.memory.control import (
 )
 from distributed_grid.memory.copying import Copier
 from distributed_grid.memory.journal import Journal
+from distributed_grid.memory.keeping import Keeping
+from distributed_grid.memory.listening import is_ours, tcp_listening, unix_listening
 from distributed_grid.memory.lives import keep_life
 from distributed_grid.memory.loop import Loop
 from distributed_grid.memory.shelf import Shelf
-from distributed_grid.memory.short_paths import short_path
 from distributed_grid.wire import Endpoint
 
 BEGIN_SECONDS: Final = 20.0
@@ -76,8 +76,8 @@ class Server(Keeping):
         self._shelf = Shelf(spill, begin.incarnation, begin.key, self._journal)
         finished = self._shelf.take_over(copies)
         log.info("holds %d copies, finished %d writes", len(self._shelf.held), finished)
-        self._context = _tls(begin.certificate, begin.private_key) if begin.certificate else None
-        self._fingerprint = _fingerprint(begin.certificate) if begin.certificate else ""
+        self._context = tls_context(begin.certificate, begin.private_key) if begin.certificate else None
+        self._fingerprint = fingerprint_of(begin.certificate) if begin.certificate else ""
         self._loop = Loop(self._accepted)
         self._listen()
         self._copier = Copier(self._loop, self._made)
@@ -94,18 +94,18 @@ class Server(Keeping):
     # ------------------------------------------------------------------ who comes in
 
     def _listen(self) -> None:
-        tcp = _listening(self._begin.host, self._begin.port)
+        tcp = tcp_listening(self._begin.host, self._begin.port)
         self._at: tuple[str, int] = tcp.getsockname()[:2]
         self._tcp = tcp
         self._loop.listen(tcp, is_local=False)
-        self._unix = _unix_listening(self._folder / SOCKET, socket.SOCK_STREAM)
+        self._unix = unix_listening(self._folder / SOCKET, socket.SOCK_STREAM)
         self._loop.listen(self._unix, is_local=True)
-        self._control = _unix_listening(self._folder / CONTROL, socket.SOCK_SEQPACKET)
+        self._control = unix_listening(self._folder / CONTROL, socket.SOCK_SEQPACKET)
         self._loop.watch(self._control.fileno(), lambda _: self._keeper_comes())
 
     def _accepted(self, sock: socket.socket, is_local: bool, now: float) -> Connection | None:
         if is_local:
-            if not _is_ours(sock):
+            if not is_ours(sock):
                 sock.close()
                 return None
         else:
@@ -118,7 +118,7 @@ class Server(Keeping):
 
     def _keeper_comes(self) -> None:
         sock, _ = self._control.accept()
-        if _is_ours(sock):
+        if is_ours(sock):
             self._take_keeper(Link(sock))
         else:
             sock.close()
@@ -269,6 +269,7 @@ def begin(sock: socket.socket) -> Server | None:
     held: list[Backing] = []
     journal: Journal | None = None
     told: Begin | None = None
+    is_all = False
     try:
         for message, fds in _first_messages(link):
             match message:
@@ -280,9 +281,11 @@ def begin(sock: socket.socket) -> Server | None:
                             journal = Journal(fd)
                         else:
                             held.append(Backing.take_over(fd))
+                case Go():
+                    is_all = True
                 case _:
                     break
-        if told is None:
+        if told is None or not is_all:  # who goes on with a part would let go of the rest
             return None
         for backing in held:
             if not backing.complete:  # its fill begins anew anyway
@@ -295,7 +298,7 @@ def begin(sock: socket.socket) -> Server | None:
         return None
 
 
-def _first_messages(link: Link):  # type: ignore[no-untyped-def]
+def _first_messages(link: Link) -> Iterator[tuple[Message, list[int]]]:
     deadline = time.monotonic() + BEGIN_SECONDS
     while time.monotonic() < deadline:
         select.select([link], [], [], deadline - time.monotonic())
@@ -306,61 +309,3 @@ def _first_messages(link: Link):  # type: ignore[no-untyped-def]
                     return
         except EOFError:
             return
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    """A socket at this address; at any port where this one is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for wanted in dict.fromkeys((port, 0)):
-        sock = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((host, wanted))
-            sock.listen(256)
-        except OSError:
-            sock.close()
-            if wanted == 0:
-                raise
-        else:
-            return sock
-    raise AssertionError  # the loop returns or raises
-
-
-def _unix_listening(path: Path, kind: int) -> socket.socket:
-    """A socket for this user; whoever was there before is gone, for we have the lock."""
-    path.unlink(missing_ok=True)
-    sock = socket.socket(socket.AF_UNIX, kind)
-    before = os.umask(0o177)
-    try:
-        with short_path(path) as name:
-            sock.bind(name)
-    finally:
-        os.umask(before)
-    sock.listen(256)
-    return sock
-
-
-def _is_ours(sock: socket.socket) -> bool:
-    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return uid in (0, os.getuid())
-
-
-def _tls(certificate: bytes, private_key: bytes) -> ssl.SSLContext:
-    """A context with this certificate; both go through memory, never through a file on disk."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    fd = os.memfd_create("grid-certificate", os.MFD_CLOEXEC)
-    try:
-        os.write(fd, certificate + b"\n" + private_key)
-        context.load_cert_chain(f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)
-    return context
-
-
-def _fingerprint(certificate: bytes) -> str:
-    text = certificate.decode("ascii")
-    start, end = text.find("-----BEGIN CERTIFICATE-----"), text.find("-----END CERTIFICATE-----")
-    if start < 0 or end < start:
-        raise ValueError("the certificate is not in PEM form")
-    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(text[start:end] + "-----END CERTIFICATE-----")).hexdigest()

@@ -16,8 +16,10 @@ from typing import Final, NamedTuple
 import lz4.block
 
 from distributed_grid.errors import BadInput
-from distributed_grid.memory.channel import SMALL, Channel, Piece
+from distributed_grid.memory.channel import Channel
 from distributed_grid.memory.frames import CHUNK
+from distributed_grid.memory.line import SMALL
+from distributed_grid.memory.pieces import Piece
 from distributed_grid.memory.places import Place
 
 MEASURED_BYTES: Final = 1024 * 1024  # fewer say nothing about a link

@@ -19,12 +19,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distributed_grid.memory.blocks import Blocks
-from distributed_grid.memory.channel import Answered, Broken, Channel, Opened, Piece
+from distributed_grid.memory.channel import Answered, Broken, Channel, Opened
 from distributed_grid.memory.claims import READ, WRITE, Claims, boot_ms, client_proof, issue
-from distributed_grid.memory.connection import Connection, Ended, Keeping
+from distributed_grid.memory.connection import Connection
 from distributed_grid.memory.frames import ANSWER, CHUNK, MAGIC, NONCE, REQUEST, STEADY, Op, Status, digest_of
 from distributed_grid.memory.journal import SLOTS, Journal
+from distributed_grid.memory.keeping import Keeping
+from distributed_grid.memory.pieces import Piece
 from distributed_grid.memory.shelf import Shelf
+from distributed_grid.memory.stream import Ended
 from distributed_grid.wire import Ticket
 from tests.unit.memory.lenders import Lender, TinyDesk, lenders
 

@@ -246,7 +246,7 @@ def test_frees_that_come_together_are_told_together(desk: TinyDesk, blocks: Bloc
     wait_for(lambda: sum(len(one.copies) for one in lender.reports if isinstance(one, CopiesFreed)) == 201)
     assert sum(isinstance(one, CopiesFreed) for one in lender.reports) <= 5
     assert lender.served.copies == ()
-    assert lender.keeper._held.keys() == {JOURNAL}
+    assert lender.keeper._holding.descriptors.keys() == {JOURNAL}
 
 
 def test_a_hold_that_runs_out_lets_go_of_memory_and_begins_another_life(

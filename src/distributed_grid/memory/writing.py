@@ -1,0 +1,91 @@
+"""Writing pieces of blocks over one connection.
+
+Rule 1. Requests are pipelined, in a window: the answers come in their order.
+Rule 2. When something goes wrong, what is not done is still in the list of what is to be done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import lz4.block
+
+from distributed_grid.memory.frames import CHUNK, COMPRESSED, MAGIC, REQUEST, Op, Status, digest_of
+from distributed_grid.memory.line import SMALL, Answered, Line
+from distributed_grid.memory.pieces import SMALL_WINDOW, WINDOW, Piece
+
+
+def write_pieces(line: Line, todo: deque[Piece], *, compress: bool = False) -> None:
+    """Write every piece of the list, which is empty afterwards; after an error it has what is still to do."""
+    failed: list[Piece] = []
+    pending: deque[Piece] = deque()
+    refusal: Status | None = None
+    window = WINDOW if todo and len(todo[0].view) > SMALL else SMALL_WINDOW
+    try:
+        while pending or (todo and refusal is None):
+            while todo and refusal is None and len(pending) < window:
+                _send_some(line, todo, pending, compress)
+            status, _, _, _ = line.answer(0)
+            piece = pending.popleft()
+            if status == Status.CORRUPT and not piece.again:
+                todo.append(piece._replace(again=True))
+            elif status:
+                refusal = refusal or Status(status)
+                failed.append(piece)
+    finally:
+        todo.extendleft(reversed(pending))
+        todo.extendleft(reversed(failed))
+    if refusal is not None:
+        raise Answered(refusal)
+
+
+def _send_some(line: Line, todo: deque[Piece], pending: deque[Piece], compress: bool) -> None:
+    """One large piece, or several small ones together."""
+    piece = todo.popleft()
+    pending.append(piece)
+    parts = _write_request(line, piece, digest_of(piece.view), compress)
+    room = CHUNK - len(piece.view)
+    while todo and room > len(todo[0].view) and len(parts) < 64:
+        piece = todo.popleft()
+        pending.append(piece)
+        parts += _write_request(line, piece, digest_of(piece.view), compress)
+        room -= len(piece.view)
+    line.send(parts)
+
+
+def _write_request(line: Line, piece: Piece, digest: int, compress: bool) -> list[bytes | memoryview]:
+    payload: bytes | memoryview = piece.view
+    flags, length = 0, len(payload)
+    if compress:
+        packed = lz4.block.compress(payload, store_size=False)
+        if len(packed) < length:
+            payload, flags = packed, COMPRESSED
+    line.seq = (line.seq + 1) & 0xFFFFFFFF
+    wire = len(payload)
+    line.wire_sent += wire
+    head = REQUEST.pack(MAGIC, Op.WRITE, flags, piece.handle, line.seq, length, wire, piece.offset, digest)
+    return [head, payload]
+
+
+class Filling:
+    """Chunks on their way to a new copy."""
+
+    def __init__(self, line: Line, handle: int) -> None:
+        self._line = line
+        self._handle = handle
+        self._under_way = 0
+
+    def put(self, offset: int, view: memoryview, digest: int) -> None:
+        """Send a chunk with the digest it has had since it was written; the buffer may be used again afterwards."""
+        piece = Piece(self._handle, offset, view)
+        self._line.send(_write_request(self._line, piece, digest, compress=False))
+        self._under_way += 1
+        self.settle(WINDOW)
+
+    def settle(self, left: int) -> None:
+        """Wait until no more than so many are unanswered."""
+        while self._under_way > left:
+            status, _, _, _ = self._line.answer(0)
+            self._under_way -= 1
+            if status:
+                raise Answered(Status(status))
