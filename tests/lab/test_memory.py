@@ -12,7 +12,7 @@ import xxhash
 from distributed_grid.errors import BadInput, BlockLost, GridError, NotFound, Refused
 from distributed_grid.memory.blocks import Blocks
 from tests.acceptance.conftest import wait_until
-from tests.lab.clusters import Cluster, agent_of
+from tests.lab.clusters import Cluster, agent_of, remains
 from tests.lab.labs import Lab
 from tests.lab.machine import OWNER
 from tests.lab.pools import MB, Pool, pattern, server_of, shared_memory, traffic
@@ -31,22 +31,24 @@ time.sleep(120)
 @pytest.fixture(scope="module")
 def cluster(shared_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three hosts with agents and a short hold; connections are encrypted."""
+    before = {host.name: remains(host) for host in shared_lab}
     made = Cluster(shared_lab, tmp_path_factory.mktemp("memory"), top={"hold_seconds": HOLD})
     made("cluster", "start", check=0, timeout=120)
     yield made
     made.close()
-    assert made.leaves_nothing()
+    assert {host.name: remains(host) for host in shared_lab} == before
 
 
 @pytest.fixture
 def pool(cluster: Cluster, shared_lab: Lab) -> Iterator[Pool]:
     for name in ("gpu-master", "gpu1", "gpu2"):
         wait_until(lambda name=name: cluster.is_alive(name), 60)
+    before = {host.name: shared_memory(host) for host in shared_lab}
     made = Pool(cluster)
     yield made
     shared_lab.mend()
     made.close()
-    assert all(not shared_memory(host) for host in shared_lab)
+    assert {host.name: shared_memory(host) for host in shared_lab} == before
 
 
 def test_two_gigabytes_come_back_byte_for_byte(pool: Pool, shared_lab: Lab) -> None:
