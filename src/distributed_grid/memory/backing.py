@@ -20,8 +20,9 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
+from distributed_grid.domain.blocks import LARGEST_BLOCK
 from distributed_grid.errors import ProtocolError
-from distributed_grid.memory.claims import LARGEST_BLOCK, is_copy_id
+from distributed_grid.memory.claims import is_copy_id
 from distributed_grid.memory.frames import CHUNK, digest_of
 
 PAGE: Final = 4096

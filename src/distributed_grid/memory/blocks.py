@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
+from distributed_grid.domain.blocks import LARGEST_BLOCK
 from distributed_grid.errors import BadInput, Corrupt, ProtocolError, Refused, Unreachable
 from distributed_grid.memory.channel import Answered, Broken
-from distributed_grid.memory.claims import LARGEST_BLOCK
 from distributed_grid.memory.frames import CHUNK, Status
 from distributed_grid.memory.fresh_bytes import fresh_bytes
 from distributed_grid.memory.line import SMALL

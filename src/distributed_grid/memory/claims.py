@@ -15,11 +15,11 @@ import time
 import msgspec
 from msgspec import Struct
 
+from distributed_grid.domain.blocks import LARGEST_BLOCK
 from distributed_grid.errors import ProtocolError
 from distributed_grid.wire import Ticket
 
 READ, WRITE, FILL = 1, 2, 4
-LARGEST_BLOCK = 2**46
 LONGEST_CLAIMS = 1024
 TICKET_LIFE_MS = 600_000  # what whoever issues tickets keeps to; a freed copy is remembered for twice as long
 _LATEST = 2**62

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-import time
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -36,15 +36,15 @@ class Launched:
             self.bury()
 
     def bury(self) -> None:
-        """Collect it; a process whose socket has closed is as good as gone."""
-        deadline = time.monotonic() + 1.0
-        while not self._buried and time.monotonic() < deadline:
-            try:
-                self._buried = os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
-            except ChildProcessError:
-                self._buried = True
-            if not self._buried:
-                time.sleep(0.001)
+        """Have it collected as soon as it is gone, without waiting for that; a second time nothing happens."""
+        if not self._buried:
+            self._buried = True
+            threading.Thread(target=_collect, args=(self.pid,), name=f"bury-{self.pid}", daemon=True).start()
+
+
+def _collect(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
 
 
 def launch(folder: Path, lock_fd: int) -> Launched:

@@ -92,7 +92,7 @@ class Loop:
         except (OSError, ssl.SSLError):
             self.drop(connection)
             return
-        except Exception:
+        except Exception:  # the outermost place of a connection: a mistake with one must not end the others
             log.exception("a connection was ended by a mistake of the server")
             self.drop(connection)
             return

@@ -46,7 +46,6 @@ from distributed_grid.memory.control import (
 )
 from distributed_grid.memory.copying import Copier
 from distributed_grid.memory.journal import Journal
-from distributed_grid.memory.keeping import Keeping
 from distributed_grid.memory.listening import is_ours, tcp_listening, unix_listening
 from distributed_grid.memory.lives import keep_life
 from distributed_grid.memory.loop import Loop
@@ -61,7 +60,7 @@ SPILL: Final = "spill"
 log = logging.getLogger(__name__)
 
 
-class Server(Keeping):
+class Server:
     """All parts of one memory server, from its first message on."""
 
     def __init__(self, link: Link, begin: Begin, copies: list[Backing], journal: Journal | None) -> None:

@@ -24,7 +24,6 @@ from distributed_grid.memory.claims import READ, WRITE, Claims, boot_ms, client_
 from distributed_grid.memory.connection import Connection
 from distributed_grid.memory.frames import ANSWER, CHUNK, MAGIC, NONCE, REQUEST, STEADY, Op, Status, digest_of
 from distributed_grid.memory.journal import SLOTS, Journal
-from distributed_grid.memory.keeping import Keeping
 from distributed_grid.memory.pieces import Piece
 from distributed_grid.memory.shelf import Shelf
 from distributed_grid.memory.stream import Ended
@@ -289,7 +288,7 @@ def _is_closed(sock: socket.socket) -> bool:
 # ---------------------------------------------------------------------- rubbish, against the real state machine
 
 
-class Alone(Keeping):
+class Alone:
     def secure(self, backing: object) -> bool:
         return True
 
