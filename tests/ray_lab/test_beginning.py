@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.acceptance.conftest import wait_until
 from tests.lab.labs import Lab
 from tests.ray_lab.ray_grids import RayGrid
 
@@ -36,7 +37,8 @@ def test_every_host_is_a_node_of_ray_under_its_own_name_with_what_it_has(ray_gri
 
 def test_ray_status_works_with_what_the_grid_says_to_export_and_not_without(ray_grid: RayGrid, ray_lab: Lab) -> None:
     head = ray_lab.host("gpu-master")
-    assert "6.0 CPU" in ray_grid.ray(head, "status").stdout
+    # What Ray says of itself follows its nodes by some seconds.
+    wait_until(lambda: "6.0 CPU" in ray_grid.ray(head, "status").stdout, 60)
     stranger = {"RAY_ADDRESS": ray_grid.environ(head)["RAY_ADDRESS"], "RAY_AUTH_MODE": "disabled"}
     refused = ray_grid.ray(head, "status", env=stranger, check=False)
     assert refused.returncode != 0
