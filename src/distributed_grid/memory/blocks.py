@@ -2,18 +2,21 @@
 
 Rule 1. A move, a crash of a server, an expired ticket: a reader or writer sees a delay, never an error, until its
         patience ends.
-Rule 2. A read comes from the first place. A write goes to all places, the first one last, and is done when all have
-        it: what nobody was told of may appear later, but never vanishes.
+Rule 2. A read comes from the first place, and what is not there as it was written from the next. A write goes to all
+        places, the first one last, and is done when all have it: what nobody was told of may appear later, but never
+        vanishes.
 Rule 3. What makes no sense is refused here, with numbers, before anything is sent.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any, Final, Protocol
 
 from distributed_grid.domain.blocks import LARGEST_BLOCK
@@ -36,6 +39,8 @@ MOST_STREAMS: Final = 16
 BEST_READ_STREAMS: Final = 1  # measured: more only wait for each other
 BEST_WRITE_STREAMS: Final = 2  # one hashes while the other sends
 _ELSEWHERE = frozenset((Status.MOVED, Status.STALE, Status.EXPIRED, Status.GONE_LIFE))
+
+log = logging.getLogger(__name__)
 
 
 class Desk(Protocol):
@@ -160,8 +165,16 @@ class Blocks:
         self._see_through(block_id, patience, len(view), offset, "read", lambda known: self._read_from(known, pieces))
 
     def _read_from(self, known: Known, pieces: deque[Piece]) -> None:
-        place = known.places[0]
-        move_pieces(self._switchboard, place, pieces, self._squeezing.read, self._read_streams)
+        for place, another in zip_longest(known.places, known.places[1:]):
+            try:
+                move_pieces(self._switchboard, place, pieces, self._squeezing.read, self._read_streams)
+                return
+            except Answered as answer:
+                if answer.status is not Status.CORRUPT or another is None:
+                    raise
+            log.warning("%s of %s is not what was written; %s is read instead", place.copy, place.node, another.copy)
+            for _ in range(len(pieces)):
+                pieces.append(pieces.popleft()._replace(again=False))
 
     def read_many(self, asks: Sequence[tuple[str, int, int]]) -> list[bytes]:
         """Several reads (block, size, offset), sent together where they go to the same place."""

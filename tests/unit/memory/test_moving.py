@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from distributed_grid.errors import NotFound, TimedOut
+from distributed_grid.errors import Corrupt, NotFound, TimedOut
 from distributed_grid.memory.blocks import Blocks
 from distributed_grid.memory.claims import FILL, READ, WRITE
 from distributed_grid.memory.frames import CHUNK
@@ -218,6 +218,33 @@ def test_a_second_copy_gets_every_write_and_can_take_over(desk: TinyDesk, blocks
     assert blocks.read(block, 2 * CHUNK) == data[: CHUNK - 2] + b"both" + data[CHUNK + 2 :]
     one.free(f"{block}:1")
     other.free(f"{block}:2")
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_what_one_copy_has_lost_is_read_from_the_other(desk: TinyDesk, two: list[Lender], streams: int) -> None:
+    one, other = two
+    block, size, edge = an_id(), 200 * CHUNK, 100 * CHUNK
+    desk.allocate(block, size, one, other)
+    data = os.urandom(size)
+    with contextlib.closing(Blocks(desk, streams=streams)) as blocks:
+        blocks.write(block, data)
+        spoil(one, f"{block}:1", edge + 5)
+        assert blocks.read(block, size) == data
+        assert blocks.read(block, 7, edge + 2) == data[edge + 2 : edge + 9]
+        assert blocks.read_many([(block, 8, 0), (block, 8, edge)]) == [data[:8], data[edge : edge + 8]]
+        spoil(other, f"{block}:2", edge + CHUNK - 1)
+        with pytest.raises(Corrupt, match="not what was written"):
+            blocks.read(block, size)
+        assert blocks.read(block, edge) == data[:edge]
+    one.free(f"{block}:1")
+    other.free(f"{block}:2")
+
+
+def spoil(lender: Lender, copy: str, at: int) -> None:
+    """Change a byte of a copy behind everybody's back."""
+    fd = wait_for(lambda: lender.keeper._holding.descriptors.get(copy))
+    (before,) = os.pread(fd, 1, at)
+    os.pwrite(fd, bytes([before ^ 1]), at)
 
 
 def test_expired_tickets_are_renewed_on_the_way(desk: TinyDesk, blocks: Blocks, two: list[Lender]) -> None:
