@@ -28,7 +28,8 @@ from distributed_grid.errors import BadInput, GridError, NotFound, Refused
 from distributed_grid.orchestration.caller import make_sure_of_text
 from distributed_grid.orchestration.desks import MemoryDesk
 from distributed_grid.orchestration.keyed import EMPTY, length_of
-from distributed_grid.orchestration.memory_pool import MemoryPool, checked_name
+from distributed_grid.orchestration.memory_arguments import checked_name
+from distributed_grid.orchestration.memory_pool import MemoryPool
 
 if TYPE_CHECKING:
     from distributed_grid.orchestration.shapes import BlockRow

@@ -9,9 +9,7 @@ Rule 3. What was begun and failed is freed at once; what was begun by a program 
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -21,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from distributed_grid.errors import BadInput, BlockLost, GridError, NotFound, Refused, Unreachable
 from distributed_grid.memory.blocks import Blocks
 from distributed_grid.orchestration.keyed import EMPTY, Keyed, length_of
+from distributed_grid.orchestration.memory_arguments import bytes_view, checked_name, seconds, whole
+from distributed_grid.orchestration.memory_stage import STAGE_SECONDS, Stage
 from distributed_grid.orchestration.renewals import Renewals
 
 if TYPE_CHECKING:
@@ -34,47 +34,10 @@ if TYPE_CHECKING:
 
 KEY_SECONDS = 86_400.0
 """How long a key lasts after it was set, or after the program that set it was last heard of."""
-STAGE_SECONDS = 60.0
-"""How long an unfinished block lasts once nobody renews it."""
 PATIENCE_SECONDS = 30.0
 """How long the node of a block may be away before that is an error."""
 ID_LENGTH = 32
 TRIES = 10
-
-
-class Stage:
-    """A block that is still being written: whoever stops halfway leaves nothing behind."""
-
-    def __init__(self, desk: MemoryDesk, blocks: Blocks, block_id: str) -> None:
-        self.block_id = block_id
-        self._desk = desk
-        self._blocks = blocks
-        self._lock = threading.Lock()
-        self._is_named = False
-
-    def write(self, data: Buffer, offset: int = 0) -> None:
-        """Write a part of it."""
-        self._blocks.write(self.block_id, bytes_view(data), offset)
-
-    def prolong(self) -> None:
-        """Let it last a while longer, as long as it has no name."""
-        with self._lock:
-            if not self._is_named:
-                self._desk.call("memname", block_id=self.block_id, name="", ttl_seconds=STAGE_SECONDS)
-
-    def name(self, name: str, *, ttl_seconds: float, meta: str = "") -> BlockRow:
-        """Give it its name and its time; what went by the name before is freed."""
-        with self._lock:
-            self._is_named = True  # from here on it may be the only one that goes by the name: never free it
-            found = self._desk.call("memname", block_id=self.block_id, name=name, meta=meta, ttl_seconds=ttl_seconds)
-        return cast("BlockRow", found["block"])
-
-    def end(self) -> None:
-        """Free it, unless it has got its name; whoever wants it from now on finds it by that."""
-        self._blocks.forget(self.block_id)
-        if not self._is_named:
-            with contextlib.suppress(GridError, OSError):  # never allocated, or nobody answers: its time ends it
-                self._desk.call("memfree", block_id=self.block_id)
 
 
 class MemoryPool(Keyed):
@@ -350,33 +313,3 @@ class MemoryPool(Keyed):
         if self._closed:
             raise Refused("the memory pool is shut down")
         return self._desk.call(op, **arguments)
-
-
-def checked_name(name: str) -> str:
-    """A name that can be one; BadInput where it cannot."""
-    if not name or type(name) is not str:
-        raise BadInput(f"a key is a text of at least one letter, not {name!r}")
-    return name
-
-
-def bytes_view(data: Buffer) -> memoryview:
-    """The bytes of any contiguous buffer, without a copy."""
-    try:
-        view = memoryview(data)
-        return view.cast("B") if view.nbytes else memoryview(b"")
-    except (TypeError, ValueError):
-        raise BadInput(f"contiguous bytes can be stored, and not this {type(data).__name__}; see put_array") from None
-
-
-def whole(number: int, what: str) -> int:
-    """A whole number; BadInput for anything else."""
-    try:
-        return operator.index(number)
-    except TypeError:
-        raise BadInput(f"{what} is a whole number of bytes, not {number!r}") from None
-
-
-def seconds(ttl: Span) -> float:
-    from distributed_grid.orchestration.placing import seconds_of
-
-    return seconds_of(ttl, "the time of a block")
