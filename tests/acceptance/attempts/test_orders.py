@@ -64,7 +64,7 @@ def test_a_name_that_is_not_safe_is_refused(driver: Driver, name: str) -> None:
 
 
 def test_a_root_has_one_agent(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distributed_grid.agent.attempts.HOST_LOCK_WAIT_S", 0.05)
+    monkeypatch.setattr("distributed_grid.agent.handover.HOST_LOCK_WAIT_S", 0.05)
     second = AttemptHost(driver.root, report=print)
     with pytest.raises(BadInput):
         driver.do(second.start())

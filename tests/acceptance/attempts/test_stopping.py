@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from distributed_grid.agent.limits.alarm import boot_ms
+from distributed_grid.agent.throttling import Brake
 from tests.acceptance.attempts.conftest import Driver, is_alive, python
 
 pytestmark = pytest.mark.acceptance
@@ -99,13 +100,14 @@ def test_a_paused_tree_uses_no_time_and_can_still_be_halted(driver: Driver) -> N
     busy = "import os\nos.fork()\nprint(os.getpid())\nwhile True: pass"
     driver.launch("a.1", *python(busy))
     driver.numbers("a.1", 2)
-    driver.do(driver.host.pause("a.1"))
+    brake = Brake(driver.host)
+    brake.stand_still()
     before = driver.host.usage()["a.1"].cpu_ms
     driver.pass_time(0.3)
     assert driver.host.usage()["a.1"].cpu_ms <= before + 10
-    driver.do(driver.host.resume("a.1"))
+    brake.go_on()
     driver.until(lambda: driver.host.usage()["a.1"].cpu_ms > before + 100)
-    driver.do(driver.host.pause("a.1"))
+    brake.stand_still()
     began = time.monotonic()
     assert driver.halt("a.1", grace_ms=5000).signal == 15
     assert time.monotonic() - began < 3
