@@ -98,6 +98,7 @@ def install(kind: str, fresh: bool, lock: int) -> None:
         "--disable-pip-version-check",
         "install",
         "--progress-bar=off",
+        "--no-compile",  # half of the time; what is used is compiled when it is used first
     )
     # The lock names everything, so there is nothing to resolve; the build backend is in it too.
     run(*pip, "--no-deps", "--require-hashes", "-r", LOCK_FILES[kind], lock=lock)

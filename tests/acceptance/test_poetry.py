@@ -35,7 +35,7 @@ def poetry(tmp_path: Path, run: Run) -> str:
     tools = tmp_path / "tools"
     made = run(base_python(), "-m", "venv", str(tools))
     assert made.returncode == 0, made.stderr
-    installed = run(str(tools / "bin" / "pip"), "install", "--quiet", "poetry>=2")
+    installed = run(str(tools / "bin" / "pip"), "install", "--quiet", "--no-compile", "poetry>=2")
     if installed.returncode != 0:
         missing(f"poetry cannot be installed here: {installed.stderr.strip().splitlines()[-1]}")
     return str(tools / "bin" / "poetry")

@@ -61,11 +61,12 @@ class Clustering:
         self._shells.use(op.auth_sock, op.environ)
         names = op.nodes or tuple(self._nodes)
         if op.verb == "status":
-            ray = await self.ray.view()
+            ray = await self.ray.reach.view()
             rows = await self._grid.read(lambda ledger, now: self._rows(names, ledger, now))
             return {"nodes": [{**row, "ray": _ray_of(row["node_id"], ray)} for row in rows], "ray": ray}
         if op.verb == "env":
-            return {"environ": await self.ray.environ(op.nodes[0] if op.nodes else None), "ray": await self.ray.view()}
+            where = op.nodes[0] if op.nodes else None
+            return {"environ": await self.ray.reach.environ(where), "ray": await self.ray.reach.view()}
         if op.verb == "stop":
             await self._stop_ray(names, op, tell)
         if op.verb == "start" and op.ray:
@@ -113,7 +114,7 @@ class Clustering:
 
     async def _stop_ray(self, names: tuple[str, ...], op: requests.Cluster, tell: Callable[[View], None]) -> None:
         """Give back what is lent, then end Ray: what it holds is freed while it is still there to do so."""
-        row = await self.ray.row()
+        row = await self.ray.wanted.row()
         if row is None or not set(names) & set(row.nodes):
             return
 
@@ -138,7 +139,7 @@ class Clustering:
 
     async def _install(self, name: str, op: requests.Cluster, say: Say) -> str:
         words = await self._shells.do("install", self.target(name), say)
-        return f"{words}; {await self.ray.install(name, say)}" if op.ray else words
+        return f"{words}; {await self.ray.nodes.install(name, say)}" if op.ray else words
 
     async def _start(self, name: str, op: requests.Cluster, say: Say) -> str:
         words = await self._shells.do("install", self.target(name), say)

@@ -10,21 +10,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import gc
 import logging
 import os
 import signal
 import socket
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from distributed_grid import __version__
-from distributed_grid.adapters.clock import Anchor, GridClock
+from distributed_grid.adapters.clock import GridClock
 from distributed_grid.adapters.engines.messages import Connected
 from distributed_grid.adapters.engines.ray import RayEngine
 from distributed_grid.adapters.files.blobs import BlobStore
@@ -33,17 +28,9 @@ from distributed_grid.adapters.probes.nvml import GpuProbe
 from distributed_grid.adapters.shells.messages import Finished, Linked, Stepped
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.agent.agent import Agent
-from distributed_grid.agent.attempts import AttemptHost
 from distributed_grid.agent.hardware import HardwareDetector
-from distributed_grid.agent.measuring import Meter
-from distributed_grid.agent.memory import LentMemory, address_towards
-from distributed_grid.config import ClusterConfig
-from distributed_grid.domain.balance import is_automatic
-from distributed_grid.domain.events import AlertChanged, NodeDeclared, NodeForgotten, PolicySet
-from distributed_grid.domain.leases import Lease
-from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.resources import Capacity
-from distributed_grid.errors import BadInput, GridError, Refused
+from distributed_grid.domain.events import AlertChanged
+from distributed_grid.errors import BadInput, GridError
 from distributed_grid.monitoring.alerts import Alert
 from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.orchestration.attempt_files import AttemptFiles
@@ -53,23 +40,28 @@ from distributed_grid.orchestration.resource_boost_persistence import ResourceBo
 from distributed_grid.orchestration.runtime import Grid
 from distributed_grid.orchestration.supplying import Supply
 from distributed_grid.orchestration.views import Viewer
+from distributed_grid.server.anchoring import load_anchor, save_anchor
 from distributed_grid.server.api import Api, login
 from distributed_grid.server.attaching import Attaching
 from distributed_grid.server.clustering import Clustering
 from distributed_grid.server.configuring import Chosen, choose_config, remember, was_to_stay
 from distributed_grid.server.connection import Connection
+from distributed_grid.server.declaring import declare
 from distributed_grid.server.engines import EngineDesk
 from distributed_grid.server.following import Following
+from distributed_grid.server.handing_over import hands_over
+from distributed_grid.server.idling import Patience, is_unused
 from distributed_grid.server.keeping import BoostKeeper
 from distributed_grid.server.lifetime import BACKLOG, Seat, Starter
 from distributed_grid.server.link_sockets import LinkSockets
+from distributed_grid.server.own_agent import nodes_here, own_agent
 from distributed_grid.server.port import Port
 from distributed_grid.server.ray_way import RayWay
 from distributed_grid.server.rebalancing import keep_balance
 from distributed_grid.server.registry import ConfigRegistry
 from distributed_grid.server.requests import Hello, Stay
 from distributed_grid.server.tidying import keep_tidy
-from distributed_grid.wiring import balance_rules, nodes_of, policy_of
+from distributed_grid.wiring import balance_rules
 
 log = logging.getLogger(__name__)
 
@@ -92,13 +84,11 @@ class Daemon:
     def __init__(self, places: Places, seat: Seat, options: argparse.Namespace) -> None:
         self._places = places
         self._seat = seat
-        self._stay = bool(options.stay) or was_to_stay(places)
-        self._idle_seconds = float(options.idle_seconds)
-        self._started = self._last_served = time.monotonic()
-        self._ending = asyncio.Event()
+        stays = bool(options.stay) or was_to_stay(places)
+        self._patience = Patience(stays=stays, idle_seconds=float(options.idle_seconds))
         self._leaving = False
         self._open_ones: set[Connection] = set()
-        self._clock = GridClock(_load_anchor(places.host_dir / "clock.json"))
+        self._clock = GridClock(load_anchor(places))
         store = SqliteStore(places.database)
         self._chosen: Chosen = choose_config(options.config, bool(options.explicit), store, places)
         self.content = BlobStore(places.host_dir / "content")
@@ -160,8 +150,8 @@ class Daemon:
 
     async def run(self, starter: Starter) -> None:
         """Serve until the end; then leave in good order."""
-        _save_anchor(self._places.host_dir / "clock.json", self._clock.anchor())
-        remember(self._chosen, self._places, stay=self._stay)
+        save_anchor(self._places, self._clock.anchor())
+        remember(self._chosen, self._places, stay=self._patience.stays)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.end)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -172,26 +162,11 @@ class Daemon:
             self._links.start(self.grid, ConfigRegistry(self._chosen.config))
             self.engines.start(self.grid)
             await self.monitor.start()
-            await self._declare(HardwareDetector(probe, gpus).capacity())
+            await declare(self.grid, self._chosen.config, HardwareDetector(probe, gpus).capacity())
             await self.boosts_kept.recover()
-            local = tuple(await self.grid.read(_nodes_here))
-            host = AttemptHost(self._places.jobs, report=lambda report: agent.report(report) if agent else None)
-            meter = Meter(probe, gpus)
-            agent = Agent(
-                local,
-                host,
-                meter,
-                self._links,
-                jobs=self._places.jobs,
-                memory=lambda tell: LentMemory(
-                    self._places.host_dir / "memory",
-                    (*local, ""),
-                    meter,
-                    host,
-                    tell,
-                    addresses=self._addresses,
-                    has_desk=False,
-                ),
+            local = tuple(await self.grid.read(nodes_here))
+            agent = own_agent(
+                local, self._chosen.config, places=self._places, links=self._links, probe=probe, gpus=gpus
             )
             self._links.lending.own = agent
             await agent.start()
@@ -213,7 +188,7 @@ class Daemon:
                 asyncio.create_task(self.boosts_kept.keep()),
                 asyncio.create_task(self._way.keep()),
             ]
-            await self._until_the_end()
+            await self._patience.until_the_end(self._is_idle)
             for chore in chores:
                 chore.cancel()
             self._seat.hide()
@@ -237,7 +212,7 @@ class Daemon:
         await self.boosts_kept.stop()
         await self.grid.stop()
         self.grid.store.close()
-        _save_anchor(self._places.host_dir / "clock.json", self._clock.anchor())
+        save_anchor(self._places, self._clock.anchor())
         log.info("stopped")
 
     def _ray_is_up(self, connected: Connected) -> None:
@@ -245,7 +220,8 @@ class Daemon:
         self.engines.compare_soon()
 
     async def ray_environment(self, node: str) -> dict[str, str]:
-        environ = self.attaching.environ() if self.attaching.row is not None else await self.cluster.ray.environ(node)
+        is_attached = self.attaching.row is not None
+        environ = self.attaching.environ() if is_attached else await self.cluster.ray.reach.environ(node)
         return {**environ, "RAY_NAMESPACE": "grid"}
 
     def _ray_said(self, report: Linked | Stepped | Finished) -> None:
@@ -263,47 +239,15 @@ class Daemon:
         self.served()
         await self._api.serve(client, body)
 
-    async def _declare(self, machine: Capacity) -> None:
-        """Bring the ledger in line with the config; what another machine has, its agent said last time."""
-        await self.grid.handle(PolicySet(policy_of(self._chosen.config)))
-        nodes = nodes_of(self._chosen.config, machine)
-        known = await self.grid.read(lambda ledger, now: dict(ledger.nodes))
-        for node in nodes:
-            old = known.get(node.name)
-            if node.host != "local" and old is not None:
-                node = msgspec.structs.replace(node, capacity=old.capacity)
-            await self.grid.handle(NodeDeclared(node))
-        named = {node.name for node in nodes}
-        for name, node in known.items():
-            if name not in named and not node.joined:
-                await self.grid.handle(NodeForgotten(name))
-
-    def _addresses(self) -> list[str]:
-        """From where this machine reaches the others; itself alone where there are none."""
-        far = [node.host or node.name for node in self._chosen.config.nodes if not node.is_local]
-        return [*(found for name in far if (found := address_towards(name))), "local"]
-
     def _is_here(self, name: str) -> bool:
         """Whether a node is this machine; one that is not known any more was, if its files are here."""
         node = self.grid.ledger.nodes.get(name)
         return node is None or node.host == "local"
 
-    async def _until_the_end(self) -> None:
-        """Return when told to stop, or when nothing was held and nobody was served for long enough."""
-        idle_since = time.monotonic()
-        while not self._ending.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), min(max(self._idle_seconds / 10, 0.05), 5.0))
-            if self._stay or not await self._is_idle():
-                idle_since = time.monotonic()
-            elif time.monotonic() - max(idle_since, self._last_served) >= self._idle_seconds:
-                log.info("idle for %g s", self._idle_seconds)
-                return
-
     async def _is_idle(self) -> bool:
         if self._port.is_busy or any(connection.unserved for connection in self._open_ones):
             return False
-        return await self.grid.read(_is_unused)
+        return await self.grid.read(is_unused)
 
     # What the API asks of its house:
 
@@ -325,11 +269,11 @@ class Daemon:
         return {
             "pid": os.getpid(),
             "socket": str(self._places.socket),
-            "uptime_seconds": round(time.monotonic() - self._started, 3),
+            "uptime_seconds": round(self._patience.uptime_seconds, 3),
             "config": self._chosen.path,
             "version": __version__,
             "state_dir": str(self._places.state_dir),
-            "stays": self._stay,
+            "stays": self._patience.stays,
             "python": sys.version.split()[0],
             "host": socket.gethostname(),
             "rest": self._port.url,
@@ -341,29 +285,8 @@ class Daemon:
 
     async def greet(self, hello: Hello) -> bool:
         """Hand over to a newer version, or to another config when nothing is held."""
-        if _numbers(hello.version) > _numbers(__version__):
-            log.info("handing over to version %s", hello.version)
-            self.end()
-            return True
-        if hello.config is None or hello.config == self._chosen.digest:
+        if not await hands_over(hello, self._chosen, self.grid):
             return False
-
-        def held(ledger: Ledger, now: int) -> tuple[int, list[str]]:
-            wanted = [node.name for node in ledger.nodes.values() if node.wanted and not node.joined]
-            return len(_users_leases(ledger)), wanted
-
-        busy, served = await self.grid.read(held)
-        using = f"the running control plane uses {self._chosen.path or 'no config'}"
-        if busy:
-            raise Refused(
-                f"{using} and holds {busy} lease{'' if busy == 1 else 's'}; "
-                "wait until they are over, or type: grid daemon stop"
-            )
-        if served:
-            raise Refused(f"{using} and agents run on {', '.join(served)}; first type: grid cluster stop")
-        if hello.config_path is not None:
-            ClusterConfig.from_yaml(hello.config_path)  # one that cannot be used takes nobody's place
-        log.info("handing over to config %s", hello.config_path)
         self.end()
         return True
 
@@ -371,12 +294,12 @@ class Daemon:
         await self._port.listen(op)
 
     def served(self) -> None:
-        self._last_served = time.monotonic()
+        self._patience.served()
 
     def stay(self, wanted: bool) -> None:
         if not wanted:
             self._port.forget()
-        self._stay = wanted
+        self._patience.stays = wanted
         remember(self._chosen, self._places, stay=wanted)
 
     @property
@@ -384,44 +307,9 @@ class Daemon:
         return self._leaving
 
     def end(self) -> None:
-        self._ending.set()
+        self._patience.end()
 
 
 def _log_failure(done: asyncio.Future[Any]) -> None:
     if not done.cancelled() and done.exception() is not None:
         log.error("an alert is not in the audit trail: %s", done.exception())
-
-
-def _nodes_here(ledger: Ledger, now: int) -> list[str]:
-    """The nodes of this machine, those too that only an earlier config named: work goes on there until it is over."""
-    return [node.name for node in ledger.nodes.values() if node.host == "local"]
-
-
-def _is_unused(ledger: Ledger, now: int) -> bool:
-    """Whether nothing is held, nobody waits, and no agent elsewhere counts on this control plane."""
-    kept = ledger.engines or any(node.wanted for node in ledger.nodes.values())
-    blocks = any(not block.lost for block in ledger.blocks.values())
-    return not ledger.jobs and not blocks and not _users_leases(ledger) and not kept
-
-
-def _users_leases(ledger: Ledger) -> list[Lease]:
-    """What somebody holds or waits for; what the grid borrowed for its nodes keeps nobody from leaving."""
-    return [lease for lease in ledger.leases.values() if not is_automatic(lease.request)]
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("+", maxsplit=1)[0].split(".") if part.isdigit())
-
-
-def _load_anchor(path: Path) -> Anchor | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Anchor)
-    except (OSError, msgspec.DecodeError):
-        return None
-
-
-def _save_anchor(path: Path, anchor: Anchor) -> None:
-    fresh = path.with_suffix(".new")
-    with contextlib.suppress(OSError):
-        fresh.write_bytes(msgspec.json.encode(anchor))
-        fresh.replace(path)

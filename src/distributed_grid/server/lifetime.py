@@ -1,4 +1,4 @@
-"""Being the only one: the lock, the socket, the report to the starter, and going away when idle."""
+"""Being the only one: the lock, the socket, and the report to the starter."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import json
 import platform
 from collections.abc import Mapping
 from importlib import metadata
-from typing import Any
 
 from distributed_grid.config import Ray
 from distributed_grid.domain.resources import Capacity
@@ -73,8 +72,3 @@ def risk_of(ray: Ray) -> str | None:
     if ray.auth == "none":
         return "Ray asks nobody for a token: whoever reaches its ports can run anything as you; set `ray.auth: token`"
     return None
-
-
-def life_of(answer: Mapping[str, Any]) -> tuple[str, str]:
-    """The state and the session of Ray on a node, of what the node said."""
-    return str(answer.get("state", "unknown")), str(answer.get("session", ""))

@@ -64,12 +64,12 @@ class RayWay:
         if row is None:
             if self._used is not None:
                 self._used = None
-                self._cluster.stop_driving()
+                self._cluster.reach.stop_driving()
                 await self._engine.stop()
             return
         if self._used == (row.address, row.nodes) or not row.session:
             return  # known already, or not started yet
-        environ, through = await self._cluster.drive(self._socket)
+        environ, through = await self._cluster.reach.drive(self._socket)
         environ.pop("RAY_ADDRESS", None)
         hold = self._config.hold_seconds
         settings = Connect(row.address, self._grid_id(), row.namespace, hold, environ, self._wheels)

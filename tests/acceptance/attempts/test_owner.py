@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -273,7 +274,8 @@ def test_memory_comes_back_by_eviction_after_a_notice(guarded: Guarded) -> None:
     assert (ended.kind, ended.exit_code) == ("reclaimed", 5)
     assert ended.detail.startswith("its owner needs here's memory: ")
     reason, _, left = driver.out("large").splitlines()[1].rpartition(" in ")
-    assert reason == ended.detail
+    # Told with the figures of its moment: others use memory, too, between the notice and the end.
+    assert re.fullmatch(r"its owner needs here's memory: [\d.]+ GB free, [\d.]+ GB must be", reason), reason
     assert 0.2 < float(left) <= 1.5
     assert driver.host.running() == ("small",)
     driver.until(lambda: guarded.changes == [True, False])
