@@ -49,11 +49,13 @@ def measure() -> list[Line]:
         share[PEERS] = peers
     with Lab((LENDER, USER), memory_gb=7, share=share) as lab, tempfile.TemporaryDirectory() as folder:
         found: Found = {}
-        with a_pool(lab, Path(folder), trusted=True) as (_, trusted):
+        with a_pool(lab, Path(folder), trusted=True):
             with _servers(lab, with_peers=peers is not None) as clients:
                 for _ in range(TIMES):
-                    for kind, client in {**clients, "ours": trusted}.items():
-                        found.setdefault(kind, []).append(client())
+                    for kind, client in clients.items():
+                        told = client()
+                        for one, row in (told if kind == "beside" else {kind: told}).items():
+                            found.setdefault(one, []).append(row)
             with _ray(lab.host(LENDER), lab.host(USER)) as ray:  # alone: its processes are busy while nobody asks
                 if ray:
                     words = ("measure", "ray", str(ROUNDS), ray, LENDER)
@@ -67,7 +69,7 @@ def measure() -> list[Line]:
 
 
 def _lines(found: Found) -> list[Line]:
-    for verb in ("write", "again", "read", "into"):
+    for verb in ("write", "new", "again", "read", "into"):
         told = (f"{kind} {_rate(found, kind, verb):.2f} GB/s" for kind, rows in found.items() if rows[0][verb])
         print(f"{verb}: {', '.join(told)}", file=sys.stderr)
     lines = []
@@ -81,6 +83,8 @@ def _lines(found: Found) -> list[Line]:
             else:
                 print(f"{kind} is not here, so ours was not compared with it", file=sys.stderr)
         lines.append(Line("  the same with TLS, of a bare socket's", _rate(found, "encrypted", like) / bare, 0, "×"))
+    new = _rate(found, "ours", "write") / _rate(found, "bare", "new")
+    lines.append(Line("  written to a new block, of a bare socket's into new memory", new, 0, "×"))
     again, fresh = _rate(found, "ours", "again"), _rate(found, "ours", "read")
     lines.append(Line("  written over what is there", again / _rate(found, "bare", "write"), 0.85, "×"))
     lines.append(Line("  read as new bytes", fresh / _rate(found, "bare", "read"), 0.85, "×"))
@@ -224,21 +228,27 @@ def _servers(lab: Lab, *, with_peers: bool) -> Iterator[dict[str, Callable[[], d
     running = []
     clients: dict[str, Callable[[], dict[str, Any]]] = {}
 
-    def serve(kind: str, port: int, command: list[str], ready: str) -> None:
+    def serve(command: list[str], ready: str) -> None:
         process = lender.popen(command, env=_environ(lender), stdout=-1, stderr=subprocess.STDOUT, text=True)
         running.append(process)
         assert process.stdout is not None
         wait_until(lambda: ready in process.stdout.readline(), 30)
-        clients[kind] = lambda: _in_host(user, "measure", kind, str(ROUNDS), lender.address, str(port))
+
+    def measured(kind: str, port: int) -> Callable[[], dict[str, Any]]:
+        return lambda: _in_host(user, "measure", kind, str(ROUNDS), lender.address, str(port))
 
     try:
-        serve("bare", 7801, ["python3", SCRIPT, "serve", "bare", lender.address, "7801"], "ready")
+        serve(["python3", SCRIPT, "serve", "bare", lender.address, "7801"], "ready")
+        words = ("beside", str(ROUNDS), LENDER, lender.address, "7801")
+        clients["beside"] = lambda: _in_host(user, *words, desk=True)
         if with_peers:
-            serve("flight", 7802, ["python3", SCRIPT, "serve", "flight", lender.address, "7802"], "ready")
+            serve(["python3", SCRIPT, "serve", "flight", lender.address, "7802"], "ready")
+            clients["flight"] = measured("flight", 7802)
         redis = shutil.which("redis-server")
         if with_peers and redis:
             options = ["--bind", lender.address, "--port", "7803", "--protected-mode", "no", "--save", ""]
-            serve("redis", 7803, [redis, *options], "Ready to accept")
+            serve([redis, *options], "Ready to accept")
+            clients["redis"] = measured("redis", 7803)
         yield clients
     finally:
         for process in running:

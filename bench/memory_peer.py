@@ -22,10 +22,11 @@ SIZE = 256 * 1024 * 1024
 SMALL = 4096
 SMALL_READS = 4_000
 ASK = struct.Struct("<cQQ")
+VERBS = ("write", "new", "again", "read", "into")
 
 
 def serve_bare(host: str, port: int) -> None:
-    """A loop over one socket: takes bytes into one buffer, and gives them back."""
+    """A loop over one socket: takes bytes into one buffer (or into new memory each time), and gives them back."""
     held = memoryview(bytearray(SIZE))
     listener = socket.create_server((host, port))
     print("ready", flush=True)
@@ -34,7 +35,7 @@ def serve_bare(host: str, port: int) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while head := connection.recv(ASK.size, socket.MSG_WAITALL):
             kind, offset, length = ASK.unpack(head)
-            view = held[offset : offset + length]
+            view = held[offset : offset + length] if kind != b"n" else memoryview(bytearray(length))
             if kind == b"r":
                 connection.sendall(view)
                 continue
@@ -70,10 +71,13 @@ class Bare:
         self._socket = socket.create_connection((host, int(port)))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def write(self, data: bytes) -> None:
-        self._socket.sendall(ASK.pack(b"w", 0, len(data)))
+    def write(self, data: bytes, kind: bytes = b"w") -> None:
+        self._socket.sendall(ASK.pack(kind, 0, len(data)))
         self._socket.sendall(data)
         assert self._socket.recv(1) == b"k"
+
+    def write_new(self, data: bytes) -> None:
+        self.write(data, b"n")
 
     def read_into(self, view: memoryview, offset: int = 0) -> None:
         length, got = len(view), 0
@@ -203,31 +207,59 @@ def timed(deed: Callable[[], Any]) -> float:
 
 
 def measure(kind: str, rounds: int, words: list[str]) -> dict[str, Any]:
-    """Seconds of each write and read, and the median of small ones.
+    """Seconds of each write and read of one, and the median of small ones."""
+    return in_turns({kind: KINDS[kind](*words)}, rounds)[kind]
 
-    With ours every write goes to a new block, `again` over what is there. `into` reads into memory that was used
-    before; a bare loop and ours are compared by that, the others by whatever their read makes.
+
+def beside(rounds: int, node: str, host: str, port: str) -> dict[str, Any]:
+    """The same of ours and of a bare loop, transfer by transfer: what the machine does meanwhile, it does to both."""
+    return in_turns({"bare": Bare(host, port), "ours": Ours(node)}, rounds)
+
+
+def in_turns(peers: dict[str, Any], rounds: int) -> dict[str, dict[str, Any]]:
+    """Seconds of each write and read of each peer, and the median of small ones.
+
+    With ours every write goes to a new block, `again` over what is there; `new` is a write that a bare loop takes into
+    new memory. `into` reads into memory that was used before; a bare loop and ours are compared by that, the others by
+    whatever their read makes.
     """
-    peer, data = KINDS[kind](*words), os.urandom(SIZE)
-    own = memoryview(bytearray(SIZE))
-    writes, reads, again, into = [], [], [], []
+    data, own = os.urandom(SIZE), memoryview(bytearray(SIZE))
+    found: dict[str, dict[str, Any]] = {kind: {verb: [] for verb in VERBS} for kind in peers}
     for _ in range(rounds):
+        for verb in VERBS:
+            for kind, peer in peers.items():
+                if verb == "write" and kind == "ours":
+                    peer.fresh()
+                deed = _deed(verb, kind, peer, data, own)
+                if deed is not None:
+                    found[kind][verb].append(timed(deed))
+                if verb == "into" and deed is not None:
+                    assert own == data
+    for kind, peer in peers.items():
+        found[kind]["small"] = _small(kind, peer)
         if kind == "ours":
-            peer.fresh()
-        writes.append(timed(lambda: peer.write(data)))
-        if kind == "ours":
-            again.append(timed(lambda: peer.write(data)))
-        reads.append(timed(lambda: peer.read(SIZE)))
-        if kind in ("bare", "ours"):
-            into.append(timed(lambda: peer.read_into(own)))
-    if kind in ("bare", "ours"):
-        assert own == data
-    small = [timed(lambda n=n: peer.read(SMALL, n * 7919 % (SIZE - SMALL))) for n in range(SMALL_READS // 10)]
-    if kind in ("bare", "ours"):
-        small = [timed(lambda n=n: peer.read(SMALL, n * 7919 % (SIZE - SMALL))) for n in range(SMALL_READS)]
-    if kind == "ours":
-        peer.desk.call("memfree", block_id=peer.block)
-    return {"write": writes, "read": reads, "again": again, "into": into, "small": statistics.median(small)}
+            peer.desk.call("memfree", block_id=peer.block)
+    return found
+
+
+def _deed(verb: str, kind: str, peer: Any, data: bytes, own: memoryview) -> Callable[[], Any] | None:
+    if verb == "write" or (verb == "again" and kind == "ours"):
+        return lambda: peer.write(data)
+    if verb == "new" and kind == "bare":
+        return lambda: peer.write_new(data)
+    if verb == "read":
+        return lambda: peer.read(SIZE)
+    if verb == "into" and kind in ("bare", "ours"):
+        return lambda: peer.read_into(own)
+    return None
+
+
+def _small(kind: str, peer: Any) -> float:
+    count = SMALL_READS if kind in ("bare", "ours") else SMALL_READS // 10
+    for n in range(SMALL_READS // 10):
+        peer.read(SMALL, n * 7919 % (SIZE - SMALL))
+    took = [timed(lambda n=n: peer.read(SMALL, n * 7919 % (SIZE - SMALL))) for n in range(count)]
+    return statistics.median(took)
 
 
 def many(node: str, block: str, seconds: float) -> dict[str, Any]:
@@ -259,8 +291,11 @@ def mapped(node: str) -> dict[str, Any]:
     piece = os.urandom(64 * 1024 * 1024)
     for at in range(0, size, len(piece)):
         ours.blocks.write(block, piece, at)
-    ours.blocks.read(block, 1)
-    took = timed(lambda: ours.blocks.mapped(block))
+    took = []
+    for _ in range(9):
+        ours.blocks.forget(block)
+        ours.blocks.read(block, 1)
+        took.append(timed(lambda: ours.blocks.mapped(block)))
     view = ours.blocks.mapped(block)
     assert view is not None
     there, own, room = np.frombuffer(view, dtype="u1"), np.empty(size, dtype="u1"), np.zeros(size + 8192, dtype="u1")
@@ -277,7 +312,7 @@ def mapped(node: str) -> dict[str, Any]:
     overhead = _overhead()
     for name in (block, ours.block):
         ours.desk.call("memfree", block_id=name)
-    return {"map": took, "ratio": min(of_own) / min(of_block), "overhead": overhead / size}
+    return {"map": statistics.median(took), "ratio": min(of_own) / min(of_block), "overhead": overhead / size}
 
 
 def _overhead() -> int:
@@ -299,6 +334,8 @@ def main() -> None:
         {"bare": serve_bare, "flight": serve_flight}[words[0]](words[1], int(words[2]))
     elif verb == "measure":
         print(json.dumps(measure(words[0], int(words[1]), words[2:])), flush=True)
+    elif verb == "beside":
+        print(json.dumps(beside(int(words[0]), *words[1:])), flush=True)
     elif verb == "many":
         print(json.dumps(many(words[0], words[1], float(words[2]))), flush=True)
     else:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from distributed_grid.errors import BadInput
+from distributed_grid.memory.fresh_bytes import make_ready
 from distributed_grid.memory.runs import Asked, Axis, Layout, Run, asked_of
 
 PASSED_OVER = 32 * 1024
@@ -168,6 +169,7 @@ class RemoteArray:
             return found
         if layout.is_exact and layout.length >= DIRECT:
             flat, at = bytes_of(found), 0
+            make_ready(found, found.ctypes.data, found.nbytes)
             for run in layout.runs():
                 self._blocks.read_into(self.block_id, flat[at : at + run.length], run.offset)
                 at += run.length

@@ -5,8 +5,10 @@ from __future__ import annotations
 import mmap
 import os
 import random
+import threading
 from array import array
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -185,7 +187,7 @@ def test_a_block_of_another_machine_is_not_mapped(lender: Lender) -> None:
     blocks.close()
 
 
-@pytest.mark.parametrize("size", [2, 3, 100, 4096, 5 * MIB + 1])
+@pytest.mark.parametrize("size", [2, 3, 100, 4096, 5 * MIB + 1, 40 * MIB])
 def test_fresh_bytes_are_bytes_like_any_other(size: int) -> None:
     made, view = fresh_bytes(size)
     content = os.urandom(size)
@@ -200,3 +202,22 @@ def test_bytes_that_the_interpreter_shares_are_never_filled() -> None:
     for size in (-1, 0, 1):
         with pytest.raises(ValueError, match="two"):
             fresh_bytes(size)
+
+
+def test_memory_is_made_ready_as_long_as_somebody_wants_it() -> None:
+    before = set(threading.enumerate())
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    start = resident()
+    made, view = fresh_bytes(128 * MIB)
+    wait_for(lambda: resident() > start + 100 * MIB)  # nobody has written to it
+    wait_for(lambda: set(threading.enumerate()) <= before)
+    view[:5] = b"other"
+    assert made[:5] == b"other"
+    del made, view
+    made, view = fresh_bytes(1024 * MIB)
+    del made, view
+    wait_for(lambda: set(threading.enumerate()) <= before)
+    assert resident() < start + 64 * MIB
