@@ -37,6 +37,7 @@ BLOCKS, AT_ONCE = 10_000, 32
 SOURCE, PACKAGES, PEERS, BENCH = "/opt/grid-source", "/opt/grid-packages", "/opt/grid-peers", "/opt/grid-bench"
 SCRIPT = f"{BENCH}/memory_peer.py"
 RAY = "import sys; sys.argv[0] = 'ray'; from ray.scripts.scripts import main; main()"
+BARS = {"ray": 3.0, "redis": 2.0, "flight": 2.0}
 Found = dict[str, list[dict[str, Any]]]
 
 
@@ -72,23 +73,26 @@ def _lines(found: Found) -> list[Line]:
     for verb in ("write", "new", "again", "read", "into"):
         told = (f"{kind} {_rate(found, kind, verb):.2f} GB/s" for kind, rows in found.items() if rows[0][verb])
         print(f"{verb}: {', '.join(told)}", file=sys.stderr)
-    lines = []
-    for verb, like, what in (("write", "write", "write"), ("read", "into", "read")):
-        bare = _rate(found, "bare", like)
-        lines.append(Line(f"{what} of 256 MiB, of a bare socket's rate", _rate(found, "ours", like) / bare, 0.85, "×"))
-        for kind, bar in (("ray", 3.0), ("redis", 2.0), ("flight", 2.0)):
-            if kind in found:
-                rate = _rate(found, "ours", verb) / _rate(found, kind, verb)
-                lines.append(Line(f"  the same, of {kind}'s", rate, bar, "×"))
-            else:
-                print(f"{kind} is not here, so ours was not compared with it", file=sys.stderr)
-        lines.append(Line("  the same with TLS, of a bare socket's", _rate(found, "encrypted", like) / bare, 0, "×"))
-    new = _rate(found, "ours", "write") / _rate(found, "bare", "new")
-    lines.append(Line("  written to a new block, of a bare socket's into new memory", new, 0, "×"))
-    again, fresh = _rate(found, "ours", "again"), _rate(found, "ours", "read")
-    lines.append(Line("  written over what is there", again / _rate(found, "bare", "write"), 0.85, "×"))
-    lines.append(Line("  read as new bytes", fresh / _rate(found, "bare", "read"), 0.85, "×"))
-    return lines
+    for kind in BARS.keys() - found.keys():
+        print(f"{kind} is not here, so ours was not compared with it", file=sys.stderr)
+
+    def of(mine: str, kind: str, theirs: str) -> float:
+        return _rate(found, "ours", mine) / _rate(found, kind, theirs)
+
+    peers = [kind for kind in BARS if kind in found]
+    tls = {verb: _rate(found, "encrypted", verb) / _rate(found, "bare", verb) for verb in ("write", "into")}
+    return [
+        Line("256 MiB written to a new block, of a bare socket's rate", of("write", "bare", "write"), 0.85, "×"),
+        *(Line(f"  the same, of {kind}'s", of("write", kind, "write"), BARS[kind], "×") for kind in peers),
+        Line("  the same with TLS, of a bare socket's", tls["write"], 0, "×"),
+        Line("  the same, of a bare socket's into new memory", of("write", "bare", "new"), 0, "×"),
+        Line("  written over what is there", of("again", "bare", "write"), 0.85, "×"),
+        Line("256 MiB read into a buffer, of a bare socket's rate", of("into", "bare", "into"), 0.85, "×"),
+        *(Line(f"  the same, of {kind}'s", of("into", kind, "read"), BARS[kind], "×") for kind in peers),
+        Line("  the same with TLS, of a bare socket's", tls["into"], 0, "×"),
+        Line("  read as new bytes, of a bare socket's", of("read", "bare", "read"), 0.85, "×"),
+        *(Line(f"  the same, of {kind}'s", of("read", kind, "read"), 0, "×") for kind in peers),
+    ]
 
 
 def _rate(found: Found, kind: str, verb: str) -> float:
