@@ -91,7 +91,7 @@ def _lines(found: Found) -> list[Line]:
         *(Line(f"  the same, of {kind}'s", of("into", kind, "read"), BARS[kind], "×") for kind in peers),
         Line("  the same with TLS, of a bare socket's", tls["into"], 0, "×"),
         Line("  read as new bytes, of a bare socket's", of("read", "bare", "read"), 0.85, "×"),
-        *(Line(f"  the same, of {kind}'s", of("read", kind, "read"), 0, "×") for kind in peers),
+        *(Line(f"  the same, of {kind}'s", of("read", kind, "read"), BARS[kind], "×") for kind in peers),
     ]
 
 
