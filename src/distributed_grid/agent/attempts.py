@@ -37,6 +37,8 @@ from distributed_grid.errors import BadInput, StaleFence
 HALT_KINDS = frozenset(
     ("cancelled", "preempted", "reclaimed", "over_limit", "timed_out", "hold_expired", "expired", "lost")
 )
+PATIENCE_S = 10.0
+"""How long the last host of a root may take to let go of it."""
 
 
 class AttemptHost:
@@ -49,6 +51,7 @@ class AttemptHost:
         report: Callable[[AttemptStarted | AttemptEnded], None],
         real_cores: Sequence[int] | None = None,
         use_cgroups: bool = True,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._root = str(root.absolute())
         self._report = report
@@ -58,7 +61,7 @@ class AttemptHost:
         self._boot_id = tree.boot_id()
         self._hold = Hold(self._root, self._boot_id)
         self._pins = Pins(self._root, self._running, real_cores)
-        self._handover = Handover(self._root, use_cgroups=use_cgroups, do=self._do)
+        self._handover = Handover(self._root, use_cgroups=use_cgroups, patience_s=patience_s, do=self._do)
         self._watch = ShimWatch(
             self._root, self._handover, self._pins, do=self._do, took_off=self._took_off, finish=self._finish
         )

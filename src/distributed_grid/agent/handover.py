@@ -14,14 +14,15 @@ from typing import Any
 from distributed_grid.agent.spawner import SpawnerLink
 from distributed_grid.errors import BadInput
 
-HOST_LOCK_WAIT_S = 10.0
-
 
 class Handover:
     """The way from the one host of a root to its spawner; `do` runs what has to be done meanwhile."""
 
-    def __init__(self, root: str, *, use_cgroups: bool, do: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    def __init__(
+        self, root: str, *, use_cgroups: bool, patience_s: float, do: Callable[[Coroutine[Any, Any, None]], None]
+    ) -> None:
         self._root = root
+        self._patience_s = patience_s
         self._do = do
         self._link = SpawnerLink(root, use_cgroups=use_cgroups)
         self._linked = asyncio.Event()
@@ -31,9 +32,9 @@ class Handover:
         return self._link.pid
 
     async def take_root(self) -> None:
-        """Become the root's one host; `BadInput` where there is another."""
+        """Become the root's one host; `BadInput` where there is another, and stays."""
         try:  # a predecessor's spawner may need a moment to see that it is alone
-            await asyncio.wait_for(until(self._link.take_root), HOST_LOCK_WAIT_S)
+            await asyncio.wait_for(until(self._link.take_root), self._patience_s)
         except TimeoutError as error:
             self._link.leave_root()
             raise BadInput(f"{self._root} is in use by another agent") from error

@@ -63,9 +63,8 @@ def test_a_name_that_is_not_safe_is_refused(driver: Driver, name: str) -> None:
     driver.host.forget(name)
 
 
-def test_a_root_has_one_agent(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distributed_grid.agent.handover.HOST_LOCK_WAIT_S", 0.05)
-    second = AttemptHost(driver.root, report=print)
+def test_a_root_has_one_agent(driver: Driver) -> None:
+    second = AttemptHost(driver.root, report=print, patience_s=0.05)
     with pytest.raises(BadInput):
         driver.do(second.start())
     driver.do(second.close())

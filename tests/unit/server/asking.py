@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from distributed_grid.adapters.stores.memory import MemoryStore
@@ -45,6 +47,14 @@ class SmallHouse:
             await self.grid.handle(NodeDeclared(node))
             await self.grid.handle(NodeHeard(node.name, Usage()))
         return self
+
+    async def live_through(self, story: Callable[[Any], Awaitable[None]]) -> None:
+        """A story that happens here; afterwards the ledger holds its laws, and the house is closed."""
+        try:
+            await asyncio.wait_for(story(self), 30)
+            (await self.grid.read(lambda ledger, now: ledger)).check()
+        finally:
+            await self.grid.stop()
 
     async def later(self, seconds: float) -> None:
         """Time passes, and every node is heard at its end."""

@@ -53,11 +53,7 @@ def tell(tmp_path: Path) -> Callable[[Story], None]:
         async def run() -> None:
             house = BoostHouse(tmp_path, **options)
             await house.open(a_node("master", cores=4), a_node("ash", cores=4, gpus=1), a_node("birch", cores=4))
-            try:
-                await asyncio.wait_for(story(house), 30)
-                (await house.grid.read(lambda ledger, now: ledger)).check()
-            finally:
-                await house.grid.stop()
+            await house.live_through(story)
 
         asyncio.run(run())
 

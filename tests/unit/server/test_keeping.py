@@ -63,12 +63,7 @@ def houses(folder: Path, *stories: Callable[[Kept], Awaitable[None]]) -> None:
 
     async def run() -> None:
         for story in stories:
-            house = Kept(folder)
-            try:
-                await asyncio.wait_for(story(house), 30)
-                (await house.grid.read(lambda ledger, now: ledger)).check()
-            finally:
-                await house.grid.stop()
+            await Kept(folder).live_through(story)
 
     asyncio.run(run())
 

@@ -64,11 +64,7 @@ def tell() -> Callable[..., None]:
         async def run() -> None:
             house = MemoryHouse(**options)
             await house.open(a_node("ash"), a_node("birch"))
-            try:
-                await asyncio.wait_for(story(house), 30)
-                (await house.grid.read(lambda ledger, now: ledger)).check()
-            finally:
-                await house.grid.stop()
+            await house.live_through(story)
 
         asyncio.run(run())
 
