@@ -12,8 +12,8 @@ from collections import deque
 import lz4.block
 
 from distributed_grid.memory.frames import CHUNK, COMPRESSED, MAGIC, REQUEST, STEADY, ZEROS, Op, Status, digest_of
-from distributed_grid.memory.line import SMALL, Answered, Line
-from distributed_grid.memory.pieces import SMALL_WINDOW, WINDOW, Piece
+from distributed_grid.memory.line import Answered, Line
+from distributed_grid.memory.pieces import Piece, UnderWay
 
 
 def read_pieces(line: Line, todo: deque[Piece], *, compress: bool = False) -> None:
@@ -22,35 +22,17 @@ def read_pieces(line: Line, todo: deque[Piece], *, compress: bool = False) -> No
     A piece that does not fit its digest, as when somebody writes to it meanwhile, is asked for once more and then
     as it is at one moment; `Answered(CORRUPT)` when that is no better.
     """
-    pending: deque[Piece] = deque()
-    window = WINDOW if todo and len(todo[0].view) > SMALL else SMALL_WINDOW
-    refusal: Status | None = None
-    again: list[Piece] = []
     first = line.seq + 1
-    try:
-        while todo or pending:
-            if todo and refusal is None and len(pending) <= window // 2:
-                line.send([_read_request(line, todo, pending, compress) for _ in range(min(window, len(todo)))])
-            elif not pending:
-                break
-            status = _read_answer(line, pending[0], first)
+    with UnderWay(todo) as sent:
+        while sent.may_send or sent.pending:
+            if sent.may_send and len(sent.pending) <= sent.window // 2:
+                line.send([_read_request(line, sent.send_off(), compress) for _ in range(min(sent.window, len(todo)))])
+            status = _read_answer(line, sent.pending[0], first)
             first += 1
-            piece = pending.popleft()
-            if status == Status.CORRUPT and not piece.again:
-                todo.append(piece._replace(again=True))
-            elif status:
-                refusal = refusal or Status(status)
-                again.append(piece)
-    finally:
-        todo.extendleft(reversed(pending))
-        todo.extendleft(reversed(again))
-    if refusal is not None:
-        raise Answered(refusal)
+            sent.answered(status)
 
 
-def _read_request(line: Line, todo: deque[Piece], pending: deque[Piece], compress: bool) -> bytes:
-    piece = todo.popleft()
-    pending.append(piece)
+def _read_request(line: Line, piece: Piece, compress: bool) -> bytes:
     line.seq = (line.seq + 1) & 0xFFFFFFFF
     flags = COMPRESSED if compress else STEADY if piece.again else 0
     return REQUEST.pack(MAGIC, Op.READ, flags, piece.handle, line.seq, len(piece.view), 0, piece.offset, 0)

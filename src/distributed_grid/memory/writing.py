@@ -11,46 +11,30 @@ from collections import deque
 import lz4.block
 
 from distributed_grid.memory.frames import CHUNK, COMPRESSED, MAGIC, REQUEST, Op, Status, digest_of
-from distributed_grid.memory.line import SMALL, Answered, Line
-from distributed_grid.memory.pieces import SMALL_WINDOW, WINDOW, Piece
+from distributed_grid.memory.line import Answered, Line
+from distributed_grid.memory.pieces import WINDOW, Piece, UnderWay
 
 
 def write_pieces(line: Line, todo: deque[Piece], *, compress: bool = False) -> None:
     """Write every piece of the list, which is empty afterwards; after an error it has what is still to do."""
-    failed: list[Piece] = []
-    pending: deque[Piece] = deque()
-    refusal: Status | None = None
-    window = WINDOW if todo and len(todo[0].view) > SMALL else SMALL_WINDOW
-    try:
-        while pending or (todo and refusal is None):
-            while todo and refusal is None and len(pending) < window:
-                _send_some(line, todo, pending, compress)
+    with UnderWay(todo) as sent:
+        while sent.may_send or sent.pending:
+            while sent.may_send and len(sent.pending) < sent.window:
+                line.send(_together(line, todo, sent, compress))
             status, _, _, _ = line.answer(0)
-            piece = pending.popleft()
-            if status == Status.CORRUPT and not piece.again:
-                todo.append(piece._replace(again=True))
-            elif status:
-                refusal = refusal or Status(status)
-                failed.append(piece)
-    finally:
-        todo.extendleft(reversed(pending))
-        todo.extendleft(reversed(failed))
-    if refusal is not None:
-        raise Answered(refusal)
+            sent.answered(status)
 
 
-def _send_some(line: Line, todo: deque[Piece], pending: deque[Piece], compress: bool) -> None:
-    """One large piece, or several small ones together."""
-    piece = todo.popleft()
-    pending.append(piece)
+def _together(line: Line, todo: deque[Piece], sent: UnderWay, compress: bool) -> list[bytes | memoryview]:
+    """The requests for one large piece, or for several small ones."""
+    piece = sent.send_off()
     parts = _write_request(line, piece, digest_of(piece.view), compress)
     room = CHUNK - len(piece.view)
     while todo and room > len(todo[0].view) and len(parts) < 64:
-        piece = todo.popleft()
-        pending.append(piece)
+        piece = sent.send_off()
         parts += _write_request(line, piece, digest_of(piece.view), compress)
         room -= len(piece.view)
-    line.send(parts)
+    return parts
 
 
 def _write_request(line: Line, piece: Piece, digest: int, compress: bool) -> list[bytes | memoryview]:
