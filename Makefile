@@ -2,25 +2,21 @@
 # when it already fits them, that costs a few hundredths of a second.
 
 BIN := .venv/bin
-FAST_TESTS = $(wildcard tests/unit tests/contract)
-# Those that between them try all of domain/: counting branches makes a test twice as slow, so the others go without.
-DOMAIN_TESTS = $(wildcard tests/unit/domain tests/contract \
-	$(addprefix tests/unit/reactor/test_,$(addsuffix .py,balancing binding blocks claiming engines gangs holds jobs leases nodes using)) \
-	$(addprefix tests/unit/scheduling/test_,$(addsuffix .py,fairness yielders quotas)))
-OTHER_TESTS = $(wildcard tests/test_*.py)
+FAST_TESTS = tests/unit tests/contract
+COMPONENT_TESTS = tests/component
+E2E_TESTS = $(wildcard tests/test_*.py) tests/e2e
 # Two at a time, a file in one go: most of the slow ones wait for something. Each half has a lab of its own.
 TWO_AT_A_TIME = -n 2 --dist loadfile
-SLOW_TESTS = $(wildcard tests/acceptance)
-LAB_TESTS = $(wildcard tests/lab)
+LAB_TESTS = tests/lab/hosts
 # In one process: a second Ray cluster would cost half a minute.
-RAY_TESTS = $(wildcard tests/ray_lab)
+RAY_TESTS = tests/lab/ray
 CHECKED = $(wildcard src tests bench scripts examples)
 PYTEST_ARGS ?=
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-header --no-annotate $(LOCK_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ray check format test test-fast test-acceptance test-lab test-ray system-packages chaos bench demo lock clean
+.PHONY: help setup ray check format test test-fast test-component test-e2e test-lab test-ray system-packages chaos bench demo lock clean
 .NOTPARALLEL:
 
 help: ## show this
@@ -45,16 +41,18 @@ format: setup ## let ruff write the format, and fix what it can
 	$(BIN)/ruff check --fix $(CHECKED)
 	$(BIN)/ruff format $(CHECKED)
 
-test: test-fast test-acceptance test-lab test-ray ## the whole test suite, the fast part first
+test: test-fast test-component test-e2e test-lab test-ray ## the whole test suite, the fast part first
 
 test-fast: setup ## unit and contract tests, with the branch coverage of domain/ (at least 95 %)
-	$(BIN)/pytest $(FAST_TESTS) $(TWO_AT_A_TIME) $(PYTEST_ARGS)
-	$(BIN)/pytest $(DOMAIN_TESTS) $(TWO_AT_A_TIME) --cov=distributed_grid.domain --cov-branch --cov-report=term-missing \
+	$(BIN)/pytest $(FAST_TESTS) $(TWO_AT_A_TIME) --cov=distributed_grid.domain --cov-branch --cov-report=term-missing \
 		--cov-fail-under=95 $(PYTEST_ARGS)
 
-test-acceptance: setup system-packages ## the real grid in temporary state directories
-	$(BIN)/pytest $(OTHER_TESTS) $(SLOW_TESTS) -m "not alone" $(TWO_AT_A_TIME) $(PYTEST_ARGS)
-	$(BIN)/pytest $(SLOW_TESTS) -m alone $(PYTEST_ARGS)
+test-component: setup system-packages ## real processes of one package: attempts, memory servers, SSH servers
+	$(BIN)/pytest $(COMPONENT_TESTS) -m "not alone" $(TWO_AT_A_TIME) $(PYTEST_ARGS)
+
+test-e2e: setup system-packages ## the real grid in temporary state directories
+	$(BIN)/pytest $(E2E_TESTS) -m "not alone" $(TWO_AT_A_TIME) $(PYTEST_ARGS)
+	$(BIN)/pytest $(COMPONENT_TESTS) $(E2E_TESTS) -m alone $(PYTEST_ARGS)
 
 test-ray: setup system-packages ## a real Ray cluster on three hosts of a lab, one for all its tests (docs/ray.md)
 	$(BIN)/pytest $(RAY_TESTS) -m "not chaos" $(PYTEST_ARGS)

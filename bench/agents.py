@@ -21,9 +21,9 @@ from typing import Any
 
 from bench.house import a_house, start
 from bench.table import Line
-from distributed_grid.orchestration.client import Client, ClientConfig, greeting
-from distributed_grid.orchestration.places import Places
-from distributed_grid.orchestration.protocol import JSON, Unpacker, frame
+from distributed_grid.api.framing import JSON, Unpacker, frame
+from distributed_grid.client.client import Client, ClientConfig, greeting
+from distributed_grid.state_dir import StateDir
 
 AGENTS = 1000
 SECONDS = 20.0
@@ -83,7 +83,7 @@ def _ask(agents: subprocess.Popen[str], question: str) -> Any:
     return json.loads(agents.stdout.readline())
 
 
-async def _jobs(places: Places) -> dict[str, float]:
+async def _jobs(places: StateDir) -> dict[str, float]:
     """When each job was submitted, one every 20 ms, each on a node of its own."""
     reader, writer = await asyncio.open_unix_connection(str(places.socket))
     unpacker = Unpacker()

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from bench.commands import BARE
 from bench.house import GRID, a_house, start
 from bench.table import Line
-from distributed_grid.orchestration.client import Client, ClientConfig
-from distributed_grid.orchestration.places import Places
+from distributed_grid.client.client import Client, ClientConfig
+from distributed_grid.state_dir import StateDir
 
 GRANTS, MANY, ROUNDS, LOOKS = 300, 1_000, 25, 9
 PAIR = """
@@ -46,7 +46,7 @@ def measure() -> list[Line]:
     ]
 
 
-def _grants(places: Places, wanted: ClientConfig) -> list[float]:
+def _grants(places: StateDir, wanted: ClientConfig) -> list[float]:
     times: list[float] = []
     with Client(places, wanted) as client:
         for _ in range(GRANTS):
@@ -58,7 +58,7 @@ def _grants(places: Places, wanted: ClientConfig) -> list[float]:
     return times
 
 
-def _commands(places: Places) -> tuple[float, float]:
+def _commands(places: StateDir) -> tuple[float, float]:
     """Medians of a bare interpreter and of the command, taken in turn so that noise hits both alike."""
     taken: tuple[list[float], list[float]] = ([], [])
     for _ in range(ROUNDS):
@@ -67,18 +67,18 @@ def _commands(places: Places) -> tuple[float, float]:
     return statistics.median(taken[0]), statistics.median(taken[1])
 
 
-def _seconds(places: Places, command: list[str]) -> float:
+def _seconds(places: StateDir, command: list[str]) -> float:
     began = time.perf_counter()
     _run(places, command)
     return time.perf_counter() - began
 
 
-def _run(places: Places, command: list[str]) -> bytes:
+def _run(places: StateDir, command: list[str]) -> bytes:
     env = os.environ | {"GRID_STATE_DIR": str(places.state_dir)}
     return subprocess.run(command, env=env, cwd="/", check=True, stdout=subprocess.PIPE).stdout
 
 
-def _thousand(places: Places, wanted: ClientConfig) -> list[str]:
+def _thousand(places: StateDir, wanted: ClientConfig) -> list[str]:
     names = [uuid.uuid4().hex for _ in range(MANY)]
     with Client(places, wanted) as client:
         for name in names:
@@ -86,7 +86,7 @@ def _thousand(places: Places, wanted: ClientConfig) -> list[str]:
     return names
 
 
-def _listed(places: Places, wanted: ClientConfig) -> float:
+def _listed(places: StateDir, wanted: ClientConfig) -> float:
     with Client(places, wanted) as client:
         client.greet()
         began = time.perf_counter()
@@ -96,7 +96,7 @@ def _listed(places: Places, wanted: ClientConfig) -> float:
     return took
 
 
-def _status(places: Places) -> float:
+def _status(places: StateDir) -> float:
     began = time.perf_counter()
     shown = _run(places, [GRID, "boost", "status"])
     took = time.perf_counter() - began
@@ -104,7 +104,7 @@ def _status(places: Places) -> float:
     return took
 
 
-def _release(places: Places, wanted: ClientConfig, names: list[str]) -> None:
+def _release(places: StateDir, wanted: ClientConfig, names: list[str]) -> None:
     with Client(places, wanted) as client:
         for name in names:
             client.call("releaseboost", boost_id=name)

@@ -10,7 +10,7 @@ import time
 
 from bench.house import GRID, a_house, start
 from bench.table import Line
-from distributed_grid.orchestration.places import Places
+from distributed_grid.state_dir import StateDir
 
 ROUNDS = 25
 BARE = [sys.executable, "-c", "import argparse, json, socket"]
@@ -37,7 +37,7 @@ def measure() -> list[Line]:
     return [Line("a bare interpreter, for orientation", 1000 * bare, 1000, "ms", lower_is_better=True), *lines]
 
 
-def _seconds(places: Places, command: list[str]) -> float:
+def _seconds(places: StateDir, command: list[str]) -> float:
     env = os.environ | {"GRID_STATE_DIR": str(places.state_dir)}
     began = time.perf_counter()
     subprocess.run(command, env=env, cwd="/", check=True, stdout=subprocess.DEVNULL)

@@ -2,7 +2,7 @@
 
 Every sample is a heartbeat through the reactor, and so is every request. A lease is taken back when the owner comes
 above the mark at which an agent ends borrowed work, at any sample within the term. Half of the machines are those that
-the constants of `scheduling/confidence.py` were fitted on; the lines are about the other half.
+the constants of `scheduling/placement/confidence.py` were fitted on; the lines are about the other half.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from numpy.typing import NDArray
 from bench.lending import DEFAULT, SAMPLE_MS, Trace, _machines
 from bench.table import Line
 from bench.traces import TRACES
-from distributed_grid.domain.events import LeaseAsked, LeaseReleased, NodeHeard
+from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, LeaseReleased
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.errors import Refused
 from distributed_grid.reactor import LeaseAnswer, step
-from distributed_grid.scheduling import confidence
-from distributed_grid.scheduling.explain import choice_of
-from distributed_grid.scheduling.placement import place
-from distributed_grid.scheduling.unrest import HALF_LIFE_MS, faded, risen_above
+from distributed_grid.scheduling.offers.volatility import HALF_LIFE_MS, faded, risen_above
+from distributed_grid.scheduling.placement import confidence
+from distributed_grid.scheduling.placement.explanation import choice_of
+from distributed_grid.scheduling.placement.placement import place
 
 NODE = Node("m", capacity=Capacity(16_000, 2**36), thresholds=DEFAULT, offer_ms=3 * SAMPLE_MS)
 SHORTEST_MIN, LONGEST_MIN = 5, 240
@@ -87,7 +87,7 @@ def _fates(machines: Trace, dice: random.Random) -> list[Fate]:
         ledger = Ledger([NODE])
         for at, outside in enumerate(samples):
             now = at * SAMPLE_MS
-            step(ledger, NodeHeard("m", Usage(cpu_outside_milli=outside), yields=outside > mark), now)
+            step(ledger, HeartbeatReceived("m", Usage(cpu_outside_milli=outside), yields=outside > mark), now)
             if at < HISTORY or at + LONGEST_MIN * 60_000 // SAMPLE_MS >= len(samples):
                 continue
             minutes = math.exp(dice.uniform(math.log(SHORTEST_MIN), math.log(LONGEST_MIN)))
@@ -152,7 +152,7 @@ def _cost_us() -> float:
     """CPU time of one choice among three nodes with owners."""
     ledger = Ledger(replace(NODE, name=f"n{i}") for i in range(3))
     for i in range(3):
-        step(ledger, NodeHeard(f"n{i}", Usage(cpu_outside_milli=50 * i)), 0)
+        step(ledger, HeartbeatReceived(f"n{i}", Usage(cpu_outside_milli=50 * i)), 0)
     request = Request("r", "ada", Amounts(1000, 2**30))
     chosen = place(ledger, request)
     assert chosen is not None

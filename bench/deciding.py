@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from bench.table import Line
-from distributed_grid.domain.events import LeaseAsked, LeaseReleased, NodeHeard
+from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, LeaseReleased
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
@@ -28,7 +28,7 @@ def measure() -> list[Line]:
 def _pairs_per_second(nodes: int) -> float:
     ledger = Ledger(Node(f"n{i}", capacity=Capacity(16_000, 2**36)) for i in range(nodes))
     for i in range(nodes):
-        step(ledger, NodeHeard(f"n{i}", Usage()), 0)
+        step(ledger, HeartbeatReceived(f"n{i}", Usage()), 0)
     held: list[str] = []
     began = time.perf_counter()
     for i in range(PAIRS):

@@ -13,23 +13,23 @@ from random import Random
 
 from bench.table import Line
 from distributed_grid.adapters.stores.memory import MemoryStore
+from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import (
     AttemptEnded,
     AttemptStarted,
     Event,
+    HeartbeatReceived,
     LeaseReleased,
     NodeDeclared,
-    NodeHeard,
     TimePassed,
 )
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import GridError, Refused
-from distributed_grid.orchestration.runtime import Grid
 from distributed_grid.reactor import JobAnswer, LeaseAnswer
 from distributed_grid.reactor.decision import Answer
-from distributed_grid.testing import crowds
+from tests.support import random_cases
 
 REQUESTS = 5_000
 A_STATE = 250
@@ -101,23 +101,25 @@ class Crowd:
     def next_event(self, number: int) -> Event:
         """Somebody asks; now and then with the very words that were used before."""
         again = self._made and self.dice.random() < 0.04
-        event = self.dice.choice(self._made) if again else crowds.an_event(self.dice, number, self.clock.ms)
+        event = self.dice.choice(self._made) if again else random_cases.an_event(self.dice, number, self.clock.ms)
         self._made.append(event)
         return event
 
     async def come(self) -> None:
         await self.grid.start()
-        await self.grid.handle(crowds.a_policy(self.dice))
-        for name in crowds.NODES:
-            await self.grid.handle(NodeDeclared(crowds.a_crowded_node(self.dice, name)))
-            await self.grid.handle(NodeHeard(name, Usage()))
+        await self.grid.handle(random_cases.a_policy(self.dice))
+        for name in random_cases.NODES:
+            await self.grid.handle(NodeDeclared(random_cases.a_crowded_node(self.dice, name)))
+            await self.grid.handle(HeartbeatReceived(name, Usage()))
 
     async def live_on(self) -> None:
         """Time passes: nodes are heard, jobs start and end, leases are given back."""
         self.clock.ms += self.dice.choice((10, 2_000, 40_000))
-        for name in crowds.NODES:
+        for name in random_cases.NODES:
             if self.dice.random() < 0.9:
-                await self.grid.handle(NodeHeard(name, Usage(cpu_outside_milli=self.dice.choice((0, 100, 900)))))
+                await self.grid.handle(
+                    HeartbeatReceived(name, Usage(cpu_outside_milli=self.dice.choice((0, 100, 900))))
+                )
         await self.grid.handle(TimePassed())
         for event in await self.grid.read(self._what_happens):
             try:

@@ -10,10 +10,10 @@ import random
 import sys
 
 from bench.table import Line
-from distributed_grid.domain.policy import HOUR_MS, Policy
-from distributed_grid.scheduling.fairness import Shares
-from distributed_grid.testing.builders import a_node, a_request
-from distributed_grid.testing.traffic import Traffic, Work
+from distributed_grid.domain.scheduling_policy import HOUR_MS, SchedulingPolicy
+from distributed_grid.scheduling.queue.fairness import Shares
+from tests.support.builders import a_node, a_request
+from tests.support.workload import Workload, WorkloadJob
 
 USERS = ("steady", "bursts", "large")
 SEEDS = range(10)
@@ -55,7 +55,7 @@ class Users:
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
         self._number = 0
-        self.traffic = Traffic([a_node("n1", cores=32)], Policy(half_life_ms=12 * HOUR_MS), tick_ms=HOUR_MS)
+        self.traffic = Workload([a_node("n1", cores=32)], SchedulingPolicy(half_life_ms=12 * HOUR_MS), tick_ms=HOUR_MS)
 
     def go_on(self, hour: int) -> None:
         """An hour more, in which everybody asks as it does."""
@@ -72,4 +72,4 @@ class Users:
     def _ask(self, user: str, at_ms: int, cores: int, minutes: float) -> None:
         self._number += 1
         request = a_request(f"{user}{self._number}", user=user, cores=cores, wait_s=10**7)
-        self.traffic.submit(Work(at_ms, request, int(minutes * 60_000)))
+        self.traffic.submit(WorkloadJob(at_ms, request, int(minutes * 60_000)))

@@ -10,9 +10,9 @@ import uuid
 
 from bench.house import BIG_NODE, a_house, start
 from bench.table import Line
-from distributed_grid.orchestration.client import ClientConfig, greeting
-from distributed_grid.orchestration.places import Places
-from distributed_grid.orchestration.protocol import JSON, Unpacker, frame
+from distributed_grid.api.framing import JSON, Unpacker, frame
+from distributed_grid.client.client import ClientConfig, greeting
+from distributed_grid.state_dir import StateDir
 
 CLIENTS = 64
 SECONDS = 5.0
@@ -32,13 +32,13 @@ def measure() -> list[Line]:
     ]
 
 
-async def _load(places: Places, clients: int) -> list[float]:
+async def _load(places: StateDir, clients: int) -> list[float]:
     end = time.perf_counter() + SECONDS
     times = await asyncio.gather(*(_client(places, end) for _ in range(clients)))
     return [taken for one in times for taken in one]
 
 
-async def _client(places: Places, end: float) -> list[float]:
+async def _client(places: StateDir, end: float) -> list[float]:
     reader, writer = await asyncio.open_unix_connection(str(places.socket))
     unpacker = Unpacker()
     frames: list[tuple[bytes, bytes]] = []

@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from distributed_grid.orchestration.client import Client, ClientConfig
-from distributed_grid.orchestration.places import Places
+from distributed_grid.client.client import Client, ClientConfig
+from distributed_grid.state_dir import StateDir
 
 GRID = str(Path(sys.executable).with_name("grid"))
 BIG_NODE = """
@@ -26,14 +26,14 @@ nodes:
 
 
 @contextlib.contextmanager
-def a_house(config: str | None = None) -> Iterator[tuple[Places, ClientConfig]]:
+def a_house(config: str | None = None) -> Iterator[tuple[StateDir, ClientConfig]]:
     """A state directory on a real disk; the control plane that was started in it is stopped afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="grid-bench-"))
     wanted = ClientConfig()
     if config is not None:
         (folder / "cluster.yaml").write_text(config)
         wanted = ClientConfig(str(folder / "cluster.yaml"), explicit=True)
-    places = Places(folder / "state")
+    places = StateDir(folder / "state")
     try:
         yield places, wanted
     finally:
@@ -41,13 +41,13 @@ def a_house(config: str | None = None) -> Iterator[tuple[Places, ClientConfig]]:
         shutil.rmtree(folder)
 
 
-def run_grid(places: Places, *words: str) -> None:
+def run_grid(places: StateDir, *words: str) -> None:
     """Run a command line to its end."""
     env = os.environ | {"GRID_STATE_DIR": str(places.state_dir)}
     subprocess.run([GRID, *words], env=env, cwd="/", check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def start(places: Places, wanted: ClientConfig) -> None:
+def start(places: StateDir, wanted: ClientConfig) -> None:
     """Have the control plane running."""
     with Client(places, wanted) as client:
         client.call("info")

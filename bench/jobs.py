@@ -15,9 +15,9 @@ from pathlib import Path
 
 from bench.house import a_house, start
 from bench.table import Line
-from distributed_grid.orchestration.client import ClientConfig, greeting
-from distributed_grid.orchestration.places import Places
-from distributed_grid.orchestration.protocol import JSON, Unpacker, frame
+from distributed_grid.api.framing import JSON, Unpacker, frame
+from distributed_grid.client.client import ClientConfig, greeting
+from distributed_grid.state_dir import StateDir
 
 JOBS = 400
 CLIENTS = 4
@@ -46,13 +46,13 @@ def measure() -> list[Line]:
     return lines
 
 
-async def _round(places: Places) -> float:
+async def _round(places: StateDir) -> float:
     began = time.perf_counter()
     await asyncio.gather(*(_client(places, JOBS // CLIENTS) for _ in range(CLIENTS)))
     return time.perf_counter() - began
 
 
-async def _client(places: Places, count: int) -> None:
+async def _client(places: StateDir, count: int) -> None:
     """Submit, all at once, then wait for each."""
     reader, writer = await asyncio.open_unix_connection(str(places.socket))
     unpacker = Unpacker()

@@ -19,16 +19,16 @@ from msgspec.structs import replace
 
 from bench.table import Line
 from bench.traces import TRACES
-from distributed_grid.domain.events import NodeHeard
+from distributed_grid.domain.events import HeartbeatReceived
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Node, Thresholds, Usage
+from distributed_grid.domain.nodes import Node, OfferThresholds, Usage
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.reactor import step
 
 SAMPLE_MS, BEAT_MS = 300_000, 2_000
 BURST_MILLI, BURST_MS = 900, 10_000
 MARK_MILLI = 300
-DEFAULT = Thresholds(MARK_MILLI, 1000, 500, 2**31, 200, 2**30)
+DEFAULT = OfferThresholds(MARK_MILLI, 1000, 500, 2**31, 200, 2**30)
 PLAIN = replace(DEFAULT, margin_milli=0, dwell_ms=0)
 DWELLS_MIN, MARGINS_MILLI = (10, 15, 20, 30), (0, 50, 100)
 FEWER, LEAST_LENT = 10, 95
@@ -92,7 +92,7 @@ def _at_heartbeats(machines: Trace) -> list[Line]:
     ]
 
 
-def replay(machines: Trace, limits: Thresholds, apart_ms: int = SAMPLE_MS, judged_by: Trace | None = None) -> Lent:
+def replay(machines: Trace, limits: OfferThresholds, apart_ms: int = SAMPLE_MS, judged_by: Trace | None = None) -> Lent:
     """Let every sample be heard, and watch the offers; `judged_by` is what counts as used, if not the samples."""
     lent = Lent()
     for samples, used in zip(machines, judged_by or machines, strict=True):
@@ -101,7 +101,7 @@ def replay(machines: Trace, limits: Thresholds, apart_ms: int = SAMPLE_MS, judge
         lends: bool | None = None
         for i, outside_milli in enumerate(samples):
             before = ledger.offers.get("m")
-            step(ledger, NodeHeard("m", Usage(cpu_outside_milli=outside_milli)), i * apart_ms)
+            step(ledger, HeartbeatReceived("m", Usage(cpu_outside_milli=outside_milli)), i * apart_ms)
             was, lends = lends, ledger.lends("m").cpu_milli > 0
             lent.add(lends, was is not None and was != lends, ledger.offers["m"] is not before, used[i])
     return lent

@@ -25,36 +25,36 @@ from typing import NamedTuple
 
 from bench.owned_days import BATCH, LOADS, LONG, MINUTE, PODS, PUBLIC, WHOLE, Trace, Work
 from bench.table import Line
-from distributed_grid.agent.reclaiming import Borrowed, cheapest
+from distributed_grid.agent.owner.eviction import Borrowed, cheapest
 from distributed_grid.domain import events
-from distributed_grid.domain.books import Book
-from distributed_grid.domain.changes import Row
 from distributed_grid.domain.effects import StartAttempt
+from distributed_grid.domain.indexes.node_claims import NodeClaims
+from distributed_grid.domain.indexes.running_columns import Column
 from distributed_grid.domain.jobs import Command, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.lives import LeaseState
 from distributed_grid.domain.nodes import Node, Usage
-from distributed_grid.domain.policy import Policy
 from distributed_grid.domain.resources import Amounts, Capacity, Priority
-from distributed_grid.domain.tenants import Column
+from distributed_grid.domain.rows import Row
+from distributed_grid.domain.scheduling_policy import SchedulingPolicy
+from distributed_grid.domain.states import LeaseState
 from distributed_grid.reactor import pending_for, step
-from distributed_grid.reactor.granting import grant, yield_to
-from distributed_grid.scheduling.placement import Placement, place
-from distributed_grid.scheduling.preemption import Displacement, displace
-from distributed_grid.scheduling.yielders import Slots
-from distributed_grid.simulation.agenda import Agenda, Planned
+from distributed_grid.reactor.lease_transitions import grant, yield_to
+from distributed_grid.scheduling.placement.placement import Placement, place
+from distributed_grid.scheduling.preemption.candidates import Slots
+from distributed_grid.scheduling.preemption.preemption import Preemption, displace
+from distributed_grid.simulation.model.event_queue import EventQueue, ScheduledEvent
 
 BEAT = 30 * MINUTE
 SEEDS = 10
 WAITING = 3
 """So many jobs wait at any time: the grid is full."""
-PATIENT = Policy(patience_ms=LONG)
+PATIENT = SchedulingPolicy(patience_ms=LONG)
 """Who waits gets one place kept at most; that is about the line, and takes most of the time here."""
 FOREVER = 10**12
 DONE = Outcome(Ending.EXITED, exit_code=0)
 
-Choose = Callable[[Ledger, Request, int], Displacement | None]
+Choose = Callable[[Ledger, Request, int], Preemption | None]
 Evict = Callable[[Sequence[Borrowed], int], Sequence[Borrowed]]
 
 
@@ -178,11 +178,11 @@ def _age(ledger: Ledger, slots: Slots, now: int) -> Column:
     return age
 
 
-def _youngest_until_it_fits(ledger: Ledger, request: Request, now: int) -> Displacement | None:
+def _youngest_until_it_fits(ledger: Ledger, request: Request, now: int) -> Preemption | None:
     found = []
     for name in ledger.nodes:
         lends, leases = ledger.lends(name), list(ledger.leases_of(name))
-        book = Book(lease.claim for lease in leases if lease.claim is not None)
+        book = NodeClaims(lease.claim for lease in leases if lease.claim is not None)
         gone: list[Lease] = []
         for lease in sorted((one for one in leases if _may_go(ledger, one, request, now)), key=_youngest_first):
             if book.claim_for(request.ask, lends) is not None:
@@ -204,7 +204,7 @@ def _youngest_until_it_fits(ledger: Ledger, request: Request, now: int) -> Displ
         ids = tuple(lease.id for lease in gone)
         worst = max((lease.request.priority for lease in gone), default=Priority.LOW)
         age = sum(now - lease.granted_at_ms for lease in gone)
-        found.append(((worst, len(gone), age, name), Displacement(name, claim, ids, ids)))
+        found.append(((worst, len(gone), age, name), Preemption(name, claim, ids, ids)))
     return min(found, key=lambda entry: entry[0])[1] if found else None
 
 
@@ -227,14 +227,14 @@ class _Run:
         self.lost = Lost()
         self._trace = trace
         self._way = way
-        self._agenda = Agenda()
+        self._agenda = EventQueue()
         has = Capacity(trace.cpu_milli, trace.memory_bytes)
         self._ledger = Ledger(Node(name, capacity=has) for name in trace.nodes)
         self._coming = trace.jobs(seed)
         self._work: dict[str, Work] = {}
         self._left: dict[str, int] = {}
         self._since: dict[str, int] = {}  # when it started or marked its last checkpoint
-        self._ahead: dict[str, list[Planned]] = {}  # its end and its next mark
+        self._ahead: dict[str, list[ScheduledEvent]] = {}  # its end and its next mark
         self._owners: set[str] = set()
         step(self._ledger, events.PolicySet(PATIENT), 0)
         for name, at, takes_bytes in trace.owners(seed):
@@ -270,7 +270,9 @@ class _Run:
 
     def _hear(self, name: str) -> None:
         there = name in self._owners
-        self._tell(events.NodeHeard(name, Usage(), self._agenda.now, self._agenda.now if there else 0, yields=there))
+        self._tell(
+            events.HeartbeatReceived(name, Usage(), self._agenda.now, self._agenda.now if there else 0, yields=there)
+        )
 
     def _owner(self, name: str, takes_bytes: int) -> None:
         """An owner comes and takes so much memory, or goes (0)."""

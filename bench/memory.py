@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.table import Line
-from distributed_grid.orchestration.desks import memory_desk
-from tests.acceptance.conftest import wait_until
+from distributed_grid.client.memory.directory import memory_desk
 from tests.lab.clusters import Cluster
-from tests.lab.hosts import Host
-from tests.lab.labs import Lab
+from tests.lab.lab import Lab
+from tests.lab.lab_host import Host
+from tests.support.shell import wait_until
 
 LENDER, USER = "lender", "user"
 ROUNDS, TIMES = 3, 4
@@ -146,8 +146,8 @@ def _in_host(host: Host, *words: str, desk: bool = False) -> dict[str, Any]:
 def _environ(host: Host, *, desk: bool = False) -> dict[str, str]:
     environ = {"PYTHONPATH": f"{SOURCE}:{PACKAGES}:{PEERS}"}
     if desk:
-        found = host.run(["sh", "-c", "ls -d ~/.distributed_grid/agents/*/*/memory/desk.sock"]).stdout.split()
-        environ["GRID_MEMORY_DESK"] = found[0]
+        found = host.run(["sh", "-c", "ls -d ~/.distributed_grid/agents/*/*/memory/memory.sock"]).stdout.split()
+        environ["GRID_MEMORY_SOCKET"] = found[0]
     return environ
 
 
@@ -182,7 +182,7 @@ print(ours.block)
 """
 DROP = """
 import sys
-from distributed_grid.orchestration.desks import memory_desk
+from distributed_grid.client.memory.directory import memory_desk
 memory_desk().call("memfree", block_id=sys.argv[1])
 """
 

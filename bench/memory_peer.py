@@ -169,11 +169,11 @@ class Ours:
     """A block of the memory pool; every write but with `again` goes to a new one."""
 
     def __init__(self, node: str) -> None:
-        from distributed_grid.memory.blocks import Blocks
-        from distributed_grid.orchestration.desks import memory_desk
+        from distributed_grid.client.memory.directory import memory_desk
+        from distributed_grid.memory.client.block_client import BlockClient
 
         self.desk = memory_desk()
-        self.blocks = Blocks(self.desk)
+        self.blocks = BlockClient(self.desk)
         self._node = node
         self.block = self.allocate(SIZE)
 
@@ -265,10 +265,10 @@ def _small(kind: str, peer: Any) -> float:
 def many(node: str, block: str, seconds: float) -> dict[str, Any]:
     """How many small reads one of many programs gets done; begins when it is told to."""
     peer = Ours.__new__(Ours)
-    from distributed_grid.memory.blocks import Blocks
-    from distributed_grid.orchestration.desks import memory_desk
+    from distributed_grid.client.memory.directory import memory_desk
+    from distributed_grid.memory.client.block_client import BlockClient
 
-    peer.blocks = Blocks(memory_desk())
+    peer.blocks = BlockClient(memory_desk())
     peer.block = block
     peer.read(SMALL)
     print("ready", flush=True)

@@ -18,12 +18,12 @@ from statistics import fmean, stdev
 
 from bench.table import Line
 from bench.traces import TRACES, lines_of
-from distributed_grid.domain.events import LeaseAsked, LeaseReleased, NodeHeard
+from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, LeaseReleased
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity
-from distributed_grid.domain.strategies import Strategy
+from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.errors import Refused
 from distributed_grid.reactor import LeaseAnswer, step
 from distributed_grid.simulation.traces.openb import read_asks, read_nodes
@@ -112,7 +112,7 @@ def _joined(trace: Trace, dice: random.Random) -> Ledger:
     nodes = [Node(f"n{number}", capacity=has) for number, has in enumerate(trace.nodes)]
     ledger = Ledger(dice.sample(nodes, len(nodes)))
     for node in nodes:
-        step(ledger, NodeHeard(node.name, Usage()), 0)
+        step(ledger, HeartbeatReceived(node.name, Usage()), 0)
     return ledger
 
 

@@ -19,16 +19,16 @@ from contextlib import suppress
 from statistics import fmean, median
 
 from bench.table import Line
-from distributed_grid.domain.changes import Row
-from distributed_grid.domain.events import LeaseAsked, LeaseReleased, NodeHeard
+from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, LeaseReleased
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice
-from distributed_grid.domain.strategies import Strategy
+from distributed_grid.domain.rows import Row
+from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.errors import Refused
 from distributed_grid.reactor import step
-from distributed_grid.scheduling.line import place_for
+from distributed_grid.scheduling.queue.queue import place_for
 
 GB = 2**30
 BARS = {100: 100.0, 1_000: 300.0, 10_000: 2_000.0}
@@ -96,7 +96,7 @@ def half_full(size: int) -> list[Row]:
     draw = random.Random(size)
     ledger = Ledger(_node(number) for number in range(size))
     for name in list(ledger.nodes):
-        step(ledger, NodeHeard(name, Usage()), 0)
+        step(ledger, HeartbeatReceived(name, Usage()), 0)
     for number in range(5 * size):
         step(ledger, LeaseAsked(Request(f"first{number}", f"u{number % 7}", _ask(draw))), 0)
     return ledger.rows()

@@ -16,16 +16,16 @@ import time
 from collections.abc import Iterator
 
 from bench.table import Line
-from distributed_grid.domain.changes import Counter, Row
 from distributed_grid.domain.jobs import Attempt, Command, Job
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.lives import JobState, LeaseState, NodeState
-from distributed_grid.domain.nodes import Node, Sighting, Usage
+from distributed_grid.domain.nodes import Node, NodeObservation, Usage
 from distributed_grid.domain.offers import Offer
 from distributed_grid.domain.resources import Amounts, Capacity, Claim, GpuDevice, GpuShare, Priority
-from distributed_grid.scheduling.placement import place
-from distributed_grid.scheduling.preemption import displace
+from distributed_grid.domain.rows import Counter, Row
+from distributed_grid.domain.states import JobState, LeaseState, NodeState
+from distributed_grid.scheduling.placement.placement import place
+from distributed_grid.scheduling.preemption.preemption import displace
 
 GB = 2**30
 NOW = 10**9
@@ -98,7 +98,7 @@ def full_grid(size: int, kind: str, seed: int = 0) -> Iterator[Row]:
         name = f"n{number}"
         yield Node(name, NodeState.ALIVE, has)
         yield Offer(name, 1, has, NOW, NOW + 10**6)
-        yield Sighting(name, NOW, Usage())
+        yield NodeObservation(name, NOW, Usage())
         for claim in _claims(draw, kind):
             fence += 1
             yield from _running(draw, name, claim, fence)

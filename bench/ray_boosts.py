@@ -22,9 +22,9 @@ import psutil
 
 from bench.house import GRID, a_house, start
 from bench.table import Line
-from distributed_grid.orchestration.async_client import AsyncClient
-from distributed_grid.orchestration.client import Client, ClientConfig
-from distributed_grid.orchestration.places import Places
+from distributed_grid.client.async_client import AsyncClient
+from distributed_grid.client.client import Client, ClientConfig
+from distributed_grid.state_dir import StateDir
 
 ONE_BY_ONE, MANY, AT_ONCE = 100, 1_000, 128
 ASKED = {"target": "head", "source": "donor", "resource_type": "cpu"}
@@ -83,7 +83,7 @@ def measure() -> list[Line]:
     ]
 
 
-def _one_by_one(places: Places, wanted: ClientConfig) -> float:
+def _one_by_one(places: StateDir, wanted: ClientConfig) -> float:
     took: list[float] = []
     with Client(places, wanted) as client:
         for _ in range(ONE_BY_ONE):
@@ -96,7 +96,7 @@ def _one_by_one(places: Places, wanted: ClientConfig) -> float:
     return statistics.median(took)
 
 
-async def _many(places: Places, wanted: ClientConfig) -> tuple[float, float, float]:
+async def _many(places: StateDir, wanted: ClientConfig) -> tuple[float, float, float]:
     client, room = AsyncClient(places, wanted), asyncio.Semaphore(AT_ONCE)
 
     async def one(name: str) -> None:

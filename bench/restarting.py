@@ -7,16 +7,16 @@ import time
 from bench.house import BIG_NODE, a_house
 from bench.table import Line
 from distributed_grid.adapters.stores.sqlite import SqliteStore
-from distributed_grid.domain.changes import Row
-from distributed_grid.domain.events import LeaseAsked, LeaseReleased, NodeDeclared, NodeHeard
+from distributed_grid.client.client import Client
+from distributed_grid.control.batch import batch_of
+from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, LeaseReleased, NodeDeclared
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity
-from distributed_grid.orchestration.bookkeeping import batch_of
-from distributed_grid.orchestration.client import Client
-from distributed_grid.orchestration.places import Places
+from distributed_grid.domain.rows import Row
 from distributed_grid.reactor import Record, step
+from distributed_grid.state_dir import StateDir
 
 ACTIVE, ENDED, BATCH = 10_000, 100_000, 500
 DAY_MS = 86_400_000
@@ -39,7 +39,7 @@ def measure() -> list[Line]:
     ]
 
 
-def _fill(places: Places) -> None:
+def _fill(places: StateDir) -> None:
     """Real history through the real deciders and the real store."""
     now = int(time.time() * 1000) - DAY_MS
     store, ledger = SqliteStore(places.database), Ledger()
@@ -47,7 +47,7 @@ def _fill(places: Places) -> None:
     records: list[Record] = []
     seq = 0
 
-    def take(event: LeaseAsked | LeaseReleased | NodeDeclared | NodeHeard) -> None:
+    def take(event: LeaseAsked | LeaseReleased | NodeDeclared | HeartbeatReceived) -> None:
         nonlocal seq
         stepped = step(ledger, event, now)
         changes.extend(stepped.changes)
@@ -63,7 +63,7 @@ def _fill(places: Places) -> None:
         records.clear()
 
     take(NodeDeclared(Node("big", capacity=Capacity(10**9, 2**50))))
-    take(NodeHeard("big", Usage()))
+    take(HeartbeatReceived("big", Usage()))
     for i in range(ENDED + ACTIVE):
         take(LeaseAsked(Request(f"r{i:08x}", "somebody", Amounts(cpu_milli=1000))))
         if i < ENDED:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.house import a_house, start
 from bench.table import Line
-from distributed_grid.orchestration.client import Client
+from distributed_grid.client.client import Client
 
 SECONDS = 120.0
 CONFIG = """

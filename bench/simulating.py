@@ -8,11 +8,11 @@ from random import Random
 from bench.table import Line
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Node
-from distributed_grid.domain.policy import Policy
 from distributed_grid.domain.resources import Amounts, Capacity, Priority
+from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.simulation.campaign import lived
-from distributed_grid.simulation.replay import Replay
-from distributed_grid.simulation.traces.trace import PATIENT_MS, Logged
+from distributed_grid.simulation.replay.replay import Replay
+from distributed_grid.simulation.traces.trace import PATIENT_MS, LoggedJob
 
 GB = 1024**3
 DAY_MS = 86_400_000
@@ -27,7 +27,7 @@ def measure() -> list[Line]:
     """The replay's time, with what it shows, and the pace of the campaign on one core."""
     work, nodes = _work(), _nodes()
     began, cpu_began = time.perf_counter(), time.process_time()
-    figures = Replay(work, nodes, Policy()).run()
+    figures = Replay(work, nodes, SchedulingPolicy()).run()
     took, cpu_took = time.perf_counter() - began, time.process_time() - cpu_began
     table = figures.table()
     assert (table.finished, table.waiting) == (JOBS, 0)
@@ -52,7 +52,7 @@ def _nodes() -> list[Node]:
     return [Node(f"n{i}", capacity=Capacity(1000 * cores, 4 * cores * GB)) for i, cores in enumerate(sizes)]
 
 
-def _work() -> list[Logged]:
+def _work() -> list[LoggedJob]:
     """A day's arrivals on nodes that are four fifths full: some of the wide jobs have to wait for a while."""
     random = Random("work")
     work = []
@@ -67,5 +67,5 @@ def _work() -> list[Logged]:
             wait_ms=PATIENT_MS,
             expects_ms=round(run_ms * random.uniform(1, 5)),
         )
-        work.append(Logged(random.randrange(DAY_MS), request, run_ms))
+        work.append(LoggedJob(random.randrange(DAY_MS), request, run_ms))
     return sorted(work, key=lambda one: one.at_ms)

@@ -21,11 +21,11 @@ from bench.traces import TRACES
 from distributed_grid.domain.events import (
     AttemptEnded,
     Event,
+    HeartbeatReceived,
     JobSubmitted,
     LeaseAsked,
     LeaseReleased,
-    NodeHeard,
-    QueueLooked,
+    QueueScanned,
 )
 from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.leases import LONGEST_MS, Lease, Request
@@ -33,7 +33,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.reactor import step
-from distributed_grid.simulation.traces.reading import read_trace
+from distributed_grid.simulation.traces.format_detection import read_trace
 
 PROCESSORS = 128
 EASY_WAIT_MIN, EASY_SLOWDOWN = 353, 93
@@ -112,7 +112,7 @@ def replay(jobs: list[Asked], way: LeasesAlone | Jobs) -> Waits:
     """Let every job be asked for at its time, and end when it has run for as long as it did."""
     node = Node("sp2", capacity=Capacity(1000 * PROCESSORS, 2**40), offer_ms=LONGEST_MS)
     ledger = Ledger([node])
-    step(ledger, NodeHeard("sp2", Usage()), 0)
+    step(ledger, HeartbeatReceived("sp2", Usage()), 0)
     by_id = {job.request.id: job for job in jobs}
     ends: list[tuple[int, int, Asked, Lease]] = []
     started: dict[int, int] = {}
@@ -127,7 +127,7 @@ def replay(jobs: list[Asked], way: LeasesAlone | Jobs) -> Waits:
             now_s, event = job.at_s, way.ask(job)
             job = next(ahead, None)
         changes = step(ledger, event, 1000 * now_s).changes
-        changes += step(ledger, QueueLooked(), 1000 * now_s).changes  # a control plane looks every second
+        changes += step(ledger, QueueScanned(), 1000 * now_s).changes  # a control plane looks every second
         for row in changes:
             if isinstance(row, Lease) and row.holds and row.request.id in by_id:
                 one = by_id[row.request.id]

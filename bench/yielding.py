@@ -16,11 +16,11 @@ from pathlib import Path
 from bench.room import own_room
 from bench.table import Line
 from distributed_grid.adapters.probes.machine import MachineProbe
-from distributed_grid.agent import tree
-from distributed_grid.agent.attempts import AttemptHost
-from distributed_grid.agent.measuring import Meter
-from distributed_grid.agent.owner import OwnerGuard
-from distributed_grid.agent.reports import AttemptSpec
+from distributed_grid.agent.execution.attempt import AttemptSpec
+from distributed_grid.agent.execution.host import AttemptHost
+from distributed_grid.agent.limits import process_tree
+from distributed_grid.agent.owner.guard import OwnerGuard
+from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.wire import OwnerRules
 
 RULES = OwnerRules(300, 1000, 0, 1000, 0, evict=False)
@@ -83,7 +83,7 @@ async def lent_machine(cores: int) -> AsyncIterator[AttemptHost]:
     """A machine on which one attempt keeps every core busy, with a guard over it."""
     folder = Path(tempfile.mkdtemp(prefix="grid-bench-"))
     host = AttemptHost(folder, report=lambda report: None)
-    guard = OwnerGuard(host, Meter(MachineProbe()), lambda *told: None)
+    guard = OwnerGuard(host, UsageMeter(MachineProbe()), lambda *told: None)
     guard.rules = RULES
     await host.start()
     watching = asyncio.create_task(guard.watch())
@@ -116,8 +116,8 @@ def spinning(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def _ran_s(running: list[subprocess.Popen[bytes]]) -> float:
-    found = (tree.look(one.pid) for one in running)
-    return sum(proc.own_ticks for proc in found if proc is not None) * tree.TICK_MS / 1000
+    found = (process_tree.look(one.pid) for one in running)
+    return sum(proc.own_ticks for proc in found if proc is not None) * process_tree.TICK_MS / 1000
 
 
 def _own_s(host: AttemptHost) -> float:

@@ -9,18 +9,18 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from distributed_grid.client.client import Client
 from distributed_grid.config import ClusterConfig, load_cluster_config
+from distributed_grid.control.view_types import AllocationRow, ClusterStatus, JobRow, NodeRow, OfferRow
 from distributed_grid.core import GridOrchestrator, SSHManager
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused, TimedOut
 from distributed_grid.monitoring.resource_metrics import ResourceMetricsCollector, ResourceSnapshot
 from distributed_grid.monitoring.scheduling_metrics import SchedulingFigures
 from distributed_grid.orchestration import resource_sharing
-from distributed_grid.orchestration.client import Client
 from distributed_grid.orchestration.intelligent_scheduler import (
     IntelligentScheduler,
     ResourceRequirement,
@@ -30,7 +30,6 @@ from distributed_grid.orchestration.intelligent_scheduler import (
     SchedulingStrategy,
     TaskPriority,
 )
-from distributed_grid.orchestration.places import Places
 from distributed_grid.orchestration.resource_sharing_manager import (
     AllocationPriority,
     ResourceRequest,
@@ -39,12 +38,12 @@ from distributed_grid.orchestration.resource_sharing_manager import (
     SharingPolicy,
 )
 from distributed_grid.orchestration.resource_sharing_orchestrator import ResourceSharingOrchestrator
-from distributed_grid.orchestration.shapes import AllocationRow, ClusterStatus, JobRow, NodeRow, OfferRow
-from tests.acceptance.conftest import Shell, wait_until
+from distributed_grid.state_dir import StateDir
+from tests.support.project import PROJECT
+from tests.support.shell import Shell, wait_until
 
-pytestmark = pytest.mark.acceptance
+pytestmark = pytest.mark.e2e
 
-PROJECT = Path(__file__).resolve().parents[1]
 NODES = {"gpu-master", "gpu1", "gpu2"}
 
 
@@ -66,7 +65,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
 def config(cluster: Shell) -> Iterator[ClusterConfig]:
     """The config of that grid; what a test borrowed must be given back."""
     yield load_cluster_config("config/my-cluster-enhanced.yaml")
-    with Client(Places(cluster.state_dir)) as client:
+    with Client(StateDir(cluster.state_dir)) as client:
         assert [row["allocation_id"] for row in client.call("status")["allocations"]] == []
 
 

@@ -14,18 +14,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
+from distributed_grid.api.framing import JSON, STDERR, STDOUT
+from distributed_grid.client.async_client import AsyncClient
+from distributed_grid.client.client import ReconnectBackoff
+from distributed_grid.client.download import FileDownload
+from distributed_grid.client.environment import caller_environment, make_sure_of_text
+from distributed_grid.client.placement_arguments import PlacementArguments, wishes
+from distributed_grid.client.session import way_to
+from distributed_grid.client.upload import NONE, Shipment, ship
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority, ResourceType
 from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
-from distributed_grid.orchestration.async_client import AsyncClient
-from distributed_grid.orchestration.attaching import way_to
-from distributed_grid.orchestration.caller import caller_environment, make_sure_of_text
-from distributed_grid.orchestration.client import Patience
-from distributed_grid.orchestration.fetching import Taker
-from distributed_grid.orchestration.placing import Placing, wishes
-from distributed_grid.orchestration.protocol import JSON, STDERR, STDOUT
 from distributed_grid.orchestration.resource_sharing import ResourceSharingProtocol
-from distributed_grid.orchestration.shipping import NONE, Shipment, ship
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class GridOrchestrator:
         isolated: bool = False,
         workdir: str | os.PathLike[str] | None = None,
         fetch: Sequence[str] = (),
-        **placing: Unpack[Placing],
+        **placing: Unpack[PlacementArguments],
     ) -> SharedRunResult:
         """Borrow, run, give back; returns when the command is over. One string goes through `sh -c`.
 
@@ -152,7 +152,7 @@ class GridOrchestrator:
         )
 
     async def _fetch(self, uid: str, patterns: Sequence[str], target: str | os.PathLike[str] | None) -> None:
-        taker = Taker(target or ".", patterns)
+        taker = FileDownload(target or ".", patterns)
         try:
             async for kind, part in self._client.stream("fetch", job_id=uid, patterns=list(patterns)):
                 taker.take(kind, part)
@@ -161,7 +161,7 @@ class GridOrchestrator:
 
     async def _result(self, uid: str) -> SharedRunResult:
         output = {STDOUT: bytearray(), STDERR: bytearray()}
-        patience = Patience()
+        patience = ReconnectBackoff()
         while True:
             seen = {"stdout_seen": len(output[STDOUT]), "stderr_seen": len(output[STDERR])}
             try:

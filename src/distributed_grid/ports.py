@@ -2,7 +2,7 @@
 
 Rule 1. A port has few methods, and each says what a second call does.
 Rule 2. Values that cross a port are frozen and know nothing of the technology behind it.
-Rule 3. Every adapter of a port passes the same contract suite (`distributed_grid.testing`).
+Rule 3. Every adapter of a port passes the same contract suite (`tests.support`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -98,7 +98,7 @@ class Batch(Struct):
     events: list[EventRow] = []
 
 
-class Loaded(Struct):
+class LoadedRows(Struct):
     """Everything alive in a store, and where its events stopped."""
 
     live: list[LiveRow]
@@ -113,7 +113,7 @@ class Store(Protocol):
     batches only. What `commit` returned from is seen by every read that begins afterwards.
     """
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedRows:
         """Everything alive, by kind and key, from one moment; loading changes nothing."""
 
     def commit(self, batch: Batch) -> None:
@@ -173,7 +173,7 @@ class Store(Protocol):
         """Give back files and locks. Closing twice is not an error."""
 
 
-class Group(Struct, frozen=True):
+class EngineGroup(Struct, frozen=True):
     """What an engine is to reserve under a name, on the node that it calls `place`."""
 
     name: str
@@ -202,7 +202,7 @@ class Engine(Protocol):
     be made again.
     """
 
-    async def reserve(self, group: Group, *, seconds: float) -> None:
+    async def reserve(self, group: EngineGroup, *, seconds: float) -> None:
         """Have this group, within so many seconds; one that is there already is not made twice.
 
         Raises `Refused` with the reason where it cannot be had, and then nothing of it is left.

@@ -58,7 +58,7 @@ class Hello(_FromAgent, frozen=True):
     boot: Name = ""
 
 
-class Mark(Struct, frozen=True):
+class CheckpointAge(Struct, frozen=True):
     """An attempt has marked a checkpoint, so many milliseconds before this was sent."""
 
     lease_id: Id
@@ -75,7 +75,7 @@ class Heartbeat(_FromAgent, frozen=True):
     beat: Count = 0
     generation: Count = 0
     yields: bool = False
-    marks: Annotated[tuple[Mark, ...], Meta(max_length=MOST_ATTEMPTS)] = ()
+    marks: Annotated[tuple[CheckpointAge, ...], Meta(max_length=MOST_ATTEMPTS)] = ()
 
 
 class Started(_FromAgent, frozen=True):
@@ -111,7 +111,7 @@ class Ended(_FromAgent, frozen=True):
     mark_age_ms: Count | None = None
 
 
-class Chunk(_FromAgent, frozen=True):
+class ContentChunk(_FromAgent, frozen=True):
     """The next bytes of a stream, and where in the file they are; no bytes is its end for now, and `problem` why
     there is nothing to come."""
 
@@ -130,7 +130,7 @@ class Listing(_FromAgent, frozen=True):
     problem: Text = ""
 
 
-class Fetch(_FromAgent, frozen=True):
+class FetchContent(_FromAgent, frozen=True):
     """Send the content of this digest, as far as the credit goes."""
 
     stream: Count
@@ -275,7 +275,7 @@ class Start(_ToAgent, frozen=True):
     generation: Count = 0
 
 
-class Stop(_ToAgent, frozen=True):
+class StopAttemptOrder(_ToAgent, frozen=True):
     """Stop what runs under a lease; `ending` is what the end is to be called."""
 
     lease_id: Id
@@ -323,7 +323,7 @@ class List(_ToAgent, frozen=True):
     patterns: Annotated[tuple[Text, ...], Meta(max_length=1000)]
 
 
-class Piece(_ToAgent, frozen=True):
+class FilePart(_ToAgent, frozen=True):
     """The next bytes of what an agent fetches; no bytes is the end, and `problem` why there is nothing to come."""
 
     stream: Count
@@ -372,9 +372,21 @@ class MemoryAnswered(_ToAgent, frozen=True):
 
 MemoryReport = MemoryServed | MemoryFailed | CopyMade | CopiesFreed | MemoryWanted
 MemoryOrder = OpenMemory | MakeCopy | FreeCopies
-FromAgent = Hello | Heartbeat | Started | Paused | Ended | Chunk | Listing | Fetch | Credit | MemoryReport | MemoryAsked
-_Order = Start | Stop | Read | More | Enough | List | MemoryOrder
-ToAgent = Welcome | Refuse | Heard | Acknowledge | Piece | _Order | MemoryAnswered
+FromAgent = (
+    Hello
+    | Heartbeat
+    | Started
+    | Paused
+    | Ended
+    | ContentChunk
+    | Listing
+    | FetchContent
+    | Credit
+    | MemoryReport
+    | MemoryAsked
+)
+_Order = Start | StopAttemptOrder | Read | More | Enough | List | MemoryOrder
+ToAgent = Welcome | Refuse | Heard | Acknowledge | FilePart | _Order | MemoryAnswered
 
 
 class AgentSide(Protocol):

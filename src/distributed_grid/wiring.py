@@ -7,12 +7,12 @@ import logging
 from msgspec.structs import replace
 
 from distributed_grid.config import ClusterConfig, NodeConfig
-from distributed_grid.config.sections import Thresholds as ConfiguredThresholds
-from distributed_grid.domain.balance import Marks, Mode, Rules
-from distributed_grid.domain.nodes import Caps, Node, Thresholds
-from distributed_grid.domain.policy import Policy, Quota
+from distributed_grid.config.sections import ThresholdConfig as ConfiguredThresholds
+from distributed_grid.domain.nodes import Caps, Node, OfferThresholds
+from distributed_grid.domain.rebalancing import PressureMarks, RebalanceRules, SharingMode
 from distributed_grid.domain.resources import NOTHING, Capacity, GpuDevice, counts
-from distributed_grid.scheduling.policies import POLICIES
+from distributed_grid.domain.scheduling_policy import Quota, SchedulingPolicy
+from distributed_grid.scheduling.rebalancing.sharing_policies import POLICIES
 from distributed_grid.wire import OwnerRules
 
 DEFAULT_EXCESS = 0.2
@@ -54,27 +54,27 @@ def owner_rules(config: ClusterConfig, node: NodeConfig) -> OwnerRules | None:
     )
 
 
-def balance_rules(config: ClusterConfig) -> Rules | None:
+def balance_rules(config: ClusterConfig) -> RebalanceRules | None:
     """How the grid is balanced; None where nothing is shared at all."""
     sharing = config.resource_sharing
     if not sharing.enabled:
         return None
     marks = sharing.pressure
-    return Rules(
-        Mode(sharing.mode),
+    return RebalanceRules(
+        SharingMode(sharing.mode),
         POLICIES[sharing.policy],
         round(1000 * sharing.rebalance_interval_seconds),
-        memory=Marks(_milli(marks.memory_high), _milli(marks.memory_low)),
-        cpu=Marks(_milli(marks.cpu_high), _milli(marks.cpu_low)),
-        gpu=Marks(_milli(marks.gpu_high), _milli(marks.gpu_low)),
+        memory=PressureMarks(_milli(marks.memory_high), _milli(marks.memory_low)),
+        cpu=PressureMarks(_milli(marks.cpu_high), _milli(marks.cpu_low)),
+        gpu=PressureMarks(_milli(marks.gpu_high), _milli(marks.gpu_low)),
         excess_milli=_milli(DEFAULT_EXCESS if marks.excess is None else marks.excess),
     )
 
 
-def policy_of(config: ClusterConfig) -> Policy:
+def policy_of(config: ClusterConfig) -> SchedulingPolicy:
     """What holds for everybody: how places are chosen, who has how much right to them, and who must yield them."""
     fairness = config.fairness
-    return Policy(
+    return SchedulingPolicy(
         strategy=config.resource_sharing.strategy,
         half_life_ms=round(1000 * fairness.half_life_seconds),
         weights=tuple(sorted((who, max(_milli(weight), 1)) for who, weight in fairness.weights.items())),
@@ -156,10 +156,10 @@ def _gpus(node: NodeConfig) -> tuple[GpuDevice, ...]:
     return tuple(GpuDevice(index) for index in range(node.gpu_count or 0))
 
 
-def _thresholds(configured: ConfiguredThresholds | None, excess: float = 0.0) -> Thresholds | None:
+def _thresholds(configured: ConfiguredThresholds | None, excess: float = 0.0) -> OfferThresholds | None:
     if configured is None:
         return None
-    return Thresholds(
+    return OfferThresholds(
         cpu_busy_max_milli=round(1000 * configured.cpu_used_max),
         cpu_min_milli=configured.cpu_free_min_milli,
         memory_used_max_milli=round(1000 * configured.memory_used_max),

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from distributed_grid.adapters.engines.local import LocalEngine
-from distributed_grid.domain.engines import Room
+from distributed_grid.domain.engines import EngineResources
 from distributed_grid.ports import Engine
-from distributed_grid.testing.engine_contract import EngineContract
+from tests.support.engine_contract import EngineContract
+from tests.support.local_engine import LocalEngine
 
 
 class TestLocalEngine(EngineContract):
     @pytest.fixture
     def engine(self) -> Engine:
-        return LocalEngine({"n1": Room(4000, 1 << 30, 1000), "n2": Room(2000, 1 << 30, 0)})
+        return LocalEngine({"n1": EngineResources(4000, 1 << 30, 1000), "n2": EngineResources(2000, 1 << 30, 0)})
 
     def run(self, deed: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run(deed)

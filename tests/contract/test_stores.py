@@ -5,7 +5,7 @@ from pathlib import Path
 from distributed_grid.adapters.stores.memory import MemoryStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.ports import Store
-from distributed_grid.testing.store_contract import StoreContract
+from tests.support.store_contract import StoreContract
 
 
 class TestMemoryStore(StoreContract):

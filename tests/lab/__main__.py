@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from tests.lab.labs import NAMES, Lab, problem
+from tests.lab.lab import NAMES, Lab, problem
 
 
 def main(names: list[str]) -> int:

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.acceptance.conftest import Shell
-from tests.lab.hosts import Host
-from tests.lab.labs import Lab
+from tests.lab.lab import Lab
+from tests.lab.lab_host import Host
+from tests.support.shell import Shell
 
 AGENT = "distributed_grid.agent --dir"
 OURS = ("distributed_grid", "run-of-a-job")

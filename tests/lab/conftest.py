@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.lab import clocks
-from tests.lab.labs import Lab, problem
+from tests.lab import skewed_clocks
+from tests.lab.lab import Lab, problem
 
 
 def _unavailable(reason: str) -> None:
@@ -42,5 +42,5 @@ def a_lab() -> Callable[..., Lab]:
 @pytest.fixture
 def needs_skew() -> None:
     """For tests that call `skew_seconds`."""
-    if reason := clocks.problem():
+    if reason := skewed_clocks.problem():
         _unavailable(reason)

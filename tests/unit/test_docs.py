@@ -11,8 +11,8 @@ import click
 import pytest
 
 from distributed_grid.cli.main import COMMANDS, grid
+from tests.support.project import PROJECT
 
-PROJECT = Path(__file__).resolve().parents[2]
 PAGES = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")]
 PAGES += sorted((PROJECT / "docs").rglob("*.md"))
 TEXTS = {page: page.read_text() for page in PAGES}
@@ -104,7 +104,7 @@ def test_the_messages_in_troubleshooting_are_those_of_the_code() -> None:
 
 
 def test_the_fields_that_are_shown_are_written_down() -> None:
-    views = (PROJECT / "src/distributed_grid/orchestration/views.py").read_text()
+    views = (PROJECT / "src/distributed_grid/control/views.py").read_text()
     shown = set(re.findall(r'^\s+"(\w+)": ', views, re.MULTILINE))
     written = set(re.findall(r"\b\w+\b", TEXTS[PROJECT / "docs" / "api.md"]))
     assert shown - written == set()

@@ -17,14 +17,14 @@ ENDPOINT = wire.Endpoint("10.0.0.1", 7000, "ab" * 32, "/run/memory.sock", "life"
 FROM_AGENT: list[wire.FromAgent] = [
     wire.Hello(1, "0.1.0", "gpu1", ("a.1",), Capacity(4000, 2**34, (GpuDevice(0, 2**33, "A"),)), 7, "boot"),
     wire.Heartbeat(
-        "gpu1", Usage(10, 5, 2**30, 2**29, (GpuUsage(0, 1, 2, 3, 4),)), 12, 3, True, (wire.Mark("a.1", 5, 9),)
+        "gpu1", Usage(10, 5, 2**30, 2**29, (GpuUsage(0, 1, 2, 3, 4),)), 12, 3, True, (wire.CheckpointAge("a.1", 5, 9),)
     ),
     wire.Started(1, "a.1", 5, 77, (0, 1)),
     wire.Paused(2, "a.1", 5, True, "its owner is back"),
     wire.Ended(3, "a.1", 5, Outcome(Ending.EXITED, exit_code=3), mark_age_ms=7),
-    wire.Chunk(4, b"output", at=9),
+    wire.ContentChunk(4, b"output", at=9),
     wire.Listing(5, b"files", ("a: a socket",)),
-    wire.Fetch(6, "ab" * 32, 100),
+    wire.FetchContent(6, "ab" * 32, 100),
     wire.Credit(6, 50),
     wire.MemoryServed("gpu1", ENDPOINT, b"k" * 32, ("b1:1",), ("b2:3",)),
     wire.MemoryFailed("gpu1", "no space left"),
@@ -38,13 +38,13 @@ TO_AGENT: list[wire.ToAgent] = [
     wire.Refuse("no"),
     wire.Heard(12, 60_000),
     wire.Start("gpu1", "a.1", 5, "job", Command(("true",)), Claim(1000, 0, (GpuShare(0, 1000),)), 60_000, 12, 3),
-    wire.Stop("a.1", 5, "cancelled", "by ada", 5000),
+    wire.StopAttemptOrder("a.1", 5, "cancelled", "by ada", 5000),
     wire.Acknowledge(3),
     wire.Read(4, "a.1", b"stdout", 9, 100),
     wire.More(4, 100),
     wire.Enough(4),
     wire.List(5, "a.1", ("out/**",)),
-    wire.Piece(6, b"content"),
+    wire.FilePart(6, b"content"),
     wire.OpenMemory("gpu1", b"certificate", b"key", "10.0.0.1"),
     wire.MakeCopy("b1:1", 2, ENDPOINT, wire.Ticket(b"claims", b"secret")),
     wire.FreeCopies(("b1:1",)),
@@ -139,7 +139,7 @@ def test_a_message_beyond_the_largest_size_is_refused_unread() -> None:
     with pytest.raises(ProtocolError, match="too large"):
         wire.decode_from_agent(b"\0" * (wire.LARGEST_MESSAGE + 1))
     with pytest.raises(ProtocolError):
-        wire.decode_from_agent(wire.encode(wire.Chunk(1, b"x" * (wire.LARGEST_CHUNK + 1))))
+        wire.decode_from_agent(wire.encode(wire.ContentChunk(1, b"x" * (wire.LARGEST_CHUNK + 1))))
 
 
 @pytest.mark.parametrize(

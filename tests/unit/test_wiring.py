@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from distributed_grid.config import ClusterConfig
-from distributed_grid.domain.policy import HOUR_MS, Policy, Quota
-from distributed_grid.domain.strategies import Strategy
+from distributed_grid.domain.scheduling_policy import HOUR_MS, Quota, SchedulingPolicy, Strategy
 from distributed_grid.wiring import policy_of
 
 EVERYTHING = """\
@@ -21,16 +20,16 @@ nodes: [{name: a, custom: {tpu: 4}}]
 """
 
 
-def policy(text: str) -> Policy:
+def policy(text: str) -> SchedulingPolicy:
     return policy_of(ClusterConfig.from_text(text))
 
 
 def test_a_file_that_says_nothing_about_rules_means_the_default_ones():
-    assert policy("name: lab") == Policy()
+    assert policy("name: lab") == SchedulingPolicy()
 
 
 def test_what_a_file_says_reaches_the_rules_in_their_own_units():
-    assert policy(EVERYTHING) == Policy(
+    assert policy(EVERYTHING) == SchedulingPolicy(
         strategy=Strategy.SPREAD,
         half_life_ms=12 * HOUR_MS,
         weights=(("ana", 2000), ("bo", 500)),
@@ -45,9 +44,9 @@ def test_what_a_file_says_reaches_the_rules_in_their_own_units():
     )
 
 
-@pytest.mark.parametrize("field", Policy.__struct_fields__)
+@pytest.mark.parametrize("field", SchedulingPolicy.__struct_fields__)
 def test_there_is_no_rule_that_a_file_cannot_change(field):
-    assert getattr(policy(EVERYTHING), field) != getattr(Policy(), field)
+    assert getattr(policy(EVERYTHING), field) != getattr(SchedulingPolicy(), field)
 
 
 def test_the_order_in_a_file_does_not_make_other_rules():

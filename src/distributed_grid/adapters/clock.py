@@ -4,16 +4,24 @@ Rule 1. Within one boot, time passes as CLOCK_BOOTTIME does: setting the wall cl
         sleep counts.
 Rule 2. A restart on the same boot continues the same line, given the anchor that was kept.
 Rule 3. After a reboot time starts from the wall clock, or from the last known time when that is later.
+
+The anchor of the grid's clock on disk, so that the next control plane goes on with the same time.
 """
 
+from __future__ import annotations
+
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
+from distributed_grid.posix import boot_clock
+from distributed_grid.state_dir import StateDir
+
 STEADY_MS = 50
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Anchor(Struct, frozen=True):
@@ -32,8 +40,8 @@ class GridClock:
         anchor: Anchor | None = None,
         *,
         wall: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-        boottime: Callable[[], int] = lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
-        boot_id: Callable[[], str] = lambda: BOOT_ID.read_text().strip(),
+        boottime: Callable[[], int] = boot_clock.boot_ms,
+        boot_id: Callable[[], str] = boot_clock.boot_id,
     ) -> None:
         """Continue from `anchor`, or begin at the wall clock; all three sources can be replaced."""
         self._wall = wall
@@ -68,3 +76,23 @@ class GridClock:
         if self._shown_offset_ms is None or abs(offset_ms - self._shown_offset_ms) > STEADY_MS:
             self._shown_offset_ms = offset_ms
         return self._shown_offset_ms
+
+
+def load_anchor(places: StateDir) -> Anchor | None:
+    """What was saved last; None where there is nothing, or nothing that makes sense."""
+    try:
+        return msgspec.json.decode(_note(places).read_bytes(), type=Anchor)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def save_anchor(places: StateDir, anchor: Anchor) -> None:
+    """Keep it, whole or not at all; a full disk leaves the one before."""
+    fresh = _note(places).with_suffix(".new")
+    with contextlib.suppress(OSError):
+        fresh.write_bytes(msgspec.json.encode(anchor))
+        fresh.replace(_note(places))
+
+
+def _note(places: StateDir) -> Path:
+    return places.host_dir / "clock.json"

@@ -18,26 +18,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distributed_grid import __version__
-from distributed_grid.agent.attempts import AttemptHost
-from distributed_grid.agent.limits.alarm import boot_ms
-from distributed_grid.agent.marking import Marks
-from distributed_grid.agent.measuring import Meter
-from distributed_grid.agent.memory import LentMemory
-from distributed_grid.agent.orders import Orders, WorkDirs
+from distributed_grid.agent.execution.attempt import AttemptExit, AttemptLaunch
+from distributed_grid.agent.execution.host import AttemptHost
+from distributed_grid.agent.files.checkpoints import CheckpointMarks
+from distributed_grid.agent.files.reader import AttemptFileReader
+from distributed_grid.agent.files.retention import sweep
+from distributed_grid.agent.lent_memory import LentMemory
+from distributed_grid.agent.limits.process_tree import quickly_below
+from distributed_grid.agent.orders import OrderExecutor, WorkDirs
 from distributed_grid.agent.outbox import Outbox
-from distributed_grid.agent.owner import OwnerGuard
-from distributed_grid.agent.ray_workers import Loan, together
-from distributed_grid.agent.reading import Reading
-from distributed_grid.agent.reports import AttemptEnded, AttemptStarted
-from distributed_grid.agent.sweeping import sweep
-from distributed_grid.agent.tree import boot_id, quickly_below
+from distributed_grid.agent.owner.guard import OwnerGuard
+from distributed_grid.agent.owner.ray_usage import RayLoan, together
+from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.domain.resources import Capacity
+from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.wire import (
     HEARTBEAT_MS,
     PROTOCOL,
     Acknowledge,
     ControlSide,
     Ended,
+    FilePart,
     Heard,
     Heartbeat,
     Hello,
@@ -45,7 +46,6 @@ from distributed_grid.wire import (
     MemoryAsked,
     MemoryOrder,
     MemoryReport,
-    Piece,
     ToAgent,
     Welcome,
 )
@@ -60,7 +60,7 @@ class Agent:
         self,
         nodes: tuple[str, ...],
         host: AttemptHost,
-        meter: Meter,
+        meter: UsageMeter,
         control: ControlSide,
         *,
         jobs: Path,
@@ -74,22 +74,24 @@ class Agent:
         self._jobs = jobs
         self._host = host
         self._meter = meter
-        self._loans: deque[Loan] = deque(maxlen=len(nodes))  # the last answer for each of its nodes
+        self._loans: deque[RayLoan] = deque(maxlen=len(nodes))  # the last answer for each of its nodes
         self._control = control
         self._capacity = capacity
         self._workdirs = workdirs
         self._epoch = epoch
         self._on_epoch = on_epoch
         self._tasks: list[asyncio.Task[None]] = []
-        self._marks = Marks(host.root)
+        self._marks = CheckpointMarks(host.root)
         self._beat_seconds = HEARTBEAT_MS / 1000
-        self._reading = Reading(jobs, lambda message: control.received(message, self))
+        self._reading = AttemptFileReader(jobs, lambda message: control.received(message, self))
         self._memory = memory(lambda report: control.received(report, self)) if memory is not None else None
         self._outbox = Outbox(lambda report: control.received(report, self))
         self.guard = OwnerGuard(host, meter, self._outbox.paused)
         self.guard.on_change = self._measure
         self.guard.marked_ago_ms = self._marks.ago_ms
-        self._orders = Orders(host, self.guard, self._outbox, self._reading, workdirs=workdirs, memory=self._memory)
+        self._orders = OrderExecutor(
+            host, self.guard, self._outbox, self._reading, workdirs=workdirs, memory=self._memory
+        )
 
     async def start(self) -> None:
         """Find the attempts that outlived the last agent, report them, then begin to measure and to obey."""
@@ -147,12 +149,12 @@ class Agent:
             self._memory.unlinked()
 
     def send(self, message: ToAgent) -> None:
-        if isinstance(message, Piece):
+        if isinstance(message, FilePart):
             if self._workdirs is not None:
                 self._workdirs.received(message)
         elif isinstance(message, Heard):
             self._marks.heard(message.beat)
-            self._loans.append(Loan(message.ray_cpu_milli, message.ray_memory_bytes, message.ray_gpu_milli))
+            self._loans.append(RayLoan(message.ray_cpu_milli, message.ray_memory_bytes, message.ray_gpu_milli))
             self._meter.ray.loan = together(self._loans)
             if message.hold_ms:
                 self._orders.renew(message.beat + message.hold_ms)
@@ -166,9 +168,9 @@ class Agent:
 
     # ------------------------------------------------------------------ reports
 
-    def report(self, report: AttemptStarted | AttemptEnded) -> None:
+    def report(self, report: AttemptLaunch | AttemptExit) -> None:
         """Pass on what the host says of an attempt."""
-        if isinstance(report, AttemptStarted):
+        if isinstance(report, AttemptLaunch):
             self._outbox.started(report)
             return
         self._meter.ended(report.cpu_ms)

@@ -13,16 +13,16 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
-from distributed_grid.agent.attempts import AttemptHost
-from distributed_grid.agent.environment import own_environment
-from distributed_grid.agent.limits.alarm import boot_ms
-from distributed_grid.agent.memory import LentMemory
+from distributed_grid.agent.execution.attempt import AttemptSpec
+from distributed_grid.agent.execution.environment import own_environment
+from distributed_grid.agent.execution.host import AttemptHost
+from distributed_grid.agent.files.reader import AttemptFileReader
+from distributed_grid.agent.lent_memory import LentMemory
 from distributed_grid.agent.outbox import Outbox
-from distributed_grid.agent.owner import OwnerGuard
-from distributed_grid.agent.reading import Reading
-from distributed_grid.agent.reports import AttemptSpec
+from distributed_grid.agent.owner.guard import OwnerGuard
 from distributed_grid.domain.jobs import Ending, Outcome
-from distributed_grid.wire import Enough, List, More, Piece, Read, Start, Stop, ToAgent
+from distributed_grid.posix.boot_clock import boot_ms
+from distributed_grid.wire import Enough, FilePart, List, More, Read, Start, StopAttemptOrder, ToAgent
 
 LEAST_HOLD_MS = 200
 MOST_REFUSED = 10_000
@@ -35,14 +35,14 @@ class WorkDirs(Protocol):
     async def lay_out(self, digest: str, target: Path) -> None:
         """Lay out the tree of this digest in a directory; done again it changes nothing."""
 
-    def received(self, piece: Piece) -> None:
+    def received(self, piece: FilePart) -> None:
         """Bytes that were asked for."""
 
     def unlinked(self) -> None:
         """The link is gone, and with it what was on its way."""
 
 
-class Orders:
+class OrderExecutor:
     """Orders that wait for their turn, and attempts that are being prepared, were refused or have notice."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Orders:
         host: AttemptHost,
         guard: OwnerGuard,
         outbox: Outbox,
-        reading: Reading,
+        reading: AttemptFileReader,
         *,
         workdirs: WorkDirs | None,
         memory: LentMemory | None,
@@ -103,7 +103,7 @@ class Orders:
     async def _carry_out(self, order: ToAgent) -> None:
         if isinstance(order, Start):
             await self._start(order)
-        elif isinstance(order, Stop):
+        elif isinstance(order, StopAttemptOrder):
             await self._stop(order)
         elif isinstance(order, Read | More | Enough | List):
             self._reading.received(order)
@@ -176,7 +176,7 @@ class Orders:
 
     # ------------------------------------------------------------------ stopping
 
-    async def _stop(self, order: Stop) -> None:
+    async def _stop(self, order: StopAttemptOrder) -> None:
         if self._is_stale(order.lease_id, order.fence):
             log.warning("a stop of %s with an old fence was refused", order.lease_id)
             return
@@ -199,7 +199,7 @@ class Orders:
             del self._displaced[order.lease_id]
         await self._halt(order)
 
-    async def _stop_after(self, notice_ms: int, order: Stop) -> None:
+    async def _stop_after(self, notice_ms: int, order: StopAttemptOrder) -> None:
         """Stop what was displaced when its notice is over; other orders go on meanwhile."""
         await asyncio.sleep(notice_ms / 1000)
         try:
@@ -208,7 +208,7 @@ class Orders:
             log.warning("%s could not be stopped", order.lease_id, exc_info=failure)
             self._displaced.pop(order.lease_id, None)
 
-    async def _halt(self, order: Stop) -> None:
+    async def _halt(self, order: StopAttemptOrder) -> None:
         await self._host.halt(order.lease_id, kind=order.ending, detail=order.detail, grace_ms=order.grace_ms)
 
     # ------------------------------------------------------------------ what is run
@@ -241,4 +241,4 @@ class Orders:
         """What a job finds here; a Python that knows the memory pool, and where to ask about it, among it."""
         made = own_environment(env, given)
         desk = self._memory.desk if self._memory is not None else None
-        return made if desk is None else {**made, "GRID_MEMORY_DESK": str(desk.path), "GRID_PYTHON": sys.executable}
+        return made if desk is None else {**made, "GRID_MEMORY_SOCKET": str(desk.path), "GRID_PYTHON": sys.executable}

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from distributed_grid.agent.reports import AttemptEnded, AttemptStarted
+from distributed_grid.agent.execution.attempt import AttemptExit, AttemptLaunch
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.wire import Ended, Paused, Started
 
@@ -28,14 +28,14 @@ class Outbox:
         self._tell = tell
         self._numbers = itertools.count(1)
         self._unacknowledged: dict[int, Report] = {}
-        self._starting: dict[str, tuple[AttemptStarted, asyncio.TimerHandle]] = {}
+        self._starting: dict[str, tuple[AttemptLaunch, asyncio.TimerHandle]] = {}
 
-    def started(self, report: AttemptStarted) -> None:
+    def started(self, report: AttemptLaunch) -> None:
         """Say that an attempt's command runs, in a moment."""
         later = asyncio.get_running_loop().call_later(SHORT_SECONDS, self._tell_started, report)
         self._starting[report.attempt_id] = (report, later)
 
-    def ended(self, report: AttemptEnded, mark_age_ms: int | None) -> None:
+    def ended(self, report: AttemptExit, mark_age_ms: int | None) -> None:
         """Say how an attempt ended, and how long ago it marked its last checkpoint."""
         pid = 0
         cores: tuple[int, ...] = ()
@@ -74,7 +74,7 @@ class Outbox:
         for _, later in self._starting.values():
             later.cancel()
 
-    def _tell_started(self, report: AttemptStarted) -> None:
+    def _tell_started(self, report: AttemptLaunch) -> None:
         self._starting.pop(report.attempt_id, None)
         self._keep(Started(next(self._numbers), report.attempt_id, report.fence, report.pid, tuple(report.cores)))
 
@@ -83,7 +83,7 @@ class Outbox:
         self._tell(report)
 
 
-def _outcome(report: AttemptEnded) -> Outcome:
+def _outcome(report: AttemptExit) -> Outcome:
     fields: dict[str, Any] = {
         "exit_code": report.exit_code,
         "signal": report.signal,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -17,19 +16,23 @@ from pathlib import Path
 
 from websockets.asyncio.client import ClientConnection, unix_connect
 
-from distributed_grid.adapters.private_files import write_private
 from distributed_grid.adapters.probes.machine import MachineProbe
 from distributed_grid.adapters.probes.nvml import GpuProbe
-from distributed_grid.agent import joining, tree
+from distributed_grid.agent import join_client
 from distributed_grid.agent.agent import Agent
-from distributed_grid.agent.attempts import AttemptHost
+from distributed_grid.agent.execution.host import AttemptHost
+from distributed_grid.agent.files.workdir_fetch import FetchedWorkDirs
 from distributed_grid.agent.hardware import HardwareDetector
-from distributed_grid.agent.measuring import Meter
-from distributed_grid.agent.memory import LentMemory, address_towards
+from distributed_grid.agent.lent_memory import LentMemory, address_towards
+from distributed_grid.agent.limits import process_tree
+from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.agent.uplink import Dial, NoWayYet, Uplink
-from distributed_grid.agent.workdirs import FetchedWorkDirs
 from distributed_grid.errors import BadInput, GridError
-from distributed_grid.memory.keeper import Keeper
+from distributed_grid.memory.supervisor.supervisor import ServerSupervisor
+from distributed_grid.posix.boot_clock import boot_id
+from distributed_grid.posix.locks import try_lock
+from distributed_grid.posix.private_files import write_private
+from distributed_grid.posix.unix_sockets import short_path
 from distributed_grid.wire import LARGEST_MESSAGE
 
 END_GRACE_MS = 5_000
@@ -39,7 +42,7 @@ LOOK_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
-class House:
+class AgentDir:
     """The directory of an agent."""
 
     def __init__(self, path: str) -> None:
@@ -60,14 +63,12 @@ class House:
     def take(self) -> bool:
         """Be the one agent here for the life of this process; False where another one is."""
         lock = os.open(self.path / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock):
             os.close(lock)
             return False
-        me = tree.look(os.getpid())
+        me = process_tree.look(os.getpid())
         assert me is not None
-        self.write("agent.pid", {"pid": me.pid, "start": me.start, "boot": tree.boot_id()})
+        self.write("agent.pid", {"pid": me.pid, "start": me.start, "boot": boot_id()})
         return True
 
     def read(self, name: str) -> dict[str, object]:
@@ -85,14 +86,14 @@ class House:
 
 def serve(options: argparse.Namespace) -> int:
     """Serve until a signal says stop; what runs goes on."""
-    house = House(options.dir)
+    house = AgentDir(options.dir)
     house.make()
     if not house.take():
         print("grid agent: already running", file=sys.stderr)
         return 0
     if options.join:
-        asyncio.run(joining.join(options.address, options.join, options.name, house.path))
-    elif joining.joined(house.path) is None and options.name:
+        asyncio.run(join_client.join(options.address, options.join, options.name, house.path))
+    elif join_client.joined(house.path) is None and options.name:
         raise BadInput("--name goes with --join: over SSH the control plane names the node")
     _begin_log(house.path / "agent.log", to_terminal=sys.stderr.isatty())
     _take_what_the_machine_gives()
@@ -100,7 +101,7 @@ def serve(options: argparse.Namespace) -> int:
     return 0
 
 
-async def _serve(house: House, declare_gpus: int) -> None:
+async def _serve(house: AgentDir, declare_gpus: int) -> None:
     ending = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ending.set)
@@ -115,7 +116,7 @@ async def _serve(house: House, declare_gpus: int) -> None:
     host = AttemptHost(house.jobs, report=lambda report: agent.report(report) if agent else None)
     workdirs = FetchedWorkDirs(house.path / "content", lambda message: uplink.received(message, _the(agent)))
     seen = house.read("epoch.json").get("epoch", 0)
-    meter = Meter(probe, None if declare_gpus else gpus)
+    meter = UsageMeter(probe, None if declare_gpus else gpus)
     agent = Agent(
         (node,),
         host,
@@ -144,7 +145,7 @@ async def _serve(house: House, declare_gpus: int) -> None:
     log.info("stopped; what runs goes on")
 
 
-async def _until_forsaken(house: House, uplink: Uplink, host: AttemptHost) -> None:
+async def _until_forsaken(house: AgentDir, uplink: Uplink, host: AttemptHost) -> None:
     """Return when nobody has been there for as long as the link's file says, and nothing runs; else never."""
     linger: object = 0
     while True:
@@ -155,9 +156,9 @@ async def _until_forsaken(house: House, uplink: Uplink, host: AttemptHost) -> No
             return
 
 
-def _addresses(house: House) -> list[str]:
+def _addresses(house: AgentDir) -> list[str]:
     """The addresses of this machine that the cluster uses: where SSH came in, or from where it reaches its grid."""
-    joined = joining.joined(house.path)
+    joined = join_client.joined(house.path)
     if joined is not None:
         return [address_towards(joined.address.rpartition(":")[0].strip("[]"))]
     found = house.read("link.json").get("address")
@@ -169,10 +170,10 @@ def _the(agent: Agent | None) -> Agent:
     return agent
 
 
-async def _name_of(house: House, ending: asyncio.Event) -> str | None:
+async def _name_of(house: AgentDir, ending: asyncio.Event) -> str | None:
     """The node this agent is; None where it was told to stop before anybody said."""
     while not ending.is_set():
-        joined = joining.joined(house.path)
+        joined = join_client.joined(house.path)
         name = joined.node if joined is not None else house.read("link.json").get("node")
         if isinstance(name, str) and name:
             return name
@@ -181,20 +182,19 @@ async def _name_of(house: House, ending: asyncio.Event) -> str | None:
     return None
 
 
-def _dial(house: House) -> Dial:
+def _dial(house: AgentDir) -> Dial:
     """How to reach the control plane: where the files say now, which changes with every SSH connection."""
 
     async def dial() -> ClientConnection:
-        joined = joining.joined(house.path)
+        joined = join_client.joined(house.path)
         if joined is not None:
-            return await joining.open_channel(joined)
+            return await join_client.open_channel(joined)
         path = house.read("link.json").get("socket")
         if not isinstance(path, str) or not os.path.exists(path):
             raise NoWayYet
-        folder = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:  # by way of the folder: a socket's whole path may be longer than the kernel takes
+        with short_path(path) as name:
             return await unix_connect(
-                f"/proc/self/fd/{folder}/{os.path.basename(path)}",
+                name,
                 "ws://control-plane/v1/agent",
                 compression=None,
                 ping_interval=None,
@@ -203,15 +203,13 @@ def _dial(house: House) -> Dial:
                 close_timeout=1,
                 user_agent_header=None,
             )
-        finally:
-            os.close(folder)
 
     return dial
 
 
 def end(directory: str) -> int:
     """Stop every job that is left in an agent's directory; 1 where something would not end."""
-    house = House(directory)
+    house = AgentDir(directory)
     if not house.jobs.is_dir():
         return 0
     house.make()
@@ -220,7 +218,7 @@ def end(directory: str) -> int:
     return asyncio.run(_end(house))
 
 
-async def _end(house: House) -> int:
+async def _end(house: AgentDir) -> int:
     host = AttemptHost(house.jobs, report=lambda report: None)
     await host.start()
     try:
@@ -241,7 +239,7 @@ async def _end(house: House) -> int:
 async def _end_memory(folder: Path) -> None:
     """End the memory server of a directory, if there is one."""
     if folder.is_dir():
-        keeper = Keeper(folder, tell=lambda report: None)
+        keeper = ServerSupervisor(folder, tell=lambda report: None)
         await keeper.start()
         await keeper.end()
 

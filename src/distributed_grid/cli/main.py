@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import click
 
 from distributed_grid import __version__
-from distributed_grid.cli.globals import GLOBAL_OPTIONS, LazyGroup, Session
+from distributed_grid.cli.global_options import GLOBAL_OPTIONS, CliSession, LazyGroup
 from distributed_grid.errors import GridError
 
 HELP = """Lend out what is idle on your machines, and get it back first.
@@ -61,7 +61,7 @@ def grid() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and exit with its documented code; never with a traceback."""
-    session = Session()
+    session = CliSession()
     try:
         code = grid.main(args=arguments, prog_name="grid", standalone_mode=False, obj=session)
         _flush()
@@ -91,7 +91,7 @@ def _say(message: str) -> None:
     click.echo("grid: " + "\n".join(lines), err=True)
 
 
-def _report(session: Session) -> str:
+def _report(session: CliSession) -> str:
     """Write what is known of a bug to a file; the line that tells of it."""
     reports = session.places.reports
     path = reports / f"bug-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"

@@ -4,15 +4,15 @@ Here belong the keys a user may write, their units and defaults, and how mistake
 make happen belongs elsewhere: `wiring` turns a `ClusterConfig` into adapters.
 """
 
-from distributed_grid.config.problems import ConfigProblems, Problem
-from distributed_grid.config.providers import AwsProvider, DockerLocalProvider, GcpProvider, Provider
-from distributed_grid.config.schema import (
+from distributed_grid.config.cluster_config import (
     ClusterConfig,
     GpuConfig,
     NodeConfig,
     check_config,
     load_cluster_config,
 )
+from distributed_grid.config.errors import ConfigProblem, ConfigProblems
+from distributed_grid.config.providers import AwsProvider, DockerLocalProvider, GcpProvider, Provider
 from distributed_grid.config.sections import (
     Alerts,
     AutoOffload,
@@ -21,12 +21,12 @@ from distributed_grid.config.sections import (
     NodeSharing,
     OwnerPolicy,
     PressureMarks,
-    Quota,
+    QuotaConfig,
     Ray,
     ResourceSharing,
     Scaling,
-    Server,
-    Thresholds,
+    ServerConfig,
+    ThresholdConfig,
 )
 from distributed_grid.config.template import cluster_template
 
@@ -35,6 +35,7 @@ __all__ = [
     "AutoOffload",
     "AwsProvider",
     "ClusterConfig",
+    "ConfigProblem",
     "ConfigProblems",
     "DockerLocalProvider",
     "Fairness",
@@ -45,14 +46,13 @@ __all__ = [
     "NodeSharing",
     "OwnerPolicy",
     "PressureMarks",
-    "Problem",
     "Provider",
-    "Quota",
+    "QuotaConfig",
     "Ray",
     "ResourceSharing",
     "Scaling",
-    "Server",
-    "Thresholds",
+    "ServerConfig",
+    "ThresholdConfig",
     "check_config",
     "cluster_template",
     "load_cluster_config",

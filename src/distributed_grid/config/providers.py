@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import Field, SecretStr
 
-from distributed_grid.config.desk import Desk, Place
-from distributed_grid.config.document import Spot, from_plain, to_plain
-from distributed_grid.config.numbers import Amount, Plain, Size
+from distributed_grid.config.kinds.containers import KeyTable, ListOf, MapOf, key, read_or_refuse
+from distributed_grid.config.kinds.numbers import Amount, Plain, Size
+from distributed_grid.config.kinds.text import FLAG, MASK, PATH, TEXT, Hidden
+from distributed_grid.config.parse_context import KeyPath, ParseContext
 from distributed_grid.config.sections import Frozen
-from distributed_grid.config.shapes import ListOf, MapOf, Table, key, read_or_refuse
-from distributed_grid.config.words import FLAG, MASK, PATH, TEXT, Hidden
+from distributed_grid.config.yaml_document import YamlNode, from_plain, to_plain
 from distributed_grid.errors import BadInput
 
 _NAMED = MapOf(TEXT, TEXT, "kinds of worker, such as cpu and gpu, to machine types")
@@ -63,8 +63,8 @@ class DockerLocalProvider(Frozen):
 
 Provider = AwsProvider | GcpProvider | DockerLocalProvider
 
-TABLES: dict[str, Table] = {
-    "aws": Table(
+TABLES: dict[str, KeyTable] = {
+    "aws": KeyTable(
         (
             key("region", TEXT),
             key("instance_types", _NAMED),
@@ -81,7 +81,7 @@ TABLES: dict[str, Table] = {
         ),
         required=("region",),
     ),
-    "gcp": Table(
+    "gcp": KeyTable(
         (
             key("project", TEXT),
             key("zone", TEXT),
@@ -94,7 +94,7 @@ TABLES: dict[str, Table] = {
         ),
         required=("project", "zone"),
     ),
-    "docker_local": Table(
+    "docker_local": KeyTable(
         (
             key("image", TEXT),
             key("cpu_limit", Amount(1000, "a number of CPU cores", above_zero=True), to="cpu_limit_milli"),
@@ -116,10 +116,10 @@ _MODELS: dict[str, type[AwsProvider] | type[GcpProvider] | type[DockerLocalProvi
 class AsWritten:
     """Checks a provider as far as its variables allow, and keeps it as it was written."""
 
-    table: Table
+    table: KeyTable
 
-    def read(self, spot: Spot, place: Place, desk: Desk) -> Any:
-        draft = Desk(desk.file, env=None)
+    def read(self, spot: YamlNode, place: KeyPath, desk: ParseContext) -> Any:
+        draft = ParseContext(desk.file, env=None)
         read_or_refuse(self.table, spot, place, draft)
         desk.problems += draft.problems
         return to_plain(spot)
@@ -128,13 +128,13 @@ class AsWritten:
         return _masked(value)
 
 
-_KNOWN = Table(tuple(key(name, AsWritten(table)) for name, table in TABLES.items()))
+_KNOWN = KeyTable(tuple(key(name, AsWritten(table)) for name, table in TABLES.items()))
 
 
 class Providers:
     """The providers of a cluster by name, each as it was written."""
 
-    def read(self, spot: Spot, place: Place, desk: Desk) -> dict[str, Any]:
+    def read(self, spot: YamlNode, place: KeyPath, desk: ParseContext) -> dict[str, Any]:
         return _KNOWN.read(spot, place, desk)
 
     def show(self, value: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -161,8 +161,8 @@ def open_provider(name: str, written: Mapping[str, Any], env: Mapping[str, str] 
     if name not in written or written[name] is None:
         known = ", ".join(n for n, settings in written.items() if settings is not None) or "none"
         raise BadInput(f"no provider {name!r} in the configuration (there: {known})")
-    desk = Desk("", os.environ if env is None else env)
-    place = Place(f"providers.{name}", name)
+    desk = ParseContext("", os.environ if env is None else env)
+    place = KeyPath(f"providers.{name}", name)
     values = read_or_refuse(TABLES[name], from_plain(written[name]), place, desk)
     desk.finish()
     return _MODELS[name].model_validate(values)

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from distributed_grid.config.numbers import GIB, MIB
-from distributed_grid.domain.strategies import Strategy
+from distributed_grid.config.kinds.numbers import GIB, MIB
+from distributed_grid.domain.scheduling_policy import Strategy
 
 Part = Annotated[float, Field(ge=0, le=1)]
 """A ratio from 0 to 1."""
@@ -21,7 +21,7 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
-class Thresholds(Frozen):
+class ThresholdConfig(Frozen):
     """How idle a machine must be before it lends, and for how long."""
 
     cpu_used_max: Part = 0.3
@@ -82,7 +82,7 @@ class ResourceSharing(Frozen):
     max_offers_per_node: Whole = 5
     rebalance_interval_seconds: Duration = 30.0
     monitoring_interval_seconds: Duration = 10.0
-    thresholds: Thresholds = Thresholds()
+    thresholds: ThresholdConfig = ThresholdConfig()
     pressure: PressureMarks = PressureMarks()
     auto_offload: AutoOffload = AutoOffload()
 
@@ -114,7 +114,7 @@ class Preemption(Frozen):
     max_per_job: Whole = 3
 
 
-class Quota(Frozen):
+class QuotaConfig(Frozen):
     """The most a user, or the members of a team together, may hold at once; None is "no limit"."""
 
     members: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ class Scaling(Frozen):
     budget_usd_per_day: Duration | None = None
 
 
-class Server(Frozen):
+class ServerConfig(Frozen):
     """Where the control plane listens for REST and for agents that joined; None is "as the address calls for"."""
 
     host: str = "127.0.0.1"

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class Account(Struct, frozen=True):
-    """The use of one user up to `at_ms`, the older the less it counts (`scheduling/fairness.py` keeps it).
+    """The use of one user up to `at_ms`, the older the less it counts (`scheduling/queue/fairness.py` keeps it).
 
     In millicore-seconds, MiB-seconds and milli-GPU-seconds, so that 64 bits are enough. `runs` are the last two run
     times of its jobs in milliseconds, the newest last; `broke_at_ms` is when one of its leases last ended later than

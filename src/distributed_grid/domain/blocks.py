@@ -17,7 +17,7 @@ LONGEST_NAME = 512
 LONGEST_META = 4096
 
 
-class Place(Struct, frozen=True):
+class BlockCopy(Struct, frozen=True):
     """Where a copy is: its name there (and its lease's id), the node ("" is the control plane's own machine), which
     life of that node's memory it belongs to (not known yet: ""), and whether it is on disk instead."""
 
@@ -27,11 +27,11 @@ class Place(Struct, frozen=True):
     on_disk: bool = False
 
 
-class Moving(Struct, frozen=True):
+class CopyMove(Struct, frozen=True):
     """A copy that is being made of another, under the next generation; with `keep` the source stays."""
 
     source: str
-    place: Place
+    place: BlockCopy
     generation: int
     keep: bool
     why: str
@@ -61,9 +61,9 @@ class Block(Struct, frozen=True):
     prefer: str = ""
     generation: int = 1
     next_copy: int = 1
-    places: tuple[Place, ...] = ()
-    leaving: tuple[Place, ...] = ()
-    moving: Moving | None = None
+    places: tuple[BlockCopy, ...] = ()
+    leaving: tuple[BlockCopy, ...] = ()
+    moving: CopyMove | None = None
     tried_at_ms: int = 0
     freeing: bool = False
     lost: bool = False
@@ -84,12 +84,12 @@ class Block(Struct, frozen=True):
         return not (short or self.leaving or self.moving or self.lost)
 
     @property
-    def everywhere(self) -> tuple[Place, ...]:
+    def everywhere(self) -> tuple[BlockCopy, ...]:
         """Every place that has, gets or still has a copy."""
         return (*self.places, *self.leaving, *((self.moving.place,) if self.moving is not None else ()))
 
 
-class Lender(Struct, frozen=True):
+class MemoryServerRow(Struct, frozen=True):
     """How the memory of a node can be used now. Never stored: the key is a secret."""
 
     kind: ClassVar[str] = "lender"

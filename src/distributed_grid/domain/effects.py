@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from distributed_grid.domain.bindings import Binding
 from distributed_grid.domain.blocks import Block
+from distributed_grid.domain.engines import Binding
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 

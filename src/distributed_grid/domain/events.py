@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from distributed_grid.domain.balance import Agenda, Reading, Rules
-from distributed_grid.domain.blocks import Lender
-from distributed_grid.domain.engines import Room
+from distributed_grid.domain.blocks import MemoryServerRow
+from distributed_grid.domain.engines import EngineResources
 from distributed_grid.domain.jobs import Command, Outcome
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Node, Usage
-from distributed_grid.domain.policy import Policy
+from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules, RebalanceSchedule
 from distributed_grid.domain.resources import Claim
+from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 
 
 class ControlPlaneStarted(Struct, frozen=True):
@@ -23,7 +23,7 @@ class ControlPlaneStarted(Struct, frozen=True):
 class PolicySet(Struct, frozen=True):
     """The config says what holds for everybody."""
 
-    policy: Policy
+    policy: SchedulingPolicy
 
 
 class NodeDeclared(Struct, frozen=True):
@@ -38,7 +38,7 @@ class NodeForgotten(Struct, frozen=True):
     name: str
 
 
-class NodeHeard(Struct, frozen=True):
+class HeartbeatReceived(Struct, frozen=True):
     """A heartbeat with fresh measurements; its number, and what the agent itself decided for its owner."""
 
     name: str
@@ -102,11 +102,11 @@ class EngineNode(Struct, frozen=True):
     address: str = ""
     hostname: str = ""
     head: bool = False
-    has: Room = Room()
-    room: Room = Room()
+    has: EngineResources = EngineResources()
+    room: EngineResources = EngineResources()
 
 
-class EngineLooked(Struct, frozen=True):
+class EngineObserved(Struct, frozen=True):
     """What an engine has: its nodes, and the groups that are named as ours are, as of when they were asked for.
 
     `groups` is None where only the nodes were looked at.
@@ -381,7 +381,7 @@ class CopyLost(Struct, frozen=True):
 class MemoryServed(Struct, frozen=True):
     """The memory of a node can be used, and these copies are on its disk; or it cannot (any more), and why."""
 
-    lender: Lender
+    lender: MemoryServerRow
     on_disk: tuple[str, ...] = ()
     problem: str = ""
 
@@ -393,7 +393,7 @@ class MemoryWanted(Struct, frozen=True):
     memory_bytes: int
 
 
-class QueueLooked(Struct, frozen=True):
+class QueueScanned(Struct, frozen=True):
     """Capacity may have come free: look at the waiting requests, in order.
 
     `tried` are shapes of requests that did not fit during this look.
@@ -405,9 +405,9 @@ class QueueLooked(Struct, frozen=True):
 class PressureRead(Struct, frozen=True):
     """How hard every node works, read at one moment. With an agenda that has been noted, and moves come next."""
 
-    readings: tuple[Reading, ...]
-    rules: Rules
-    agenda: Agenda | None = None
+    readings: tuple[PressureReading, ...]
+    rules: RebalanceRules
+    agenda: RebalanceSchedule | None = None
 
 
 class TimePassed(Struct, frozen=True):
@@ -419,14 +419,14 @@ Event = (
     | PolicySet
     | NodeDeclared
     | NodeForgotten
-    | NodeHeard
+    | HeartbeatReceived
     | NodeWanted
     | NodeDrained
     | NodeResumed
     | NodeStopped
     | EngineWanted
     | EngineGivenUp
-    | EngineLooked
+    | EngineObserved
     | GroupBound
     | GroupRefused
     | GroupFreed
@@ -459,7 +459,7 @@ Event = (
     | CopyLost
     | MemoryServed
     | MemoryWanted
-    | QueueLooked
+    | QueueScanned
     | PressureRead
     | TimePassed
 )

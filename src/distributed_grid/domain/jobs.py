@@ -8,7 +8,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from distributed_grid.domain.leases import Request
-from distributed_grid.domain.lives import JobState
+from distributed_grid.domain.states import JobState
 
 
 class Ending(enum.StrEnum):
@@ -86,7 +86,7 @@ class Attempt(Struct, frozen=True):
     marked_at_ms: int = 0
 
 
-class Stop(Struct, frozen=True):
+class StopOrder(Struct, frozen=True):
     """Why a running job is being stopped, and what it becomes afterwards."""
 
     ending: Ending
@@ -109,7 +109,7 @@ class Job(Struct, frozen=True):
     attempts: tuple[Attempt, ...] = ()
     retries_left: int = 0
     lease_id: str = ""
-    stop: Stop | None = None
+    stop: StopOrder | None = None
     outcome: Outcome | None = None
     ended_at_ms: int = 0
 

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from distributed_grid.domain.lives import LeaseEnd, LeaseState
 from distributed_grid.domain.resources import Amounts, Claim, Priority
-from distributed_grid.domain.strategies import Strategy
+from distributed_grid.domain.scheduling_policy import Strategy
+from distributed_grid.domain.states import LeaseEnd, LeaseState
 
 LONGEST_MS = 200 * 365 * 86_400_000
 LARGEST_GANG = 1_000

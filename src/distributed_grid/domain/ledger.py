@@ -15,25 +15,24 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from distributed_grid.domain.accounts import Account
-from distributed_grid.domain.balance import Balance
-from distributed_grid.domain.bindings import Binding
-from distributed_grid.domain.blocks import Block, Lender
-from distributed_grid.domain.books import Book, shared_though_exclusive
-from distributed_grid.domain.changes import VOLATILE, Counter, Row
-from distributed_grid.domain.columns import NO_DEVICE, WHOLE_ONLY, Columns
-from distributed_grid.domain.engines import EngineRow, Stock
+from distributed_grid.domain.blocks import Block, MemoryServerRow
+from distributed_grid.domain.engines import Binding, EngineCapacity, EngineRow
+from distributed_grid.domain.indexes.free_columns import NO_DEVICE, WHOLE_ONLY, FreeColumns
+from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
+from distributed_grid.domain.indexes.running_columns import RunningColumns
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
-from distributed_grid.domain.lives import LeaseState, NodeState
-from distributed_grid.domain.nodes import Node, Sighting
+from distributed_grid.domain.nodes import Node, NodeObservation
 from distributed_grid.domain.offers import Offer
-from distributed_grid.domain.policy import Policy
 from distributed_grid.domain.pressure import pressure
+from distributed_grid.domain.rebalancing import RebalanceState
+from distributed_grid.domain.request_shapes import RequestShapes
 from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, Claim, GpuDevice
-from distributed_grid.domain.tenants import Tenants
-from distributed_grid.domain.typical import Typical
+from distributed_grid.domain.rows import VOLATILE, Counter, Row
+from distributed_grid.domain.scheduling_policy import SchedulingPolicy
+from distributed_grid.domain.states import LeaseState, NodeState
 
-_NO_BOOK = Book()
+_NO_BOOK = NodeClaims()
 T = TypeVar("T", tuple[int, str], tuple[int, int, str])
 L = TypeVar("L", str, tuple[str, str])
 
@@ -43,30 +42,30 @@ class Ledger:
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         self.nodes: dict[str, Node] = {}
-        self.sightings: dict[str, Sighting] = {}
+        self.sightings: dict[str, NodeObservation] = {}
         self.offers: dict[str, Offer] = {}
         self.leases: dict[str, Lease] = {}
         self.jobs: dict[str, Job] = {}
         self.counters: dict[str, int] = {}
-        self.policy = Policy()
-        self.typical = Typical()
+        self.policy = SchedulingPolicy()
+        self.typical = RequestShapes()
         self.memo: dict[str, Any] = {}
         self.accounts: dict[str, Account] = {}
-        self.balances: dict[str, Balance] = {}
+        self.balances: dict[str, RebalanceState] = {}
         self.engines: dict[str, EngineRow] = {}
-        self.stocks: dict[str, Stock] = {}
+        self.stocks: dict[str, EngineCapacity] = {}
         self.bindings: dict[str, Binding] = {}
         self.bindings_of: dict[str, dict[str, None]] = {}
         self.blocks: dict[str, Block] = {}
-        self.lenders: dict[str, Lender] = {}
+        self.lenders: dict[str, MemoryServerRow] = {}
         self.block_names: dict[tuple[str, str], str] = {}
         self.blocks_at: dict[str, dict[str, None]] = {}
         self.unsettled_blocks: dict[str, None] = {}
-        self.columns = Columns()
-        self.tenants = Tenants()
-        self.books: dict[str, Book] = {}
+        self.columns = FreeColumns()
+        self.tenants = RunningColumns()
+        self.books: dict[str, NodeClaims] = {}
         self.labels: dict[tuple[str, str], dict[str, None]] = {}
-        self.held: dict[str, Book] = {}
+        self.held: dict[str, NodeClaims] = {}
         self.leases_on: dict[str, dict[str, None]] = {}
         self.leases_by: dict[str, dict[str, None]] = {}
         self.groups: dict[str, dict[str, None]] = {}
@@ -90,15 +89,15 @@ class Ledger:
                 self.accounts[row.user] = row
             elif isinstance(row, Job):
                 self._put_job(row)
-            elif isinstance(row, Sighting):
+            elif isinstance(row, NodeObservation):
                 self._put_sighting(row)
             elif isinstance(row, Offer):
                 self._put_offer(row)
-            elif isinstance(row, Balance):
+            elif isinstance(row, RebalanceState):
                 self.balances[row.node] = row
-            elif isinstance(row, Policy):
+            elif isinstance(row, SchedulingPolicy):
                 self.policy = row
-            elif isinstance(row, Typical):
+            elif isinstance(row, RequestShapes):
                 self.typical = row
             elif isinstance(row, EngineRow):
                 self._put_engine(row)
@@ -106,14 +105,14 @@ class Ledger:
                 self._put_binding(row)
             elif isinstance(row, Block):
                 self._put_block(row)
-            elif isinstance(row, Lender):
+            elif isinstance(row, MemoryServerRow):
                 self._put_lender(row)
-            elif isinstance(row, Stock):
+            elif isinstance(row, EngineCapacity):
                 self._put_stock(row)
             else:
                 self._put_node(row)
 
-    def book(self, node: str) -> Book:
+    def book(self, node: str) -> NodeClaims:
         """What is taken on a node; do not write to it."""
         return self.books.get(node, _NO_BOOK)
 
@@ -126,7 +125,7 @@ class Ledger:
         """The leases that count against a node."""
         return (self.leases[lease_id] for lease_id in self.leases_on.get(node, ()))
 
-    def held_by(self, user: str) -> Book:
+    def held_by(self, user: str) -> NodeClaims:
         """What a user holds, of all nodes together; do not write to it."""
         return self.held.get(user, _NO_BOOK)
 
@@ -239,7 +238,7 @@ class Ledger:
             if job.lease_id in self.tenants.slots:
                 self.tenants.told(self.leases[job.lease_id], job)
 
-    def _put_sighting(self, seen: Sighting) -> None:
+    def _put_sighting(self, seen: NodeObservation) -> None:
         self.sightings[seen.node] = seen
         row = self.columns.row_of(seen.node)
         self.columns.busy[row] = seen.usage.cpu_busy_milli if seen.usage is not None else 0
@@ -258,13 +257,13 @@ class Ledger:
         else:
             self.engines[row.name] = row
 
-    def _put_stock(self, stock: Stock) -> None:
+    def _put_stock(self, stock: EngineCapacity) -> None:
         if stock.is_over:
             self.stocks.pop(stock.node, None)
         else:
             self.stocks[stock.node] = stock
 
-    def _put_lender(self, lender: Lender) -> None:
+    def _put_lender(self, lender: MemoryServerRow) -> None:
         if lender.is_over:
             self.lenders.pop(lender.node, None)
         else:
@@ -371,7 +370,7 @@ class Ledger:
         """Every living row; of these the ledger can be built anew."""
         counters: list[Row] = [Counter(name, value) for name, value in self.counters.items()]
         found: list[Row] = [*counters, *self.accounts.values()]
-        found += [row for row in (self.policy, self.typical) if row not in (Policy(), Typical())]
+        found += [row for row in (self.policy, self.typical) if row not in (SchedulingPolicy(), RequestShapes())]
         found += [*self.nodes.values(), *self.leases.values(), *self.jobs.values(), *self.engines.values()]
         found += [*self.bindings.values(), *self.blocks.values()]
         if not durable_only:
@@ -419,7 +418,7 @@ class Ledger:
             assert node is not None, f"{name} lends, but is not a node"
             begun = (lease for lease in self.leases_of(name) if not lease.awaits and not lease.recovered)
             claims = [lease.claim for lease in begun if lease.claim is not None]
-            excess = Book(claims).excess_over(node.lendable) or shared_though_exclusive(claims, node.lendable)
+            excess = NodeClaims(claims).excess_over(node.lendable) or shared_though_exclusive(claims, node.lendable)
             assert excess is None, f"{name}: {excess}"
 
     def _check_leases(self) -> None:
@@ -461,15 +460,15 @@ def _nodes_of(block: Block) -> frozenset[str]:
     return frozenset(place.node for place in block.everywhere)
 
 
-def _book_in(books: dict[str, Book], name: str) -> Book:
+def _book_in(books: dict[str, NodeClaims], name: str) -> NodeClaims:
     """The book of this name, made on first use."""
     book = books.get(name)
     if book is None:
-        book = books[name] = Book()
+        book = books[name] = NodeClaims()
     return book
 
 
-def _free_of(device: GpuDevice, book: Book) -> int:
+def _free_of(device: GpuDevice, book: NodeClaims) -> int:
     """What is left of a device, as its column says it; nothing while a preemptor and its victims are both on it."""
     free = max(book.free_milli(device), 0)
     if not device.exclusive:

@@ -6,10 +6,9 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from distributed_grid.domain.idleness import Idleness
-from distributed_grid.domain.lives import NodeState
+from distributed_grid.domain.node_statistics import Idleness, UsageVolatility
 from distributed_grid.domain.resources import NOTHING, Capacity
-from distributed_grid.domain.unrest import Unrest
+from distributed_grid.domain.states import NodeState
 
 
 class Caps(Struct, frozen=True):
@@ -22,7 +21,7 @@ class Caps(Struct, frozen=True):
     custom: tuple[tuple[str, int], ...] | None = None
 
 
-class Thresholds(Struct, frozen=True):
+class OfferThresholds(Struct, frozen=True):
     """How idle a node must be before it lends, and for how long; ratios in thousandths.
 
     It lends again after `dwell_ms` at the marks or below, and stops after half of that above the marks and the margin.
@@ -57,7 +56,7 @@ class Node(Struct, frozen=True):
     state: NodeState = NodeState.JOINING
     capacity: Capacity = NOTHING
     caps: Caps = Caps()
-    thresholds: Thresholds | None = None
+    thresholds: OfferThresholds | None = None
     rank: int = 1000
     labels: tuple[tuple[str, str], ...] = ()
     tags: tuple[str, ...] = ()
@@ -133,7 +132,7 @@ class Usage(Struct, frozen=True):
     gpus: tuple[GpuUsage, ...] = ()
 
 
-class Sighting(Struct, frozen=True):
+class NodeObservation(Struct, frozen=True):
     """When a node was last heard, and what it measured. Never stored: after a restart nobody was heard.
 
     `beat` is the heartbeat's number. Until `held_until_ms` what was lent there may still run; after it nothing
@@ -154,7 +153,7 @@ class Sighting(Struct, frozen=True):
     yields: bool = False
     boot: str = ""
     idleness: Idleness | None = None
-    unrest: Unrest | None = None
+    unrest: UsageVolatility | None = None
     crowded_ms: int = 0
 
     @property

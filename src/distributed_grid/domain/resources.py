@@ -3,6 +3,8 @@
 Rule 1: no float gets in here; cores, GB and percent exist only at the border.
 Rule 2: custom resources are a sorted tuple of (name, count) with positive counts.
 Rule 3: a GPU ask below 1000 is part of one shared device, from 1000 on it is whole devices.
+
+Amounts in the words people use.
 """
 
 from __future__ import annotations
@@ -133,3 +135,18 @@ def is_model(name: str, wanted: tuple[str, ...]) -> bool:
 def counts(custom: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     """Custom resources in their one form: sorted, without zeros."""
     return tuple(sorted((name, count) for name, count in custom.items() if count))
+
+
+GB = 1024**3
+
+
+def cores(milli: int) -> str:
+    return f"{milli / 1000:g} core{'' if milli == 1000 else 's'}"
+
+
+def gigabytes(size: int) -> str:
+    return f"{size / GB:.1f} GB" if size >= GB / 10 else f"{size / 1024**2:.1f} MB"
+
+
+def gpus(milli: int) -> str:
+    return f"{milli / 1000:g} GPU{'' if milli == 1000 else 's'}"

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 
-from distributed_grid.memory.server import begin
+from distributed_grid.memory.server.server import begin
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ BUSY_MS = 30_000
 CALM_MS = 60_000
 
 
-class Mark(Struct, frozen=True):
+class AlertThreshold(Struct, frozen=True):
     """How much of a resource is too much, and how sure one has to be."""
 
     high: float
@@ -32,7 +32,7 @@ class Mark(Struct, frozen=True):
     clear_after_ms: int = CALM_MS
 
 
-class Standing(Struct, frozen=True):
+class AlertState(Struct, frozen=True):
     """Whether an alert is raised; since when and until when there is a streak towards the other (None: none)."""
 
     raised: bool = False
@@ -56,42 +56,42 @@ class Alert(Struct, frozen=True):
         return "raised" if self.raised else "cleared"
 
 
-CALM = Standing()
+CALM = AlertState()
 
 
-def judge(standing: Standing, mark: Mark, value: float, at_ms: int) -> Standing:
+def judge(standing: AlertState, mark: AlertThreshold, value: float, at_ms: int) -> AlertState:
     """The standing after one more measurement."""
     if standing.raised:
         leans, dwell = value <= mark.high - mark.margin, mark.clear_after_ms
     else:
         leans, dwell = value > mark.high, mark.raise_after_ms
     if not leans:
-        return standing if standing.since_ms is None else Standing(standing.raised, None, at_ms)
+        return standing if standing.since_ms is None else AlertState(standing.raised, None, at_ms)
     unbroken = standing.since_ms is not None and at_ms - standing.last_ms <= SUSPECT_AFTER_MS
     since = standing.since_ms if unbroken and standing.since_ms is not None else at_ms
     if at_ms - since >= dwell:
-        return Standing(not standing.raised, None, at_ms)
-    return Standing(standing.raised, since, at_ms)
+        return AlertState(not standing.raised, None, at_ms)
+    return AlertState(standing.raised, since, at_ms)
 
 
-def marks_of(alerts: Alerts) -> dict[str, Mark]:
+def marks_of(alerts: Alerts) -> dict[str, AlertThreshold]:
     """The marks that a config sets, by resource."""
-    marks: dict[str, Mark] = {}
+    marks: dict[str, AlertThreshold] = {}
     if alerts.memory_high is not None:
-        marks["memory"] = Mark(alerts.memory_high)
+        marks["memory"] = AlertThreshold(alerts.memory_high)
     if alerts.cpu_high is not None:
-        marks["cpu"] = Mark(alerts.cpu_high, raise_after_ms=BUSY_MS)
+        marks["cpu"] = AlertThreshold(alerts.cpu_high, raise_after_ms=BUSY_MS)
     if alerts.gpu_high is not None:
-        marks["gpu"] = Mark(alerts.gpu_high, raise_after_ms=BUSY_MS)
+        marks["gpu"] = AlertThreshold(alerts.gpu_high, raise_after_ms=BUSY_MS)
     return marks
 
 
-class Alarms:
+class AlertRules:
     """The standings of all nodes; says what changed with each measurement."""
 
-    def __init__(self, marks: dict[str, Mark]) -> None:
+    def __init__(self, marks: dict[str, AlertThreshold]) -> None:
         self._marks = marks
-        self._standings: dict[str, dict[str, Standing]] = {}
+        self._standings: dict[str, dict[str, AlertState]] = {}
 
     def observe(self, node: str, usage: Usage, capacity: Capacity, at_ms: int) -> list[Alert]:
         """What this measurement raises or clears; mostly nothing."""
@@ -132,7 +132,7 @@ def _value(resource: str, usage: Usage, capacity: Capacity) -> float | None:
     return cpu_part(usage) if resource == "cpu" else gpu_part(usage)
 
 
-def _alert(node: str, resource: str, mark: Mark, value: float, standing: Standing) -> Alert:
+def _alert(node: str, resource: str, mark: AlertThreshold, value: float, standing: AlertState) -> Alert:
     name = resource if resource == "memory" else resource.upper()
     says = "above" if standing.raised else "back below"
     detail = f"{node}: {name} at {value:.0%}, {says} the mark of {mark.high:.0%}"

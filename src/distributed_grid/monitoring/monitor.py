@@ -14,21 +14,20 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from distributed_grid.config.sections import Alerts
-from distributed_grid.domain.balance import Reading
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Usage
+from distributed_grid.domain.rebalancing import PressureReading
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import NotFound
-from distributed_grid.monitoring.alerts import Alarms, Alert, marks_of
-from distributed_grid.monitoring.history import MinuteRow
-from distributed_grid.monitoring.notices import Notices
-from distributed_grid.monitoring.past import Past
-from distributed_grid.monitoring.readings import foreseen, readings
-from distributed_grid.monitoring.rebalancing import RebalancingSummary, open_in, summary_of
+from distributed_grid.monitoring.alert_delivery import AlertDelivery
+from distributed_grid.monitoring.alerts import Alert, AlertRules, marks_of
+from distributed_grid.monitoring.event_counters import EventCounters
+from distributed_grid.monitoring.history import ClusterHistory, MinuteRow
+from distributed_grid.monitoring.pressure_readings import foreseen, readings
+from distributed_grid.monitoring.rebalance_summary import RebalancingSummary, open_in, summary_of
 from distributed_grid.monitoring.scheduling_metrics import SchedulingFigures, SchedulingMetrics
 from distributed_grid.monitoring.snapshots import ResourceSnapshot, snapshots
 from distributed_grid.monitoring.summary import ClusterSummary, summarise
-from distributed_grid.monitoring.totals import Totals
 from distributed_grid.monitoring.trends import ResourceTrend
 from distributed_grid.ports import Store
 
@@ -56,11 +55,11 @@ class Monitor:
         on_alert: Callable[[Alert], None] | None = None,
     ) -> None:
         """`offset_ms`: how far the wall clock is ahead of the grid's time; `on_alert` hears of each change."""
-        self.past = Past()
-        self._alarms = Alarms(marks_of(alerts))
-        self._notices = Notices(alerts, offset_ms=offset_ms)
+        self.past = ClusterHistory()
+        self._alarms = AlertRules(marks_of(alerts))
+        self._notices = AlertDelivery(alerts, offset_ms=offset_ms)
         self._read = read
-        self._totals = Totals(store)
+        self._totals = EventCounters(store)
         self._scheduling = SchedulingMetrics(store)
         self._offset_ms = offset_ms
         self._on_alert = on_alert
@@ -128,17 +127,17 @@ class Monitor:
 
         return await self._read(question)
 
-    async def readings(self, ahead_ms: int = 0) -> tuple[Reading, ...]:
+    async def readings(self, ahead_ms: int = 0) -> tuple[PressureReading, ...]:
         """How hard every node works, and with `ahead_ms` where that leads; unknown nodes have no numbers."""
 
-        def question(ledger: Ledger, now: int) -> tuple[int, tuple[Reading, ...]]:
+        def question(ledger: Ledger, now: int) -> tuple[int, tuple[PressureReading, ...]]:
             self.look(ledger, now)
             return now, readings(ledger, now)
 
         now, found = await self._read(question)
         if not ahead_ms:
             return found
-        led: list[Reading] = []
+        led: list[PressureReading] = []
         for one in found:
             led.append(foreseen(one, self.past, now, ahead_ms))
             await asyncio.sleep(0)  # a forecast takes its time: others go first

@@ -17,11 +17,11 @@ from prometheus_client.registry import Collector
 
 from distributed_grid import __version__
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.lives import JobState, LeaseState, NodeState
+from distributed_grid.domain.states import JobState, LeaseState, NodeState
 from distributed_grid.monitoring.pressure import cpu_part, gpu_part, pressure
 from distributed_grid.monitoring.scheduling_metrics import SchedulingFigures
 from distributed_grid.monitoring.snapshots import fresh_usage, silence_seconds
-from distributed_grid.reactor.balancing import ACTIONS
+from distributed_grid.reactor.rebalancing import ACTIONS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -47,7 +47,7 @@ NODE_GAUGES = {
 }
 
 
-class Reading(Struct, frozen=True):
+class MetricsReading(Struct, frozen=True):
     """The numbers of one moment, taken out of the ledger so that writing them out need not hold it up."""
 
     nodes: list[tuple[str, str, dict[str, float]]]
@@ -57,9 +57,9 @@ class Reading(Struct, frozen=True):
     alerts: list[tuple[str, str]]
 
 
-def take_reading(ledger: Ledger, now: int, alerts: Iterable[tuple[str, str]] = ()) -> Reading:
+def take_reading(ledger: Ledger, now: int, alerts: Iterable[tuple[str, str]] = ()) -> MetricsReading:
     """What there is to tell at this moment; `alerts` are the nodes and resources with an alert."""
-    return Reading(
+    return MetricsReading(
         [(name, str(node.state), _node(ledger, name, now)) for name, node in ledger.nodes.items()],
         Counter(str(lease.state) for lease in ledger.leases.values()),
         Counter(str(job.state) for job in ledger.jobs.values()),
@@ -104,7 +104,7 @@ def _node(ledger: Ledger, name: str, now: int) -> dict[str, float]:
 
 
 def exposition(
-    reading: Reading,
+    reading: MetricsReading,
     events: Mapping[str, int],
     outcomes: Mapping[str, int],
     rebalances: Mapping[str, int] | None = None,
@@ -127,7 +127,7 @@ class _Told(Collector):
         return self._families
 
 
-def _gauges(reading: Reading) -> Iterable[Metric]:
+def _gauges(reading: MetricsReading) -> Iterable[Metric]:
     yield InfoMetricFamily("grid_build", "The control plane.", {"version": __version__})
     families = {name: GaugeMetricFamily(name, text, labels=["node"]) for name, text in NODE_GAUGES.items()}
     states = GaugeMetricFamily("grid_node_state", "The state a node is in has 1.", labels=["node", "state"])

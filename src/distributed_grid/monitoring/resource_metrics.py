@@ -97,6 +97,6 @@ def _control_plane(config: ClusterConfig | None) -> MetricsSource:
     The one upward look of this package: the client lives in `orchestration`, whose parts are built on this one. It is
     found by name when a program makes a collector without a source, and only then.
     """
-    there = importlib.import_module("distributed_grid.orchestration.metrics_source")
+    there = importlib.import_module("distributed_grid.client.metrics_source")
     source: MetricsSource = there.DaemonMetrics.for_config(config)
     return source

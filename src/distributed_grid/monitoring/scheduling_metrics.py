@@ -15,9 +15,9 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from distributed_grid.domain.balance import AUTOMATIC, GRID_USER
-from distributed_grid.domain.changes import decode_row
 from distributed_grid.domain.jobs import Job
+from distributed_grid.domain.rebalancing import AUTOMATIC, GRID_USER
+from distributed_grid.domain.rows import decode_row
 from distributed_grid.ports import EventRow, Store
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
@@ -51,7 +51,7 @@ class SchedulingFigures(TypedDict):
     rebalances_per_hour: int
 
 
-class Run(msgspec.Struct, frozen=True):
+class FinishedRun(msgspec.Struct, frozen=True):
     """An ended job in numbers; `reserved_ms` is core time, 0 where it held no cores."""
 
     ended_at_ms: int
@@ -67,7 +67,7 @@ class SchedulingMetrics:
         self._store = store
         self._seq: int | None = None
         self._jobs_kept = jobs_kept
-        self._runs: deque[Run] = deque(maxlen=jobs_kept)
+        self._runs: deque[FinishedRun] = deque(maxlen=jobs_kept)
         self._minutes: deque[tuple[int, Counter[str]]] = deque()
         self._turn = threading.Lock()
 
@@ -107,7 +107,7 @@ class SchedulingMetrics:
             return ""
         return "" if row.type == REFUSED and "about" in _data(row) else row.type
 
-    def _run(self, uid: str) -> list[Run]:
+    def _run(self, uid: str) -> list[FinishedRun]:
         """The job of this name in numbers; nothing where it never ran."""
         for row in self._store.ended("job", request_id=uid, limit=1):
             job = decode_row("job", row.blob)
@@ -150,7 +150,7 @@ class SchedulingMetrics:
         }
 
 
-def run_of(job: Job) -> Run | None:
+def run_of(job: Job) -> FinishedRun | None:
     """An ended job in numbers; None where it never ran."""
     begun = [one for one in job.attempts if one.started_at_ms]
     if not begun:
@@ -158,7 +158,7 @@ def run_of(job: Job) -> Run | None:
     cores_milli = job.request.ask.cpu_milli
     held_ms = sum(one.ended_at_ms - one.assigned_at_ms for one in job.attempts)
     used_ms = sum(one.outcome.cpu_ms for one in begun if one.outcome is not None)
-    return Run(
+    return FinishedRun(
         job.ended_at_ms,
         sum(one.ended_at_ms - one.started_at_ms for one in begun),
         used_ms if cores_milli else 0,

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from msgspec import Struct
 
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.lives import NodeState
-from distributed_grid.domain.nodes import Node, Sighting, Usage
+from distributed_grid.domain.nodes import Node, NodeObservation, Usage
+from distributed_grid.domain.states import NodeState
 from distributed_grid.monitoring.pressure import cpu_part, gpu_part, memory_part, pressure
 from distributed_grid.reactor.nodes import SUSPECT_AFTER_MS
 
@@ -43,14 +43,14 @@ class ResourceSnapshot(Struct, frozen=True):
     gpus_lent: float
 
 
-def fresh_usage(node: Node, seen: Sighting | None, now: int) -> Usage | None:
+def fresh_usage(node: Node, seen: NodeObservation | None, now: int) -> Usage | None:
     """What a node was just measured to do; None where it is unknown."""
     if seen is None or node.state not in _HEARD or now - seen.at_ms > SUSPECT_AFTER_MS:
         return None
     return seen.usage
 
 
-def silence_seconds(seen: Sighting | None, now: int) -> float | None:
+def silence_seconds(seen: NodeObservation | None, now: int) -> float | None:
     """How long ago a node was heard; None where it never was since the control plane started."""
     return (now - seen.at_ms) / 1000 if seen is not None and seen.at_ms else None
 

@@ -61,7 +61,7 @@ class ResourceTrend(Struct, frozen=True):
         return tuple(one for one in (self.five_minutes, self.fifteen_minutes, self.one_hour) if one is not None)
 
 
-class Line(Struct, frozen=True):
+class FittedLine(Struct, frozen=True):
     """A line through `value` at the middle of its points; the slope lies between `slope_low` and `slope_high`."""
 
     at: float
@@ -73,11 +73,11 @@ class Line(Struct, frozen=True):
     def along(self, at: Floats) -> Floats:
         return self.value + self.slope * (at - self.at)
 
-    def widened(self, factor: float) -> Line:
+    def widened(self, factor: float) -> FittedLine:
         """The same line, less sure of its slope."""
         low = self.slope - factor * (self.slope - self.slope_low)
         high = self.slope + factor * (self.slope_high - self.slope)
-        return Line(self.at, self.value, self.slope, low, high)
+        return FittedLine(self.at, self.value, self.slope, low, high)
 
 
 def trend(minutes: Floats, values: Floats, *, now: float, window: int, horizon: float | None = None) -> Trend | None:
@@ -114,7 +114,7 @@ def trend(minutes: Floats, values: Floats, *, now: float, window: int, horizon: 
     )
 
 
-def theil_sen(at: Floats, values: Floats) -> Line:
+def theil_sen(at: Floats, values: Floats) -> FittedLine:
     """The line whose slope is the median over all pairs, with the range that holds the true one in nine of ten."""
     first, second = np.triu_indices(len(at), k=1)
     slopes = np.sort((values[second] - values[first]) / (at[second] - at[first]))
@@ -126,7 +126,7 @@ def theil_sen(at: Floats, values: Floats) -> Line:
     slope = float(np.median(slopes))
     middle = float(np.median(at))
     value = float(np.median(values - slope * (at - middle)))
-    return Line(middle, value, slope, float(slopes[low]), float(slopes[high]))
+    return FittedLine(middle, value, slope, float(slopes[low]), float(slopes[high]))
 
 
 def _unbroken(minutes: Floats, values: Floats, *, now: float, window: int) -> tuple[Floats, Floats]:
@@ -152,7 +152,7 @@ def _points(times: Floats, values: Floats) -> tuple[Floats, Floats]:
     return (times[below] + times[above]) / 2, (ordered[below] + ordered[above]) / 2
 
 
-def _reach(line: Line, spread: Floats, rests: Floats, *, distance: float) -> float:
+def _reach(line: FittedLine, spread: Floats, rests: Floats, *, distance: float) -> float:
     """How far a measurement may lie from the forecast: noise, the line's height and its slope, taken together."""
     noise = CONFIDENCE_Z * _sigma(spread)
     height = CONFIDENCE_Z * _sigma(rests) * _echo(rests) * math.sqrt(math.pi / 2 / len(rests))

@@ -13,21 +13,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distributed_grid.client.memory.directory import memory_desk
+from distributed_grid.client.memory.mapping import PoolMapping
+from distributed_grid.client.memory.pool import MemoryPool
+from distributed_grid.client.memory.threads import BlockingWorkers
+from distributed_grid.client.session import GridSession
 from distributed_grid.errors import Refused
-from distributed_grid.orchestration.attaching import Attached
-from distributed_grid.orchestration.desks import memory_desk
-from distributed_grid.orchestration.keyed import Keyed
-from distributed_grid.orchestration.memory_pool import MemoryPool
-from distributed_grid.orchestration.workers import Workers
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from typing_extensions import Buffer
 
+    from distributed_grid.client.placement_arguments import Span
     from distributed_grid.config import ClusterConfig
-    from distributed_grid.memory.arrays import RemoteArray
-    from distributed_grid.orchestration.placing import Span
-    from distributed_grid.orchestration.shapes import BlockRow, MemoryStats
+    from distributed_grid.control.view_types import BlockRow, MemoryStats
+    from distributed_grid.memory.client.arrays import RemoteArray
 
 __all__ = ["DistributedMemoryPool", "MemoryPool", "open_pool"]
 
@@ -50,7 +50,7 @@ def open_pool(
     return pool
 
 
-class DistributedMemoryPool(Attached, Keyed):
+class DistributedMemoryPool(GridSession, PoolMapping):
     """Allocates, reads, writes and frees blocks of memory, wherever they are.
 
     As a mapping (`pool["key"]`) it blocks the event loop for as long as that takes; `store` and `retrieve` do not.
@@ -68,14 +68,14 @@ class DistributedMemoryPool(Attached, Keyed):
         super().__init__(cluster_config, ssh_manager, state_dir=state_dir)
         self._make = partial(open_pool, cluster_config, state_dir=state_dir, compression=compression)
         self._pool: MemoryPool | None = None
-        self._workers = Workers()
+        self._workers = BlockingWorkers()
         self._starting = asyncio.Lock()
 
     async def start(self) -> None:
         """Attach to the grid, starting a control plane where none runs. Safe to call twice."""
         async with self._starting:
             if self._pool is None:
-                self._workers = workers = Workers()
+                self._workers = workers = BlockingWorkers()
                 try:
                     self._pool = await workers.run(self._make, MemoryPool.close)
                 except BaseException:

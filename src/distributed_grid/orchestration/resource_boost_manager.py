@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from distributed_grid.agent.boosted.ray_boost import used
+from distributed_grid.agent.ray_boost.ray_boost import used
+from distributed_grid.client.placement_arguments import amount_of, kind_of, seconds_of
+from distributed_grid.client.session import GridSession
 from distributed_grid.config import ClusterConfig
+from distributed_grid.control.view_types import BoostRow, BoostStatus
 from distributed_grid.domain.resources import Priority as AllocationPriority
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.errors import Ambiguous, BadInput, GridError, NotFound, Refused, TimedOut
-from distributed_grid.orchestration.attaching import Attached
-from distributed_grid.orchestration.placing import amount_of, kind_of, seconds_of
-from distributed_grid.orchestration.shapes import BoostRow, BoostStatus
 
 __all__ = ["AllocationPriority", "ResourceBoost", "ResourceBoostManager", "ResourceBoostRequest", "ResourceType"]
 
@@ -78,7 +78,7 @@ class ResourceBoost:
         return used(self.placement_group)
 
 
-class ResourceBoostManager(Attached):
+class ResourceBoostManager(GridSession):
     """Requests, extends, releases and lists boosts; the grid decides who lends.
 
     `last_refusal` says why the last request or release was refused; None where it was not.

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from distributed_grid.api.framing import JSON
+from distributed_grid.client.async_client import AsyncClient
+from distributed_grid.client.session import way_to
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority as AllocationPriority
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.errors import GridError
-from distributed_grid.orchestration.async_client import AsyncClient
-from distributed_grid.orchestration.attaching import way_to
-from distributed_grid.orchestration.protocol import JSON
 from distributed_grid.orchestration.resource_sharing_manager import ResourceRequest, ResourceSharingManager
 
 __all__ = [

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from distributed_grid.client.placement_arguments import PlacementArguments, Span, amount_of, kind_of, seconds_of, wishes
+from distributed_grid.client.session import GridSession
+from distributed_grid.control.view_types import AllocationRow, ResourceStatus
+from distributed_grid.domain.rebalancing import SharingPolicy
 from distributed_grid.domain.resources import Priority as AllocationPriority
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.errors import BadInput
-from distributed_grid.orchestration.attaching import Attached
-from distributed_grid.orchestration.placing import Placing, Span, amount_of, kind_of, seconds_of, wishes
-from distributed_grid.orchestration.shapes import AllocationRow, ResourceStatus
-from distributed_grid.orchestration.sharing_policy import SharingPolicy
 
 __all__ = ["AllocationPriority", "ResourceRequest", "ResourceSharingManager", "ResourceStatus", "SharingPolicy"]
 
@@ -42,7 +42,10 @@ class ResourceRequest:
 
     def message(self) -> dict[str, Any]:
         """The request as the socket takes it."""
-        where: Placing = {"required_nodes": self.source, "anti_affinity": [self.node_id] if self.node_id else []}
+        where: PlacementArguments = {
+            "required_nodes": self.source,
+            "anti_affinity": [self.node_id] if self.node_id else [],
+        }
         return {
             **wishes(where),
             "request_id": uuid.uuid4().hex,
@@ -55,7 +58,7 @@ class ResourceRequest:
         }
 
 
-class ResourceSharingManager(Attached):
+class ResourceSharingManager(GridSession):
     """Requests, releases and shows shared resources; the grid decides who lends."""
 
     async def request_resource(

@@ -9,19 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from distributed_grid.client.metrics_source import DaemonMetrics
+from distributed_grid.client.placement_arguments import Span
+from distributed_grid.client.session import GridSession
 from distributed_grid.config import ClusterConfig
+from distributed_grid.control.view_types import AllocationRow, ClusterStatus
+from distributed_grid.domain.rebalancing import SharingPolicy
 from distributed_grid.domain.resources import Priority, ResourceType
 from distributed_grid.monitoring.resource_metrics import ResourceMetricsCollector, ResourceSnapshot
-from distributed_grid.orchestration.attaching import Attached
 from distributed_grid.orchestration.intelligent_scheduler import IntelligentScheduler
-from distributed_grid.orchestration.metrics_source import DaemonMetrics
-from distributed_grid.orchestration.placing import Span
 from distributed_grid.orchestration.resource_sharing_manager import ResourceSharingManager
-from distributed_grid.orchestration.shapes import AllocationRow, ClusterStatus
-from distributed_grid.orchestration.sharing_policy import SharingPolicy
 
 
-class ResourceSharingOrchestrator(Attached):
+class ResourceSharingOrchestrator(GridSession):
     """Starts, asks and stops the parts of resource sharing."""
 
     def __init__(

@@ -7,8 +7,7 @@ Rule 3: effects are a function of state (`pending`), never of the event that led
 
 from distributed_grid.reactor.decision import BlockAnswer, Decision, JobAnswer, LeaseAnswer, Record
 from distributed_grid.reactor.dispatch import decide, step
-from distributed_grid.reactor.lending import lent, lent_for
-from distributed_grid.reactor.pending import pending, pending_for, unsettled, unsettled_for
+from distributed_grid.reactor.pending import lent, lent_for, pending, pending_for, unsettled, unsettled_for
 
 __all__ = [
     "BlockAnswer",

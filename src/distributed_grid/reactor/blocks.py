@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.balance import GRID_USER
 from distributed_grid.domain.blocks import LARGEST_BLOCK, LONGEST_META, LONGEST_NAME, MOST_COPIES, Block
-from distributed_grid.domain.changes import Row
 from distributed_grid.domain.events import BlockAsked, BlockNamed, BlockReleased, BlocksRenewed, CopyAdded
 from distributed_grid.domain.leases import LONGEST_MS
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.lives import LeaseEnd
+from distributed_grid.domain.rebalancing import GRID_USER
+from distributed_grid.domain.rows import Row
+from distributed_grid.domain.states import LeaseEnd
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
-from distributed_grid.reactor.copies import add_copy, copy_request, leaving_lease, spot_for
+from distributed_grid.reactor.block_copies import add_copy, copy_request, leaving_lease, spot_for
 from distributed_grid.reactor.decision import BlockAnswer, Decision, Record
-from distributed_grid.scheduling import reasons
+from distributed_grid.scheduling.queue import reasons
 
 NO_NODES = "No available nodes for memory allocation"
 

@@ -7,11 +7,11 @@ from typing import Any
 from msgspec import Struct, field
 
 from distributed_grid.domain.blocks import Block
-from distributed_grid.domain.changes import Row
 from distributed_grid.domain.events import Event
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
-from distributed_grid.scheduling.explain import Choice
+from distributed_grid.domain.rows import Row
+from distributed_grid.scheduling.placement.explanation import Choice
 
 
 class Record(Struct, frozen=True):

@@ -8,21 +8,20 @@ from typing import Any
 from msgspec import Struct, field
 
 from distributed_grid.domain import events
-from distributed_grid.domain.changes import Row
 from distributed_grid.domain.events import Event
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rows import Row
 from distributed_grid.reactor import (
-    balancing,
-    binding,
+    block_copies,
     blocks,
-    claiming,
-    copies,
     engines,
     jobs,
+    lease_loss,
     leases,
     nodes,
-    passing,
-    reclaiming,
+    rebalancing,
+    recovered_leases,
+    timers,
 )
 from distributed_grid.reactor.decision import Answer, Decision, Record
 
@@ -33,28 +32,28 @@ DECIDERS: dict[type, Decider] = {
     events.PolicySet: nodes.on_policy,
     events.NodeDeclared: nodes.on_declared,
     events.NodeForgotten: nodes.on_forgotten,
-    events.NodeHeard: nodes.on_heard,
+    events.HeartbeatReceived: nodes.on_heard,
     events.NodeWanted: nodes.on_wanted,
     events.NodeDrained: nodes.on_drained,
     events.NodeResumed: nodes.on_resumed,
     events.NodeStopped: nodes.on_stopped,
     events.EngineWanted: engines.on_wanted,
     events.EngineGivenUp: engines.on_given_up,
-    events.EngineLooked: binding.on_looked,
-    events.GroupBound: binding.on_bound,
-    events.GroupRefused: binding.on_refused,
-    events.GroupFreed: binding.on_freed,
+    events.EngineObserved: engines.on_looked,
+    events.GroupBound: engines.on_bound,
+    events.GroupRefused: engines.on_refused,
+    events.GroupFreed: engines.on_freed,
     events.LeaseAsked: leases.on_asked,
-    events.LeaseClaimed: claiming.on_claimed,
-    events.ClaimsRead: claiming.on_read,
-    events.ClaimsChecked: claiming.on_checked,
+    events.LeaseClaimed: recovered_leases.on_claimed,
+    events.ClaimsRead: recovered_leases.on_read,
+    events.ClaimsChecked: recovered_leases.on_checked,
     events.RequestRefused: leases.on_refused,
     events.AlertChanged: nodes.on_alert,
     events.LeaseReleased: jobs.on_released,
-    events.LeaseReclaimed: reclaiming.on_reclaimed,
-    events.LeaseLost: reclaiming.on_lost,
+    events.LeaseReclaimed: lease_loss.on_reclaimed,
+    events.LeaseLost: lease_loss.on_lost,
     events.LeaseExtended: leases.on_extended,
-    events.QueueLooked: leases.on_queue_looked,
+    events.QueueScanned: leases.on_queue_looked,
     events.JobSubmitted: jobs.on_submitted,
     events.JobCancelled: jobs.on_cancelled,
     events.AttemptStarted: jobs.on_started,
@@ -67,19 +66,19 @@ DECIDERS: dict[type, Decider] = {
     events.BlockReleased: blocks.on_released,
     events.BlockNamed: blocks.on_named,
     events.BlocksRenewed: blocks.on_renewed,
-    events.CopyUnwanted: copies.on_unwanted,
-    events.CopyNeeded: copies.on_needed,
-    events.CopyMade: copies.on_made,
-    events.CopiesFreed: copies.on_freed,
-    events.CopyLost: copies.on_lost,
-    events.MemoryServed: copies.on_served,
-    events.MemoryWanted: copies.on_memory_wanted,
-    events.PressureRead: balancing.on_pressure_read,
-    events.TimePassed: passing.on_time_passed,
+    events.CopyUnwanted: block_copies.on_unwanted,
+    events.CopyNeeded: block_copies.on_needed,
+    events.CopyMade: block_copies.on_made,
+    events.CopiesFreed: block_copies.on_freed,
+    events.CopyLost: block_copies.on_lost,
+    events.MemoryServed: block_copies.on_served,
+    events.MemoryWanted: block_copies.on_memory_wanted,
+    events.PressureRead: rebalancing.on_pressure_read,
+    events.TimePassed: timers.on_time_passed,
 }
 
 
-class Stepped(Struct):
+class StepResult(Struct):
     """What one event and all that followed from it did to the ledger."""
 
     changes: list[Row] = field(default_factory=list)
@@ -92,10 +91,10 @@ def decide(ledger: Ledger, event: Event, now: int) -> Decision:
     return DECIDERS[type(event)](ledger, event, now)
 
 
-def step(ledger: Ledger, event: Event, now: int) -> Stepped:
+def step(ledger: Ledger, event: Event, now: int) -> StepResult:
     """Decide and apply an event and everything that follows from it; a refusal leaves the ledger as it was."""
     decision = decide(ledger, event, now)
-    stepped = Stepped(decision.changes, decision.records, decision.answer)
+    stepped = StepResult(decision.changes, decision.records, decision.answer)
     ledger.apply(decision.changes)
     ahead = decision.follow
     while ahead:

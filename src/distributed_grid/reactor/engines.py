@@ -1,15 +1,227 @@
-"""Deciding about engines: wanted, and given up."""
+"""Deciding about engines: wanted, and given up.
+
+Deciding about what engines reserve: bound, refused, freed, and what a look at an engine shows.
+
+Rule 1: a lease on an engine's node is active only while the engine has its group.
+Rule 2: what the engine has forgotten is bound again under a new fence; only when that is refused the lease ends.
+Rule 3: a node that the engine has lost keeps its leases, unbound, until its hold is over: it may come back.
+"""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.engines import EngineRow
-from distributed_grid.domain.events import EngineGivenUp, EngineWanted
+from distributed_grid.domain.engines import ATTACHED, Binding, EngineCapacity, EngineResources, EngineRow, parsed
+from distributed_grid.domain.events import (
+    EngineGivenUp,
+    EngineNode,
+    EngineObserved,
+    EngineWanted,
+    GroupBound,
+    GroupFreed,
+    GroupRefused,
+    LeaseLost,
+)
+from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.rows import Counter, Row
+from distributed_grid.domain.states import LeaseEnd, LeaseState, Step, advance_lease
 from distributed_grid.errors import Refused
-from distributed_grid.reactor.binding import released_from
 from distributed_grid.reactor.decision import Decision, Record
+from distributed_grid.reactor.jobs import put_back
+from distributed_grid.reactor.lease_transitions import FENCE, end_lease, record_of
+
+LOST_AFTER_MS = 60_000
+"""How long a lease waits for its engine's node to come back where the node itself has no hold."""
+
+
+def on_bound(ledger: Ledger, event: GroupBound, now: int) -> Decision:
+    """The lease is active now; of a binding that nobody wants any more nothing follows, it is freed."""
+    binding = ledger.bindings.get(event.key)
+    lease = ledger.leases.get(binding.lease_id) if binding is not None else None
+    if binding is None or lease is None or binding.bound_at_ms or ledger.binding_of(lease) != binding:
+        return Decision()
+    return Decision([replace(binding, bound_at_ms=now), *_activated(lease)], [_told("bound", lease, binding)])
+
+
+def _activated(lease: Lease) -> list[Row]:
+    """A plain lease is active as soon as it is bound; a job's becomes so when its command runs."""
+    if lease.job or lease.awaits or lease.state is not LeaseState.RESERVING:
+        return []
+    return [replace(lease, state=advance_lease(lease.state, Step.BIND))]
+
+
+def _told(kind: str, lease: Lease, binding: Binding, reason: str = "") -> Record:
+    record = record_of(kind, lease, None, reason)
+    record.data["placement_group"] = binding.group
+    return record
+
+
+def on_refused(ledger: Ledger, event: GroupRefused, now: int) -> Decision:
+    """A lease that the engine does not reserve is over; a job looks for another place."""
+    binding = ledger.bindings.get(event.key)
+    lease = ledger.leases.get(binding.lease_id) if binding is not None else None
+    if binding is None or lease is None or binding.bound_at_ms or ledger.binding_of(lease) != binding:
+        return Decision()
+    job = ledger.jobs.get(lease.job)
+    if job is None:
+        decision = end_lease(ledger, lease, LeaseEnd.FAILED, event.why, now)
+    else:
+        decision = put_back(ledger, job, LeaseEnd.FAILED, event.why, now)
+    offer = ledger.offers.get(lease.node)
+    decision.changes += [] if offer is None else [replace(offer, withdrawn=True)]
+    decision.changes.append(replace(binding, gone=True))
+    return decision
+
+
+def on_freed(ledger: Ledger, event: GroupFreed, now: int) -> Decision:
+    """Forget a binding whose group is gone."""
+    binding = ledger.bindings.get(event.key)
+    return Decision([] if binding is None else [replace(binding, gone=True)])
+
+
+def on_looked(ledger: Ledger, event: EngineObserved, now: int) -> Decision:
+    """Bring nodes and bindings in line with what the engine has; a look that shows nothing new changes nothing."""
+    engine = ledger.engines.get(event.name)
+    if engine is None:
+        return Decision()
+    decision = Decision()
+    if engine.mode == ATTACHED and engine.session != event.session:
+        decision.changes.append(replace(engine, session=event.session))
+        decision.records.append(Record("engine-session", "", event.name, reason=event.session))
+    places = matched(ledger, event.nodes)
+    fence = ledger.counters.get(FENCE, 0)
+    for node in ledger.nodes.values():
+        fence = _look_at(ledger, event, node, places.get(node.name), decision, fence, now)
+    if fence != ledger.counters.get(FENCE, 0):
+        decision.changes.append(Counter(FENCE, fence))
+    return decision
+
+
+def matched(ledger: Ledger, places: tuple[EngineNode, ...]) -> dict[str, EngineNode]:
+    """The grid's nodes among an engine's: by the engine's own name of it, by address, by the machine's name."""
+    found: dict[str, EngineNode] = {}
+    by_host = {node.host: node.name for node in ledger.nodes.values() if node.host not in ("local", "ray")}
+    by_id = {node.engine_node: node.name for node in ledger.nodes.values() if node.engine_node}
+    left = list(places)
+    for name_of in (
+        lambda place: by_id.get(place.id),
+        lambda place: place.name,
+        lambda place: by_host.get(place.address),
+        lambda place: place.hostname,
+    ):  # the surer way first, for all of them: several may share a machine
+        unknown, left = left, []
+        for place in unknown:
+            name = name_of(place)
+            if name in ledger.nodes and name not in found:
+                found[name] = place
+            else:
+                left.append(place)
+    return found
+
+
+def _look_at(
+    ledger: Ledger,
+    event: EngineObserved,
+    node: Node,
+    place: EngineNode | None,
+    decision: Decision,
+    fence: int,
+    now: int,
+) -> int:
+    """One node: where the engine has it, what it leaves us there, and the bindings of its leases; the last fence."""
+    if place is None:
+        if node.engine == event.name and node.engine_node:
+            decision.changes += _lost(ledger, node, now)
+            decision.records.append(Record("engine-lost", "", node.name, node.name, f"{event.name} has lost it"))
+        return fence
+    if (node.engine, node.engine_node) != (event.name, place.id):
+        decision.changes.append(replace(node, engine=event.name, engine_node=place.id, engine_lost_ms=0))
+        decision.records.append(Record("engine-found", "", node.name, node.name, f"{event.name} node {place.id}"))
+    stock = EngineCapacity(node.name, place.room)
+    if ledger.stocks.get(node.name) != stock:
+        decision.changes.append(stock)
+    there = None if event.groups is None else {group for group, where in event.groups if where in ("", place.id)}
+    for lease in ledger.leases_of(node.name):
+        binding = ledger.binding_of(lease)
+        settled = lease.state is LeaseState.RELEASING or lease.request.within or lease.recovered
+        if settled or _stands(binding, place, there, event.asked_at_ms):
+            continue
+        found = _group_of(lease, there) if binding is None else 0
+        fence = max(fence + 1, found)
+        fresh = Binding(lease.id, found or fence, node.name, place.id, now, bound_at_ms=now if found else 0, again=True)
+        decision.changes += [fresh, _rebound(replace(lease, engine=event.name), bound=bool(found))]
+        decision.records.append(_told("found-bound" if found else "rebinding", lease, fresh))
+    return fence
+
+
+def _stands(binding: Binding | None, place: EngineNode, there: set[str] | None, asked_at_ms: int) -> bool:
+    """Whether a binding may stay: it is being made, or its group was seen, or the look says nothing about it."""
+    if binding is None or binding.place != place.id:
+        return False
+    if not binding.bound_at_ms or there is None or binding.bound_at_ms >= asked_at_ms:
+        return True
+    return binding.group in there
+
+
+def _group_of(lease: Lease, there: set[str] | None) -> int:
+    """The fence of a group that the engine still has of a lease whose binding the ledger has forgotten; 0: none."""
+    ours = (parsed(group) for group in there or ())
+    return max((fence for lease_id, fence in filter(None, ours) if lease_id == lease.id), default=0)
+
+
+def _rebound(lease: Lease, *, bound: bool) -> Lease:
+    """A plain lease in the state that goes with its new binding."""
+    if lease.job or lease.awaits:
+        return lease
+    if bound and lease.state is LeaseState.RESERVING:
+        return replace(lease, state=advance_lease(lease.state, Step.BIND))
+    if not bound and lease.state is LeaseState.ACTIVE:
+        return replace(lease, state=advance_lease(lease.state, Step.UNBIND))
+    return lease
+
+
+def _lost(ledger: Ledger, node: Node, now: int) -> list[Row]:
+    """A node that the engine does not see any more, and its leases, which are not bound now."""
+    rows: list[Row] = [
+        replace(node, engine_node="", engine_lost_ms=now),
+        EngineCapacity(node.name, EngineResources(), gone=True),
+    ]
+    for lease in ledger.leases_of(node.name):
+        binding = ledger.binding_of(lease)
+        if binding is not None:
+            rows += [replace(binding, dropped=True), _rebound(lease, bound=False)]
+    return rows
+
+
+def given_up_for_lost(ledger: Ledger, now: int) -> Decision:
+    """The leases of nodes that the engine has not had for as long as their hold are over; jobs run on by the agent."""
+    decision = Decision()
+    for node in ledger.nodes.values():
+        if (
+            node.engine_lost_ms
+            and not node.engine_node
+            and now - node.engine_lost_ms >= (node.hold_ms or LOST_AFTER_MS)
+        ):
+            why = f"{node.engine} has lost {node.name}, and it did not come back within its hold"
+            decision.changes.append(replace(node, engine="", engine_lost_ms=0))
+            backed = [lease for lease in ledger.leases_of(node.name) if lease.engine]
+            decision.changes += [replace(lease, engine="") for lease in backed if lease.job]
+            decision.follow += [LeaseLost(lease.id, why) for lease in backed if not lease.job]
+    return decision
+
+
+def released_from(ledger: Ledger, engine: str) -> list[Row]:
+    """Everything as it is without an engine: from now on its leases are kept by the grid alone."""
+    rows: list[Row] = []
+    for node in ledger.nodes.values():
+        if node.engine == engine:
+            rows.append(replace(node, engine="", engine_node="", engine_lost_ms=0))
+            rows.append(EngineCapacity(node.name, EngineResources(), gone=True))
+    backed = (lease for lease in ledger.leases.values() if lease.engine == engine)
+    rows += [_rebound(replace(lease, engine=""), bound=True) for lease in backed]
+    return [*rows, *(replace(binding, gone=True) for binding in ledger.bindings.values())]
 
 
 def on_wanted(ledger: Ledger, event: EngineWanted, now: int) -> Decision:

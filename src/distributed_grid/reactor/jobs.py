@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.changes import Row
 from distributed_grid.domain.events import (
     AttemptEnded,
     AttemptMarked,
@@ -14,19 +13,20 @@ from distributed_grid.domain.events import (
     JobCancelled,
     JobSubmitted,
     LeaseReleased,
-    QueueLooked,
+    QueueScanned,
 )
-from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome, Stop
+from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome, StopOrder
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.lives import JobState, LeaseEnd, LeaseState, Step, advance_job, advance_lease
-from distributed_grid.domain.nodes import Sighting
+from distributed_grid.domain.nodes import NodeObservation
 from distributed_grid.domain.resources import Claim
+from distributed_grid.domain.rows import Row
+from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, Step, advance_job, advance_lease
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor import leases
 from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record
-from distributed_grid.reactor.granting import end_lease, grant
-from distributed_grid.scheduling.placement import Placement
+from distributed_grid.reactor.lease_transitions import end_lease, grant
+from distributed_grid.scheduling.placement.placement import Placement
 
 FOREVER_MS = 100 * 365 * 86_400_000
 """How long a job waits that was displaced or is run again: it was promised a run."""
@@ -125,7 +125,7 @@ def stop_job(ledger: Ledger, job: Job, ending: Ending, detail: str, now: int) ->
     outcome = Outcome(ending, detail=detail)
     if job.state is JobState.QUEUED or lease.awaits:
         return _end_unstarted(ledger, job, lease, outcome, now)
-    stop = Stop(ending, detail, now, requeue=ending in DISPLACED)
+    stop = StopOrder(ending, detail, now, requeue=ending in DISPLACED)
     if job.state is JobState.STOPPING:
         settled = job.stop is not None and not job.stop.requeue
         return Decision(answer=JobAnswer(job)) if settled else _stopping(job, stop, [])
@@ -135,7 +135,7 @@ def stop_job(ledger: Ledger, job: Job, ending: Ending, detail: str, now: int) ->
     return _stopping(stopping, stop, [lease])
 
 
-def _stopping(job: Job, stop: Stop, rows: list[Row]) -> Decision:
+def _stopping(job: Job, stop: StopOrder, rows: list[Row]) -> Decision:
     stopped = replace(job, stop=stop)
     record = Record("stopping", job.request.user, job.uid, "", stop.detail, {"job_id": job.id})
     return Decision([*rows, stopped], [record], JobAnswer(stopped))
@@ -239,7 +239,7 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
         why = outcome.detail or str(outcome.ending)
         record = Record("requeued", job.request.user, job.uid, attempt.node, why, {"job_id": job.id})
         decision.records.append(record)
-        decision.follow = [QueueLooked()]
+        decision.follow = [QueueScanned()]
         return decision
     ended = replace(job, state=advance_job(job.state, Step.END), outcome=outcome, ended_at_ms=now)
     decision.changes.append(ended)
@@ -272,7 +272,7 @@ def put_back(ledger: Ledger, job: Job, end: LeaseEnd, detail: str, now: int) -> 
     job = replace(job, attempts=(*job.attempts[:-1], over), stop=None)
     decision.changes += _run_again(job, now, counts=False)
     decision.records.append(Record("requeued", job.request.user, job.uid, attempt.node, detail, {"job_id": job.id}))
-    decision.follow = [QueueLooked()]
+    decision.follow = [QueueScanned()]
     return decision
 
 
@@ -291,7 +291,7 @@ def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:
     What was only assigned is ordered again, unless the machine was restarted in between: then it may have run.
     """
     known = set(event.attempts)
-    seen = ledger.sightings.get(event.node) or Sighting(event.node, 0)
+    seen = ledger.sightings.get(event.node) or NodeObservation(event.node, 0)
     lost = [
         AttemptEnded(
             job.uid,

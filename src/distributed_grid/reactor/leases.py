@@ -1,26 +1,35 @@
-"""Deciding about leases: asked for, given back, extended, and the line of those who wait."""
+"""Deciding about leases: asked for, given back, extended, and the line of those who wait.
+
+Deciding about what a node takes back, and about what is gone with it.
+"""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.balance import GRID_USER
-from distributed_grid.domain.events import LeaseAsked, LeaseExtended, LeaseReleased, QueueLooked, RequestRefused
+from distributed_grid.domain.events import (
+    LeaseAsked,
+    LeaseExtended,
+    LeaseReleased,
+    QueueScanned,
+    RequestRefused,
+)
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import LONGEST_MS, Lease, Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.lives import LeaseEnd, LeaseState
+from distributed_grid.domain.rebalancing import GRID_USER
+from distributed_grid.domain.states import LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
+from distributed_grid.reactor.audit_details import told_of_request
 from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record
-from distributed_grid.reactor.granting import end_lease, grant, is_urgent, record_of, yield_to
-from distributed_grid.reactor.telling import told_of_request
-from distributed_grid.scheduling import reasons
-from distributed_grid.scheduling.learning import learned
-from distributed_grid.scheduling.line import kept_from, next_turn, place_for, shape
-from distributed_grid.scheduling.placement import Placement
-from distributed_grid.scheduling.preemption import Displacement, displace
-from distributed_grid.scheduling.quotas import Quotas, never_within
-from distributed_grid.scheduling.yielding import way_past_the_grid
+from distributed_grid.reactor.lease_transitions import end_lease, grant, is_urgent, record_of, yield_to
+from distributed_grid.scheduling.placement.placement import Placement
+from distributed_grid.scheduling.placement.shape_learning import learned
+from distributed_grid.scheduling.preemption.automatic_leases import way_past_the_grid
+from distributed_grid.scheduling.preemption.preemption import Preemption, displace
+from distributed_grid.scheduling.queue import reasons
+from distributed_grid.scheduling.queue.queue import kept_from, next_turn, place_for, shape
+from distributed_grid.scheduling.queue.quotas import Quotas, never_within
 
 DISPLACING_MOST = 16
 """So many different requests of those who wait are tried where the grid's own leases could make room."""
@@ -53,13 +62,13 @@ def admit(ledger: Ledger, lease: Lease, now: int, *, job: Job | None) -> Decisio
     placement = place_for(ledger, lease, now)
     if placement is not None:
         decision, lease, job = grant(ledger, lease, placement, now, job=job)
-        decision.follow = [QueueLooked()] if ledger.waiting else []
+        decision.follow = [QueueScanned()] if ledger.waiting else []
         return _learned(ledger, _answered(decision, asked, lease, job), request)
     _make_sure_it_is_possible(ledger, request)
     displaced = _displace(ledger, lease, job, now)
     if displaced is not None:
         decision, lease, job = displaced
-        decision.follow = [QueueLooked()] if ledger.waiting else []
+        decision.follow = [QueueScanned()] if ledger.waiting else []
         return _learned(ledger, _answered(decision, asked, lease, job), request)
     why = reasons.why_not_now(ledger, request, now)
     if request.wait_ms <= 0:
@@ -134,19 +143,19 @@ def _displace(ledger: Ledger, lease: Lease, job: Job | None, now: int) -> tuple[
     return decision, lease, job
 
 
-def _way(ledger: Ledger, lease: Lease, now: int, avoid: frozenset[str] = frozenset()) -> Displacement | None:
+def _way(ledger: Ledger, lease: Lease, now: int, avoid: frozenset[str] = frozenset()) -> Preemption | None:
     """Who makes room: what the grid holds itself for anybody, others for who is urgent."""
     request = lease.request
     return way_past_the_grid(ledger, request, avoid=avoid) or displace(ledger, request, now, avoid=avoid)
 
 
-def on_queue_looked(ledger: Ledger, event: QueueLooked, now: int) -> Decision:
+def on_queue_looked(ledger: Ledger, event: QueueScanned, now: int) -> Decision:
     """Serve the first of the line that fits, then look again."""
     turn = next_turn(ledger, now, event.tried)
     if turn is not None:
         job = ledger.jobs.get(turn.lease.job)
         decision, _, _ = grant(ledger, turn.lease, turn.placement, now, job=job)
-        decision.follow = [QueueLooked(turn.tried)]
+        decision.follow = [QueueScanned(turn.tried)]
         return decision
     hopeless: set[object] = set()
     for _, _, lease_id in ledger.waiting:
@@ -159,7 +168,7 @@ def on_queue_looked(ledger: Ledger, event: QueueLooked, now: int) -> Decision:
         hopeless.add(kind)
         displaced = _displace(ledger, lease, ledger.jobs.get(lease.job), now)
         if displaced is not None:
-            displaced[0].follow = [QueueLooked()]
+            displaced[0].follow = [QueueScanned()]
             return displaced[0]
     return Decision()
 
@@ -193,5 +202,5 @@ def on_extended(ledger: Ledger, event: LeaseExtended, now: int) -> Decision:
     members = [ledger.leases[member] for member in ledger.gangs.get(lease.gang, ()) if member != lease.id]
     longer, *others = (replace(one, ends_at_ms=one.ends_at_ms + event.extra_ms) for one in (lease, *members))
     record = Record("extended", event.by, lease.id, lease.node, f"{event.extra_ms // 1000} s more")
-    follow = [QueueLooked()] if ledger.waiting else []
+    follow = [QueueScanned()] if ledger.waiting else []
     return Decision([longer, *others], [record], LeaseAnswer(longer), [*follow])

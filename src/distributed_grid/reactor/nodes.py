@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.books import Book, shared_though_exclusive
-from distributed_grid.domain.changes import Counter, Row
 from distributed_grid.domain.events import (
     AlertChanged,
     ClaimsChecked,
     ControlPlaneStarted,
+    HeartbeatReceived,
     LeaseLost,
     LeaseReclaimed,
     NodeDeclared,
     NodeDrained,
     NodeForgotten,
-    NodeHeard,
     NodeResumed,
     NodeStopped,
     NodeWanted,
     PolicySet,
-    QueueLooked,
+    QueueScanned,
 )
+from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.lives import NodeState, Step, advance_node
-from distributed_grid.domain.nodes import Node, Sighting
+from distributed_grid.domain.nodes import Node, NodeObservation
 from distributed_grid.domain.resources import NOTHING
+from distributed_grid.domain.rows import Counter, Row
+from distributed_grid.domain.states import NodeState, Step, advance_node
 from distributed_grid.errors import NotFound
+from distributed_grid.reactor.audit_details import told_of_capacity
 from distributed_grid.reactor.decision import Decision, Record
-from distributed_grid.reactor.telling import told_of_capacity
-from distributed_grid.scheduling.idleness import idleness
-from distributed_grid.scheduling.lending import offered
-from distributed_grid.scheduling.overdrawing import overdrawn
-from distributed_grid.scheduling.unrest import unrest
+from distributed_grid.scheduling.offers.engine_overuse import overdrawn
+from distributed_grid.scheduling.offers.idleness import idleness
+from distributed_grid.scheduling.offers.offer import offered
+from distributed_grid.scheduling.offers.volatility import unrest
 
 SUSPECT_AFTER_MS = 6_000
 CROWDED_MS = 4_000
@@ -49,7 +49,7 @@ def on_control_plane_started(ledger: Ledger, event: ControlPlaneStarted, now: in
         if node.state is NodeState.ALIVE:
             changes.append(_doubted(node))
         if node.hold_ms:  # the last owner may have renewed its holds until just now
-            changes.append(Sighting(node.name, 0, held_until_ms=held_until(node, now)))
+            changes.append(NodeObservation(node.name, 0, held_until_ms=held_until(node, now)))
     return Decision(changes)
 
 
@@ -57,7 +57,7 @@ def on_policy(ledger: Ledger, event: PolicySet, now: int) -> Decision:
     """Take in what the config says about everybody."""
     if event.policy == ledger.policy:
         return Decision()
-    return Decision([event.policy], follow=[QueueLooked()] if ledger.waiting else [])
+    return Decision([event.policy], follow=[QueueScanned()] if ledger.waiting else [])
 
 
 def held_until(node: Node, now: int) -> int:
@@ -90,7 +90,7 @@ def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
         if new.lendable not in (old.lendable, NOTHING):
             decision.records.append(_declared(new))
         decision.changes += [new, *_offered_anew(ledger, new)]
-        decision.follow = [QueueLooked()] if ledger.waiting else []
+        decision.follow = [QueueScanned()] if ledger.waiting else []
     return decision
 
 
@@ -103,7 +103,7 @@ def _excess(ledger: Ledger, node: Node) -> str | None:
     compared when it is heard."""
     held = (lease for lease in ledger.leases_of(node.name) if not lease.recovered)
     claims = [lease.claim for lease in held if lease.claim is not None]
-    return Book(claims).excess_over(node.lendable) or shared_though_exclusive(claims, node.lendable)
+    return NodeClaims(claims).excess_over(node.lendable) or shared_though_exclusive(claims, node.lendable)
 
 
 def _offered_anew(ledger: Ledger, node: Node) -> list[Row]:
@@ -137,7 +137,7 @@ def _left(node: Node) -> Node:
     return replace(node, state=advance_node(node.state, Step.LEAVE))
 
 
-def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
+def on_heard(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision:
     """Take in a heartbeat; a node is alive from the first one on."""
     node = ledger.nodes.get(event.name)
     if node is None:
@@ -145,7 +145,7 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
     last = ledger.sightings.get(event.name)
     leaving = overdrawn(ledger, node, event.usage)
     crowded = (last.crowded_ms if last is not None else 0) or now
-    seen = Sighting(
+    seen = NodeObservation(
         event.name,
         now,
         event.usage,
@@ -177,7 +177,7 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
     if offer is not None:
         decision.changes.append(offer)
     if len(decision.changes) > 1 and ledger.waiting:
-        decision.follow.append(QueueLooked())
+        decision.follow.append(QueueScanned())
     return decision
 
 
@@ -271,7 +271,7 @@ def on_stopped(ledger: Ledger, event: NodeStopped, now: int) -> Decision:
         state = advance_node(advance_node(state, Step.LEAVE), Step.JOIN)
     stopped = replace(node, state=state, wanted=False)
     offer = ledger.offers.get(node.name)
-    decision.changes = [stopped, Sighting(node.name, 0)]
+    decision.changes = [stopped, NodeObservation(node.name, 0)]
     decision.changes += [] if offer is None else [replace(offer, withdrawn=True)]
     why = f"the agent of {node.name} was stopped"
     decision.follow += [LeaseLost(lease.id, why) for lease in ledger.leases_of(node.name)]

@@ -13,20 +13,20 @@ import resource
 import sys
 
 from distributed_grid.errors import GridError
-from distributed_grid.orchestration.places import Places
-from distributed_grid.server.lifetime import Seat, Starter, Taken
+from distributed_grid.server.instance_lock import AlreadyRunning, InstanceLock, StartupReport
+from distributed_grid.state_dir import StateDir
 
 
 def main() -> int:
     """Be the control plane until told to stop or idle; the exit code of the process."""
     options = _options()
-    starter = Starter(options.report)
-    places = Places(options.state_dir)
-    seat = Seat(places)
+    starter = StartupReport(options.report)
+    places = StateDir(options.state_dir)
+    seat = InstanceLock(places)
     try:
         places.make()
         seat.take()
-    except Taken:
+    except AlreadyRunning:
         starter.tell("taken")
         return 0
     except GridError as failure:

@@ -19,54 +19,51 @@ import sys
 from typing import Any
 
 from distributed_grid import __version__
-from distributed_grid.adapters.clock import GridClock
-from distributed_grid.adapters.engines.messages import Connected
-from distributed_grid.adapters.engines.ray import RayEngine
-from distributed_grid.adapters.files.blobs import BlobStore
+from distributed_grid.adapters.clock import GridClock, load_anchor, save_anchor
+from distributed_grid.adapters.node.messages import AgentLinkChanged, RunFinished, StepDone
 from distributed_grid.adapters.probes.machine import MachineProbe
 from distributed_grid.adapters.probes.nvml import GpuProbe
-from distributed_grid.adapters.shells.messages import Finished, Linked, Stepped
+from distributed_grid.adapters.ray.engine import RayEngine
+from distributed_grid.adapters.ray.messages import Connected
 from distributed_grid.adapters.stores.sqlite import SqliteStore
+from distributed_grid.adapters.workdir.content_store import ContentStore
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.hardware import HardwareDetector
+from distributed_grid.api.requests import Hello, Stay
+from distributed_grid.control.agents import AgentGateway
+from distributed_grid.control.attempt_files import AttemptFiles
+from distributed_grid.control.boost_file import ResourceBoostPersistence
+from distributed_grid.control.content_sender import ContentSender
+from distributed_grid.control.grid import Grid
+from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import AlertChanged
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.monitoring.alerts import Alert
 from distributed_grid.monitoring.monitor import Monitor
-from distributed_grid.orchestration.attempt_files import AttemptFiles
-from distributed_grid.orchestration.links import Links
-from distributed_grid.orchestration.places import Places
-from distributed_grid.orchestration.resource_boost_persistence import ResourceBoostPersistence
-from distributed_grid.orchestration.runtime import Grid
-from distributed_grid.orchestration.supplying import Supply
-from distributed_grid.orchestration.views import Viewer
-from distributed_grid.server.anchoring import load_anchor, save_anchor
-from distributed_grid.server.api import Api, login
-from distributed_grid.server.attaching import Attaching
-from distributed_grid.server.clustering import Clustering
-from distributed_grid.server.configuring import Chosen, choose_config, remember, was_to_stay
-from distributed_grid.server.connection import Connection
-from distributed_grid.server.declaring import declare
-from distributed_grid.server.engines import EngineDesk
-from distributed_grid.server.following import Following
-from distributed_grid.server.handing_over import hands_over
-from distributed_grid.server.idling import Patience, is_unused
-from distributed_grid.server.keeping import BoostKeeper
-from distributed_grid.server.lifetime import BACKLOG, Seat, Starter
-from distributed_grid.server.link_sockets import LinkSockets
-from distributed_grid.server.own_agent import nodes_here, own_agent
-from distributed_grid.server.port import Port
-from distributed_grid.server.ray_way import RayWay
-from distributed_grid.server.rebalancing import keep_balance
-from distributed_grid.server.registry import ConfigRegistry
-from distributed_grid.server.requests import Hello, Stay
-from distributed_grid.server.tidying import keep_tidy
+from distributed_grid.server.access.agent_sockets import AgentSockets
+from distributed_grid.server.access.listener import Listener
+from distributed_grid.server.background import keep_balance, keep_tidy
+from distributed_grid.server.cluster import ClusterService
+from distributed_grid.server.config_selection import SelectedConfig, choose_config, remember, was_to_stay
+from distributed_grid.server.idle_exit import IdleTimer, is_unused
+from distributed_grid.server.instance_lock import BACKLOG, InstanceLock, StartupReport
+from distributed_grid.server.local_agent import nodes_here, own_agent
+from distributed_grid.server.node_registry import ConfigRegistry, declare
+from distributed_grid.server.ray.attached_node_sync import AttachedNodeSync
+from distributed_grid.server.ray.attachment import RayAttachment
+from distributed_grid.server.ray.connector import RayConnector
+from distributed_grid.server.ray.reconciler import EngineReconciler
+from distributed_grid.server.rpc.connection import Connection
+from distributed_grid.server.rpc.dispatch import Dispatcher, login
+from distributed_grid.server.services.boost_file_sync import BoostFileSync
+from distributed_grid.server.takeover import hands_over
+from distributed_grid.state_dir import StateDir
 from distributed_grid.wiring import balance_rules
 
 log = logging.getLogger(__name__)
 
 
-def serve(places: Places, seat: Seat, options: argparse.Namespace, starter: Starter) -> int:
+def serve(places: StateDir, seat: InstanceLock, options: argparse.Namespace, starter: StartupReport) -> int:
     """Serve from the seat that was taken, until told to stop or idle; the exit code of the process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
@@ -81,21 +78,21 @@ def serve(places: Places, seat: Seat, options: argparse.Namespace, starter: Star
 class Daemon:
     """The house that the API serves in."""
 
-    def __init__(self, places: Places, seat: Seat, options: argparse.Namespace) -> None:
+    def __init__(self, places: StateDir, seat: InstanceLock, options: argparse.Namespace) -> None:
         self._places = places
         self._seat = seat
         stays = bool(options.stay) or was_to_stay(places)
-        self._patience = Patience(stays=stays, idle_seconds=float(options.idle_seconds))
+        self._patience = IdleTimer(stays=stays, idle_seconds=float(options.idle_seconds))
         self._leaving = False
         self._open_ones: set[Connection] = set()
         self._clock = GridClock(load_anchor(places))
         store = SqliteStore(places.database)
-        self._chosen: Chosen = choose_config(options.config, bool(options.explicit), store, places)
-        self.content = BlobStore(places.host_dir / "content")
-        self._links = Links(Supply(self.content))
-        self._sockets = LinkSockets(places.host_dir / "links", self._links)
+        self._chosen: SelectedConfig = choose_config(options.config, bool(options.explicit), store, places)
+        self.content = ContentStore(places.host_dir / "content")
+        self._links = AgentGateway(ContentSender(self.content))
+        self._sockets = AgentSockets(places.host_dir / "links", self._links)
         self.ray = RayEngine(on_up=self._ray_is_up, on_link=self._ray_said)
-        self.engines = EngineDesk(self.ray, hold_seconds=self._chosen.config.hold_seconds)
+        self.engines = EngineReconciler(self.ray, hold_seconds=self._chosen.config.hold_seconds)
         self.grid = Grid(
             store,
             self._clock,
@@ -111,10 +108,12 @@ class Daemon:
             on_alert=self._note,
         )
         self.files = AttemptFiles(places.jobs, self._links.files, self._is_here)
-        self.cluster = Clustering(self.grid, self._chosen.config, places)
+        self.cluster = ClusterService(self.grid, self._chosen.config, places)
         engine, grid_id = self.ray, self.cluster.grid_id
-        following = Following(self.grid, self._chosen.config, engine=engine, sockets=self._sockets, grid_id=grid_id)
-        self.attaching = Attaching(
+        following = AttachedNodeSync(
+            self.grid, self._chosen.config, engine=engine, sockets=self._sockets, grid_id=grid_id
+        )
+        self.attaching = RayAttachment(
             self.grid,
             self._chosen.config,
             places,
@@ -123,7 +122,7 @@ class Daemon:
             following=following,
             grid_id=grid_id,
         )
-        self._port = Port(
+        self._port = Listener(
             self,
             places.host_dir,
             self._chosen.config.server,
@@ -131,7 +130,7 @@ class Daemon:
             reception=self._links,
         )
         self.admission = self._port.admission
-        self._way = RayWay(
+        self._way = RayConnector(
             self.grid,
             self._chosen.config,
             places,
@@ -140,15 +139,15 @@ class Daemon:
             cluster=self.cluster.ray,
             grid_id=grid_id,
         )
-        self.boosts_kept = BoostKeeper(
+        self.boosts_kept = BoostFileSync(
             self.grid,
             ResourceBoostPersistence(state_dir=places.state_dir),
             offset_ms=self._clock.wall_offset_ms,
         )
-        self._api = Api(self)
+        self._api = Dispatcher(self)
         self._links.answer_program = self._api.answer_program
 
-    async def run(self, starter: Starter) -> None:
+    async def run(self, starter: StartupReport) -> None:
         """Serve until the end; then leave in good order."""
         save_anchor(self._places, self._clock.anchor())
         remember(self._chosen, self._places, stay=self._patience.stays)
@@ -224,7 +223,7 @@ class Daemon:
         environ = self.attaching.environ() if is_attached else await self.cluster.ray.reach.environ(node)
         return {**environ, "RAY_NAMESPACE": "grid"}
 
-    def _ray_said(self, report: Linked | Stepped | Finished) -> None:
+    def _ray_said(self, report: AgentLinkChanged | StepDone | RunFinished) -> None:
         self.attaching.following.heard(report)
 
     def _note(self, alert: Alert) -> None:

@@ -12,7 +12,7 @@ from random import Random
 from msgspec import Struct
 
 
-class Kind(enum.StrEnum):
+class FaultKind(enum.StrEnum):
     """What can go wrong."""
 
     AGENT_DIES = "the agent dies"
@@ -34,30 +34,32 @@ class Kind(enum.StrEnum):
     DRAINED = "the node is drained"
 
 
-LOCAL = frozenset({Kind.OWNER, Kind.DRAINED, Kind.SLOW_NODE})
+LOCAL = frozenset({FaultKind.OWNER, FaultKind.DRAINED, FaultKind.SLOW_NODE})
 """What can happen to the node of the control plane's own machine; its agent and its links live and die with it."""
-EVERYWHERE = frozenset({Kind.CONTROL_DIES, Kind.CONTROL_MACHINE_DIES, Kind.DISK_FULL, Kind.DISK_SLOW})
+EVERYWHERE = frozenset(
+    {FaultKind.CONTROL_DIES, FaultKind.CONTROL_MACHINE_DIES, FaultKind.DISK_FULL, FaultKind.DISK_SLOW}
+)
 _LASTS_MS = {
-    Kind.AGENT_DIES: (500, 15_000),
-    Kind.MACHINE_DIES: (5_000, 90_000),
-    Kind.CONTROL_DIES: (100, 30_000),
-    Kind.CONTROL_MACHINE_DIES: (5_000, 60_000),
-    Kind.CUT: (1_000, 150_000),
-    Kind.CUT_UP: (1_000, 120_000),
-    Kind.CUT_DOWN: (1_000, 120_000),
-    Kind.DISK_FULL: (500, 10_000),
-    Kind.OWNER: (3_000, 120_000),
-    Kind.DRAINED: (5_000, 60_000),
+    FaultKind.AGENT_DIES: (500, 15_000),
+    FaultKind.MACHINE_DIES: (5_000, 90_000),
+    FaultKind.CONTROL_DIES: (100, 30_000),
+    FaultKind.CONTROL_MACHINE_DIES: (5_000, 60_000),
+    FaultKind.CUT: (1_000, 150_000),
+    FaultKind.CUT_UP: (1_000, 120_000),
+    FaultKind.CUT_DOWN: (1_000, 120_000),
+    FaultKind.DISK_FULL: (500, 10_000),
+    FaultKind.OWNER: (3_000, 120_000),
+    FaultKind.DRAINED: (5_000, 60_000),
 }
 _USUALLY_MS = (5_000, 60_000)
-_OFTEN = (Kind.CUT, Kind.CUT, Kind.CUT_UP, Kind.CUT_DOWN)
+_OFTEN = (FaultKind.CUT, FaultKind.CUT, FaultKind.CUT_UP, FaultKind.CUT_DOWN)
 
 
 class Fault(Struct, frozen=True):
     """Something goes wrong at a moment, and right again later; an empty node is all of them."""
 
     at_ms: int
-    kind: Kind
+    kind: FaultKind
     node: str
     lasts_ms: int
     strength: float
@@ -66,7 +68,7 @@ class Fault(Struct, frozen=True):
 
 def draw(random: Random, nodes: tuple[str, ...], local: str, *, count: int, until_ms: int) -> list[Fault]:
     """So many faults, of a few kinds that this seed is about, before that moment."""
-    kinds = [*random.sample([*Kind], random.randint(2, 6)), *_OFTEN] if random.random() < 0.7 else [*Kind]
+    kinds = [*random.sample([*FaultKind], random.randint(2, 6)), *_OFTEN] if random.random() < 0.7 else [*FaultKind]
     found = []
     for _ in range(count):
         kind = random.choice(kinds)

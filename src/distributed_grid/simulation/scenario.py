@@ -6,18 +6,17 @@ from random import Random
 
 from msgspec import Struct
 
-from distributed_grid.domain.balance import Mode, Rules
-from distributed_grid.domain.nodes import Caps, Node, Thresholds
-from distributed_grid.domain.policy import HOUR_MS, Policy, Quota
+from distributed_grid.domain.nodes import Caps, Node, OfferThresholds
+from distributed_grid.domain.rebalancing import RebalanceRules, SharingMode
 from distributed_grid.domain.resources import Capacity, GpuDevice
-from distributed_grid.domain.strategies import Strategy
-from distributed_grid.scheduling.policies import POLICIES
+from distributed_grid.domain.scheduling_policy import HOUR_MS, Quota, SchedulingPolicy, Strategy
+from distributed_grid.scheduling.rebalancing.sharing_policies import POLICIES
 from distributed_grid.simulation.faults import Fault, draw
-from distributed_grid.simulation.users import ZONES, Wish, load
+from distributed_grid.simulation.model.users import ZONES, UserRequest, load
 
 GB = 1024**3
 NAMES = ("ash", "birch", "cedar", "dogwood", "elm", "fir")
-THRESHOLDS = Thresholds(500, 500, 600, GB, 500, GB, dwell_ms=60_000)
+THRESHOLDS = OfferThresholds(500, 500, 600, GB, 500, GB, dwell_ms=60_000)
 
 
 class Scenario(Struct, frozen=True):
@@ -26,9 +25,9 @@ class Scenario(Struct, frozen=True):
     seed: int
     nodes: tuple[Node, ...]
     local: str
-    policy: Policy
-    rules: Rules | None
-    wishes: list[Wish]
+    policy: SchedulingPolicy
+    rules: RebalanceRules | None
+    wishes: list[UserRequest]
     faults: list[Fault]
     quiet_ms: int
 
@@ -76,9 +75,9 @@ def _node(random: Random, name: str, hold_ms: int) -> Node:
     )
 
 
-def _policy(random: Random) -> Policy:
+def _policy(random: Random) -> SchedulingPolicy:
     """What holds for everybody: some have more weight, some may not hold much at once, some are never displaced."""
-    return Policy(
+    return SchedulingPolicy(
         strategy=random.choice([one for one in Strategy if one is not Strategy.NODE_SPECIFIC]),
         half_life_ms=random.choice((0, 60_000, 24 * HOUR_MS)),
         weights=random.choice(((), (("ada", 3000), ("bob", 500)), (("green", 2000),))),
@@ -89,10 +88,12 @@ def _policy(random: Random) -> Policy:
     )
 
 
-def _rules(random: Random) -> Rules | None:
+def _rules(random: Random) -> RebalanceRules | None:
     """Some grids are balanced by themselves."""
     if random.random() < 0.6:
         return None
-    return Rules(
-        random.choice([*Mode]), random.choice([*POLICIES.values()]), interval_ms=random.choice((2_000, 5_000, 15_000))
+    return RebalanceRules(
+        random.choice([*SharingMode]),
+        random.choice([*POLICIES.values()]),
+        interval_ms=random.choice((2_000, 5_000, 15_000)),
     )

@@ -10,18 +10,18 @@ from pathlib import PurePath
 
 from msgspec import Struct
 
-from distributed_grid.simulation.agenda import Agenda
-from distributed_grid.simulation.agent import SimulatedAgent
-from distributed_grid.simulation.control import ControlPlane
+from distributed_grid.simulation.fault_injection import FaultInjector
 from distributed_grid.simulation.faults import Fault
-from distributed_grid.simulation.history import History
-from distributed_grid.simulation.laws import LawBroken, Laws
-from distributed_grid.simulation.machine import Machine
-from distributed_grid.simulation.network import Link, Network
+from distributed_grid.simulation.invariant_checker import InvariantChecker, InvariantViolated
+from distributed_grid.simulation.model.agent import SimulatedAgent
+from distributed_grid.simulation.model.control_plane import ControlPlane
+from distributed_grid.simulation.model.event_queue import EventQueue
+from distributed_grid.simulation.model.machine import Machine
+from distributed_grid.simulation.model.network import Network, SimulatedLink
+from distributed_grid.simulation.model.uplink import SimulatedUplink
+from distributed_grid.simulation.model.users import Users
+from distributed_grid.simulation.run_log import RunLog
 from distributed_grid.simulation.scenario import Scenario
-from distributed_grid.simulation.trouble import Trouble
-from distributed_grid.simulation.uplink import Uplink
-from distributed_grid.simulation.users import Users
 
 BEGIN_MS = 1_000_000_000
 """The grid's time at the beginning of every story; 0 has a meaning of its own in the ledger."""
@@ -60,9 +60,9 @@ class World:
         keep_all: bool = False,
     ) -> None:
         self.scenario = scenario
-        self.agenda = Agenda(BEGIN_MS)
-        self.history = History(keep_all=keep_all)
-        self.laws = Laws(self.note, BEGIN_MS)
+        self.agenda = EventQueue(BEGIN_MS)
+        self.history = RunLog(keep_all=keep_all)
+        self.laws = InvariantChecker(self.note, BEGIN_MS)
         random = scenario.random
         names = tuple(node.name for node in scenario.nodes)
         self.network = Network(self.agenda, random, names)
@@ -82,7 +82,7 @@ class World:
         self.machines = {node.name: machine(node, self.agenda, random, self.laws) for node in scenario.nodes}
         self.agents: dict[str, SimulatedAgent] = {}
         self._agent_type = agent
-        self.trouble = Trouble(self)
+        self.trouble = FaultInjector(self)
 
     def note(self, who: str, what: str) -> None:
         self.history.note(self.agenda.now - BEGIN_MS, who, what)
@@ -91,7 +91,7 @@ class World:
         """Live through the whole scenario; a broken law, or a bug, ends it."""
         try:
             self._live()
-        except LawBroken as broken:
+        except InvariantViolated as broken:
             return self._report(broken.law, broken.detail)
         except Exception as bug:  # whatever a decision raises that is no refusal
             place = traceback.extract_tb(bug.__traceback__)[-1]
@@ -134,7 +134,7 @@ class World:
 
     # ------------------------------------------------------------------ agents and their links
 
-    def dial(self, node: str, uplink: Uplink) -> Link | None:
+    def dial(self, node: str, uplink: SimulatedUplink) -> SimulatedLink | None:
         """A link for an agent, where the control plane is up and can be reached."""
         if not self.control.is_up or not self.network.routes[node].is_open:
             return None

@@ -14,7 +14,7 @@ from distributed_grid.adapters.probes.machine import MachineProbe
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.domain.resources import Capacity, GpuDevice
 from distributed_grid.errors import BadInput
-from tests.nvml.machine import GIB, GpuMachine
+from tests.support.nvml.nvml_machine import GIB, GpuMachine
 
 MIB = 1024**2
 RESOURCES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distributed_grid.agent.memory import address_towards, own_address, wanted_back
+from distributed_grid.agent.lent_memory import address_towards, own_address, wanted_back
 from distributed_grid.wire import OwnerRules
 
 GB = 1024**3

@@ -1,23 +1,23 @@
 """Laws for any document at all: it loads or is refused, and what loads can be shown and loaded again."""
 
 import json
-from pathlib import Path
 
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distributed_grid.config import ClusterConfig, ConfigProblems
-from distributed_grid.config.shapes import ListOf, MapOf, Table
-from distributed_grid.config.spellings import CLUSTER
+from distributed_grid.config.key_aliases import CLUSTER
+from distributed_grid.config.kinds.containers import KeyTable, ListOf, MapOf
+from tests.support.project import PROJECT
 
-ROOT = Path(__file__).parents[3]
+ROOT = PROJECT
 SOUND = [path.read_text() for folder in ("config", "tests/fixtures/seeds") for path in (ROOT / folder).iterdir()]
 
 
 def names_in(kind: object) -> set[str]:
     """Every name that means something somewhere in a cluster file."""
-    if isinstance(kind, Table):
+    if isinstance(kind, KeyTable):
         names = {part for entry in kind.keys for spelling in entry.spellings for part in spelling.split(".")}
         return names.union(*(names_in(entry.kind) for entry in kind.keys))
     return names_in(kind.kind) if isinstance(kind, ListOf | MapOf) else set()

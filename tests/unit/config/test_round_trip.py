@@ -5,11 +5,11 @@ import random
 from typing import Any
 
 from distributed_grid.config import ClusterConfig, ConfigProblems
-from distributed_grid.config.numbers import Amount, Count, Percent, Plain, Ratio, Seconds
+from distributed_grid.config.key_aliases import CLUSTER, RESOURCE_SHARING
+from distributed_grid.config.kinds.containers import KeyTable, ListOf, MapOf
+from distributed_grid.config.kinds.numbers import Amount, Count, Percent, Plain, Ratio, Seconds
+from distributed_grid.config.kinds.text import CUSTOM_NAME, JUMPS, LOGIN, NODE_NAME, ChoiceText, Flag, Hidden, HostText
 from distributed_grid.config.providers import Providers
-from distributed_grid.config.shapes import ListOf, MapOf, Table
-from distributed_grid.config.spellings import CLUSTER, RESOURCE_SHARING
-from distributed_grid.config.words import CUSTOM_NAME, JUMPS, LOGIN, NODE_NAME, Choice, Flag, Hidden, Host
 
 NAMES = ["ana", "box-1", "x.y", "n0", "a_b"]
 TEXTS = ["a b", "no", "12", "ü: #", "$${x}", "~", "'q'", "{", "*a", "☃"]
@@ -18,7 +18,7 @@ TEXTS = ["a b", "no", "12", "ü: #", "$${x}", "~", "'q'", "{", "*a", "☃"]
 def sound(kind: Any, rng: random.Random) -> Any:
     """A value that fits a kind."""
     match kind:
-        case Table():
+        case KeyTable():
             return a_table(kind, rng)
         case ListOf():
             items = [sound(kind.kind, rng) for _ in range(rng.randrange(3))]
@@ -28,7 +28,7 @@ def sound(kind: Any, rng: random.Random) -> Any:
             return {sound(kind.name, rng): sound(kind.kind, rng) for _ in range(rng.randrange(3))}
         case Flag():
             return rng.random() < 0.5
-        case Choice():
+        case ChoiceText():
             return rng.choice(kind.words)
         case Ratio():
             return rng.random()
@@ -42,14 +42,14 @@ def sound(kind: Any, rng: random.Random) -> Any:
             return {"docker_local": {"image": "a:${TAG}", "cpu_limit": 2, "memory_limit": "1.5g"}}
         case Hidden():
             return "https://example.org/x"
-        case Host():
+        case HostText():
             return rng.choice(["local", "10.0.0.1", "box", "fe80::1"])
     if kind == CUSTOM_NAME:
         return rng.choice(["tpu", "fpga"])
     return rng.choice(NAMES if kind in (LOGIN, NODE_NAME, JUMPS) else TEXTS)
 
 
-def a_table(table: Table, rng: random.Random) -> dict[str, Any]:
+def a_table(table: KeyTable, rng: random.Random) -> dict[str, Any]:
     """A mapping with some of a table's keys, each in one of its spellings."""
     tree: dict[str, Any] = {}
     for entry in table.keys:

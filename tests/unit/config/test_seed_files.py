@@ -1,12 +1,11 @@
 """Every YAML and JSON block of the five guides loads unchanged, into the one normal form."""
 
-from pathlib import Path
-
 import pytest
 
-from distributed_grid.config import ClusterConfig, PressureMarks, Thresholds, load_cluster_config
+from distributed_grid.config import ClusterConfig, PressureMarks, ThresholdConfig, load_cluster_config
+from tests.support.project import PROJECT
 
-SEEDS = Path(__file__).parents[2] / "fixtures" / "seeds"
+SEEDS = PROJECT / "tests" / "fixtures" / "seeds"
 GIB = 1024**3
 
 
@@ -27,7 +26,7 @@ def test_the_sharing_guide_gives_percent_mb_and_gb_that_become_ratios_and_bytes(
     assert sharing.check_interval_seconds == 60
     assert sharing.offer_expiry_seconds == 300
     assert sharing.max_offers_per_node == 5
-    assert sharing.thresholds == Thresholds(
+    assert sharing.thresholds == ThresholdConfig(
         gpu_used_max=0.2,
         gpu_memory_free_min_bytes=GIB,
         memory_used_max=0.5,

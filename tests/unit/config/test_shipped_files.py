@@ -1,12 +1,11 @@
 """The files in config/ and of `grid init` load without a warning and let the guides' commands work."""
 
-from pathlib import Path
-
 import pytest
 
 from distributed_grid.config import ClusterConfig, cluster_template
+from tests.support.project import PROJECT
 
-ROOT = Path(__file__).parents[3]
+ROOT = PROJECT
 SHIPPED = ["my-cluster.yaml", "my-cluster-enhanced.yaml", "cluster_config.yaml"]
 GIB = 1024**3
 

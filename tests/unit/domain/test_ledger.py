@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from distributed_grid.domain.books import Book
-from distributed_grid.domain.changes import Counter
+from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.lives import LeaseState, NodeState
 from distributed_grid.domain.resources import NOTHING, Claim
-from distributed_grid.testing.builders import NOW, Story, a_command, a_ledger, a_node, a_request
+from distributed_grid.domain.rows import Counter
+from distributed_grid.domain.states import LeaseState, NodeState
+from tests.support.builders import NOW, Scenario, a_command, a_ledger, a_node, a_request
 
 
 def a_lease(lease_id="r1", *, cores=1, state=LeaseState.ACTIVE, node="gpu1", fence=1, **more) -> Lease:
@@ -25,7 +25,7 @@ def a_lease(lease_id="r1", *, cores=1, state=LeaseState.ACTIVE, node="gpu1", fen
 
 def a_full_ledger() -> Ledger:
     """A bit of everything: running, stopping, waiting, awaiting."""
-    story = Story(a_node("gpu1", cores=4, memory_gb=16), a_node("gpu2", cores=2, gpus=1))
+    story = Scenario(a_node("gpu1", cores=4, memory_gb=16), a_node("gpu2", cores=2, gpus=1))
     story.submit(a_request("j1", cores=4, priority="low"), starts=True)
     story.ask(a_request("r1", gpus=0.5, duration_s=60))
     story.later(2)
@@ -41,7 +41,7 @@ def test_a_new_ledger_is_empty_and_whole():
     assert ledger.rows() == []
     assert ledger.next_due_ms() is None
     assert ledger.lends("nobody") == NOTHING
-    assert ledger.book("nobody") == Book()
+    assert ledger.book("nobody") == NodeClaims()
 
 
 def test_of_its_rows_the_ledger_can_be_built_anew():
@@ -83,7 +83,7 @@ def test_what_is_over_leaves_with_all_its_traces():
     ledger.apply([a_lease(state=LeaseState.ENDED)])
     ledger.check()
     assert ledger.is_empty
-    assert (ledger.due, ledger.by_request, ledger.book("gpu1")) == ([], {}, Book())
+    assert (ledger.due, ledger.by_request, ledger.book("gpu1")) == ([], {}, NodeClaims())
 
 
 def test_ending_what_was_never_there_is_harmless():
@@ -208,7 +208,7 @@ def test_check_finds_what_is_broken(spoil, words):
 
 
 def test_check_finds_an_exclusive_gpu_that_is_shared():
-    story = Story(a_node("gpu1", gpus=1))
+    story = Scenario(a_node("gpu1", gpus=1))
     story.ask(a_request("r1", gpus=0.5))
     ledger = story.ledger
     ledger.apply([a_node("gpu1", gpus=1, exclusive=True, state=NodeState.ALIVE)])

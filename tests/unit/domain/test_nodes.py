@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.domain.lives import NodeState
 from distributed_grid.domain.nodes import Caps
 from distributed_grid.domain.resources import NOTHING
-from distributed_grid.testing.builders import GB, a_capacity, a_node, caps
+from distributed_grid.domain.states import NodeState
+from tests.support.builders import GB, a_capacity, a_node, caps
 
 
 def test_without_caps_a_node_may_lend_all_it_has():

@@ -9,27 +9,17 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from distributed_grid.domain.balance import Balance
-from distributed_grid.domain.blocks import Lender
-from distributed_grid.domain.changes import VOLATILE, Counter, decode_row, encode_row
-from distributed_grid.domain.engines import Stock
+from distributed_grid.domain.blocks import MemoryServerRow
+from distributed_grid.domain.engines import EngineCapacity
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease
-from distributed_grid.domain.lives import JobState, LeaseState
-from distributed_grid.domain.nodes import Sighting
+from distributed_grid.domain.nodes import NodeObservation
 from distributed_grid.domain.offers import Offer
+from distributed_grid.domain.rebalancing import RebalanceState
 from distributed_grid.domain.resources import Claim, GpuShare, Priority
-from distributed_grid.testing.builders import (
-    GB,
-    NOW,
-    a_capacity,
-    a_command,
-    a_node,
-    a_request,
-    an_exit,
-    caps,
-    thresholds,
-)
+from distributed_grid.domain.rows import VOLATILE, Counter, decode_row, encode_row
+from distributed_grid.domain.states import JobState, LeaseState
+from tests.support.builders import GB, NOW, a_capacity, a_command, a_node, a_request, an_exit, caps, thresholds
 
 LEASE = Lease("r1", a_request(wait_s=5, priority="high"), NOW)
 ATTEMPT = Attempt(1, "r1.1", "gpu1", 7, NOW, cores=(0, 1), pid=4242)
@@ -62,14 +52,22 @@ def test_a_row_of_an_older_build_gets_the_defaults_of_what_it_lacks():
 
 
 def test_sightings_offers_stocks_lenders_and_balances_are_never_stored():
-    assert {Sighting.kind, Offer.kind, Balance.kind, Stock.kind, Lender.kind} == VOLATILE
+    assert {
+        NodeObservation.kind,
+        Offer.kind,
+        RebalanceState.kind,
+        EngineCapacity.kind,
+        MemoryServerRow.kind,
+    } == VOLATILE
     with pytest.raises(KeyError):
         decode_row(Offer.kind, b"")
 
 
 def test_every_row_has_a_key_and_says_whether_it_is_over():
     offer = Offer("gpu1", 1, a_capacity(), NOW, NOW + 1)
-    assert [row.key for row in (LEASE, JOB, offer, Sighting("gpu2", NOW), Counter("fence", 1), a_node("gpu3"))] == [
+    assert [
+        row.key for row in (LEASE, JOB, offer, NodeObservation("gpu2", NOW), Counter("fence", 1), a_node("gpu3"))
+    ] == [
         "r1",
         "r1",
         "gpu1",
@@ -77,7 +75,7 @@ def test_every_row_has_a_key_and_says_whether_it_is_over():
         "fence",
         "gpu3",
     ]
-    assert not any(row.is_over for row in (LEASE, JOB, offer, Sighting("gpu2", NOW), Counter("fence", 1)))
+    assert not any(row.is_over for row in (LEASE, JOB, offer, NodeObservation("gpu2", NOW), Counter("fence", 1)))
     assert replace(LEASE, state=LeaseState.ENDED).is_over
     assert replace(JOB, state=JobState.ENDED).is_over
     assert replace(offer, withdrawn=True).is_over

@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.nodes import GpuUsage, Usage
 from distributed_grid.domain.resources import Capacity
-from distributed_grid.monitoring.alerts import CALM, Alarms, Alert, Mark, Standing, judge, marks_of
-from distributed_grid.testing.builders import GB, NOW, a_capacity
+from distributed_grid.monitoring.alerts import CALM, Alert, AlertRules, AlertState, AlertThreshold, judge, marks_of
+from tests.support.builders import GB, NOW, a_capacity
 
-MARK = Mark(0.75, margin=0.05, clear_after_ms=60_000)
+MARK = AlertThreshold(0.75, margin=0.05, clear_after_ms=60_000)
 SIXTEEN = a_capacity(memory_gb=16)
 
 
-def alarms_of(text: str) -> Alarms:
-    return Alarms(marks_of(ClusterConfig.from_text(text).alerts))
+def alarms_of(text: str) -> AlertRules:
+    return AlertRules(marks_of(ClusterConfig.from_text(text).alerts))
 
 
 class Watched:
@@ -99,7 +99,7 @@ values = st.lists(st.tuples(st.floats(0, 1), st.sampled_from([2_000, 2_000, 2_00
 def test_raised_and_cleared_take_turns_and_never_come_without_cause(
     told: list[tuple[float, int]], raise_after_ms: int
 ) -> None:
-    mark = Mark(0.75, 0.05, raise_after_ms, 20_000)
+    mark = AlertThreshold(0.75, 0.05, raise_after_ms, 20_000)
     standing, at_ms, since_change = CALM, NOW, list[tuple[int, float]]()
     for value, step in told:
         at_ms += step
@@ -119,7 +119,7 @@ def test_raised_and_cleared_take_turns_and_never_come_without_cause(
 
 @given(st.lists(st.floats(0.7001, 0.75), max_size=100), st.booleans())
 def test_between_the_marks_nothing_changes(told: list[float], raised: bool) -> None:
-    standing = Standing(raised)
+    standing = AlertState(raised)
     for place, value in enumerate(told):
         standing = judge(standing, MARK, value, NOW + 2_000 * place)
     assert standing.raised is raised

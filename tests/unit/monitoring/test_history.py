@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from distributed_grid.domain.nodes import GpuUsage, Usage
 from distributed_grid.monitoring.history import FULL_RATE_ROWS, MINUTE_MS, MINUTE_ROWS, NodeHistory
 from distributed_grid.monitoring.snapshots import utc
-from distributed_grid.testing.builders import GB
+from tests.support.builders import GB
 
 BEGIN = 1_000_000 * MINUTE_MS
 DAY_OF_BEATS = range(BEGIN, BEGIN + 25 * 60 * MINUTE_MS, 2_000)

@@ -11,7 +11,8 @@ import pytest
 
 from distributed_grid.adapters.stores.memory import MemoryStore
 from distributed_grid.config import Alerts
-from distributed_grid.domain.events import JobCancelled, NodeDeclared, NodeForgotten, NodeHeard
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.events import HeartbeatReceived, JobCancelled, NodeDeclared, NodeForgotten
 from distributed_grid.domain.nodes import GpuUsage, Usage
 from distributed_grid.errors import BadInput, NotFound
 from distributed_grid.monitoring.alerts import Alert
@@ -23,8 +24,7 @@ from distributed_grid.monitoring.resource_metrics import (
     ResourceSnapshot,
     ResourceTrend,
 )
-from distributed_grid.orchestration.runtime import Grid
-from distributed_grid.testing.builders import GB, a_capacity, a_node, a_request, a_submission
+from tests.support.builders import GB, a_capacity, a_node, a_request, a_submission
 
 START_MS = 1_700_000_040_000
 
@@ -53,7 +53,7 @@ class House:
 
     async def beat(self, cpu: float = 0, memory_gb: float = 0, *, seconds: float = 2, name: str = "here") -> None:
         self.clock.ms += round(1000 * seconds)
-        await self.grid.handle(NodeHeard(name, Usage(round(1000 * cpu), 0, round(memory_gb * GB), 0)))
+        await self.grid.handle(HeartbeatReceived(name, Usage(round(1000 * cpu), 0, round(memory_gb * GB), 0)))
         await self.grid.read(self.monitor.look)
 
 
@@ -147,7 +147,7 @@ def test_it_watches_by_itself_once_started() -> None:
         await house.monitor.start()
         await house.monitor.start()
         house.clock.ms += 1
-        await house.grid.handle(NodeHeard("here", Usage(memory_bytes=15 * GB)))
+        await house.grid.handle(HeartbeatReceived("here", Usage(memory_bytes=15 * GB)))
         async with asyncio.timeout(10):
             while not house.alerts:
                 await asyncio.sleep(0.05)

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from distributed_grid.domain.nodes import GpuUsage, Usage
 from distributed_grid.monitoring.prometheus import NODE_GAUGES, exposition, take_reading
-from distributed_grid.testing.builders import GB, Story, a_node, a_request
+from tests.support.builders import GB, Scenario, a_node, a_request
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -29,8 +29,8 @@ def at(samples: Samples, name: str, **labels: str) -> float | None:
     return samples.get((name, frozenset(labels.items())))
 
 
-def a_story() -> Story:
-    story = Story(a_node("gpu1", cores=4, memory_gb=16, gpus=1), a_node('odd"\\name', cores=2))
+def a_story() -> Scenario:
+    story = Scenario(a_node("gpu1", cores=4, memory_gb=16, gpus=1), a_node('odd"\\name', cores=2))
     story.now += 10_000
     story.hear("gpu1", Usage(500, 250, 4 * GB, 2 * GB, (GpuUsage(0, 300, GB),)))
     story.later(0, heard=False)
@@ -90,6 +90,6 @@ def test_every_gauge_has_its_unit_in_its_name() -> None:
 
 
 def test_a_grid_of_five_hundred_nodes_is_told_too() -> None:
-    story = Story(*(a_node(f"n{place}") for place in range(500)))
+    story = Scenario(*(a_node(f"n{place}") for place in range(500)))
     samples = scrape(exposition(take_reading(story.ledger, story.now), {}, {}))
     assert sum(name == "grid_node_up" for name, _ in samples) == 500

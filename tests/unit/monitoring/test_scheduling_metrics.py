@@ -11,12 +11,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from distributed_grid.adapters.stores.memory import MemoryStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
-from distributed_grid.domain.balance import GRID_USER
-from distributed_grid.domain.changes import Row
+from distributed_grid.control.batch import batch_of, refusal_record
 from distributed_grid.domain.events import JobCancelled, LeaseAsked, LeaseExtended
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.lives import JobState
+from distributed_grid.domain.rebalancing import GRID_USER
+from distributed_grid.domain.rows import Row
+from distributed_grid.domain.states import JobState
 from distributed_grid.errors import Refused
 from distributed_grid.monitoring.prometheus import exposition, take_reading
 from distributed_grid.monitoring.scheduling_metrics import (
@@ -26,9 +27,8 @@ from distributed_grid.monitoring.scheduling_metrics import (
     SchedulingFigures,
     SchedulingMetrics,
 )
-from distributed_grid.orchestration.bookkeeping import batch_of, refusal_record
 from distributed_grid.reactor import Record
-from distributed_grid.testing.builders import NOW, a_command, a_request
+from tests.support.builders import NOW, a_command, a_request
 
 NOTHING: SchedulingFigures = {
     "jobs_measured": 0,

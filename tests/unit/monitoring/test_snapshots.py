@@ -10,7 +10,7 @@ from distributed_grid.domain.nodes import GpuUsage, Usage
 from distributed_grid.monitoring.pressure import pressure
 from distributed_grid.monitoring.snapshots import snapshots
 from distributed_grid.monitoring.summary import summarise
-from distributed_grid.testing.builders import GB, Story, a_capacity, a_node, a_request
+from tests.support.builders import GB, Scenario, a_capacity, a_node, a_request
 
 
 def busy(cpu: float, memory_gb: float, *gpus: float) -> Usage:
@@ -37,7 +37,7 @@ def test_the_pressure_score_is_30_30_40_renormalised_without_gpus(usage: Usage, 
 
 
 def test_a_node_that_is_heard_is_shown_as_it_was_measured() -> None:
-    story = Story(a_node("gpu1", cores=4, memory_gb=16, gpus=2))
+    story = Scenario(a_node("gpu1", cores=4, memory_gb=16, gpus=2))
     story.hear("gpu1", busy(0.5, 4, 0.2, 0.6))
     story.ask(a_request(cores=1, memory_gb=2))
     story.now += 1_500
@@ -54,7 +54,7 @@ def test_a_node_that_is_heard_is_shown_as_it_was_measured() -> None:
 
 
 def test_a_node_that_is_not_heard_has_no_measurements_though_it_had_some() -> None:
-    story = Story(a_node("gpu1", gpus=1))
+    story = Scenario(a_node("gpu1", gpus=1))
     story.hear("gpu1", busy(0.5, 4, 0.5))
     story.now += 6_001
     (shown,) = snapshots(story.ledger, story.now)
@@ -65,7 +65,7 @@ def test_a_node_that_is_not_heard_has_no_measurements_though_it_had_some() -> No
 
 
 def test_the_summary_counts_what_silent_nodes_have_as_unknown() -> None:
-    story = Story(a_node("busy", gpus=1), a_node("idle", gpus=1), a_node("silent", gpus=2, memory_gb=64))
+    story = Scenario(a_node("busy", gpus=1), a_node("idle", gpus=1), a_node("silent", gpus=2, memory_gb=64))
     story.now += 10_000
     story.hear("busy", busy(0.75, 12, 1))
     story.hear("idle", busy(0, 0, 0))
@@ -81,7 +81,7 @@ def test_the_summary_counts_what_silent_nodes_have_as_unknown() -> None:
 
 
 def test_where_nobody_is_known_there_is_no_pressure() -> None:
-    story = Story(a_node("gpu1"))
+    story = Scenario(a_node("gpu1"))
     story.later(7, heard=False)
     told = summarise(story.ledger, story.now)
     assert told["pressure"] is None
@@ -93,7 +93,7 @@ usages = st.builds(busy, st.floats(0, 1.5), st.floats(0, 99), st.floats(0, 1))
 
 @given(st.lists(st.tuples(st.none() | usages, st.integers(0, 3)), max_size=6))
 def test_total_is_used_and_idle_and_unknown(nodes: list[tuple[Usage | None, int]]) -> None:
-    story = Story(*(a_node(f"n{place}", gpus=gpus) for place, (_, gpus) in enumerate(nodes)))
+    story = Scenario(*(a_node(f"n{place}", gpus=gpus) for place, (_, gpus) in enumerate(nodes)))
     story.now += 10_000
     for place, (usage, _) in enumerate(nodes):
         if usage is not None:

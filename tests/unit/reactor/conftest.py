@@ -1,24 +1,13 @@
-"""Hypothesis without dice, and stories whose ledgers are checked on the way out."""
+"""Ledgers and scenarios that are checked when the test ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.testing.builders import Story, a_ledger, a_node
-
-settings.register_profile(
-    "ci",
-    derandomize=True,
-    database=None,
-    deadline=None,
-    max_examples=30,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("ci")
+from tests.support.builders import Scenario, a_ledger, a_node
 
 
 @pytest.fixture
@@ -30,12 +19,12 @@ def ledger() -> Iterator[Ledger]:
 
 
 @pytest.fixture
-def story() -> Iterator[Callable[..., Story]]:
+def story() -> Iterator[Callable[..., Scenario]]:
     """`story(node, …)` begins one; every ledger it led to is checked at the end."""
-    begun: list[Story] = []
+    begun: list[Scenario] = []
 
-    def begin(*nodes, **kwargs) -> Story:
-        begun.append(Story(*(nodes or (a_node("gpu1", cores=4, memory_gb=16),)), **kwargs))
+    def begin(*nodes, **kwargs) -> Scenario:
+        begun.append(Scenario(*(nodes or (a_node("gpu1", cores=4, memory_gb=16),)), **kwargs))
         return begun[-1]
 
     yield begin

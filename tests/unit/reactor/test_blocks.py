@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from distributed_grid.domain.blocks import Block, Lender
+from distributed_grid.domain.blocks import Block, MemoryServerRow
 from distributed_grid.domain.effects import FreeCopies, MakeCopy, ServeMemory
 from distributed_grid.domain.events import (
     BlockAsked,
@@ -24,43 +24,43 @@ from distributed_grid.domain.events import (
     NodeDrained,
     TimePassed,
 )
-from distributed_grid.domain.lives import LeaseState
+from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor import lent
-from distributed_grid.testing.builders import GB, Story, a_node, a_request
+from tests.support.builders import GB, Scenario, a_node, a_request
 
 HOUR = 3_600_000
 LENDERS = ("gpu1", "gpu2", "gpu3")
 
 
-def served(tale: Story, *names: str, life: str = "life1", on_disk: tuple[str, ...] = ()) -> None:
+def served(tale: Scenario, *names: str, life: str = "life1", on_disk: tuple[str, ...] = ()) -> None:
     for name in names:
-        lender = Lender(name, "10.0.0.1", 7000, incarnation=f"{name}-{life}", key_bytes=b"k" * 32)
+        lender = MemoryServerRow(name, "10.0.0.1", 7000, incarnation=f"{name}-{life}", key_bytes=b"k" * 32)
         tale.tell(MemoryServed(lender, on_disk))
 
 
-def a_pool(*names: str, memory: int = 8) -> Story:
-    tale = Story(*(a_node(name, memory_gb=memory) for name in names or LENDERS))
+def a_pool(*names: str, memory: int = 8) -> Scenario:
+    tale = Scenario(*(a_node(name, memory_gb=memory) for name in names or LENDERS))
     served(tale, *(names or LENDERS), "")
     return tale
 
 
-def ask(tale: Story, name: str = "b1", gb: int = 2, *, copies: int = 1, user: str = "ann", **more: object) -> Block:
+def ask(tale: Scenario, name: str = "b1", gb: int = 2, *, copies: int = 1, user: str = "ann", **more: object) -> Block:
     tale.tell(BlockAsked(name, user, gb * GB, HOUR, copies, **more))
     return tale.ledger.blocks[name]
 
 
-def effects(tale: Story, kind: type) -> list:
+def effects(tale: Scenario, kind: type) -> list:
     return [effect for effect in lent(tale.ledger) if isinstance(effect, kind)]
 
 
-def moved(tale: Story, problem: str = "") -> None:
+def moved(tale: Scenario, problem: str = "") -> None:
     (effect,) = effects(tale, MakeCopy)
     moving = effect.block.moving
     tale.tell(CopyMade(moving.source, moving.generation, problem, (effect.node,)))
 
 
-def freed(tale: Story) -> None:
+def freed(tale: Scenario) -> None:
     for effect in effects(tale, FreeCopies):
         tale.tell(CopiesFreed(effect.copies, (effect.node,)))
 
@@ -111,7 +111,7 @@ def test_copies_are_on_different_nodes_or_there_is_no_block():
 
 
 def test_a_node_whose_memory_nobody_has_used_yet_is_asked_to_serve_it():
-    tale = Story(a_node("gpu1"))
+    tale = Scenario(a_node("gpu1"))
     ask(tale)
     assert effects(tale, ServeMemory) == [ServeMemory("gpu1")]
     served(tale, "gpu1")
@@ -120,9 +120,9 @@ def test_a_node_whose_memory_nobody_has_used_yet_is_asked_to_serve_it():
 
 
 def test_a_node_whose_memory_cannot_be_served_loses_what_was_to_be_there():
-    tale = Story(a_node("gpu1"))
+    tale = Scenario(a_node("gpu1"))
     ask(tale)
-    tale.tell(MemoryServed(Lender("gpu1", gone=True), problem="no space left"))
+    tale.tell(MemoryServed(MemoryServerRow("gpu1", gone=True), problem="no space left"))
     block = tale.ledger.blocks["b1"]
     assert block.lost
     assert "no space left" in block.detail
@@ -354,5 +354,5 @@ def test_whatever_happens_the_ledger_stays_right_and_everything_released_goes(se
     assert not tale.ledger.leases
 
 
-def _on_disk(tale: Story) -> list[str]:
+def _on_disk(tale: Scenario) -> list[str]:
     return [place.copy for block in tale.ledger.blocks.values() for place in block.places if place.on_disk]

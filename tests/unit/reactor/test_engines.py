@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from distributed_grid.domain.changes import decode_row, encode_row
 from distributed_grid.domain.engines import ATTACHED, SSH, EngineRow
 from distributed_grid.domain.events import EngineGivenUp, EngineWanted
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rows import decode_row, encode_row
 from distributed_grid.errors import Refused
 
 WANTED = EngineWanted("ray", SSH, "10.0.0.1:6379", nodes=("gpu1", "gpu2"))

@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed_grid.domain.events import JobSubmitted, LeaseAsked, LeaseExtended, NodeDrained, NodeStopped
-from distributed_grid.domain.lives import LeaseEnd, LeaseState
+from distributed_grid.domain.states import LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, Refused
-from distributed_grid.testing.builders import Story, a_command, a_node, a_request
+from tests.support.builders import Scenario, a_command, a_node, a_request
 
 
 @pytest.fixture
-def trio() -> Story:
-    return Story(*(a_node(name, cores=4) for name in ("n1", "n2", "n3")))
+def trio() -> Scenario:
+    return Scenario(*(a_node(name, cores=4) for name in ("n1", "n2", "n3")))
 
 
-def places(story: Story, gang: str = "g1") -> list[str]:
+def places(story: Scenario, gang: str = "g1") -> list[str]:
     return sorted(story.ledger.leases[member].node for member in story.ledger.gangs.get(gang, ()))
 
 
@@ -96,7 +96,7 @@ def test_a_command_runs_on_one_node(trio):
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4), st.booleans()), max_size=12))
 def test_a_gang_is_whole_or_not_there_whatever_happens(steps):
-    story = Story(*(a_node(f"n{i}", cores=4) for i in range(4)))
+    story = Scenario(*(a_node(f"n{i}", cores=4) for i in range(4)))
     for number, (cores, size, lets_go) in enumerate(steps):
         story.ask(a_request(f"g{number}", cores=cores, gang=size))
         if lets_go:

@@ -11,36 +11,36 @@ from distributed_grid.domain.events import (
     AttemptsListed,
     AttemptStarted,
     ControlPlaneStarted,
+    HeartbeatReceived,
     NodeDeclared,
     NodeDrained,
-    NodeHeard,
     NodeStopped,
     NodeWanted,
 )
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import Request
-from distributed_grid.domain.lives import JobState, NodeState
 from distributed_grid.domain.nodes import Usage
+from distributed_grid.domain.states import JobState, NodeState
 from distributed_grid.errors import NotFound
 from distributed_grid.reactor import pending
 from distributed_grid.reactor.nodes import HOLD_GRACE_MS
-from distributed_grid.testing.builders import Story, a_node, a_request, an_exit
+from tests.support.builders import Scenario, a_node, a_request, an_exit
 
 HOLD = 60
 
 
 @pytest.fixture
 def story():
-    told = Story(a_node("gpu2", cores=4, hold_s=HOLD))
+    told = Scenario(a_node("gpu2", cores=4, hold_s=HOLD))
     yield told
     told.ledger.check()
 
 
-def _state(story: Story, name: str = "gpu2") -> NodeState:
+def _state(story: Scenario, name: str = "gpu2") -> NodeState:
     return story.ledger.nodes[name].state
 
 
-def test_a_silent_node_is_doubted_keeps_its_work_and_gets_nothing_new(story: Story) -> None:
+def test_a_silent_node_is_doubted_keeps_its_work_and_gets_nothing_new(story: Scenario) -> None:
     story.submit(a_request("r1"), starts=True)
     story.later(7, heard=False)
     assert _state(story) is NodeState.SUSPECT
@@ -48,7 +48,7 @@ def test_a_silent_node_is_doubted_keeps_its_work_and_gets_nothing_new(story: Sto
     assert story.submit(a_request("r2")).state is JobState.QUEUED
 
 
-def test_a_node_heard_again_within_its_hold_goes_on_as_if_nothing_was(story: Story) -> None:
+def test_a_node_heard_again_within_its_hold_goes_on_as_if_nothing_was(story: Scenario) -> None:
     story.submit(a_request("r1"), starts=True)
     story.later(HOLD - 1, heard=False)
     story.hear("gpu2")
@@ -56,7 +56,7 @@ def test_a_node_heard_again_within_its_hold_goes_on_as_if_nothing_was(story: Sto
     assert story.job("r1").state is JobState.RUNNING
 
 
-def test_nothing_is_lent_again_before_the_hold_and_its_grace_are_over(story: Story) -> None:
+def test_nothing_is_lent_again_before_the_hold_and_its_grace_are_over(story: Scenario) -> None:
     story.submit(a_request("r1", cores=4), starts=True)
     story.later(7, heard=False)
     story.later(HOLD - 7 + HOLD_GRACE_MS / 1000 - 0.001, heard=False)
@@ -66,7 +66,7 @@ def test_nothing_is_lent_again_before_the_hold_and_its_grace_are_over(story: Sto
     assert _state(story) is NodeState.LOST
 
 
-def test_a_lost_job_ends_as_lost_and_runs_again_only_with_retries(story: Story) -> None:
+def test_a_lost_job_ends_as_lost_and_runs_again_only_with_retries(story: Scenario) -> None:
     story.submit(a_request("r1"), starts=True)
     story.submit(a_request("r2"), retries=1, starts=True)
     story.later(7, heard=False)
@@ -77,14 +77,14 @@ def test_a_lost_job_ends_as_lost_and_runs_again_only_with_retries(story: Story) 
     assert ended.data["ending"] == "lost"
 
 
-def test_a_lease_without_a_job_ends_with_its_node(story: Story) -> None:
+def test_a_lease_without_a_job_ends_with_its_node(story: Scenario) -> None:
     assert story.ask(a_request("r1")) is not None
     story.later(7, heard=False)
     story.later(HOLD, heard=False)
     assert "r1" not in story.ledger.leases
 
 
-def test_a_report_after_the_node_was_given_up_is_history_and_nothing_else(story: Story) -> None:
+def test_a_report_after_the_node_was_given_up_is_history_and_nothing_else(story: Scenario) -> None:
     attempt = story.submit(a_request("r1"), retries=1, starts=True).attempt
     assert attempt is not None
     story.later(7, heard=False)
@@ -95,7 +95,7 @@ def test_a_report_after_the_node_was_given_up_is_history_and_nothing_else(story:
     assert story.ledger.rows() == before
 
 
-def test_a_control_plane_that_was_restarted_waits_a_whole_hold_before_it_gives_anything_up(story: Story) -> None:
+def test_a_control_plane_that_was_restarted_waits_a_whole_hold_before_it_gives_anything_up(story: Scenario) -> None:
     story.submit(a_request("r1"), starts=True)
     story.now += 1_000_000_000
     story.tell(ControlPlaneStarted(9))
@@ -106,7 +106,7 @@ def test_a_control_plane_that_was_restarted_waits_a_whole_hold_before_it_gives_a
 
 
 def test_a_node_of_this_machine_is_never_given_up() -> None:
-    story = Story(a_node("here"))
+    story = Scenario(a_node("here"))
     story.submit(a_request("r1"), starts=True)
     story.later(7, heard=False)
     story.later(1_000_000, heard=False)
@@ -114,7 +114,7 @@ def test_a_node_of_this_machine_is_never_given_up() -> None:
     assert story.job("r1").state is JobState.RUNNING
 
 
-def test_nobody_reports_about_another_nodes_attempts(story: Story) -> None:
+def test_nobody_reports_about_another_nodes_attempts(story: Scenario) -> None:
     story.tell(NodeDeclared(a_node("liar", hold_s=HOLD)))
     attempt = story.submit(a_request("r1")).attempt
     assert attempt is not None
@@ -123,7 +123,7 @@ def test_nobody_reports_about_another_nodes_attempts(story: Story) -> None:
     assert story.job("r1").state is JobState.ASSIGNED
 
 
-def test_what_is_paused_for_the_owner_is_shown_and_goes_on(story: Story) -> None:
+def test_what_is_paused_for_the_owner_is_shown_and_goes_on(story: Scenario) -> None:
     attempt = story.submit(a_request("r1"), starts=True).attempt
     assert attempt is not None
     told = story.tell(AttemptPaused("r1", 1, attempt.fence, True, "its owner is back", ("gpu2",)))
@@ -135,7 +135,7 @@ def test_what_is_paused_for_the_owner_is_shown_and_goes_on(story: Story) -> None
     assert "r1" not in story.ledger.jobs
 
 
-def test_what_the_owner_takes_back_waits_for_another_place_and_the_offer_is_withdrawn(story: Story) -> None:
+def test_what_the_owner_takes_back_waits_for_another_place_and_the_offer_is_withdrawn(story: Scenario) -> None:
     story.submit(a_request("r1"), starts=True)
     story.end("r1", Outcome(Ending.RECLAIMED, detail="its owner needs the memory"))
     assert story.job("r1").state is JobState.QUEUED
@@ -145,14 +145,14 @@ def test_what_the_owner_takes_back_waits_for_another_place_and_the_offer_is_with
     assert story.job("r1").state is JobState.ASSIGNED
 
 
-def test_a_node_that_gives_way_offers_nothing(story: Story) -> None:
-    story.tell(NodeHeard("gpu2", Usage(), yields=True, generation=5))
+def test_a_node_that_gives_way_offers_nothing(story: Scenario) -> None:
+    story.tell(HeartbeatReceived("gpu2", Usage(), yields=True, generation=5))
     assert story.submit(a_request("r1")).state is JobState.QUEUED
-    story.tell(NodeHeard("gpu2", Usage(), generation=6))
+    story.tell(HeartbeatReceived("gpu2", Usage(), generation=6))
     assert story.lease_of("r1").generation == 6
 
 
-def test_a_drained_node_gives_everything_back_and_its_jobs_wait(story: Story) -> None:
+def test_a_drained_node_gives_everything_back_and_its_jobs_wait(story: Scenario) -> None:
     story.submit(a_request("r1"), starts=True)
     assert story.ask(a_request("r2")) is not None
     story.tell(NodeDrained("gpu2", "maintenance"))
@@ -165,7 +165,7 @@ def test_a_drained_node_gives_everything_back_and_its_jobs_wait(story: Story) ->
     story.tell(NodeDrained("gpu2"))
 
 
-def test_a_stopped_node_holds_nothing_and_can_be_wanted_again(story: Story) -> None:
+def test_a_stopped_node_holds_nothing_and_can_be_wanted_again(story: Scenario) -> None:
     story.tell(NodeWanted("gpu2", True))
     story.submit(a_request("r1"), starts=True)
     story.tell(NodeStopped("gpu2"))
@@ -177,13 +177,13 @@ def test_a_stopped_node_holds_nothing_and_can_be_wanted_again(story: Story) -> N
     assert _state(story) is NodeState.ALIVE
 
 
-def test_wanting_a_node_nobody_knows_is_refused(story: Story) -> None:
+def test_wanting_a_node_nobody_knows_is_refused(story: Scenario) -> None:
     for event in (NodeWanted("gpu9", True), NodeDrained("gpu9"), NodeStopped("gpu9")):
         with pytest.raises(NotFound, match="no node is called gpu9"):
             story.tell(event)
 
 
-def test_a_drained_node_that_is_wanted_again_lends_when_it_is_heard(story: Story) -> None:
+def test_a_drained_node_that_is_wanted_again_lends_when_it_is_heard(story: Scenario) -> None:
     story.tell(NodeDrained("gpu2"))
     story.tell(NodeWanted("gpu2", True))
     assert _state(story) is NodeState.SUSPECT
@@ -191,13 +191,13 @@ def test_a_drained_node_that_is_wanted_again_lends_when_it_is_heard(story: Story
     assert story.submit(a_request("r1")).state is JobState.ASSIGNED
 
 
-def test_declaring_a_node_anew_keeps_that_it_is_wanted(story: Story) -> None:
+def test_declaring_a_node_anew_keeps_that_it_is_wanted(story: Scenario) -> None:
     story.tell(NodeWanted("gpu2", True))
     story.tell(NodeDeclared(a_node("gpu2", cores=8, hold_s=HOLD)))
     assert story.ledger.nodes["gpu2"].wanted
 
 
-def test_what_was_assigned_before_the_machine_was_restarted_is_lost_not_ordered_again(story: Story) -> None:
+def test_what_was_assigned_before_the_machine_was_restarted_is_lost_not_ordered_again(story: Scenario) -> None:
     story.tell(AttemptsListed("gpu2", (), "boot-1"))
     story.submit(a_request("r1"))
     story.tell(AttemptsListed("gpu2", (), "boot-1"))
@@ -210,7 +210,7 @@ def test_what_was_assigned_before_the_machine_was_restarted_is_lost_not_ordered_
     assert attempt.boot == "boot-2"
 
 
-def test_what_a_lost_node_held_is_given_up_though_somebody_waits(story: Story) -> None:
+def test_what_a_lost_node_held_is_given_up_though_somebody_waits(story: Scenario) -> None:
     story.submit(a_request("r1", cores=4), starts=True)
     assert story.submit(a_request("r2", cores=4, priority="urgent")).state is JobState.QUEUED
     story.later(7, heard=False)
@@ -220,7 +220,7 @@ def test_what_a_lost_node_held_is_given_up_though_somebody_waits(story: Story) -
     assert story.ledger.book("gpu2").cpu_milli == 0
 
 
-def test_a_preemptor_on_a_lost_node_waits_for_another_place(story: Story) -> None:
+def test_a_preemptor_on_a_lost_node_waits_for_another_place(story: Scenario) -> None:
     story.submit(a_request("r1", cores=4, priority="low"), starts=True)
     urgent: Request = replace(a_request("r2", cores=4, priority="urgent"))
     story.later(120)

@@ -12,35 +12,35 @@ from distributed_grid.domain.events import AttemptEnded, AttemptsListed, Attempt
 from distributed_grid.domain.jobs import Command, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.lives import JobState, LeaseEnd, LeaseState
+from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor import JobAnswer, pending, pending_for
-from distributed_grid.reactor.dispatch import Stepped
-from distributed_grid.testing.builders import NOW, Story, a_command, a_node, a_request, a_submission, an_exit
+from distributed_grid.reactor.dispatch import StepResult
+from tests.support.builders import NOW, Scenario, a_command, a_node, a_request, a_submission, an_exit
 
 
-def over(stepped: Stepped) -> Job:
+def over(stepped: StepResult) -> Job:
     """The one job that ended."""
     (job,) = (row for row in stepped.changes if isinstance(row, Job) and row.is_over)
     return job
 
 
-def lease_end(stepped: Stepped) -> LeaseEnd | None:
+def lease_end(stepped: StepResult) -> LeaseEnd | None:
     (lease,) = (row for row in stepped.changes if isinstance(row, Lease) and row.is_over)
     return lease.end
 
 
-def effects(tale: Story) -> list[tuple[str, str]]:
+def effects(tale: Scenario) -> list[tuple[str, str]]:
     return [(type(effect).__name__, effect.job.uid) for effect in pending(tale.ledger)]
 
 
-def full(tale: Story) -> Story:
+def full(tale: Scenario) -> Scenario:
     """Nothing is free any more."""
     tale.ask(a_request("full", cores=4))
     return tale
 
 
-def preempted(tale: Story) -> Story:
+def preempted(tale: Scenario) -> Scenario:
     """Job `j1` is stopping, to make room for the urgent `vip`."""
     tale.submit(a_request("j1", cores=4, priority="low"), retries=1, starts=True)
     tale.later(2)

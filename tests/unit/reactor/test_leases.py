@@ -11,15 +11,15 @@ from msgspec.structs import replace
 from distributed_grid.domain.events import LeaseAsked, LeaseExtended, LeaseReleased
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.lives import LeaseEnd, LeaseState
 from distributed_grid.domain.resources import Amounts
+from distributed_grid.domain.states import LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, Conflict, GridError, NotFound, Refused
 from distributed_grid.reactor import LeaseAnswer, decide, step
-from distributed_grid.reactor.dispatch import Stepped
-from distributed_grid.testing.builders import NOW, a_node, a_request, caps
+from distributed_grid.reactor.dispatch import StepResult
+from tests.support.builders import NOW, a_node, a_request, caps
 
 
-def ended(stepped: Stepped) -> list[tuple[str, LeaseEnd | None]]:
+def ended(stepped: StepResult) -> list[tuple[str, LeaseEnd | None]]:
     return [(row.id, row.end) for row in stepped.changes if isinstance(row, Lease) and row.is_over]
 
 

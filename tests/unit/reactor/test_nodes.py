@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.events import ControlPlaneStarted, NodeDeclared, NodeForgotten
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.lives import NodeState
+from distributed_grid.domain.states import NodeState
 from distributed_grid.reactor import pending
 from distributed_grid.reactor.nodes import SUSPECT_AFTER_MS
-from distributed_grid.testing.builders import NOW, a_capacity, a_node, a_request, a_usage, caps, thresholds
+from tests.support.builders import NOW, a_capacity, a_node, a_request, a_usage, caps, thresholds
 
 
 def test_a_declared_node_joins_and_is_alive_from_its_first_heartbeat(story):

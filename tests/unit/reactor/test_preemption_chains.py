@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from distributed_grid.domain.events import PolicySet
 from distributed_grid.domain.jobs import Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease
-from distributed_grid.domain.lives import JobState
-from distributed_grid.domain.policy import Policy
+from distributed_grid.domain.scheduling_policy import SchedulingPolicy
+from distributed_grid.domain.states import JobState
 from distributed_grid.reactor import pending
-from distributed_grid.reactor.dispatch import Stepped
-from distributed_grid.testing.builders import Story, a_node, a_request, a_submission
+from distributed_grid.reactor.dispatch import StepResult
+from tests.support.builders import Scenario, a_node, a_request, a_submission
 
 STOPPED = Outcome(Ending.SIGNALLED, signal=15)
 CAP = 2
@@ -35,11 +35,11 @@ class Contest:
     """Two nodes, jobs that never end by themselves unless told to, and who displaced whom."""
 
     def __init__(self) -> None:
-        self.story = Story(a_node("gpu1", cores=4), a_node("gpu2", cores=4))
-        self.story.tell(PolicySet(Policy(preemptions_max=CAP)))
+        self.story = Scenario(a_node("gpu1", cores=4), a_node("gpu2", cores=4))
+        self.story.tell(PolicySet(SchedulingPolicy(preemptions_max=CAP)))
         self.displaced: list[tuple[str, str]] = []
 
-    def note(self, told: Stepped) -> None:
+    def note(self, told: StepResult) -> None:
         """Remember each one that began to yield, and to whom."""
         for row in told.changes:
             if isinstance(row, Job) and row.stop is not None and row.stop.ending is Ending.PREEMPTED:

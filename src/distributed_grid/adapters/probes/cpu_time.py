@@ -21,7 +21,7 @@ NOISE_MS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Spell:
+class CpuTimeSpan:
     """A stretch of time, and the CPU time spent in it: in all, and by the grid."""
 
     ms: int
@@ -48,7 +48,7 @@ class CpuTimes:
         self._milli = cpu_milli
         self._points: deque[_Point] = deque()
 
-    def spells(self, *, at_ms: int, busy_ms: int, own_ms: int) -> tuple[Spell | None, Spell | None]:
+    def spells(self, *, at_ms: int, busy_ms: int, own_ms: int) -> tuple[CpuTimeSpan | None, CpuTimeSpan | None]:
         """Note the counters, all of which only grow; the long and the short window that end now, if there are any."""
         points = self._points
         now = self._point(at_ms, busy_ms, own_ms)
@@ -70,7 +70,7 @@ class CpuTimes:
         return _Point(at_ms, busy_ms, own_ms, last.ours_ms + step_ms)
 
 
-def _between(start: _Point | None, end: _Point) -> Spell | None:
+def _between(start: _Point | None, end: _Point) -> CpuTimeSpan | None:
     if start is None:
         return None
-    return Spell(end.at_ms - start.at_ms, max(0, end.busy_ms - start.busy_ms), end.ours_ms - start.ours_ms)
+    return CpuTimeSpan(end.at_ms - start.at_ms, max(0, end.busy_ms - start.busy_ms), end.ours_ms - start.ours_ms)

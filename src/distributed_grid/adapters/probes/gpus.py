@@ -50,7 +50,7 @@ class GpuSample(Struct, frozen=True):
         )
 
 
-class Seen(Struct, frozen=True):
+class GpuObservation(Struct, frozen=True):
     """What was read off a device; None is "the driver does not say"."""
 
     memory_bytes: int
@@ -61,7 +61,7 @@ class Seen(Struct, frozen=True):
     """Thousandths of the device, by pid; empty when the driver does not say."""
 
 
-def divided(index: int, seen: Seen, own_pids: Collection[int]) -> GpuSample:
+def divided(index: int, seen: GpuObservation, own_pids: Collection[int]) -> GpuSample:
     """Divide a device's use between the grid and everybody else."""
     running = seen.processes or {}
     ours = {pid: held for pid, held in running.items() if pid in own_pids}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from distributed_grid.adapters.probes import kernel
+from distributed_grid.adapters.probes import procfs
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,6 @@ def _disk(device: str, place: str, kind: str) -> dict[str, Disk]:
 
 def _text(file: Path) -> str:
     try:
-        return kernel.contents(file).decode(errors="replace").strip()
+        return procfs.contents(file).decode(errors="replace").strip()
     except OSError:
         return ""

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from distributed_grid.adapters.probes import kernel
-from distributed_grid.adapters.probes.cgroups import Cgroups, Fence
-from distributed_grid.adapters.probes.cpu_time import CpuTimes, Spell
+from distributed_grid.adapters.probes import procfs
+from distributed_grid.adapters.probes.cgroup_limits import CgroupLimit, Cgroups
+from distributed_grid.adapters.probes.cpu_time import CpuTimes, CpuTimeSpan
+from distributed_grid.posix.boot_clock import boot_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +58,16 @@ class UsageSample:
     warm: bool
 
 
-def boottime_ms() -> int:
-    """The age of this boot, sleep included."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
-
-
 class MachineProbe:
     """Measures one machine; what it may use is looked up once, when it is made."""
 
-    def __init__(self, root: Path = Path("/"), *, boottime: Callable[[], int] = boottime_ms) -> None:
+    def __init__(self, root: Path = Path("/"), *, boottime: Callable[[], int] = boot_ms) -> None:
         """Read from below `root`; `boottime` is milliseconds since boot."""
         self.root = root
         self._boottime = boottime
         self._groups = Cgroups(root)
         allowed = sorted(os.sched_getaffinity(0))
-        there_is = kernel.memory(root)
+        there_is = procfs.memory(root)
         self._cpu_fence = _binding(self._groups.cpu(), 1000 * len(allowed))
         self._memory_fence = _binding(self._groups.memory(), there_is.total_bytes)
         self._memory_bytes = self._memory_fence.limit if self._memory_fence else there_is.total_bytes
@@ -92,7 +88,7 @@ class MachineProbe:
 
     def capacity(self) -> MachineCapacity:
         """What there is to use; the smallest limit holds."""
-        swap, allowed = kernel.memory(self.root).swap_total_bytes, self._groups.swap_bytes()
+        swap, allowed = procfs.memory(self.root).swap_total_bytes, self._groups.swap_bytes()
         return MachineCapacity(
             cpu_cores=self._cores,
             cpu_milli=self._cpu_milli,
@@ -142,17 +138,17 @@ class MachineProbe:
             cpu_ratio_total=self._ratio(spell.busy_ms, spell) if spell else 0.0,
             cpu_ratio_outside=self._ratio(spell.outside_ms, spell) if spell else 0.0,
             memory_used_bytes=used,
-            memory_outside_bytes=max(0, used - own_memory_bytes - kernel.resident_bytes()),
+            memory_outside_bytes=max(0, used - own_memory_bytes - procfs.resident_bytes()),
             load1=os.getloadavg()[0],
             cores=len(self._cores),
             warm=spell is not None,
         )
 
-    def _spells(self, times: CpuTimes, at_ms: int, own_cpu_ms: int) -> tuple[Spell | None, Spell | None]:
+    def _spells(self, times: CpuTimes, at_ms: int, own_cpu_ms: int) -> tuple[CpuTimeSpan | None, CpuTimeSpan | None]:
         own_ms = own_cpu_ms + int(time.process_time() * 1000)
         return times.spells(at_ms=at_ms, busy_ms=self._busy_ms(), own_ms=own_ms)
 
-    def _ratio(self, cpu_ms: int, spell: Spell) -> float:
+    def _ratio(self, cpu_ms: int, spell: CpuTimeSpan) -> float:
         return min(1.0, 1000 * cpu_ms / (spell.ms * self._cpu_milli))
 
     def _busy_ms(self) -> int:
@@ -161,17 +157,17 @@ class MachineProbe:
             used = self._groups.cpu_used_ms(self._cpu_fence.group)
             if used is not None:
                 return used
-        return kernel.busy_ms(self.root, self._core_names)
+        return procfs.busy_ms(self.root, self._core_names)
 
     def memory_used_bytes(self) -> int:
         """All that cannot be had without taking it from somebody, here or under the limit."""
-        available = kernel.memory(self.root).available_bytes
+        available = procfs.memory(self.root).available_bytes
         if self._memory_fence:
             held = self._groups.memory_used_bytes(self._memory_fence.group) or 0
             available = max(0, min(self._memory_bytes - held, available))
         return self._memory_bytes - available
 
 
-def _binding(fence: Fence | None, there_is: int) -> Fence | None:
+def _binding(fence: CgroupLimit | None, there_is: int) -> CgroupLimit | None:
     """The fence, unless it allows more than there is anyway."""
     return fence if fence and fence.limit <= there_is else None

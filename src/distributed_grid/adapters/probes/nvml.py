@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
-from distributed_grid.adapters.probes.gpus import FULL, Gpu, GpuSample, Seen, divided, unmeasured
+from distributed_grid.adapters.probes.gpus import FULL, Gpu, GpuObservation, GpuSample, divided, unmeasured
 
 LIBRARY = "libnvidia-ml.so.1"
 REOPEN_SECONDS = 60.0
@@ -119,11 +119,11 @@ class GpuProbe:
             prohibited=mode == nvml.NVML_COMPUTEMODE_PROHIBITED,
         )
 
-    def _look(self, uuid: str, handle: Any) -> Seen:
+    def _look(self, uuid: str, handle: Any) -> GpuObservation:
         nvml = self._nvml
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         rates = self._maybe(nvml.nvmlDeviceGetUtilizationRates, handle, otherwise=None)
-        return Seen(
+        return GpuObservation(
             memory_bytes=memory.used,
             busy_milli=None if rates is None else min(FULL, 10 * rates.gpu),
             processes=self._processes(handle),

@@ -4,12 +4,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from distributed_grid.adapters.stores.folding import (
+from distributed_grid.adapters.stores.rollup import (
     DAY_MS,
     LEASE,
     Folded,
     Lent,
-    Totals,
+    SummaryTotals,
     add_folded,
     add_lent,
     fold_ended,
@@ -19,8 +19,8 @@ from distributed_grid.adapters.stores.folding import (
     merge,
     summary_rows,
 )
-from distributed_grid.adapters.stores.ordering import last_seq_after
-from distributed_grid.ports import Batch, EndedRow, EventRow, LentRow, LiveRow, Loaded, SummaryRow
+from distributed_grid.adapters.stores.row_order import last_seq_after
+from distributed_grid.ports import Batch, EndedRow, EventRow, LentRow, LiveRow, LoadedRows, SummaryRow
 
 SCHEMA_VERSION = 2
 Row = TypeVar("Row")
@@ -37,10 +37,10 @@ class MemoryStore:
         self._folded: Folded = {}
         self._last_event_seq = 0
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedRows:
         """Everything alive, by kind and key."""
         with self._lock:
-            return Loaded([self._live[at] for at in sorted(self._live)], self._last_event_seq, SCHEMA_VERSION)
+            return LoadedRows([self._live[at] for at in sorted(self._live)], self._last_event_seq, SCHEMA_VERSION)
 
     def commit(self, batch: Batch) -> None:
         """Take the batch in, all of it or nothing."""
@@ -129,7 +129,7 @@ class MemoryStore:
                 if row.kind == LEASE and row.node and row.started_at_ms > 0 and row.ended_at_ms >= since_ms:
                     ms = max(row.ended_at_ms - max(row.started_at_ms, since_ms), 0)
                     key = lending(row.user, row.node, row.target, row.ended_at_ms // DAY_MS, by_day=by_day)
-                    add_lent(lent, key, Totals(1, row.cpu_milli * ms, row.memory_bytes * ms, row.gpu_milli * ms))
+                    add_lent(lent, key, SummaryTotals(1, row.cpu_milli * ms, row.memory_bytes * ms, row.gpu_milli * ms))
         return lent_rows(lent)
 
     def close(self) -> None:

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from msgspec.structs import astuple
 
-from distributed_grid.adapters.stores import history
-from distributed_grid.adapters.stores.failures import refusing, translated
-from distributed_grid.adapters.stores.opening import connect, prepare
-from distributed_grid.adapters.stores.ordering import last_seq_after
-from distributed_grid.adapters.stores.schema import MIGRATIONS, Migration, version_of
+from distributed_grid.adapters.stores import ended_rows
+from distributed_grid.adapters.stores.database import connect, prepare
+from distributed_grid.adapters.stores.errors import refusing, translated
+from distributed_grid.adapters.stores.row_order import last_seq_after
+from distributed_grid.adapters.stores.tables import MIGRATIONS, Migration, version_of
 from distributed_grid.errors import StoreRefused
-from distributed_grid.ports import Batch, EndedRow, EventRow, LentRow, LiveRow, Loaded, SummaryRow
+from distributed_grid.ports import Batch, EndedRow, EventRow, LentRow, LiveRow, LoadedRows, SummaryRow
 
 FOLD_STEP_ROWS = 200
 VACUUM_STEP_PAGES = 200
@@ -48,17 +48,17 @@ class SqliteStore:
             try:
                 self._prove_writable()
                 self._reader = connect(path, writable=False)
-                self._last_event_seq = history.last_event_seq(self._writer)
+                self._last_event_seq = ended_rows.last_event_seq(self._writer)
             except sqlite3.Error:
                 self._writer.close()
                 raise
 
-    def load(self) -> Loaded:
+    def load(self) -> LoadedRows:
         """Everything alive, by kind and key, from one moment."""
         with self._reading, translated(self._path, "read it"), self._reader as db:
             db.execute("BEGIN")
             live = [LiveRow(*row) for row in db.execute(_ALIVE)]
-            return Loaded(live, history.last_event_seq(db), version_of(db))
+            return LoadedRows(live, ended_rows.last_event_seq(db), version_of(db))
 
     def commit(self, batch: Batch) -> None:
         """Make the batch durable in one transaction, or leave everything as it was."""
@@ -71,8 +71,8 @@ class SqliteStore:
                 db.execute("BEGIN IMMEDIATE")
                 db.executemany(_PUT, put)
                 db.executemany(_REMOVE, remove)
-                db.executemany(history.INSERT_ENDED, map(astuple, batch.ended))
-                db.executemany(history.INSERT_EVENT, map(astuple, batch.events))
+                db.executemany(ended_rows.INSERT_ENDED, map(astuple, batch.ended))
+                db.executemany(ended_rows.INSERT_EVENT, map(astuple, batch.events))
             self._last_event_seq = last_seq
 
     def ended(
@@ -88,7 +88,7 @@ class SqliteStore:
     ) -> list[EndedRow]:
         """What ended and fits all that is given, newest first."""
         with self._reading, translated(self._path, "read it"):
-            return history.select_ended(
+            return ended_rows.select_ended(
                 self._reader,
                 kind,
                 key=key,
@@ -111,7 +111,7 @@ class SqliteStore:
     ) -> list[EventRow]:
         """What happened, in the order it did; the first `limit`, or the newest."""
         with self._reading, translated(self._path, "read it"):
-            return history.select_events(
+            return ended_rows.select_events(
                 self._reader,
                 after_seq=after_seq,
                 since_ms=since_ms,
@@ -137,13 +137,13 @@ class SqliteStore:
     def summaries(self) -> list[SummaryRow]:
         """All that was folded."""
         with self._reading, translated(self._path, "read it"):
-            return history.select_summaries(self._reader)
+            return ended_rows.select_summaries(self._reader)
 
     def lent(self, *, since_ms: int, by_day: bool = False) -> list[LentRow]:
         """What leases that ended since then had, from then on."""
         with self._reading, translated(self._path, "read it"), self._reader as db:
             db.execute("BEGIN")  # what is being folded meanwhile is in one of the two places, never in both
-            return history.select_lent(db, since_ms=since_ms, by_day=by_day)
+            return ended_rows.select_lent(db, since_ms=since_ms, by_day=by_day)
 
     def check_integrity(self) -> tuple[str, ...]:
         """What SQLite finds wrong in the whole file, nothing when sound; may take seconds."""
@@ -164,7 +164,7 @@ class SqliteStore:
     def _fold(self, before_ms: int, limit: int) -> int:
         with self._writing, translated(self._path, "summarise it"), self._writer as db:
             db.execute("BEGIN IMMEDIATE")
-            return history.fold_step(db, before_ms=before_ms, limit=limit)
+            return ended_rows.fold_step(db, before_ms=before_ms, limit=limit)
 
     def _shrink(self) -> bool:
         """Give some pages back to the disk, unless few are free: those will be used again soon."""

@@ -11,7 +11,7 @@ import os
 import time
 from typing import NamedTuple
 
-from distributed_grid.agent.jobdir import slurp
+from distributed_grid.posix.private_files import read_all
 
 PREFIX = "grid-"
 
@@ -87,7 +87,7 @@ _KNOB = {
 
 
 def _works(place: Controller, name: str) -> bool:
-    group = Group(place.version, f"{place.base}/{PREFIX}probe-{os.getpid()}-{name}")
+    group = Cgroup(place.version, f"{place.base}/{PREFIX}probe-{os.getpid()}-{name}")
     try:
         group.make()
     except OSError:
@@ -107,7 +107,7 @@ def _works(place: Controller, name: str) -> bool:
         group.remove()
 
 
-class Group:
+class Cgroup:
     """One group, for one attempt."""
 
     def __init__(self, version: int, path: str) -> None:
@@ -198,7 +198,7 @@ def _get(path: str) -> str:
     except FileNotFoundError:
         return ""
     try:
-        return slurp(fd).decode()
+        return read_all(fd).decode()
     except OSError:  # the group went away in between
         return ""
     finally:

@@ -9,20 +9,20 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from distributed_grid.agent.tree import TICK_MS, Proc, contents, look, quickly_below
+from distributed_grid.agent.limits.process_tree import TICK_MS, Proc, contents, look, quickly_below
 
 if TYPE_CHECKING:
-    from distributed_grid.agent.limits.cgroups import Group
+    from distributed_grid.agent.limits.cgroups import Cgroup
 
 GB = 1024**3
 SOON_MS, LATER_MS = 50, 200
 SHARES_STALE_MS = 10_000
 
 
-class KeptMemory:
+class CgroupMemoryLimit:
     """A limit the kernel keeps; this notices when it had to."""
 
-    def __init__(self, limit_bytes: int, group: Group) -> None:
+    def __init__(self, limit_bytes: int, group: Cgroup) -> None:
         self.limit_bytes = limit_bytes
         self.peak_bytes = 0
         self.next_look_ms = LATER_MS
@@ -37,7 +37,7 @@ class KeptMemory:
         return f"{over_limit(self.peak_bytes, self.limit_bytes)} and asked for more"
 
 
-class WatchedMemory:
+class PolledMemoryLimit:
     """A limit kept by looking: often while the tree is near it or growing, seldom while it is not."""
 
     def __init__(self, limit_bytes: int) -> None:

@@ -10,14 +10,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from distributed_grid import __version__
+from distributed_grid.api import requests
 from distributed_grid.errors import BadInput, GridError
-from distributed_grid.server import requests
-from distributed_grid.server.house import House
+from distributed_grid.server.context import DaemonContext
 from distributed_grid.server.rest import boosts, events, jobs, leases, metrics, nodes
-from distributed_grid.server.rest.answers import Answer, failure, refusal
 from distributed_grid.server.rest.auth import Visit, body_of, takes
-from distributed_grid.server.rest.guard import Guard, IsKnown
+from distributed_grid.server.rest.host_check import HostCheck, IsKnown
 from distributed_grid.server.rest.models import Error, Health, Joined
+from distributed_grid.server.rest.responses import Answer, failure, refusal
 
 ABOUT = "Lends what is idle on your machines, for a while. Field names, once shipped, do not change."
 ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": Error, "description": "Why not."}}
@@ -33,11 +33,11 @@ async def health() -> Answer:
 @public.post("/join", response_model=Joined, openapi_extra=takes(requests.Join))
 async def join(request: Request) -> Answer:
     """Exchange a join token for the right to come in under a key of one's own, of which only the hash is sent."""
-    house: House = request.app.state.house
+    house: DaemonContext = request.app.state.house
     return Answer(await house.admission.join(requests.convert(await body_of(request), requests.Join)))
 
 
-def make_app(house: House, is_known_host: IsKnown) -> FastAPI:
+def make_app(house: DaemonContext, is_known_host: IsKnown) -> FastAPI:
     """The application for one house; `is_known_host` says whether a Host header may name it."""
     app = FastAPI(
         title="grid",
@@ -63,7 +63,7 @@ def make_app(house: House, is_known_host: IsKnown) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _bug)
-    app.add_middleware(Guard, is_known_host=is_known_host, served=house.served)
+    app.add_middleware(HostCheck, is_known_host=is_known_host, served=house.served)
     return app
 
 

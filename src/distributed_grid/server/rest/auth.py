@@ -11,21 +11,21 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from distributed_grid.errors import BadInput
-from distributed_grid.server.deeds import Caller, Deeds
-from distributed_grid.server.house import House
-from distributed_grid.server.rest.answers import Unauthorized
+from distributed_grid.server.context import DaemonContext
+from distributed_grid.server.rest.responses import Unauthorized
+from distributed_grid.server.services.jobs import Caller, JobService
 
 BEARER = HTTPBearer(auto_error=False, description="A token: `grid daemon token create`, or the owner's own.")
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
-class Visitor:
+class AuthenticatedRequest:
     """One request: who asks, and those who can answer."""
 
     def __init__(self, request: Request, caller: Caller) -> None:
         self.caller = caller
-        self.house: House = request.app.state.house
-        self.deeds = Deeds(self.house)
+        self.house: DaemonContext = request.app.state.house
+        self.deeds = JobService(self.house)
         self._request = request
 
     async def fields(self) -> dict[str, Any]:
@@ -45,16 +45,16 @@ class Visitor:
 
 async def visit(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]
-) -> Visitor:
+) -> AuthenticatedRequest:
     """The visitor behind a request; refuses who has no token that counts."""
-    house: House = request.app.state.house
+    house: DaemonContext = request.app.state.house
     token = house.admission.tokens.user_of(credentials.credentials) if credentials is not None else None
     if token is None:
         raise Unauthorized("a token is needed: Authorization: Bearer …; see grid daemon token create")
-    return Visitor(request, Caller(token.user, token.admin, token.team))
+    return AuthenticatedRequest(request, Caller(token.user, token.admin, token.team))
 
 
-Visit = Annotated[Visitor, Depends(visit)]
+Visit = Annotated[AuthenticatedRequest, Depends(visit)]
 
 
 async def body_of(request: Request) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query
 
-from distributed_grid.server import requests
-from distributed_grid.server.boosting import Boosting
-from distributed_grid.server.rest.answers import Answer
-from distributed_grid.server.rest.auth import Visit, Visitor, takes
+from distributed_grid.api import requests
+from distributed_grid.server.rest.auth import AuthenticatedRequest, Visit, takes
 from distributed_grid.server.rest.models import Boosts, OneBoost
+from distributed_grid.server.rest.responses import Answer
+from distributed_grid.server.services.boosts import BoostService
 
 router = APIRouter(tags=["boosts"])
 BoostName = Annotated[str, Path(min_length=1, max_length=128, description="A boost's id, or any unique prefix.")]
@@ -52,5 +52,5 @@ async def extend(visitor: Visit, name: BoostName) -> Answer:
     return Answer(await _boosting(visitor).extend(op, visitor.caller))
 
 
-def _boosting(visitor: Visitor) -> Boosting:
-    return Boosting(visitor.house, visitor.deeds)
+def _boosting(visitor: AuthenticatedRequest) -> BoostService:
+    return BoostService(visitor.house, visitor.deeds)

@@ -7,10 +7,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
 
-from distributed_grid.server import requests
-from distributed_grid.server.rest.answers import NDJSON, Stream, Write, line
-from distributed_grid.server.rest.auth import Visit, Visitor
+from distributed_grid.api import requests
+from distributed_grid.server.rest.auth import AuthenticatedRequest, Visit
 from distributed_grid.server.rest.models import Event
+from distributed_grid.server.rest.responses import NDJSON, Stream, Write, line
 
 SSE = "text/event-stream"
 router = APIRouter(tags=["events"])
@@ -40,7 +40,7 @@ async def events(
     return Stream(lambda write: _tell(visitor, op, as_sse, write), SSE if as_sse else NDJSON)
 
 
-async def _tell(visitor: Visitor, op: requests.Events, as_sse: bool, write: Write) -> None:
+async def _tell(visitor: AuthenticatedRequest, op: requests.Events, as_sse: bool, write: Write) -> None:
     async with contextlib.aclosing(visitor.deeds.events(op)) as found:
         async for event in found:
             text = line(event)

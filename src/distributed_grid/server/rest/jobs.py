@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query
 
-from distributed_grid.orchestration.caller import caller_environment
-from distributed_grid.orchestration.protocol import STDERR, STDOUT
-from distributed_grid.server import requests
-from distributed_grid.server.rest.answers import Answer, Stream, Write
-from distributed_grid.server.rest.auth import Visit, Visitor, takes
+from distributed_grid.api import requests
+from distributed_grid.api.framing import STDERR, STDOUT
+from distributed_grid.client.environment import caller_environment
+from distributed_grid.server.rest.auth import AuthenticatedRequest, Visit, takes
 from distributed_grid.server.rest.leases import Key
 from distributed_grid.server.rest.models import Explanation, Jobs, OneJob
+from distributed_grid.server.rest.responses import Answer, Stream, Write
 
 router = APIRouter(tags=["jobs"])
 JobName = Annotated[str, Path(min_length=1, max_length=128, description="A job's id or uid, or any unique prefix.")]
@@ -79,7 +79,7 @@ async def logs(
     return Stream(lambda write: _pass_on(visitor, op, wanted, write), "application/octet-stream")
 
 
-async def _pass_on(visitor: Visitor, op: requests.Logs, wanted: bytes, write: Write) -> None:
+async def _pass_on(visitor: AuthenticatedRequest, op: requests.Logs, wanted: bytes, write: Write) -> None:
     async def send(kind: bytes, chunk: bytes) -> None:
         if kind == wanted:
             await write(chunk)

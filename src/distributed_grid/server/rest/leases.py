@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Path, Query
 
-from distributed_grid.server import requests
-from distributed_grid.server.rest.answers import Answer
+from distributed_grid.api import requests
 from distributed_grid.server.rest.auth import Visit, takes
 from distributed_grid.server.rest.models import Allocations, Explanation, LendingLedger, OneAllocation
+from distributed_grid.server.rest.responses import Answer
 
 router = APIRouter(tags=["leases"])
 LeaseName = Annotated[str, Path(min_length=1, max_length=128, description="A lease's id, or any unique prefix.")]

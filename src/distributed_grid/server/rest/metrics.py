@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from distributed_grid.api import requests
 from distributed_grid.monitoring.prometheus import CONTENT_TYPE
-from distributed_grid.server import requests
-from distributed_grid.server.measuring import measured
-from distributed_grid.server.rest.answers import Answer
-from distributed_grid.server.rest.auth import Visit, Visitor
+from distributed_grid.server.rest.auth import AuthenticatedRequest, Visit
 from distributed_grid.server.rest.models import Shape
 from distributed_grid.server.rest.nodes import NodeName
+from distributed_grid.server.rest.responses import Answer
+from distributed_grid.server.services.metrics import measured
 
 router = APIRouter(tags=["metrics"])
 Minutes = Annotated[int | None, Query(ge=1, le=1440, description="How far back, in minutes.")]
@@ -68,5 +68,5 @@ async def prometheus(visitor: Visit) -> Response:
     return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
 
-async def _measured(visitor: Visitor, **asked: Any) -> Answer:
+async def _measured(visitor: AuthenticatedRequest, **asked: Any) -> Answer:
     return Answer(await measured(visitor.house.monitor, requests.convert(asked, requests.Metrics)))

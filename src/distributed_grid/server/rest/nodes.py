@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path
 
-from distributed_grid.server.rest.answers import Answer
 from distributed_grid.server.rest.auth import Visit
 from distributed_grid.server.rest.models import Nodes, Offers, OneNode, Recommendations
+from distributed_grid.server.rest.responses import Answer
 
 router = APIRouter(tags=["nodes"])
 NodeName = Annotated[str, Path(min_length=1, max_length=128, description="The node's name.")]

@@ -4,7 +4,7 @@ What a format does not say (users, priorities, patience) is not made up: such wo
 waits for as long as it takes.
 """
 
-from distributed_grid.simulation.traces.reading import read_trace
-from distributed_grid.simulation.traces.trace import Logged, Trace
+from distributed_grid.simulation.traces.format_detection import read_trace
+from distributed_grid.simulation.traces.trace import LoggedJob, Trace
 
-__all__ = ["Logged", "Trace", "read_trace"]
+__all__ = ["LoggedJob", "Trace", "read_trace"]

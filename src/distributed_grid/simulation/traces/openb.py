@@ -9,7 +9,7 @@ from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, GpuDevice, Priority
 from distributed_grid.errors import BadInput
-from distributed_grid.simulation.traces.trace import PATIENT_MS, Logged, Trace, a_trace
+from distributed_grid.simulation.traces.trace import PATIENT_MS, LoggedJob, Trace, a_trace
 
 MB = 1024**2
 POD = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
@@ -37,7 +37,7 @@ def read_pods(name: str, lines: Iterable[str], nodes: Iterable[Node]) -> Trace:
             PRIORITIES.get(row.get("qos", ""), Priority.MEDIUM),
             wait_ms=PATIENT_MS,
         )
-        work.append(Logged(1000 * _number(name, number, row["creation_time"]), request, 1000 * (ended - began)))
+        work.append(LoggedJob(1000 * _number(name, number, row["creation_time"]), request, 1000 * (ended - began)))
     return a_trace(name, work, nodes, {"that never ran": never} if never else {})
 
 

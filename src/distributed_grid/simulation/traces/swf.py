@@ -13,7 +13,7 @@ from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.errors import BadInput
-from distributed_grid.simulation.traces.trace import PATIENT_MS, Logged, Trace, a_trace
+from distributed_grid.simulation.traces.trace import PATIENT_MS, LoggedJob, Trace, a_trace
 
 FIELDS = 18
 SUBMIT, RUN, USED, WANTED, EXPECTED, USER, GROUP = 1, 3, 4, 7, 8, 11, 12
@@ -22,7 +22,7 @@ _HEADER = re.compile(r";\s*MaxProcs:\s*(\d+)")
 
 def read_swf(name: str, lines: Iterable[str]) -> Trace:
     """The jobs that ran, with the processors they asked for (or got, where that was not logged)."""
-    work: list[Logged] = []
+    work: list[LoggedJob] = []
     never = widest = declared = 0
     for number, line in enumerate(lines, start=1):
         text = line.strip()
@@ -44,7 +44,7 @@ def read_swf(name: str, lines: Iterable[str]) -> Trace:
             team=f"group{fields[GROUP]}" if fields[GROUP] >= 0 else "",
             expects_ms=1000 * max(fields[EXPECTED], 0),
         )
-        work.append(Logged(1000 * fields[SUBMIT], request, 1000 * fields[RUN]))
+        work.append(LoggedJob(1000 * fields[SUBMIT], request, 1000 * fields[RUN]))
     _make_sure_ids_differ(name, work)
     machine = Node("machine", capacity=Capacity(1000 * (declared or widest), 2**40))
     return a_trace(name, work, [machine], {"that never ran": never} if never else {})
@@ -72,7 +72,7 @@ def _is_number(field: str) -> bool:
     return True
 
 
-def _make_sure_ids_differ(name: str, work: list[Logged]) -> None:
+def _make_sure_ids_differ(name: str, work: list[LoggedJob]) -> None:
     seen: set[str] = set()
     for one in work:
         if one.request.id in seen:

@@ -14,7 +14,7 @@ PATIENT_MS = LONGEST_MS // 2
 """How long work waits whose log does not say."""
 
 
-class Logged(Struct, frozen=True):
+class LoggedJob(Struct, frozen=True):
     """One request as it was made, and how long what it was for took; without a command it is a plain lease."""
 
     at_ms: int
@@ -29,7 +29,7 @@ class Trace(Struct, frozen=True):
     """All that a log says, in the order of its requests; `left_out` counts what cannot be replayed, and why."""
 
     name: str
-    work: tuple[Logged, ...]
+    work: tuple[LoggedJob, ...]
     nodes: tuple[Node, ...] = ()
     left_out: tuple[tuple[str, int], ...] = ()
 
@@ -38,7 +38,7 @@ class Trace(Struct, frozen=True):
         return self if limit is None else Trace(self.name, self.work[:limit], self.nodes, self.left_out)
 
 
-def a_trace(name: str, work: Iterable[Logged], nodes: Iterable[Node], left_out: dict[str, int]) -> Trace:
+def a_trace(name: str, work: Iterable[LoggedJob], nodes: Iterable[Node], left_out: dict[str, int]) -> Trace:
     """A trace in order; refused where nothing of it can be replayed."""
     ordered = tuple(sorted(work, key=lambda one: one.at_ms))
     if not ordered:

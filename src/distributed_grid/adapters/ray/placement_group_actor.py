@@ -1,0 +1,304 @@
+"""The keeper: a detached actor inside the Ray cluster that makes, lists and removes the grid's placement groups.
+
+Rule 1: it travels by value: standard library and Ray only, so that no Ray node needs anything of ours.
+Rule 2: a group is made once: asking again for the same name joins what is under way, or finds it made.
+Rule 3: what nobody wants any more goes: a group whose term is over, and all of them when the grid was not heard for
+        as long as its hold. The grid may be gone for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+PREFIX = "grid-boost-"
+WORKERS = 4
+FIRST_LOOKS, LONGEST_LOOK = (0.001, 0.002, 0.002, 0.003), 0.02
+HOPELESS = ("NO_RESOURCES", "INFEASIBLE")
+GONE_SECONDS, TOTALS_SECONDS, ROOM_SECONDS = 10.0, 5.0, 1.0
+RETURN_SECONDS = 1.5
+WATCH_SECONDS = 1.0
+GRACE = 5.0
+Resources = dict[str, float]
+
+
+class PlacementGroupActor:
+    """Serves one grid; its methods may be called at once."""
+
+    def __init__(self, grid: str, build: str, hold_seconds: float) -> None:
+        import ray
+
+        self._ray: Any = ray
+        self._grid, self._build = grid, build
+        self._hold = hold_seconds
+        self._heard = time.monotonic()
+        self._terms: dict[str, float] = {}
+        self._made: dict[str, tuple[Any, str, Resources]] = {}
+        self._returning: list[tuple[float, str, Resources]] = []
+        self._under_way: dict[str, Future[str]] = {}
+        self._nodes: tuple[float, dict[str, Resources]] = (0.0, {})
+        self._room: tuple[float, dict[str, Resources]] = (0.0, {})
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(WORKERS)
+        self._over = threading.Event()
+        self._remember()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def identity(self) -> tuple[str, str]:
+        """The grid that this keeper serves, and the build it is of."""
+        return self._grid, self._build
+
+    # ------------------------------------------------------------------ reserving and freeing
+
+    def reserve(self, items: list[tuple[str, str, Resources]], seconds: float, patience: float) -> list[str | None]:
+        """Have these groups, each on its node; for each "" (made), why not, or None where it is still under way."""
+        with self._lock:
+            futures = [self._begun(item, seconds) for item in items]
+        wait(futures, timeout=patience)
+        results: list[str | None] = []
+        for (name, _, _), future in zip(items, futures, strict=True):
+            results.append(future.result() if future.done() else None)
+            if future.done():
+                with self._lock:
+                    self._under_way.pop(name, None)
+        return results
+
+    def _begun(self, item: tuple[str, str, Resources], seconds: float) -> Future[str]:
+        name = item[0]
+        if name not in self._under_way:
+            self._under_way[name] = self._pool.submit(self._reserve, *item, seconds)
+        return self._under_way[name]
+
+    def _reserve(self, name: str, node: str, resources: Resources, seconds: float) -> str:
+        """Make a group within this time; "" where it is made, else why it is not, and then nothing of it is left."""
+        if name in self._made and self._state(self._made[name][0]) == "CREATED":
+            return ""
+        deadline = time.monotonic() + seconds
+        wanted = self._known_there(node, resources)
+        if isinstance(wanted, str):
+            return wanted
+        try:
+            while True:
+                group = self._create(name, node, wanted)
+                if (self._expects_room(node, wanted) and group.wait(1)) or self._is_made(group, deadline):
+                    self._made[name] = (group, node, wanted)
+                    return ""
+                self._remove(group)
+                if time.monotonic() >= deadline:
+                    return self._why_not(node, wanted, seconds)
+                self._until_there_is_room(node, wanted, deadline)
+        except Exception as failure:  # whatever Ray says: the caller hears it, and nothing is left
+            with contextlib.suppress(Exception):
+                self._remove(self._ray.util.get_placement_group(name))
+            return f"Ray failed: {str(failure).splitlines()[0][:300]}"
+
+    def _create(self, name: str, node: str, resources: Resources) -> Any:
+        selector = [{"ray.io/node-id": node}]
+        options = {"name": name, "lifetime": "detached", "bundle_label_selector": selector}
+        try:
+            return self._ray.util.placement_group([resources], **options)
+        except self._ray.exceptions.RaySystemError as taken:
+            if "already exists" not in str(taken):
+                raise
+            return self._ray.util.get_placement_group(name)
+
+    def _known_there(self, node: str, resources: Resources) -> Resources | str:
+        """The resources without those that the Ray node does not know; why not, where that leaves nothing."""
+        has = self._totals(node)
+        if has is None:
+            return "Ray has no such node any more"
+        known = {kind: amount for kind, amount in resources.items() if kind in has or kind in ("CPU", "GPU", "memory")}
+        over = [f"{has.get(kind, 0):g} {kind}" for kind, amount in known.items() if amount > has.get(kind, 0)]
+        return f"Ray has only {', '.join(over)} there" if over else known
+
+    def _totals(self, node: str) -> Resources | None:
+        """What a node has in all; asked for seldom, because Ray counts every group among it."""
+        at, totals = self._nodes
+        if node not in totals or time.monotonic() - at > TOTALS_SECONDS:
+            alive = (one for one in self._ray.nodes() if one["Alive"])
+            plain = {one["NodeID"]: {k: v for k, v in one["Resources"].items() if "_group_" not in k} for one in alive}
+            self._nodes = (time.monotonic(), plain)
+        return self._nodes[1].get(node)
+
+    def _expects_room(self, node: str, resources: Resources) -> bool:
+        """Whether Ray had all of it free a moment ago: then waiting for its word is cheaper than looking."""
+        with self._lock:
+            at, free = self._room
+            if time.monotonic() - at > ROOM_SECONDS:
+                free = self._free()
+                self._room = (time.monotonic(), free)
+            there = free.get(node, {})
+            if any(there.get(kind, 0.0) < amount for kind, amount in resources.items()):
+                return False
+            for kind, amount in resources.items():
+                there[kind] -= amount
+            return True
+
+    def _is_made(self, group: Any, deadline: float) -> bool:
+        """Whether a group was made; False as soon as Ray has found no room for it, because it would look again only
+        after half a second."""
+        looks = iter(FIRST_LOOKS)
+        while True:
+            row = self._ray.util.placement_group_table(group)
+            if row.get("state") == "CREATED":
+                return True
+            if row.get("stats", {}).get("scheduling_state") in HOPELESS or time.monotonic() >= deadline:
+                return False
+            time.sleep(next(looks, 0.005))
+
+    def _state(self, group: Any) -> str:
+        return str(self._ray.util.placement_group_table(group).get("state", ""))
+
+    def _until_there_is_room(self, node: str, resources: Resources, deadline: float) -> None:
+        """Wait until Ray has all of it free: a group that is made before that is not looked at for long."""
+        while time.monotonic() < deadline:
+            free = self._free().get(node, {})
+            if all(free.get(kind, 0) + 1e-9 >= amount for kind, amount in resources.items()):
+                return
+            time.sleep(LONGEST_LOOK)
+
+    def _why_not(self, node: str, resources: Resources, seconds: float) -> str:
+        free = self._free().get(node, {})
+        lacks = [f"{free.get(k, 0):g} of {v:g} {k}" for k, v in resources.items() if free.get(k, 0) < v]
+        return f"Ray has {' and '.join(lacks) or 'no room'} free there, and had no more within {seconds:g} s"
+
+    def free(self, names: list[str]) -> None:
+        """Have none of these groups any more; those that are gone already are no problem."""
+        list(self._pool.map(self._free_one, names))
+
+    def _free_one(self, name: str) -> None:
+        with self._lock:
+            under_way = self._under_way.pop(name, None)
+        if under_way is not None:
+            wait([under_way])
+        made = self._made.pop(name, None)
+        if made is not None:
+            self._returning.append((time.monotonic(), *made[1:]))
+        self._terms.pop(name, None)
+        try:
+            self._remove(made[0] if made is not None else self._ray.util.get_placement_group(name))
+        except ValueError:
+            return  # Ray knows no group of that name
+
+    def _remove(self, group: Any) -> None:
+        self._ray.util.remove_placement_group(group)
+        until = time.monotonic() + GONE_SECONDS
+        while self._state(group) not in ("REMOVED", ""):
+            if time.monotonic() > until:
+                raise TimeoutError("a group was not removed in time")
+            time.sleep(0.002)
+
+    # ------------------------------------------------------------------ looking
+
+    def look(self, full: bool) -> dict[str, Any]:
+        """The nodes, what they have and what is left of it besides ours; with `full` every group of ours, too."""
+        free, ours = self._free(), self._ours()
+        nodes = [
+            {
+                "id": node["NodeID"],
+                "name": node.get("NodeName") or "",
+                "address": node["NodeManagerAddress"],
+                "hostname": node["NodeManagerHostname"],
+                "head": "node:__internal_head__" in node["Resources"],
+                "has": _three(node["Resources"]),
+                "room": _room(node["Resources"], free.get(node["NodeID"], {}), ours.get(node["NodeID"], {})),
+            }
+            for node in self._ray.nodes()
+            if node["Alive"]
+        ]
+        return {"session": self._session(), "nodes": nodes, "groups": self._listed() if full else None}
+
+    def _session(self) -> str:
+        return str(self._ray.get_runtime_context().gcs_address) + "/" + self._cluster()
+
+    def _cluster(self) -> str:
+        client = self._ray._private.worker.global_worker.gcs_client  # noqa: SLF001 (nothing public tells it)
+        return str(client.cluster_id.hex())
+
+    def _free(self) -> dict[str, Resources]:
+        state = self._ray._private.state  # noqa: SLF001 (what is public only tells the sum over all nodes)
+        found: dict[str, Resources] = state.available_resources_per_node()
+        return found
+
+    def _ours(self) -> dict[str, Resources]:
+        """What we have of each node, what was freed a moment ago included: Ray does not call that free at once."""
+        sums: dict[str, Resources] = {}
+        lately = time.monotonic() - RETURN_SECONDS
+        self._returning = [one for one in self._returning if one[0] > lately]
+        for _, node, resources in [*self._made.values(), *self._returning]:
+            there = sums.setdefault(node, {})
+            for kind, amount in resources.items():
+                there[kind] = there.get(kind, 0.0) + amount
+        return sums
+
+    def _listed(self) -> list[tuple[str, str]]:
+        """The names of all groups that are named as ours and were not removed, each with the node it is on."""
+        found = []
+        for row in self._ray.util.placement_group_table().values():
+            if row["name"].startswith(PREFIX) and row["state"] != "REMOVED" and self._is_ours(row["name"]):
+                made = row["state"] == "CREATED"
+                found.append((row["name"], next(iter(row["bundles_to_node_id"].values()), "") if made else "nowhere"))
+        return found
+
+    def _is_ours(self, name: str) -> bool:
+        """Whether a group is in our own namespace: another grid's groups are not ours to remove."""
+        if name in self._made:
+            return True
+        try:
+            self._ray.util.get_placement_group(name)
+        except ValueError:
+            return False
+        return True
+
+    def _remember(self) -> None:
+        """After a restart: what an earlier keeper has made."""
+        for row in self._ray.util.placement_group_table().values():
+            if row["name"].startswith(PREFIX) and row["state"] == "CREATED" and self._is_ours(row["name"]):
+                node = next(iter(row["bundles_to_node_id"].values()), "")
+                group = self._ray.util.get_placement_group(row["name"])
+                self._made[row["name"]] = (group, node, dict(next(iter(row["bundles"].values()), {})))
+
+    # ------------------------------------------------------------------ the janitor
+
+    def hold(self, seconds: float, terms: dict[str, float]) -> None:
+        """The grid is there, and its groups hold for so long; `terms` are those that end in so many seconds."""
+        self._heard, self._hold = time.monotonic(), seconds
+        for name, left in terms.items():
+            self._terms[name] = time.monotonic() + left + GRACE
+
+    def close(self) -> None:
+        """Remove every group of ours and make no more."""
+        self._over.set()
+        self.free([name for name, _ in self._listed()])
+
+    def _watch(self) -> None:
+        while not self._over.wait(WATCH_SECONDS):
+            with contextlib.suppress(Exception):  # Ray may be in trouble: the next look comes soon
+                self._sweep()
+
+    def _sweep(self) -> None:
+        now = time.monotonic()
+        if now - self._heard > self._hold:
+            self.free([name for name, _ in self._listed()])
+            self._heard = now
+            return
+        over = [name for name, until in list(self._terms.items()) if until < now]
+        if over:
+            self.free(over)
+
+
+def _room(has: Resources, free: Resources, ours: Resources) -> list[int]:
+    """What a node has for us, of which some may count as free already that was ours until just now."""
+    return [min(most, left + taken) for most, left, taken in zip(_three(has), _three(free), _three(ours), strict=True)]
+
+
+def _three(resources: Resources) -> list[int]:
+    """CPU in thousandths, memory in bytes, GPUs in thousandths."""
+    return [
+        round(1000 * resources.get("CPU", 0.0)),
+        int(resources.get("memory", 0.0)),
+        round(1000 * resources.get("GPU", 0.0)),
+    ]

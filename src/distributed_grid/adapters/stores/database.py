@@ -1,0 +1,192 @@
+"""Opening `grid.db` without ever harming one that cannot be used.
+
+Rule 1. A refused file keeps every byte, and so does its `-wal`: looking happens through a plain read
+        and a read-only connection, which neither recovers into the file nor checkpoints on closing.
+Rule 2. A new database is made beside its place and linked into it when complete; so an empty or partial
+        `grid.db` was not made here and is refused like any other damaged one.
+Rule 3. Before a migration a backup is kept: `grid.db.v<version>.bak`.
+Rule 4. Database and backup are readable by their owner only; directories made here are 0700, those
+        found are left as they are.
+
+What is checked, and why not more: `PRAGMA quick_check` reads the whole file, seconds for a big history.
+The checks here read the header, the schema and every live row: all the daemon is about to act on. Damage in
+old history shows when it is read, and `check_integrity` looks for it on demand.
+"""
+
+import errno
+import os
+import sqlite3
+import stat
+import struct
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+from distributed_grid.adapters.stores.errors import REPAIR
+from distributed_grid.adapters.stores.tables import APPLICATION_ID, TABLES, Migration, migrate, version_of
+from distributed_grid.errors import StoreRefused
+
+MAGIC = b"SQLite format 3\x00"
+HEADER_BYTES = 100
+BUSY_TIMEOUT_MS = 5000
+CHECKPOINT_PAGES = 2000
+WAL_KEPT_BYTES = 16 << 20
+CACHE_KIB = 16 << 10
+
+
+def connect(path: Path, *, writable: bool) -> sqlite3.Connection:
+    """A connection in autocommit mode, usable from any thread that holds its lock."""
+    uri = f"{path.absolute().as_uri()}?mode={'rw' if writable else 'ro'}"
+    db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_MS / 1000)
+    try:
+        db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        if writable:
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+            db.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
+    except sqlite3.Error:
+        db.close()
+        raise
+    return db
+
+
+def prepare(path: Path, migrations: Mapping[int, Migration]) -> None:
+    """See to it that `path` is a sound database of the newest version, or raise and leave it alone."""
+    _make_private_directory(path.parent)
+    if os.statvfs(path.parent).f_flag & os.ST_RDONLY:
+        raise StoreRefused(f"{path}: is on a read-only file system; use another state directory")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise StoreRefused(f"{path}: this user may not write there; use another state directory")
+    if not path.exists() and not path.is_symlink():
+        _refuse_orphaned_log(path)
+        _create(path, migrations)
+    _inspect_header(path, newest=max(migrations))
+    with closing(connect(path, writable=False)) as db:
+        found = _inspect_rows(path, db, newest=max(migrations))
+    if path.stat().st_uid == os.geteuid():
+        path.chmod(0o600)
+    if found < max(migrations):
+        _upgrade(path, found, migrations)
+
+
+def _create(path: Path, migrations: Mapping[int, Migration]) -> None:
+    unfinished = path.with_name(f"{path.name}.new")
+    _make_private_file(unfinished)
+    try:
+        with closing(connect(unfinished, writable=True)) as db:
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            db.execute("PRAGMA journal_mode = WAL")
+            migrate(db, migrations)
+        _put_in_place(unfinished, path)
+    finally:
+        _remove_with_logs(unfinished)
+    _sync_directory(path.parent)
+
+
+def _refuse_orphaned_log(path: Path) -> None:
+    log = _beside(path, "-wal")
+    if log.exists() and log.stat().st_size:
+        raise StoreRefused(f"{path}: is missing but its log {log.name} is not; put it back or move the log away")
+
+
+def _inspect_header(path: Path, *, newest: int) -> None:
+    """Refuse what can be seen from the first 100 bytes, and files cut short."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise StoreRefused(f"{path}: is not a file; move it away")
+    with path.open("rb") as file:
+        header = file.read(HEADER_BYTES)
+    if len(header) < HEADER_BYTES or not header.startswith(MAGIC):
+        raise StoreRefused(f"{path}: is not a database; {REPAIR}")
+    version, application_id = struct.unpack_from(">I4xI", header, 60)
+    if application_id != APPLICATION_ID:
+        raise StoreRefused(f"{path}: is a database of another program; move it away")
+    _refuse_newer(path, version, newest)
+    log = _beside(path, "-wal")
+    if log.exists() and log.stat().st_size:
+        return  # the log may hold what the file lacks: a checkpoint was interrupted
+    (page_bytes,) = struct.unpack_from(">H", header, 16)
+    (pages,) = struct.unpack_from(">I", header, 28)
+    if path.stat().st_size < pages * (65536 if page_bytes == 1 else page_bytes):
+        raise StoreRefused(f"{path}: is damaged (cut short); {REPAIR}")
+
+
+def _inspect_rows(path: Path, db: sqlite3.Connection, *, newest: int) -> int:
+    """The version, once every live row could be read; the log is taken into account."""
+    version = version_of(db)
+    _refuse_newer(path, version, newest)
+    try:
+        for _ in db.execute("SELECT kind, key, blob FROM live"):
+            pass
+        for table in TABLES:
+            db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:  # no such table, no such column
+            raise StoreRefused(f"{path}: is damaged ({error}); {REPAIR}") from error
+        raise
+    return version
+
+
+def _refuse_newer(path: Path, version: int, newest: int) -> None:
+    if version > newest:
+        raise StoreRefused(
+            f"{path}: has schema version {version}, this program knows up to {newest}; use the newer program,"
+            " or move the file away to start afresh"
+        )
+
+
+def _upgrade(path: Path, found: int, migrations: Mapping[int, Migration]) -> None:
+    backup = path.with_name(f"{path.name}.v{found}.bak")
+    unfinished = path.with_name(f"{backup.name}.new")
+    _make_private_file(unfinished)
+    try:
+        with closing(connect(path, writable=True)) as db:
+            with closing(connect(unfinished, writable=True)) as copy:
+                db.backup(copy)
+            unfinished.rename(backup)
+            _sync_directory(path.parent)
+            migrate(db, migrations)
+    finally:
+        _remove_with_logs(unfinished)
+
+
+def _put_in_place(complete: Path, path: Path) -> None:
+    try:
+        os.link(complete, path)  # unlike a rename, never replaces what is there
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        complete.rename(path)  # a file system without links
+
+
+def _make_private_directory(directory: Path) -> None:
+    if not directory.exists():
+        _make_private_directory(directory.parent)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        directory.chmod(0o700)
+        _sync_directory(directory.parent)
+
+
+def _make_private_file(path: Path) -> None:
+    """An empty file that nobody else could ever read, in place of what a crash left under that name."""
+    _remove_with_logs(path)
+    handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    os.fchmod(handle, 0o600)
+    os.close(handle)
+
+
+def _remove_with_logs(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        _beside(path, suffix).unlink(missing_ok=True)
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

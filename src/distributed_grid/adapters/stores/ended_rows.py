@@ -1,0 +1,242 @@
+"""Reading and folding the history in `grid.db`: SQL over `ended`, `events` and `summaries`.
+
+Rule 1. Only constant text of this file goes into a statement; every value is bound.
+Rule 2. The index is named, not guessed: without statistics SQLite prefers the one that saves a sort, and
+        then walks all of history for one request id.
+"""
+
+import sqlite3
+from collections.abc import Sequence
+
+from distributed_grid.adapters.stores.rollup import (
+    DAY_MS,
+    LEASE,
+    Folded,
+    LendingTotals,
+    Lent,
+    SummaryKey,
+    SummaryTotals,
+    add_folded,
+    add_lent,
+    fold_ended,
+    fold_events,
+    lent_rows,
+    merge,
+    summary_rows,
+)
+from distributed_grid.adapters.stores.row_order import end_of_prefix
+from distributed_grid.ports import EndedRow, EventRow, LentRow, SummaryRow
+
+ENDED_COLUMNS = ", ".join(EndedRow.__struct_fields__)
+EVENT_COLUMNS = ", ".join(EventRow.__struct_fields__)
+KEY_COLUMNS = ", ".join(SummaryKey._fields)
+TOTAL_COLUMNS = "count, cpu_milli_ms, memory_byte_ms, gpu_milli_ms"
+
+INSERT_ENDED = f"INSERT INTO ended ({ENDED_COLUMNS}) VALUES ({', '.join('?' * 13)})"
+INSERT_EVENT = f"INSERT INTO events ({EVENT_COLUMNS}) VALUES ({', '.join('?' * 8)})"
+
+CLOCK_SLACK_EVENTS = 1000
+
+Parameter = str | int
+
+
+class EventFilter:
+    """A conjunction in the making, with the values to bind."""
+
+    def __init__(self) -> None:
+        self._terms: list[str] = []
+        self.values: list[Parameter] = []
+
+    def add(self, term: str, value: Parameter | None) -> None:
+        """Ask for one more thing; None asks for nothing."""
+        if value is not None:
+            self._terms.append(term)
+            self.values.append(value)
+
+    def add_any_of(self, column: str, values: Sequence[str]) -> None:
+        """Ask for one of several values; none at all asks for nothing."""
+        if values:
+            self._terms.append(f"{column} IN ({', '.join('?' * len(values))})")
+            self.values.extend(values)
+
+    def __str__(self) -> str:
+        return " AND ".join(self._terms) or "TRUE"
+
+
+def select_ended(
+    db: sqlite3.Connection,
+    kind: str,
+    *,
+    key: str | None,
+    key_prefix: str | None,
+    request_id: str | None,
+    user: str | None,
+    since_ms: int | None,
+    limit: int,
+) -> list[EndedRow]:
+    """What ended and fits, newest first."""
+    index = _index_for(has_key=bool(key or key_prefix), has_request=bool(request_id), has_user=bool(user))
+    where = EventFilter()
+    where.add("kind = ?", kind)
+    where.add("key = ?", key)
+    if key_prefix:
+        where.add("key >= ?", key_prefix)
+        where.add("key < ?", end_of_prefix(key_prefix))
+    where.add("request_id = ?", request_id)
+    where.add("user = ?", user)
+    where.add("ended_at_ms >= ?", since_ms)
+    sql = (
+        f"SELECT {ENDED_COLUMNS} FROM ended INDEXED BY {index} WHERE {where} ORDER BY ended_at_ms DESC, id DESC LIMIT ?"
+    )
+    return [EndedRow(*row) for row in db.execute(sql, (*where.values, max(0, limit)))]
+
+
+def _index_for(*, has_key: bool, has_request: bool, has_user: bool) -> str:
+    if has_request:
+        return "ended_by_request"
+    if has_key:
+        return "ended_by_key"
+    return "ended_by_user" if has_user else "ended_by_time"
+
+
+def select_events(
+    db: sqlite3.Connection,
+    *,
+    after_seq: int,
+    since_ms: int | None,
+    subject: str | None,
+    types: Sequence[str],
+    limit: int,
+    newest: bool,
+) -> list[EventRow]:
+    """What happened and fits, in its order; the first `limit`, or the newest."""
+    where = EventFilter()
+    where.add("seq > ?", after_seq if since_ms is None else max(after_seq, _last_before(db, since_ms)))
+    where.add("+at_ms >= ?", since_ms)  # plus: not by that index, but in the order of numbers
+    where.add("subject = ?", subject)
+    where.add_any_of("type", types)
+    way = "DESC" if newest else "ASC"
+    sql = f"SELECT {EVENT_COLUMNS} FROM events WHERE {where} ORDER BY seq {way} LIMIT ?"
+    rows = [EventRow(*row) for row in db.execute(sql, (*where.values, max(0, limit)))]
+    return rows[::-1] if newest else rows
+
+
+def _last_before(db: sqlite3.Connection, since_ms: int) -> int:
+    """The number after which to look for events since then, so that older ones are not walked.
+
+    Numbers and times grow together, for the grid's clock never goes back; the slack forgives a little.
+    """
+    (first,) = db.execute(
+        "SELECT min(seq) FROM (SELECT seq FROM events WHERE at_ms >= ? ORDER BY at_ms LIMIT ?)",
+        (since_ms, CLOCK_SLACK_EVENTS),
+    ).fetchone()
+    return last_event_seq(db) if first is None else first - 1
+
+
+def select_summaries(db: sqlite3.Connection) -> list[SummaryRow]:
+    """All that was folded, by its keys."""
+    return summary_rows(_folded(db, "TRUE"))
+
+
+def _folded(db: sqlite3.Connection, where: str, *values: Parameter) -> Folded:
+    sql = f"SELECT {KEY_COLUMNS}, {TOTAL_COLUMNS} FROM summaries WHERE {where}"
+    folded: Folded = {}
+    for *key, count, cpu, memory, gpu in db.execute(sql, values):
+        folded[SummaryKey(*key)] = SummaryTotals(count, int(cpu), int(memory), int(gpu))
+    return folded
+
+
+_WITHOUT_DAY = "user, node, target, 0 AS day"
+_LEASES = (
+    "SELECT {key}, cpu_milli, memory_bytes, gpu_milli, max(ended_at_ms - max(started_at_ms, ?), 0) AS ms"
+    " FROM ended INDEXED BY ended_by_time WHERE kind = ? AND ended_at_ms >= ? AND started_at_ms > 0 AND node != ''"
+)
+_SUMS = (
+    "SELECT {names}, count(*), sum(cpu_milli * ms), sum((memory_bytes >> 20) * ms),"
+    " sum((memory_bytes & 1048575) * ms), sum(gpu_milli * ms) FROM ({leases}) GROUP BY {names}"
+)
+
+
+def select_lent(db: sqlite3.Connection, *, since_ms: int, by_day: bool) -> list[LentRow]:
+    """What leases had since then. SQLite adds up, as far as 64 bits go; where they do not, it is done here."""
+    lent: Lent = {}
+    first_day = -(-since_ms // DAY_MS)
+    add_folded(lent, _folded(db, "kind = ? AND day >= ?", LEASE, first_day), since_ms=since_ms, by_day=by_day)
+    key = f"'' AS user, '' AS node, '' AS target, ended_at_ms / {DAY_MS} AS day" if by_day else _WITHOUT_DAY
+    leases, values = _LEASES.format(key=key), (since_ms, LEASE, since_ms)
+    try:
+        sums = db.execute(_SUMS.format(names="user, node, target, day", leases=leases), values).fetchall()
+    except sqlite3.OperationalError as failure:
+        if "overflow" not in str(failure):
+            raise
+        sums = None
+    if sums is None or any(isinstance(number, float) for row in sums for number in row):
+        for *names, cpu, memory, gpu, ms in db.execute(leases, values):
+            add_lent(lent, LendingTotals(*names), SummaryTotals(1, cpu * ms, memory * ms, gpu * ms))
+        return lent_rows(lent)
+    for *names, count, cpu, mebibytes, rest, gpu in sums:
+        add_lent(lent, LendingTotals(*names), SummaryTotals(count, cpu, (mebibytes << 20) + rest, gpu))
+    return lent_rows(lent)
+
+
+def last_event_seq(db: sqlite3.Connection) -> int:
+    """The number of the last event ever stored, folded ones included."""
+    (stored,) = db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()
+    (folded,) = db.execute("SELECT coalesce(max(value), 0) FROM marks WHERE name = 'last_folded_event'").fetchone()
+    return max(int(stored), int(folded))
+
+
+def fold_step(db: sqlite3.Connection, *, before_ms: int, limit: int) -> int:
+    """Fold up to `limit` old rows, in the caller's transaction; how many were folded."""
+    folded: Folded = {}
+    count = 0
+    for kind in _kinds(db):
+        count += _fold_ended_of(db, kind, before_ms=before_ms, limit=limit - count, into=folded)
+    count += _fold_events(db, before_ms=before_ms, limit=limit - count, into=folded)
+    _add_to_summaries(db, folded)
+    return count
+
+
+def _kinds(db: sqlite3.Connection) -> list[str]:
+    """The kinds there are, by hopping through the index: DISTINCT would walk all of it."""
+    kinds: list[str] = []
+    while True:
+        above = kinds[-1] if kinds else ""
+        (kind,) = db.execute("SELECT min(kind) FROM ended WHERE kind > ?", (above,)).fetchone()
+        if kind is None:
+            return kinds
+        kinds.append(kind)
+
+
+def _fold_ended_of(db: sqlite3.Connection, kind: str, *, before_ms: int, limit: int, into: Folded) -> int:
+    found = db.execute(
+        f"SELECT id, {ENDED_COLUMNS} FROM ended WHERE kind = ? AND ended_at_ms < ? ORDER BY ended_at_ms LIMIT ?",
+        (kind, before_ms, limit),
+    ).fetchall()
+    merge(into, fold_ended(EndedRow(*row) for _, *row in found))
+    db.executemany("DELETE FROM ended WHERE id = ?", [(row[0],) for row in found])
+    return len(found)
+
+
+def _fold_events(db: sqlite3.Connection, *, before_ms: int, limit: int, into: Folded) -> int:
+    rows = db.execute(f"SELECT {EVENT_COLUMNS} FROM events WHERE at_ms < ? ORDER BY at_ms LIMIT ?", (before_ms, limit))
+    found = [EventRow(*row) for row in rows]
+    merge(into, fold_events(found))
+    db.executemany("DELETE FROM events WHERE seq = ?", [(row.seq,) for row in found])
+    highest = max((row.seq for row in found), default=0)
+    db.execute("UPDATE marks SET value = max(value, ?) WHERE name = 'last_folded_event'", (highest,))
+    return len(found)
+
+
+def _add_to_summaries(db: sqlite3.Connection, folded: Folded) -> None:
+    for key, totals in folded.items():
+        before = db.execute(
+            f"SELECT {TOTAL_COLUMNS} FROM summaries"
+            " WHERE day = ? AND kind = ? AND user = ? AND node = ? AND reason = ? AND target = ?",
+            key,
+        ).fetchone()
+        count, *amounts = totals.plus(SummaryTotals(*map(int, before))) if before else totals
+        db.execute(
+            f"INSERT OR REPLACE INTO summaries ({KEY_COLUMNS}, {TOTAL_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*key, count, *map(str, amounts)),
+        )

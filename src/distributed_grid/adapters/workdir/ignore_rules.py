@@ -1,0 +1,187 @@
+"""Which files of a directory are left out: `.gitignore`, `.gridignore`, and what nobody wants to have shipped.
+
+Rule 1. The last pattern that matches in the deepest file that has one decides, as in git; what lies in a directory
+        that is left out stays out.
+Rule 2. `.gridignore` outranks everything, and alone can bring back what is always left out (ALWAYS and the grid's
+        own state).
+Rule 3. In a git work tree the `.gitignore` files above the directory count too, unless they leave out the
+        directory itself: whoever works in there wants it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from distributed_grid.adapters.workdir.globs import literal, translate
+from distributed_grid.adapters.workdir.paths import shown
+from distributed_grid.errors import BadInput
+
+GITIGNORE, GRIDIGNORE = b".gitignore", b".gridignore"
+ALWAYS = b".git\n.hg/\n__pycache__/\n.venv/\nnode_modules/\n.distributed_grid/\n"
+MAX_IGNORE_BYTES = 1 << 20
+MAX_LEVELS_ABOVE = 64
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class IgnoreRules:
+    """The patterns of one ignore file."""
+
+    def __init__(self, content: bytes) -> None:
+        self._keeps: list[bool] = []
+        parts: dict[tuple[bool, bool], list[tuple[int, bytes]]] = {}  # (by path, of a directory) → which, expression
+        for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
+            line = _without_trailing_spaces(line.removesuffix(b"\r"))
+            if not line or line.startswith(b"#"):
+                continue
+            pattern = line.removeprefix(b"!")
+            of_directories = pattern.endswith(b"/")
+            pattern = pattern.removesuffix(b"/")
+            by_path = b"/" in pattern
+            pattern = pattern.removeprefix(b"/")
+            if not pattern:
+                continue
+            number = len(self._keeps)
+            self._keeps.append(line.startswith(b"!"))
+            for is_directory in (True,) if of_directories else (True, False):
+                parts.setdefault((by_path, is_directory), []).append((number, translate(pattern)))
+        self._matchers = {kind: _Matcher(numbered) for kind, numbered in parts.items()}
+
+    def verdict(self, path: bytes, *, is_directory: bool) -> bool | None:
+        """Whether this path (from the ignore file's place) is left out; None when no pattern speaks of it."""
+        last = -1
+        if matcher := self._matchers.get((False, is_directory)):
+            last = matcher.last(path.rpartition(b"/")[2])
+        if matcher := self._matchers.get((True, is_directory)):
+            last = max(last, matcher.last(path))
+        return None if last < 0 else not self._keeps[last]
+
+
+class _Matcher:
+    """Which is the last of several patterns that matches: one expression, the later patterns tried first."""
+
+    def __init__(self, numbered: list[tuple[int, bytes]]) -> None:
+        newest_first = numbered[::-1]
+        self._numbers = [number for number, _ in newest_first]
+        self._pattern = re.compile(b"|".join(b"(" + pattern + b")" for _, pattern in newest_first), re.DOTALL)
+
+    def last(self, path: bytes) -> int:
+        found = self._pattern.fullmatch(path)
+        return -1 if found is None or found.lastindex is None else self._numbers[found.lastindex - 1]
+
+
+class _Layer(Struct, frozen=True):
+    """Rules and where they stand: paths lose `cut` bytes, or gain `lead`, to begin at their ignore file."""
+
+    rules: IgnoreRules
+    cut: int = 0
+    lead: bytes = b""
+
+    def verdict(self, path: bytes, is_directory: bool) -> bool | None:
+        return self.rules.verdict(self.lead + path[self.cut :], is_directory=is_directory)
+
+
+class IgnoreMatcher(Struct, frozen=True):
+    """All rules that hold in one directory, the strongest first."""
+
+    grid: tuple[_Layer, ...] = ()
+    always: tuple[_Layer, ...] = ()
+    git: tuple[_Layer, ...] = ()
+
+    def ignores(self, path: bytes, *, is_directory: bool) -> bool:
+        """Whether `path`, from the top of the tree, is left out; its parents are not looked at."""
+        for layer in (*self.grid, *self.always, *self.git):
+            verdict = layer.verdict(path, is_directory)
+            if verdict is not None:
+                return verdict
+        return False
+
+    def entering(self, folder: int, path: bytes) -> IgnoreMatcher:
+        """The rules inside the open directory at `path` (b"" is the top): these, and its own ignore files."""
+        git, grid = _read(folder, GITIGNORE, path), _read(folder, GRIDIGNORE, path)
+        if git is None and grid is None:
+            return self
+        cut = len(path) + 1 if path else 0
+        own_git = () if git is None else (_Layer(IgnoreRules(git), cut),)
+        own_grid = () if grid is None else (_Layer(IgnoreRules(grid), cut),)
+        return IgnoreMatcher(grid=own_grid + self.grid, always=self.always, git=own_git + self.git)
+
+
+def rules_for(root: bytes, *, own: Iterable[bytes] = ()) -> IgnoreMatcher:
+    """The rules at the top of `root`, before its own ignore files; `own` are the grid's directories. Paths are real."""
+    top = root.rstrip(b"/") + b"/"
+    inside = [literal(place[len(top) :]) for place in own if place.startswith(top)]
+    always = ALWAYS + b"".join(b"/" + place + b"/\n" for place in inside)
+    return IgnoreMatcher(always=(_Layer(IgnoreRules(always)),), git=_above(root))
+
+
+def _above(root: bytes) -> tuple[_Layer, ...]:
+    """The rules of the git work tree around `root`, the nearest first."""
+    layers: list[_Layer] = []
+    here, lead = root, b""
+    for _ in range(MAX_LEVELS_ABOVE):
+        if os.path.lexists(os.path.join(here, b".git")):
+            ignored = lead and _leaves_out(layers, lead.rstrip(b"/"))
+            return () if ignored else tuple(layers)
+        here, name = os.path.split(here)
+        if not name:
+            return ()
+        lead = name + b"/" + lead
+        try:
+            folder = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return ()
+        try:
+            content = _read(folder, GITIGNORE, here)
+        finally:
+            os.close(folder)
+        if content is not None:
+            layers.append(_Layer(IgnoreRules(content), lead=lead))
+    return ()
+
+
+def _leaves_out(layers: list[_Layer], way: bytes) -> bool:
+    """Whether the rules leave out the directory at `way` below the work tree's top, or one it lies in."""
+    names = way.split(b"/")
+    for depth in range(1, len(names) + 1):
+        for layer in layers:
+            above = len(names) - layer.lead.count(b"/")  # how many names of the way the ignore file stands below
+            if above < depth:
+                verdict = layer.rules.verdict(b"/".join(names[above:depth]), is_directory=True)
+                if verdict:
+                    return True
+                if verdict is False:
+                    break
+    return False
+
+
+def _read(folder: int, name: bytes, path: bytes) -> bytes | None:
+    """An ignore file's content; None where there is none that may be read."""
+    try:
+        fd = os.open(name, _READ, dir_fd=folder)
+    except OSError:
+        return None
+    content = b""
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        while len(content) <= MAX_IGNORE_BYTES and (part := os.read(fd, MAX_IGNORE_BYTES + 1)):
+            content += part
+    finally:
+        os.close(fd)
+    if len(content) > MAX_IGNORE_BYTES:
+        place = shown(os.path.join(path, name))
+        raise BadInput(f"{place}: is larger than {MAX_IGNORE_BYTES >> 20} MB, which no ignore file should be")
+    return content
+
+
+def _without_trailing_spaces(line: bytes) -> bytes:
+    """Spaces at the end do not count, unless a backslash stands before them."""
+    kept = line.rstrip(b" ")
+    backslashes = len(kept) - len(kept.rstrip(b"\\"))
+    return line[: len(kept) + 1] if backslashes % 2 and len(kept) < len(line) else kept

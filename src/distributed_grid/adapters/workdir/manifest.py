@@ -1,0 +1,193 @@
+"""What a directory holds, as a value that can travel: names, sizes and digests, no content.
+
+Rule 1. A manifest has one encoding, so the digest of its bytes is its identity.
+Rule 2. Whatever comes from outside is checked before anybody uses it: each path is relative and normalised, stands
+        once, in order, below directories that stand before it; no link leads out of the tree, not even through
+        other links of the tree.
+Rule 3. Names are bytes on the wire: any name a file system allows travels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Struct
+
+from distributed_grid.adapters.workdir.directory_walker import leads_out
+from distributed_grid.adapters.workdir.paths import MAX_PATH_BYTES, components, shown, to_bytes, to_text
+from distributed_grid.errors import BadInput, ProtocolError
+
+LIMIT_BYTES = 100 << 20
+LIMIT_FILES = 10_000
+MAX_ENCODED_BYTES = 16 << 20
+MAX_ENTRIES = 200_000  # checked before any of them is read
+PLAIN, EXECUTABLE = 0o600, 0o700
+
+Kind = Literal["file", "dir", "link"]
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_KINDS: dict[str, Kind] = {"f": "file", "d": "dir", "l": "link"}
+
+
+class ManifestEntry(Struct, frozen=True):
+    """One name in the tree."""
+
+    path: str  # surrogates stand for bytes that are not UTF-8
+    kind: Kind
+    size: int = 0
+    mode: int = PLAIN  # EXECUTABLE where the owner may run it (and for directories), else PLAIN
+    digest: str = ""  # of a file's content: sha256 in hex; empty in a listing
+    target: str = ""  # of a link
+
+
+class Manifest(Struct, frozen=True):
+    """A whole tree, every directory included, each after the one it lies in."""
+
+    entries: tuple[ManifestEntry, ...] = ()
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(entry.size for entry in self.entries)
+
+    @property
+    def total_files(self) -> int:
+        """Files and links; directories do not count."""
+        return sum(entry.kind != "dir" for entry in self.entries)
+
+    @property
+    def digest(self) -> str:
+        """The identity: two trees that hold the same have the same."""
+        return hashlib.sha256(encode(self)).hexdigest()
+
+    def blobs(self) -> dict[str, int]:
+        """The contents needed to lay it out: digest and size, each once."""
+        return {entry.digest: entry.size for entry in self.entries if entry.kind == "file"}
+
+
+class _Row(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    kind: str
+    path: bytes
+    size: int
+    executable: bool
+    digest: bytes
+    target: bytes
+
+
+_rows = msgspec.msgpack.Decoder(Annotated[tuple[_Row, ...], msgspec.Meta(max_length=MAX_ENTRIES)])
+
+
+def manifest_of(entries: Iterable[ManifestEntry]) -> Manifest:
+    """A manifest of these entries, in order."""
+    return Manifest(tuple(sorted(entries, key=lambda entry: to_bytes(entry.path).split(b"/"))))
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The manifest as bytes, the same for the same tree."""
+    return _encode(manifest.entries)
+
+
+def decode(data: bytes, *, limit_bytes: int = LIMIT_BYTES, limit_files: int = LIMIT_FILES) -> Manifest:
+    """The manifest in these bytes. Malformed is a `ProtocolError`, larger than the limits a `BadInput`."""
+    manifest = Manifest(_decode(data))
+    check(manifest, limit_bytes=limit_bytes, limit_files=limit_files)
+    if encode(manifest) != data:
+        raise ProtocolError("this list of files is not in its one proper form")
+    return manifest
+
+
+def encode_listing(entries: Iterable[ManifestEntry]) -> bytes:
+    """A list of files as bytes."""
+    return _encode(entries)
+
+
+def decode_listing(data: bytes, *, limit_files: int) -> tuple[ManifestEntry, ...]:
+    """The list of files in these bytes: paths and sizes checked, nothing but files, no two of one name."""
+    entries = _decode(data)
+    _check_count(len(entries), limit_files, "files")
+    if len({entry.path for entry in entries}) < len(entries):
+        raise ProtocolError("the list of files names one of them twice")
+    for entry in entries:
+        components(to_bytes(entry.path))
+        if entry.kind != "file" or entry.target or (entry.digest and not _DIGEST.fullmatch(entry.digest)):
+            raise ProtocolError(f"'{shown(entry.path)}' is not a file as a list of files has them")
+    return entries
+
+
+def check(manifest: Manifest, *, limit_bytes: int | None = None, limit_files: int | None = None) -> None:
+    """Raise unless every law above holds. A limit that is None does not count."""
+    seen: dict[tuple[bytes, ...], str] = {(): "dir"}
+    links: dict[bytes, bytes] = {}
+    last: tuple[bytes, ...] = ()
+    for entry in manifest.entries:
+        path = to_bytes(entry.path)
+        names = components(path)
+        if names <= last:
+            raise ProtocolError(f"'{shown(path)}' stands twice in the list of files, or out of order")
+        if seen.get(names[:-1]) != "dir":
+            raise ProtocolError(f"'{shown(path)}' does not lie in a directory of the list")
+        seen[names], last = entry.kind, names
+        _check_kind(entry)
+        if entry.kind == "link":
+            links[path] = to_bytes(entry.target)
+    for path in links:
+        if leads_out(path, links):
+            raise ProtocolError(f"the link '{shown(path)}' leads out of the directory")
+    if limit_files is not None:
+        _check_count(manifest.total_files, limit_files, "files")
+        _check_count(len(manifest.entries) - manifest.total_files, limit_files, "directories")
+    if limit_bytes is not None and manifest.total_bytes > limit_bytes:
+        raise BadInput(f"the directory holds {manifest.total_bytes} bytes, {limit_bytes} are allowed")
+
+
+def _check_kind(entry: ManifestEntry) -> None:
+    if entry.kind == "file":
+        sound = bool(_DIGEST.fullmatch(entry.digest)) and entry.size >= 0 and not entry.target
+    elif entry.kind == "dir":
+        sound = (entry.size, entry.mode, entry.digest, entry.target) == (0, EXECUTABLE, "", "")
+    else:
+        target = to_bytes(entry.target)
+        sound = (entry.size, entry.mode, entry.digest) == (0, PLAIN, "")
+        sound = sound and 0 < len(target) <= MAX_PATH_BYTES and b"\0" not in target
+    if not sound or entry.mode not in (PLAIN, EXECUTABLE):
+        raise ProtocolError(f"'{shown(entry.path)}' is not a {entry.kind} as the list of files has them")
+
+
+def _check_count(found: int, limit: int, noun: str) -> None:
+    if found > limit:
+        raise BadInput(f"the list holds {found:,} {noun}, {limit:,} are allowed")
+
+
+def _encode(entries: Iterable[ManifestEntry]) -> bytes:
+    rows = [
+        _Row(
+            entry.kind[0],
+            to_bytes(entry.path),
+            entry.size,
+            entry.mode == EXECUTABLE,
+            bytes.fromhex(entry.digest),
+            to_bytes(entry.target),
+        )
+        for entry in entries
+    ]
+    return msgspec.msgpack.encode(rows)
+
+
+def _decode(data: bytes) -> tuple[ManifestEntry, ...]:
+    if len(data) > MAX_ENCODED_BYTES:
+        raise BadInput(f"the list of files takes {len(data)} bytes, {MAX_ENCODED_BYTES} are allowed")
+    try:
+        rows = _rows.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ProtocolError(f"this is not a list of files: {error}") from error
+    return tuple(_entry(row) for row in rows)
+
+
+def _entry(row: _Row) -> ManifestEntry:
+    kind = _KINDS.get(row.kind)
+    if kind is None or not 0 <= row.size < 1 << 63:
+        raise ProtocolError(f"'{shown(row.path)}' is of no known kind or size")
+    mode = EXECUTABLE if row.executable else PLAIN
+    return ManifestEntry(to_text(row.path), kind, row.size, mode, row.digest.hex(), to_text(row.target))

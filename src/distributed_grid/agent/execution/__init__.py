@@ -1,0 +1,1 @@
+"""Running attempts: spawner, shims, throttling, recovery after a restart."""

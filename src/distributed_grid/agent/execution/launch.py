@@ -1,0 +1,124 @@
+"""Starting the command of an attempt: where, with which environment and descriptors, and why not.
+
+Used in the shim, so only the standard library is here.
+"""
+
+from __future__ import annotations
+
+import os
+from errno import EACCES, ENOENT, ENOEXEC, ENOTDIR
+from typing import Any
+
+from distributed_grid.agent.files import job_dir
+from distributed_grid.agent.files.job_dir import JobDir
+from distributed_grid.agent.limits.cgroups import Cgroup
+from distributed_grid.agent.limits.timer import IGNORED_BY_PYTHON
+
+
+class LaunchFailed(Exception):
+    """The command cannot be run; `exit_code` is what a shell would have said."""
+
+    def __init__(self, reason: str, exit_code: int = 127) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
+
+
+def start_command(spec: dict[str, Any], job: JobDir, cores: list[int], groups: list[Cgroup]) -> int:
+    """Start it in a session of its own and return its pid; `LaunchFailed` says why not.
+
+    posix_spawn shares this process's memory until the exec, where a fork would copy what both touch. What it
+    cannot set for the child alone (directory, cores, groups) is set here, inherited, and undone.
+    """
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    work = f"{job.path}/{job_dir.WORK}"
+    where = spec["cwd"] or work
+    env = environment(spec, work)
+    streams = (
+        os.open("/dev/null", os.O_RDONLY),
+        job.open(job_dir.STDOUT, append),
+        job.open(job_dir.STDERR, append),
+    )
+    all_cores = os.sched_getaffinity(0)
+    try:
+        os.chdir(where)
+    except OSError as error:
+        reason = {ENOENT: "no such directory", ENOTDIR: "not a directory"}.get(error.errno or 0)
+        raise LaunchFailed(f"{reason}: {where}" if reason else f"cannot enter {where}: {error.strerror}") from error
+    try:
+        for group in groups:
+            group.join()
+        if cores:
+            os.sched_setaffinity(0, cores)
+        return os.posix_spawn(
+            find_command(spec["argv"], env),
+            spec["argv"],
+            env,
+            file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(streams)],
+            setsid=True,
+            setsigmask=(),
+            setsigdef=IGNORED_BY_PYTHON,  # the others are as `hear_signals` left them
+        )
+    except OSError as error:
+        raise why_not(spec["argv"][0], error) from error
+    except ValueError as error:
+        raise LaunchFailed(f"could not be started: {error}") from error
+    finally:
+        for group in groups:
+            group.release(os.getpid())
+        if cores:
+            os.sched_setaffinity(0, all_cores)
+        os.chdir("/")
+        for fd in streams:
+            os.close(fd)
+
+
+RAY_BOOST_PATH = __file__.rsplit("/", 2)[0] + "/ray_boost"
+"""What the Python of a job in a Ray-backed boost finds first: it lets Ray tasks use the boost."""
+
+
+def environment(spec: dict[str, Any], work: str) -> dict[str, str]:
+    """Exactly what was passed, and what every job is told."""
+    given = {name: value for name, value in spec["env"].items() if name != "GRID_ROLE"}
+    files = work.rpartition("/")[0]
+    if "GRID_BOOST_GROUP" in given:
+        given["PYTHONPATH"] = ":".join(path for path in (RAY_BOOST_PATH, given.get("PYTHONPATH", "")) if path)
+    return {
+        "PYTHONUNBUFFERED": "1",
+        **given,
+        "GRID_JOB_DIR": work,
+        "GRID_JOB_ID": spec["job_id"],
+        "GRID_ATTEMPT_ID": spec["attempt_id"],
+        "GRID_NODE": spec["node"],
+        "GRID_NOTICE": f"{files}/{job_dir.NOTICE}",
+        "GRID_CHECKPOINT": f"{files}/{job_dir.CHECKPOINT}",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that the numbers mean the same devices as where they were measured
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, spec["gpu_indexes"])),
+    }
+
+
+def find_command(argv: list[str], env: dict[str, str]) -> str:
+    """The file to run, looked for as a shell would on the PATH of `env`."""
+    if not argv or not argv[0]:
+        raise LaunchFailed("no such command: nothing was given to run")
+    name = argv[0]
+    if "/" in name:
+        return name
+    found = [f"{folder or '.'}/{name}" for folder in env.get("PATH", os.defpath).split(":")]
+    found = [path for path in found if os.access(path, os.F_OK)]
+    if not found:
+        raise LaunchFailed(f"no such command: {name}")
+    runnable = (path for path in found if os.access(path, os.X_OK) and not os.access(f"{path}/.", os.F_OK))
+    return next(runnable, found[0])
+
+
+def why_not(name: str, error: OSError) -> LaunchFailed:
+    """What a failed exec means for a person."""
+    if error.errno in (ENOENT, ENOTDIR):
+        if "/" in name and not os.access(name, os.F_OK):
+            return LaunchFailed(f"no such command: {name}")
+        return LaunchFailed(f"not executable: {name}: the interpreter its first line names is missing", 126)
+    if error.errno == ENOEXEC:
+        return LaunchFailed(f"not executable: {name}: neither a program nor a script with a #! line", 126)
+    if error.errno == EACCES:
+        return LaunchFailed(f"not executable: {name}", 126)
+    return LaunchFailed(f"could not be started: {name}: {error.strerror}", 126)

@@ -1,0 +1,340 @@
+"""The parent of one command: starts it, watches over all it starts, ends it, and says how it ended.
+
+Rule 1. The record of the attempt is in its directory before the command runs. A power failure may take it along:
+        the grid knows by the boot id that such an attempt may have run, and does not order it again.
+Rule 2. The end is told only when nothing of the tree is left, and it is on the disk before it is told.
+Rule 3. It needs nobody: time-out, hold and memory limit are kept when agent and control plane are gone.
+Rule 4. Whoever wants something writes it to the directory first and signals afterwards, so nothing is missed.
+
+It lives in a process forked before its attempt was known (`spare.py`), so only the standard library is here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from typing import Any, Final
+
+from distributed_grid.agent.execution.launch import LaunchFailed, start_command
+from distributed_grid.agent.files import attempt_journal, job_dir
+from distributed_grid.agent.files.job_dir import JobDir
+from distributed_grid.agent.limits import process_tree
+from distributed_grid.agent.limits.cgroups import PREFIX, Cgroup, Controllers
+from distributed_grid.agent.limits.core_allocation import nice_for, weight_for
+from distributed_grid.agent.limits.memory import CgroupMemoryLimit, PolledMemoryLimit, over_limit
+from distributed_grid.agent.limits.timer import DeadlineTimer
+from distributed_grid.posix.boot_clock import boot_ms
+
+SETTLE_MS: Final = 200  # what a command leaves behind may finish by itself for so long: `exec > >(tee log)`
+LEFTOVER_GRACE_MS: Final = 1000
+LOOKS, SPRINT = 5, 500
+RECORD_TRIES: Final = 60_000  # about a week
+NOT_HEARD: Final = "not heard from in time"
+
+
+class StopRequest:
+    """Why the tree has to end, and when patience does."""
+
+    def __init__(self, kind: str, detail: str, kill_at: int) -> None:
+        self.kind = kind
+        self.detail = detail
+        self.kill_at = kill_at
+
+
+class Shim:
+    """Runs one attempt from record to record."""
+
+    def __init__(self, root: str, attempt_id: str, lock: int, channel: int) -> None:
+        self.root = root
+        self.attempt_id = attempt_id
+        self.lock = lock
+        self.channel = channel
+        self.groups: list[Cgroup] = []
+        self.memory: CgroupMemoryLimit | PolledMemoryLimit | None = None
+        self.stop: StopRequest | None = None
+        self.main = 0
+        self.main_status: int | None = None
+        self.began = self.ended = 0
+        self.beyond: set[int] = set()
+        self.used_s = 0.0
+        self.peak_bytes = 0
+
+    def run(self, identity: dict[str, str | int], alarm: DeadlineTimer, controllers: Controllers) -> bool:
+        """All of it; whether this process is afterwards as it was before."""
+        attempt_journal.append(self.lock, attempt_journal.entry("shim", identity))
+        self.identity, self.alarm, self.controllers = identity, alarm, controllers
+        with JobDir(self.root, self.attempt_id) as self.job:
+            self._see_through()
+        return self.stop is None and self.memory is None and not self.groups and self.main > 0 and not self._reap()
+
+    def _see_through(self) -> None:
+        self.spec: dict[str, Any] = self.job.read(job_dir.SPEC)
+        self.began = self.ended = boot_ms()
+        self._look_for_halt()
+        if self.stop is None and 0 < self._hold()[1] <= self.began:  # it took too long to get here
+            self._begin_stop("hold_expired", NOT_HEARD, self.began)
+        if self.stop is not None:
+            self._conclude(self.stop.kind, self.stop.detail)
+            return
+        cores = self.job.read(job_dir.CORES) or self.spec.get("cores") or []
+        self._make_groups(len(cores))
+        self.began = self.ended = boot_ms()
+        try:
+            self.main = start_command(self.spec, self.job, cores, self.groups)
+        except LaunchFailed as error:
+            self.main_status = error.exit_code << 8
+            self._conclude("never_started", str(error))
+            return
+        if cores and not self.controllers.cpu:
+            own = os.getpriority(os.PRIO_PROCESS, 0)  # nobody but root may be less nice than it was
+            os.setpriority(os.PRIO_PROCESS, self.main, max(nice_for(self.spec["cpu_milli"]), own))
+        self._tell_started(cores)
+        while self.main_status is None:
+            self._look_around()
+            self._reap()
+            if self.main_status is None:
+                self.alarm.wait(self._next_look())
+        self.ended = boot_ms()
+        self._end_the_rest()
+        self._conclude(*self._verdict())
+
+    # ------------------------------------------------------------------ before
+
+    def _make_groups(self, cores: int) -> None:
+        limit, milli = self.spec["memory_bytes"], self.spec["cpu_milli"]
+        weight = weight_for(milli, cores)
+        if limit and not self.controllers.memory:
+            self.memory = PolledMemoryLimit(limit)
+        name = f"{PREFIX}{self.job.attempt_id}.{os.getpid()}"  # another grid may use the same attempt id
+        by_path: dict[str, Cgroup] = {}
+        memory, cpu = self.controllers.memory if limit else None, self.controllers.cpu if weight else None
+        for place in filter(None, (memory, cpu)):
+            path = f"{place.base}/{name}"
+            by_path.setdefault(path, Cgroup(place.version, path))
+        if not by_path:
+            return
+        self.job.write(job_dir.GROUPS, [[group.version, path] for path, group in by_path.items()])
+        self.groups = list(by_path.values())
+        for group in self.groups:
+            group.make()
+        if memory:
+            by_path[f"{memory.base}/{name}"].limit_memory(limit)
+            self.memory = CgroupMemoryLimit(limit, by_path[f"{memory.base}/{name}"])
+        if cpu:
+            by_path[f"{cpu.base}/{name}"].weigh_cpu(weight)
+
+    def _tell_started(self, cores: list[int]) -> None:
+        command = process_tree.look(self.main)
+        started = {
+            "pid": self.main,
+            "start": command.start if command else 0,
+            "at_boot_ms": self.began,
+            "cores": cores,
+            "shim": self.identity,
+        }
+        line = attempt_journal.entry("started", started)
+        with contextlib.suppress(OSError):  # a full disk: who adopts it waits for its end instead
+            attempt_journal.append(self.lock, line)
+        self._tell(line)
+
+    # ------------------------------------------------------------------ during
+
+    def _look_around(self) -> None:
+        """See whether somebody or some limit wants it stopped; the first reason stays."""
+        self._look_for_halt()
+        now = boot_ms()
+        if self.memory:
+            told = self.memory.overrun(os.getpid())
+            if told is not None and self.stop is not None:
+                self.stop.kill_at = now
+            elif told is not None:
+                self._begin_stop("over_limit", told, now)
+            self._release_exempt()
+        if self.stop is None and signal.SIGTERM in self.alarm.heard:
+            self._begin_stop("cancelled", "its shim was asked to end", now + self.spec["grace_ms"])
+        if self.stop is None and self.spec["timeout_ms"] and now >= self.began + self.spec["timeout_ms"]:
+            told = f"timed out after {self.spec['timeout_ms'] / 1000:g} s"
+            self._begin_stop("timed_out", told, now + self.spec["grace_ms"])
+        if self.stop is None:
+            term_at, kill_at = self._hold()
+            if term_at and now >= term_at:
+                self._begin_stop("hold_expired", NOT_HEARD, kill_at)
+        if self.stop is not None and now >= self._kill_at(self.stop.kill_at):
+            self._signal_tree(signal.SIGKILL)
+
+    def _look_for_halt(self) -> None:
+        halt = self.job.read(job_dir.HALT)
+        if halt is None:
+            return
+        kill_at = halt["kill_at_boot_ms"]
+        if self.stop is None:
+            self._begin_stop(halt["kind"], halt["detail"], kill_at)
+        else:
+            self.stop.kill_at = min(self.stop.kill_at, kill_at)
+
+    def _hold(self) -> tuple[int, int]:
+        """When to ask and when to force: the tree is gone by the end of the hold. (0, 0) is never."""
+        hold_ms = self.spec["hold_ms"]
+        if not hold_ms:
+            return 0, 0
+        until = job_dir.read_hold(self.root, self.spec["boot"]) or self.spec["launched_boot_ms"] + hold_ms
+        return until - min(self.spec["grace_ms"], hold_ms // 4), until
+
+    def _kill_at(self, kill_at: int) -> int:
+        """When patience ends, and no later than the hold: a grace may be longer."""
+        return min(kill_at, self._hold()[1] or kill_at)
+
+    def _next_look(self) -> int:
+        """When, in boot milliseconds, to look around unasked; 0 is never."""
+        now = boot_ms()
+        times = []
+        if self.memory:
+            times.append(now + self.memory.next_look_ms)
+        if self.stop is not None:
+            kill_at = self._kill_at(self.stop.kill_at)
+            times.append(kill_at if now < kill_at else now + 20)
+        else:
+            if self.spec["timeout_ms"]:
+                times.append(self.began + self.spec["timeout_ms"])
+            times.append(self._hold()[0])
+        return min(filter(None, times), default=0)
+
+    def _begin_stop(self, kind: str, detail: str, kill_at: int) -> None:
+        self.stop = StopRequest(kind, detail, kill_at)
+        if self.main and boot_ms() < kill_at:
+            self._signal_tree(signal.SIGTERM, signal.SIGCONT)
+
+    def _signal_tree(self, *signums: int) -> list[process_tree.Proc]:
+        left = [proc for proc in process_tree.below(os.getpid()) if proc.pid not in self.beyond]
+        self.beyond.update(proc.pid for proc in process_tree.send_all(left, *signums))
+        return left
+
+    def _reap(self) -> bool:
+        """Collect the dead; False when there is no child left at all."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            self.used_s += usage.ru_utime + usage.ru_stime
+            self.peak_bytes = max(self.peak_bytes, usage.ru_maxrss * 1024)
+            if pid == self.main:
+                self.main_status = status
+
+    def _release_exempt(self) -> None:
+        for group in self.groups:
+            for proc in filter(None, map(process_tree.look, group.members())):
+                if process_tree.is_exempt(proc):
+                    group.release(proc.pid)
+
+    # ------------------------------------------------------------------ after
+
+    def _end_the_rest(self) -> None:
+        """Wait a moment, ask, then force, until nothing of the tree is left."""
+        now = boot_ms()
+        ask_at, kill_at = now + SETTLE_MS, now + SETTLE_MS + min(LEFTOVER_GRACE_MS, self.spec["grace_ms"])
+        if self.stop is not None:
+            ask_at = kill_at = self.stop.kill_at  # everybody was asked when main was
+        pause_ms = 1
+        while self._reap():
+            now = boot_ms()
+            halt = self.job.read(job_dir.HALT)
+            if halt is not None and halt["kill_at_boot_ms"] < kill_at:
+                ask_at, kill_at = min(ask_at, now), halt["kill_at_boot_ms"]
+            kill_at = self._kill_at(kill_at)
+            left = self._signal_tree(*([signal.SIGKILL] if now >= kill_at else []))
+            if not left and self._is_alone():
+                return
+            if now >= kill_at:
+                self._outrun()
+            if ask_at <= now < kill_at:
+                process_tree.send_all(left, signal.SIGTERM, signal.SIGCONT)
+                ask_at = kill_at
+            self.alarm.wait(now + pause_ms)
+            pause_ms = min(50, 2 * pause_ms)
+
+    def _is_alone(self) -> bool:
+        """Whether whoever is left is none of ours; one look may miss a tree that forks and exits without end."""
+        for _ in range(LOOKS):
+            if not self._reap():
+                return True
+            children = process_tree.children_of(os.getpid())
+            ours = [proc for proc in children if proc.pid not in self.beyond and not process_tree.is_exempt(proc)]
+            if ours or not children:  # somebody there whom the list does not show is somebody of ours
+                return False
+            time.sleep(0.001)
+        return True
+
+    def _outrun(self) -> None:
+        """Kill the direct children as fast as they come: who forks and exits is a child of ours in between."""
+        for _ in range(SPRINT):
+            children = process_tree.children_of(os.getpid())
+            ours = [proc for proc in children if proc.pid not in self.beyond and not process_tree.is_exempt(proc)]
+            self.beyond.update(proc.pid for proc in process_tree.send_all(ours, signal.SIGKILL))
+            if not ours or not self._reap():
+                return
+
+    def _verdict(self) -> tuple[str, str]:
+        """Kind and detail of the end."""
+        assert self.main_status is not None
+        signalled = os.WIFSIGNALED(self.main_status)
+        if self.stop is None and self.memory:
+            told = self.memory.overrun(os.getpid()) if isinstance(self.memory, CgroupMemoryLimit) else None
+            if told is None and signalled and os.WTERMSIG(self.main_status) == signal.SIGKILL:
+                # Faster than our eyes, and the whole machine ran out: the kernel chose the one we would have.
+                limit = self.memory.limit_bytes
+                told = over_limit(self.peak_bytes, limit) if self.peak_bytes > limit else None
+            if told is not None:
+                return "over_limit", told
+        if self.stop is not None:
+            return self.stop.kind, self.stop.detail
+        return ("signalled", signal_name(os.WTERMSIG(self.main_status))) if signalled else ("exited", "")
+
+    def _conclude(self, kind: str, detail: str) -> None:
+        status = self.main_status
+        peak = self.memory.peak_bytes if self.memory else 0
+        for group in self.groups:
+            self._release_exempt()
+            group.remove()
+        record = {
+            "kind": kind,
+            "exit_code": os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None,
+            "signal": os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
+            "detail": detail,
+            "cpu_ms": round(self.used_s * 1000),
+            "max_memory_bytes": max(peak, self.peak_bytes),
+            "wall_ms": self.ended - self.began,
+        }
+        self._record_end(record)
+
+    def _record_end(self, record: dict[str, Any]) -> None:
+        """Write it, then tell it. On a full disk tell it first, and stay until there is room: it must not be lost."""
+        for attempt in range(RECORD_TRIES):
+            try:
+                self.job.write_end(self.lock, record)
+            except OSError:
+                if attempt == 0:
+                    self._tell(attempt_journal.entry("ended", record))
+                time.sleep(min(attempt + 1, 10))
+            else:
+                if attempt == 0:
+                    self._tell(attempt_journal.entry("ended", record))
+                return
+
+    def _tell(self, line: bytes) -> None:
+        try:
+            os.write(self.channel, line)
+        except BrokenPipeError:  # nobody listens; the directory says it too
+            pass
+
+
+def signal_name(signum: int) -> str:
+    """What a person calls it."""
+    try:
+        return f"killed by {signal.Signals(signum).name}"
+    except ValueError:
+        return f"killed by signal {signum}"

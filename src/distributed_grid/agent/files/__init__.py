@@ -1,0 +1,1 @@
+"""The files of attempts on a node: job directories, journals, checkpoints, output."""

@@ -1,0 +1,271 @@
+"""One attempt's private directory: which files are in it, and that each is whole or absent.
+
+Below the root, mode 0700 (files 0600):
+
+    .host.lock            held by the one `AttemptHost` of this root and by its spawner
+    .yielding             there while something here may be stopped or confined because the owner needs the machine
+    .hold.json            until when everything with a hold may go on without another word
+    .live/<attempt id>    a link to .host.lock; exists from before the launch until the end has been acknowledged
+    <attempt id>/
+        spec.json         everything needed to run it, its first cores included; there before the shim
+        shim.lock         made before a shim gets it, locked while that shim lives. Holds the shim's boot id, pid
+                          and start time, written first of all: without them nothing ever ran. Then, that the
+                          command runs: its pid and start time, when, on which cores
+        exit.json         how it ended; durable, written once
+        cores.json        the cores it was moved to, once it was
+        fence.json        a fence newer than the one in spec.json, once one was seen
+        groups.json       control groups made for it, so that whoever finds them left over can remove them
+        notice            it will be stopped soon: why, and when. The command knows the path as $GRID_NOTICE
+        checkpoint        written by the command, as $GRID_CHECKPOINT, whenever it has marked a checkpoint
+        halt.json         somebody wants it stopped: kind, detail, grace
+        stdout, stderr    what the command wrote
+        work/             the command's own: $GRID_JOB_DIR
+
+The first three are names of one file, the journal (`attempt_journal.py`): making a file may cost more than writing
+it. Where there are no hard links they are files of their own. So they were in the layout before this one, which
+also had a started.json; a job begun in that layout is read as well as any other.
+
+Rule 1. A file is written aside and renamed, and a line is whole or ignored, so a reader never sees half of anything.
+Rule 2. Names come from outside: they are checked, and opened relative to an open directory, through no link.
+Rule 3. A lock belongs to the file, not to the name: a journal is locked as shim.lock only, and no file in .live is.
+Rule 4. exit.json appears when the end is on the disk. An end in the journal of a shim that died before it could
+        show it counts as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from distributed_grid.agent.files import attempt_journal
+from distributed_grid.posix.locks import try_lock
+from distributed_grid.posix.private_files import read_all
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+HOST_LOCK = ".host.lock"
+ROOT_HOLD = ".hold.json"
+YIELDING = ".yielding"
+LIVE = ".live"
+SPEC, CORES, FENCE, LOCK, GROUPS = "spec.json", "cores.json", "fence.json", "shim.lock", "groups.json"
+STARTED, NOTICE, HALT, EXIT = "started.json", "notice", "halt.json", "exit.json"
+CHECKPOINT = "checkpoint"
+STDOUT, STDERR, WORK = "stdout", "stderr", "work"
+
+# Where each part of the journal is looked for, its key there, and a key of what a file of its own says.
+_PLACES = {
+    LOCK: ((LOCK, SPEC), "shim", "start"),
+    STARTED: ((LOCK, STARTED), "started", "at_boot_ms"),
+    EXIT: ((EXIT,), "ended", "kind"),
+}
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def is_safe_name(name: str) -> bool:
+    """Whether `name` may be a file name below the root."""
+    return _SAFE_NAME.fullmatch(name) is not None
+
+
+class JobDir:
+    """An open attempt directory."""
+
+    __slots__ = ("attempt_id", "fd", "path")
+
+    def __init__(self, root: str, attempt_id: str) -> None:
+        """Open it. `FileNotFoundError` when there is none, `ValueError` for a name that is not safe."""
+        if not is_safe_name(attempt_id):
+            raise ValueError(f"not a safe attempt id: {attempt_id!r}")
+        self.attempt_id = attempt_id
+        self.path = f"{root}/{attempt_id}"
+        self.fd = os.open(self.path, _DIRECTORY)
+
+    @classmethod
+    def make(cls, root: str, attempt_id: str) -> JobDir:
+        """Open it, made if need be, and list it as live. A second call changes nothing."""
+        if not is_safe_name(attempt_id):
+            raise ValueError(f"not a safe attempt id: {attempt_id!r}")
+        _list_as_live(root, attempt_id)
+        _make_directory(f"{root}/{attempt_id}", None)
+        job = cls(root, attempt_id)
+        try:
+            _make_directory(WORK, job.fd)
+        except OSError:
+            job.close()
+            raise
+        return job
+
+    def __enter__(self) -> JobDir:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+    def open(self, name: str, flags: int) -> int:
+        """A descriptor of one of the files."""
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
+
+    def has(self, name: str) -> bool:
+        try:
+            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def read(self, name: str) -> Any:
+        """What the JSON file, or its part of the journal, says; None when it is absent or was cut short."""
+        if name == SPEC:
+            return attempt_journal.first(self._contents(SPEC))
+        if name not in _PLACES:
+            return attempt_journal.parsed(self._contents(name))
+        files, key, own_key = _PLACES[name]
+        for text in map(self._contents, files):
+            told = attempt_journal.find(text, key)
+            alone = attempt_journal.first(text) if told is None else None
+            if told is not None or (isinstance(alone, dict) and own_key in alone):
+                return alone if told is None else told
+        return None
+
+    def read_end(self) -> Any:
+        """How it ended; None while it has not. What a dead shim wrote but did not show is shown first (Rule 4)."""
+        record = self.read(EXIT)
+        if record is not None or self.is_locked():
+            return record
+        file = LOCK if self.has(LOCK) else SPEC
+        record = attempt_journal.find(self._contents(file), "ended")
+        if record is not None:
+            with contextlib.suppress(OSError):  # no room: it will be found again as it was found now
+                fd = self.open(file, os.O_RDONLY)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+                self._show_end(file, record)
+        return record or self.read(EXIT)
+
+    def write_end(self, lock: int, record: Any) -> None:
+        """Put the end into the journal, durably, then show it; after an `OSError` it may be done again."""
+        attempt_journal.append(lock, attempt_journal.entry("ended", record))
+        os.fsync(lock)  # and with it, on ext4, xfs and btrfs, the names of a file this new
+        self._show_end(LOCK, record)
+
+    def _show_end(self, file: str, record: Any) -> None:
+        try:
+            os.link(file, EXIT, src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False)
+        except FileExistsError:
+            pass
+        except OSError:  # no hard links here
+            self.write(EXIT, record, durable=True)
+
+    def _contents(self, name: str) -> bytes:
+        """All of a file; nothing where there is none."""
+        try:
+            fd = self.open(name, os.O_RDONLY)
+        except FileNotFoundError:
+            return b""
+        try:
+            return read_all(fd)
+        finally:
+            os.close(fd)
+
+    def write(self, name: str, content: Any, *, durable: bool = False) -> None:
+        """Put `content` there as JSON, whole; when `durable` it is on the disk before this returns."""
+        aside = f".{name}.{os.getpid()}"
+        fd = self.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            attempt_journal.write_all(fd, json.dumps(content).encode())
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(aside, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        if durable:
+            os.fsync(self.fd)
+
+    def remove(self, name: str) -> None:
+        """Have the file no more. Removing what is not there is not an error."""
+        try:
+            os.unlink(name, dir_fd=self.fd)
+        except FileNotFoundError:
+            pass
+
+    def take_lock(self) -> int | None:
+        """The shim's lock as a descriptor that holds it for as long as anybody has it open, and that appends.
+
+        None if somebody has or had it: whoever removes the file has made sure that nothing ran.
+        """
+        try:
+            try:
+                os.link(SPEC, LOCK, src_dir_fd=self.fd, dst_dir_fd=self.fd, follow_symlinks=False)
+            except OSError:  # no hard links here
+                os.close(self.open(LOCK, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return None
+        fd = self.open(LOCK, os.O_RDWR | os.O_APPEND)
+        if try_lock(fd, exclusive=True):
+            return fd
+        os.close(fd)
+        return None
+
+    def is_locked(self) -> bool:
+        """Whether the shim is alive."""
+        try:
+            fd = self.open(LOCK, os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            return not try_lock(fd, exclusive=False)
+        finally:
+            os.close(fd)
+
+
+def write_hold(root: str, until_boot_ms: int, boot: str) -> None:
+    """Say until when, in this boot, everything below the root that has a hold may go on; whole or not at all."""
+    aside = f"{root}/{ROOT_HOLD}.{os.getpid()}"
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        attempt_journal.write_all(fd, json.dumps({"until_boot_ms": until_boot_ms, "boot": boot}).encode())
+    finally:
+        os.close(fd)
+    os.rename(aside, f"{root}/{ROOT_HOLD}")
+
+
+def read_hold(root: str, boot: str) -> int:
+    """Until when everything that has a hold may go on; 0 where nobody said so in this boot: clocks begin anew."""
+    try:
+        fd = os.open(f"{root}/{ROOT_HOLD}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0
+    try:
+        said = json.loads(read_all(fd))
+        return int(said["until_boot_ms"]) if said.get("boot") == boot else 0
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return 0
+    finally:
+        os.close(fd)
+
+
+def _list_as_live(root: str, attempt_id: str) -> None:
+    live = f"{root}/{LIVE}/{attempt_id}"
+    try:
+        os.link(f"{root}/{HOST_LOCK}", live, follow_symlinks=False)
+    except FileExistsError:
+        pass
+    except OSError:  # no hard links here, or too many of them
+        os.close(os.open(live, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+
+
+def _make_directory(path: str, dir_fd: int | None) -> None:
+    try:
+        os.mkdir(path, 0o700, dir_fd=dir_fd)
+    except FileExistsError:
+        pass

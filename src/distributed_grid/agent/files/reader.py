@@ -1,0 +1,119 @@
+"""Files of attempts for the control plane to read: their output and what they left in their working directory.
+
+Rule 1: nothing outside an attempt's own directory can be named, not even through a link.
+Rule 2: no stream sends more than it was given credit for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from distributed_grid.adapters.workdir import file_selection, manifest
+from distributed_grid.adapters.workdir.directory_walker import open_inside
+from distributed_grid.adapters.workdir.paths import shown
+from distributed_grid.agent.files.job_dir import STDERR, STDOUT, WORK, JobDir
+from distributed_grid.errors import GridError
+from distributed_grid.wire import LARGEST_CHUNK, LARGEST_LISTING, ContentChunk, Enough, List, Listing, More, Read
+
+MOST_AT_ONCE = 256
+OUTPUT = (STDOUT.encode(), STDERR.encode())
+
+
+class _Stream:
+    def __init__(self, fd: int, credit: int) -> None:
+        self.fd = fd
+        self.credit = credit
+
+
+class AttemptFileReader:
+    """The streams on which files are read."""
+
+    def __init__(self, root: Path, tell: Callable[[ContentChunk | Listing], None]) -> None:
+        self._root = str(root.absolute())
+        self._tell = tell
+        self._streams: dict[int, _Stream] = {}
+
+    def received(self, order: Read | More | Enough | List) -> None:
+        """Begin a stream, go on with it, or end it; what goes wrong is the answer."""
+        if isinstance(order, Enough):
+            self._end(order.stream)
+        elif isinstance(order, More):
+            if order.stream in self._streams:
+                self._streams[order.stream].credit += order.credit
+                self._go_on(order.stream)
+        elif isinstance(order, List):
+            self._tell(self._listing(order))
+        else:
+            self._begin(order)
+
+    def forget(self) -> None:
+        """The link these streams went over is gone."""
+        for stream in list(self._streams):
+            self._end(stream)
+
+    def _begin(self, order: Read) -> None:
+        try:
+            fd = open_file(self._root, order.lease_id, order.name)
+            start = max(os.fstat(fd).st_size - order.offset, 0) if order.from_end else order.offset
+            os.lseek(fd, start, os.SEEK_SET)
+        except FileNotFoundError:
+            problem = "" if order.name in OUTPUT else f"there is no {shown(order.name)}"
+            self._tell(ContentChunk(order.stream, b"", problem))
+            return
+        except (OSError, ValueError) as failure:
+            self._tell(ContentChunk(order.stream, b"", f"{shown(order.name)} cannot be read: {failure}"))
+            return
+        if len(self._streams) >= MOST_AT_ONCE:
+            os.close(fd)
+            self._tell(ContentChunk(order.stream, b"", "too many files are being read at once"))
+            return
+        self._end(order.stream)
+        self._streams[order.stream] = _Stream(fd, order.credit)
+        self._go_on(order.stream)
+
+    def _go_on(self, number: int) -> None:
+        stream = self._streams[number]
+        while stream.credit > 0:
+            at = os.lseek(stream.fd, 0, os.SEEK_CUR)
+            data = os.read(stream.fd, min(stream.credit, LARGEST_CHUNK))
+            stream.credit -= len(data)
+            self._tell(ContentChunk(number, data, at=at))
+            if not data:
+                self._end(number)
+                return
+
+    def _end(self, number: int) -> None:
+        ended = self._streams.pop(number, None)
+        if ended is not None:
+            os.close(ended.fd)
+
+    def _listing(self, order: List) -> Listing:
+        try:
+            with JobDir(self._root, order.lease_id) as job:
+                found = file_selection.collect(Path(job.path, WORK), order.patterns)
+        except FileNotFoundError:
+            return Listing(order.stream, problem="its directory is not there any more")
+        except (GridError, OSError, ValueError) as failure:
+            return Listing(order.stream, problem=str(failure))
+        files = manifest.encode_listing(found.entries)
+        if len(files) > LARGEST_LISTING:
+            return Listing(order.stream, problem=f"{len(found.entries)} files are too many to list at once")
+        skipped = tuple(f"{shown(one.path)}: {one.why}" for one in found.skipped[:1000])
+        return Listing(order.stream, files, skipped)
+
+
+def open_file(root: str, lease_id: str, name: bytes) -> int:
+    """A descriptor of a file of an attempt: `stdout`, `stderr`, or `work/…`; ValueError for any other name."""
+    with JobDir(root, lease_id) as job:
+        if name in OUTPUT:
+            return job.open(name.decode(), os.O_RDONLY)
+        first, _, rest = name.partition(b"/")
+        if first != WORK.encode() or not rest:
+            raise ValueError("not a file of an attempt")
+        work = os.open(WORK, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=job.fd)
+        try:
+            return open_inside(work, rest)
+        finally:
+            os.close(work)

@@ -1,0 +1,80 @@
+"""Time limits are kept on the clock that goes on while the machine sleeps; waiting for them costs nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import time
+from typing import Final
+
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_prctl: Final = _LIBC.prctl  # looked up here, once, before any fork
+_timerfd_create: Final = _LIBC.timerfd_create  # in `os` only since Python 3.13
+_timerfd_settime: Final = _LIBC.timerfd_settime
+_Setting: Final = ctypes.c_long * 4  # struct itimerspec
+_TFD_ABSTIME: Final = 1
+HEARD: Final = frozenset((signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM))
+IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+def become_subreaper() -> None:
+    """Make orphans below this process its own children, so that their deaths wake it."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def hear_signals() -> None:
+    """Have the signals of a shim heard, and every other one do what it does by default.
+
+    Done once in the spawner and inherited: in a fresh fork it would cost a good part of a millisecond.
+    """
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *IGNORED_BY_PYTHON}:
+        signal.signal(signum, _noted if signum in HEARD else signal.SIG_DFL)
+
+
+def _noted(signum: int, frame: object) -> None:
+    """The number arrives through the wake-up descriptor."""
+
+
+class DeadlineTimer:
+    """Waits for a signal, a child, or a time; the time goes on while the machine sleeps."""
+
+    def __init__(self) -> None:
+        self.heard: set[int] = set()
+        self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._timer = -1
+        self._poll = select.poll()
+        self._poll.register(self._woken, select.POLLIN)
+
+    def wait(self, until_boot_ms: int) -> None:
+        """Until then (0: for ever) or until something happens."""
+        if until_boot_ms or self._timer >= 0:
+            self._set_timer(until_boot_ms)
+        for fd, _ in self._poll.poll():
+            if fd == self._woken:
+                self.heard.update(os.read(fd, 512))
+            else:
+                try:
+                    os.read(fd, 8)
+                except BlockingIOError:
+                    pass
+
+    def take(self, signum: int) -> bool:
+        """Whether that signal has come since the beginning; forgets every signal that has."""
+        try:
+            self.heard.update(os.read(self._woken, 512))
+        except BlockingIOError:
+            pass
+        came = signum in self.heard
+        self.heard.clear()
+        return came
+
+    def _set_timer(self, until_boot_ms: int) -> None:
+        if self._timer < 0:
+            self._timer = _timerfd_create(time.CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)
+            self._poll.register(self._timer, select.POLLIN)
+        seconds, rest = divmod(until_boot_ms, 1000)
+        _timerfd_settime(self._timer, _TFD_ABSTIME, _Setting(0, 0, seconds, rest * 1_000_000), None)

@@ -1,0 +1,251 @@
+"""When and how borrowed work gives way to the owner of its machine: decided from what was seen. Pure.
+
+Rule 1. Giving way is immediate, coming back is slow. What the owner takes is given at the look that shows it; what the
+        owner leaves is taken only after it has been left for a while (`dwell`), and for twice as long each time that
+        turned out too early.
+Rule 2. On a full machine the owner's use understates what it wants. So borrowed work first drops to almost nothing, and
+        the next look, on a machine that is no longer full, shows the truth.
+Rule 3. Beside an owner some room always stays idle, or nobody could see that the owner wants more.
+Rule 4. Steps go from gentle to final: throttle, pause, evict. One that the rules leave out is skipped.
+Rule 5. CPU comes back by any step, memory and GPUs by eviction only.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from distributed_grid.agent.owner.eviction import EvictionReason, EvictionUnderWay, Reclaim, UsageSample, reclaim
+from distributed_grid.wire import OwnerRules
+
+# All times in milliseconds, all amounts in thousandths of a core; a part is thousandths of the machine.
+FLOOR_MILLI = 50  # what is left to throttled work that has nothing: 5 % of a core
+WEAK_LOOKS = 2
+COMEBACK_MILLI = 200  # paused work goes on when it can have this much
+DWELL_MS, DWELL_MOST_MS = 2_000, 60_000
+SETTLE_MS = 400  # the first look at a calm may still average over the last of the storm
+TOO_EARLY_MS = 30_000  # giving way so soon after coming back means that it was too early
+PROBE_EVERY_MS = 5_000  # how often the first look after a squeeze may give back at once
+PAUSE_AFTER_MS = 3_000  # at the floor, before everything is paused
+EVICT_AFTER_MS = 60_000  # at the floor or paused, before everything is evicted
+LAPSE_MS = 3_000  # a conflict that does not show for so long is over
+CONFLICT_MS = 3_000  # on a full machine, before one is evicted where the rules allow nothing gentler
+
+
+class UsageMark(NamedTuple):
+    """A part (thousandths) of the machine, but no less and no more than so many thousandths of a core."""
+
+    part: int
+    least_milli: int
+    most_milli: int
+
+    def of(self, look: UsageSample) -> int:
+        return min(self.most_milli, max(self.least_milli, look.machine_milli * self.part // 1000))
+
+
+STRONG = UsageMark(50, 300, 1000)  # an owner who shows this much is there
+WEAK = UsageMark(10, 150, 600)  # one who shows this much is there when the next look shows it, too
+HEADROOM = UsageMark(120, 150, 2000)  # stays idle beside an owner
+FULL = UsageMark(60, 70, 1000)  # a machine with less than this idle is full
+STEP = UsageMark(50, 100, 800)  # smaller differences change nothing
+
+
+class YieldStep(StrEnum):
+    """How far borrowed work gives way."""
+
+    FREE = "free"
+    THROTTLED = "throttled"
+    PAUSED = "paused"
+
+
+class OwnerState(Struct, frozen=True):
+    """What is remembered from look to look. `allowance_milli` is what throttled work may use in all."""
+
+    step: YieldStep = YieldStep.FREE
+    allowance_milli: int = 0
+    hints: int = 0
+    calm_since_ms: int | None = None
+    calm_peak_milli: int = 0
+    dwell_ms: int = DWELL_MS
+    raised_at_ms: int | None = None
+    squeezed_at_ms: int | None = None
+    probes: bool = False
+    starved_since_ms: int | None = None
+    conflict_seen_ms: int = 0
+    going: tuple[EvictionUnderWay, ...] = ()
+    gpu_hints: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def yields(self) -> bool:
+        """Whether the machine gives way now, so that nothing new belongs there."""
+        return self.step is not YieldStep.FREE or bool(self.going)
+
+
+class Throttle(Struct, frozen=True):
+    """Throttle to so many cores and that part of the time; None and 1000 is not at all."""
+
+    cores: int | None = None
+    running_milli: int = 1000
+
+
+class Pause(Struct, frozen=True):
+    """Let everything stand still."""
+
+    why: str
+
+
+class Continue(Struct, frozen=True):
+    """Let what stands still go on."""
+
+
+Action = Throttle | Pause | Continue | Reclaim
+
+
+def decide(
+    state: OwnerState, look: UsageSample, rules: OwnerRules, now_ms: int
+) -> tuple[OwnerState, tuple[Action, ...]]:
+    """The next state, and what has to be done to get there; nothing when nothing changes."""
+    if not look.attempts:
+        after = OwnerState()
+    else:
+        after = _cpu(state, look, rules, now_ms)
+    actions: list[Action] = []
+    if grip_of(after) != grip_of(state):
+        actions.append(grip_of(after))
+    if after.step is YieldStep.PAUSED and state.step is not YieldStep.PAUSED:
+        actions.append(Pause(_why(look)))
+    elif state.step is YieldStep.PAUSED and after.step is not YieldStep.PAUSED:
+        actions.append(Continue())
+    going, hints, reclaims = reclaim(
+        state.going, state.gpu_hints, look, rules, now_ms, _starved(after, look, rules, now_ms)
+    )
+    return replace(after, going=going, gpu_hints=hints), (*actions, *reclaims)
+
+
+def grip_of(state: OwnerState) -> Throttle:
+    """Whole cores while there are any; below one, a part of the time on one."""
+    if state.step is YieldStep.FREE:
+        return Throttle()
+    if state.step is YieldStep.PAUSED:
+        return Throttle(1, FLOOR_MILLI)
+    if state.allowance_milli >= 1000:
+        return Throttle(state.allowance_milli // 1000)
+    return Throttle(1, state.allowance_milli)
+
+
+# ------------------------------------------------------------------ CPU
+
+
+def _cpu(state: OwnerState, look: UsageSample, rules: OwnerRules, now: int) -> OwnerState:
+    state = replace(state, hints=state.hints + 1 if look.outside_milli >= WEAK.of(look) else 0)
+    if state.step is YieldStep.FREE:
+        return _free(state, look, rules, now)
+    if state.step is YieldStep.PAUSED:
+        most = COMEBACK_MILLI if rules.throttle else look.leased_milli
+        return _come_back(state, look, rules, now) if _room(look) >= most else replace(state, calm_since_ms=None)
+    return _throttled(state, look, rules, now)
+
+
+def _free(state: OwnerState, look: UsageSample, rules: OwnerRules, now: int) -> OwnerState:
+    """Who leased no CPU counts with what it uses; a full machine never has room for that beside an owner."""
+    is_there = look.outside_milli >= STRONG.of(look) or state.hints >= WEAK_LOOKS
+    if is_there and _room(look) < max(look.own_milli, sum(one.cpu_milli for one in look.attempts)):
+        return _squeezed(replace(state, conflict_seen_ms=now), rules, now)
+    lapsed = now - state.conflict_seen_ms > LAPSE_MS
+    return replace(state, starved_since_ms=None) if lapsed else state
+
+
+def _throttled(state: OwnerState, look: UsageSample, rules: OwnerRules, now: int) -> OwnerState:
+    room, step, full = _room(look), STEP.of(look), look.idle_milli < FULL.of(look)
+    if full and state.allowance_milli > FLOOR_MILLI:
+        return _squeezed(state, rules, now)
+    if state.probes and not full:
+        return _given(replace(state, probes=False), look, room)
+    if room < state.allowance_milli - step:
+        state = _lowered(replace(state, allowance_milli=max(FLOOR_MILLI, room)), now)
+    elif room >= min(state.allowance_milli + step, look.leased_milli):
+        return _come_back(state, look, rules, now)
+    state = replace(state, calm_since_ms=None)
+    if state.allowance_milli > FLOOR_MILLI:
+        return replace(state, starved_since_ms=None)
+    state = replace(state, starved_since_ms=now if state.starved_since_ms is None else state.starved_since_ms)
+    assert state.starved_since_ms is not None
+    if rules.pause and now - state.starved_since_ms >= PAUSE_AFTER_MS:
+        return replace(state, step=YieldStep.PAUSED, probes=False)
+    return state
+
+
+def _squeezed(state: OwnerState, rules: OwnerRules, now: int) -> OwnerState:
+    """Almost nothing, at once; the next look shows what the owner really wants (Rule 2)."""
+    state = _lowered(state, now)
+    recently = state.squeezed_at_ms is not None and now - state.squeezed_at_ms < PROBE_EVERY_MS
+    starved = now if state.starved_since_ms is None else state.starved_since_ms
+    state = replace(state, calm_since_ms=None, squeezed_at_ms=now, starved_since_ms=starved)
+    if rules.throttle:
+        return replace(state, step=YieldStep.THROTTLED, allowance_milli=FLOOR_MILLI, probes=not recently)
+    return replace(state, step=YieldStep.PAUSED) if rules.pause else state
+
+
+def _lowered(state: OwnerState, now: int) -> OwnerState:
+    """Whoever gives way soon after coming back came back too early (Rule 1)."""
+    if state.raised_at_ms is None:
+        return state
+    if now - state.raised_at_ms < TOO_EARLY_MS:
+        return replace(state, dwell_ms=min(2 * state.dwell_ms, DWELL_MOST_MS), raised_at_ms=None)
+    return replace(state, dwell_ms=DWELL_MS, raised_at_ms=None)
+
+
+def _come_back(state: OwnerState, look: UsageSample, rules: OwnerRules, now: int) -> OwnerState:
+    """More, when the owner has left it for long enough; as much as was left all the time."""
+    if state.calm_since_ms is None:
+        return replace(state, calm_since_ms=now, calm_peak_milli=look.outside_milli)
+    settling = now - state.calm_since_ms <= SETTLE_MS
+    peak = look.outside_milli if settling else max(state.calm_peak_milli, look.outside_milli)
+    if now - state.calm_since_ms < state.dwell_ms:
+        return replace(state, calm_peak_milli=peak)
+    room = _room(replace(look, outside_milli=peak))
+    if state.step is YieldStep.PAUSED and not rules.throttle:
+        room = look.leased_milli
+    return replace(_given(state, look, room), raised_at_ms=now, calm_since_ms=None)
+
+
+def _given(state: OwnerState, look: UsageSample, room: int) -> OwnerState:
+    """Room for borrowed work; all of it is freedom."""
+    if room >= look.leased_milli:
+        return replace(state, step=YieldStep.FREE, allowance_milli=0, starved_since_ms=None, hints=0)
+    allowance = max(FLOOR_MILLI, room)
+    starved = state.starved_since_ms if allowance == FLOOR_MILLI else None
+    return replace(state, step=YieldStep.THROTTLED, allowance_milli=allowance, starved_since_ms=starved)
+
+
+def _room(look: UsageSample) -> int:
+    """What borrowed work may use beside this owner; everything when the owner is as good as gone."""
+    if look.outside_milli < WEAK.of(look) // 2:
+        return look.machine_milli
+    return look.machine_milli - look.outside_milli - HEADROOM.of(look)
+
+
+# ------------------------------------------------------------------ who has to go for it
+
+
+def _starved(state: OwnerState, look: UsageSample, rules: OwnerRules, now: int) -> dict[str, EvictionReason]:
+    """Whom the owner's CPU use drives away."""
+    since = state.starved_since_ms
+    if since is None or not rules.evict:
+        return {}
+    if rules.throttle or rules.pause:
+        gone = look.attempts if now - since >= EVICT_AFTER_MS else ()
+    else:
+        gone = look.attempts[-1:] if now - since >= CONFLICT_MS else ()
+    return {one.attempt_id: EvictionReason(f"its owner needs {one.node}'s CPU: {_used(look)}") for one in gone}
+
+
+def _why(look: UsageSample) -> str:
+    return f"its owner uses {_used(look)}"
+
+
+def _used(look: UsageSample) -> str:
+    return f"{look.outside_milli / 1000:.1f} of {look.machine_milli / 1000:g} cores"

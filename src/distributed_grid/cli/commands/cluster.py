@@ -1,0 +1,223 @@
+"""`grid cluster`: the agents of other machines, by SSH."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from distributed_grid.cli.global_options import CliSession, GridGroup
+from distributed_grid.cli.output import answer, clean, table
+from distributed_grid.errors import BadInput
+
+PASSED_ON = (
+    *("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CONFIG_FILE", "PIP_CERT"),
+    *("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "GRID_WHEELS"),
+)
+"""What the control plane, whose environment is clean, needs of the caller's to fetch packages for nodes."""
+Show = Callable[[str, str], None]
+_names = click.argument("nodes", nargs=-1, metavar="[NODE]...")
+
+
+@click.group(cls=GridGroup)
+def cluster() -> None:
+    """Install, start, stop and look at the agents of other machines, by SSH. Without names: of all of them."""
+
+
+@cluster.command()
+@_names
+@click.option("--ray", is_flag=True, help="Put Ray there too, in this grid's own version, unless `ray.python` is set.")
+@click.pass_obj
+def install(session: CliSession, nodes: tuple[str, ...], ray: bool) -> int:
+    """Put the package on the nodes. They need Python 3.11 and SSH, but no internet."""
+    return _carry_out(session, "install", nodes, ray=ray)
+
+
+@cluster.command()
+@_names
+@click.option("--ray", is_flag=True, help="Start Ray too: the head first, then all others; with a token (docs/ray.md).")
+@click.pass_obj
+def start(session: CliSession, nodes: tuple[str, ...], ray: bool) -> int:
+    """Start the agents, and install the package first where this version is missing."""
+    return _carry_out(session, "start", nodes, ray=ray)
+
+
+@cluster.command()
+@_names
+@click.option("--force", is_flag=True, help="Do not wait until everything lent has been given back.")
+@click.option("--purge", is_flag=True, help="Remove what was installed, too.")
+@click.pass_obj
+def stop(session: CliSession, nodes: tuple[str, ...], force: bool, purge: bool) -> int:
+    """Stop the agents; jobs get notice and go back into the line. No process is left behind."""
+    return _carry_out(session, "stop", nodes, force=force, purge=purge)
+
+
+@cluster.command()
+@_names
+@click.pass_obj
+def status(session: CliSession, nodes: tuple[str, ...]) -> None:
+    """Each node: its state, its link, what runs there."""
+    view = _asked(session, "status", nodes, lambda node, step: None)
+    found, ray = view["nodes"], view["ray"]
+    rows = [
+        (
+            row["node_id"],
+            row["address"],
+            "cooling down" if row["cooling"] else row["state"],
+            row["link"],
+            row["version"],
+            row["python"],
+            None if row["seconds_since_heard"] is None else f"{row['seconds_since_heard']:.1f} s ago",
+            row["jobs"],
+            row["ray"]["state"] if row["ray"] else None,
+            row["detail"],
+        )
+        for row in found
+    ]
+    headings = ("NODE", "ADDRESS", "STATE", "LINK", "VERSION", "PYTHON", "HEARD", "JOBS", "RAY", "DETAIL")
+    answer(session, found, "\n".join([table(headings, rows, empty="no nodes"), *_about_ray(ray)]))
+
+
+@cluster.command()
+@click.argument("node", required=False)
+@click.pass_obj
+def env(session: CliSession, node: str | None) -> None:
+    """What to export so that `ray status` and Ray programs reach the grid's Ray: on this machine, or on a node.
+
+    \b
+    $ eval "$(grid cluster env)"
+    """
+    view = _asked(session, "env", (node,) if node else (), lambda node, step: None)
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(view["environ"].items())]
+    if not node and view["ray"]["head"]:
+        lines.append(f"# from here: ray status --address {view['ray']['head']}")
+    answer(session, view["environ"], "\n".join(lines))
+
+
+@cluster.command()
+@click.argument("address")
+@click.pass_obj
+def attach(session: CliSession, address: str) -> int:
+    """Use a Ray cluster that already runs, without SSH: each of its nodes gets an agent, those that join later too.
+
+    ADDRESS is `auto` (a Ray on this machine), HOST:PORT (where this machine is a node of it), or ray://HOST:10001. Its
+    token is found as Ray finds it: $RAY_AUTH_TOKEN, $RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token.
+    """
+    options = {"address": address, "token": _ray_token(), "environ": _passed_on()}
+    return _carried_out(session, "attach", **options)
+
+
+@cluster.command()
+@click.option("--force", is_flag=True, help="Do not wait for what is lent; also when Ray is gone for good.")
+@click.pass_obj
+def detach(session: CliSession, force: bool) -> int:
+    """Leave the attached Ray cluster: jobs go back into the line, nothing of the grid stays there."""
+    return _carried_out(session, "detach", force=force)
+
+
+def _carried_out(session: CliSession, op: str, **options: Any) -> int:
+    """Do it, and say what became of each node; 1 when any failed."""
+    with _progress(session) as show, session.client() as client:
+        last = _last(client.stream(op, **options), show)
+    for warning in last.get("warnings", ()):
+        click.echo(f"RISK: {clean(warning)}", err=True)
+    rows = [(row["node_id"], "done" if row["ok"] else "FAILED", row["detail"]) for row in last["results"]]
+    answer(session, last["results"], table(("NODE", "RESULT", "DETAIL"), rows, empty="no nodes"))
+    return 0 if all(row["ok"] for row in last["results"]) else 1
+
+
+def _ray_token() -> str:
+    """The token that Ray itself would use here; nothing where there is none."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return os.environ["RAY_AUTH_TOKEN"].strip()
+    path = os.path.expanduser(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token")
+    try:
+        with open(path) as file:
+            return file.read().strip()
+    except OSError:
+        if os.environ.get("RAY_AUTH_TOKEN_PATH"):
+            raise BadInput(f"$RAY_AUTH_TOKEN_PATH names {path}, which cannot be read") from None
+        return ""
+
+
+def _about_ray(ray: dict[str, Any] | None) -> list[str]:
+    """The grid's Ray in a few lines; none where there is none."""
+    if ray is None:
+        return []
+    lines = [f"Ray: {ray['address']}, {'with a token' if ray['authenticated'] else 'without a token'}"]
+    lines.append(f"  dashboard  {clean(ray['dashboard'])}")
+    lines.append(f"  client     {clean(ray['client'])}")
+    lines.append('  ray status, and programs: eval "$(grid cluster env)"; on a node: grid cluster env NODE')
+    return [*lines, f"  RISK: {ray['risk']}"] if ray["risk"] else lines
+
+
+def _carry_out(session: CliSession, verb: str, nodes: tuple[str, ...], **options: bool) -> int:
+    """Do it on every node at once and say what became of each; 1 when any failed."""
+    with _progress(session) as show:
+        results = _asked(session, verb, nodes, show, **options)["results"]
+    rows = [(row["node_id"], "done" if row["ok"] else "FAILED", row["detail"]) for row in results]
+    answer(session, results, table(("NODE", "RESULT", "DETAIL"), rows, empty="no nodes"))
+    return 0 if all(row["ok"] for row in results) else 1
+
+
+def _asked(session: CliSession, verb: str, nodes: tuple[str, ...], show: Show, **options: bool) -> dict[str, Any]:
+    caller = {"auth_sock": os.environ.get("SSH_AUTH_SOCK", ""), "environ": _passed_on()}
+    with session.client() as client:
+        return _last(client.stream("cluster", verb=verb, nodes=nodes, **caller, **options), show)
+
+
+def _passed_on() -> dict[str, str]:
+    return {name: os.environ[name] for name in PASSED_ON if os.environ.get(name)}
+
+
+def _last(messages: Iterable[tuple[bytes, Any]], show: Show) -> dict[str, Any]:
+    """The answer, which comes last; the steps before it are shown."""
+    last: dict[str, Any] = {}
+    for _, message in messages:
+        assert isinstance(message, dict)
+        if "step" in message:
+            show(message["node_id"], message["step"])
+        last = message
+    return last
+
+
+@contextmanager
+def _progress(session: CliSession) -> Iterator[Show]:
+    """Where steps are shown: one living line per node on a terminal, else one plain line per step."""
+    if session.json:
+        yield lambda node, step: None
+    elif sys.stdout.isatty():
+        with _living_lines() as show:
+            yield show
+    else:
+        yield lambda node, step: click.echo(f"{node}: {clean(step)}")
+
+
+@contextmanager
+def _living_lines() -> Iterator[Show]:
+    from rich.live import Live
+    from rich.spinner import Spinner
+    from rich.table import Table
+    from rich.text import Text
+
+    steps: dict[str, str] = {}
+
+    def drawn() -> Table:
+        lines = Table.grid(padding=(0, 1))
+        for node, step in steps.items():
+            lines.add_row(Spinner("dots"), Text(clean(node), style="bold"), Text(clean(step)))
+        return lines
+
+    with Live(drawn(), transient=True, refresh_per_second=8) as live:
+
+        def show(node: str, step: str) -> None:
+            steps[node] = step
+            live.update(drawn())
+
+        yield show

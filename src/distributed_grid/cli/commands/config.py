@@ -1,0 +1,92 @@
+"""`grid init` and `grid config`: write, check and show a cluster file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from distributed_grid.cli.global_options import CliSession, GridCommand, GridGroup
+from distributed_grid.cli.output import answer
+from distributed_grid.errors import BadInput, GridError
+
+
+@click.command(cls=GridCommand)
+@click.argument("path", required=False)
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.pass_obj
+def init(session: CliSession, path: str | None, force: bool) -> None:
+    """Write a commented cluster file to PATH (default: cluster.yaml in the state directory)."""
+    from distributed_grid.config.template import cluster_template
+
+    target = Path(path).expanduser() if path else session.places.cluster_file
+    if path is None:
+        session.places.make()
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
+    try:
+        with open(os.open(target, flags, 0o644), "w") as file:
+            file.write(cluster_template())
+    except FileExistsError:
+        raise GridError(f"{target} is there already; --force replaces it") from None
+    except OSError as failure:
+        raise GridError(f"cannot write {target}: {failure.strerror}") from failure
+    answer(session, {"path": str(target)}, f"wrote {target}; now edit it and try: grid config check {target}")
+
+
+@click.group(cls=GridGroup)
+def config() -> None:
+    """Check and show the configuration."""
+
+
+@config.command()
+@click.argument("path", required=False)
+@click.pass_obj
+def check(session: CliSession, path: str | None) -> int:
+    """Check a cluster file and list every problem with its line."""
+    from distributed_grid.config import ClusterConfig, ConfigProblems
+
+    chosen = _chosen(session, path)
+    try:
+        found = ClusterConfig.from_yaml(chosen)
+    except ConfigProblems as problems:
+        listed = [
+            {
+                "file": p.file,
+                "line": p.line,
+                "key": p.key,
+                "found": p.found,
+                "expected": p.expected,
+                "message": p.message,
+            }
+            for p in problems.problems
+        ]
+        answer(session, {"ok": False, "path": chosen, "problems": listed}, str(problems))
+        return 1
+    lines = [f"warning: {warning}" for warning in found.warnings]
+    lines.append(f"{chosen}: fine, {len(found.nodes)} node{'' if len(found.nodes) == 1 else 's'}")
+    answer(session, {"ok": True, "path": chosen, "warnings": list(found.warnings)}, "\n".join(lines))
+    return 0
+
+
+@config.command()
+@click.argument("path", required=False)
+@click.pass_obj
+def show(session: CliSession, path: str | None) -> None:
+    """Show a cluster file (default: the one in use) in its one normal form."""
+    from distributed_grid.config import ClusterConfig
+    from distributed_grid.config.yaml_document import render
+
+    if path is None and session.config is None:
+        with session.client() as client:
+            shown = client.call("config")["config"]
+    else:
+        shown = ClusterConfig.from_yaml(_chosen(session, path)).as_dict()
+    answer(session, shown, render(shown))
+
+
+def _chosen(session: CliSession, path: str | None) -> str:
+    chosen = path or session.config or os.environ.get("GRID_CONFIG") or session.find_config(tell=True)
+    if chosen is None:
+        raise BadInput("there is no cluster file to look at: name one, or make one with: grid init")
+    return chosen

@@ -1,0 +1,54 @@
+"""`grid events`: what happened, to whom, and why."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import click
+
+from distributed_grid.cli.global_options import CliSession, GridCommand
+from distributed_grid.cli.output import clean, clock
+from distributed_grid.client.client import ReconnectBackoff
+from distributed_grid.errors import Unreachable
+
+
+@click.command(cls=GridCommand)
+@click.option("-f", "--follow", is_flag=True, help="Go on with what still comes.")
+@click.option("-l", "--limit", type=click.IntRange(1, 1_000_000), default=100, show_default=True)
+@click.option("--subject", help="Only events of this job, or of the lease of this full id.")
+@click.option("--type", "types", multiple=True, help="Only events of this type; may be given several times.")
+@click.option("--after", type=click.IntRange(min=0), help="Only events after this number.")
+@click.pass_obj
+def events(
+    session: CliSession, follow: bool, limit: int, subject: str | None, types: tuple[str, ...], after: int | None
+) -> None:
+    """The event stream: every request, grant, refusal, start, stop and release, kept for 30 days.
+
+    With --json, one event a line.
+    """
+    options: dict[str, Any] = {"follow": follow, "limit": limit, "subject": subject, "types": types, "after": after}
+    patience = ReconnectBackoff()
+    while True:
+        try:
+            with session.client() as client:
+                for _, event in client.stream("events", **options):
+                    patience.heard()
+                    assert isinstance(event, dict)
+                    if "seq" in event:
+                        click.echo(json.dumps(event) if session.json else _line(event))
+                        options["after"] = event["seq"]
+            return
+        except Unreachable as loss:  # the control plane went away: the next one has the rest
+            if not follow:
+                raise
+            time.sleep(patience.pause_after(loss))
+
+
+def _line(event: dict[str, Any]) -> str:
+    parts = [clock(event["time"]), event["type"].ljust(10), event["job_id"] or event["subject"][:16]]
+    parts += [f"on {event['node_id']}"] if event["node_id"] else []
+    parts += [f"by {event['user']}"] if event["user"] else []
+    parts += [f"({event['reason']})"] if event["reason"] else []
+    return clean("  ".join(parts))

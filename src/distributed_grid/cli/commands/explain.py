@@ -1,0 +1,133 @@
+"""`grid explain`: why it waits, why it is there, why it was stopped, when it will start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import click
+
+from distributed_grid.cli.global_options import CliSession, GridCommand
+from distributed_grid.cli.output import answer, clean, clock, outcome
+
+View = dict[str, Any]
+WIDTH = 14
+
+
+@click.command(cls=GridCommand)
+@click.argument("id_", metavar="ID")
+@click.pass_obj
+def explain(session: CliSession, id_: str) -> None:
+    """Why a job or a lease waits, why it is where it is, why it was stopped, and when it will start.
+
+    ID is a job, a lease or a request, also one that was refused; any unique prefix will do.
+    """
+    with session.client() as client:
+        found = client.call("explain", id=id_)
+    answer(session, found, "\n".join(_lines(found)))
+
+
+def _lines(found: View) -> Iterator[str]:
+    yield clean(_summary(found))
+    if found["refusal"] is not None:
+        yield _row("refused", f"{clock(found['refusal']['at'])}: {found['refusal']['reason']}")
+        return
+    yield _row("asked", f"{found['asked']}, {found['priority']}, by {found['user']} at {clock(found['requested_at'])}")
+    if found["waiting"] is not None:
+        yield from _waiting(found["waiting"])
+    if found["stopping"]:
+        yield _row("stopping", found["stopping"])
+    for place in found["placements"]:
+        last = found["end"] is not None and place is found["placements"][-1] and place["made_room_for"] is None
+        yield from _placement(place, one_of=len(found["placements"]), tell_end=not last)
+    if found["end"] is not None:
+        yield _row("ended", f"{clock(found['end']['at'])}: {found['end']['detail'] or _word(found['end']['reason'])}")
+
+
+def _summary(found: View) -> str:
+    name, state = found["job_id"] or found["id"][:16] if found["kind"] == "request" else found["id"], found["state"]
+    if found["refusal"] is not None:
+        return f"{name} was refused"
+    if found["end"] is not None:
+        return f"{name} is over: {outcome(found['job']) if found['kind'] == 'job' else _word(found['end']['reason'])}"
+    where = found["placements"][-1]["node_id"] if found["placements"] else ""
+    if found["waiting"] is not None and found["waiting"]["for"]:
+        return f"{name} will be on {where}, when those that make room for it are gone"
+    if found["waiting"] is not None:
+        return f"{name} waits" + ("" if not found["placements"] else ", to run again")
+    doing = {"assigned": "is about to run", "running": "runs", "paused": "stands still", "stopping": "is being stopped"}
+    return f"{name} {doing.get(state, 'is held')} on {where}"
+
+
+def _waiting(waiting: View) -> Iterator[str]:
+    since = f"since {clock(waiting['since'])}, {_seconds(waiting['waited_seconds'])}"
+    yield _row("waits", since + (f", until {clock(waiting['gives_up_at'])}" if waiting["gives_up_at"] else ""))
+    if waiting["for"]:
+        yield from _rows("after", (_neighbour(one) for one in waiting["for"]))
+        return
+    yield _row("in line", f"{waiting['position']} of {waiting['of']}")
+    more = waiting["position"] - 1 - len(waiting["ahead"])
+    ahead = [_neighbour(one) for one in waiting["ahead"]] + ([f"and {more} more"] if more > 0 else [])
+    yield from _rows("ahead", ahead)
+    starts = clock(waiting["estimated_start"]) if waiting["estimated_start"] else "not known"
+    yield _row("starts", f"{starts}: {waiting['start_reason']}")
+    names = [one["node_id"] or "" for one in waiting["reasons"]]
+    wide = max(map(len, names), default=0)
+    why = (f"{name:{wide}}  {one['why']}".strip() for name, one in zip(names, waiting["reasons"], strict=True))
+    yield from _rows("why not now", why)
+
+
+def _neighbour(one: View) -> str:
+    name = one["job_id"] or one["allocation_id"][:16]
+    return f"{name}, {one['user']}, {one['priority']}, {one['asked']}"
+
+
+def _placement(place: View, *, one_of: int, tell_end: bool) -> Iterator[str]:
+    name = "place" if one_of == 1 else f"attempt {place['number']}"
+    since = place["started_at"] or place["assigned_at"]
+    until = f" to {clock(place['ended_at'])}" if place["ended_at"] else ""
+    yield _row(name, f"{place['node_id']}, {'' if until else 'since '}{clock(since)}{until}")
+    decision = place["decision"]
+    if decision is not None:
+        yield from _rows("why there", decision["reasoning"])
+        yield _row("confidence", f"{100 * decision['confidence']:.1f} %")
+        second = decision["alternatives"]
+        wide = max((len(one["node_id"]) for one in second), default=0)
+        yield from _rows("next best", (f"{one['node_id']:{wide}}  {one['why']}" for one in second))
+    if place["outcome"] and tell_end:
+        yield _row("then", _how_it_ended(place))
+
+
+def _how_it_ended(place: View) -> str:
+    if place["made_room_for"] is None:
+        return f"{outcome(place) if 'exit_code' in place else _word(place['outcome'])}{_because(place['detail'])}"
+    who = place["made_room_for"]
+    name = who["job_id"] or (who["allocation_id"] or "")[:16]
+    by = f" ({name} of {who['user']})" if who["user"] else ""
+    return f"{_word(place['outcome'])}: {place['detail'] or who['reason']}{by}"
+
+
+def _because(detail: str | None) -> str:
+    return f": {detail}" if detail else ""
+
+
+def _word(reason: str | None) -> str:
+    return (reason or "over").replace("_", " ")
+
+
+def _seconds(seconds: float) -> str:
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def _rows(name: str, lines: Iterable[str]) -> Iterator[str]:
+    """Several lines under one name."""
+    for line in lines:
+        yield _row(name, line)
+        name = ""
+
+
+def _row(name: str, text: str) -> str:
+    return f"  {name:{WIDTH}}{clean(text)}".rstrip()

@@ -1,0 +1,156 @@
+"""`grid jobs`: list, show, logs, fetch, cancel, wait."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from distributed_grid.api.framing import JSON, STDERR, STDOUT
+from distributed_grid.cli.file_fetch import fetch as fetch_files
+from distributed_grid.cli.global_options import CliSession, GridGroup
+from distributed_grid.cli.output import amount, answer, clean, clock, outcome, table, write_output
+from distributed_grid.client.client import ReconnectBackoff
+from distributed_grid.errors import Unreachable
+
+
+@click.group(cls=GridGroup)
+def jobs() -> None:
+    """List, show, follow, cancel and wait for jobs. A job is named by its id or any unique prefix."""
+
+
+@jobs.command("list")
+@click.option("-a", "--all", "all_", is_flag=True, help="Ended jobs beyond the newest, too.")
+@click.option("-l", "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
+@click.pass_obj
+def list_(session: CliSession, all_: bool, limit: int) -> None:
+    """The jobs that are going on, and those that ended of late."""
+    with session.client() as client:
+        found = client.call("jobs", all=all_, limit=10_000 if all_ else limit)["jobs"]
+    rows = [
+        (
+            job["job_id"],
+            job["state"],
+            outcome(job),
+            job["node_id"],
+            amount(job["resource_type"], job["amount"]),
+            clock(job["submitted_at"]),
+            job["command"][:50],
+        )
+        for job in found
+    ]
+    headings = ("JOB", "STATE", "OUTCOME", "NODE", "ASKED", "SUBMITTED", "COMMAND")
+    answer(session, found, table(headings, rows, empty="no jobs"))
+
+
+@jobs.command()
+@click.argument("job_id")
+@click.pass_obj
+def show(session: CliSession, job_id: str) -> None:
+    """Everything known about one job."""
+    with session.client() as client:
+        job = client.call("job", job_id=job_id)["job"]
+    answer(session, job, "\n".join(_lines(job)))
+
+
+def _lines(job: dict[str, Any]) -> list[str]:
+    shown = [
+        ("job", job["job_id"]),
+        ("state", job["state"]),
+        ("outcome", outcome(job)),
+        ("detail", job["detail"]),
+        ("command", job["command"]),
+        ("directory", job["cwd"] or "its own"),
+        ("user", job["user"]),
+        ("asked", amount(job["resource_type"], job["amount"])),
+        ("priority", job["priority"]),
+        ("submitted", clock(job["submitted_at"])),
+        ("ended", clock(job["ended_at"])),
+        ("retries left", job["retries_left"]),
+    ]
+    lines = [f"{name + ':':14}{clean(value)}" for name, value in shown if value not in (None, "-")]
+    for attempt in job["attempts"]:
+        cores = ",".join(map(str, attempt["cores"]))
+        where = f"{attempt['node_id']}" + (f", cores {cores}" if cores else "")
+        times = f"{clock(attempt['started_at'])} to {clock(attempt['ended_at'])}"
+        if attempt.get("checkpoint_at"):
+            times += f", last checkpoint {clock(attempt['checkpoint_at'])}"
+        lines.append(clean(f"attempt {attempt['number']}:".ljust(14) + f"{where}, {times}, {outcome(attempt)}"))
+    return lines
+
+
+@jobs.command()
+@click.argument("job_id")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job is over.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="BYTES", help="Begin so many bytes before the end.")
+@click.pass_obj
+def logs(session: CliSession, job_id: str, follow: bool, tail: int | None) -> None:
+    """The output of a job: its stdout on stdout, its stderr on stderr."""
+    seen = {STDOUT: 0, STDERR: 0}
+    patience = ReconnectBackoff()
+    while True:
+        place = {"stdout_seen": seen[STDOUT], "stderr_seen": seen[STDERR]}
+        try:
+            with session.client() as client:
+                for kind, part in client.stream("logs", job_id=job_id, follow=follow, tail_bytes=tail, **place):
+                    patience.heard()
+                    if kind != JSON:
+                        assert isinstance(part, bytes)
+                        seen[kind] += len(part)
+                        write_output(kind, part)
+            return
+        except Unreachable as loss:  # the control plane went away: the next one knows the job
+            if not follow or tail is not None:
+                raise
+            time.sleep(patience.pause_after(loss))
+
+
+@jobs.command()
+@click.argument("job_id")
+@click.argument("patterns", nargs=-1)
+@click.option("--to", "target", default=".", show_default=True, type=click.Path(file_okay=False), help="Where to.")
+@click.pass_obj
+def fetch(session: CliSession, job_id: str, patterns: tuple[str, ...], target: str) -> None:
+    """Bring back files that a job has left in its private directory: all of them, or those that fit PATTERNS."""
+    came = fetch_files(session, job_id, patterns or ("**",), target)
+    lines = [f"not fetched: {clean(reason)}" for reason in came["skipped"]]
+    if came["in_place"]:
+        lines.append("it ran in a directory of this machine: its files are there")
+    else:
+        lines.append(f"{came['files']} files, {came['bytes']} bytes, in {clean(target)}")
+    answer(session, came, "\n".join(lines))
+
+
+@jobs.command()
+@click.argument("job_ids", nargs=-1, required=True)
+@click.pass_obj
+def cancel(session: CliSession, job_ids: tuple[str, ...]) -> None:
+    """Stop jobs for good, with everything they have started."""
+    with session.client() as client:
+        found = [client.call("cancel", job_id=job_id)["job"] for job_id in job_ids]
+    answer(session, found, "\n".join(f"{job['job_id']}: {_fate(job)}" for job in found))
+
+
+def _fate(job: dict[str, Any]) -> str:
+    return (
+        f"over already ({outcome(job)})" if job["state"] == "ended" and job["outcome"] != "cancelled" else "cancelled"
+    )
+
+
+@jobs.command()
+@click.argument("job_ids", nargs=-1)
+@click.option("-t", "--timeout", type=click.FloatRange(min=0), help="Give up after so many seconds (exit 124).")
+@click.pass_obj
+def wait(session: CliSession, job_ids: tuple[str, ...], timeout: float | None) -> int:
+    """Wait until jobs are over (all that are going on, where none is named); exits with the first failure's code."""
+    with session.client() as client:
+        names = job_ids or [job["uid"] for job in client.call("status")["jobs"]]
+        deadline = time.monotonic() + timeout if timeout is not None else None
+        found = [client.call("wait", job_id=name, timeout_seconds=_left(deadline))["job"] for name in names]
+    answer(session, found, "\n".join(f"{job['job_id']}: {outcome(job)}" for job in found) or "no jobs")
+    return next((int(job["shell_code"]) for job in found if job["shell_code"]), 0)
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(deadline - time.monotonic(), 0.0)

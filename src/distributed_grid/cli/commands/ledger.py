@@ -1,0 +1,89 @@
+"""`grid ledger`: who lent whom how much."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from distributed_grid.cli.global_options import CliSession, GridCommand
+from distributed_grid.cli.output import answer, clock, table
+from distributed_grid.errors import BadInput
+
+UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+NAMES = {"node_id": "LENDER", "user": "BORROWER", "target_node": "FOR", "day": "DAY"}
+AMOUNTS = ("LEASES", "CORE HOURS", "GB HOURS", "GPU HOURS", "HELD NOW")
+
+
+@click.command(cls=GridCommand)
+@click.option("--since", default="30d", show_default=True, help="How far back: 90min, 12h, 7d, 4w.")
+@click.option("--by", type=click.Choice(["user", "node", "day"]), help="Summed up by borrower, lender or day alone.")
+@click.pass_obj
+def ledger(session: CliSession, since: str, by: str | None) -> None:
+    """Who lent whom how much: each lender and borrower, with the hours of cores, memory and GPUs.
+
+    A lease counts from its grant to its end, with what was asked for. What ended more than 30 days ago is kept as sums
+    by day, and counts on the day it ended.
+    """
+    with session.client() as client:
+        found = client.call("ledger", since_seconds=seconds(since), by=by or "")
+    answer(session, found, _text(found))
+
+
+def seconds(word: str) -> float:
+    """The time that a word such as 7d means."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", word.strip().lower())
+    length = float(match[1]) * UNITS[match[2]] if match is not None and match[2] in UNITS else 0.0
+    if not 0 < length <= 3.2e9:
+        raise BadInput(f"--since needs a time such as 90min, 12h, 7d or 4w, not {word!r}")
+    return length
+
+
+def _text(found: dict[str, Any]) -> str:
+    rows, total = found["rows"], found["total"]
+    keys = [key for key in NAMES if rows and key in rows[0] and any(row[key] for row in rows)]
+    lines = [(*(row[key] for key in keys), *_amounts(row)) for row in rows]
+    if len(rows) > 1:
+        lines.append((*("all" if at == 0 else "" for at in range(len(keys))), *_amounts(total)))
+    headings = (*(NAMES[key] for key in keys), *AMOUNTS)
+    since = f"since {clock(found['since'])}"
+    parts = [_table(headings, lines, left=len(keys)) if rows else f"nothing was lent {since}"]
+    if rows and found["by"] is None:
+        parts += [_totals("LENDER", "node_id", found["lenders"]), _totals("BORROWER", "user", found["borrowers"])]
+    return "\n\n".join([*(part for part in parts if part), *([since] if rows else [])])
+
+
+def _totals(heading: str, key: str, rows: Sequence[dict[str, Any]]) -> str:
+    if len(rows) < 2:
+        return ""
+    return _table((heading, *AMOUNTS), [(row[key], *_amounts(row)) for row in rows], left=1)
+
+
+def _amounts(row: dict[str, Any]) -> tuple[str, ...]:
+    hours = (_hours(row[name]) for name in ("core_hours", "gb_hours", "gpu_hours"))
+    return (f"{row['leases']:,}", *hours, _held(row))
+
+
+def _hours(hours: float) -> str:
+    if not hours:
+        return "-"
+    return f"{hours:,.2f}" if hours >= 1 else f"{hours:.2g}"
+
+
+def _held(row: dict[str, Any]) -> str:
+    if not row["held_leases"]:
+        return "-"
+    kinds = (("held_cores", "cores"), ("held_gb", "GB"), ("held_gpus", "GPUs"))
+    parts = [f"{row[name]:.4g} {unit}" for name, unit in kinds if row[name]]
+    return f"{row['held_leases']:,}: {', '.join(parts) or 'others'}"
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, left: int) -> str:
+    """A table whose numbers are flush right; the last column is text again."""
+    numbers = range(left, len(headings) - 1)
+    wide = {at: max(len(str(row[at])) for row in [headings, *rows]) for at in numbers}
+    flush = [[str(cell).rjust(wide[at]) if at in wide else cell for at, cell in enumerate(row)] for row in rows]
+    head = [word.rjust(wide[at]) if at in wide else word for at, word in enumerate(headings)]
+    return table(head, flush, empty="")

@@ -1,0 +1,207 @@
+"""`grid memory`: bytes in the memory of other nodes, from the shell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import click
+
+from distributed_grid.cli.global_options import CliSession, GridGroup
+from distributed_grid.cli.output import answer, clean, clock, table
+from distributed_grid.cli.units import bytes_in, seconds_in, size_text, span_text
+from distributed_grid.client.memory.directory import BlockDirectoryClient, near_desk
+from distributed_grid.client.memory.mapping import length_of
+from distributed_grid.errors import Ambiguous, NotFound
+
+F = TypeVar("F", bound=Callable[..., Any])
+DAY_SECONDS = 86_400.0
+SHOWN = 8
+"""So many characters of an id are shown; any unique prefix is understood."""
+
+
+def placing_options(command: F) -> F:
+    """The options of whatever makes a block."""
+    options = (
+        click.option("--node", default="", metavar="NODE", help="The node that should lend it; else another one may."),
+        click.option("--copies", type=int, default=1, show_default=True, help="On so many nodes: one may be lost."),
+        click.option(
+            "--ttl",
+            type=seconds_in,
+            default=DAY_SECONDS,
+            metavar="SECONDS",
+            help="When it ends by itself: no program renews what the shell makes (default: one day, 86400).",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.group(cls=GridGroup)
+def memory() -> None:
+    """Keep bytes in the memory of other nodes. A block is named by its key, its id, or any unique prefix of that."""
+
+
+@memory.command()
+@click.argument("size", metavar="SIZE", type=bytes_in)
+@placing_options
+@click.option("--key", default="", metavar="KEY", help="A name for it; what went by that name before is freed.")
+@click.pass_obj
+def allocate(session: CliSession, size: int, node: str, copies: int, ttl: float, key: str) -> None:
+    """Allocate a block of SIZE: 5GB, 512MB, 1.5GiB, 4096 (bytes). It is all zero."""
+    with desk_of(session) as desk:
+        found = desk.call(
+            "memallocate",
+            request_id=uuid.uuid4().hex,
+            size=size,
+            preferred_node=node,
+            copies=copies,
+            ttl_seconds=ttl,
+            name=key,
+        )["block"]
+    answer(session, found, told(found))
+
+
+@memory.command()
+@click.argument("names", metavar="ID|KEY...", nargs=-1, required=True)
+@click.pass_obj
+def deallocate(session: CliSession, names: tuple[str, ...]) -> None:
+    """Free blocks; their bytes are gone. Where one is not found, none is freed."""
+    with desk_of(session) as desk:
+        blocks = desk.call("memlist")["blocks"]
+        meant = {block["block_id"]: block for block in (one_of(blocks, name) for name in names)}
+        freed = [desk.call("memfree", block_id=block_id)["block"] for block_id in meant]
+    answer(session, freed, "\n".join(clean(f"block {block['block_id']}{_called(block)}: freed") for block in freed))
+
+
+@memory.command()
+@click.argument("key", metavar="KEY")
+@click.argument("file", metavar="FILE")
+@placing_options
+@click.pass_obj
+def store(session: CliSession, /, key: str, file: str, **options: Any) -> None:
+    """Keep the content of FILE (- is the standard input) under KEY.
+
+    KEY has its old content until all of the new one is there. Interrupted, it leaves nothing behind.
+    """
+    from distributed_grid.cli.memory_transfer import store_file
+
+    with desk_of(session) as desk:
+        found = store_file(desk, key, file, node=options["node"], copies=options["copies"], ttl=options["ttl"])
+    answer(session, found, told(found))
+
+
+@memory.command()
+@click.argument("name", metavar="KEY|ID")
+@click.option("-o", "--output", default="", metavar="FILE", help="Where to write it (default, and -: standard output).")
+@click.pass_obj
+def retrieve(session: CliSession, name: str, output: str) -> None:
+    """Write what is kept under KEY, or in the block ID, to a file or to the standard output.
+
+    FILE is replaced when all of it is there. Interrupted, it is left as it was.
+    """
+    from distributed_grid.cli.memory_transfer import check_output, retrieve_file, retrieve_to_stdout
+
+    to_file = check_output(output, json=session.json)
+    with desk_of(session) as desk:
+        if not to_file:
+            retrieve_to_stdout(desk, name)
+            return
+        found, size = retrieve_file(desk, name, output)
+    data = {**found, "path": output, "bytes": size}
+    answer(session, data, clean(f"wrote {output}: {size_text(size)} of block {found['block_id']}"))
+
+
+@memory.command("list")
+@click.pass_obj
+def list_(session: CliSession) -> None:
+    """The blocks there are, where they are, and when they end."""
+    with desk_of(session) as desk:
+        blocks = desk.call("memlist")["blocks"]
+    answer(session, blocks, list_text(blocks, datetime.now(UTC)))
+
+
+@memory.command()
+@click.pass_obj
+def stats(session: CliSession) -> None:
+    """How much of the nodes' memory blocks hold, and what nodes still lend."""
+    with desk_of(session) as desk:
+        found = desk.call("memstats")
+    answer(session, found, stats_text(found))
+
+
+def desk_of(session: CliSession) -> contextlib.closing[BlockDirectoryClient]:
+    """Whom the commands ask: the desk of a job or of an agent of this machine, else the control plane."""
+    named = bool(session.config or os.environ.get("GRID_CONFIG"))
+    return contextlib.closing(near_desk(session.places, named=named) or BlockDirectoryClient(session.client))
+
+
+def one_of(blocks: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """The block that goes by this name, has this id, or as the only one an id that begins so."""
+    for field in ("name", "block_id"):
+        if name and (found := [block for block in blocks if block[field] == name]):
+            return found[0]
+    fitting = [block for block in blocks if name and block["block_id"].startswith(name)]
+    if len(fitting) > 1:
+        ids = sorted(block["block_id"] for block in fitting)
+        raise Ambiguous(f"{name!r} fits several: {', '.join(ids[:5])}", ids)
+    if not fitting:
+        raise NotFound(f"no block is called {name!r}")
+    return fitting[0]
+
+
+def told(block: Mapping[str, Any]) -> str:
+    """A block that was just made, in lines."""
+    where = f"{size_text(length_of(block))} on {_places(block)}{_called(block)}, until {clock(block['expires_at'])}"
+    return f"block {block['block_id']}\n{clean(where)}"
+
+
+def list_text(blocks: list[dict[str, Any]], now: datetime) -> str:
+    """The blocks, one a line."""
+    rows = [
+        (
+            block["block_id"][:SHOWN],
+            block["name"],
+            size_text(length_of(block)),
+            _places(block),
+            block["copies"],
+            block["state"] + (f": {block['detail']}" if block["state"] == "lost" else ""),
+            span_text((datetime.fromisoformat(block["expires_at"]) - now).total_seconds()),
+        )
+        for block in blocks
+    ]
+    return table(("ID", "KEY", "SIZE", "NODES", "COPIES", "STATE", "EXPIRES IN"), rows, empty="no blocks")
+
+
+def stats_text(found: dict[str, Any]) -> str:
+    """What is held in all, and node by node."""
+    count = found["blocks"]
+    parts = [f"{count} block{'' if count == 1 else 's'}, {size_text(found['bytes'])}"]
+    if found["bytes_on_disk"]:
+        parts.append(f"{size_text(found['bytes_on_disk'])} on disk")
+    parts += [f"{found[what]} {what}" for what in ("moving", "lost") if found[what]]
+    rows = [
+        (
+            node["node"],
+            node["blocks"],
+            size_text(node["bytes"]),
+            size_text(node["free_bytes"]),
+            node["address"] if node["serving"] else "not used yet",
+        )
+        for node in found["nodes"]
+    ]
+    shown = table(("NODE", "BLOCKS", "HELD", "STILL LENDS", "MEMORY SERVER"), rows, empty="no nodes")
+    return f"{', '.join(parts)}\n\n{shown}"
+
+
+def _places(block: Mapping[str, Any]) -> str:
+    return ", ".join([*block["nodes"], *(["disk"] if block["on_disk"] else [])]) or "-"
+
+
+def _called(block: Mapping[str, Any]) -> str:
+    return f" as {block['name']}" if block["name"] else ""

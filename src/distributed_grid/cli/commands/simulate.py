@@ -1,0 +1,186 @@
+"""`grid simulate`: what a policy would have done with work that was logged."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from distributed_grid.cli.global_options import CliSession, GridCommand
+from distributed_grid.cli.output import answer, table
+from distributed_grid.errors import BadInput, GridError
+
+if TYPE_CHECKING:
+    from distributed_grid.domain.resources import Capacity
+    from distributed_grid.simulation.replay.statistics import StatisticsTable
+
+DRAW_SECONDS = 0.2
+BAR = 30
+
+
+@click.command(cls=GridCommand)
+@click.argument("trace")
+@click.option("--compare", metavar="A,B,…", help="Strategies and cluster files to compare, separated by commas.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For the owners' coming.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N requests.")
+@click.option(
+    "--owners",
+    type=click.FloatRange(min=0, max=1000),
+    default=0.0,
+    metavar="N",
+    help="Each machine's owner comes back N times a day, for about an hour (default: never).",
+)
+@click.option("--plot", type=click.Path(dir_okay=False), metavar="FILE.png", help="Draw use and waiting over time.")
+@click.pass_obj
+def simulate(
+    session: CliSession,
+    trace: str,
+    compare: str | None,
+    seed: int,
+    limit: int | None,
+    owners: float,
+    plot: str | None,
+) -> int:
+    """What would a policy have done with the work of a log? Runs the real scheduler on a virtual clock.
+
+    TRACE is a log in the Standard Workload Format, an openb list of pods, or what `grid events --json` printed, packed
+    with gzip or not; - is the standard input. The nodes are those of --config, else those of the log.
+    """
+    from distributed_grid.simulation.replay.candidates import candidates, compared
+    from distributed_grid.simulation.traces import read_trace
+
+    words = tuple(word.strip() for word in (compare or "").split(",") if word.strip())
+    if compare is not None and not words:
+        raise BadInput("--compare names nothing: strategies and cluster files, separated by commas")
+    if plot:
+        _make_sure_of(plot)
+    bar = _Bar()
+    try:
+        found = read_trace(trace).first(limit)
+        policies = candidates(found, session.config, words, _this_machine)
+        replays = []
+        bar.policies = [policy.name for policy in policies]
+        for name, figures in compared(found, policies, seed=seed, owners_per_day=owners, progress=bar.show):
+            replays.append((name, figures))
+            bar.next()
+        if plot:
+            from distributed_grid.simulation.replay.chart import picture
+
+            _write(plot, picture(replays))
+    except KeyboardInterrupt:
+        bar.clear()
+        click.echo("grid: stopped; a simulation changes nothing", err=True)
+        return 130
+    tables = [(name, figures.table()) for name, figures in replays]
+    data = {
+        "trace": found.name,
+        "left_out": dict(found.left_out),
+        "policies": [{"policy": name, **_fields(figures)} for name, figures in tables],
+        "plot": plot,
+    }
+    answer(session, data, _text(tables, found.left_out, plot))
+    return 0
+
+
+def _this_machine() -> Capacity:
+    from distributed_grid.adapters.probes.machine import MachineProbe
+    from distributed_grid.adapters.probes.nvml import GpuProbe
+    from distributed_grid.agent.hardware import HardwareDetector
+
+    return HardwareDetector(MachineProbe(), GpuProbe()).capacity()
+
+
+def _fields(figures: StatisticsTable) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        name: round(value, 4) if isinstance(value, float) else value
+        for name, value in msgspec.structs.asdict(figures).items()
+    }
+
+
+def _text(tables: list[tuple[str, StatisticsTable]], left_out: tuple[tuple[str, int], ...], plot: str | None) -> str:
+    """Policies side by side, one figure a line."""
+    rows = [
+        ("requests", *(f"{one.jobs:,}" for _, one in tables)),
+        ("finished", *(f"{one.finished:,}" for _, one in tables)),
+        ("refused", *(f"{one.refused:,}" for _, one in tables)),
+        ("gave up or failed", *(f"{one.gave_up:,}" for _, one in tables)),
+        ("still waiting at the end", *(f"{one.waiting:,}" for _, one in tables)),
+        ("mean wait", *(_time(one.mean_wait_s) for _, one in tables)),
+        ("median wait", *(_time(one.median_wait_s) for _, one in tables)),
+        ("95 % wait less than", *(_time(one.p95_wait_s) for _, one in tables)),
+        ("mean bounded slowdown", *(f"{one.bounded_slowdown:.2f}" for _, one in tables)),
+        ("CPU in use", *(_percent(one.cpu_utilisation) for _, one in tables)),
+        ("GPU in use", *(_percent(one.gpu_utilisation) for _, one in tables)),
+        ("makespan", *(_time(one.makespan_s) for _, one in tables)),
+        ("runs cut short", *(f"{one.preemptions:,}" for _, one in tables)),
+        ("CPU time lost with them", *(_time(one.cpu_seconds_lost) for _, one in tables)),
+        ("evenness between users (Jain)", *(f"{one.jain:.3f}" for _, one in tables)),
+    ]
+    lines = [table(("", *(name for name, _ in tables)), rows, empty="")]
+    lines += [f"left out: {count:,} request{'s' * (count != 1)} {why}" for why, count in left_out]
+    return "\n".join([*lines, *([f"wrote {plot}"] if plot else [])])
+
+
+def _percent(part: float | None) -> str:
+    return "-" if part is None else f"{100 * part:.1f} %"
+
+
+def _time(seconds: float) -> str:
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _make_sure_of(path: str) -> None:
+    """Refuse now, and not after all the work, what cannot be written."""
+    folder = Path(path).parent
+    target = path if Path(path).exists() else folder
+    if not folder.is_dir() or not os.access(target, os.W_OK):
+        why = "no such folder" if not folder.is_dir() else "not allowed"
+        raise GridError(f"cannot write {path}: {why}")
+
+
+def _write(path: str, content: bytes) -> None:
+    try:
+        Path(path).write_bytes(content)
+    except OSError as failure:
+        raise GridError(f"cannot write {path}: {failure.strerror}") from None
+
+
+class _Bar:
+    """A line that grows on the terminal while a person waits; nothing where nobody looks."""
+
+    def __init__(self) -> None:
+        self.policies: list[str] = []
+        self._done = 0
+        self._is_shown = sys.stderr.isatty()
+        self._drawn_at = time.monotonic()
+        self._drawn = False
+
+    def show(self, done: int, of: int) -> None:
+        now = time.monotonic()
+        if not self._is_shown or now - self._drawn_at < DRAW_SECONDS:
+            return
+        self._drawn_at, self._drawn = now, True
+        full = BAR * done // max(of, 1)
+        which = f"{self.policies[self._done]}, {self._done + 1} of {len(self.policies)}: "
+        if len(self.policies) < 2:
+            which = ""
+        click.echo(f"\r\x1b[K{which}[{'#' * full}{'.' * (BAR - full)}] {done:,} of {of:,}", err=True, nl=False)
+
+    def next(self) -> None:
+        """The next policy begins."""
+        self.clear()
+        self._done += 1
+
+    def clear(self) -> None:
+        if self._drawn:
+            click.echo("\r\x1b[K", err=True, nl=False)
+            self._drawn = False

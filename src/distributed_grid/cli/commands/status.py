@@ -1,0 +1,93 @@
+"""`grid status` and `grid shared-status`: what there is, what is lent, who runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from distributed_grid.cli.global_options import CliSession, GridCommand
+from distributed_grid.cli.output import amount, answer, clock, table
+
+
+@click.command(cls=GridCommand)
+@click.pass_obj
+def status(session: CliSession) -> None:
+    """Nodes, pressure, offers, leases and jobs at a glance."""
+    with session.client() as client:
+        found = client.call("status")
+    jobs = found["jobs"]
+    parts = [_nodes(found["nodes"])]
+    running = sum(1 for job in jobs if job["state"] == "running")
+    parts.append(f"{len(found['allocations'])} leases, {running} jobs running, {found['waiting']} waiting")
+    if jobs:
+        parts.append(_jobs(jobs))
+    if found["recommendations"]:
+        parts.append(_recommendations(found["recommendations"]))
+    answer(session, found, "\n\n".join(parts))
+
+
+@click.command(cls=GridCommand)
+@click.pass_obj
+def shared_status(session: CliSession) -> None:
+    """Offers and active allocations."""
+    with session.client() as client:
+        found = client.call("status")
+    shared = {"offers": found["offers"], "allocations": found["allocations"]}
+    answer(session, shared, offers_table(found["offers"]) + "\n\n" + allocations_table(found["allocations"]))
+
+
+def _nodes(nodes: list[dict[str, Any]]) -> str:
+    rows = [
+        (
+            node["node_id"],
+            "cooling down" if node["cooling"] else node["state"],
+            "unknown" if node["pressure"] is None else f"{100 * node['pressure']:.0f} %",
+            f"{node['cpu_lent']:g} of {node['cpu_cores']:g}",
+            f"{node['memory_lent_gb']:.1f} of {node['memory_gb']:.1f} GB",
+            f"{node['gpus_lent']:g} of {node['gpus']}" if node["gpus"] else "-",
+        )
+        for node in nodes
+    ]
+    return table(("NODE", "STATE", "PRESSURE", "CORES LENT", "MEMORY LENT", "GPUS LENT"), rows, empty="no nodes")
+
+
+def _jobs(jobs: list[dict[str, Any]]) -> str:
+    rows = [
+        (job["job_id"], job["state"], job["node_id"], amount(job["resource_type"], job["amount"]), job["command"][:60])
+        for job in jobs
+    ]
+    return table(("JOB", "STATE", "NODE", "ASKED", "COMMAND"), rows, empty="no jobs")
+
+
+def _recommendations(recommendations: list[dict[str, Any]]) -> str:
+    rows = [(one["job_id"], one["source_node"], one["target_node"], one["reason"]) for one in recommendations]
+    return table(("SHOULD MOVE", "FROM", "TO", "BECAUSE"), rows, empty="")
+
+
+def offers_table(offers: list[dict[str, Any]]) -> str:
+    """What can be had right now."""
+    rows = [
+        (offer["node_id"], amount(offer["resource_type"], round(offer["amount"], 1)), clock(offer["expires_at"]))
+        for offer in offers
+    ]
+    return table(("NODE", "OFFERS", "UNTIL"), rows, empty="No resource offers available")
+
+
+def allocations_table(allocations: list[dict[str, Any]]) -> str:
+    """What is lent."""
+    rows = [
+        (
+            lease["allocation_id"][:12],
+            lease["node_id"],
+            amount(lease["resource_type"], lease["amount"]),
+            lease["user"],
+            lease["priority"],
+            lease["state"],
+            lease["job_id"],
+            clock(lease["expires_at"]),
+        )
+        for lease in allocations
+    ]
+    headings = ("ALLOCATION", "NODE", "AMOUNT", "USER", "PRIORITY", "STATE", "JOB", "EXPIRES")
+    return table(headings, rows, empty="no active allocations")

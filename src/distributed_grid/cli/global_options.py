@@ -1,0 +1,133 @@
+"""What every command shares: the global options (before or after the subcommand), and lazy loading."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from distributed_grid.client.client import Client, ClientConfig
+from distributed_grid.state_dir import StateDir
+
+ENHANCED = os.path.join("config", "my-cluster-enhanced.yaml")
+
+
+class CliSession:
+    """The global options of one command, and the way to the control plane they lead to."""
+
+    def __init__(self) -> None:
+        self.config: str | None = None
+        self.state_dir: str | None = None
+        self.json = False
+
+    @property
+    def places(self) -> StateDir:
+        return StateDir(self.state_dir)
+
+    def client(self, *, may_start: bool = True) -> Client:
+        """A client of the control plane of these options."""
+        return Client(self.places, self._wanted(may_start), may_start=may_start)
+
+    def running(self) -> Client:
+        """A client of the control plane that runs, whatever config it has: the one it should have may be another."""
+        return Client(self.places, may_start=False)
+
+    def _wanted(self, may_start: bool) -> ClientConfig:
+        """The config to use: named, else what runs, else found in the usual places, else this machine alone."""
+        named = self.config or os.environ.get("GRID_CONFIG")
+        if named:
+            return ClientConfig(named, explicit=True)
+        return ClientConfig(self.find_config(tell=may_start and not os.path.exists(self.places.socket)))
+
+    def find_config(self, *, tell: bool) -> str | None:
+        """The config in the usual places, if there is one."""
+        if os.path.exists(ENHANCED):
+            if tell:
+                click.echo(f"grid: using ./{ENHANCED}", err=True)
+            return ENHANCED
+        cluster = self.places.cluster_file
+        return str(cluster) if os.path.exists(cluster) else None  # False, not an error, where we may not look
+
+
+def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def callback(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+        if value:
+            setattr(context.find_object(CliSession), name, value)
+
+    return callback
+
+
+def _config_option() -> click.Option:
+    text = "Cluster file (default: $GRID_CONFIG, else what the running daemon uses, else the usual places)."
+    return click.Option(["-c", "--config"], metavar="PATH", help=text, expose_value=False, callback=_keep("config"))
+
+
+def _state_option() -> click.Option:
+    text = "Where the grid keeps its things (default: $GRID_STATE_DIR, else ~/.distributed_grid)."
+    return click.Option(["--state-dir"], metavar="DIR", help=text, expose_value=False, callback=_keep("state_dir"))
+
+
+def _json_option() -> click.Option:
+    return click.Option(["--json"], is_flag=True, help="Answer in JSON.", expose_value=False, callback=_keep("json"))
+
+
+GLOBAL_OPTIONS = (_config_option, _state_option, _json_option)
+
+
+class GridCommand(click.Command):
+    """A command that takes the global options, too."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += [option() for option in GLOBAL_OPTIONS]
+
+
+class GridGroup(click.Group):
+    """A group that takes the global options, too."""
+
+    command_class = GridCommand
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += [option() for option in GLOBAL_OPTIONS]
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are used: name → (file, attribute, one line of help)."""
+
+    def __init__(self, *args: Any, lazy: dict[str, tuple[str, str, str]] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lazy = lazy or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._lazy:
+            return None
+        module, attribute, _ = self._lazy[cmd_name]
+        found: click.Command = getattr(importlib.import_module(f"distributed_grid.cli.commands.{module}"), attribute)
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self._lazy:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], self._lazy, 1)
+            ctx.fail(f"no command {args[0]!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, _, line) in self._lazy.items()])
+
+
+def on_a_terminal() -> bool:
+    """Whether a person reads the output and may be shown colours."""
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ

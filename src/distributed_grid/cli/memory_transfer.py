@@ -1,0 +1,233 @@
+"""Moving files in and out of the memory pool: piece by piece, with a bar, and nothing left behind by half a transfer.
+
+Rule 1. Only a piece of a file is ever in this process's memory.
+Rule 2. Whatever ends a transfer early, what was begun is removed: by this process, or if it is killed, by the block's
+short time. A target file has its old content, or all of the new.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from distributed_grid.cli.output import clean
+from distributed_grid.cli.units import size_text
+from distributed_grid.client.environment import make_sure_of_text
+from distributed_grid.client.memory.arguments import checked_name
+from distributed_grid.client.memory.directory import BlockDirectoryClient
+from distributed_grid.client.memory.mapping import EMPTY, length_of
+from distributed_grid.client.memory.pool import MemoryPool
+from distributed_grid.errors import BadInput, GridError, NotFound, Refused
+
+if TYPE_CHECKING:
+    from distributed_grid.control.view_types import BlockRow
+
+PIECE = 8 << 20
+DRAW_SECONDS = 0.2
+BAR = 30
+
+
+def store_file(desk: BlockDirectoryClient, key: str, path: str, *, node: str, copies: int, ttl: float) -> BlockRow:
+    """Keep a file's content under a key; the block it is in now."""
+    make_sure_of_text(checked_name(key))
+    with (
+        _stoppable(),
+        _source(path) as (file, size),
+        MemoryPool(desk) as pool,
+        pool.staged(size or 1, node, copies=copies) as stage,
+        ProgressBar(f"storing {key}", size) as bar,
+    ):
+        for offset, piece in _pieces(file, path, size):
+            stage.write(piece, offset)
+            bar.show(offset + len(piece))
+        return stage.name(key, ttl_seconds=ttl, meta="" if size else EMPTY)
+
+
+def retrieve_file(desk: BlockDirectoryClient, name: str, path: str) -> tuple[BlockRow, int]:
+    """Write a block to a file, which is replaced when all of it is there; the block, and how many bytes it had."""
+    with _stoppable(), MemoryPool(desk) as pool:
+        found = found_by(pool, name)
+        with _target(path) as file:
+            _copy(pool, found, file, name)
+    return found, length_of(found)
+
+
+def retrieve_to_stdout(desk: BlockDirectoryClient, name: str) -> None:
+    """Write a block to the standard output."""
+    with _stoppable(), MemoryPool(desk) as pool:
+        _copy(pool, found_by(pool, name), sys.stdout.buffer, name)
+        sys.stdout.buffer.flush()
+
+
+def check_output(output: str, *, json: bool) -> bool:
+    """Whether the output is a file; BadInput where it can be neither that nor the standard output."""
+    if output and output != "-":
+        if Path(output).is_dir():
+            raise BadInput(f"{output} is a directory; name a file")
+        return True
+    if json:
+        raise BadInput("--json needs a file for the content: -o FILE")
+    if not output and sys.stdout.isatty():
+        raise BadInput("the content would go to the terminal; name a file with -o FILE, or say -o - if you want that")
+    return False
+
+
+def found_by(pool: MemoryPool, name: str) -> BlockRow:
+    """The block that goes by this name; else the one with this id, or a unique prefix of it."""
+    make_sure_of_text(checked_name(name))
+    try:
+        return pool.find(name=name)
+    except NotFound:
+        return pool.find(name)
+
+
+def _copy(pool: MemoryPool, found: BlockRow, file: IO[bytes], name: str) -> None:
+    size, buffer = length_of(found), memoryview(bytearray(min(PIECE, length_of(found))))
+    with ProgressBar(f"retrieving {name}", size) as bar:
+        for offset in range(0, size, PIECE):
+            piece = buffer[: min(PIECE, size - offset)]
+            try:
+                pool.read_into(found["block_id"], piece, offset)
+            except NotFound:
+                raise Refused(f"{name} was freed or replaced while it was read; try again") from None
+            with _told_as("write", getattr(file, "name", "")):
+                file.write(piece)
+            bar.show(offset + len(piece))
+
+
+def _pieces(file: IO[bytes], path: str, size: int) -> Iterator[tuple[int, memoryview]]:
+    """So many bytes of a file, piece by piece, in one buffer; an error where it has fewer."""
+    buffer, offset = memoryview(bytearray(min(PIECE, size))), 0
+    while offset < size:
+        with _told_as("read", path):
+            count = file.readinto(buffer[: min(PIECE, size - offset)])  # type: ignore[attr-defined]
+        if not count:
+            raise GridError(f"{path} became shorter while it was read; nothing was stored")
+        yield offset, buffer[:count]
+        offset += count
+
+
+@contextlib.contextmanager
+def _source(path: str) -> Iterator[tuple[IO[bytes], int]]:
+    """A file to read and what is left of it. What has no size (a pipe) is kept in a temporary file first."""
+    with contextlib.ExitStack() as opened:
+        with _told_as("read", path):
+            file = sys.stdin.buffer if path == "-" else opened.enter_context(Path(path).open("rb", buffering=0))
+            found = os.fstat(file.fileno())
+            if stat.S_ISREG(found.st_mode):
+                size = max(found.st_size - file.tell(), 0)
+            else:
+                spool = opened.enter_context(tempfile.TemporaryFile("w+b"))
+                size = _spool(file, spool)
+                file = spool
+        yield file, size
+
+
+def _spool(file: IO[bytes], spool: IO[bytes]) -> int:
+    """Keep all that comes on the disk; how much that was."""
+    size = 0
+    with ProgressBar("reading", 0) as bar:
+        while piece := file.read(PIECE):
+            size += len(piece)
+            with _told_as("write", "what comes through the pipe to a temporary file"):
+                spool.write(piece)
+            bar.show(size)
+    spool.seek(0)
+    return size
+
+
+@contextlib.contextmanager
+def _target(path: str) -> Iterator[IO[bytes]]:
+    """A file that takes the place of another when all of it is written; what is no plain file is written as it is."""
+    real = Path(path).resolve()
+    is_plain = real.is_file() or not real.exists()
+    part = real.with_name(f".{real.name[:100]}.{uuid.uuid4().hex[:8]}.part") if is_plain else real
+    with _told_as("write", path):
+        file = part.open("xb" if is_plain else "wb")
+    try:
+        with file:
+            if real.exists() and is_plain:
+                os.fchmod(file.fileno(), stat.S_IMODE(real.stat().st_mode))
+            yield file
+            with _told_as("write", path):
+                file.flush()
+        if is_plain:
+            with _told_as("write", path):
+                part.replace(real)
+    except BaseException:
+        if is_plain:
+            part.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def _told_as(deed: str, path: str) -> Iterator[None]:
+    """An error of the file becomes a line; a pipe that nobody reads any more stays one."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as failure:
+        raise GridError(f"cannot {deed} {path}: {failure.strerror or failure}") from failure
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """Being told to end is an exception meanwhile, so that what was begun is cleared away."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class ProgressBar:
+    """A line that grows on the terminal while a person waits; nothing where nobody looks."""
+
+    def __init__(self, what: str, size: int) -> None:
+        self._what = what
+        self._size = size
+        self._is_shown = sys.stderr.isatty()
+        self._began = self._drawn_at = time.monotonic()
+        self._drawn = False
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._drawn:
+            click.echo("\r\x1b[K", err=True, nl=False)
+
+    def show(self, done: int) -> None:
+        """So much is done."""
+        now = time.monotonic()
+        if not self._is_shown or now - self._drawn_at < DRAW_SECONDS:
+            return
+        self._drawn_at, self._drawn = now, True
+        click.echo(f"\r\x1b[K{self.line(done, now - self._began)}", err=True, nl=False)
+
+    def line(self, done: int, seconds: float) -> str:
+        """The line as it is drawn."""
+        rate = size_text(round(done / max(seconds, 1e-3)))
+        if not self._size:
+            return clean(f"{self._what}: {size_text(done)}, {rate}/s")
+        full = BAR * done // self._size
+        drawn = f"[{'#' * full}{'.' * (BAR - full)}]"
+        return clean(f"{self._what}: {drawn} {size_text(done)} of {size_text(self._size)}, {rate}/s")

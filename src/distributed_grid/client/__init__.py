@@ -1,0 +1,1 @@
+"""The client side of the control plane's socket: connecting, starting a daemon, uploads and downloads."""

@@ -1,0 +1,96 @@
+"""Starting the control plane where none runs: once, detached, and with its start-up errors brought home.
+
+The daemon reports on a pipe: one line, either "ready" or why it could not start. Two commands at once start
+two candidates; the lock lets one live, the other steps back ("taken") and its starter uses the winner's socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from distributed_grid.errors import BadInput, GridError, Unreachable
+from distributed_grid.state_dir import StateDir
+
+LARGEST_LOG = 10 * 1024 * 1024
+KEPT_VARIABLES = ("HOME", "USER", "LOGNAME", "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+"""What the daemon inherits; LD_PRELOAD and FAKETIME variables pass only where a test sets GRID_KEEP_ENV."""
+
+
+def start_daemon(places: StateDir, *, config: str | None, explicit: bool, stay: bool, idle_seconds: float) -> bool:
+    """Start a control plane and wait until it serves; False where another one was quicker."""
+    places.make()
+    _turn_over(places.log)
+    reader, writer = os.pipe()
+    try:
+        with open(places.log, "ab", opener=_private) as log:
+            command = [sys.executable, "-m", "distributed_grid.server", "--state-dir", str(places.state_dir)]
+            command += ["--report", str(writer), "--idle-seconds", str(idle_seconds)]
+            command += ["--stay"] if stay else []
+            command += ["--config", config] if config else []
+            command += ["--explicit"] if explicit else []
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=_environment(),
+                pass_fds=(writer,),
+                start_new_session=True,
+                umask=0o077,
+            )
+    except OSError as failure:
+        os.close(reader)
+        what = failure.filename or sys.executable
+        raise GridError(f"the control plane could not be started: {what}: {failure.strerror}") from failure
+    finally:
+        os.close(writer)
+    return _hear(reader, process, places)
+
+
+def _environment() -> dict[str, str]:
+    """A clean environment: nothing of the caller's secrets gets into a process that serves everybody."""
+    kept = KEPT_VARIABLES + tuple(filter(None, os.environ.get("GRID_KEEP_ENV", "").split(",")))
+    clean = {name: os.environ[name] for name in kept if name in os.environ}
+    clean["GRID_ROLE"] = "daemon"
+    if "PYTHONPATH" in os.environ:
+        clean["PYTHONPATH"] = os.environ["PYTHONPATH"]
+    return clean
+
+
+def _turn_over(log: Path) -> None:
+    """Keep the log from growing without bound: one old one stays."""
+    with contextlib.suppress(OSError):
+        if log.stat().st_size > LARGEST_LOG:
+            log.replace(log.with_suffix(".log.old"))
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _hear(reader: int, process: subprocess.Popen[bytes], places: StateDir) -> bool:
+    """Wait for the report; a daemon that dies without one is told from its log."""
+    with os.fdopen(reader, "rb") as pipe:
+        line = pipe.readline()
+    if not line:
+        code = process.wait()
+        raise Unreachable(f"the control plane ended while starting (exit {code}); see {places.log}{_tail(places.log)}")
+    report = json.loads(line)
+    if report["state"] == "failed":
+        raise BadInput(report["message"]) if report.get("bad_input") else GridError(report["message"])
+    process.returncode = 0  # it lives on by itself: nobody here waits for it
+    return bool(report["state"] == "ready")
+
+
+def _tail(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return f": {lines[-1][:200]}" if lines else ""

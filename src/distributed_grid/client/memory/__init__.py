@@ -1,0 +1,1 @@
+"""The user side of the memory pool."""

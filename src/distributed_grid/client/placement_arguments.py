@@ -1,0 +1,110 @@
+"""What Python programs can say about where and when a request is served, as the socket takes it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypedDict
+
+from distributed_grid.domain.resources import ResourceType
+from distributed_grid.domain.scheduling_policy import Strategy
+from distributed_grid.errors import BadInput
+
+Span = float | timedelta
+"""Seconds, or a timedelta."""
+Moment = float | datetime | timedelta
+"""Seconds since 1970, a moment (the local one where it has no time zone), or so much time from now."""
+
+
+class PlacementArguments(TypedDict, total=False):
+    """Where a request may go and when it must be over; what is left out is no wish.
+
+    `also` is more of other kinds on the same node. `labels` are `{"disk": "ssd"}`, or words such as `"disk=ssd"` or a
+    tag. An affinity names a node, a job, a task or a group; `group` is a name that requests share.
+    """
+
+    strategy: Strategy | str | None
+    required_nodes: Sequence[str]
+    also: Mapping[str, float]
+    gpu_models: Sequence[str]
+    gpu_memory_gb: float
+    labels: Mapping[str, str] | Sequence[str]
+    affinity: Sequence[str]
+    anti_affinity: Sequence[str]
+    group: str
+    expects: Span | None
+    deadline: Moment | None
+
+
+def wishes(placing: PlacementArguments, prefer: Sequence[str] = ()) -> dict[str, Any]:
+    """The fields of a message; with the strategy `node_specific` the preferred nodes are musts."""
+    unknown = set(placing) - PlacementArguments.__optional_keys__
+    if unknown:
+        raise TypeError(f"no such wish: {', '.join(sorted(unknown))}")
+    strategy = placing.get("strategy")
+    chosen = Strategy.parse(strategy) if strategy else None
+    required = _names(placing.get("required_nodes", ()), "required_nodes")
+    preferred = _names(prefer, "preferred_nodes")
+    if chosen is Strategy.NODE_SPECIFIC and not required:
+        required, preferred = preferred, []
+    expects, deadline = placing.get("expects"), placing.get("deadline")
+    return {
+        "strategy": str(chosen or ""),
+        "prefer": preferred,
+        "require": required,
+        "resources": {kind_of(kind): amount_of(amount) for kind, amount in placing.get("also", {}).items()},
+        "gpu_models": _names(placing.get("gpu_models", ()), "gpu_models"),
+        "gpu_memory_gb": float(placing.get("gpu_memory_gb", 0.0)),
+        "labels": _labels(placing.get("labels", ())),
+        "affinity": _names(placing.get("affinity", ()), "affinity"),
+        "anti_affinity": _names(placing.get("anti_affinity", ()), "anti_affinity"),
+        "group": placing.get("group", ""),
+        "expects_seconds": seconds_of(expects, "an expected time") if expects is not None else 0.0,
+        "deadline": _moment(deadline) if deadline is not None else 0.0,
+    }
+
+
+def kind_of(resource_type: ResourceType | str) -> str:
+    """A kind of resource by its one name, whatever its case."""
+    return str(resource_type).lower()
+
+
+def amount_of(amount: float) -> float:
+    """An amount that JSON can carry."""
+    if not math.isfinite(amount):
+        raise BadInput(f"the amount must be a number, not {amount:g}")
+    return float(amount)
+
+
+def seconds_of(span: Span, what: str) -> float:
+    """A span of time in seconds; it must be more than nothing."""
+    seconds = span.total_seconds() if isinstance(span, timedelta) else float(span)
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise BadInput(f"{what} must be more than zero seconds, not {seconds:g}")
+    return seconds
+
+
+def _moment(moment: Moment) -> float:
+    if isinstance(moment, datetime):
+        at = moment.timestamp()
+    elif isinstance(moment, timedelta):
+        at = time.time() + moment.total_seconds()
+    else:
+        at = float(moment)
+    if not math.isfinite(at) or at <= time.time():
+        raise BadInput(f"the deadline {moment} is over already")
+    return at
+
+
+def _names(names: Sequence[str], what: str) -> list[str]:
+    if isinstance(names, str):
+        raise BadInput(f"{what} is a list of names, not one text: write [{names!r}]")
+    return [str(name) for name in names]
+
+
+def _labels(labels: Mapping[str, str] | Sequence[str]) -> list[str]:
+    if isinstance(labels, Mapping):
+        return [f"{key}={value}" if value else key for key, value in labels.items()]
+    return _names(labels, "labels")

@@ -1,0 +1,188 @@
+"""What must agree between values, checked once all of them are read.
+
+Rule 1. A contradiction is a problem; what is merely odd is a warning.
+Rule 2. Values that were refused before are not here, and are not complained about again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from typing import Any
+
+from distributed_grid.config.kinds.text import is_loopback
+from distributed_grid.config.parse_context import ParseContext
+from distributed_grid.config.sections import PressureMarks, Ray, ResourceSharing, Scaling
+
+SUSPECT_SECONDS = 6
+"""A node is suspect after this silence; a hold much shorter ends leases on every hiccup."""
+
+
+def check_agreement(values: dict[str, Any], desk: ParseContext) -> None:
+    """Note every contradiction and oddity between the values of a cluster."""
+    nodes = [(f"nodes.{index}", node) for index, node in enumerate(values.get("nodes") or ()) if node]
+    _check_names(nodes, desk)
+    for at, node in nodes:
+        _check_gpus(at, node, desk)
+        _check_caps(at, node, desk)
+        _check_host(at, node, desk)
+    _check_custom(values, nodes, desk)
+    _check_pressure(values.get("resource_sharing", {}), desk)
+    _check_scaling(values, desk)
+    _check_server(values.get("server", {}), desk)
+    _check_ray(values.get("ray", {}), desk)
+    if values.get("hold_seconds", SUSPECT_SECONDS) < SUSPECT_SECONDS:
+        desk.warn_normal("hold_seconds", f"shorter than {SUSPECT_SECONDS} s, so a short silence ends leases")
+    if not nodes and "thresholds" in values.get("resource_sharing", {}):
+        desk.warn_normal(
+            "resource_sharing.thresholds",
+            "no nodes are named, so this machine is the whole grid, and it lends whatever its load; "
+            "idle thresholds hold for other machines",
+        )
+
+
+def _check_names(nodes: Iterable[tuple[str, dict[str, Any]]], desk: ParseContext) -> None:
+    seen: dict[str, str] = {}
+    head = ""
+    for at, node in nodes:
+        name = node.get("name")
+        if name in seen:
+            line = desk.lines[seen[name]][1]
+            desk.refuse_normal(f"{at}.name", f"'{name}' is taken by the node on line {line}, expected another name")
+        elif name:
+            seen[name] = f"{at}.name"
+        if node.get("role") == "head":
+            if head:
+                desk.refuse_normal(f"{at}.role", f"a second head beside '{head}', expected at most one")
+            head = head or str(name)
+
+
+def _check_gpus(at: str, node: dict[str, Any], desk: ParseContext) -> None:
+    gpus = node.get("gpus")
+    if gpus is None:
+        return
+    declared = node.setdefault("gpu_count", len(gpus))
+    if declared != len(gpus):
+        desk.refuse_normal(f"{at}.gpu_count", f"found {declared}, but gpus: lists {len(gpus)}")
+
+
+def _check_caps(at: str, node: dict[str, Any], desk: ParseContext) -> None:
+    sharing = node.get("resource_sharing", {})
+    for cap, have, shown in (
+        ("max_share_cpu_milli", "cpu_milli", "cpu_count"),
+        ("max_share_memory_bytes", "memory_bytes", "memory_gb"),
+        ("max_share_gpu_count", "gpu_count", "gpu_count"),
+    ):
+        most, capacity = sharing.get(cap), node.get(have)
+        if most is not None and capacity is not None and most > capacity:
+            desk.warn_normal(f"{at}.resource_sharing.{cap}", f"more than the node's {shown}; it lends what it has")
+    for name, most in sharing.get("max_share_custom", {}).items():
+        if most is not None and most > node.get("custom", {}).get(name, 0):
+            desk.warn_normal(
+                f"{at}.resource_sharing.max_share_custom",
+                f"more '{name}' than the node's custom: has; it lends that",
+            )
+
+
+def _check_host(at: str, node: dict[str, Any], desk: ParseContext) -> None:
+    if node.get("host") in {"localhost", "127.0.0.1", "::1"} and not node.get("port") and not node.get("user"):
+        desk.warn_normal(f"{at}.host", "reached over SSH; for an agent on this machine without SSH write local")
+
+
+def _custom_names(values: dict[str, Any], nodes: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, str]]:
+    for at, node in nodes:
+        yield from ((f"{at}.custom.{name}", name) for name in node.get("custom", {}))
+        caps = node.get("resource_sharing", {}).get("max_share_custom", {})
+        yield from ((f"{at}.resource_sharing.max_share_custom.{name}", name) for name in caps)
+    for who, quota in values.get("quotas", {}).items():
+        yield from ((f"quotas.{who}.custom.{name}", name) for name in quota.get("custom", {}))
+
+
+def _check_custom(values: dict[str, Any], nodes: list[tuple[str, dict[str, Any]]], desk: ParseContext) -> None:
+    """Without a list of custom resources, what the nodes have is the list."""
+    on_nodes = {name: None for _, node in nodes for name in node.get("custom", {})}
+    declared = values.get("custom_resources")
+    known = [name for name in dict.fromkeys(on_nodes if declared is None else declared) if name]
+    for at, name in _custom_names(values, nodes):
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "declare it under custom_resources"
+            desk.refuse_normal(at, f"'{name}' is no declared resource; {hint}")
+    if known:
+        values["custom_resources"] = known
+
+
+def _check_pressure(sharing: dict[str, Any], desk: ParseContext) -> None:
+    marks, defaults = sharing.get("pressure", {}), PressureMarks()
+    for resource in ("cpu", "memory", "gpu"):
+        low = marks.get(f"{resource}_low", getattr(defaults, f"{resource}_low"))
+        high = marks.get(f"{resource}_high", getattr(defaults, f"{resource}_high"))
+        if low >= high:
+            blamed = "high" if f"{resource}_high" in marks else "low"
+            desk.refuse_normal(
+                f"resource_sharing.pressure.{resource}_{blamed}",
+                f"the low mark {low} must be below the high mark {high}",
+                expected="a low mark below the high mark",
+            )
+    age = sharing.get("check_interval_seconds", ResourceSharing().check_interval_seconds)
+    expiry = sharing.get("offer_expiry_seconds", ResourceSharing().offer_expiry_seconds)
+    if expiry < age:
+        desk.warn_normal(
+            "resource_sharing.offer_expiry_seconds",
+            f"offers end after {expiry:g} s but are computed anew only every {age:g} s",
+        )
+
+
+def _check_scaling(values: dict[str, Any], desk: ParseContext) -> None:
+    said = values.get("scaling", {})
+
+    def known(name: str) -> float:
+        value: float = said.get(name, getattr(Scaling(), name))
+        return value
+
+    for small, large, meaning in (
+        ("min_workers", "max_workers", "at most"),
+        ("scale_down_threshold", "target_utilization", "below"),
+        ("target_utilization", "scale_up_threshold", "at most"),
+    ):
+        low, high = known(small), known(large)
+        if low > high or (low == high and meaning == "below"):
+            blamed = small if small in said else large
+            desk.refuse_normal(f"scaling.{blamed}", f"{small} {low:g} must be {meaning} {large} {high:g}")
+    provider = said.get("provider")
+    if provider and provider not in (values.get("providers") or {}):
+        desk.warn_normal("scaling.provider", f"there is no {provider} under providers")
+
+
+def _check_server(server: dict[str, Any], desk: ParseContext) -> None:
+    """Plain traffic to other machines has to be asked for by name; own certificates come in pairs."""
+    for one, other in (("certificate", "key"), ("key", "certificate")):
+        if server.get(one) and not server.get(other):
+            desk.refuse_normal(f"server.{one}", f"there is no {other} to go with it")
+    host = server.get("host", "127.0.0.1")
+    if server.get("tls") and server.get("force_plain"):
+        desk.refuse_normal("server.force_plain", "the opposite of tls: true; keep one of the two")
+    elif server.get("tls") is False and not is_loopback(host) and not server.get("force_plain"):
+        desk.refuse_normal(
+            "server.tls", f"{host} is reached from other machines: leave tls on, or add force_plain: true"
+        )
+
+
+def _check_ray(said: dict[str, Any], desk: ParseContext) -> None:
+    """Every port of Ray is its own, and those of its workers are a range apart from the others."""
+    ray = {name: said.get(name, getattr(Ray(), name)) for name in Ray.model_fields}
+    low, high = ray["min_worker_port"], ray["max_worker_port"]
+    if low > high:
+        blamed = "max_worker_port" if "max_worker_port" in said else "min_worker_port"
+        desk.refuse_normal(f"ray.{blamed}", f"min_worker_port {low} must be at most max_worker_port {high}")
+    taken: dict[int, str] = {}
+    for name in ("port", "client_port", "dashboard_port"):
+        port = ray[name]
+        other = taken.setdefault(port, name)
+        if low <= port <= high:
+            other = "the ports of the workers"
+        if other != name:
+            blamed = name if name in said else next((key for key in said if key.endswith("port")), name)
+            desk.refuse_normal(f"ray.{blamed}", f"{port} is taken by {other}, expected another port")
+    if ray["auth"] == "none":
+        desk.warn_normal("ray.auth", "whoever reaches Ray's ports can run anything as you on every node")

@@ -1,0 +1,1 @@
+"""Value kinds of a cluster file: scalars, numbers, text, containers."""

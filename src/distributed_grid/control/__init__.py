@@ -1,0 +1,1 @@
+"""The single writer of the ledger, its end of every agent, and the views of its rows."""

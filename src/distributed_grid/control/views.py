@@ -1,0 +1,301 @@
+"""What people and programs are shown: the ledger's rows as JSON, with the guides' field names.
+
+Rule 1: field names, once shipped, do not change.
+Rule 2: amounts are in the units people use (cores, GPUs, GB); times are ISO 8601 in UTC, by the wall clock.
+Rule 3: environment values are never shown, only their names.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome
+from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.rebalancing import Advice, is_boost
+from distributed_grid.domain.resources import Amounts, Claim
+from distributed_grid.domain.states import LeaseState, NodeState
+from distributed_grid.monitoring.pressure import pressure
+from distributed_grid.monitoring.snapshots import utc
+from distributed_grid.scheduling.queue.reasons import kept_back
+
+GB = 1024**3
+View = dict[str, Any]
+
+
+class Viewer:
+    """Turns rows into JSON; `offset_ms` is how far the wall clock is ahead of the grid's own time."""
+
+    def __init__(self, offset_ms: int, max_offers_per_node: int = 5) -> None:
+        self._offset_ms = offset_ms
+        self._max_offers_per_node = max_offers_per_node
+
+    def time(self, at_ms: int) -> str | None:
+        """A moment of the grid's time as people write it; None for "never"."""
+        if not at_ms:
+            return None
+        return utc(at_ms + self._offset_ms)
+
+    def status(self, ledger: Ledger, now: int) -> View:
+        """Everything at a glance."""
+        return {
+            "nodes": [self.node(ledger, node, now) for node in ledger.nodes.values()],
+            "offers": self.offers(ledger),
+            "allocations": self.allocations(ledger),
+            "jobs": [self.job(job) for job in ledger.jobs.values()],
+            "waiting": len(ledger.waiting),
+            "recommendations": self.recommendations(ledger),
+        }
+
+    def recommendations(self, ledger: Ledger) -> list[View]:
+        """The work that should move, as far as anybody can tell now."""
+        return [
+            self.recommendation(ledger, name, balance.advice)
+            for name, balance in ledger.balances.items()
+            if balance.advice is not None
+        ]
+
+    def recommendation(self, ledger: Ledger, node: str, advice: Advice) -> View:
+        job = ledger.jobs.get(advice.job)
+        return {
+            "node_id": node,
+            "job_id": job.id if job is not None else None,
+            "source_node": node,
+            "target_node": advice.to,
+            "cause": advice.cause,
+            "reason": advice.reason,
+            "since": self.time(advice.since_ms),
+        }
+
+    def node(self, ledger: Ledger, node: Node, now: int) -> View:
+        seen = ledger.sightings.get(node.name)
+        usage = seen.usage if seen is not None else None
+        book = ledger.book(node.name)
+        fresh = node.state is NodeState.ALIVE and usage is not None
+        return {
+            "node_id": node.name,
+            "host": node.host,
+            "role": node.role,
+            "state": str(node.state),
+            "cooling": node.cooling,
+            "cpu_cores": node.capacity.cpu_milli / 1000,
+            "memory_gb": _gb(node.capacity.memory_bytes),
+            "gpus": len(node.capacity.gpus),
+            "custom": dict(node.capacity.custom),
+            "cpu_lent": book.cpu_milli / 1000,
+            "memory_lent_gb": _gb(book.memory_bytes),
+            "gpus_lent": sum(book.gpu_milli.values()) / 1000,
+            **_lends(ledger, node, now),
+            "pressure": pressure(node.capacity, usage) if fresh and usage is not None else None,
+            "cpu_percent": usage.cpu_busy_milli / 10 if fresh and usage is not None else None,
+            "memory_used_gb": _gb(usage.memory_bytes) if fresh and usage is not None else None,
+            "seconds_since_heard": (now - seen.at_ms) / 1000 if seen is not None and seen.at_ms else None,
+        }
+
+    def offers(self, ledger: Ledger) -> list[View]:
+        """What can be had right now, one row per node and kind of resource, up to the configured number."""
+        rows: list[View] = []
+        for name, offer in ledger.offers.items():
+            if ledger.nodes[name].state is not NodeState.ALIVE:
+                continue
+            book, lends = ledger.book(name), offer.lends
+            taken = dict(book.custom)
+            free: list[tuple[str, float]] = [
+                ("cpu", max(lends.cpu_milli - book.cpu_milli, 0) / 1000),
+                ("memory", _gb(max(lends.memory_bytes - book.memory_bytes, 0))),
+                ("gpu", sum(book.free_milli(device) for device in lends.gpus) / 1000),
+            ]
+            free += [(kind, count - taken.get(kind, 0)) for kind, count in lends.custom]
+            there = [(kind, amount) for kind, amount in free if amount > 0]
+            rows += [
+                {
+                    "node_id": name,
+                    "resource_type": kind,
+                    "amount": amount,
+                    "generation": offer.generation,
+                    "expires_at": self.time(offer.expires_at_ms),
+                }
+                for kind, amount in there[: self._max_offers_per_node]
+            ]
+        return rows
+
+    def allocations(self, ledger: Ledger) -> list[View]:
+        held = (lease for lease in ledger.leases.values() if lease.holds)
+        return [self.lease(lease, ledger.jobs.get(lease.job)) for lease in held]
+
+    def lease(self, lease: Lease, job: Job | None = None) -> View:
+        kind, amount = headline(lease.request.ask)
+        return {
+            "allocation_id": lease.id,
+            "request_id": lease.request.id,
+            "job_id": job.id if job is not None else None,
+            "node_id": lease.node or None,
+            "target_node": lease.request.target or None,
+            "resource_type": kind,
+            "amount": amount,
+            "resources": claim_view(lease.claim) if lease.claim is not None else ask_view(lease.request.ask),
+            "gang_id": lease.gang or None,
+            "gang_nodes": list(lease.gang_nodes),
+            "user": lease.request.user,
+            "priority": lease.request.priority.name.lower(),
+            "state": str(lease.state),
+            "fence": lease.fence,
+            "requested_at": self.time(lease.asked_at_ms),
+            "allocated_at": self.time(lease.granted_at_ms),
+            "expires_at": self.time(lease.ends_at_ms),
+            "reason": str(lease.end) if lease.end is not None else None,
+            "detail": lease.detail or None,
+        }
+
+    def boosts(self, ledger: Ledger, node: str = "") -> list[View]:
+        """What is lent to one node, or to any, because somebody asked for it."""
+        held = (lease for lease in ledger.leases.values() if lease.holds and is_boost(lease.request))
+        return [self.boost(ledger, lease) for lease in held if node in ("", lease.request.target)]
+
+    def boost(self, ledger: Ledger, lease: Lease) -> View:
+        kind, amount = headline(lease.request.ask)
+        binding = ledger.binding_of(lease)
+        return {
+            "boost_id": lease.id,
+            "source_node": lease.node or None,
+            "target_node": lease.request.target,
+            "resource_type": kind,
+            "amount": amount,
+            "user": lease.request.user,
+            "priority": lease.request.priority.name.lower(),
+            "state": str(lease.state),
+            "is_active": lease.state is LeaseState.ACTIVE,
+            "recovered": lease.recovered,
+            "allocated_at": self.time(lease.granted_at_ms),
+            "expires_at": self.time(lease.ends_at_ms),
+            "enforced_by": lease.engine or "grid",
+            "placement_group": binding.group if binding is not None else None,
+            "reason": str(lease.end) if lease.end is not None else None,
+            "detail": lease.detail or None,
+        }
+
+    def job(self, job: Job) -> View:
+        kind, amount = headline(job.request.ask)
+        last = job.attempts[-1] if job.attempts else None
+        return {
+            "job_id": job.id,
+            "uid": job.uid,
+            "command": shlex.join(job.command.argv),
+            "cwd": job.command.cwd or None,
+            "environment_names": sorted(name for name, _ in job.command.env),
+            "user": job.request.user,
+            "state": str(job.state),
+            "node_id": last.node if last is not None else None,
+            "resource_type": kind,
+            "amount": amount,
+            "resources": ask_view(job.request.ask),
+            "priority": job.request.priority.name.lower(),
+            "submitted_at": self.time(job.submitted_at_ms),
+            "ended_at": self.time(job.ended_at_ms),
+            "attempts": [self.attempt(attempt) for attempt in job.attempts],
+            "retries_left": job.retries_left,
+            **_outcome(job.outcome),
+        }
+
+    def attempt(self, attempt: Attempt) -> View:
+        return {
+            "number": attempt.number,
+            "allocation_id": attempt.lease_id,
+            "node_id": attempt.node,
+            "fence": attempt.fence,
+            "pid": attempt.pid or None,
+            "cores": list(attempt.cores),
+            "assigned_at": self.time(attempt.assigned_at_ms),
+            "started_at": self.time(attempt.started_at_ms),
+            "checkpoint_at": self.time(attempt.marked_at_ms),
+            "ended_at": self.time(attempt.ended_at_ms),
+            **_outcome(attempt.outcome),
+        }
+
+
+def _lends(ledger: Ledger, node: Node, now: int) -> View:
+    """A node as the scheduler sees it: what it has left to lend, how it ranks, and why it keeps what it keeps."""
+    columns = ledger.columns
+    row = columns.rows[node.name]
+    is_open = bool(columns.open[row])
+    return {
+        "open": is_open,
+        "cpu_free": max(int(columns.cpu[row]), 0) / 1000 if is_open else 0.0,
+        "memory_free_gb": _gb(max(int(columns.memory[row]), 0)) if is_open else 0.0,
+        "gpus_free": int(columns.gpu_left[row]) / 1000 if is_open else 0.0,
+        "leases": int(columns.leases[row]),
+        "priority": node.rank / 1000,
+        "speed": node.speed_milli / 1000,
+        "cost_per_hour": node.cost_milli / 1000,
+        "labels": dict(node.labels),
+        "tags": list(node.tags),
+        "keeps": list(kept_back(ledger, node, now)),
+    }
+
+
+def _outcome(outcome: Outcome | None) -> View:
+    if outcome is None:
+        return {"outcome": None, "exit_code": None, "signal": None, "detail": None}
+    return {
+        "outcome": str(outcome.ending),
+        "exit_code": outcome.exit_code,
+        "signal": outcome.signal,
+        "detail": outcome.detail or None,
+        "cpu_seconds": outcome.cpu_ms / 1000,
+        "max_memory_gb": _gb(outcome.max_memory_bytes),
+        "wall_seconds": outcome.wall_ms / 1000,
+        "shell_code": shell_code(outcome),
+    }
+
+
+def shell_code(outcome: Outcome) -> int:
+    """The exit code that tells a shell how a job ended."""
+    if outcome.ending in (Ending.TIMED_OUT, Ending.WAITED_TOO_LONG):
+        return 124
+    if outcome.ending is Ending.CANCELLED:
+        return 130
+    if outcome.ending in (Ending.EXITED, Ending.NEVER_STARTED) and outcome.exit_code is not None:
+        return outcome.exit_code
+    if outcome.ending is Ending.OVER_LIMIT:
+        return 137
+    if outcome.signal is not None:
+        return 128 + outcome.signal
+    return 1
+
+
+def headline(ask: Amounts) -> tuple[str, float]:
+    """The one resource that an ask is mainly about, and how much of it."""
+    if ask.gpu_milli:
+        return "gpu", ask.gpu_milli / 1000
+    if ask.custom:
+        return ask.custom[0][0], ask.custom[0][1]
+    if ask.cpu_milli:
+        return "cpu", ask.cpu_milli / 1000
+    return "memory", _gb(ask.memory_bytes)
+
+
+def ask_view(ask: Amounts) -> View:
+    return {
+        "cpu_cores": ask.cpu_milli / 1000,
+        "memory_gb": _gb(ask.memory_bytes),
+        "gpus": ask.gpu_milli / 1000,
+        "custom": dict(ask.custom),
+    }
+
+
+def claim_view(claim: Claim) -> View:
+    return {
+        "cpu_cores": claim.cpu_milli / 1000,
+        "memory_gb": _gb(claim.memory_bytes),
+        "gpus": [
+            {"index": share.index, "amount": share.milli / 1000, "memory_gb": _gb(share.memory_bytes)}
+            for share in claim.gpus
+        ],
+        "custom": dict(claim.custom),
+    }
+
+
+def _gb(size: int) -> float:
+    return round(size / GB, 3)

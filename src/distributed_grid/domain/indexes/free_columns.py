@@ -1,0 +1,156 @@
+"""What is free on every node, one contiguous int64 column per resource.
+
+An index derived in `Ledger.apply`: nothing here is known only here. A filter over a
+thousand nodes is a handful of vector operations instead of a thousand objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distributed_grid.domain.resources import WHOLE_GPU, is_model
+
+Column = NDArray[np.int64]
+_NAMES = (
+    "cpu", "memory", "gpu_whole", "gpu_part", "gpu_left", "slack", "rank", "leases", "busy", "pressure", "speed",
+    "cost", "lends_cpu", "lends_memory", "lends_gpus", "model",
+)  # fmt: skip
+_FLAGS = ("open", "local")
+
+WHOLE_ONLY = WHOLE_GPU + 1
+"""Stands for what is free of an idle device that is only lent whole."""
+NO_DEVICE = -1
+
+
+class FreeColumns:
+    """Parallel arrays over the nodes.
+
+    `open` where a node takes new leases, `local` where it is this machine; `slack` is how free it is, 0 to 1000 for
+    CPU and for memory; `busy` how hard its CPU works and `pressure` how hard all of it does, 0 to 1000; `devices` what
+    is left of each GPU.
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[str, int] = {}
+        self.names: list[str] = []
+        self.models: dict[frozenset[str], int] = {frozenset(): 0}
+        self._size = 0
+        self.clock = 0
+        """How often what is free on any row was written."""
+        self.terms = 0
+        """How often what a node lends at most was written, with its rank, speed, cost and models."""
+        self._devices: Column = np.full((16, 1), NO_DEVICE, dtype=np.int64)
+        self._changed: Column = np.zeros(16, dtype=np.int64)
+        self.layout = 0
+        """Grows when arrays are replaced by larger ones."""
+        self._grow(16)
+
+    def _grow(self, room: int) -> None:
+        for name in (*_NAMES, *_FLAGS):
+            fresh: NDArray[Any] = np.zeros(room, dtype=np.bool_ if name in _FLAGS else np.int64)
+            if self._size:
+                fresh[: self._size] = getattr(self, "_" + name)[: self._size]
+            setattr(self, "_" + name, fresh)
+        if room > len(self._changed):
+            more = room - len(self._changed)
+            self._changed = np.concatenate((self._changed, np.zeros(more, dtype=np.int64)))
+            self._devices = np.pad(self._devices, ((0, more), (0, 0)), constant_values=NO_DEVICE)
+        self._cut()
+
+    def _cut(self) -> None:
+        """Views over the rows in use."""
+        for name in (*_NAMES, *_FLAGS):
+            setattr(self, name, getattr(self, "_" + name)[: self._size])
+        self.changed, self.devices = self._changed[: self._size], self._devices[: self._size]
+        self.layout += 1
+
+    cpu: Column
+    memory: Column
+    gpu_whole: Column
+    gpu_part: Column
+    gpu_left: Column
+    slack: Column
+    rank: Column
+    leases: Column
+    busy: Column
+    pressure: Column
+    speed: Column
+    cost: Column
+    lends_cpu: Column
+    lends_memory: Column
+    lends_gpus: Column
+    model: Column
+    changed: Column
+    devices: Column
+    open: NDArray[np.bool_]
+    local: NDArray[np.bool_]
+
+    def row_of(self, node: str) -> int:
+        """The row of a node, made on first use; rows are never given to another node."""
+        row = self.rows.get(node)
+        if row is None:
+            row = self._size
+            if row == len(self._open):  # type: ignore[attr-defined]
+                self._grow(2 * row)
+            self.rows[node] = row
+            self.names.append(node)
+            self._size += 1
+            self._cut()
+        return row
+
+    def touch(self, row: int) -> None:
+        """Note that a row was written anew: `changed` grows with every such note."""
+        self.clock += 1
+        self.changed[row] = self.clock
+
+    def put_devices(self, row: int, free: Sequence[int]) -> None:
+        """Write what is left of each device of a node, in their order."""
+        if len(free) > self._devices.shape[1]:
+            more = len(free) - self._devices.shape[1]
+            self._devices = np.pad(self._devices, ((0, 0), (0, more)), constant_values=NO_DEVICE)
+            self._cut()
+        self.devices[row] = NO_DEVICE
+        self.devices[row, : len(free)] = free
+        self.gpu_whole[row] = sum(milli >= WHOLE_GPU for milli in free)
+        self.gpu_part[row] = max((milli for milli in free if milli != WHOLE_ONLY), default=0)
+        self.gpu_left[row] = sum(min(milli, WHOLE_GPU) for milli in free)
+
+    def model_of(self, names: Iterable[str]) -> int:
+        """The number that stands for a node with GPUs of these models, made on first use."""
+        return self.models.setdefault(frozenset(names), len(self.models))
+
+    def has_model(self, wanted: tuple[str, ...]) -> NDArray[np.bool_]:
+        """The rows with at least one GPU whose name contains one of the wanted words, whatever their case."""
+        return self.of_model(wanted)[self.model]
+
+    def of_model(self, wanted: tuple[str, ...]) -> NDArray[np.bool_]:
+        """Which numbers of models (`model_of`) have a GPU of a wanted one; without a wish all of them."""
+        fits = [not wanted or any(is_model(name, wanted) for name in names) for names in self.models]
+        return np.array(fits, dtype=np.bool_)
+
+    def equals(self, other: FreeColumns) -> bool:
+        """Whether both say the same of every node, whatever the order of the rows."""
+        if set(self.rows) != set(other.rows):
+            return False
+        width = max(self.devices.shape[1], other.devices.shape[1])
+        if any(
+            not np.array_equal(_padded(self.devices[row], width), _padded(other.devices[other.rows[node]], width))
+            for node, row in self.rows.items()
+        ):
+            return False
+        return all(
+            getattr(self, name)[row] == getattr(other, name)[other.rows[node]]
+            for node, row in self.rows.items()
+            for name in (*_NAMES, *_FLAGS)
+            if name != "model"  # a number of its own in each
+        )
+
+
+def _padded(devices: Column, width: int) -> Column:
+    if len(devices) == width:
+        return devices
+    return np.pad(devices, (0, width - len(devices)), constant_values=NO_DEVICE)

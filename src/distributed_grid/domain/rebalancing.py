@@ -1,0 +1,224 @@
+"""Balancing: what is read of every node, by which rules, and what is remembered between two readings.
+
+Levels are thousandths of what a node has. Times of a policy are counted in rounds, one look at all nodes each.
+
+How eagerly the grid balances itself: the four policies by their names.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+from msgspec import Struct
+
+from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.resources import Amounts, Priority, ResourceType
+
+GRID_USER = "grid"
+"""In whose name the grid asks for its nodes."""
+AUTOMATIC = "auto-"
+"""How the ids of such requests begin."""
+WATCHED = (ResourceType.MEMORY, ResourceType.CPU, ResourceType.GPU)
+"""Looked at in this order: memory first."""
+SPREAD = "spread"
+"""The cause of a recommendation that evens nodes out."""
+
+
+class SharingMode(enum.StrEnum):
+    """What balancing may do at all: recommend, borrow for nodes under pressure, even out."""
+
+    OFFLOAD_ONLY = "offload_only"
+    SHARE_AND_OFFLOAD = "share_and_offload"
+    DYNAMIC_BALANCING = "dynamic_balancing"
+
+
+class RebalancePolicy(Struct, frozen=True):
+    """The numbers by which one policy differs from another; `scheduling/rebalancing/sharing_policies.py` has the table.
+
+    After `act_after` rounds beyond a mark it acts, and then rests for `cool_down`. It asks for `portion_milli` of the
+    excess at once and holds up to `leases_max` leases for a node, each for `term` rounds, renewed when `renew_at` are
+    left. It believes a forecast for `ahead` rounds from now that is `sure_milli` certain. Nodes that differ by more
+    than `spread_milli` are evened out.
+    """
+
+    act_after: int
+    portion_milli: int
+    leases_max: int
+    term: int
+    renew_at: int
+    cool_down: int
+    ahead: int
+    sure_milli: int
+    spread_milli: int
+    priority: Priority
+    shares: bool
+    evens_out: bool
+
+
+class PressureMarks(Struct, frozen=True):
+    """Above `high` a node needs more, below `low` it does not any more; in between nothing changes."""
+
+    high: int = 800
+    low: int = 300
+
+    @property
+    def middle(self) -> int:
+        """What borrowing aims at: far from both marks, so that reaching it changes nothing."""
+        return (self.high + self.low) // 2
+
+
+class RebalanceRules(Struct, frozen=True):
+    """What the config says about balancing. A node lends only what it has free above `excess_milli`."""
+
+    mode: SharingMode
+    policy: RebalancePolicy
+    interval_ms: int
+    memory: PressureMarks = PressureMarks()
+    cpu: PressureMarks = PressureMarks()
+    gpu: PressureMarks = PressureMarks()
+    excess_milli: int = 200
+
+    def marks(self, resource: ResourceType) -> PressureMarks:
+        if resource is ResourceType.MEMORY:
+            return self.memory
+        return self.cpu if resource is ResourceType.CPU else self.gpu
+
+    @property
+    def shares(self) -> bool:
+        """Whether nodes under pressure get leases."""
+        return self.mode is not SharingMode.OFFLOAD_ONLY and self.policy.shares
+
+    @property
+    def evens_out(self) -> bool:
+        """Whether nodes that differ much are evened out though none is under pressure."""
+        return self.mode is SharingMode.DYNAMIC_BALANCING and self.policy.evens_out
+
+
+class Forecast(Struct, frozen=True):
+    """Where a level will be; nine of ten later measurements should lie within `reach` of it."""
+
+    level: int
+    reach: int = 0
+
+
+class PressureReading(Struct, frozen=True):
+    """How hard a node works at this moment; None where nobody knows. `score` is everything in one number."""
+
+    node: str
+    score: int | None = None
+    memory: int | None = None
+    cpu: int | None = None
+    gpu: int | None = None
+    memory_ahead: Forecast | None = None
+    cpu_ahead: Forecast | None = None
+    gpu_ahead: Forecast | None = None
+
+    def level(self, resource: ResourceType) -> int | None:
+        if resource is ResourceType.MEMORY:
+            return self.memory
+        return self.cpu if resource is ResourceType.CPU else self.gpu
+
+    def ahead(self, resource: ResourceType) -> Forecast | None:
+        if resource is ResourceType.MEMORY:
+            return self.memory_ahead
+        return self.cpu_ahead if resource is ResourceType.CPU else self.gpu_ahead
+
+
+class RebalanceSchedule(Struct, frozen=True):
+    """What is left to look at in a round, so that it is found out once: the nodes in their order (an empty name is
+    those who wait), the nodes that could help, least loaded first, and the resources that users wait for."""
+
+    ahead: tuple[str, ...]
+    calm: tuple[str, ...] = ()
+    waited_for: frozenset[str] = frozenset()
+
+
+class PressureWatch(Struct, frozen=True):
+    """One resource of a node between two readings: since when it is beyond a mark, and when something was done.
+
+    `refused` says that nobody could help and that this was told.
+    """
+
+    above_since_ms: int | None = None
+    below_since_ms: int | None = None
+    acted_at_ms: int | None = None
+    refused: bool = False
+
+
+class Advice(Struct, frozen=True):
+    """Work that should move, and why. Without a job it is about whatever else runs there."""
+
+    cause: str
+    job: str
+    to: str
+    reason: str
+    since_ms: int
+
+
+class RebalanceState(Struct, frozen=True):
+    """What balancing remembers of a node. Never stored: what counts for longer are the leases themselves."""
+
+    kind: ClassVar[str] = "balance"
+
+    node: str
+    memory: PressureWatch = PressureWatch()
+    cpu: PressureWatch = PressureWatch()
+    gpu: PressureWatch = PressureWatch()
+    spread: PressureWatch = PressureWatch()
+    advice: Advice | None = None
+    advised_at_ms: int | None = None
+
+    @property
+    def key(self) -> str:
+        return self.node
+
+    @property
+    def is_over(self) -> bool:
+        return False
+
+    def watch(self, cause: str) -> PressureWatch:
+        """The watch over a resource, or over the distance to the least loaded node."""
+        return {"memory": self.memory, "cpu": self.cpu, "gpu": self.gpu, SPREAD: self.spread}[cause]
+
+
+def is_automatic(request: Request) -> bool:
+    """Whether the grid itself asked for this, for one of its nodes."""
+    return request.user == GRID_USER and bool(request.target) and request.id.startswith(AUTOMATIC)
+
+
+def is_boost(request: Request) -> bool:
+    """Whether somebody asked for this for a node, out of what the others can spare."""
+    for_another = bool(request.target) and request.target in request.anti_affinity and request.gang == 1
+    return for_another and not is_automatic(request)
+
+
+def resource_of(ask: Amounts) -> ResourceType:
+    """The one resource that an automatic request is about."""
+    if ask.memory_bytes:
+        return ResourceType.MEMORY
+    return ResourceType.CPU if ask.cpu_milli else ResourceType.GPU
+
+
+def amount_in(lease: Lease, resource: ResourceType) -> int:
+    """How much of a resource a lease holds, in its base unit."""
+    claim = lease.claim
+    if claim is None:
+        return 0
+    if resource is ResourceType.MEMORY:
+        return claim.memory_bytes
+    return claim.cpu_milli if resource is ResourceType.CPU else sum(share.milli for share in claim.gpus)
+
+
+class SharingPolicy(enum.StrEnum):
+    """`policy:` in the config; `scheduling/rebalancing/sharing_policies.py` has the numbers behind each."""
+
+    CONSERVATIVE = "conservative"
+    BALANCED = "balanced"
+    AGGRESSIVE = "aggressive"
+    PREDICTIVE = "predictive"
+
+    @classmethod
+    def _missing_(cls, value: object) -> SharingPolicy | None:
+        folded = str(value).lower()
+        return next((policy for policy in cls if policy.value == folded), None)

@@ -1,0 +1,62 @@
+"""Changes: the new states of rows, and how the durable ones look in the store.
+
+Rule 1: a change is a whole row in its new state; a row that is over leaves the ledger.
+Rule 2: sightings, offers, stocks, lenders and balances are volatile: they are applied, never stored.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+from msgspec import Struct
+
+from distributed_grid.domain.accounts import Account
+from distributed_grid.domain.blocks import Block, MemoryServerRow
+from distributed_grid.domain.engines import Binding, EngineCapacity, EngineRow
+from distributed_grid.domain.jobs import Job
+from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.nodes import Node, NodeObservation
+from distributed_grid.domain.offers import Offer
+from distributed_grid.domain.rebalancing import RebalanceState
+from distributed_grid.domain.request_shapes import RequestShapes
+from distributed_grid.domain.scheduling_policy import SchedulingPolicy
+
+
+class Counter(Struct, frozen=True):
+    """A number that only grows: the epoch of the control plane, the last fence."""
+
+    kind: ClassVar[str] = "counter"
+
+    name: str
+    value: int
+
+    @property
+    def key(self) -> str:
+        return self.name
+
+    @property
+    def is_over(self) -> bool:
+        return False
+
+
+Stored = Node | Lease | Job | Counter | SchedulingPolicy | Account | RequestShapes | EngineRow | Binding | Block
+Row = Stored | NodeObservation | Offer | RebalanceState | EngineCapacity | MemoryServerRow
+VOLATILE = frozenset({NodeObservation.kind, Offer.kind, RebalanceState.kind, EngineCapacity.kind, MemoryServerRow.kind})
+
+_STORED: dict[str, type[Stored]] = {
+    row.kind: row
+    for row in (Node, Lease, Job, Counter, SchedulingPolicy, Account, RequestShapes, EngineRow, Binding, Block)
+}
+_encoder = msgspec.msgpack.Encoder()
+_decoders = {kind: msgspec.msgpack.Decoder(type_) for kind, type_ in _STORED.items()}
+
+
+def encode_row(row: Row) -> bytes:
+    """The row as it is stored."""
+    return _encoder.encode(row)
+
+
+def decode_row(kind: str, blob: bytes) -> Row:
+    """The row that was stored; unknown fields of a newer build are ignored, missing ones get their defaults."""
+    return _decoders[kind].decode(blob)

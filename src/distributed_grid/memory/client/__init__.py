@@ -1,0 +1,1 @@
+"""The client of memory servers: reading and writing blocks."""

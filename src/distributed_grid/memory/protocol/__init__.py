@@ -1,0 +1,1 @@
+"""The protocols of memory servers: frames, tickets, TLS, control messages."""

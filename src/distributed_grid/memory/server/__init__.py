@@ -1,0 +1,1 @@
+"""The memory server: one process per node that holds copies of blocks."""

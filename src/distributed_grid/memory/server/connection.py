@@ -1,0 +1,285 @@
+"""One connection to a memory server: a small state machine over a socket that never blocks.
+
+Rule 1. Lengths are checked before anything is made room for; what cannot be parsed ends the connection, what makes no
+        sense gets a status.
+Rule 2. A payload is received whole and checked before anything changes; who goes away half-way leaves nothing behind.
+Rule 3. No turn moves more than about a MiB, so nobody waits long for anybody.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Final
+
+import lz4.block
+
+from distributed_grid.memory.protocol.frames import (
+    ANSWER,
+    ANSWER_MAGIC,
+    CHUNK,
+    COMPRESSED,
+    LONGEST_OPEN,
+    MAGIC,
+    NONCE,
+    REQUEST,
+    STAT,
+    ZEROS,
+    FrameStatus,
+    Op,
+    digest_of,
+)
+from distributed_grid.memory.protocol.ticket import FILL, READ, WRITE
+from distributed_grid.memory.server.copy_store import CopyStore, may
+from distributed_grid.memory.server.handles import Handles, ServerCallbacks
+from distributed_grid.memory.server.stream import ClientStream, ConnectionClosed, FilePart
+from distributed_grid.memory.server.write_journal import Slot
+
+TURN_BYTES: Final = 1024 * 1024
+QUEUED_BYTES: Final = 256 * 1024
+SMALL_BYTES: Final = 32 * 1024
+
+
+class ClientConnection(ClientStream):
+    """Reads requests, does them on the shelf, sends answers."""
+
+    def __init__(
+        self, sock: socket.socket, shelf: CopyStore, keeping: ServerCallbacks, *, is_local: bool, now: float
+    ) -> None:
+        super().__init__(sock, shelf.staging)
+        self.is_local = is_local
+        self.begun_at = self.progress_at = now
+        self._shelf = shelf
+        self._keeping = keeping
+        self._handles = Handles(shelf, keeping)
+        # The request whose payload is under way: its header, where the payload goes, and how much of it is there.
+        self._header: tuple[int, ...] | None = None
+        self._slot: Slot | None = None
+        self._got = 0
+
+    # ------------------------------------------------------------------ the loop's side
+
+    @property
+    def nonce(self) -> bytes:
+        """What this side said in its greeting; nobody but the client on the other side knows it."""
+        return self._handles.nonce
+
+    @property
+    def proven(self) -> bool:
+        """Whether the other side has shown a ticket that is good."""
+        return self._handles.proven
+
+    @property
+    def is_midway(self) -> bool:
+        """Whether something was begun that the other side has to go on with."""
+        return bool(self.out) or self._header is not None or self.start != self.end
+
+    def turn(self) -> bool:
+        """Do what can be done now, up to a limit; True where there is more. OSError and `ConnectionClosed` end it."""
+        if not self.shaken and not self.shake_hands():
+            return False
+        left = TURN_BYTES
+        self.is_drained = False
+        while left > 0:
+            if self.out_bytes >= QUEUED_BYTES and not self.flush():
+                return False
+            if self._header is not None:
+                got = self._receive_payload()
+            elif self.end - self.start >= REQUEST.size:
+                got = self._begin()
+            else:
+                got = self.fill_inbox()
+            if got < 0:
+                self.flush()
+                return False
+            left -= got
+        return self.flush()
+
+    def close(self) -> None:
+        """End it; safe twice. Slots go back, queued descriptors are closed."""
+        if self._slot is not None:
+            self._shelf.staging.give(self._slot)
+            self._slot = None
+        self._handles.clear()
+        super().close()
+
+    # ------------------------------------------------------------------ requests
+
+    def _begin(self) -> int:
+        """Take the next header, and do what has no payload; the bytes it was worth."""
+        header = REQUEST.unpack_from(self.inbox, self.start)
+        self.start += REQUEST.size
+        magic, op, _, _, seq, length, wire, offset, _ = header
+        if magic != MAGIC:
+            raise ConnectionClosed
+        if op == Op.READ and wire == 0:
+            return self._read(header)
+        if op == Op.WRITE:
+            if not 1 <= wire <= CHUNK or wire > length or length > CHUNK or offset % CHUNK + length > CHUNK:
+                raise ConnectionClosed
+        elif wire > _LONGEST.get(op, 0):
+            raise ConnectionClosed
+        elif op not in _OPS:
+            self._answer(FrameStatus.BAD, seq)
+            return REQUEST.size
+        self._header, self._got = header, 0
+        if wire:
+            self._slot = self._shelf.staging.take()
+        else:
+            self._perform()
+        return REQUEST.size
+
+    def _receive_payload(self) -> int:
+        assert self._header is not None
+        assert self._slot is not None
+        wire, view = self._header[6], self._slot.view
+        ready = min(self.end - self.start, wire - self._got)
+        if ready:
+            view[self._got : self._got + ready] = self.inbox[self.start : self.start + ready]
+            self.start += ready
+            self._got += ready
+        if self._got < wire:
+            got = self.receive_into(view[self._got : wire])
+            if got < 0:
+                return -1
+            self._got += got
+            ready += got
+        if self._got == wire:
+            self._perform()
+        return ready
+
+    def _perform(self) -> None:
+        """The request is here as a whole."""
+        assert self._header is not None
+        header, slot = self._header, self._slot
+        self._header = self._slot = None
+        _, op, _, number, seq, _, wire, _, _ = header
+        payload = slot.view[:wire] if slot is not None else memoryview(b"")
+        try:
+            if op == Op.WRITE and slot is not None:
+                self._answer(self._write(header, slot), seq)
+            elif op == Op.HELLO:
+                status, body = self._handles.greet(bytes(payload))
+                self._answer(status, seq, body)
+            elif op == Op.OPEN:
+                status, body = self._handles.open(bytes(payload))
+                self._answer(status, seq, body)
+            elif op == Op.SEVER:
+                if payload != self.nonce:
+                    self._keeping.sever(bytes(payload))
+                self._answer(FrameStatus.OK, seq)
+            elif op == Op.CLOSE:
+                self._handles.close(number)
+                self._answer(FrameStatus.OK, seq)
+            else:
+                self._small(op, number, seq)
+        finally:
+            if slot is not None:
+                self._shelf.staging.give(slot)
+
+    def _answer(self, status: FrameStatus, seq: int, body: bytes = b"") -> None:
+        self.queue(ANSWER.pack(ANSWER_MAGIC, status, 0, seq, len(body), 0) + body)
+
+    # ------------------------------------------------------------------ what is asked of a copy
+
+    def _read(self, header: tuple[int, ...]) -> int:
+        _, _, flags, number, seq, length, _, offset, _ = header
+        status, handle = self._handles.usable(number, READ)
+        if handle is not None:
+            beyond = not 1 <= length <= CHUNK or offset % CHUNK + length > CHUNK
+            if beyond or offset + length > handle.backing.size:
+                status, handle = FrameStatus.BAD, None
+            elif not handle.backing.complete and not handle.claims.rights & FILL:
+                status, handle = FrameStatus.FROZEN, None
+        if handle is None:
+            self._answer(status, seq)
+            return REQUEST.size
+        if length <= SMALL_BYTES and not flags:
+            data = self._shelf.read_small(handle.backing, offset, length)
+            if data is not None:
+                self._shelf.counters.wire_out += length
+                self.queue(ANSWER.pack(ANSWER_MAGIC, FrameStatus.OK, 0, seq, length, digest_of(data)) + data)
+                return REQUEST.size + length
+        if not flags and not self.is_tls and length == handle.backing.chunk_length(offset // CHUNK):
+            digest = self._shelf.look(handle.backing, offset // CHUNK)
+            if digest:
+                self._shelf.counters.wire_out += length
+                self.queue(ANSWER.pack(ANSWER_MAGIC, FrameStatus.OK, 0, seq, length, digest))
+                self.out.append((FilePart(handle.backing, offset, length), None))
+                self.out_bytes += length
+                return REQUEST.size + length
+        slot = self._shelf.staging.take() if length > SMALL_BYTES else None
+        view = slot.view[:length] if slot is not None else memoryview(bytearray(length))
+        digest = self._shelf.read(handle.backing, offset, view)
+        if digest <= 0:
+            if slot is not None:
+                self._shelf.staging.give(slot)
+            status = FrameStatus.OK if digest == 0 else FrameStatus.CORRUPT
+            self.queue(ANSWER.pack(ANSWER_MAGIC, status, ZEROS if digest == 0 else 0, seq, 0, 0))
+            return REQUEST.size
+        self._queue_data(seq, digest, view, slot, compress=bool(flags & COMPRESSED))
+        return REQUEST.size + length
+
+    def _queue_data(self, seq: int, digest: int, view: memoryview, slot: Slot | None, *, compress: bool) -> None:
+        if compress:
+            packed = lz4.block.compress(view, store_size=False)
+            if len(packed) < len(view):
+                self._shelf.counters.wire_out += len(packed)
+                self.queue(ANSWER.pack(ANSWER_MAGIC, FrameStatus.OK, COMPRESSED, seq, len(packed), digest))
+                self.queue(packed)
+                if slot is not None:
+                    self._shelf.staging.give(slot)
+                return
+        self._shelf.counters.wire_out += len(view)
+        head = ANSWER.pack(ANSWER_MAGIC, FrameStatus.OK, 0, seq, len(view), digest)
+        if slot is None:
+            self.queue(head + view)
+        else:
+            self.queue(head)
+            self.queue(view, slot)
+
+    def _write(self, header: tuple[int, ...], slot: Slot) -> FrameStatus:
+        _, _, flags, number, _, length, wire, offset, digest = header
+        status, handle = self._handles.usable(number, WRITE)
+        if handle is None:
+            return status
+        backing = handle.backing
+        filling = bool(handle.claims.rights & FILL)
+        if offset + length > backing.size or (filling and backing.complete):
+            return FrameStatus.BAD
+        if backing.frozen or (not backing.complete and not filling):
+            return FrameStatus.FROZEN
+        if flags & COMPRESSED:
+            try:
+                plain = lz4.block.decompress(slot.view[:wire], uncompressed_size=length)
+            except (lz4.block.LZ4BlockError, ValueError):
+                return FrameStatus.CORRUPT
+            if len(plain) != length:
+                return FrameStatus.CORRUPT
+            slot.view[:length] = plain
+        elif wire != length:
+            return FrameStatus.BAD
+        if digest_of(slot.view[:length]) != digest:
+            return FrameStatus.CORRUPT
+        self._shelf.counters.wire_in += wire
+        return self._shelf.write(backing, offset, slot, length, digest)
+
+    def _small(self, op: int, number: int, seq: int) -> None:
+        status, handle = self._handles.usable(number, FILL if op == Op.FILL_END else 0)
+        if handle is None:
+            self._answer(status, seq)
+        elif op == Op.FILL_END:
+            self._answer(self._shelf.fill_ended(handle.backing), seq)
+        elif op == Op.STAT:
+            backing = handle.backing
+            written = sum(map(bool, backing.digests))
+            self._answer(FrameStatus.OK, seq, STAT.pack(backing.size, backing.generation, written, backing.frozen))
+        elif not self.is_local or not may(handle.claims.rights, READ):
+            self._answer(FrameStatus.DENIED, seq)
+        else:
+            self.out_fds.append(os.open(f"/proc/self/fd/{handle.backing.fd}", os.O_RDONLY | os.O_CLOEXEC))
+            self._answer(FrameStatus.OK, seq)
+
+
+_OPS = frozenset(Op)
+_LONGEST: dict[int, int] = {Op.HELLO: NONCE + 2, Op.OPEN: LONGEST_OPEN, Op.SEVER: NONCE}

@@ -1,0 +1,117 @@
+"""Where a write lies, whole and checked, before it changes what was there.
+
+Rule 1. An intent is valid only while its slot holds all data; then the data go to their place, then the digest is
+        stored, then the intent is cleared. Whoever dies in between leaves enough for the next one to finish.
+Rule 2. Finishing twice is the same as once.
+Rule 3. The journal for copies in memory is a memfd, held by keeper and server like the copies; that for copies on
+        disk is a file beside them.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from struct import Struct
+from typing import Final
+
+from distributed_grid.errors import ProtocolError
+from distributed_grid.memory.protocol.frames import CHUNK
+from distributed_grid.memory.server.copy_file import CopyFile, padded
+
+SLOTS: Final = 32
+_RECORD: Final = Struct("<IIQB200s")  # valid, length, offset, id length, id
+_RECORD_BYTES: Final = 256
+_VALID: Final = 0x74636E69
+
+
+class Slot:
+    """Room for one chunk; `index` is its place in the journal, -1 where it is not in one."""
+
+    __slots__ = ("index", "view")
+
+    def __init__(self, view: memoryview, index: int) -> None:
+        self.view = view
+        self.index = index
+
+
+class WriteJournal:
+    """Slots of one file, and what is to be done with the data in each."""
+
+    def __init__(self, fd: int, slots: int = SLOTS) -> None:
+        self.fd = fd
+        length = padded(slots * _RECORD_BYTES) + slots * CHUNK
+        found = os.fstat(fd).st_size
+        if found not in (0, length):
+            raise ProtocolError(f"a journal of {found} bytes instead of {length}")
+        if found == 0:
+            os.posix_fallocate(fd, 0, length) if slots == 1 else os.ftruncate(fd, length)
+        self._map = mmap.mmap(fd, length)
+        whole = memoryview(self._map)
+        start = padded(slots * _RECORD_BYTES)
+        self.slots = [Slot(whole[start + i * CHUNK : start + (i + 1) * CHUNK], i) for i in range(slots)]
+
+    @classmethod
+    def make(cls) -> WriteJournal:
+        """An empty one in memory."""
+        return cls(os.memfd_create("grid-journal", os.MFD_CLOEXEC))
+
+    def intend(self, slot: Slot, copy: str, offset: int, length: int) -> None:
+        """Say where the first `length` bytes of this slot belong."""
+        name, at = copy.encode(), slot.index * _RECORD_BYTES
+        _RECORD.pack_into(self._map, at, 0, length, offset, len(name), name)
+        self._map[at : at + 4] = _VALID.to_bytes(4, "little")
+
+    def settle(self, slot: Slot) -> None:
+        """They are there."""
+        at = slot.index * _RECORD_BYTES
+        self._map[at : at + 4] = b"\0\0\0\0"
+
+    def replay(self, held: Mapping[str, CopyFile]) -> int:
+        """Finish what was intended for these copies, and say how many chunks that were."""
+        done = 0
+        scratch = memoryview(bytearray(CHUNK))
+        for slot in self.slots:
+            valid, length, offset, letters, name = _RECORD.unpack_from(self._map, slot.index * _RECORD_BYTES)
+            backing = held.get(name[:letters].decode("ascii", "replace"))
+            fits = 1 <= length <= CHUNK and offset // CHUNK == (offset + length - 1) // CHUNK
+            if valid == _VALID and backing is not None and fits and offset + length <= backing.size:
+                backing.put(slot.view[:length], offset)
+                backing.seal(offset // CHUNK, scratch)
+                done += 1
+            self.settle(slot)
+        return done
+
+    def close(self) -> None:
+        """Let go of the descriptor; the mapping goes with its last user."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class StagedWrite:
+    """Chunks under way: slots of the journal as long as there are any, warm ones first, else of plain memory.
+
+    Slot 0 is kept back for writes whose data came by plain memory.
+    """
+
+    def __init__(self, journal: WriteJournal) -> None:
+        self._free = journal.slots[:0:-1]
+        self._plain: list[Slot] = []
+
+    def take(self) -> Slot:
+        if self._free:
+            return self._free.pop()
+        if self._plain:
+            return self._plain.pop()
+        return Slot(memoryview(bytearray(CHUNK)), -1)
+
+    def give(self, slot: Slot) -> None:
+        """Take it back. What it held stays readable to nobody: a slot is filled before it is read."""
+        if slot.index >= 0:
+            self._free.append(slot)
+        elif len(self._plain) < SLOTS:
+            self._plain.append(slot)
+
+
+assert _RECORD.size <= _RECORD_BYTES

@@ -1,0 +1,1 @@
+"""The agent's supervisor of its memory server."""

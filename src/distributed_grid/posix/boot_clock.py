@@ -1,0 +1,16 @@
+"""The clock of this boot, and the boot's name: what pids, holds and measurements are counted by."""
+
+from __future__ import annotations
+
+import time
+
+
+def boot_ms() -> int:
+    """Milliseconds since the machine started, those it slept included."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+
+def boot_id() -> str:
+    """Names this boot of the machine: a pid and start time mean nothing in another."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()

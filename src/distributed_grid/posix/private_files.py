@@ -1,0 +1,39 @@
+"""Small files: read whole from a descriptor, or written 0600 and atomically."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write_private(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Have the file hold this, mode 0600; when `durable` it is on the disk, under its name, before this returns.
+
+    Written aside and renamed, so whoever reads sees the old or the new. `OSError` leaves the old one.
+    """
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
+    fresh.replace(path)
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def read_all(fd: int) -> bytes:
+    """All that can be read from `fd`."""
+    parts = []
+    while part := os.read(fd, 65536):
+        parts.append(part)
+    return b"".join(parts)

@@ -1,0 +1,38 @@
+"""Unix sockets: paths that fit the kernel's 108 bytes, however deep the folder is, and who is at the other end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+MAX_PATH_BYTES = 100
+UNCONNECTED = -1
+"""The peer of a socket that is not connected, as when the backlog of the listener is full."""
+
+
+@contextlib.contextmanager
+def short_path(path: str | os.PathLike[str]) -> Iterator[str]:
+    """A name for this path that a socket can be bound or connected to, while it is used."""
+    name = os.fspath(path)
+    if len(os.fsencode(name)) < MAX_PATH_BYTES:
+        yield name
+        return
+    folder = os.open(os.path.dirname(name), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(name)}"
+    finally:
+        os.close(folder)
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """The user of the process at the other end, from SO_PEERCRED."""
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
+
+
+def is_own_peer(connection: socket.socket) -> bool:
+    """Whether the process at the other end is of this user, or of root."""
+    return peer_uid(connection) in (os.geteuid(), 0)

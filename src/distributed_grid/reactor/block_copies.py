@@ -1,0 +1,355 @@
+"""Deciding about the copies of blocks: where they are, how they move, what is lost.
+
+Rule 1: a move is: copy, then the new place with the next generation, then the old copy is freed. Until that is decided
+        the old places hold, and whatever dies on the way is begun again or given up, never half done.
+Rule 2: who has to leave goes to another lender; where none has room, to the disk of whoever borrowed it.
+Rule 3: a copy that is lost is made again from one that is left; a block is lost with its last one, and says so.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from distributed_grid.domain.blocks import Block, BlockCopy, CopyMove, block_of
+from distributed_grid.domain.events import (
+    BlockReleased,
+    CopiesFreed,
+    CopyLost,
+    CopyMade,
+    CopyNeeded,
+    CopyUnwanted,
+    Event,
+    MemoryServed,
+    MemoryWanted,
+)
+from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rebalancing import GRID_USER
+from distributed_grid.domain.resources import Amounts, Priority
+from distributed_grid.domain.rows import Row
+from distributed_grid.domain.states import LeaseEnd, LeaseState, NodeState, Step, advance_lease
+from distributed_grid.reactor.decision import Decision, Record
+from distributed_grid.reactor.lease_transitions import end_lease, grant
+from distributed_grid.scheduling.placement.placement import Placement
+from distributed_grid.scheduling.preemption.weighted_cover import CoverItem, lightest_cover
+from distributed_grid.scheduling.queue.queue import place_for
+
+AGAIN_MS = 5_000
+"""How long after a try the next one comes, where a copy found no place or could not be made."""
+DWELL_MS = 30_000
+"""How long what went to disk stays there before it is brought back to memory."""
+MOURN_MS = 24 * 3_600_000
+"""How long a block that is lost says so."""
+_ANYTHING = 1 << 100
+
+
+def copy_request(ledger: Ledger, block: Block, now: int, *, besides: tuple[str, ...] = ()) -> Request:
+    """What the next copy of a block asks of a node that has none, and is not the borrower's own."""
+    taken = (*(place.node for place in block.everywhere), *besides)
+    own = _borrower(ledger, block) - {block.prefer}
+    return Request(
+        f"{block.id}:{block.next_copy}",
+        block.user,
+        Amounts(memory_bytes=block.size_bytes),
+        Priority.MEDIUM,
+        prefer=(block.prefer,) if block.prefer in ledger.nodes else (),
+        wait_ms=0,
+        duration_ms=max(block.ends_at_ms - now, 1),
+        anti_affinity=tuple(name for name in dict.fromkeys((*taken, *sorted(own))) if name in ledger.nodes),
+        block=block.id,
+    )
+
+
+def _borrower(ledger: Ledger, block: Block) -> frozenset[str]:
+    """The nodes that are the borrower's own machine, where other machines could lend."""
+    if block.home:
+        return frozenset({block.home})
+    here = {node.name for node in ledger.nodes.values() if node.host == "local"}
+    return frozenset(here) if len(here) < len(ledger.nodes) else frozenset()
+
+
+def spot_for(
+    ledger: Ledger, block: Block, now: int, *, besides: tuple[str, ...] = (), at_home: bool = True
+) -> tuple[Lease, Placement] | None:
+    """Where the next copy of a block fits: elsewhere, or (`at_home`) on the borrower's own machine."""
+    request = copy_request(ledger, block, now, besides=besides)
+    taken = {*(place.node for place in block.everywhere), *besides}
+    anywhere = replace(request, anti_affinity=tuple(name for name in request.anti_affinity if name in taken))
+    for one in (request, anywhere) if at_home and anywhere != request else (request,):
+        asked = Lease(one.id, one, now)
+        found = place_for(ledger, asked, now)
+        if found is not None:
+            return asked, found
+    return None
+
+
+def add_copy(ledger: Ledger, block: Block, decision: Decision, now: int) -> Block:
+    """The block with one copy more, where there is room; its lease is put into the decision."""
+    place = _granted(ledger, block, decision, now)
+    assert place is not None
+    return replace(block, places=(*block.places, place), next_copy=block.next_copy + 1)
+
+
+def _granted(ledger: Ledger, block: Block, decision: Decision, now: int, *, at_home: bool = True) -> BlockCopy | None:
+    """A place for the next copy, with its lease; None where no node has room."""
+    spot = spot_for(ledger, block, now, at_home=at_home)
+    if spot is None:
+        return None
+    granted, lease, _ = grant(ledger, *spot, now, job=None)
+    decision.changes += granted.changes
+    decision.records += granted.records
+    lender = ledger.lenders.get(lease.node)
+    return BlockCopy(lease.id, lease.node, lender.incarnation if lender is not None else "")
+
+
+# ------------------------------------------------------------------ moving
+
+
+def on_unwanted(ledger: Ledger, event: CopyUnwanted, now: int) -> Decision:
+    """Begin to move a copy away: to another lender, else to the borrower's disk."""
+    block = ledger.blocks.get(event.block_id)
+    if block is None or block.freeing or block.moving is not None:
+        return Decision()
+    source = next((place for place in block.places if place.copy == event.copy), None)
+    if source is None or source.on_disk:
+        return Decision()
+    decision = Decision()
+    target = _granted(ledger, block, decision, now, at_home=False)
+    if target is None:
+        target = BlockCopy(f"{block.id}:{block.next_copy}", block.home, on_disk=True)
+    return _begun(block, source, target, decision, now, keep=False, why=event.why)
+
+
+def on_needed(ledger: Ledger, event: CopyNeeded, now: int) -> Decision:
+    """Begin to make a copy that is missing, or to bring one back from disk; not where no node has room."""
+    block = ledger.blocks.get(event.block_id)
+    if block is None or block.freeing or block.moving is not None or not block.places:
+        return Decision()
+    source = next((place for place in block.places if place.on_disk), block.places[0])
+    decision = Decision()
+    target = _granted(ledger, block, decision, now, at_home=False)
+    if target is None:
+        return Decision([replace(block, tried_at_ms=now)])
+    back = source.on_disk
+    why = "there is room in memory again" if back else "a copy is missing"
+    return _begun(block, source, target, decision, now, keep=not back, why=why)
+
+
+def _begun(
+    block: Block, source: BlockCopy, target: BlockCopy, decision: Decision, now: int, *, keep: bool, why: str
+) -> Decision:
+    moving = CopyMove(source.copy, target, block.generation + 1, keep, why)
+    changed = replace(block, moving=moving, next_copy=block.next_copy + 1, tried_at_ms=now)
+    decision.changes.insert(0, changed)
+    where = "disk" if target.on_disk else target.node
+    told = Record("block-moving", block.user, block.id, source.node, why, {"to": where, "keep": keep})
+    decision.records.append(told)
+    return decision
+
+
+def on_made(ledger: Ledger, event: CopyMade, now: int) -> Decision:
+    """The copy is there, so it is one of the block's places from now on; one that failed is given up."""
+    block = ledger.blocks.get(block_of(event.source))
+    moving = block.moving if block is not None else None
+    if block is None or moving is None or (moving.source, moving.generation) != (event.source, event.generation):
+        return Decision()
+    source = next(place for place in block.places if place.copy == moving.source)
+    if event.nodes and source.node not in event.nodes:
+        return Decision()
+    if event.problem:
+        return _given_up(ledger, block, moving, event.problem, now)
+    target, record = moving.place, Record("block-moved", block.user, block.id, moving.place.node, moving.why)
+    if moving.keep:
+        places = (*block.places, target)
+        return Decision([replace(block, generation=moving.generation, moving=None, places=places)], [record])
+    places = tuple(target if place is source else place for place in block.places)
+    moved = replace(
+        block, generation=moving.generation, moving=None, places=places, leaving=(*block.leaving, source), prefer=""
+    )
+    return Decision([moved, *leaving_lease(ledger, source, moving.why)], [record])
+
+
+def _given_up(ledger: Ledger, block: Block, moving: CopyMove, problem: str, now: int) -> Decision:
+    """A copy that could not be made: what there is of it is freed, and the source may be written to again."""
+    kept = replace(
+        block,
+        generation=moving.generation + 1,
+        moving=None,
+        leaving=(*block.leaving, moving.place),
+        tried_at_ms=now,
+        prefer="",
+    )
+    rows = [kept, *leaving_lease(ledger, moving.place, problem)]
+    return Decision(rows, [Record("block-not-moved", block.user, block.id, moving.place.node, problem)])
+
+
+def leaving_lease(ledger: Ledger, place: BlockCopy, why: str) -> list[Row]:
+    """The lease of a copy that is to be freed, where that is news: one on disk, or that was lost, has none."""
+    lease = ledger.leases.get(place.copy)
+    if lease is None or lease.state not in (LeaseState.RESERVING, LeaseState.ACTIVE):
+        return []
+    return [replace(lease, state=advance_lease(lease.state, Step.RELEASE), detail=why)]
+
+
+# ------------------------------------------------------------------ freed and lost
+
+
+def on_freed(ledger: Ledger, event: CopiesFreed, now: int) -> Decision:
+    """Settle the first of the copies that are gone, then the others."""
+    copy, *others = event.copies
+    decision = _freed(ledger, copy, event.nodes, now)
+    if others:
+        decision.follow.append(CopiesFreed(tuple(others), event.nodes))
+    return decision
+
+
+def _freed(ledger: Ledger, copy: str, nodes: tuple[str, ...], now: int) -> Decision:
+    block = ledger.blocks.get(block_of(copy))
+    place = next((one for one in block.leaving if one.copy == copy), None) if block is not None else None
+    if block is None or place is None or (nodes and place.node not in nodes):
+        return Decision()
+    return _without(ledger, replace(block, leaving=_besides(block.leaving, copy)), place, LeaseEnd.RELEASED, "", now)
+
+
+def on_lost(ledger: Ledger, event: CopyLost, now: int) -> Decision:
+    """Go on without a copy; the block is lost with its last one."""
+    block = ledger.blocks.get(event.block_id)
+    place = next((one for one in block.everywhere if one.copy == event.copy), None) if block is not None else None
+    if block is None or place is None:
+        return Decision()
+    if block.moving is not None and event.copy in (block.moving.source, block.moving.place.copy):
+        decision = _given_up(ledger, block, block.moving, event.why, now)
+        decision.follow.append(event)
+        return decision
+    left = replace(block, places=_besides(block.places, event.copy), leaving=_besides(block.leaving, event.copy))
+    records: list[Record] = []
+    if left.places != block.places:
+        left = replace(left, generation=block.generation + 1, tried_at_ms=0)
+        records.append(Record("copy-lost", block.user, block.id, place.node, event.why))
+        if not left.places:
+            left = replace(
+                left, lost=True, tried_at_ms=now, detail=f"lost with {place.node or 'its disk'}: {event.why}"
+            )
+            records.append(Record("block-lost", block.user, block.id, place.node, event.why))
+    decision = _without(ledger, left, place, LeaseEnd.LOST, event.why, now)
+    decision.records += records
+    return decision
+
+
+def _without(ledger: Ledger, block: Block, place: BlockCopy, end: LeaseEnd, why: str, now: int) -> Decision:
+    """The block after one of its copies is gone, and the end of that copy's lease."""
+    lease = ledger.leases.get(place.copy)
+    decision = end_lease(ledger, lease, end, why or lease.detail, now) if lease is not None else Decision()
+    decision.changes.insert(0, block)
+    return decision
+
+
+def _besides(places: tuple[BlockCopy, ...], copy: str) -> tuple[BlockCopy, ...]:
+    return tuple(place for place in places if place.copy != copy)
+
+
+# ------------------------------------------------------------------ what lenders say, and what time asks for
+
+
+def on_served(ledger: Ledger, event: MemoryServed, now: int) -> Decision:
+    """Take in how a node's memory can be used; copies of another life of it are lost, new ones belong to this one."""
+    lender = event.lender
+    decision = Decision([lender])
+    if lender.is_over:
+        decision.follow += _never_there(ledger, lender.node, event.problem)
+        return decision
+    for block_id in ledger.blocks_at.get(lender.node, ()):
+        block = ledger.blocks[block_id]
+        there = [place for place in block.everywhere if place.node == lender.node]
+        lost = [place.copy for place in there if _is_gone(block, place, lender.incarnation, event.on_disk)]
+        why = f"the memory of {lender.node or 'the control plane'} was lost with its processes"
+        decision.follow += [CopyLost(block_id, copy, why) for copy in lost]
+        fresh = [place.copy for place in there if not place.on_disk and not place.incarnation]
+        if fresh:
+            decision.changes.append(_in_this_life(block, fresh, lender.incarnation))
+    return decision
+
+
+def _never_there(ledger: Ledger, node: str, problem: str) -> list[Event]:
+    """What was to be on a node whose memory cannot be used; what was there before may be there again."""
+    if not problem:
+        return []
+    blocks = (ledger.blocks[block_id] for block_id in ledger.blocks_at.get(node, ()))
+    return [
+        CopyLost(block.id, place.copy, f"{node}: {problem}" if node else problem)
+        for block in blocks
+        for place in block.everywhere
+        if place.node == node and not place.incarnation and (not place.on_disk or place not in block.places)
+    ]
+
+
+def _is_gone(block: Block, place: BlockCopy, incarnation: str, on_disk: tuple[str, ...]) -> bool:
+    if place.on_disk:
+        return place in block.places and place.copy not in on_disk
+    return bool(place.incarnation) and place.incarnation != incarnation
+
+
+def _in_this_life(block: Block, copies: list[str], incarnation: str) -> Block:
+    def settled(place: BlockCopy) -> BlockCopy:
+        return replace(place, incarnation=incarnation) if place.copy in copies else place
+
+    moving = block.moving
+    return replace(
+        block,
+        places=tuple(settled(place) for place in block.places),
+        leaving=tuple(settled(place) for place in block.leaving),
+        moving=replace(moving, place=settled(moving.place)) if moving is not None else None,
+    )
+
+
+def on_memory_wanted(ledger: Ledger, event: MemoryWanted, now: int) -> Decision:
+    """Move away as much of what blocks hold on a node as its owner needs, and as little else as can be."""
+    here = [ledger.blocks[block_id] for block_id in ledger.blocks_at.get(event.node, ())]
+    short, free = event.memory_bytes, []
+    for block in here:
+        copies = [place for place in block.places if place.node == event.node and not place.on_disk]
+        going = any(place.node == event.node and not place.on_disk for place in block.leaving)
+        if going or (copies and block.moving is not None and block.moving.source == copies[0].copy):
+            short -= block.size_bytes
+        elif copies and block.moving is None:
+            free.append((block, copies[0]))
+    if short <= 0 or not free:
+        return Decision()
+    items = [CoverItem(block.size_bytes, 0, (block.size_bytes,)) for block, _ in free]
+    found = lightest_cover(items, (short,), _ANYTHING)
+    chosen = free if found is None else [free[at] for at in found]
+    why = f"the owner of {event.node} needs its memory"
+    return Decision(follow=[CopyUnwanted(block.id, place.copy, why) for block, place in chosen])
+
+
+def overdue(ledger: Ledger, now: int) -> list[Event]:
+    """What blocks need that nothing but time brings about."""
+    events: list[Event] = []
+    for node in ledger.nodes.values():
+        if node.state is NodeState.DRAINING and node.name in ledger.blocks_at:
+            events += _draining(ledger, node.name, now)
+    for block_id in ledger.unsettled_blocks:
+        block = ledger.blocks[block_id]
+        gone = [place.copy for place in block.leaving if place.node and place.node not in ledger.nodes]
+        mourned = block.lost and now - block.tried_at_ms >= MOURN_MS
+        if not block.freeing and (mourned or block.ends_at_ms <= now):
+            events.append(BlockReleased(block_id, GRID_USER, "its time is over"))
+        elif gone:
+            events.append(CopiesFreed(tuple(gone)))
+        elif not block.freeing and block.moving is None and block.places and now - block.tried_at_ms >= _pause(block):
+            events.append(CopyNeeded(block_id))
+    return events
+
+
+def _pause(block: Block) -> int:
+    return DWELL_MS if any(place.on_disk for place in block.places) else AGAIN_MS
+
+
+def _draining(ledger: Ledger, node: str, now: int) -> list[Event]:
+    found: list[Event] = []
+    for block_id in ledger.blocks_at[node]:
+        block = ledger.blocks[block_id]
+        if block.moving is None and now - block.tried_at_ms >= AGAIN_MS:
+            there = (place for place in block.places if place.node == node and not place.on_disk)
+            found += [CopyUnwanted(block_id, place.copy, f"{node} is being drained") for place in there]
+    return found

@@ -1,0 +1,203 @@
+"""The steps of a lease that several deciders share: granting, displacing, ending."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from msgspec.structs import replace
+
+from distributed_grid.domain.engines import Binding
+from distributed_grid.domain.events import CopyLost, Event, JobCancelled, QueueScanned
+from distributed_grid.domain.jobs import Attempt, Ending, Job, StopOrder
+from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rebalancing import GRID_USER
+from distributed_grid.domain.resources import Claim, Priority
+from distributed_grid.domain.rows import Counter, Row
+from distributed_grid.domain.states import LeaseEnd, LeaseState, Step, advance_job, advance_lease
+from distributed_grid.reactor.decision import Decision, Record
+from distributed_grid.scheduling.placement.explanation import choice_of
+from distributed_grid.scheduling.placement.placement import Placement
+from distributed_grid.scheduling.preemption.preemption import Preemption
+from distributed_grid.scheduling.queue import fairness, reasons
+
+FENCE = "fence"
+
+
+def grant(
+    ledger: Ledger,
+    lease: Lease,
+    place: Placement,
+    now: int,
+    *,
+    job: Job | None,
+    awaits: tuple[str, ...] = (),
+    displaced: tuple[str, ...] = (),
+) -> tuple[Decision, Lease, Job | None]:
+    """Give an asked lease its place; a job gets its next attempt with it, a gang one lease for each member."""
+    claim = place.claim
+    fence = ledger.counters.get(FENCE, 0) + 1
+    bound = job is None and not awaits
+    granted = _granted(ledger, lease, place.node, claim, now, fence=fence, bound=bound)
+    if awaits:
+        granted = replace(granted, awaits=awaits)
+    members: list[Lease] = []
+    if place.others:
+        nodes = (place.node, *(node for node, _ in place.others))
+        granted = replace(granted, gang=lease.id, gang_nodes=nodes)
+        for number, (node, share) in enumerate(place.others, 2):
+            fence += 1
+            member = replace(lease, id=f"{lease.id}:{number}", gang=lease.id, gang_nodes=nodes)
+            members.append(_granted(ledger, member, node, share, now, fence=fence, bound=bound))
+    choice = choice_of(ledger, lease.request, place, now, displaced=displaced)
+    rows: list[Row] = [granted, *members, Counter(FENCE, fence)]
+    rows += [binding_for(ledger, one, one.fence, now) for one in (granted, *members) if one.engine]
+    decision = Decision(changes=rows, choice=choice)
+    decision.changes += _account(ledger, lease.request.user, now, begins=lease)
+    record = record_of("granted", granted, job)
+    record.data["asked"] = reasons.amounts(lease.request.ask)
+    record.data["priority"] = lease.request.priority.name.lower()
+    record.data["waited_ms"] = now - lease.asked_at_ms
+    record.data["choice"] = choice
+    if claim.gpus:
+        record.data["gpus"] = [str(share.index) for share in claim.gpus]
+    if place.others:
+        record.data["gang"] = list(granted.gang_nodes)
+    decision.records.append(record)
+    if job is None:
+        return decision, granted, None
+    seen = ledger.sightings.get(place.node)
+    boot = seen.boot if seen is not None else ""
+    attempt = Attempt(len(job.attempts) + 1, lease.id, place.node, fence, now, boot=boot)
+    assigned = replace(job, state=advance_job(job.state, Step.ASSIGN), attempts=(*job.attempts, attempt))
+    decision.changes.append(assigned)
+    return decision, granted, assigned
+
+
+def _granted(ledger: Ledger, lease: Lease, node: str, claim: Claim, now: int, *, fence: int, bound: bool) -> Lease:
+    """The lease with its place, under this fence."""
+    state = advance_lease(lease.state, Step.GRANT)
+    duration, seen = lease.request.duration_ms, ledger.sightings.get(node)
+    lender = ledger.nodes[node]
+    engine = lender.engine if lender.engine_node and not lease.request.within else ""
+    return replace(
+        lease,
+        state=advance_lease(state, Step.BIND) if bound and not engine else state,
+        engine=engine,
+        node=node,
+        claim=claim,
+        fence=fence,
+        granted_at_ms=now,
+        ends_at_ms=now + duration if duration else 0,
+        generation=seen.generation if seen is not None else 0,
+    )
+
+
+def binding_for(ledger: Ledger, lease: Lease, fence: int, now: int, *, again: bool = False) -> Binding:
+    """The binding that a lease needs in the engine of its node, under this fence."""
+    return Binding(lease.id, fence, lease.node, ledger.nodes[lease.node].engine_node, now, again=again)
+
+
+def record_of(type_: str, lease: Lease, job: Job | None, reason: str = "") -> Record:
+    """A line about a lease; what happens to a job's lease is told under the job."""
+    data: dict[str, str | int | list[str]] = {"allocation_id": lease.id}
+    if job is not None:
+        data["job_id"] = job.id
+    return Record(type_, lease.request.user, lease.job or lease.id, lease.node, reason, data)
+
+
+def yield_to(ledger: Ledger, way: Preemption, preemptor: Lease, now: int) -> tuple[Decision, tuple[str, ...]]:
+    """Ask the victims to go; the second value is who must be waited for."""
+    decision = Decision()
+    gone = set()
+    for lease_id in way.victims:
+        victim = ledger.leases[lease_id]
+        why = f"made room for {preemptor.request.priority.name.lower()} request {preemptor.id}"
+        record = record_of("preempted", victim, ledger.jobs.get(victim.job), why)
+        record.data["preemptor"] = preemptor.id
+        decision.records.append(record)
+        leaving = replace(victim, state=advance_lease(victim.state, Step.RELEASE), yields_to=preemptor.id, detail=why)
+        if not victim.job:
+            decision.changes.append(_ended(leaving, LeaseEnd.PREEMPTED, why, now))
+            decision.changes += _gang_ended(ledger, victim, LeaseEnd.PREEMPTED, why, now, besides=set(way.victims))
+            decision.changes += _account(ledger, victim.request.user, now)
+            gone.add(lease_id)
+            continue
+        job = ledger.jobs[victim.job]
+        stop = StopOrder(Ending.PREEMPTED, why, now, requeue=True)
+        decision.changes += [leaving, replace(job, state=advance_job(job.state, Step.STOP), stop=stop)]
+    return decision, tuple(lease_id for lease_id in way.awaits if lease_id not in gone)
+
+
+def end_lease(ledger: Ledger, lease: Lease, end: LeaseEnd, detail: str, now: int) -> Decision:
+    """End a lease that nothing runs under any more, and let those who waited for it go on."""
+    if lease.state in (LeaseState.RESERVING, LeaseState.ACTIVE):
+        lease = replace(lease, state=advance_lease(lease.state, Step.RELEASE))
+    held = lease.holds
+    over = _ended(lease, end, detail, now)
+    kind = "withdrawn" if end is LeaseEnd.WITHDRAWN else "expired" if end is LeaseEnd.EXPIRED else "released"
+    record = record_of(kind, lease, ledger.jobs.get(lease.job), detail or str(end))
+    decision = Decision(changes=[over], records=[record])
+    if held:
+        decision.changes += _freed_for(ledger, lease)
+        decision.changes += _gang_ended(ledger, lease, end, detail, now)
+        decision.changes += _account(ledger, lease.request.user, now, over=over)
+    decision.follow = [QueueScanned()] if ledger.waiting else []
+    decision.follow += users_out(ledger, lease.id)
+    if lease.request.block:
+        decision.follow.append(CopyLost(lease.request.block, lease.id, detail))
+    return decision
+
+
+def users_out(ledger: Ledger, lease_id: str) -> list[Event]:
+    """The jobs that used a lease go when it is over."""
+    users = (ledger.leases[user].job for user in ledger.users_of.get(lease_id, ()))
+    return [JobCancelled(uid, GRID_USER, f"what it used ({lease_id}) is over") for uid in users]
+
+
+def _account(
+    ledger: Ledger, user: str, now: int, *, begins: Lease | None = None, over: Lease | None = None
+) -> list[Row]:
+    """A user's account up to now, where that is news: what it holds is about to change."""
+    account = fairness.settled(ledger, user, now, begins=begins, over=over)
+    return [] if account == ledger.accounts.get(user) else [account]
+
+
+def _gang_ended(
+    ledger: Ledger, lease: Lease, end: LeaseEnd, detail: str, now: int, *, besides: Collection[str] = ()
+) -> list[Row]:
+    """The other members of a gang end with the one that ends."""
+    gone: list[Row] = []
+    for member_id in ledger.gangs.get(lease.gang, ()):
+        if member_id == lease.id or member_id in besides:
+            continue
+        member = ledger.leases[member_id]
+        if member.state is not LeaseState.RELEASING:
+            member = replace(member, state=advance_lease(member.state, Step.RELEASE))
+        gone.append(_ended(member, end, f"its gang ended on {lease.node}: {detail or end}", now))
+        gone += _freed_for(ledger, member)
+    return gone
+
+
+def _ended(lease: Lease, end: LeaseEnd, detail: str, now: int) -> Lease:
+    step = Step.WITHDRAW if lease.state is LeaseState.ASKED else Step.END
+    state = advance_lease(lease.state, step)
+    return replace(lease, state=state, claim=None, awaits=(), end=end, detail=detail, ended_at_ms=now)
+
+
+def _freed_for(ledger: Ledger, gone: Lease) -> list[Row]:
+    """The preemptors that waited for this one, one victim nearer to their start."""
+    changed: list[Row] = []
+    for waiting in [ledger.leases[lease_id] for lease_id in ledger.awaiting.get(gone.node, ())]:
+        if gone.id not in waiting.awaits:
+            continue
+        left = tuple(lease_id for lease_id in waiting.awaits if lease_id != gone.id)
+        state = waiting.state
+        if not left and not waiting.job and not waiting.engine:
+            state = advance_lease(state, Step.BIND)
+        changed.append(replace(waiting, awaits=left, state=state))
+    return changed
+
+
+def is_urgent(lease: Lease) -> bool:
+    return lease.request.priority >= Priority.URGENT

@@ -1,0 +1,122 @@
+"""Deciding about balance: what a reading of all nodes means for the leases that the grid holds for them.
+
+Rule 1: first what was read is noted, then one move after the other, each on what the last one left.
+Rule 2: a request of the grid that is refused is a line in the audit trail, never a failure.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from distributed_grid.domain.events import LeaseAsked, LeaseExtended, LeaseReleased, PressureRead
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rebalancing import GRID_USER, Advice, PressureWatch, RebalanceState, resource_of
+from distributed_grid.domain.resources import ResourceType
+from distributed_grid.domain.rows import Counter
+from distributed_grid.errors import GridError
+from distributed_grid.reactor import jobs, leases
+from distributed_grid.reactor.decision import Decision, LeaseAnswer, Record
+from distributed_grid.scheduling.rebalancing.borrow_plan import COUNTER, Borrow, Deny
+from distributed_grid.scheduling.rebalancing.plan import Advise, GiveBack, Move, Renew, next_move
+from distributed_grid.scheduling.rebalancing.pressure import PressureScan, look_at
+from distributed_grid.scheduling.rebalancing.tracking import agenda_of, watched
+
+ASKED, REFUSED, GIVEN_BACK = "asked", "refused", "given_back"
+ACTIONS = (ASKED, REFUSED, GIVEN_BACK)
+"""What a `rebalanced` line can be about."""
+
+
+def on_pressure_read(ledger: Ledger, event: PressureRead, now: int) -> Decision:
+    """Note what was read, or make the next move; then look again."""
+    look = look_at(ledger, event.readings, event.rules, now, event.agenda)
+    if event.agenda is None:
+        noted = watched(look)
+        return Decision([*noted], follow=[replace(event, agenda=agenda_of(look, noted))])
+    for place, name in enumerate(event.agenda.ahead):
+        move = next_move(look, name)
+        if move is not None:
+            decision = _made(look, move)
+            decision.answer = None
+            left = replace(event.agenda, ahead=event.agenda.ahead[place:])
+            decision.follow.append(replace(event, agenda=left))
+            return decision
+    return Decision()
+
+
+def _made(look: PressureScan, move: Move) -> Decision:
+    if isinstance(move, GiveBack):
+        return _given_back(look, move)
+    if isinstance(move, Renew):
+        return leases.on_extended(look.ledger, LeaseExtended(move.lease.id, GRID_USER, move.extra_ms), look.now)
+    if isinstance(move, Borrow):
+        return _borrowed(look, move)
+    if isinstance(move, Deny):
+        row = _acted(look, move.node, move.resource, refused=True)
+        return Decision([row], [_record(REFUSED, move.node, move.resource, move.reason, subject=move.node)])
+    return _advised(look, move)
+
+
+def _given_back(look: PressureScan, move: GiveBack) -> Decision:
+    lease = move.lease
+    decision = jobs.on_released(look.ledger, LeaseReleased(lease.id, GRID_USER, move.reason), look.now)
+    target, resource = lease.request.target, resource_of(lease.request.ask)
+    if target in look.ledger.nodes:
+        decision.changes.append(_acted(look, target, resource, at_ms=look.now))
+    record = _record(GIVEN_BACK, target, resource, move.reason, subject=lease.id)
+    record.data["source_node"] = lease.node
+    decision.records.append(record)
+    return decision
+
+
+def _borrowed(look: PressureScan, move: Borrow) -> Decision:
+    ledger, request, now = look.ledger, move.request, look.now
+    try:
+        decision = leases.on_asked(ledger, LeaseAsked(request), now)
+    except GridError as refusal:
+        told = look.balance(request.target).watch(move.resource).refused
+        row = _acted(look, request.target, move.resource, at_ms=now, refused=True)
+        why = f"{move.reason}: {refusal}"
+        record = _record(REFUSED, request.target, move.resource, why, subject=request.id)
+        return Decision([row], [] if told else [record])
+    answer = decision.answer
+    assert isinstance(answer, LeaseAnswer)
+    number = ledger.counters.get(COUNTER, 0) + 1
+    decision.changes += [_acted(look, request.target, move.resource, at_ms=now), Counter(COUNTER, number)]
+    record = _record(ASKED, request.target, move.resource, move.reason, subject=request.id)
+    record.data["source_node"] = answer.lease.node
+    decision.records.append(record)
+    return decision
+
+
+def _advised(look: PressureScan, move: Advise) -> Decision:
+    advice, balance = move.advice, look.balance(move.node)
+    row = replace(balance, advice=advice, advised_at_ms=look.now)
+    return Decision([row], [_recommendation(look.ledger, move.node, advice)])
+
+
+def _recommendation(ledger: Ledger, node: str, advice: Advice) -> Record:
+    data: dict[str, str | int | list[str]] = {"from": node, "to": advice.to, "cause": advice.cause}
+    job = ledger.jobs.get(advice.job)
+    if job is not None:
+        data["job_id"] = job.id
+    return Record("recommended", GRID_USER, advice.job or node, node, advice.reason, data)
+
+
+def _acted(
+    look: PressureScan, node: str, resource: ResourceType, *, at_ms: int | None = None, refused: bool = False
+) -> RebalanceState:
+    """What is remembered of a node for which something was done, or could not be."""
+    balance = look.balance(node)
+    old = balance.watch(resource)
+    acted_at_ms = old.acted_at_ms if at_ms is None else at_ms
+    watch = PressureWatch(old.above_since_ms, old.below_since_ms, acted_at_ms, refused)
+    return replace(balance, **{str(resource): watch})
+
+
+def _record(action: str, node: str, resource: ResourceType, reason: str, *, subject: str) -> Record:
+    data: dict[str, str | int | list[str]] = {
+        "action": action,
+        "resource_type": str(resource),
+        "target_node": node,
+    }
+    return Record("rebalanced", GRID_USER, subject, node, reason, data)

@@ -1,0 +1,1 @@
+"""Offers: what a node will lend, from what was measured."""

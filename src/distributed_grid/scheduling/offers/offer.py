@@ -1,0 +1,153 @@
+"""What a node is ready to lend, out of what was measured: the owner's part stays with the owner.
+
+Rule 1: whether a resource is lent at all is decided slowly (`idleness`), how much of it at once.
+Rule 2: never more than is free at this moment, and never more than the caps allow.
+Rule 3: of CPU and memory only the part of what is free above the excess threshold. A GPU is lent whole or not at all.
+Rule 4: an offer shrinks with the measurement. It grows when the growth is worth telling, or when it grows old.
+"""
+
+from __future__ import annotations
+
+from distributed_grid.domain.engines import EngineCapacity, EngineResources
+from distributed_grid.domain.indexes.node_claims import NodeClaims
+from distributed_grid.domain.node_statistics import Idleness
+from distributed_grid.domain.nodes import Node, NodeObservation, OfferThresholds, Usage
+from distributed_grid.domain.offers import Offer
+from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, GpuDevice, cores, gigabytes
+from distributed_grid.scheduling.offers.idleness import idleness
+
+WORTH_TELLING = 10
+"""An offer grows at once by this part of what the node has; by less when it is made anew."""
+
+
+def offered(
+    node: Node,
+    seen: NodeObservation,
+    old: Offer | None,
+    *,
+    anew: bool = False,
+    stock: EngineCapacity | None = None,
+    used: NodeClaims | None = None,
+) -> Offer | None:
+    """The node's next offer; None while the old one still holds. With `anew` it is made in any case.
+
+    It is never more than the stock that an engine has for us there; `used` is what of that is lent.
+    """
+    if seen.usage is None:
+        return None
+    lends, keeps = lending(node, seen.usage, seen.idleness)
+    if seen.yields:
+        lends, keeps = NOTHING, ("its owner is using it",)
+    elif stock is not None:
+        lends, keeps = _within(lends, stock.room, keeps, used or NodeClaims())
+    now = seen.at_ms
+    young = old is not None and now - old.made_at_ms < node.refresh_ms
+    if old is not None and young and not anew and _still_says(node, old, lends, keeps):
+        return None
+    generation = old.generation + 1 if old is not None else 1
+    return Offer(node.name, generation, lends, now, now + node.offer_ms, keeps)
+
+
+def _within(
+    lends: Capacity, room: EngineResources, keeps: tuple[str, ...], used: NodeClaims
+) -> tuple[Capacity, tuple[str, ...]]:
+    """What of a loan the node's engine has for us, and what it has not."""
+    most = -(-room.gpu_milli // WHOLE_GPU)
+    devices = sorted(lends.gpus, key=lambda device: (device.index not in used.gpu_milli, device.index))[:most]
+    limited = Capacity(
+        min(lends.cpu_milli, room.cpu_milli),
+        min(lends.memory_bytes, room.memory_bytes),
+        tuple(sorted(devices, key=lambda device: device.index)),
+        lends.custom,
+    )
+    return limited, keeps if limited == lends else (*keeps, "its engine has given the rest to others")
+
+
+def _still_says(node: Node, old: Offer, lends: Capacity, keeps: tuple[str, ...]) -> bool:
+    """Whether an offer promises nothing that is gone, and hides nothing worth telling."""
+    if (old.lends.gpus, old.lends.custom, len(old.keeps)) != (lends.gpus, lends.custom, len(keeps)):
+        return False
+    grown = (
+        (lends.cpu_milli - old.lends.cpu_milli, node.capacity.cpu_milli),
+        (lends.memory_bytes - old.lends.memory_bytes, node.capacity.memory_bytes),
+    )
+    return all(more == 0 or 0 < more * WORTH_TELLING < has for more, has in grown)
+
+
+def lending(node: Node, usage: Usage, idle: Idleness | None = None) -> tuple[Capacity, tuple[str, ...]]:
+    """What the node lends in all, and why it keeps the rest. Without thresholds everything within the caps.
+
+    Without `idle` the measurement is taken for the node's first.
+    """
+    most, limits = node.lendable, node.thresholds
+    if limits is None:
+        return most, () if node.caps.can_share else ("does not share",)
+    idle = idle or idleness(node, usage, None, 0)
+    assert idle is not None
+    keeps: list[str] = []
+    cpu = _cpu(node, usage, limits, idle, keeps)
+    memory = _memory(node, usage, limits, idle, keeps)
+    gpus = tuple(device for device in most.gpus if _lends_gpu(device, usage, limits, idle, keeps))
+    return Capacity(min(cpu, most.cpu_milli), min(memory, most.memory_bytes), gpus, most.custom), tuple(keeps)
+
+
+def _cpu(node: Node, usage: Usage, limits: OfferThresholds, idle: Idleness, keeps: list[str]) -> int:
+    busy, most = usage.cpu_outside_milli, limits.cpu_busy_max_milli
+    free = node.capacity.cpu_milli * max(1000 - busy, 0) // 1000
+    enough = free >= limits.cpu_min_milli
+    if idle.cpu.lent and enough:
+        return _above_excess(free, node.capacity.cpu_milli, limits, "CPU", keeps)
+    if busy > most:
+        keeps.append(f"CPU {_percent(busy)} busy, may be {_percent(most)}")
+    elif not enough:
+        keeps.append(f"{cores(free)} free, at least {cores(limits.cpu_min_milli)} needed to lend any")
+    else:
+        keeps.append(f"CPU {_percent(busy)} busy, but {_not_long_enough(limits)}")
+    return 0
+
+
+def _memory(node: Node, usage: Usage, limits: OfferThresholds, idle: Idleness, keeps: list[str]) -> int:
+    used, most = 1000 * usage.memory_outside_bytes // max(node.capacity.memory_bytes, 1), limits.memory_used_max_milli
+    free = max(node.capacity.memory_bytes - usage.memory_outside_bytes, 0)
+    enough = free >= limits.memory_min_bytes
+    if idle.memory.lent and enough:
+        return _above_excess(free, node.capacity.memory_bytes, limits, "memory", keeps)
+    if used > most:
+        keeps.append(f"memory {_percent(used)} used, may be {_percent(most)}")
+    elif not enough:
+        keeps.append(f"{gigabytes(free)} free, at least {gigabytes(limits.memory_min_bytes)} needed to lend any")
+    else:
+        keeps.append(f"memory {_percent(used)} used, but {_not_long_enough(limits)}")
+    return 0
+
+
+def _lends_gpu(device: GpuDevice, usage: Usage, limits: OfferThresholds, idle: Idleness, keeps: list[str]) -> bool:
+    leaning = idle.gpu(device.index)
+    if leaning is None or leaning.lent:
+        return leaning is not None
+    seen = next((gpu for gpu in usage.gpus if gpu.index == device.index), None)
+    busy = seen.busy_milli if seen is not None else 0
+    free = device.memory_bytes - seen.memory_bytes if seen is not None else limits.gpu_memory_min_bytes
+    if busy > limits.gpu_busy_max_milli:
+        keeps.append(f"GPU {device.index} {_percent(busy)} busy, may be {_percent(limits.gpu_busy_max_milli)}")
+    elif free < limits.gpu_memory_min_bytes:
+        keeps.append(f"GPU {device.index}: {gigabytes(free)} free, {gigabytes(limits.gpu_memory_min_bytes)} needed")
+    else:
+        keeps.append(f"GPU {device.index} {_percent(busy)} busy, but {_not_long_enough(limits)}")
+    return False
+
+
+def _above_excess(free: int, has: int, limits: OfferThresholds, what: str, keeps: list[str]) -> int:
+    """The part of what is free that may be lent."""
+    lent = max(free + -has * limits.excess_milli // 1000, 0)
+    if not lent and limits.excess_milli:
+        keeps.append(f"{what} {_percent(1000 * free // max(has, 1))} free, keeps {_percent(limits.excess_milli)}")
+    return lent
+
+
+def _percent(milli: int) -> str:
+    return f"{milli / 10:g} %"
+
+
+def _not_long_enough(limits: OfferThresholds) -> str:
+    return f"not idle for {limits.dwell_ms / 60_000:g} min yet"

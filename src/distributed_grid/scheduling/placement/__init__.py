@@ -1,0 +1,1 @@
+"""Placement: filters, scores, the chosen node, and why."""

@@ -1,0 +1,226 @@
+"""Why a request was placed where it was: noted as numbers when it is decided, told in words when somebody asks.
+
+Rule 1: a choice is made from the state it was decided on, and never looked up again: it is what counted then.
+Rule 2: noting one costs next to nothing, as it is done with every grant; sentences are made at the border.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from distributed_grid.domain.leases import Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.resources import GB, WHOLE_GPU
+from distributed_grid.domain.scheduling_policy import Strategy
+from distributed_grid.scheduling.placement.confidence import confidence
+from distributed_grid.scheduling.placement.placement import Placement, strategy_of
+from distributed_grid.scheduling.placement.scores import CLASS_ROOM
+
+
+class NodeScore(Struct, frozen=True, array_like=True):
+    """A node as it stood: its score, who lends first (its rank), and what was free of what it lent."""
+
+    node: str
+    score: int
+    rank: int
+    cpu_free: int
+    cpu_lends: int
+    memory_free: int
+    memory_lends: int
+    gpu_free: int = 0
+    gpu_lends: int = 0
+
+
+class Choice(Struct, frozen=True, omit_defaults=True):
+    """The node that was chosen and those that came next, how sure that is, and what counted.
+
+    `confidence` is in thousandths, as are its three factors. `fits` is among how many nodes it was chosen; `displaced`
+    are the leases that make room, where there was none.
+    """
+
+    best: NodeScore
+    strategy: Strategy
+    fits: int
+    confidence: int
+    margin: int = 1000
+    freshness: int = 1000
+    stay: int = 1000
+    term_ms: int = 0
+    next: tuple[NodeScore, ...] = ()
+    preferred: bool = False
+    target: str = ""
+    group: str = ""
+    others: tuple[str, ...] = ()
+    displaced: tuple[str, ...] = ()
+
+    @property
+    def node(self) -> str:
+        return self.best.node
+
+
+class Alternative(Struct, frozen=True):
+    """A node that came second, and why."""
+
+    node: str
+    score: int
+    why: str
+
+
+def choice_of(
+    ledger: Ledger, request: Request, place: Placement, now: int, *, displaced: tuple[str, ...] = ()
+) -> Choice:
+    """What counted for a place."""
+    sure = confidence(ledger, request, place, now)
+    return Choice(
+        _standing(ledger, place.node, place.score),
+        strategy_of(ledger, request) if displaced else place.strategy,
+        0 if displaced else place.fits,
+        sure.whole,
+        sure.margin,
+        sure.freshness,
+        sure.stay,
+        sure.term_ms,
+        tuple([_standing(ledger, node, score) for node, score in place.runners_up]),
+        place.preferred,
+        request.target,
+        request.group,
+        tuple([node for node, _ in place.others]),
+        displaced,
+    )
+
+
+def _standing(ledger: Ledger, node: str, score: int) -> NodeScore:
+    lends, book, known = ledger.lends(node), ledger.book(node), ledger.nodes.get(node)
+    return NodeScore(
+        node,
+        score,
+        known.rank if known is not None else 0,
+        lends.cpu_milli - book.cpu_milli,
+        lends.cpu_milli,
+        lends.memory_bytes - book.memory_bytes,
+        lends.memory_bytes,
+        sum([book.free_milli(device) for device in lends.gpus]) if lends.gpus else 0,
+        WHOLE_GPU * len(lends.gpus),
+    )
+
+
+def reasoning(choice: Choice) -> tuple[str, ...]:
+    """Why there, in short sentences with numbers."""
+    best = choice.best
+    lines = [_among(choice)]
+    if choice.preferred:
+        lines.append(f"{best.node} is preferred by the request")
+    if choice.target and choice.strategy is not Strategy.LOCAL_FIRST:
+        lines.append(f"it is for {choice.target}")
+    if not choice.displaced:
+        lines += _what_counted(choice)
+    if choice.others:
+        lines.append(f"the other members of its gang are on {', '.join(choice.others)}")
+    return (*lines, _how_sure(choice))
+
+
+def alternatives(choice: Choice) -> tuple[Alternative, ...]:
+    """Who came next, and why only next."""
+    return tuple(Alternative(one.node, one.score, _why_second(choice, one)) for one in choice.next)
+
+
+def _among(choice: Choice) -> str:
+    if choice.displaced:
+        count = len(choice.displaced)
+        return f"nothing was free: {count} lease{' makes' if count == 1 else 's make'} room on {choice.node}"
+    if choice.fits == 1:
+        return f"{choice.node} is the only node that fits"
+    return f"{choice.node} is the best of {choice.fits} nodes that fit, by {choice.strategy}"
+
+
+def _what_counted(choice: Choice) -> list[str]:
+    best, lines = choice.best, []
+    named = _named(choice, best)
+    if named:
+        lines.append(f"{best.node} {named}")
+    later = [one for one in choice.next if _class(choice, one) == _class(choice, best) and one.rank < best.rank]
+    if later:
+        lines.append(f"its priority {best.rank / 1000:g} comes before {later[0].rank / 1000:g} of {later[0].node}")
+    if not _room_decided(choice):
+        return [*lines, f"free there: {_room(best)}"]
+    return [*lines, f"{best.node} {_ROOM.get(choice.strategy, 'has most room')}: {_room(best)} free"]
+
+
+def _room_decided(choice: Choice) -> bool:
+    """Whether the room was compared: the next best was as good by everything that counts before it."""
+    best, second = choice.best, next(iter(choice.next), None)
+    if second is None:
+        return False
+    return _class(choice, second) == _class(choice, best) and second.rank == best.rank
+
+
+def _why_second(choice: Choice, one: NodeScore) -> str:
+    best = choice.best
+    if _class(choice, one) != _class(choice, best):
+        return _named(choice, one)
+    if one.rank < best.rank:
+        return f"its priority {one.rank / 1000:g} comes after {best.rank / 1000:g}"
+    if one.score == best.score:
+        return f"as good, but later in order: {_room(one)} free"
+    return f"{_LESS.get(choice.strategy, 'less room')}: {_room(one)} free"
+
+
+_ROOM = {
+    Strategy.BEST_FIT: "is left with least",
+    Strategy.COST_OPTIMIZED: "is left with least",
+    Strategy.FRAGMENTATION_AWARE: "keeps most GPU usable",
+}
+_LESS = {
+    Strategy.BEST_FIT: "more would be left over",
+    Strategy.COST_OPTIMIZED: "more would be left over",
+    Strategy.FRAGMENTATION_AWARE: "more GPU would become useless",
+}
+
+
+def _named(choice: Choice, one: NodeScore) -> str:
+    """What the strategy is named for, of one node; it is the upper part of the score (`scores`)."""
+    number = _class(choice, one)
+    if choice.strategy is Strategy.LOCAL_FIRST:
+        what = f"the node it is for ({choice.target})" if choice.target else "this machine"
+        return f"is {what}" if number else f"is not {what}"
+    if choice.strategy is Strategy.SPREAD:
+        of = f" of group {choice.group}" if choice.group else ""
+        return f"has {-number} lease{'' if number == -1 else 's'}{of}"
+    if choice.strategy is Strategy.PERFORMANCE_OPTIMIZED:
+        return f"has {number / 1000:g} times the usual speed to spare"
+    if choice.strategy is Strategy.COST_OPTIMIZED:
+        return f"costs {-number / 1000:g} an hour"
+    return ""
+
+
+def _class(choice: Choice, one: NodeScore) -> int:
+    """The part of the score above rank and room; 0 by strategies that are named for nothing."""
+    return one.score // CLASS_ROOM if choice.strategy in _HAVE_A_CLASS else 0
+
+
+_HAVE_A_CLASS = frozenset(
+    {Strategy.LOCAL_FIRST, Strategy.SPREAD, Strategy.PERFORMANCE_OPTIMIZED, Strategy.COST_OPTIMIZED}
+)
+
+
+def _room(one: NodeScore) -> str:
+    parts = [f"{max(one.cpu_free, 0) / 1000:g} of {one.cpu_lends / 1000:g} cores"]
+    parts.append(f"{max(one.memory_free, 0) / GB:.1f} of {one.memory_lends / GB:.1f} GB")
+    if one.gpu_lends:
+        parts.append(f"{one.gpu_free / 1000:g} of {one.gpu_lends / 1000:g} GPUs")
+    return ", ".join(parts)
+
+
+def _how_sure(choice: Choice) -> str:
+    term = duration(choice.term_ms)
+    if choice.stay == 1000:
+        return f"nobody takes it back within {term}: no owner is to be given way to"
+    return f"its owner will leave it alone for {term} with a probability of {choice.stay / 10:g} %"
+
+
+def duration(ms: int) -> str:
+    """A time in the largest unit that reads well."""
+    for size, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min")):
+        if ms >= 2 * size or ms == size:
+            return f"{ms / size:.3g} {unit}"
+    return f"{ms / 1000:.3g} s"

@@ -1,0 +1,153 @@
+"""What each strategy counts: one score per row, the higher the better. Only rows that fit are ever compared.
+
+Rule 1: scores are whole numbers from the columns, so the same state always gives the same place.
+Rule 2: the owner's rank (who lends first) decides before how full a node is, but after what a strategy is named for:
+being local, being spread, speed, cost.
+Rule 3: of equal scores the first row wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distributed_grid.domain.indexes.free_columns import FreeColumns
+from distributed_grid.domain.leases import Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.resources import Amounts
+from distributed_grid.domain.scheduling_policy import Strategy
+from distributed_grid.scheduling.placement.filters import rows_of
+from distributed_grid.scheduling.placement.shape_learning import losses_of, shape_of
+
+Scores = NDArray[np.int64]
+
+SLACK_ROOM = 10_000
+"""Above any slack or fullness: the room those have below a rank."""
+CLASS_ROOM = 10**10
+"""Above any rank: the room everything has below what a strategy is named for."""
+LOSS_ROOM = 2 * CLASS_ROOM
+"""Above any loss of what is useful on one node, which is below 2**33 (`typical.ALL_WEIGHTS`)."""
+ASKS_MOST = 64
+"""What so many different asks take of each node is remembered."""
+LARGEST_RANK = CLASS_ROOM // SLACK_ROOM - 1
+
+
+def scores(ledger: Ledger, request: Request, strategy: Strategy) -> Scores:
+    """How well each row serves the request, by the strategy."""
+    return _SCORERS[strategy](ledger, request)
+
+
+def _balanced(ledger: Ledger, request: Request) -> Scores:
+    """The most room that is left afterwards, in parts of what the node lends: large nodes take more than small ones.
+    GPUs count for those who ask for one: nobody else is drawn to them. What is lent to another node comes from one
+    that does not work hard itself."""
+    columns = ledger.columns
+    room = columns.slack + _terms(ledger).without(request.ask)
+    if request.ask.gpu_milli:
+        room += columns.gpu_whole * 1000 // np.maximum(columns.lends_gpus, 1)
+    return room - columns.pressure if request.target else room
+
+
+def _local(ledger: Ledger, request: Request) -> Scores:
+    """The node it is for, or this machine; then as balanced."""
+    near = rows_of(ledger, (request.target,)) if request.target else ledger.columns.local
+    return near * np.int64(CLASS_ROOM) + _balanced(ledger, request)
+
+
+def _best_fit(ledger: Ledger, request: Request) -> Scores:
+    """The least that is left afterwards, CPU and GPU alike, as parts of the largest node that is there."""
+    columns, ask, terms = ledger.columns, request.ask, _terms(ledger)
+    left = (columns.cpu - ask.cpu_milli) * 4000 // terms.most_cpu
+    left += (columns.gpu_left - ask.gpu_milli) * 4000 // terms.most_gpu
+    return terms.rank + (SLACK_ROOM - 1) - left
+
+
+def _spread(ledger: Ledger, request: Request) -> Scores:
+    """The fewest leases of the same group, or of anybody where it is in none; then as balanced."""
+    columns = ledger.columns
+    count = columns.leases
+    if request.group:
+        count = np.zeros(len(columns.open), dtype=np.int64)
+        for lease_id in ledger.groups.get(request.group, ()):
+            count[columns.rows[ledger.leases[lease_id].node]] += 1
+    return -count * CLASS_ROOM + _balanced(ledger, request)
+
+
+def _fastest(ledger: Ledger, request: Request) -> Scores:
+    """The most speed that nobody uses yet; then as balanced."""
+    columns = ledger.columns
+    idle = np.maximum(1000 - columns.busy, 0)
+    return (columns.speed * idle // 1000) * CLASS_ROOM + _balanced(ledger, request)
+
+
+def _cheapest(ledger: Ledger, request: Request) -> Scores:
+    """The lowest cost; then as best fit, so that costly nodes run empty and can be given up."""
+    return -ledger.columns.cost * CLASS_ROOM + _best_fit(ledger, request)
+
+
+def _sparing(ledger: Ledger, request: Request) -> Scores:
+    """The least lost for the requests that usually come; while nobody has asked for a GPU, the fewest GPUs left."""
+    rank = _terms(ledger).rank
+    if ledger.typical.weights:
+        losses = losses_of(ledger).losses(shape_of(request.ask))
+        return rank * (LOSS_ROOM // SLACK_ROOM) - np.minimum(losses, LOSS_ROOM - 1).astype(np.int64)
+    return rank - np.minimum(ledger.columns.gpu_left // 10, SLACK_ROOM - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What the nodes' own rows say for scores: ranks, the largest CPU and GPUs, and what an ask takes of each node.
+
+    No lease and no offer changes that, so it is worked out once and remembered (`Ledger.memo`).
+    """
+
+    columns: FreeColumns
+    version: tuple[int, int]
+    rank: Scores
+    most_cpu: int
+    most_gpu: int
+    known: dict[Amounts, Scores]
+
+    def without(self, ask: Amounts) -> Scores:
+        """Ranks, less the parts of what each node lends that an ask takes of it. Do not write to it."""
+        found = self.known.get(ask)
+        if found is None:
+            if len(self.known) == ASKS_MOST:
+                self.known.clear()
+            found = self.known[ask] = self.rank + SLACK_ROOM // 2 - self._taken(ask)
+        return found
+
+    def _taken(self, ask: Amounts) -> Scores:
+        """In thousandths, at most 1000 of each resource."""
+        columns = self.columns
+        cpu = np.minimum(1000 * ask.cpu_milli // np.maximum(columns.lends_cpu, 1), 1000)
+        memory = np.minimum(ask.memory_bytes // np.maximum(columns.lends_memory // 1000, 1), 1000)
+        gpu = np.minimum(ask.gpu_milli // np.maximum(columns.lends_gpus, 1), 1000)
+        taken: Scores = cpu + memory + gpu
+        return taken
+
+
+def _terms(ledger: Ledger) -> _Terms:
+    columns, known = ledger.columns, ledger.memo.get("terms")
+    version = (columns.layout, columns.terms)
+    if not isinstance(known, _Terms) or known.version != version:
+        rank = np.minimum(columns.rank, LARGEST_RANK) * SLACK_ROOM
+        most_cpu = max(int(columns.lends_cpu.max(initial=1)), 1)
+        most_gpu = 1000 * max(int(columns.lends_gpus.max(initial=1)), 1)
+        known = ledger.memo["terms"] = _Terms(columns, version, rank, most_cpu, most_gpu, {})
+    return known
+
+
+_SCORERS: dict[Strategy, Callable[[Ledger, Request], Scores]] = {
+    Strategy.LOAD_BALANCED: _balanced,
+    Strategy.LOCAL_FIRST: _local,
+    Strategy.BEST_FIT: _best_fit,
+    Strategy.SPREAD: _spread,
+    Strategy.PERFORMANCE_OPTIMIZED: _fastest,
+    Strategy.COST_OPTIMIZED: _cheapest,
+    Strategy.NODE_SPECIFIC: _balanced,
+    Strategy.FRAGMENTATION_AWARE: _sparing,
+}

@@ -1,0 +1,1 @@
+"""Preemption: who may be displaced for an urgent request, and who is."""

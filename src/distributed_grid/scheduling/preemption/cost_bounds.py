@@ -1,0 +1,253 @@
+"""What making room on each node costs at the least, for all nodes at once: where to look closely, and in which order.
+
+Rule 1: a floor is never above what `lightest_victims` finds; where they are equal, nothing has to be looked at twice.
+Rule 2: importance first, so nodes come in groups: as many victims of each rank at the least. Only for a group that is
+looked at, the work lost at the least is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distributed_grid.domain.indexes.free_columns import Column
+from distributed_grid.domain.leases import Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.resources import WHOLE_GPU, Claim
+from distributed_grid.scheduling.placement.filters import Mask, allowed, rows_of
+from distributed_grid.scheduling.preemption.candidates import PreemptionCandidates
+
+COUNT_BITS = 20
+NOT_PREFERRED = 1 << 78
+CLOSELY = 8
+"""Of so many victims the least size is counted one by one, of the others together."""
+WHOLE = 1 << 20
+"""A need as a whole, where all needs are counted together."""
+Gives = Callable[[Claim], int]
+_HOPELESS = np.int64(2**60)
+_NOTHING = np.zeros(1, dtype=np.int64)
+
+
+def weight_of(rank: int, cost: int) -> int:
+    """One victim as a number: a higher rank outweighs any number of lower ones, and one victim any work lost."""
+    return (1 << (80 + COUNT_BITS * rank)) + cost
+
+
+class CostBound(NamedTuple):
+    """No way to make room on this node is lighter; `slots` are the tenants that could go there."""
+
+    weight: int
+    node: str
+    slots: NDArray[np.intp]
+
+
+def floors(ledger: Ledger, request: Request, yielders: PreemptionCandidates) -> Iterator[CostBound]:
+    """Every node on which room could be made, the lightest floor first."""
+    rows = _rows(ledger, request)
+    if len(rows):
+        yield from _Outlook(ledger, request, yielders, rows).in_order()
+
+
+def _rows(ledger: Ledger, request: Request) -> NDArray[np.intp]:
+    mask: Mask = ledger.columns.open.copy()
+    musts = allowed(ledger, request)
+    if musts is not None:
+        mask &= musts
+    return np.flatnonzero(mask)
+
+
+class _Need:
+    """One resource: what is missing of it on each node, and what the so-many largest claims there would give."""
+
+    def __init__(self, short: Column, amounts: Column, segments: Column, starts: Column) -> None:
+        self.short = short
+        self.amounts = amounts
+        largest = np.int64(1 << 40)
+        order = np.argsort(segments * largest + (largest - 1 - np.minimum(amounts, largest - 1)))
+        self.starts = starts
+        self.summed = np.concatenate((_NOTHING, np.cumsum(amounts[order])))
+
+    def given_by(self, segments: Column, count: Column) -> Column:
+        """What so many of the largest of each segment give."""
+        start = self.starts[segments]
+        given: Column = self.summed[start + count] - self.summed[start]
+        return given
+
+    def least(self, segments: Column, wanted: Column) -> Column:
+        """How many of each segment it takes to give what is wanted; more than there are where it is too much."""
+        start = self.starts[segments]
+        found: Column = np.searchsorted(self.summed, self.summed[start] + np.maximum(wanted, 0)) - start
+        return np.maximum(found, 0)
+
+
+def _mebibytes(claim: Claim) -> int:
+    return -(-claim.memory_bytes >> 20)
+
+
+def _largest_share(claim: Claim) -> int:
+    return max((share.milli for share in claim.gpus), default=0)
+
+
+class _Outlook:
+    """The nodes that may serve, the tenants there that may go, and the counts and costs it takes at the least."""
+
+    def __init__(
+        self, ledger: Ledger, request: Request, yielders: PreemptionCandidates, rows: NDArray[np.intp]
+    ) -> None:
+        self._ledger = ledger
+        self._rows = rows
+        self._ranks = int(request.priority)
+        columns, tenants = ledger.columns, ledger.tenants
+        place = np.full(len(columns.open), -1, dtype=np.int64)
+        place[rows] = np.arange(len(rows))
+        where = place[tenants.column("node")[yielders.slots]]
+        there = where >= 0
+        slots, where = yielders.slots[there], where[there]
+        segments = where * self._ranks + tenants.column("priority")[slots]
+        order = np.argsort(segments, kind="stable")
+        self._slots, self._where, self._segments = slots[order], where[order], segments[order]
+        self._costs = yielders.costs[self._slots]
+        self._sizes = np.bincount(self._segments, minlength=len(rows) * self._ranks).astype(np.int64)
+        self._starts: Column = np.concatenate((_NOTHING, np.cumsum(self._sizes)))
+        self._needs = self._missing(request)
+        self._wanted: list[list[Column]] = [[] for _ in range(self._ranks)]
+        self._wished = rows_of(ledger, request.prefer)[rows]
+
+    def _missing(self, request: Request) -> list[_Need]:
+        """The resources that are short somewhere. Memory counts in MiB, rounded in favour of the node; who leaves
+        anyway counts as gone."""
+        columns, tenants, ask = self._ledger.columns, self._ledger.tenants, request.ask
+        kinds: list[tuple[Column, Column, Gives]] = [
+            (ask.cpu_milli - columns.cpu, tenants.column("cpu"), lambda claim: claim.cpu_milli),
+            ((ask.memory_bytes - columns.memory) >> 20, -(-tenants.column("memory") >> 20), _mebibytes),
+        ]
+        if ask.gpu_milli >= WHOLE_GPU:
+            wanted = ask.gpu_milli // WHOLE_GPU - columns.gpu_whole
+            kinds.append((wanted, tenants.column("devices"), lambda claim: len(claim.gpus)))
+        elif ask.gpu_milli:
+            kinds.append((ask.gpu_milli - columns.gpu_part, tenants.column("share"), _largest_share))
+        needs = []
+        for short, amounts, gives in kinds:
+            short = short[self._rows] - self._leaving(gives)
+            if short.max(initial=0) > 0:
+                needs.append(_Need(short, amounts[self._slots], self._segments, self._starts))
+        if len(needs) > 1:
+            needs.append(self._together(needs))
+        return needs
+
+    def _together(self, needs: list[_Need]) -> _Need:
+        """All needs as one, each in parts of what is missing of it: what meets only one of them does not meet all."""
+        short = np.zeros(len(self._rows), dtype=np.int64)
+        amounts = np.zeros(len(self._slots), dtype=np.int64)
+        for need in needs:
+            short += np.where(need.short > 0, WHOLE, 0)
+            missing = np.maximum(need.short, 0)[self._where]
+            amounts += -(-np.minimum(need.amounts, missing) * WHOLE // np.maximum(missing, 1))
+        return _Need(short, amounts, self._segments, self._starts)
+
+    def _leaving(self, gives: Gives) -> Column:
+        """What those give back who are on their way out."""
+        ledger = self._ledger
+        given = np.zeros(len(ledger.columns.open), dtype=np.int64)
+        for name, ids in ledger.tenants.leaving.items():
+            claims = [claim for lease_id in ids if (claim := ledger.leases[lease_id].claim) is not None]
+            given[ledger.columns.rows[name]] = sum(gives(claim) for claim in claims)
+        return given[self._rows]
+
+    def in_order(self) -> Iterator[CostBound]:
+        """The nodes, lightest floor first."""
+        counts, feasible = self._counts()
+        code = np.zeros(len(self._rows), dtype=np.int64)
+        for rank, count in enumerate(counts):
+            code += count << (COUNT_BITS * rank)
+        for group in np.unique(code[feasible]).tolist():
+            members = np.flatnonzero(feasible & (code == group))
+            victims = [int(count[members[0]]) for count in counts]
+            lost = self._lost_at_least(members, victims) if len(members) > 1 else _NOTHING
+            base = sum(count * weight_of(rank, 0) for rank, count in enumerate(victims))
+            unwished = ~self._wished[members]
+            for at in np.lexsort((lost, unwished)).tolist():
+                member = int(members[at])
+                slots = self._slots[self._starts[member * self._ranks] : self._starts[(member + 1) * self._ranks]]
+                weight = base + (NOT_PREFERRED if unwished[at] else 0) + int(lost[at])
+                yield CostBound(weight, self._ledger.columns.names[int(self._rows[member])], slots)
+
+    def _counts(self) -> tuple[list[Column], Mask]:
+        """For each rank how many have to go on each node at the least, and where that is possible at all."""
+        all_rows = np.arange(len(self._rows), dtype=np.int64)
+        feasible = np.ones(len(self._rows), dtype=np.bool_)
+        counts: list[Column] = [np.zeros(len(self._rows), dtype=np.int64) for _ in range(self._ranks)]
+        left = [need.short for need in self._needs]
+        for rank in reversed(range(self._ranks)):
+            segments = all_rows * self._ranks + rank
+            sizes = self._sizes[segments]
+            for need, short in zip(self._needs, left, strict=True):
+                lower = sum(
+                    (need.given_by(segments - below, self._sizes[segments - below]) for below in range(1, rank + 1)),
+                    start=np.zeros(len(all_rows), dtype=np.int64),
+                )
+                self._wanted[rank].append(short - lower)
+                counts[rank] = np.maximum(counts[rank], need.least(segments, short - lower))
+            feasible &= counts[rank] <= sizes
+            counts[rank] = np.minimum(counts[rank], sizes)
+            left = [
+                short - need.given_by(segments, counts[rank]) for need, short in zip(self._needs, left, strict=True)
+            ]
+        return counts, feasible
+
+    def _lost_at_least(self, members: NDArray[np.intp], counts: list[int]) -> Column:
+        """The work lost at the least on each of these nodes, when exactly so many of each rank go."""
+        lost = np.zeros(len(members), dtype=np.int64)
+        chosen = np.full(len(self._rows), -1, dtype=np.int64)
+        chosen[members] = np.arange(len(members))
+        for rank, count in enumerate(counts):
+            if not count:
+                continue
+            mine = np.flatnonzero((chosen[self._where] >= 0) & (self._segments % self._ranks == rank))
+            at, costs = chosen[self._where[mine]], self._costs[mine]
+            order = np.lexsort((costs, at))
+            mine, at, costs = mine[order], at[order], costs[order]
+            segments = members * self._ranks + rank
+            least = np.zeros(len(members), dtype=np.int64)
+            for need, wanted in zip(self._needs, self._wanted[rank], strict=True):
+                enough = _Thresholds(need, segments, wanted[members], count)
+                least = np.maximum(least, _lightest(at, costs, need.amounts[mine], enough, len(members)))
+            lost += least
+        return np.minimum(lost, _HOPELESS)
+
+
+class _Thresholds:
+    """When so many have to give what is wanted, and none of them gives more than the largest do, then the first gives
+    at least its part of the whole, the first two at least theirs of what the largest leaves, and so on."""
+
+    def __init__(self, need: _Need, segments: Column, wanted: Column, count: int) -> None:
+        self.count = count
+        self._need = need
+        self._segments = segments
+        self._wanted = wanted
+
+    def __getitem__(self, number: int) -> Column:
+        """What the so-manieth largest gives at the least, node by node."""
+        before = np.full(len(self._segments), number, dtype=np.int64)
+        left = self._wanted - self._need.given_by(self._segments, before)
+        return -(-left // (self.count - number))
+
+
+def _lightest(at: Column, costs: Column, amounts: Column, enough: _Thresholds, size: int) -> Column:
+    """The least that so many cost on each node, each as large as it has to be; costs are sorted, node by node."""
+    lost = np.zeros(size, dtype=np.int64)
+    free = np.ones(len(at), dtype=np.bool_)
+    for number in range(min(enough.count, CLOSELY)):
+        rest = number == CLOSELY - 1
+        wanted = enough.count - number if rest else 1
+        able = np.flatnonzero(free & (amounts >= enough[enough.count - 1 if rest else number][at]))
+        sizes = np.bincount(at[able], minlength=size)
+        firsts = np.cumsum(sizes) - sizes
+        summed = np.concatenate((_NOTHING, np.cumsum(costs[able])))
+        given = summed[firsts + np.minimum(sizes, wanted)] - summed[firsts]
+        lost = np.minimum(lost + np.where(sizes >= wanted, given, _HOPELESS), _HOPELESS)
+        free[able[firsts[sizes > 0]]] = False
+    return lost

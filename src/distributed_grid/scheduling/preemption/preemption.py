@@ -1,0 +1,116 @@
+"""Whom an urgent request displaces: the fewest and cheapest victims, on the node where that is least.
+
+Rule 1: only strictly lower priorities yield, and never a higher one where lower ones are enough.
+Rule 2: then as few as possible go, then those with whom the least work is lost; over all nodes alike.
+Rule 3: who has hardly begun, or was displaced often enough, is left alone (`yielders`).
+Rule 4: who is on the way out already is waited for and not asked twice; nobody goes who could stay.
+Rule 5: never on a node that is not alive and heard, nor on one that the request may not have.
+Rule 6: a member of a gang takes its whole gang along, and is weighed so.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from distributed_grid.domain.indexes.node_claims import NodeClaims
+from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.resources import Claim, Priority
+from distributed_grid.scheduling.preemption.candidates import Cost, PreemptionCandidates, work_lost
+from distributed_grid.scheduling.preemption.cost_bounds import NOT_PREFERRED, CostBound, floors, weight_of
+from distributed_grid.scheduling.preemption.victims import Site, Unit, lightest_victims
+
+_NOBODY = NodeClaims()
+_ANYTHING = 1 << 200
+
+
+class Preemption(Struct, frozen=True):
+    """A place that is made free: the claim there, who must go, and all who must be gone first."""
+
+    node: str
+    claim: Claim
+    victims: tuple[str, ...]
+    awaits: tuple[str, ...]
+
+
+def displace(
+    ledger: Ledger, request: Request, now: int, cost: Cost = work_lost, *, avoid: frozenset[str] = frozenset()
+) -> Preemption | None:
+    """The cheapest way to make room for an urgent request, or None where there is none. Gangs wait in the line;
+    nobody goes on a node to avoid."""
+    if request.priority < Priority.URGENT or request.gang > 1:
+        return None
+    yielders = PreemptionCandidates(ledger, request, now, cost)
+    best: Preemption | None = None
+    below = _ANYTHING
+    for floor in floors(ledger, request, yielders):
+        if floor.weight >= below:
+            break
+        if floor.node in avoid:
+            continue
+        unwished = 0 if floor.node in request.prefer else NOT_PREFERRED
+        victims = _victims(ledger, request, floor, yielders, below - unwished)
+        way = None if victims is None else _way(ledger, request, floor.node, victims)
+        if victims is not None and way is not None:
+            best, below = way, unwished + sum(unit.weight for unit in victims)
+    return best
+
+
+def _victims(
+    ledger: Ledger, request: Request, floor: CostBound, yielders: PreemptionCandidates, below: int
+) -> list[Unit] | None:
+    """The lightest victims on a node, or None where nobody lighter than `below` is enough."""
+    lends, book = ledger.lends(floor.node), ledger.book(floor.node)
+    if _NOBODY.claim_for(request.ask, lends) is None or book.claim_for(request.ask, lends) is not None:
+        return None
+    if floor.node in ledger.tenants.leaving:
+        book = NodeClaims(lease.claim for lease in _staying(ledger, floor.node) if lease.claim is not None)
+    return lightest_victims(Site(lends, book, _units(ledger, floor, yielders)), request.ask, below)
+
+
+def _staying(ledger: Ledger, node: str) -> list[Lease]:
+    """The leases on a node that are not on their way out."""
+    leaving = ledger.tenants.leaving.get(node, {})
+    return [lease for lease in ledger.leases_of(node) if lease.id not in leaving]
+
+
+def _units(ledger: Ledger, floor: CostBound, yielders: PreemptionCandidates) -> list[Unit]:
+    """Who could go on a node, each with those who would go along, in the order of their ids."""
+    ids, units = ledger.tenants.ids, []
+    costs = yielders.costs[floor.slots].tolist()
+    for slot, cost in zip(floor.slots.tolist(), costs, strict=True):
+        lease = ledger.leases[ids[slot]]
+        rank = int(lease.request.priority)
+        assert lease.claim is not None
+        if not lease.gang:
+            units.append(Unit((lease.id,), weight_of(rank, cost), rank, lease.claim))
+            continue
+        gang = [lease.id, *(member for member in ledger.gangs[lease.gang] if member != lease.id)]
+        theirs = [ledger.tenants.slots.get(member, -1) for member in gang]
+        if all(one >= 0 and yielders.able[one] for one in theirs):
+            weight = sum(weight_of(rank, int(yielders.costs[one])) for one in theirs)
+            units.append(Unit(tuple(gang), weight, rank, lease.claim))
+    units.sort()
+    return units
+
+
+def _way(ledger: Ledger, request: Request, node: str, victims: list[Unit]) -> Preemption | None:
+    """What the request gets when these are gone and those who leave anyway; None where there is nobody to wait for."""
+    lends, leaving = ledger.lends(node), ledger.tenants.leaving.get(node, {})
+    gone = {unit.leases[0] for unit in victims}
+    book = NodeClaims(one.claim for one in _staying(ledger, node) if one.claim is not None and one.id not in gone)
+    awaits = []
+    for lease_id in leaving:
+        lease = ledger.leases[lease_id]
+        if lease.yields_to or lease.claim is None:
+            awaits.append(lease_id)
+            continue
+        book.take(lease.claim)
+        if book.claim_for(request.ask, lends) is None:
+            book.give_back(lease.claim)
+            awaits.append(lease_id)
+    claim = book.claim_for(request.ask, lends)
+    if claim is None or not (victims or awaits):
+        return None
+    here = tuple(unit.leases[0] for unit in victims)
+    return Preemption(node, claim, tuple(lease_id for unit in victims for lease_id in unit.leases), (*here, *awaits))

@@ -1,0 +1,212 @@
+"""The lightest of some things that together are enough: which to give up so that every need is met.
+
+Rule 1: what is returned is the lightest set there is. Only where a search grows beyond all bounds (`STEPS`, `DEEPEST`:
+dozens of things of dozens of sizes) it is the lightest that was found.
+Rule 2: nothing is given up in vain, whichever of the two it is.
+Rule 3: a thing of a higher rank outweighs any number of lower ones. Its weight says so; its rank orders the search.
+
+How: branch and bound from the highest rank down, lightest things first. A branch ends where even the lightest that are
+left, as many as it takes at the least, would be too heavy. How many it takes is counted need by need, and for all needs
+together: a thing that meets a third of one need and none of another meets a sixth of the two.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import add, ge, sub
+from typing import NamedTuple
+
+STEPS = 5_000
+DEEPEST = 200
+WHOLE = 1 << 30
+"""A need as a whole, where all needs are counted together."""
+
+Amounts = tuple[int, ...]
+
+
+class CoverItem(NamedTuple):
+    """Something that can be given up: what that costs, its rank, and how much of each need it meets."""
+
+    weight: int
+    rank: int
+    amounts: Amounts
+
+
+def lightest_cover(items: Sequence[CoverItem], needs: Amounts, below: int, steps: int = STEPS) -> list[int] | None:
+    """Which items meet all needs at the least weight, or None where nothing lighter than `below` does."""
+    dims = [(at, need) for at, need in enumerate(needs) if need > 0]
+    if not dims:
+        return [] if below > 0 else None
+    ranks: dict[int, list[_Entry]] = {}
+    for number, item in enumerate(items):
+        if item.weight < below:
+            amounts = [item.amounts[at] for at, _ in dims]
+            if len(dims) > 1:
+                amounts.append(sum([-(-min(item.amounts[at], need) * WHOLE // need) for at, need in dims]))
+            if amounts[-1]:
+                ranks.setdefault(item.rank, []).append(_Entry(item.weight, number, tuple(amounts)))
+    layers: list[_Layer] = []
+    for rank in sorted(ranks):
+        layers.insert(0, _Layer(ranks[rank], layers[0] if layers else None))
+    together = [len(dims) * WHOLE] if len(dims) > 1 else []
+    return _Search(layers, tuple([need for _, need in dims] + together), below).run(steps)
+
+
+class _Entry(NamedTuple):
+    """An item as the search knows it: by its number, and with what it meets of the needs there are."""
+
+    weight: int
+    number: int
+    amounts: Amounts
+
+
+class _Layer:
+    """The items of one rank, lightest first, with what the search asks of them again and again."""
+
+    def __init__(self, entries: list[_Entry], below: _Layer | None) -> None:
+        self.entries = sorted(entries)
+        self.summed = [0, *accumulate([entry.weight for entry in self.entries])]
+        columns = list(zip(*[entry.amounts for entry in entries], strict=True))
+        self.most = [[0, *accumulate(sorted(column, reverse=True))] for column in columns]
+        """How much the so-many largest meet, need by need."""
+        self.lower: Amounts = below.all_met if below is not None else (0,) * len(columns)
+        """How much all items of lower ranks meet together."""
+        self.from_here = [self.lower]
+        for entry in reversed(self.entries):
+            self.from_here.insert(0, tuple(map(add, self.from_here[0], entry.amounts)))
+        """How much they and the items from each one on meet together."""
+        self.all_met: Amounts = self.from_here[0]
+        self._outdone_by: dict[int, int] = {}
+
+    def outdone_by(self, at: int) -> int:
+        """The last of the lighter items that meets every need at least as well; -1 where none does."""
+        if at not in self._outdone_by:
+            mine, lighter = self.entries[at].amounts, range(at - 1, -1, -1)
+            better = (other for other in lighter if _is_enough(self.entries[other].amounts, mine))
+            self._outdone_by[at] = next(better, -1)
+        return self._outdone_by[at]
+
+    def least(self, needs: Amounts) -> int:
+        """How many of this rank it takes at the least, when everybody of lower ranks helps."""
+        count = 0
+        for need, lower, most in zip(needs, self.lower, self.most, strict=True):
+            if need > lower:
+                count = max(count, bisect_left(most, need - lower, count))
+        return count
+
+    def each_meets(self, needs: Amounts, count: int) -> Amounts:
+        """What each of so many has to meet at the least, if no more of this rank go."""
+        parts = zip(needs, self.lower, self.most, strict=True)
+        return tuple([need - lower - most[count - 1] for need, lower, most in parts])
+
+    def without(self, needs: Amounts, count: int) -> Amounts:
+        """What is left to be met when so many of this rank meet as much as any could."""
+        return tuple([need - most[count] for need, most in zip(needs, self.most, strict=True)])
+
+
+class _Search:
+    """The lightest so far, and the way through the rest."""
+
+    def __init__(self, layers: list[_Layer], needs: Amounts, below: int) -> None:
+        self._layers = layers
+        self._needs = needs
+        self._below = below
+        self._best: list[_Entry] | None = None
+        self._chosen: list[_Entry] = []
+        self._steps = 0
+
+    def run(self, steps: int) -> list[int] | None:
+        """The numbers of the lightest items that are enough, if they are lighter than what was asked for."""
+        floor = self._floor(0, self._needs)
+        if floor is None or floor >= self._below:
+            return None
+        self._take_the_obvious()
+        self._steps = steps
+        if self._best is None or len(self._best) < DEEPEST:
+            self._go_on(0, 0, self._needs, 0)
+        return None if self._best is None else sorted(entry.number for entry in _needed(self._best, self._needs))
+
+    def _floor(self, at: int, left: Amounts) -> int | None:
+        """No answer from this layer down is lighter than this; None where there is none."""
+        weight = 0
+        for layer in self._layers[at:]:
+            count = layer.least(left)
+            if count > len(layer.entries):
+                return None
+            weight += layer.summed[count]
+            left = layer.without(left, count)
+        return weight if max(left) <= 0 else None
+
+    def _take_the_obvious(self) -> None:
+        """A first answer to measure others by: the largest items first, of the ranks it takes."""
+        left = self._needs
+        for layer in self._layers:
+            for entry in sorted(layer.entries, key=lambda entry: (-entry.amounts[-1], entry)):
+                if not layer.least(left):
+                    break
+                self._chosen.append(entry)
+                left = _less(left, entry.amounts)
+        if max(left) <= 0:
+            self._chosen = _needed(self._chosen, self._needs)
+            self._note(sum([entry.weight for entry in self._chosen]), left)
+        self._chosen = []
+
+    def _note(self, weight: int, left: Amounts) -> bool:
+        """Keep what is chosen, if it is enough and the lightest so far; whether it is enough."""
+        if max(left) > 0:
+            return False
+        if weight < self._below:
+            self._below, self._best = weight, self._chosen[:]
+        return True
+
+    def _go_on(self, at: int, start: int, left: Amounts, weight: int) -> None:
+        """Look through everything that begins with what is chosen so far and goes on in this layer."""
+        self._steps -= 1
+        if self._note(weight, left) or at == len(self._layers) or self._steps < 0:
+            return
+        layer = self._layers[at]
+        count, size, summed = layer.least(left), len(layer.entries), layer.summed
+        if not count:
+            self._go_on(at + 1, 0, left, weight)
+            return
+        if start + count > size:
+            return
+        is_last = at + 1 == len(self._layers)
+        floor = weight + ((not is_last and self._floor(at + 1, layer.without(left, count))) or 0)
+        exactly = start + count == size or floor + summed[start + count + 1] - summed[start] >= self._below
+        each = layer.each_meets(left, count) if exactly else left
+        for first in range(start, size - count + 1):
+            if floor + summed[first + count] - summed[first] >= self._below or not _is_enough(
+                layer.from_here[first], left
+            ):
+                break
+            entry = layer.entries[first]
+            if (exactly and not _is_enough(entry.amounts, each)) or layer.outdone_by(first) >= start:
+                continue
+            self._chosen.append(entry)
+            self._go_on(at, first + 1, _less(left, entry.amounts), weight + entry.weight)
+            self._chosen.pop()
+
+
+def _needed(chosen: list[_Entry], needs: Amounts) -> list[_Entry]:
+    """Those of the chosen that cannot be spared, the heaviest spared first."""
+    kept = list(chosen)
+    left = needs
+    for entry in kept:
+        left = _less(left, entry.amounts)
+    for entry in sorted(chosen, reverse=True):
+        without = tuple(map(add, left, entry.amounts))
+        if max(without) <= 0:
+            kept.remove(entry)
+            left = without
+    return kept
+
+
+def _is_enough(amounts: Amounts, needs: Amounts) -> bool:
+    return all(map(ge, amounts, needs))
+
+
+def _less(needs: Amounts, amounts: Amounts) -> Amounts:
+    return tuple(map(sub, needs, amounts))

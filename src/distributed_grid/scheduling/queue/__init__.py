@@ -1,0 +1,1 @@
+"""The queue of waiting requests: order, fair share, quotas, backfill, start estimates."""

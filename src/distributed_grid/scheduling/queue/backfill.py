@@ -1,0 +1,210 @@
+"""Keeping a place for a big request that waits, and letting others use it meanwhile without delaying it.
+
+Rule 1: a place is a node and the moment when enough will have come free there, by what runs there now.
+Rule 2: who comes later may start there if it is over by then, or fits beside the big request even then.
+Rule 3: where nobody knows when, nobody takes there what the big request waits for, and what comes free adds up. Kept
+is the node whose last grant is longest ago: nobody joins there, so the choice only ever moves to a node that will be
+free sooner still.
+Rule 4: who is owed its place (`order`, Rule 2) is not passed on a guess. Terms count, which the grid itself ends, and
+the words of users who have kept theirs since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from distributed_grid.domain.indexes.node_claims import NodeClaims
+from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Claim
+from distributed_grid.scheduling.placement.filters import Mask, allowed
+from distributed_grid.scheduling.queue.durations import end_ms, expected_ms, said_ms
+from distributed_grid.scheduling.queue.fairness import broke_its_word
+
+NEVER = 2**62
+"""Later than anything: nobody knows when."""
+LOOKED_AT = 16
+"""Of so many promising nodes the best one is kept; for who is owed its place, of all."""
+
+
+Promise = tuple[int, bool, int, int, int]
+"""When a node could serve, whether its owner is in the way, when it last lent something, how much of the ask is there
+already (negated), and its row: the lowest is the best."""
+
+
+class Reservation(Struct, frozen=True):
+    """Nodes that are kept for a request, from when on, and what will still be held on each of them then."""
+
+    lease: Lease
+    at_ms: int
+    stays: dict[str, NodeClaims]
+    owed_since_ms: int
+
+
+class ReleaseTimeline(Struct, frozen=True):
+    """Who holds something on a node, soonest gone first, and when the last of them came."""
+
+    ends: list[tuple[int, Lease]]
+    last_grant_ms: int
+
+    def staying(self, at_ms: int) -> NodeClaims:
+        """What is still held at a moment."""
+        return NodeClaims(lease.claim for end, lease in self.ends if end > at_ms and lease.claim is not None)
+
+
+class StartForecast:
+    """When things will come free, seen from one moment; a node is looked at once, when it is first asked about."""
+
+    def __init__(self, ledger: Ledger, now: int) -> None:
+        self._ledger = ledger
+        self._now = now
+        self._departures: dict[tuple[str, bool], ReleaseTimeline] = {}
+        self._breaking: dict[str, bool] = {}
+        self._known: dict[tuple[Amounts, bool], dict[int, Promise | None]] = {}
+
+    def departures(self, node: str, *, guess: bool = True) -> ReleaseTimeline:
+        """Who leaves a node when; without `guess` only by terms, and by words that are not broken yet."""
+        found = self._departures.get((node, guess))
+        if found is None:
+            leases = list(self._ledger.leases_of(node))
+            ends = [(end_ms(self._ledger, lease, self._now, guess=guess) or NEVER, lease) for lease in leases]
+            ends.sort(key=lambda entry: entry[0])
+            found = ReleaseTimeline(ends, max((lease.granted_at_ms for lease in leases), default=0))
+            self._departures[node, guess] = found
+        return found
+
+    def earliest_ms(self, ask: Amounts, node: str, *, guess: bool = True) -> int:
+        """When an ask will fit on a node if nobody else comes; NEVER where nobody knows."""
+        lends, held = self._ledger.lends(node), self._ledger.books.get(node) or NodeClaims()
+        if held.claim_for(ask, lends) is not None:
+            return self._now
+        book = held.copy()
+        for end, lease in self.departures(node, guess=guess).ends:
+            if end == NEVER:
+                break
+            assert lease.claim is not None
+            book.give_back(lease.claim)
+            if book.claim_for(ask, lends) is not None:
+                return end
+        return NEVER
+
+    def keep(
+        self, lease: Lease, *, besides: Set[str], owed_since_ms: int = 0, every: bool = False
+    ) -> Reservation | None:
+        """The place to keep for a request, on nodes that are not kept yet; None where none could serve it."""
+        guess = not owed_since_ms
+        chosen = sorted(self._promising(lease.request, besides, guess=guess, every=every))[: lease.request.gang]
+        if len(chosen) < lease.request.gang:
+            return None
+        at_ms = max(entry[0] for entry in chosen)
+        names = [self._ledger.columns.names[entry[-1]] for entry in chosen]
+        stays = {name: self.departures(name, guess=guess).staying(at_ms) for name in names}
+        return Reservation(lease, at_ms, stays, owed_since_ms)
+
+    def _promising(self, request: Request, besides: Set[str], *, guess: bool, every: bool) -> list[Promise]:
+        """The nodes that could serve, and when."""
+        ledger, ask = self._ledger, request.ask
+        ready = readiness(ledger, ask)
+        rows = np.flatnonzero(could_serve(ledger, request))
+        if len(rows) > LOOKED_AT + len(besides) and not every:
+            rows = rows[np.argsort(-ready[rows], kind="stable")[: LOOKED_AT + len(besides)]]
+        known = self._known.setdefault((ask, guess), {})
+        found = []
+        for row in rows.tolist():
+            name = ledger.columns.names[row]
+            if name in besides:
+                continue
+            if row not in known:
+                known[row] = self._promise(ask, row, int(ready[row]), guess=guess)
+            promise = known[row]
+            if promise is not None:
+                found.append(promise)
+        return found
+
+    def _promise(self, ask: Amounts, row: int, ready: int, *, guess: bool) -> Promise | None:
+        """What a node could do for an ask, or None where it could never serve it."""
+        ledger, nobody, name = self._ledger, NodeClaims(), self._ledger.columns.names[row]
+        if nobody.claim_for(ask, ledger.nodes[name].lendable) is None:
+            return None
+        at_ms = self.earliest_ms(ask, name, guess=guess)
+        owner = at_ms == NEVER and nobody.claim_for(ask, ledger.lends(name)) is None
+        return at_ms, owner, self.departures(name, guess=guess).last_grant_ms, -ready, row
+
+    def leaves_alone(self, kept: Reservation, lease: Lease, node: str, claim: Claim) -> bool:
+        """Whether a lease that starts on a node now does not delay the one that the node is kept for."""
+        stays = kept.stays.get(node)
+        if stays is None:
+            return True
+        if kept.at_ms == NEVER:
+            return not kinds(lease.request.ask) & kinds(kept.lease.request.ask)
+        return self._is_over_by(kept, lease) or self.fits_beside(kept.lease.request.ask, node, stays, claim)
+
+    def fits_beside(self, ask: Amounts, node: str, stays: NodeClaims, claim: Claim) -> bool:
+        """Whether an ask still fits beside what stays on a node and this claim."""
+        stays.take(claim)
+        fits = stays.claim_for(ask, self._ledger.lends(node)) is not None
+        stays.give_back(claim)
+        return fits
+
+    def _is_over_by(self, kept: Reservation, lease: Lease) -> bool:
+        length = expected_ms(self._ledger, lease)
+        if kept.owed_since_ms:
+            length = lease.request.duration_ms
+            if not length and self._keeps_its_word(lease.request.user, kept.owed_since_ms):
+                length = said_ms(lease)
+        return bool(length) and self._now + length <= kept.at_ms
+
+    def _keeps_its_word(self, user: str, since_ms: int) -> bool:
+        """Whether everything a user said about its leases was true since then."""
+        account = self._ledger.accounts.get(user)
+        if account is not None and account.broke_at_ms >= since_ms:
+            return False
+        breaking = self._breaking.get(user)
+        if breaking is None:
+            held = (self._ledger.leases[lease_id] for lease_id in self._ledger.leases_by.get(user, ()))
+            breaking = self._breaking[user] = any(broke_its_word(lease, self._now) for lease in held)
+        return not breaking
+
+
+def could_serve(ledger: Ledger, request: Request) -> Mask:
+    """The open nodes that would have room if nobody held anything there, by their columns."""
+    columns, ask = ledger.columns, request.ask
+    mask = columns.open & (columns.lends_cpu >= ask.cpu_milli) & (columns.lends_memory >= ask.memory_bytes)
+    if ask.gpu_milli:
+        mask &= columns.lends_gpus >= max(ask.gpu_milli // WHOLE_GPU, 1)
+    if ask.gpu_models:
+        mask &= columns.has_model(ask.gpu_models)
+    musts = allowed(ledger, request)
+    return mask if musts is None else mask & musts
+
+
+def readiness(ledger: Ledger, ask: Amounts) -> NDArray[np.int64]:
+    """How much of an ask each node has free, in thousandths of the scarcest kind."""
+    columns = ledger.columns
+    ready = np.full(len(columns.open), 1000, dtype=np.int64)
+    if ask.cpu_milli:
+        np.minimum(ready, columns.cpu * 1000 // ask.cpu_milli, out=ready)
+    if ask.memory_bytes:
+        mib = max(ask.memory_bytes >> 20, 1)
+        np.minimum(ready, (columns.memory >> 20) * 1000 // mib, out=ready)
+    if ask.gpu_milli >= WHOLE_GPU:
+        np.minimum(ready, columns.gpu_whole * 1000 // (ask.gpu_milli // WHOLE_GPU), out=ready)
+    elif ask.gpu_milli:
+        np.minimum(ready, columns.gpu_part * 1000 // ask.gpu_milli, out=ready)
+    return ready
+
+
+def kinds(ask: Amounts) -> frozenset[str]:
+    """The kinds of resource that an ask is about."""
+    found = {name for name, _ in ask.custom}
+    if ask.cpu_milli:
+        found.add("cpu")
+    if ask.memory_bytes:
+        found.add("memory")
+    if ask.gpu_milli:
+        found.add("gpu")
+    return frozenset(found)

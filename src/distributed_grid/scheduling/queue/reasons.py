@@ -1,0 +1,180 @@
+"""Why a request does not fit, node by node, with numbers. Written only when somebody has to be told."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from msgspec.structs import replace
+
+from distributed_grid.domain.indexes.node_claims import NodeClaims
+from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, cores, gigabytes, gpus, is_model
+from distributed_grid.domain.states import NodeState
+from distributed_grid.scheduling.placement.filters import forbidden_by
+from distributed_grid.scheduling.queue.quotas import Quotas
+
+MOST_TOLD = 100
+"""Of so many nodes it is told what keeps them from serving: nobody reads more, and telling costs more than deciding."""
+
+
+@lru_cache(maxsize=1024)
+def amounts(ask: Amounts) -> str:
+    """An ask in words."""
+    parts = []
+    if ask.cpu_milli:
+        parts.append(cores(ask.cpu_milli))
+    if ask.memory_bytes:
+        parts.append(gigabytes(ask.memory_bytes))
+    if ask.gpu_milli:
+        models = f" of {' or '.join(ask.gpu_models)}" if ask.gpu_models else ""
+        parts.append(gpus(ask.gpu_milli) + models)
+    if ask.gpu_memory_bytes:
+        parts.append(f"{gigabytes(ask.gpu_memory_bytes)} of GPU memory")
+    parts += [f"{count} {name}" for name, count in ask.custom]
+    return ", ".join(parts)
+
+
+def never_fits(ledger: Ledger, request: Request) -> tuple[str, ...] | None:
+    """Each node's limit where no node could ever serve the request; None where one could."""
+    ask = request.ask
+    refusals, possible = [], 0
+    for node in _candidates(ledger, request):
+        must = _lasting_must(ledger, request, node.name)
+        unheard = node.caps.can_share and node.capacity == Capacity()
+        if must is not None:
+            refusals.append(f"{node.name}: {must}")
+        elif unheard or NodeClaims().claim_for(ask, node.lendable) is not None:
+            possible += 1
+            if possible == request.gang:
+                return None
+        else:
+            refusals.append(f"{node.name}: {_limit(ask, node)}")
+    if request.gang > 1:
+        refusals.insert(0, f"a gang of {request.gang} needs as many nodes, {possible} could serve a member")
+    known = ledger.nodes
+    refusals += [f"{name}: no such node" for name in request.require if name not in known]
+    return _some_of(refusals, len(refusals))
+
+
+def _lasting_must(ledger: Ledger, request: Request, node: str) -> str | None:
+    """The must that a node does not meet and never will; what jobs it must be near to may still change."""
+    lasting = replace(
+        request,
+        affinity=tuple(name for name in request.affinity if name in ledger.nodes),
+        anti_affinity=tuple(name for name in request.anti_affinity if name in ledger.nodes),
+    )
+    return forbidden_by(ledger, lasting, node)
+
+
+def gave_up(ledger: Ledger, lease: Lease, now: int) -> str:
+    """Why an ask is given up that was never met."""
+    why = "; ".join(why_not_now(ledger, lease.request, now))
+    if lease.request.latest_start_ms and now < lease.asked_at_ms + lease.request.wait_ms:
+        return f"its deadline cannot be met any more, after a wait of {(now - lease.asked_at_ms) / 1000:g} s: {why}"
+    return f"waited {lease.request.wait_ms / 1000:g} s: {why}"
+
+
+def why_not_now(ledger: Ledger, request: Request, now: int) -> tuple[str, ...]:
+    """What keeps each node from serving the request at this moment, or the quota that does."""
+    beyond = Quotas(ledger).beyond(request)
+    if beyond is not None:
+        return (beyond,)
+    nodes = _candidates(ledger, request)
+    told = [
+        f"{node.name}: {forbidden_by(ledger, request, node.name) or _shortage(ledger, request, node, now)}"
+        for node in nodes[:MOST_TOLD]
+    ]
+    return _some_of(told, len(nodes))
+
+
+def _some_of(told: list[str], nodes: int) -> tuple[str, ...]:
+    """As much as somebody may read of what is told about so many nodes."""
+    return tuple(told) if nodes <= MOST_TOLD else (*told[:MOST_TOLD], f"and {nodes - MOST_TOLD:,} more nodes")
+
+
+def _candidates(ledger: Ledger, request: Request) -> list[Node]:
+    if request.require:
+        return [ledger.nodes[name] for name in request.require if name in ledger.nodes]
+    return list(ledger.nodes.values())
+
+
+def _limit(ask: Amounts, node: Node) -> str:
+    if not node.caps.can_share:
+        return "does not share"
+    if node.capacity == Capacity():
+        return "not heard from yet"
+    most = node.lendable
+    return _short_of(ask, most, NodeClaims(), "at most") or "does not fit"
+
+
+def _shortage(ledger: Ledger, request: Request, node: Node, now: int) -> str:
+    ask = request.ask
+    if NodeClaims().claim_for(ask, node.lendable) is None:
+        return _limit(ask, node)
+    if node.state is not NodeState.ALIVE:
+        return _absence(ledger, node, now)
+    offer = ledger.offers.get(node.name)
+    if offer is None:
+        return "no fresh measurement"
+    if offer.keeps and NodeClaims().claim_for(ask, offer.lends) is None:
+        return "; ".join(offer.keeps)
+    book = ledger.book(node.name)
+    if book.claim_for(ask, offer.lends) is not None and request.gang > 1:
+        return f"has room, but a gang of {request.gang} needs as many nodes at once"
+    if book.claim_for(ask, offer.lends) is not None:
+        return "kept for a request that comes before it"
+    return _short_of(ask, offer.lends, book, "free") or "does not fit"
+
+
+def kept_back(ledger: Ledger, node: Node, now: int) -> tuple[str, ...]:
+    """Why a node lends nothing now, or not all that it could."""
+    if not node.caps.can_share:
+        return ("does not share",)
+    if node.state is not NodeState.ALIVE:
+        return (_absence(ledger, node, now),)
+    offer = ledger.offers.get(node.name)
+    if offer is None:
+        return ("no fresh measurement",)
+    if offer.keeps:
+        return offer.keeps
+    book = ledger.book(node.name)
+    full = offer.lends.cpu_milli <= book.cpu_milli and offer.lends.memory_bytes <= book.memory_bytes
+    full = full and not any(book.free_milli(device) for device in offer.lends.gpus)
+    return ("everything it lends is lent",) if full else ()
+
+
+def _absence(ledger: Ledger, node: Node, now: int) -> str:
+    if node.state is NodeState.DRAINING:
+        return "cooling down" if node.cooling else "draining"
+    seen = ledger.sightings.get(node.name)
+    if seen is None or not seen.at_ms:
+        return "not heard from yet"
+    return f"not heard from for {(now - seen.at_ms) // 1000} s"
+
+
+def _short_of(ask: Amounts, lends: Capacity, book: NodeClaims, word: str) -> str:
+    """Every resource that falls short, as "3.2 GB free, 4.0 GB asked"."""
+    short = []
+    if ask.cpu_milli > (left := lends.cpu_milli - book.cpu_milli):
+        short.append(f"{cores(max(left, 0))} {word}, {cores(ask.cpu_milli)} asked")
+    if ask.memory_bytes > (left := lends.memory_bytes - book.memory_bytes):
+        short.append(f"{gigabytes(max(left, 0))} {word}, {gigabytes(ask.memory_bytes)} asked")
+    if ask.gpu_milli >= WHOLE_GPU:
+        if ask.gpu_milli // WHOLE_GPU > (left := book.whole_free(lends)):
+            short.append(f"{gpus(left * WHOLE_GPU)} {word}, {gpus(ask.gpu_milli)} asked")
+    elif ask.gpu_milli > (left := book.part_free(lends)):
+        short.append(f"{gpus(max(left, 0))} {word}, {gpus(ask.gpu_milli)} asked")
+    if ask.gpu_models and not short and not any(is_model(device.name, ask.gpu_models) for device in lends.gpus):
+        names = ", ".join(sorted({device.name or "unnamed" for device in lends.gpus}))
+        short.append(f"its GPUs are {names}, {' or '.join(ask.gpu_models)} asked")
+    if ask.gpu_memory_bytes and not short:
+        most = max((book.free_memory(device) for device in lends.gpus), default=0)
+        if most < ask.gpu_memory_bytes:
+            short.append(f"{gigabytes(most)} GPU memory {word}, {gigabytes(ask.gpu_memory_bytes)} asked")
+    has = dict(lends.custom)
+    for name, count in ask.custom:
+        if count > (left := has.get(name, 0) - book.custom.get(name, 0)):
+            short.append(f"{left} {name} {word}, {count} asked")
+    return "; ".join(short)

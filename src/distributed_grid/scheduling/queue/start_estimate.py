@@ -1,0 +1,133 @@
+"""When a waiting request will start, as far as anybody can know.
+
+Rule 1: everybody before it is planned first, in the order of the line, each where it could start soonest.
+Rule 2: what is planned counts as held from now until its expected end. So the estimate leaves out who may yet pass, and
+who comes later with more right; it is what happens if nobody else comes and everything takes as long as expected.
+Rule 3: where it hangs on something of which nobody knows how long it takes, the answer is nobody knows, and why.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from msgspec import Struct
+
+from distributed_grid.domain.indexes.node_claims import NodeClaims
+from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.resources import Claim
+from distributed_grid.scheduling.placement.placement import place
+from distributed_grid.scheduling.queue.backfill import NEVER, StartForecast, could_serve, readiness
+from distributed_grid.scheduling.queue.durations import expected_ms
+from distributed_grid.scheduling.queue.queue import in_order
+from distributed_grid.scheduling.queue.quotas import Quotas
+
+FAR = 100
+"""Further back in the line than this nobody plans."""
+LOOKED_AT = 32
+"""Of so many promising nodes each request is planned on the best."""
+
+
+class StartEstimate(Struct, frozen=True):
+    """The place in the line (the next is 1), when it will start (None: nobody knows), and why then."""
+
+    position: int
+    starts_at_ms: int | None
+    reason: str
+
+
+def outlook(ledger: Ledger, lease: Lease, now: int) -> StartEstimate:
+    """The place in line of a waiting request, when it will start, and why then or why nobody knows."""
+    line = in_order(ledger, now, newcomer=lease)
+    position = next((at for at, one in enumerate(line, 1) if one.id == lease.id), len(line) + 1)
+    beyond = Quotas(ledger).beyond(lease.request)
+    if beyond is not None:
+        return StartEstimate(position, None, f"when less is held under the {beyond}")
+    if position > FAR:
+        return StartEstimate(position, None, f"{position - 1} requests are before it")
+    plan = _Plan(ledger, now)
+    for one in line[: position - 1]:
+        plan.add(one)
+    at_ms, why = plan.start_of(lease)
+    return StartEstimate(position, None if at_ms == NEVER else at_ms, why)
+
+
+class _Plan:
+    """What is held on each node until when: by leases, and by those of the line that were planned so far."""
+
+    def __init__(self, ledger: Ledger, now: int) -> None:
+        self._ledger = ledger
+        self._now = now
+        self._prospects = StartForecast(ledger, now)
+        self._quotas = Quotas(ledger)
+        self._ends: dict[str, list[tuple[int, Lease]]] = {}
+
+    def add(self, lease: Lease) -> None:
+        """Plan one of the line; who is beyond its quota, or fits nowhere, takes nothing."""
+        if self._quotas.beyond(lease.request) is not None:
+            return
+        found = sorted(self._soonest(lease.request))[: lease.request.gang]
+        if not found:
+            return
+        start, length = found[-1][0], expected_ms(self._ledger, lease)
+        end = start + length if start != NEVER and length else NEVER
+        for _, _, node in found:
+            claim = self._claim_at(lease.request, node, start)
+            planned = Lease(lease.id, lease.request, lease.asked_at_ms, node=node, claim=claim)
+            self._ends[node] = sorted([*self._held(node), (end, planned)], key=lambda entry: entry[0])
+
+    def start_of(self, lease: Lease) -> tuple[int, str]:
+        """When a request can start after all that was planned, and what it waits for."""
+        found = sorted(self._soonest(lease.request))[: lease.request.gang]
+        if len(found) < lease.request.gang:
+            return NEVER, "no open node could serve it"
+        at_ms, _, node = found[-1]
+        if at_ms > self._now:
+            return at_ms, self._waits_for(lease.request, node)
+        room = place(self._ledger, lease.request) is not None
+        return at_ms, f"{node} has room, and is kept for others at the moment" if room else f"{node} has room"
+
+    def _soonest(self, request: Request) -> list[tuple[int, int, str]]:
+        """The promising nodes with when they could serve, and how ready they are."""
+        ready = readiness(self._ledger, request.ask)
+        rows = np.flatnonzero(could_serve(self._ledger, request))
+        rows = rows[np.argsort(-ready[rows], kind="stable")[: LOOKED_AT + request.gang]]
+        names = [(int(ready[row]), self._ledger.columns.names[row]) for row in rows.tolist()]
+        return [(self._fits_at(request, name), -ready_now, name) for ready_now, name in names]
+
+    def _held(self, node: str) -> list[tuple[int, Lease]]:
+        return self._ends.get(node) or self._prospects.departures(node).ends
+
+    def _fits_at(self, request: Request, node: str) -> int:
+        lends, held = self._ledger.lends(node), self._held(node)
+        book = NodeClaims(lease.claim for _, lease in held if lease.claim is not None)
+        at_ms = self._now
+        for end, lease in held:
+            if book.claim_for(request.ask, lends) is not None:
+                break
+            if end == NEVER or lease.claim is None:
+                return NEVER
+            book.give_back(lease.claim)
+            at_ms = end
+        return at_ms if book.claim_for(request.ask, lends) is not None else NEVER
+
+    def _claim_at(self, request: Request, node: str, at_ms: int) -> Claim | None:
+        """What a request gets on a node at a moment; without a moment, when everybody there is gone."""
+        still = [lease.claim for end, lease in self._held(node) if end > at_ms and lease.claim is not None]
+        return NodeClaims(still if at_ms != NEVER else ()).claim_for(request.ask, self._ledger.nodes[node].lendable)
+
+    def _waits_for(self, request: Request, node: str) -> str:
+        """What has to be over on a node first, or what nobody knows the end of."""
+        lends, held = self._ledger.lends(node), self._held(node)
+        if NodeClaims().claim_for(request.ask, lends) is None:
+            return f"{node} does not lend enough at the moment, whatever is held there"
+        book = NodeClaims(lease.claim for _, lease in held if lease.claim is not None)
+        for end, lease in held:
+            if end == NEVER:
+                doing = "holds" if lease.holds else "waits before it for"
+                return f"nobody knows how long {lease.id} takes, which {doing} {node}"
+            assert lease.claim is not None
+            book.give_back(lease.claim)
+            if book.claim_for(request.ask, lends) is not None:
+                doing = "is over" if lease.holds else "has had its turn"
+                return f"when {lease.id} {doing} on {node}"
+        return f"when {node} is free"

@@ -1,0 +1,1 @@
+"""Rebalancing: which nodes are pressed, what they borrow, from whom."""

@@ -1,0 +1,124 @@
+"""Which work should move away from a node, and where to: a recommendation, nothing is moved here.
+
+Rule 1: a job goes only where it may run, fits, and can be spared room; the least loaded of these nodes comes first.
+Rule 2: evening out never turns the order of two nodes around, so that nobody recommends the way back.
+Rule 3: a recommendation stands until its cause is clearly over, its job is gone or its place is: it is not repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from msgspec.structs import replace
+
+from distributed_grid.domain.jobs import Job
+from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.rebalancing import SPREAD, WATCHED, Advice, amount_in
+from distributed_grid.domain.resources import ResourceType
+from distributed_grid.domain.states import JobState, LeaseState
+from distributed_grid.scheduling.placement.placement import place
+from distributed_grid.scheduling.rebalancing.pressure import PressureScan, percent
+from distributed_grid.scheduling.rebalancing.surplus import UNITS, in_words, spare, spares, total_of
+
+MOST_JOBS = 20
+"""So many jobs of a node are tried."""
+MOST_PLACES = 32
+"""The best of so many places with room is good enough, the least loaded being looked at first."""
+
+
+def advice_for(look: PressureScan, node: str, cause: str) -> Advice | None:
+    """The best recommendation for a node, or None where nothing can be moved anywhere."""
+    places = list(look.helpers(node))
+    for job, lease in _movable(look, node, cause):
+        for to in places:
+            if (cause != SPREAD or _evens_out(look, lease, to)) and _can_go(look, job, lease, to):
+                reason = f"{_why(look, node, to, cause)}; job {job.id} holds {_held(lease, cause)}"
+                return Advice(str(cause), job.uid, to, reason, look.now)
+    if cause == SPREAD or not look.speaks(node):
+        return None
+    resource = ResourceType(cause)
+    room, to = max(islice(spares(look, node, resource, UNITS[resource]), MOST_PLACES), default=(0, ""))
+    if not room:
+        return None
+    return Advice(str(cause), "", to, f"{_why(look, node, to, cause)}, {in_words(resource, room)} to spare", look.now)
+
+
+def stands(look: PressureScan, node: str, advice: Advice) -> bool:
+    """Whether a recommendation still makes sense."""
+    reading = look.reading(node)
+    if not look.is_calm(advice.to) or reading.score is None:
+        return False
+    if advice.job:
+        job = look.ledger.jobs.get(advice.job)
+        if job is None or job.attempt is None or job.attempt.node != node:
+            return False
+    if advice.cause == SPREAD:
+        distance = reading.score - (look.reading(advice.to).score or 0)
+        return look.rules.evens_out and distance > look.rules.policy.spread_milli // 2
+    resource = ResourceType(advice.cause)
+    level = reading.level(resource)
+    if level is None:
+        return False
+    return level > look.rules.marks(resource).middle or look.will_be_above(node, resource)
+
+
+def _movable(look: PressureScan, node: str, cause: str) -> Iterator[tuple[Job, Lease]]:
+    """The jobs that run on a node and would relieve it: the least important first, then the largest."""
+    found = []
+    for lease in look.ledger.leases_of(node):
+        job = look.ledger.jobs.get(lease.job)
+        if job is None or job.state is not JobState.RUNNING or lease.state is not LeaseState.ACTIVE or lease.gang:
+            continue
+        size = _shift(look, lease, node) if cause == SPREAD else amount_in(lease, ResourceType(cause))
+        if size:
+            found.append((int(lease.request.priority), -size, job.uid, job, lease))
+    for *_, job, lease in sorted(found, key=lambda entry: entry[:3])[:MOST_JOBS]:
+        yield job, lease
+
+
+def _can_go(look: PressureScan, job: Job, lease: Lease, to: str) -> bool:
+    """Whether a job may run on a node that has room for it and can spare that."""
+    request = job.request
+    if request.require and to not in request.require:
+        return False
+    if any(
+        amount_in(lease, resource) > spare(look, to, resource) for resource in WATCHED if amount_in(lease, resource)
+    ):
+        return False
+    return place(look.ledger, replace(request, require=(to,), prefer=())) is not None
+
+
+def _evens_out(look: PressureScan, lease: Lease, to: str) -> bool:
+    """Whether two nodes differ much, and the one that gives still works at least as hard after the move."""
+    gives, takes = look.reading(lease.node).score or 0, look.reading(to).score or 0
+    if gives - takes <= look.rules.policy.spread_milli:
+        return False
+    return takes + _shift(look, lease, to) <= gives - _shift(look, lease, lease.node)
+
+
+def _shift(look: PressureScan, lease: Lease, node: str) -> int:
+    """How much of a node a lease is at most, in thousandths."""
+    capacity = look.ledger.nodes[node].capacity
+    parts = ((amount_in(lease, resource), total_of(capacity, resource)) for resource in WATCHED)
+    return max((1000 * size // total if total else 1000 for size, total in parts if size), default=0)
+
+
+def _held(lease: Lease, cause: str) -> str:
+    kinds = WATCHED if cause == SPREAD else (ResourceType(cause),)
+    return ", ".join(in_words(kind, amount_in(lease, kind)) for kind in kinds if amount_in(lease, kind))
+
+
+def _why(look: PressureScan, node: str, to: str, cause: str) -> str:
+    here, there = look.reading(node), look.reading(to)
+    if cause == SPREAD:
+        most = percent(look.rules.policy.spread_milli)
+        return f"{node} works at {percent(here.score or 0)}, {to} at {percent(there.score or 0)}, may differ by {most}"
+    resource = ResourceType(cause)
+    high = look.rules.marks(resource).high
+    level, other = here.level(resource) or 0, there.level(resource)
+    if level <= high and (ahead := here.ahead(resource)) is not None:
+        words = f"{resource} at {percent(level)}, expected at {percent(ahead.level)}"
+    else:
+        words = f"{resource} at {percent(level)}"
+    return f"{words}, above the mark of {percent(high)}; {to} is at {percent(other or 0)}"

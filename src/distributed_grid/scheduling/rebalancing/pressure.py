@@ -1,0 +1,164 @@
+"""One look at all nodes: who is above or below its marks, for long enough, and who shares a machine with whom.
+
+Rule 1: a node nobody hears from has no level, and is neither above nor below anything.
+Rule 2: a forecast counts as if the mark were crossed already, but only from the low mark on, so that nothing is asked
+for at a level at which it would be given back.
+Rule 3: nodes on one machine share its load. They have nothing to give each other, and one of them speaks for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct
+
+from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.rebalancing import (
+    GRID_USER,
+    WATCHED,
+    Forecast,
+    PressureReading,
+    RebalanceRules,
+    RebalanceSchedule,
+    RebalanceState,
+    amount_in,
+    is_automatic,
+    resource_of,
+)
+from distributed_grid.domain.resources import ResourceType
+from distributed_grid.domain.states import LeaseState, NodeState
+
+NINE_OF_TEN = 1.6449
+"""Standard deviations on each side of what holds nine of ten."""
+_UNKNOWN = PressureReading("")
+
+
+def automatic(ledger: Ledger) -> list[Lease]:
+    """The leases that the grid holds for its nodes, oldest first; those that end already are left out."""
+    mine = (ledger.leases[lease_id] for lease_id in ledger.leases_by.get(GRID_USER, ()))
+    return [lease for lease in mine if lease.state is LeaseState.ACTIVE and is_automatic(lease.request)]
+
+
+def look_at(
+    ledger: Ledger,
+    readings: Iterable[PressureReading],
+    rules: RebalanceRules,
+    now: int,
+    agenda: RebalanceSchedule | None = None,
+) -> PressureScan:
+    """One look; what the grid holds for its nodes is added up."""
+    leases = automatic(ledger)
+    held: Counter[tuple[str, str]] = Counter()
+    for lease in leases:
+        resource = resource_of(lease.request.ask)
+        held[lease.request.target, resource] += amount_in(lease, resource)
+    known = {reading.node: reading for reading in readings}
+    return PressureScan(ledger, known, rules, now, leases, held, agenda or RebalanceSchedule(()), {})
+
+
+class PressureScan(Struct, frozen=True):
+    """The ledger, what was read of the nodes, by which rules, at which moment; what the grid holds, and for whom.
+
+    `found` is the most that any node can spare of a resource, once somebody has looked at all of them.
+    """
+
+    ledger: Ledger
+    readings: dict[str, PressureReading]
+    rules: RebalanceRules
+    now: int
+    leases: list[Lease]
+    held: Counter[tuple[str, str]]
+    agenda: RebalanceSchedule
+    found: dict[str, int]
+
+    def reading(self, node: str) -> PressureReading:
+        """What was read of a node; nothing where it is not alive any more."""
+        known = self.ledger.nodes.get(node)
+        if known is None or known.state is not NodeState.ALIVE:
+            return _UNKNOWN
+        return self.readings.get(node, _UNKNOWN)
+
+    def balance(self, node: str) -> RebalanceState:
+        return self.ledger.balances.get(node) or RebalanceState(node)
+
+    def is_above(self, node: str, resource: ResourceType) -> bool:
+        """Whether a node uses more than its high mark, or surely will."""
+        level = self.reading(node).level(resource)
+        if level is None:
+            return False
+        return level > self.rules.marks(resource).high or self.will_be_above(node, resource)
+
+    def is_below(self, node: str, resource: ResourceType) -> bool:
+        """Whether a node uses less than its low mark, and nobody is sure that this will change."""
+        level = self.reading(node).level(resource)
+        return level is not None and level < self.rules.marks(resource).low and not self._foresees(node, resource)
+
+    def will_be_above(self, node: str, resource: ResourceType) -> bool:
+        """Whether the forecast is sure enough that a level between the marks leaves them upwards."""
+        level = self.reading(node).level(resource)
+        return level is not None and level >= self.rules.marks(resource).low and self._foresees(node, resource)
+
+    def _foresees(self, node: str, resource: ResourceType) -> bool:
+        forecast, policy = self.reading(node).ahead(resource), self.rules.policy
+        if forecast is None or not policy.ahead:
+            return False
+        return chance_above(forecast, self.rules.marks(resource).high) >= policy.sure_milli
+
+    def is_calm(self, node: str) -> bool:
+        """Whether a node is known and above none of its marks."""
+        known = self.reading(node)
+        return known.score is not None and not any(self.is_above(node, resource) for resource in WATCHED)
+
+    def lasted(self, since_ms: int | None) -> bool:
+        """Whether something has been so for as many rounds as the policy waits."""
+        return since_ms is not None and self._rounds(since_ms, self.rules.policy.act_after)
+
+    def rested(self, at_ms: int | None) -> bool:
+        """Whether the cool-down since a moment is over."""
+        return at_ms is None or self._rounds(at_ms, self.rules.policy.cool_down)
+
+    def _rounds(self, since_ms: int, rounds: int) -> bool:
+        """Rounds are never quite on time: half of one is not counted."""
+        wanted_ms = rounds * self.rules.interval_ms - self.rules.interval_ms // 2
+        return self.now - since_ms >= max(wanted_ms, 0)
+
+    def others(self, node: str) -> Iterator[str]:
+        """The nodes on other machines."""
+        own = machine_of(self.ledger.nodes[node])
+        return (name for name, other in self.ledger.nodes.items() if machine_of(other) != own)
+
+    def helpers(self, node: str) -> Iterator[str]:
+        """The nodes on other machines that are calm, least loaded first."""
+        nodes = self.ledger.nodes
+        own = machine_of(nodes[node])
+        return (name for name in self.agenda.calm if name in nodes and machine_of(nodes[name]) != own)
+
+    def speaks(self, node: str) -> bool:
+        """Whether this node is the one of its machine that borrows: the head, or else the first by name."""
+        nodes = self.ledger.nodes
+        own = machine_of(nodes[node])
+        if own == node:
+            return True
+        return node == min((one.role != "head", name) for name, one in nodes.items() if machine_of(one) == own)[1]
+
+
+def machine_of(node: Node) -> str:
+    """What tells machines apart: nodes on this machine are one, unless they have thresholds of their own."""
+    return "" if node.host == "local" and node.thresholds is None else node.name
+
+
+def chance_above(forecast: Forecast, mark: int) -> int:
+    """How likely a later measurement is above a mark, in thousandths."""
+    if forecast.reach <= 0:
+        return 1000 if forecast.level > mark else 0
+    distance = NINE_OF_TEN * (forecast.level - mark) / forecast.reach
+    return round(500 * (1 + math.erf(distance / math.sqrt(2))))
+
+
+def percent(milli: int) -> str:
+    """A level in words."""
+    return f"{milli / 10:g} %"

@@ -1,0 +1,163 @@
+"""Who is let in at the port, and how people and nodes get what lets them in. Socket and REST both ask here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec import Struct
+
+from distributed_grid.agent.join_client import JoinToken
+from distributed_grid.api import requests
+from distributed_grid.config.kinds.text import LOGIN, NAME_PATTERN
+from distributed_grid.errors import BadInput, Refused
+from distributed_grid.server.access.token_store import JoinGrant, TokenStore, UserToken
+
+AGENT_PATH = "/v1/agent"
+log = logging.getLogger(__name__)
+
+
+class AdvertisedAddress(Struct, frozen=True):
+    """How the port is reached from elsewhere: for the text of a join token."""
+
+    addresses: tuple[str, ...]
+    fingerprint: str = ""
+
+
+class Admission:
+    """Lets people and nodes in by their tokens.
+
+    `configured` are the names that no node may join under, `way` is how the port is reached now, and `shut_out` ends
+    the connections of a node whose key was revoked.
+    """
+
+    def __init__(
+        self,
+        tokens: TokenStore,
+        *,
+        configured: Iterable[str],
+        way: Callable[[], AdvertisedAddress],
+        shut_out: Callable[[str], None],
+    ) -> None:
+        self.tokens = tokens
+        self._configured = frozenset(configured)
+        self._way = way
+        self._shut_out = shut_out
+
+    def admit(self, path: str, headers: Mapping[str, str]) -> str | None:
+        """The node that may open a channel with these headers, if any."""
+        if path.partition("?")[0] != AGENT_PATH or "origin" in headers:
+            return None
+        node, _, key = bearer_of(headers.get("authorization", "")).rpartition(".")
+        return self.tokens.node_of(node, key) if node and key else None
+
+    async def create_token(self, op: requests.CreateToken) -> dict[str, Any]:
+        for word in (op.user, *([op.team] if op.team else [])):
+            if LOGIN.pattern is None or not LOGIN.pattern.fullmatch(word):
+                raise BadInput(f"{word!r} is no login name")
+        expires = self._expiry(op.ttl_seconds)
+        token = UserToken(op.token_id, op.secret_hash, op.user, op.team, expires_ms=expires)
+        return {"token": token_view(await asyncio.to_thread(self.tokens.add, token), self.tokens.now_ms())}
+
+    async def create_join_token(self, op: requests.CreateJoinToken) -> dict[str, Any]:
+        """Everything the caller needs to write the token down; the secret is its own."""
+        if op.node:
+            self._check_name(op.node)
+        grant = JoinGrant(op.token_id, op.secret_hash, op.node, expires_ms=self._expiry(op.ttl_seconds))
+        way = self._way()
+        made = await asyncio.to_thread(self.tokens.add_grant, grant)
+        view = grant_view(made, self.tokens.now_ms())
+        return {"join_token": view, "addresses": list(way.addresses), "fingerprint": way.fingerprint}
+
+    def list_tokens(self) -> dict[str, Any]:
+        now = self.tokens.now_ms()
+        return {"tokens": [token_view(token, now) for token in self.tokens.tokens()]}
+
+    def list_join_tokens(self) -> dict[str, Any]:
+        now = self.tokens.now_ms()
+        return {"join_tokens": [grant_view(grant, now) for grant in self.tokens.grants()]}
+
+    async def revoke_token(self, name: str) -> dict[str, Any]:
+        token = await asyncio.to_thread(self.tokens.revoke, name)
+        return {"token": token_view(token, self.tokens.now_ms())}
+
+    async def revoke_join_token(self, name: str) -> dict[str, Any]:
+        """Shut the token out, and the node that joined with it, at once."""
+        grant = await asyncio.to_thread(self.tokens.revoke_grant, name)
+        if grant.used_by:
+            self._shut_out(grant.used_by)
+        return {"join_token": grant_view(grant, self.tokens.now_ms())}
+
+    async def join(self, op: requests.Join) -> dict[str, Any]:
+        """Exchange a join token for the right to come in under a key whose hash is given."""
+        token = JoinToken.parse(op.token)
+        if op.node:
+            self._check_name(op.node)
+        if op.hostname and not re.fullmatch(NAME_PATTERN, op.hostname):
+            raise BadInput("the host name cannot be a node's name; give another")
+        used = await asyncio.to_thread(
+            self.tokens.exchange,
+            token.id,
+            token.secret,
+            node=op.node,
+            hostname=self._free(op.hostname),
+            key_hash=op.key_hash,
+        )
+        log.info("%s joined with the token %s", used.used_by, used.id)
+        return {"node": used.used_by, "joined_at": moment(used.used_ms)}
+
+    def _check_name(self, name: str) -> None:
+        if not re.fullmatch(NAME_PATTERN, name):
+            raise BadInput(f"{name!r} cannot be a node's name: letters, digits, '.', '_' and '-', at most 63")
+        if name in self._configured:
+            raise Refused(f"{name} is a node of the config, and joins from there")
+
+    def _free(self, hostname: str) -> str:
+        """The name a machine gets that did not say one: its own, unless the config has given that away."""
+        return f"{hostname[:56]}-joined" if hostname in self._configured else hostname
+
+    def _expiry(self, ttl_seconds: float) -> int:
+        return self.tokens.now_ms() + round(1000 * ttl_seconds) if ttl_seconds else 0
+
+
+def bearer_of(header: str) -> str:
+    """The token in an Authorization header; empty where there is none."""
+    scheme, _, credentials = header.partition(" ")
+    return credentials.strip() if scheme.lower() == "bearer" else ""
+
+
+def token_view(token: UserToken, now: int) -> dict[str, Any]:
+    """A token as it is shown: never its secret, nor the hash."""
+    return {
+        "token_id": token.id,
+        "user": token.user,
+        "team": token.team or None,
+        "admin": token.admin,
+        "created_at": moment(token.created_ms),
+        "expires_at": moment(token.expires_ms),
+        "problem": token.problem(now),
+    }
+
+
+def grant_view(grant: JoinGrant, now: int) -> dict[str, Any]:
+    """A join token as it is shown: never its secret, nor any hash."""
+    return {
+        "token_id": grant.id,
+        "node_id": grant.node or None,
+        "used_by": grant.used_by or None,
+        "used_at": moment(grant.used_ms),
+        "created_at": moment(grant.created_ms),
+        "expires_at": moment(grant.expires_ms),
+        "problem": grant.problem(now),
+    }
+
+
+def moment(at_ms: int) -> str | None:
+    """A wall-clock time as people write it; None for "never"."""
+    if not at_ms:
+        return None
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

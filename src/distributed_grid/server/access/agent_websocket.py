@@ -1,0 +1,178 @@
+"""The door for agents: one WebSocket each, spoken without a web framework because a thousand of them beat every 2 s.
+
+Rule 1: who may come in, and as which node, is decided before the upgrade; what it says of other nodes is its lie.
+Rule 2: no input crashes or hangs this side: what is not a message of the protocol ends the connection with a word.
+Rule 3: an agent that does not read is cut off before its unread orders fill the memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import logging
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from websockets.exceptions import WebSocketException
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.http11 import Request
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+
+from distributed_grid.errors import ProtocolError
+from distributed_grid.wire import (
+    LARGEST_MESSAGE,
+    AgentSide,
+    FromAgent,
+    Hello,
+    Refuse,
+    ToAgent,
+    decode_from_agent,
+    encode,
+    greeting_of,
+)
+
+MOST_UNSENT = 32 * 1024 * 1024
+HELLO_SECONDS = 15.0
+log = logging.getLogger(__name__)
+Admit = Callable[[str, Mapping[str, str]], str | None]
+"""From the path and headers of a request to the node that may speak here, or None."""
+
+
+class AgentMessageSink(Protocol):
+    """Who takes in what agents say."""
+
+    def received(self, message: FromAgent, via: AgentSide) -> None: ...
+    def gone(self, via: AgentSide) -> None:
+        """The connection has ended; a second call changes nothing."""
+
+
+class AgentWebSocket(asyncio.Protocol):
+    """One agent's connection."""
+
+    def __init__(self, reception: AgentMessageSink, admit: Admit, *, hello_seconds: float = HELLO_SECONDS) -> None:
+        self._reception = reception
+        self._admit = admit
+        self._hello_seconds = hello_seconds
+        self._socket = ServerProtocol(max_size=LARGEST_MESSAGE, logger=log.getChild("websocket"))
+        self._transport: asyncio.Transport | None = None
+        self._node = ""
+        self._greeted = False
+        self._parts: list[bytes] = []
+        self._deadline: asyncio.TimerHandle | None = None
+        self.on_close: Callable[[AgentWebSocket], None] = lambda door: None
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return (self._node,) if self._node else ()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=MOST_UNSENT)
+        self._deadline = asyncio.get_running_loop().call_later(self._hello_seconds, self._hang_up)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._transport = None
+        self._reception.gone(self)
+        self.on_close(self)
+
+    def pause_writing(self) -> None:
+        log.warning("%s does not read what it is told: cut off", self._node or "an agent")
+        if self._transport is not None:
+            self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._socket.receive_data(data)
+        self._take_in()
+        self._flush()
+
+    def eof_received(self) -> None:
+        self._socket.receive_eof()
+        self._flush()
+
+    def send(self, message: ToAgent) -> None:
+        """Pass an order on; one for an agent that has gone is derived anew when it is back."""
+        if self._transport is None or self._socket.state is not State.OPEN:
+            return
+        self._socket.send_binary(encode(message))
+        self._flush()
+
+    def close(self, why: str = "") -> None:
+        """End the connection. Safe twice."""
+        if self._socket.state is State.OPEN:
+            self._socket.send_close(CloseCode.GOING_AWAY, why[:100])
+            self._flush()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def _flush(self) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        for part in self._socket.data_to_send():
+            if part:
+                self._transport.write(part)
+            else:
+                self._transport.close()
+                return
+        if self._socket.state is State.CLOSED:
+            self._transport.close()
+
+    def _take_in(self) -> None:
+        for event in self._socket.events_received():
+            if isinstance(event, Request):
+                self._let_in(event)
+            elif isinstance(event, Frame):
+                self._hear(event)
+
+    def _let_in(self, request: Request) -> None:
+        try:
+            headers = {name.lower(): value for name, value in request.headers.raw_items()}
+            node = self._admit(request.path, headers)
+        except (WebSocketException, ValueError):
+            node = None
+        if node is None:
+            self._socket.send_response(self._socket.reject(http.HTTPStatus.UNAUTHORIZED, "not known here\n"))
+            return
+        self._node = node
+        self._socket.send_response(self._socket.accept(request))
+
+    def _hear(self, frame: Frame) -> None:
+        if frame.opcode in (Opcode.PING, Opcode.PONG, Opcode.CLOSE):
+            return
+        if frame.opcode is Opcode.TEXT:
+            self._refuse("agents speak binary messages")
+            return
+        self._parts.append(bytes(frame.data))
+        if not frame.fin:
+            return
+        data, self._parts = b"".join(self._parts), []
+        try:
+            self._received(data)
+        except ProtocolError as broken:
+            log.warning("the agent of %s: %s", self._node, broken)
+            self._refuse(str(broken))
+
+    def _received(self, data: bytes) -> None:
+        if not self._greeted:
+            greeting_of(data, mine="this control plane", theirs=f"the agent of {self._node}")
+        message = decode_from_agent(data)
+        if isinstance(message, Hello) is self._greeted:
+            raise ProtocolError("an agent greets once, and first of all")
+        if not self._greeted:
+            assert isinstance(message, Hello)
+            if message.node != self._node:
+                raise ProtocolError(f"this connection is {self._node}'s, not {message.node[:60]}'s")
+            self._greeted = True
+            if self._deadline is not None:
+                self._deadline.cancel()
+        self._reception.received(message, self)
+
+    def _refuse(self, message: str) -> None:
+        self.send(Refuse(message[:1000]))
+        self.close("refused")

@@ -1,0 +1,101 @@
+"""The control plane's own certificate: made once, kept 0600, and trusted by its fingerprint rather than by a name.
+
+It is good for ten years. Whoever deletes the two files gets a new one, and nodes join anew: they trust the old one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import ipaddress
+import socket
+import ssl
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from distributed_grid.errors import GridError
+from distributed_grid.posix.private_files import write_private
+
+YEARS = 10
+
+
+class Certificate(NamedTuple):
+    """Files of a certificate and its key, and the SHA-256 of the certificate as it travels."""
+
+    certificate: Path
+    key: Path
+    fingerprint: str
+
+
+def own_certificate(folder: Path, names: Iterable[str]) -> Certificate:
+    """The certificate in this folder; where there is none, one for these names is made."""
+    certificate, key = folder / "certificate.pem", folder / "certificate.key"
+    if not (certificate.exists() and key.exists()):
+        _make(certificate, key, names)
+    return given_certificate(certificate, key)
+
+
+def given_certificate(certificate: Path, key: Path) -> Certificate:
+    """The certificate in these files, checked: it can be read and the key fits."""
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        first = certificate.read_text().partition("-----END CERTIFICATE-----")
+        der = ssl.PEM_cert_to_DER_cert(_from_begin(first[0]) + first[1])
+    except (OSError, ValueError) as failure:  # ssl.SSLError is an OSError
+        raise GridError(f"cannot use the certificate {certificate}: {failure}") from failure
+    return Certificate(certificate, key, fingerprint_of(der))
+
+
+def fingerprint_of(der: bytes) -> str:
+    """The SHA-256 of a certificate, as hexadecimal digits."""
+    return hashlib.sha256(der).hexdigest()
+
+
+def _from_begin(text: str) -> str:
+    return text[max(text.find("-----BEGIN CERTIFICATE-----"), 0) :]
+
+
+def _make(certificate: Path, key: Path, names: Iterable[str]) -> None:
+    public, private = made_certificate(f"grid {socket.gethostname()}", names)
+    write_private(key, private)
+    write_private(certificate, public)
+
+
+def made_certificate(title: str, names: Iterable[str]) -> tuple[bytes, bytes]:
+    """A new certificate for these names and its key, as PEM."""
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, title[:64])])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(private.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=365 * YEARS))
+        .add_extension(x509.SubjectAlternativeName([*_alternatives(names)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(private, hashes.SHA256())
+    )
+    clear = private.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return made.public_bytes(serialization.Encoding.PEM), clear
+
+
+def _alternatives(names: Iterable[str]) -> Iterable[x509.GeneralName]:
+    for name in dict.fromkeys(["localhost", "127.0.0.1", *names]):
+        try:
+            yield x509.IPAddress(ipaddress.ip_address(name))
+        except ValueError:
+            with contextlib.suppress(ValueError):  # a name that no certificate can hold is left out
+                yield x509.DNSName(name)

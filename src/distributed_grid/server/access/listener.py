@@ -1,0 +1,218 @@
+"""The one TCP port: bound when the daemon starts, served from the first connection on.
+
+Rule 1: until somebody knocks it costs a socket; what serves it is loaded then, in a thread.
+Rule 2: nothing but loopback is spoken to in the clear, unless that was forced.
+Rule 3: where it listens is in `rest.json` (0600) while it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import ipaddress
+import logging
+import socket
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from distributed_grid.api.requests import Stay
+from distributed_grid.config.sections import ServerConfig
+from distributed_grid.errors import GridError
+from distributed_grid.posix.private_files import write_private
+from distributed_grid.server.access.address import WILDCARDS, Address, own_addresses, parse_address, text_of
+from distributed_grid.server.access.admission import Admission, AdvertisedAddress
+from distributed_grid.server.access.agent_websocket import AgentMessageSink, AgentWebSocket
+from distributed_grid.server.access.token_store import TokenStore
+from distributed_grid.server.context import DaemonContext
+
+if TYPE_CHECKING:
+    from distributed_grid.server.access.certificates import Certificate
+    from distributed_grid.server.rest.uvicorn_server import UvicornServer
+
+log = logging.getLogger(__name__)
+
+
+class Listener:
+    """Listens for REST and for agents that joined. `stop` is safe to call twice."""
+
+    def __init__(
+        self,
+        house: DaemonContext,
+        folder: Path,
+        settings: ServerConfig,
+        *,
+        configured: Iterable[str],
+        reception: AgentMessageSink,
+    ) -> None:
+        self._house = house
+        self._folder = folder
+        self._settings = settings
+        self._reception = reception
+        self._address = Address()
+        self._listener: socket.socket | None = None
+        self._at: tuple[str, int] = ("", 0)
+        self._known_hosts: frozenset[str] = frozenset()
+        self._certificate: Certificate | None = None
+        self._serving: UvicornServer | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._doors: weakref.WeakSet[AgentWebSocket] = weakref.WeakSet()
+        self.admission = Admission(TokenStore(folder), configured=configured, way=self._way, shut_out=self._shut_out)
+
+    async def start(self, owner: str) -> None:
+        """Listen where the last `listen` said, else where the config does."""
+        self.admission.tokens.ensure_owner(owner)
+        await self._open(self._remembered() or self._configured())
+
+    async def listen(self, op: Stay) -> None:
+        """Listen somewhere else from now on; where that cannot be, nothing changes and the reason is raised."""
+        if not op.listen:
+            return
+        await self._open(parse_address(op.listen, tls=op.tls, force_plain=op.force_plain))
+        self._write("listen.json", msgspec.json.encode(self._address))
+
+    def forget(self) -> None:
+        """The next control plane listens where the config says."""
+        with contextlib.suppress(FileNotFoundError):
+            (self._folder / "listen.json").unlink()
+
+    async def stop(self) -> None:
+        """Close the port and everything that came in through it."""
+        with contextlib.suppress(FileNotFoundError):
+            (self._folder / "rest.json").unlink()
+        await self._close()
+
+    @property
+    def url(self) -> str | None:
+        """Where this machine's own programs find it."""
+        if self._listener is None:
+            return None
+        host, port = self._at
+        scheme = "https" if self._certificate else "http"
+        return f"{scheme}://{text_of('127.0.0.1' if host in WILDCARDS else host, port)}"
+
+    @property
+    def is_busy(self) -> bool:
+        return self._loading is not None or (self._serving is not None and self._serving.is_busy)
+
+    async def _open(self, address: Address) -> None:
+        if self._listener is not None and address == self._address:
+            return
+        certificate = await self._certificate_for(address)
+        before = replace(self._address, port=self._at[1]) if self._listener is not None else None
+        await self._close()  # first: the new address may be another one of the same port
+        try:
+            listener = address.bind()
+        except GridError:
+            if before is not None:
+                await self._open(before)
+            raise
+        self._address, self._listener, self._certificate = address, listener, certificate
+        self._at = (address.host, listener.getsockname()[1])
+        self._known_hosts = frozenset(name.lower() for name in ("localhost", "127.0.0.1", "::1", *self._names(address)))
+        if address.force_plain and not address.is_local:
+            log.warning("listening on %s WITHOUT TLS, as it was forced to", text_of(*self._at))
+        self._write("rest.json", msgspec.json.encode(self._card()))
+        asyncio.get_running_loop().add_reader(listener.fileno(), self._knocked, listener)
+
+    async def _close(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+        if self._loading is not None:
+            await asyncio.gather(self._loading, return_exceptions=True)
+        if self._serving is not None:
+            await self._serving.stop()
+            self._serving = None
+        if listener is not None:
+            listener.close()
+
+    def _knocked(self, listener: socket.socket) -> None:
+        """The first connection: load what serves it, and let it."""
+        asyncio.get_running_loop().remove_reader(listener.fileno())
+        self._loading = asyncio.create_task(self._serve(listener))
+
+    async def _serve(self, listener: socket.socket) -> None:
+        try:
+            serving = await asyncio.to_thread(importlib.import_module, "distributed_grid.server.rest.uvicorn_server")
+            if self._listener is not listener:
+                return
+            files = (self._certificate.certificate, self._certificate.key) if self._certificate else None
+            self._serving = serving.Serving(
+                listener,
+                self._house,
+                is_known_host=self._is_known_host,
+                open_door=self._open_door,
+                certificate=files,
+            )
+            self._serving.start()
+        except Exception:  # the daemon goes on without REST, and says why
+            log.exception("REST could not be loaded")
+        finally:
+            self._loading = None
+
+    def _open_door(self) -> AgentWebSocket:
+        door = AgentWebSocket(self._reception, self.admission.admit)
+        self._doors.add(door)
+        return door
+
+    def _shut_out(self, node: str) -> None:
+        for door in list(self._doors):
+            if node in door.nodes:
+                door.close("revoked")
+
+    def _configured(self) -> Address:
+        settings = self._settings
+        host = "127.0.0.1" if settings.host == "local" else settings.host.strip("[]")
+        return Address(host, settings.port, settings.tls, settings.force_plain)
+
+    def _remembered(self) -> Address | None:
+        try:
+            return msgspec.json.decode((self._folder / "listen.json").read_bytes(), type=Address)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    async def _certificate_for(self, address: Address) -> Certificate | None:
+        if not address.uses_tls:
+            return None
+
+        def make() -> Certificate:
+            from distributed_grid.server.access.certificates import given_certificate, own_certificate
+
+            mine, key = self._settings.certificate, self._settings.key
+            if mine and key:
+                return given_certificate(Path(mine).expanduser(), Path(key).expanduser())
+            return own_certificate(self._folder, self._names(address))
+
+        return await asyncio.to_thread(make)
+
+    def _names(self, address: Address) -> list[str]:
+        """Every name that this port is reached by."""
+        hosts = own_addresses() if address.is_wildcard else [address.host]
+        return list(dict.fromkeys([*self._settings.names, *hosts, socket.gethostname()]))
+
+    def _is_known_host(self, name: str) -> bool:
+        if name in self._known_hosts:
+            return True
+        if self._address.is_wildcard:
+            with contextlib.suppress(ValueError):  # a page cannot make an address its own, only a name
+                return bool(ipaddress.ip_address(name))
+        return False
+
+    def _way(self) -> AdvertisedAddress:
+        """The addresses that other machines may try, best first."""
+        hosts = [*self._settings.names, *(own_addresses() if self._address.is_wildcard else [self._address.host])]
+        addresses = tuple(text_of(host, self._at[1]) for host in dict.fromkeys(hosts))
+        return AdvertisedAddress(addresses, self._certificate.fingerprint if self._certificate else "")
+
+    def _card(self) -> dict[str, Any]:
+        fingerprint = self._certificate.fingerprint if self._certificate else None
+        return {"url": self.url, "host": self._at[0], "port": self._at[1], "fingerprint": fingerprint}
+
+    def _write(self, name: str, content: bytes) -> None:
+        write_private(self._folder / name, content, durable=False)

@@ -1,0 +1,248 @@
+"""Who may come in over the network: people by their tokens, nodes by the keys they joined with.
+
+Rule 1. Only hashes of secrets are stored; the one clear text on disk is the owner's own, 0600, beside them.
+Rule 2. What was granted, used or revoked is durable before anybody hears of it.
+Rule 3. A join token is good for one key: the same key again gets the same answer, another one is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from distributed_grid.errors import Conflict, GridError, NotFound, Refused, StoreFailed
+from distributed_grid.posix.private_files import write_private
+from distributed_grid.server.access.token_format import bearer_text, fits, hash_of, new_id, new_secret, parts_of
+
+KEPT_MS = 30 * 86_400_000
+"""How long a token that is of no use any more stays listed."""
+
+
+class Forbidden(Refused):
+    """Whoever asks has no right to that: somebody else's thing, or a token that opens nothing."""
+
+
+class UserToken(Struct, frozen=True):
+    """Lets a person in; `expires_ms` 0 is never."""
+
+    id: str
+    hash: str
+    user: str
+    team: str = ""
+    admin: bool = False
+    created_ms: int = 0
+    expires_ms: int = 0
+    revoked_ms: int = 0
+
+    def problem(self, now: int) -> str | None:
+        """Why it opens nothing any more."""
+        return _problem(self, now)
+
+
+class JoinGrant(Struct, frozen=True):
+    """Lets one node in, once; `node` empty is any name. From its use on it holds the hash of the node's key."""
+
+    id: str
+    hash: str
+    node: str = ""
+    created_ms: int = 0
+    expires_ms: int = 0
+    revoked_ms: int = 0
+    used_by: str = ""
+    key_hash: str = ""
+    used_ms: int = 0
+
+    def problem(self, now: int) -> str | None:
+        """Why it cannot be exchanged any more; one that was used has no time limit of its own."""
+        return _problem(self, 0 if self.used_by else now)
+
+    @property
+    def holds_a_key(self) -> bool:
+        return bool(self.used_by) and not self.revoked_ms
+
+
+class _TokenFile(Struct, frozen=True):
+    tokens: dict[str, UserToken] = {}
+    grants: dict[str, JoinGrant] = {}
+
+
+T = TypeVar("T", UserToken, JoinGrant)
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class TokenStore:
+    """The file of tokens; one process at a time has it open, and calls from several threads take turns."""
+
+    def __init__(self, folder: Path, now_ms: Callable[[], int] = _wall_ms) -> None:
+        self._path = folder / "tokens.json"
+        self._clear = folder / "token"
+        self.now_ms = now_ms
+        self._lock = threading.Lock()
+        self._book = self._load()
+
+    def ensure_owner(self, user: str) -> None:
+        """Make sure that the owner's token file opens the door as an admin; where it is gone, a new one is made."""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            found = self.user_of(self._clear.read_text().strip())
+            if found is not None and found.admin:
+                return
+        token_id, secret = new_id(), new_secret()
+        with self._lock:
+            kept = {name: token for name, token in self._book.tokens.items() if not token.admin}
+            kept[token_id] = UserToken(token_id, hash_of(secret), user, admin=True, created_ms=self.now_ms())
+            self._write(self._clear, bearer_text(token_id, secret).encode() + b"\n")
+            self._save(replace(self._book, tokens=kept))
+
+    def user_of(self, text: str) -> UserToken | None:
+        """The token with this text, if it still opens the door."""
+        token_id, secret = parts_of(text)
+        token = self._book.tokens.get(token_id)
+        if token is None or not fits(secret, token.hash) or token.problem(self.now_ms()):
+            return None
+        return token
+
+    def node_of(self, name: str, key: str) -> str | None:
+        """The node's name, where this is the key it joined with."""
+        holders = [grant for grant in self._book.grants.values() if grant.holds_a_key and grant.used_by == name]
+        return name if any([fits(key, grant.key_hash) for grant in holders]) else None  # noqa: C419 - all are compared
+
+    def tokens(self) -> list[UserToken]:
+        return list(self._book.tokens.values())
+
+    def grants(self) -> list[JoinGrant]:
+        return list(self._book.grants.values())
+
+    def add(self, token: UserToken) -> UserToken:
+        """Let somebody in; the same token a second time is harmless, another one under its id is refused."""
+        with self._lock:
+            token = replace(token, created_ms=self.now_ms())
+            known = self._book.tokens.get(token.id)
+            if known is not None:
+                _must_match((known.hash, known.user, known.team), (token.hash, token.user, token.team), token.id)
+                return known
+            self._save(replace(self._book, tokens={**self._book.tokens, token.id: token}))
+            return token
+
+    def add_grant(self, grant: JoinGrant) -> JoinGrant:
+        """Let a node join once; the same grant a second time is harmless, another one under its id is refused."""
+        with self._lock:
+            grant = replace(grant, created_ms=self.now_ms())
+            known = self._book.grants.get(grant.id)
+            if known is not None:
+                _must_match((known.hash, known.node), (grant.hash, grant.node), grant.id)
+                return known
+            self._save(replace(self._book, grants={**self._book.grants, grant.id: grant}))
+            return grant
+
+    def exchange(self, token_id: str, secret: str, *, node: str, hostname: str, key_hash: str) -> JoinGrant:
+        """Give a node its right to come in, for the token; durable before this returns.
+
+        It is called `node`, else what the token says, else `hostname`.
+        The same token with the same key answers the same again, so an answer that was lost is asked for anew.
+        """
+        with self._lock:
+            grant = self._book.grants.get(token_id)
+            if grant is None or not fits(secret, grant.hash):
+                raise Forbidden("the join token is unknown")
+            if problem := grant.problem(self.now_ms()):
+                raise Forbidden(f"the join token {problem}")
+            node = node or grant.node or hostname
+            if grant.node and node != grant.node:
+                raise Forbidden(f"the join token is for the node {grant.node}, not for {node}")
+            if grant.used_by:
+                if (grant.used_by, grant.key_hash) != (node, key_hash):
+                    raise Forbidden("the join token was used already")
+                return grant
+            grants = dict(self._book.grants)
+            for other in grants.values():
+                if other.holds_a_key and other.used_by == node:
+                    if not grant.node:
+                        raise Forbidden(
+                            f"the name {node} is taken by a node that joined before; "
+                            f"revoke its join token {other.id}, or make a token for that name"
+                        )
+                    grants[other.id] = replace(other, revoked_ms=self.now_ms())
+            used = replace(grant, used_by=node, key_hash=key_hash, used_ms=self.now_ms())
+            self._save(replace(self._book, grants={**grants, token_id: used}))
+            return used
+
+    def revoke(self, name: str) -> UserToken:
+        """Shut a person's token out; a second time is harmless."""
+        with self._lock:
+            token = _named(self._book.tokens, name, "token")
+            if token.admin:
+                raise Refused(f"this is the owner's own token; to replace it delete {self._clear} and restart")
+            token = _revoked(token, self.now_ms())
+            self._save(replace(self._book, tokens={**self._book.tokens, token.id: token}))
+            return token
+
+    def revoke_grant(self, name: str) -> JoinGrant:
+        """Shut a join token out, and the node that joined with it; a second time is harmless."""
+        with self._lock:
+            grant = _revoked(_named(self._book.grants, name, "join token"), self.now_ms())
+            self._save(replace(self._book, grants={**self._book.grants, grant.id: grant}))
+            return grant
+
+    def _load(self) -> _TokenFile:
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=_TokenFile)
+        except FileNotFoundError:
+            return _TokenFile()
+        except (OSError, msgspec.DecodeError) as failure:
+            raise GridError(f"cannot read {self._path}: {failure}; move it away to start without tokens") from failure
+
+    def _save(self, book: _TokenFile) -> None:
+        """Make the book durable, then make it count; a write that fails changes nothing."""
+        before = self.now_ms() - KEPT_MS
+        book = _TokenFile(
+            {name: token for name, token in book.tokens.items() if not _is_history(token, before)},
+            {name: grant for name, grant in book.grants.items() if not _is_history(grant, before)},
+        )
+        self._write(self._path, msgspec.json.encode(book))
+        self._book = book
+
+    def _write(self, path: Path, content: bytes) -> None:
+        try:
+            write_private(path, content)
+        except OSError as failure:
+            raise StoreFailed(f"cannot write {path}: {failure.strerror}") from failure
+
+
+def _problem(token: UserToken | JoinGrant, now: int) -> str | None:
+    if token.revoked_ms:
+        return "was revoked"
+    return "has expired" if token.expires_ms and now >= token.expires_ms else None
+
+
+def _is_history(token: UserToken | JoinGrant, before: int) -> bool:
+    if isinstance(token, JoinGrant) and token.holds_a_key:
+        return False
+    over = token.revoked_ms or token.expires_ms
+    return bool(over) and over < before
+
+
+def _revoked(token: T, now: int) -> T:
+    return token if token.revoked_ms else replace(token, revoked_ms=now)
+
+
+def _must_match(known: tuple[str, ...], again: tuple[str, ...], token_id: str) -> None:
+    if known != again:
+        raise Conflict(f"the token id {token_id} was used before for something else")
+
+
+def _named(book: dict[str, T], name: str, what: str) -> T:
+    found = [token for key, token in book.items() if name and key.startswith(name)]
+    if len(found) != 1:
+        raise NotFound(f"no {what} is called {name!r}" if not found else f"{name!r} fits several {what}s")
+    return found[0]

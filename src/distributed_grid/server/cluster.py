@@ -1,0 +1,303 @@
+"""`grid cluster`: what happens to each node, all at once; one that fails never stops the others."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import socket
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from distributed_grid.adapters.node.messages import Hop, NodeFacts, Target, jump_of
+from distributed_grid.adapters.ssh.process import Say, SshProcess
+from distributed_grid.api import requests
+from distributed_grid.config import ClusterConfig, NodeConfig
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.events import NodeDrained, NodeStopped, NodeWanted
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.states import NodeState
+from distributed_grid.errors import GridError, NotFound, Refused, TimedOut
+from distributed_grid.server.ray.cluster import RayCluster
+from distributed_grid.state_dir import StateDir, machine_id
+
+ALIVE_SECONDS, DRAIN_SECONDS, LOOK_SECONDS = 30.0, 60.0, 0.2
+SSH_PORT = 22
+View = dict[str, Any]
+
+
+class ClusterService:
+    """Installs, starts and stops agents on the nodes that are reached by SSH."""
+
+    def __init__(self, grid: Grid, config: ClusterConfig, places: StateDir) -> None:
+        self._grid = grid
+        self._nodes = {node.name: node for node in config.nodes}
+        self._places = places
+        self._shells = SshProcess(places.state_dir / "wheels")
+        self.ray = RayCluster(grid, config, places, self._shells, self.target)
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._id = ""
+
+    async def start(self) -> None:
+        """Be linked again with every node whose agent is to run."""
+        wanted = await self._grid.read(lambda ledger, now: [n.name for n in ledger.nodes.values() if n.wanted])
+        for name in wanted:
+            if name in self._nodes and not self._nodes[name].is_local:
+                self._shells.keep(self.target(name))
+        await self.ray.begin()
+
+    async def stop(self) -> None:
+        """Let go of every link; agents stay. Safe to call twice."""
+        await self.ray.end()
+        await self._shells.stop()
+
+    async def serve(self, op: requests.Cluster, tell: Callable[[View], None]) -> View:
+        """Do what the message asks, telling each step; the answer says what became of each node."""
+        unknown = [name for name in op.nodes if name not in self._nodes]
+        if unknown:
+            raise NotFound(f"no node is called {unknown[0]}; the nodes are: {', '.join(self._nodes)}")
+        self._shells.use(op.auth_sock, op.environ)
+        names = op.nodes or tuple(self._nodes)
+        if op.verb == "status":
+            ray = await self.ray.reach.view()
+            rows = await self._grid.read(lambda ledger, now: self._rows(names, ledger, now))
+            return {"nodes": [{**row, "ray": _ray_of(row["node_id"], ray)} for row in rows], "ray": ray}
+        if op.verb == "env":
+            where = op.nodes[0] if op.nodes else None
+            return {"environ": await self.ray.reach.environ(where), "ray": await self.ray.reach.view()}
+        if op.verb == "stop":
+            await self._stop_ray(names, op, tell)
+        if op.verb == "start" and op.ray:
+            return {"results": await self._start_with_ray(names, op, tell)}
+        deeds = {"install": self._install, "start": self._start, "stop": self._stop}
+        return {"results": await asyncio.gather(*(self._one(name, deeds[op.verb], op, tell) for name in names))}
+
+    async def _one(
+        self,
+        name: str,
+        deed: Callable[[str, requests.Cluster, Say], Awaitable[str]],
+        op: requests.Cluster,
+        tell: Callable[[View], None],
+    ) -> View:
+        """What became of one node, whatever it was."""
+
+        def say(step: str) -> None:
+            tell({"node_id": name, "step": step})
+
+        if self._nodes[name].is_local:
+            return {"node_id": name, "ok": True, "detail": "runs inside the control plane"}
+        try:
+            if self._turns[name].locked():
+                say("waiting for another command to finish with it")
+            async with self._turns[name]:
+                return {"node_id": name, "ok": True, "detail": await deed(name, op, say)}
+        except GridError as failure:
+            return {"node_id": name, "ok": False, "detail": str(failure)}
+
+    async def _start_with_ray(
+        self, names: tuple[str, ...], op: requests.Cluster, tell: Callable[[View], None]
+    ) -> list[View]:
+        """Agents first, then Ray; where it is known before that Ray could not start, nothing is started."""
+
+        def say(name: str) -> Say:
+            return lambda step: tell({"node_id": name, "step": step})
+
+        for name in names:
+            say(name)("looking at its Ray")
+        await self.ray.look_before(names)
+        rows = await asyncio.gather(*(self._one(name, self._start, op, tell) for name in names))
+        running = [row["node_id"] for row in rows if row["ok"]]
+        problems = await self.ray.start(running, say) if running else {}
+        return [_with_ray(row, problems.get(row["node_id"])) if row["ok"] else row for row in rows]
+
+    async def _stop_ray(self, names: tuple[str, ...], op: requests.Cluster, tell: Callable[[View], None]) -> None:
+        """Give back what is lent, then end Ray: what it holds is freed while it is still there to do so."""
+        row = await self.ray.wanted.row()
+        if row is None or not set(names) & set(row.nodes):
+            return
+
+        def say(name: str) -> Say:
+            return lambda step: tell({"node_id": name, "step": step})
+
+        async def is_given_back(name: str) -> bool:
+            if self._nodes[name].is_local:
+                return True  # it stays in the grid, with what it lends
+            try:
+                await self._shells.do("look", self.target(name), say(name))
+                await self._drain(name, say(name), wait=not op.force)
+            except GridError:
+                return False  # told when the node itself is stopped, which fails in the same way
+            return True
+
+        there = [name for name in names if name in row.nodes]
+        ready = await asyncio.gather(*map(is_given_back, there))
+        gone = [name for name, is_ready in zip(there, ready, strict=True) if is_ready or op.force]
+        for name, problem in (await self.ray.stop(gone, say, purge=op.purge) if gone else {}).items():
+            say(name)(f"its Ray could not be stopped: {problem}")
+
+    async def _install(self, name: str, op: requests.Cluster, say: Say) -> str:
+        words = await self._shells.do("install", self.target(name), say)
+        return f"{words}; {await self.ray.nodes.install(name, say)}" if op.ray else words
+
+    async def _start(self, name: str, op: requests.Cluster, say: Say) -> str:
+        words = await self._shells.do("install", self.target(name), say)
+        say("starting the agent")
+        now = self._grid.now_ms()
+        await self._grid.handle(NodeWanted(name, True))
+        self._shells.keep(self.target(name))
+        await self._until_alive(name, now, say)
+        return f"running, {words}"
+
+    async def _until_alive(self, name: str, since_ms: int, say: Say) -> None:
+        """Return when the agent was heard; raises at once where the link says that it will not come."""
+
+        def is_alive(ledger: Ledger, now: int) -> bool:
+            seen = ledger.sightings.get(name)
+            here = ledger.nodes[name].state is NodeState.ALIVE or ledger.nodes[name].cooling
+            return here and seen is not None and seen.at_ms >= since_ms
+
+        try:
+            async with asyncio.timeout(ALIVE_SECONDS):
+                while not await self._grid.read(is_alive):
+                    link = self._shells.links.get(name)
+                    if link is not None and link.final:
+                        raise Refused(link.detail)
+                    await asyncio.sleep(LOOK_SECONDS)
+        except TimeoutError:
+            link = self._shells.links.get(name)
+            why = f": {link.detail}" if link is not None and link.detail else ""
+            raise TimedOut(f"the agent was not heard from within {ALIVE_SECONDS:g} s{why}; still trying") from None
+
+    async def _stop(self, name: str, op: requests.Cluster, say: Say) -> str:
+        target = self.target(name)
+        say("looking at the node")
+        try:
+            await self._shells.do("look", target, say)
+        except GridError as failure:
+            if op.force:
+                await self._let_go(name)
+                raise Refused(f"let go, but its agent may still run there: {failure}") from failure
+            raise
+        await self._drain(name, say, wait=not op.force)
+        self._shells.drop(name)
+        if op.purge:  # its files may be there though nobody wants it any more
+            await self._shells.ask("ray-stop", target, {"purge": True}, say)
+        try:
+            words = await self._shells.do("purge" if op.purge else "end", target, say)
+        except GridError:
+            if await self._grid.read(lambda ledger, now: ledger.nodes[name].wanted):
+                self._shells.keep(target)  # what could not be ended is looked after as before
+            raise
+        await self._grid.handle(NodeStopped(name))
+        return words
+
+    async def _let_go(self, name: str) -> None:
+        await self._grid.handle(NodeDrained(name, "the node is being stopped"))
+        self._shells.drop(name)
+        await self._grid.handle(NodeWanted(name, False))
+
+    async def _drain(self, name: str, say: Say, *, wait: bool) -> None:
+        """Take back what is lent there; its jobs get their notice and go back into the line."""
+        await self._grid.handle(NodeDrained(name, "the node is being stopped"))
+
+        def lent(ledger: Ledger, now: int) -> int:
+            return len(ledger.leases_on.get(name, ()))
+
+        left = await self._grid.read(lent)
+        if left and wait:
+            say(f"waiting for {left} lease{'' if left == 1 else 's'} to be given back")
+            try:
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    while left := await self._grid.read(lent):
+                        await asyncio.sleep(LOOK_SECONDS)
+            except TimeoutError:
+                raise TimedOut(
+                    f"{left} lease{'' if left == 1 else 's'} not given back within {DRAIN_SECONDS:g} s; its agent runs "
+                    f"on and lends nothing; to stop it all the same: grid cluster stop {name} --force"
+                ) from None
+
+    def _rows(self, names: tuple[str, ...], ledger: Ledger, now: int) -> list[View]:
+        return [self._row(name, ledger, now) for name in names]
+
+    def _row(self, name: str, ledger: Ledger, now: int) -> View:
+        config, node = self._nodes[name], ledger.nodes.get(name)
+        seen, link = ledger.sightings.get(name), self._shells.links.get(name)
+        facts = self._shells.facts.get(name, NodeFacts())
+        return {
+            "node_id": name,
+            "address": "local" if config.is_local else address_of(config),
+            "state": str(node.state) if node is not None else None,
+            "cooling": node is not None and node.cooling,
+            "wanted": config.is_local or (node is not None and node.wanted),
+            "link": "local" if config.is_local else link.state if link is not None else None,
+            "detail": (link.detail or None) if link is not None else None,
+            "version": facts.running or facts.version or None,
+            "python": facts.python or None,
+            "seconds_since_heard": (now - seen.at_ms) / 1000 if seen is not None and seen.at_ms else None,
+            "jobs": sum(1 for lease in ledger.leases_of(name) if lease.job),
+        }
+
+    def target(self, name: str) -> Target:
+        """A node as SSH needs to know it."""
+        node = self._nodes[name]
+        links = self._places.host_dir / "links"
+        return Target(
+            name,
+            _hop(node),
+            self.grid_id(),
+            str(links / f"{name}.sock"),
+            self._hops_before(node),
+            node.python or "",
+        )
+
+    def _hops_before(self, node: NodeConfig) -> tuple[Hop, ...]:
+        """The hosts in between, in their order; one that is a node itself is reached as that node is."""
+        hops: list[Hop] = []
+        for word in (node.proxy_jump or "").split(","):
+            jump = self._nodes.get(word.strip())
+            if jump is not None and jump is not node and not jump.is_local:
+                hops.append(_hop(jump))
+            elif word.strip():
+                hops.append(jump_of(word.strip(), _hop(node)))
+        return tuple(hops)
+
+    def grid_id(self) -> str:
+        """What tells this grid's directories on a node from another's; the same again after a fresh start."""
+        if not self._id:
+            note = self._places.host_dir / "grid.id"
+            if not note.exists():
+                note.write_text(_made_id(self._places.state_dir))
+            self._id = note.read_text().strip()
+        return self._id
+
+
+def _with_ray(row: View, problem: str | None) -> View:
+    if problem is not None:
+        return {**row, "ok": False, "detail": problem}
+    return {**row, "detail": f"{row['detail']}, with Ray"}
+
+
+def _ray_of(name: str, ray: View | None) -> View | None:
+    """What a node's row says about Ray."""
+    if ray is None or name not in ray["nodes"]:
+        return None
+    return {**{key: ray[key] for key in ("address", "session", "authenticated", "risk")}, "state": ray["nodes"][name]}
+
+
+def _made_id(state_dir: Path) -> str:
+    who = f"{machine_id()}\n{socket.gethostname()}\n{os.geteuid()}\n{state_dir}"
+    return hashlib.sha256(who.encode()).hexdigest()[:12]
+
+
+def address_of(node: NodeConfig) -> str:
+    """Where a node is, as one would type it."""
+    return (f"{node.user}@" if node.user else "") + node.host + (f":{node.port}" if node.port != SSH_PORT else "")
+
+
+def _hop(node: NodeConfig) -> Hop:
+    port = 0 if node.port == SSH_PORT else node.port
+    return Hop(
+        node.host, port, node.user or "", node.ssh_key_path or "", node.known_hosts or "", accept_new=node.accept_new
+    )

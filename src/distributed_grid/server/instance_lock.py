@@ -1,0 +1,96 @@
+"""Being the only one: the lock, the socket, and the report to the starter."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+
+from distributed_grid.errors import GridError
+from distributed_grid.posix.locks import try_lock
+from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.state_dir import StateDir
+
+BACKLOG = 4096
+LOOKS, LOOK_SECONDS = 10, 0.01
+
+
+class AlreadyRunning(Exception):
+    """Another control plane holds the lock."""
+
+
+class InstanceLock:
+    """The right to be the one control plane of a state directory; held until `leave`.
+
+    The lock file is never unlinked, and its descriptor is passed on to nobody. Only its holder touches the socket.
+    """
+
+    def __init__(self, places: StateDir) -> None:
+        self._places = places
+        self._lock = -1
+        self.listener: socket.socket | None = None
+
+    def take(self) -> None:
+        """Take the lock, or raise Taken."""
+        try:
+            lock = os.open(self._places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as failure:
+            raise GridError(f"cannot use the state directory {self._places.state_dir}: {failure.strerror}") from failure
+        for _ in range(LOOKS):
+            if try_lock(lock):
+                self._lock = lock
+                return
+            time.sleep(LOOK_SECONDS)  # held, or a client is just looking whether it is (`StateDir.is_owned`)
+        os.close(lock)
+        raise AlreadyRunning
+
+    def listen(self) -> socket.socket:
+        """Replace whatever socket an earlier holder left, and listen."""
+        path = self._places.socket
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        listener = socket.socket(socket.AF_UNIX)
+        with short_path(path) as name:
+            before = os.umask(0o177)
+            try:
+                listener.bind(name)
+            finally:
+                os.umask(before)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        self.listener = listener
+        return listener
+
+    def hide(self) -> None:
+        """Let nobody new connect; safe to call twice."""
+        with contextlib.suppress(FileNotFoundError):
+            self._places.socket.unlink()
+
+    def leave(self) -> None:
+        """Give the seat up, last of all; safe to call twice."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+class StartupReport:
+    """The command that started this daemon and waits to hear how it went."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+        if descriptor is not None:
+            os.set_inheritable(descriptor, False)
+
+    def tell(self, state: str, message: str = "", *, bad_input: bool = False) -> None:
+        """Report once; later calls do nothing."""
+        if self._descriptor is None:
+            return
+        with contextlib.suppress(OSError):
+            os.write(
+                self._descriptor,
+                json.dumps({"state": state, "message": message, "bad_input": bad_input}).encode() + b"\n",
+            )
+            os.close(self._descriptor)
+        self._descriptor = None

@@ -1,0 +1,57 @@
+"""The agent of this machine: the same as on any node, without a wire between it and the control plane."""
+
+from __future__ import annotations
+
+from distributed_grid.adapters.probes.machine import MachineProbe
+from distributed_grid.adapters.probes.nvml import GpuProbe
+from distributed_grid.agent.agent import Agent
+from distributed_grid.agent.execution.host import AttemptHost
+from distributed_grid.agent.lent_memory import LentMemory, address_towards
+from distributed_grid.agent.owner.usage_meter import UsageMeter
+from distributed_grid.config import ClusterConfig
+from distributed_grid.control.agents import AgentGateway
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.state_dir import StateDir
+
+
+def own_agent(
+    local: tuple[str, ...],
+    config: ClusterConfig,
+    *,
+    places: StateDir,
+    links: AgentGateway,
+    probe: MachineProbe,
+    gpus: GpuProbe,
+) -> Agent:
+    """The agent for these nodes of this machine; whoever made it starts and stops it."""
+    agent: Agent | None = None
+    host = AttemptHost(places.jobs, report=lambda report: agent.report(report) if agent else None)
+    meter = UsageMeter(probe, gpus)
+    agent = Agent(
+        local,
+        host,
+        meter,
+        links,
+        jobs=places.jobs,
+        memory=lambda tell: LentMemory(
+            places.host_dir / "memory",
+            (*local, ""),
+            meter,
+            host,
+            tell,
+            addresses=lambda: _addresses(config),
+            has_desk=False,
+        ),
+    )
+    return agent
+
+
+def nodes_here(ledger: Ledger, now: int) -> list[str]:
+    """The nodes of this machine, those too that only an earlier config named: work goes on there until it is over."""
+    return [node.name for node in ledger.nodes.values() if node.host == "local"]
+
+
+def _addresses(config: ClusterConfig) -> list[str]:
+    """From where this machine reaches the others; itself alone where there are none."""
+    far = [node.host or node.name for node in config.nodes if not node.is_local]
+    return [*(found for name in far if (found := address_towards(name))), "local"]

@@ -1,0 +1,183 @@
+"""The desk of engines: does there what the ledger calls for, and brings ledger and engine in line.
+
+Rule 1: a binding is in the ledger before its group is made, and a group is gone before its binding leaves.
+Rule 2: while the engine is away leases stay as they are; when it is back, and every minute, both are compared.
+Rule 3: what the engine has of ours and the ledger does not know is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.effects import BindLease, EngineEffect
+from distributed_grid.domain.engines import Binding, parsed
+from distributed_grid.domain.events import EngineObserved, GroupBound, GroupFreed, GroupRefused
+from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.errors import Refused, Unreachable
+from distributed_grid.ports import Engine, EngineGroup, EngineView
+from distributed_grid.reactor import unsettled
+
+NAME = "ray"
+BIND_SECONDS, RETRY_SECONDS = 10.0, 0.25
+LOOK_SECONDS, COMPARE_SECONDS = 3.0, 60.0
+log = logging.getLogger(__name__)
+
+
+class EngineReconciler:
+    """Performs effects on one engine; what is in flight is all it holds."""
+
+    def __init__(self, engine: Engine, *, hold_seconds: float) -> None:
+        self._engine = engine
+        self._hold_seconds = hold_seconds
+        self._grid: Grid | None = None
+        self._in_flight: dict[str, asyncio.Task[None]] = {}
+        self._chore: asyncio.Task[None] | None = None
+        self._compare_now = asyncio.Event()
+        self.before: Callable[[EngineView], Coroutine[Any, Any, None]] | None = None
+        """What has to be done about a look before the ledger takes it in."""
+
+    def start(self, grid: Grid) -> None:
+        """Begin to look after the engine."""
+        self._grid = grid
+        self._chore = asyncio.create_task(self._look_after_it())
+
+    async def stop(self) -> None:
+        """Leave everything as it is; the next one compares. Safe to call twice."""
+        tasks = [*self._in_flight.values(), *([self._chore] if self._chore is not None else [])]
+        self._in_flight, self._chore = {}, None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def compare_soon(self) -> None:
+        """The engine is there (again): compare at once."""
+        self._compare_now.set()
+
+    def perform(self, effects: list[EngineEffect]) -> None:
+        """Begin what is called for; what is under way already is not begun twice."""
+        for effect in effects:
+            if isinstance(effect, BindLease):
+                self._begin(effect.binding.key, partial(self._bind, effect.binding, effect.lease))
+            else:
+                self._begin(f"free {effect.binding.key}", partial(self._free, effect.binding))
+
+    def _begin(self, key: str, deed: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if self._grid is None or key in self._in_flight:
+            return
+        task = self._in_flight[key] = asyncio.create_task(deed())
+        task.add_done_callback(lambda done: self._done(key, done))
+
+    def _done(self, key: str, task: asyncio.Task[None]) -> None:
+        self._in_flight.pop(key, None)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("%s failed", key, exc_info=task.exception())
+
+    async def _bind(self, binding: Binding, lease: Lease) -> None:
+        """Have the group of a binding, or say that it cannot be had; one that was had before waits for its engine."""
+        assert self._grid is not None
+        loop = asyncio.get_running_loop()
+        until = loop.time() + BIND_SECONDS
+        while True:
+            try:
+                await self._engine.reserve(group_of(binding, lease), seconds=BIND_SECONDS)
+            except Refused as refusal:
+                await self._grid.insist(GroupRefused(binding.key, f"{binding.node}: {refusal}"))
+            except Unreachable as away:
+                if not binding.again and loop.time() < until:
+                    await asyncio.sleep(RETRY_SECONDS)
+                    continue
+                if not binding.again:
+                    await self._grid.insist(GroupRefused(binding.key, f"{binding.node}: {away}"))
+            else:
+                await self._grid.insist(GroupBound(binding.key))
+            return
+
+    async def _free(self, binding: Binding) -> None:
+        """Have the group of a binding no more; while the engine is away the binding stays and is freed later."""
+        assert self._grid is not None
+        making = self._in_flight.get(binding.key)
+        if making is not None:
+            await asyncio.gather(making, return_exceptions=True)
+        try:
+            await self._engine.free(binding.group)
+        except Unreachable as away:
+            log.info("%s is freed when the engine is back: %s", binding.group, away)
+        else:
+            await self._grid.insist(GroupFreed(binding.key))
+
+    # ------------------------------------------------------------------ comparing
+
+    async def _look_after_it(self) -> None:
+        """Look often, hold, and compare every minute and whenever the engine is back."""
+        loop = asyncio.get_running_loop()
+        compared = held = float("-inf")
+        while True:
+            full = self._compare_now.is_set() or loop.time() - compared >= COMPARE_SECONDS
+            self._compare_now.clear()
+            try:
+                if loop.time() - held >= self._hold_seconds / 6:
+                    await self._hold()
+                    held = loop.time()
+                await self.compare(full=full)
+                compared = loop.time() if full else compared
+            except Unreachable:
+                compared = float("-inf")
+            except Exception:  # the outermost loop: the next look comes soon
+                log.exception("the engine could not be looked at")
+            try:
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._compare_now.wait()
+            except TimeoutError:
+                pass
+
+    async def compare(self, *, full: bool) -> None:
+        """Bring the ledger in line with what the engine has, and with `full` the engine with the ledger."""
+        grid = self._grid
+        assert grid is not None
+        if NAME not in grid.ledger.engines:
+            return
+        asked_at = grid.now_ms()
+        view = await self._engine.look(full=full)
+        if self.before is not None:
+            await self.before(view)
+        await grid.insist(EngineObserved(NAME, view.session, asked_at, view.nodes, view.groups))
+        if full:
+            strays = await grid.read(lambda ledger, now: strays_in(ledger, view))
+            for name in strays:
+                log.warning("removing %s: no lease goes by that name", name)
+                await self._engine.free(name)
+            self.perform(await grid.read(lambda ledger, now: unsettled(ledger)))
+
+    async def _hold(self) -> None:
+        """Say that the grid is there, and when each lease ends: should nobody come back, the engine goes by that."""
+        assert self._grid is not None
+
+        def terms(ledger: Ledger, now: int) -> dict[str, float]:
+            bound = ((one, ledger.leases.get(one.lease_id)) for one in ledger.bindings.values())
+            return {
+                binding.group: max(lease.ends_at_ms - now, 0) / 1000
+                for binding, lease in bound
+                if lease is not None and lease.ends_at_ms
+            }
+
+        await self._engine.hold(self._hold_seconds, await self._grid.read(terms))
+
+
+def strays_in(ledger: Ledger, view: EngineView) -> list[str]:
+    """The groups that are named as ours are, and that no binding stands for."""
+    named = ((name, parsed(name)) for name, _ in view.groups or ())
+    return [name for name, key in named if key is not None and f"{key[0]}-{key[1]}" not in ledger.bindings]
+
+
+def group_of(binding: Binding, lease: Lease) -> EngineGroup:
+    """What the engine is to reserve for a lease."""
+    claim = lease.claim
+    assert claim is not None
+    gpus = sum(share.milli for share in claim.gpus)
+    return EngineGroup(binding.group, binding.place, claim.cpu_milli, claim.memory_bytes, gpus, claim.custom)

@@ -1,0 +1,121 @@
+"""What goes out: JSON as `--json` prints it, errors in one shape with a fitting status, and streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from distributed_grid.api.errors import error_view
+from distributed_grid.errors import (
+    Ambiguous,
+    BadInput,
+    Conflict,
+    GridError,
+    IllegalStep,
+    NotFound,
+    ProtocolError,
+    Refused,
+    StaleFence,
+    StoreFailed,
+    StoreRefused,
+    TimedOut,
+    Unreachable,
+)
+from distributed_grid.server.access.token_store import Forbidden
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+Write = Callable[[bytes], Awaitable[None]]
+_encoder = msgspec.json.Encoder()
+
+
+class Unauthorized(GridError):
+    """Nobody known: there is no token, or one that opens nothing."""
+
+
+class TooLarge(BadInput):
+    """More than a request may hold."""
+
+
+STATUS: dict[type[GridError], int] = {
+    TooLarge: 413,
+    BadInput: 400,
+    ProtocolError: 400,
+    Unauthorized: 401,
+    Forbidden: 403,
+    NotFound: 404,
+    Ambiguous: 409,
+    Conflict: 409,
+    StaleFence: 409,
+    Refused: 409,
+    Unreachable: 503,
+    StoreFailed: 503,
+    StoreRefused: 503,
+    TimedOut: 504,
+    IllegalStep: 500,
+    GridError: 500,
+}
+
+
+class Answer(Response):
+    """JSON, encoded as on the socket."""
+
+    media_type = JSON
+
+    def render(self, content: Any) -> bytes:
+        return _encoder.encode(content)
+
+
+def refusal(error: GridError) -> Answer:
+    """An error as it travels over HTTP."""
+    view = error_view(error)
+    view.pop("exit_code")
+    view.setdefault("reasons", [])
+    status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {"Retry-After": "1"} if status == 503 else None
+    return Answer({"error": view}, status, headers)
+
+
+def failure(status: int, kind: str, message: str, headers: Any = None) -> Answer:
+    """What HTTP itself has to say, in the same shape."""
+    return Answer({"error": {"type": kind, "message": message, "reasons": []}}, status, headers)
+
+
+def line(content: Any) -> bytes:
+    """One line of a stream of JSON."""
+    return _encoder.encode(content) + b"\n"
+
+
+class Stream(Response):
+    """Output as it comes, at the reader's pace; a reader who hangs up ends what makes it."""
+
+    def __init__(self, produce: Callable[[Write], Awaitable[None]], media_type: str) -> None:
+        self._produce = produce
+        super().__init__(media_type=media_type, headers={"Cache-Control": "no-store"})
+        del self.headers["content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+        async def write(chunk: bytes) -> None:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+        async def hung_up() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        making, leaving = asyncio.ensure_future(self._produce(write)), asyncio.ensure_future(hung_up())
+        try:
+            await asyncio.wait((making, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if making.done():
+                making.result()
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            for task in (making, leaving):
+                task.cancel()
+            await asyncio.gather(making, leaving, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""The Unix socket: connections and the dispatch of requests to services."""

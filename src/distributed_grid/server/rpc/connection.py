@@ -1,0 +1,108 @@
+"""One client's connection: frames in, answers out, in order, with back-pressure."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from distributed_grid.api.errors import error_view
+from distributed_grid.api.framing import JSON, BrokenFrame, Unpacker, frame
+from distributed_grid.errors import GridError
+from distributed_grid.posix.unix_sockets import is_own_peer, peer_uid
+
+LARGEST_REQUEST = 8 * 1024 * 1024
+log = logging.getLogger(__name__)
+_encoder = msgspec.json.Encoder()
+
+
+class Connection(asyncio.Protocol):
+    """Answers one client, one message after the other; a client that hangs up stops what it asked to follow."""
+
+    def __init__(self, serve: Callable[[Connection, bytes], Awaitable[None]], open_ones: set[Connection]) -> None:
+        self._serve = serve
+        self._open_ones = open_ones
+        self._unpacker = Unpacker(LARGEST_REQUEST)
+        self._messages: asyncio.Queue[bytes] = asyncio.Queue()
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self._transport: asyncio.Transport | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.busy = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        peer: socket.socket = transport.get_extra_info("socket")
+        if not is_own_peer(peer):
+            log.warning("a connection of uid %d was refused", peer_uid(peer))
+            transport.abort()
+            return
+        self._open_ones.add(self)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._open_ones.discard(self)
+        self._may_write.set()
+        if self._task is not None:
+            self._task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for kind, body in self._unpacker.feed(data):
+                if kind != JSON:
+                    raise BrokenFrame(f"clients send JSON, not {kind!r}")
+                self._messages.put_nowait(body)
+        except BrokenFrame as broken:
+            log.warning("a client broke the protocol: %s", broken)
+            self.close()
+
+    def pause_writing(self) -> None:
+        self._may_write.clear()
+
+    def resume_writing(self) -> None:
+        self._may_write.set()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    @property
+    def unserved(self) -> bool:
+        """Whether something was asked that has not been answered."""
+        return self.busy or not self._messages.empty()
+
+    async def _run(self) -> None:
+        while True:
+            body = await self._messages.get()
+            self.busy = True
+            try:
+                await self._serve(self, body)
+            except GridError as error:
+                self.send({"error": error_view(error)})
+            except Exception:  # the outermost loop of a client: a bug is told and logged, the others go on
+                log.exception("a request failed")
+                self.send({"error": {"type": "Bug", "message": "the control plane has a bug; see its log"}})
+            finally:
+                self.busy = False
+
+    def send(self, message: Any) -> None:
+        """Send a JSON message."""
+        self.send_frame(JSON, encoded(message))
+
+    def send_frame(self, kind: bytes, body: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame(kind, body))
+
+    async def drain(self) -> None:
+        """Wait until the client has taken what was sent."""
+        await self._may_write.wait()
+
+
+def encoded(message: Any) -> bytes:
+    """A message as it travels."""
+    return _encoder.encode(message)

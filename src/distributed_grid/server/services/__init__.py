@@ -1,0 +1,1 @@
+"""What can be asked of the grid: one service per noun, used by the socket and by REST."""

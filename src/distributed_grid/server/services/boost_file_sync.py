@@ -1,0 +1,203 @@
+"""Keeping the file of boosts as the ledger has them, and learning from it where the ledger is new.
+
+Rule 1: the file is written after the ledger, in a thread, and never read again by a ledger that has read it once.
+Rule 2: a file that cannot be written or makes no sense is a warning, never a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from distributed_grid.control.boost_file import ResourceBoostPersistence, StoredBoost
+from distributed_grid.control.grid import BOOSTS, Grid
+from distributed_grid.control.views import headline
+from distributed_grid.domain.events import ClaimsRead, LeaseClaimed
+from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rebalancing import is_boost
+from distributed_grid.domain.resources import Amounts, Claim, Priority
+from distributed_grid.domain.states import LeaseState
+from distributed_grid.errors import GridError
+from distributed_grid.monitoring.snapshots import utc
+from distributed_grid.reactor.recovered_leases import CLAIMS_READ
+from distributed_grid.state_dir import machine_id
+
+SETTLE_SECONDS, SETTLE_MOST, SETTLE_TIMES = 0.2, 2.0, 10
+"""So long changes are gathered before they are written: at least the first, at most the second, and so many times what
+the last writing took, for many boosts take long and change often."""
+LOOK_SECONDS = 30.0
+"""The file is looked after so often though nothing has changed: somebody may have removed it."""
+log = logging.getLogger(__name__)
+
+
+class BoostFileSync:
+    """Writes the file of boosts, and says what is wrong with it. `offset_ms` is how far the wall clock is ahead of
+    the grid's own time."""
+
+    def __init__(self, grid: Grid, persistence: ResourceBoostPersistence, *, offset_ms: Callable[[], int]) -> None:
+        self._grid = grid
+        self._persistence = persistence
+        self._offset_ms = offset_ms
+        self._machine = machine_id()
+        self._unwritten = ""
+        self._aside: list[Path] = []
+        self._written: list[StoredBoost] | None = None
+        self._turn = asyncio.Lock()
+
+    @property
+    def path(self) -> Path:
+        return self._persistence.path
+
+    def warnings(self) -> list[str]:
+        """What a person has to know: that the file cannot be written, or was broken."""
+        told = [self._unwritten] if self._unwritten else []
+        told += [
+            f"Persistence file corrupted: it was set aside as {aside} and written anew from the ledger, nothing is "
+            "lost; remove it when you have looked at it"
+            for aside in self._aside
+            if aside.exists()
+        ]
+        return told
+
+    async def recover(self) -> None:
+        """Claim what the file knows and a new ledger does not; then have the file as the ledger is."""
+        is_new = await self._grid.read(lambda ledger, now: CLAIMS_READ not in ledger.counters)
+        if is_new:
+            try:
+                contents = await asyncio.to_thread(self._persistence.read)
+            except OSError as failure:
+                self._unwritten = self._told(failure)
+                log.warning("%s", self._unwritten)
+                return
+            mine = [boost for boost in contents.boosts if self._is_wanted(boost)]
+            await self._grid.handle(ClaimsRead(tuple(claim_of(boost, self._offset_ms()) for boost in mine)))
+            if mine:
+                log.warning("recovered from %s, to be confirmed: %s", self.path, ", ".join(b.boost_id for b in mine))
+        await self.write()
+
+    def _is_wanted(self, boost: StoredBoost) -> bool:
+        """Whether this is a boost of this machine that nobody was giving back, and that is not over."""
+        if boost.machine_id != self._machine or boost.state == "releasing":
+            return False
+        return not self._grid.store.ended("lease", key=boost.boost_id, limit=1)
+
+    async def keep(self) -> None:
+        """Write the file whenever a boost has changed, for ever."""
+        changed = self._grid.watch(BOOSTS)
+        try:
+            while True:
+                began = time.monotonic()
+                try:
+                    await self.write()
+                except GridError as failure:  # the store is full: what it could not take in, it does not tell
+                    log.warning("the file of boosts may be behind: %s", failure)
+                pause = min(max(SETTLE_SECONDS, SETTLE_TIMES * (time.monotonic() - began)), SETTLE_MOST)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_SECONDS):  # `wait_for` may swallow a cancellation
+                        await changed.wait()
+                        await asyncio.sleep(pause)
+                changed.clear()
+        finally:
+            self._grid.unwatch(BOOSTS, changed)
+
+    async def stop(self) -> None:
+        """Write what has changed last; safe to call twice."""
+        try:
+            await self.write()
+        except (GridError, RuntimeError) as failure:  # the grid has stopped already
+            log.warning("the file of boosts may be behind: %s", failure)
+
+    async def write(self) -> None:
+        """Have the file as the ledger is; what is wrong with it is a warning."""
+        async with self._turn:
+            offset_ms = self._offset_ms()
+            boosts = await self._grid.read(lambda ledger, now: stored(ledger, offset_ms, self._machine))
+            if boosts == self._written and await asyncio.to_thread(self.path.is_file):
+                return
+            if not boosts and self._written is None and not await asyncio.to_thread(self.path.exists):
+                return  # nobody has ever asked for one
+            try:
+                aside = await asyncio.to_thread(self._persistence.save, boosts, self._machine)
+            except OSError as failure:
+                if not self._unwritten:
+                    log.warning("%s", self._told(failure))
+                self._unwritten, self._written = self._told(failure), None
+                return
+            self._unwritten, self._written = "", boosts
+            if aside is not None:
+                log.warning("%s made no sense and was set aside as %s", self.path, aside)
+                self._aside.append(aside)
+
+    def _told(self, failure: OSError) -> str:
+        return (
+            f"Boosts not persisting across CLI commands: {self.path} cannot be written "
+            f"({failure.strerror or failure}); they are safe in the ledger, but could not be recovered without it: "
+            "check the permissions of the file and its directory"
+        )
+
+
+def stored(ledger: Ledger, offset_ms: int, machine: str) -> list[StoredBoost]:
+    """Every boost that holds something, as it is written down."""
+    held = (lease for lease in ledger.leases.values() if lease.holds and is_boost(lease.request))
+    return [_stored(lease, lease.claim, offset_ms, machine) for lease in held if lease.claim is not None]
+
+
+def _stored(lease: Lease, claim: Claim, offset_ms: int, machine: str) -> StoredBoost:
+    kind, amount = headline(lease.request.ask)
+    return StoredBoost(
+        boost_id=lease.id,
+        source_node=lease.node,
+        target_node=lease.request.target,
+        resource_type=kind,
+        amount=amount,
+        allocated_at=utc(lease.granted_at_ms + offset_ms),
+        expires_at=utc(lease.ends_at_ms + offset_ms) if lease.ends_at_ms else None,
+        is_active=lease.state is LeaseState.ACTIVE,
+        state=_STATES[lease.state],
+        user=lease.request.user,
+        team=lease.request.team,
+        priority=lease.request.priority.name.lower(),
+        fence=lease.fence,
+        claim=claim,
+        machine_id=machine,
+    )
+
+
+_STATES: dict[LeaseState, Literal["reserving", "active", "releasing"]] = {
+    LeaseState.RESERVING: "reserving",
+    LeaseState.ACTIVE: "active",
+    LeaseState.RELEASING: "releasing",
+}
+
+
+def claim_of(boost: StoredBoost, offset_ms: int) -> LeaseClaimed:
+    """What the file says of a boost, as the ledger hears of it."""
+    claim = boost.claim
+    granted_at_ms = _ms(boost.allocated_at) - offset_ms
+    ends_at_ms = _ms(boost.expires_at) - offset_ms if boost.expires_at is not None else 0
+    gpu_milli = sum(share.milli for share in claim.gpus)
+    gpu_memory = max((share.memory_bytes for share in claim.gpus), default=0)
+    request = Request(
+        boost.boost_id,
+        boost.user,
+        Amounts(claim.cpu_milli, claim.memory_bytes, gpu_milli, gpu_memory, claim.custom),
+        Priority.parse(boost.priority),
+        require=(boost.source_node,),
+        wait_ms=0,
+        duration_ms=max(ends_at_ms - granted_at_ms, 0) if ends_at_ms else 0,
+        target=boost.target_node,
+        team=boost.team,
+        anti_affinity=(boost.target_node,),
+    )
+    return LeaseClaimed(request, boost.source_node, claim, boost.fence, granted_at_ms, ends_at_ms)
+
+
+def _ms(moment: str) -> int:
+    return round(1000 * datetime.fromisoformat(moment).timestamp())

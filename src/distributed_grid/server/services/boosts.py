@@ -1,0 +1,229 @@
+"""Boosts: what nodes lend to one that needs more, for a while. Socket and REST both end here.
+
+Rule 1: a boost is a lease for a target node that somebody asked for (`is_boost`); the ledger is all there is of it.
+Rule 2: the source is never the target, and where one is named nobody else lends.
+Rule 3: a refusal begins with the words that the guides know it by, and goes on with what keeps each node from lending.
+
+Commands that use a boost: jobs under its lease, on the node that lends it, with Ray set up to use it, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+
+from distributed_grid.api import requests
+from distributed_grid.control.views import View
+from distributed_grid.domain.events import JobSubmitted, LeaseReleased, RequestRefused
+from distributed_grid.domain.jobs import Command
+from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rebalancing import is_boost
+from distributed_grid.domain.resources import Amounts
+from distributed_grid.domain.states import LeaseEnd, LeaseState
+from distributed_grid.errors import Ambiguous, NotFound, Refused, TimedOut
+from distributed_grid.reactor import JobAnswer
+from distributed_grid.server.context import DaemonContext
+from distributed_grid.server.services.jobs import Caller, JobService
+from distributed_grid.server.services.lookup import find_lease
+
+BIND_SECONDS = 60.0
+"""How long a boost may take from its grant to its use: others have to make room, or an engine has to reserve it."""
+NO_ROOM = "No nodes have sufficient available resources"
+ADVICE = "ask for less or for something else, or stand in line (--wait); see `grid cluster status`"
+
+
+class BoostService:
+    """Asks for boosts and ends them; holds nothing but the house it serves in."""
+
+    def __init__(self, house: DaemonContext, deeds: JobService) -> None:
+        self._house = house
+        self._deeds = deeds
+
+    async def list(self, op: requests.Boosts) -> View:
+        """The boosts of a node, or all of them, summed up by type."""
+
+        def look(ledger: Ledger, now: int) -> list[View]:
+            if op.node and op.node not in ledger.nodes:
+                raise NotFound(_no_target(op.node, ledger))
+            return self._house.viewer.boosts(ledger, op.node)
+
+        boosts = await self._house.grid.read(look)
+        active = [boost for boost in boosts if boost["is_active"]]
+        totals: Counter[str] = Counter()
+        for boost in active:
+            totals[boost["resource_type"]] += boost["amount"]
+        kept = self._house.boosts_kept
+        return {
+            "active_boosts": len(active),
+            "totals": {kind: round(amount, 3) for kind, amount in sorted(totals.items())},
+            "boosts": boosts,
+            "persistence_file": str(kept.path),
+            "warnings": kept.warnings(),
+        }
+
+    async def request(self, op: requests.Boost, caller: Caller) -> View:
+        """The boost as it was decided: granted, or still waiting for its turn."""
+        asked = await self._ask(op, caller)
+        return {**asked, "boost": None if op.dry_run else await self._now(asked["allocation"]["allocation_id"])}
+
+    async def request_and_wait(self, op: requests.Boost, caller: Caller) -> View:
+        """The boost once it can be used; one that nobody waits for any more is given back."""
+        try:
+            answer = await self.request(op, caller)
+            if op.dry_run or answer["boost"]["is_active"]:
+                return answer
+            lease = await self._until_active(answer["boost"]["boost_id"], op, caller)
+            return {**answer, "boost": await self._view(lease), "allocation": self._house.viewer.lease(lease)}
+        except asyncio.CancelledError:
+            if not self._house.is_leaving and not op.dry_run:  # the client hung up: nobody would know of this boost
+                with contextlib.suppress(NotFound):
+                    await asyncio.shield(self._withdraw(op.request_id, caller, "its client went away"))
+            raise
+
+    async def _withdraw(self, lease_id: str, caller: Caller, why: str) -> None:
+        await self._house.grid.handle(LeaseReleased(lease_id, caller.user, why))
+
+    async def release(self, op: requests.ReleaseBoost, caller: Caller) -> View:
+        """Releasing what is over already is harmless."""
+        boost = await self.find(op.boost_id)
+        await self._deeds.release(requests.Release(boost.id, exact=True), caller)
+        return {"boost": await self._view(await self.find(boost.id))}
+
+    async def extend(self, op: requests.ExtendBoost, caller: Caller) -> View:
+        boost = await self.find(op.boost_id)
+        await self._deeds.extend(requests.Extend(boost.id, op.seconds), caller)
+        return {"boost": await self._view(await self.find(boost.id))}
+
+    async def one(self, name: str) -> View:
+        """One boost, alive or ended."""
+        return {"boost": await self._view(await self.find(name))}
+
+    async def _ask(self, op: requests.Boost, caller: Caller) -> View:
+        ask = requests.Ask(
+            request_id=op.request_id,
+            resource_type=op.resource_type,
+            amount=op.amount,
+            priority=op.priority,
+            require=(op.source,) if op.source else (),
+            wait_seconds=op.wait_seconds,
+            duration_seconds=op.duration_seconds,
+            target=op.target,
+            anti_affinity=(op.target,),
+            dry_run=op.dry_run,
+        )
+        try:
+            if self._house.sharing_enabled:
+                await self._house.grid.read(lambda ledger, now: _make_sure_of_nodes(op, ledger))
+        except Refused as refusal:
+            if not op.dry_run:
+                await self._house.grid.handle(RequestRefused(op.request_id, caller.user, str(refusal)))
+            raise
+        try:
+            return await self._deeds.ask(ask, caller)
+        except Refused as refusal:
+            if not refusal.reasons or str(refusal) == refusal.reasons[0]:  # a quota: no node could change that
+                raise
+            raise Refused(f"{NO_ROOM}: {'; '.join(refusal.reasons)}; {ADVICE}", refusal.reasons) from refusal
+
+    async def _until_active(self, lease_id: str, op: requests.Boost, caller: Caller) -> Lease:
+        grid = self._house.grid
+        changed = grid.watch(lease_id)
+        try:
+            async with asyncio.timeout(op.wait_seconds + BIND_SECONDS):
+                was_alive = False
+                while True:
+                    changed.clear()
+                    lease = await find_lease(grid, lease_id, exact=True)
+                    if lease.is_over:
+                        return _as_it_ended(lease, just_now=was_alive)
+                    if lease.state is LeaseState.ACTIVE or lease.recovered:
+                        return lease
+                    was_alive = True
+                    await changed.wait()
+        except TimeoutError:
+            why = f"it could not be reserved within {BIND_SECONDS:g} s"
+            await self._withdraw(lease_id, caller, why)
+            raise TimedOut(f"{NO_ROOM}: {why}; nothing of it is held") from None
+        finally:
+            grid.unwatch(lease_id, changed)
+
+    async def find(self, name: str) -> Lease:
+        """The boost of this id or unique prefix: living ones before ended ones, other leases never."""
+
+        def living(ledger: Ledger, now: int) -> dict[str, Lease]:
+            fits = (lease for key, lease in ledger.leases.items() if key.startswith(name))
+            return {lease.id: lease for lease in fits if is_boost(lease.request)}
+
+        found = await self._house.grid.read(living)
+        if name in found or len(found) == 1:
+            return found.get(name) or next(iter(found.values()))
+        if found and name:
+            raise Ambiguous(f"{name!r} fits several: {', '.join(sorted(found)[:5])}", sorted(found))
+        with contextlib.suppress(NotFound):
+            lease = await find_lease(self._house.grid, name)
+            if is_boost(lease.request):
+                return lease
+        raise NotFound(f"no boost is called {name!r}")
+
+    async def _now(self, lease_id: str) -> View:
+        """A boost as it is now, looked for among the ended ones only where it is not alive."""
+
+        def look(ledger: Ledger, now: int) -> View | None:
+            lease = ledger.leases.get(lease_id)
+            return None if lease is None else self._house.viewer.boost(ledger, lease)
+
+        found = await self._house.grid.read(look)
+        return found if found is not None else await self._view(await find_lease(self._house.grid, lease_id))
+
+    async def _view(self, lease: Lease) -> View:
+        return await self._house.grid.read(lambda ledger, now: self._house.viewer.boost(ledger, lease))
+
+
+def _as_it_ended(lease: Lease, *, just_now: bool) -> Lease:
+    """A boost that was asked for again after its end; one that ended before it could be used is refused."""
+    if not lease.granted_at_ms:
+        raise TimedOut(f"{NO_ROOM}: {lease.detail}")
+    if just_now or lease.end is LeaseEnd.FAILED:
+        why = f"{lease.node}: {lease.detail or lease.end}"
+        raise Refused(f"{NO_ROOM}: {why}; nothing of it is held", (why,))
+    return lease
+
+
+def _make_sure_of_nodes(op: requests.Boost, ledger: Ledger) -> None:
+    """Refuse a boost for or from a node that is not there, or that would lend to itself."""
+    if op.target not in ledger.nodes:
+        raise NotFound(_no_target(op.target, ledger))
+    if op.source and op.source not in ledger.nodes:
+        raise NotFound(f"the source {op.source} is no node of this cluster: {_names(ledger)}")
+    if op.source == op.target:
+        raise Refused(f"{op.target} cannot be its own source: a boost comes from another node")
+
+
+def _no_target(name: str, ledger: Ledger) -> str:
+    return f"Target node not found in cluster: no node is called {name}; {_names(ledger)}"
+
+
+def _names(ledger: Ledger) -> str:
+    return f"the nodes are: {', '.join(sorted(ledger.nodes)) or 'none'}"
+
+
+async def run_in_boost(house: DaemonContext, boosts: BoostService, op: requests.RunBoost, caller: Caller) -> View:
+    """Submit a command that runs with what a boost holds."""
+    lease = await boosts.find(op.boost_id)
+    caller.must_own(lease.request.user, f"the boost {lease.id}")
+
+    def group(ledger: Ledger, now: int) -> str:
+        binding = ledger.binding_of(lease)
+        return binding.group if binding is not None else ""
+
+    told = {"GRID_BOOST": lease.id}
+    name = await house.grid.read(group)
+    if name:
+        told |= {"GRID_BOOST_GROUP": name, **await house.ray_environment(lease.node)}
+    command = Command(op.argv, tuple(sorted((op.env | told).items())), op.cwd, workdir=op.workdir, given=op.given)
+    request = Request(op.request_id, lease.request.user, Amounts(), lease.request.priority, within=lease.id)
+    answer = await house.grid.handle(JobSubmitted(op.job_id or f"job-{op.request_id[:12]}", command, request))
+    assert isinstance(answer, JobAnswer)
+    return {"job": house.viewer.job(answer.job)}

@@ -1,0 +1,289 @@
+"""Why it waits, why it is there, why it was stopped, when it will start: out of the ledger and the audit trail.
+
+Rule 1: what was decided is told as it was noted then (`scheduling/explain.Choice`), not judged again.
+Rule 2: what waits is told as it stands now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
+
+from distributed_grid.control.grid import Grid
+from distributed_grid.control.views import View, Viewer, ask_view
+from distributed_grid.domain.jobs import Job
+from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.states import LeaseState
+from distributed_grid.errors import Ambiguous, NotFound
+from distributed_grid.reactor.jobs import FOREVER_MS
+from distributed_grid.scheduling.queue import reasons
+from distributed_grid.scheduling.queue.queue import in_order
+from distributed_grid.scheduling.queue.start_estimate import outlook
+from distributed_grid.server.services.audit import event_view
+from distributed_grid.server.services.decisions import DecisionRecord, choice_in, decision_view, grants, history_of
+from distributed_grid.server.services.decisions import told as read_event
+from distributed_grid.server.services.lookup import find_job, find_lease
+
+REFUSALS = 2_000
+"""Among so many of the newest refusals a prefix is looked for."""
+SHOWN_AHEAD = 5
+T = TypeVar("T", Job, Lease)
+
+
+async def explain(grid: Grid, viewer: Viewer, name: str, *, kind: str = "") -> View:
+    """Everything there is to say about a job, a lease or a refused request; with a `kind` only about such a one."""
+    found = await _find(grid, name, kind)
+    if isinstance(found, Job):
+        return await _of_job(grid, viewer, found)
+    if isinstance(found, Lease):
+        return await _of_lease(grid, viewer, found)
+    return _of_refusal(viewer, found)
+
+
+async def _find(grid: Grid, name: str, kind: str) -> Job | Lease | list[DecisionRecord]:
+    """A job or a lease, what is named exactly before what only begins so; else a refused request."""
+    job = await _looked_up(find_job(grid, name)) if kind != "lease" else None
+    lease = await _looked_up(find_lease(grid, name)) if kind != "job" else None
+    if job is None and isinstance(lease, Ambiguous) and not kind:  # all attempts of one job?
+        uids = {candidate.rpartition(".")[0] for candidate in lease.candidates}
+        job = await _looked_up(find_job(grid, uids.pop())) if len(uids) == 1 and "" not in uids else None
+    found: list[Job | Lease] = [one for one in (job, lease) if isinstance(one, Job | Lease)]
+    if isinstance(lease, Lease) and lease.job and kind != "lease":
+        found[-1] = await find_job(grid, lease.job)
+    for one in found:
+        if name in _names(one):
+            return one
+    fitting = {_names(one)[0] for one in found}
+    fitting |= {other for one in (job, lease) if isinstance(one, Ambiguous) for other in one.candidates}
+    if isinstance(job, Job):
+        fitting -= {other for other in fitting if other.startswith(f"{job.uid}.")}  # its own leases
+    if len(fitting) > 1:
+        raise Ambiguous(f"{name!r} fits several: {', '.join(sorted(fitting)[:5])}", sorted(fitting))
+    if found:
+        return found[0]
+    if kind:
+        raise NotFound(f"no {kind} is called {name!r}")
+    return await _refusal(grid, name)
+
+
+async def _looked_up(looking: Awaitable[T]) -> T | Ambiguous | None:
+    """What was looked for, or that it fits several; None where it fits nothing."""
+    try:
+        return await looking
+    except NotFound:
+        return None
+    except Ambiguous as several:
+        return several
+
+
+def _names(one: Job | Lease) -> tuple[str, ...]:
+    return (one.id, one.uid, *(attempt.lease_id for attempt in one.attempts)) if isinstance(one, Job) else (one.id,)
+
+
+async def _refusal(grid: Grid, name: str) -> list[DecisionRecord]:
+    """What was refused under this request id, or the id that begins so, or the job name that was asked for."""
+    exact = [one for one in history_of(grid, name) if one.row.type == "refused"]
+    if exact:
+        return exact
+    newest = await asyncio.to_thread(grid.store.events, types=("refused",), limit=REFUSALS, newest=True)
+    told = [read_event(row) for row in newest]
+    fitting = [one for one in told if one.data.get("job_id") == name][-1:] or [
+        one for one in told if name and one.row.subject.startswith(name)
+    ]
+    subjects = {one.row.subject for one in fitting}
+    if len(subjects) > 1:
+        raise Ambiguous(f"{name!r} fits several: {', '.join(sorted(subjects)[:5])}", sorted(subjects))
+    if not fitting:
+        raise NotFound(f"nothing is called {name!r}: no job, no lease and no refused request of the last 30 days")
+    return fitting
+
+
+async def _of_job(grid: Grid, viewer: Viewer, job: Job) -> View:
+    told = history_of(grid, job.uid)
+    lease = await grid.read(lambda ledger, now: ledger.leases.get(job.lease_id))
+    placements = []
+    for attempt in job.attempts:
+        grant = next(iter(grants(told, attempt.lease_id)), None)
+        shown = viewer.attempt(attempt)
+        shown |= await _placement(grid, viewer, grant, told, attempt.lease_id)
+        placements.append(shown)
+    shown = viewer.job(job)
+    return {
+        **_head("job", job.id, job.request, viewer.time(job.submitted_at_ms)),
+        "state": str(job.state),
+        "job": shown,
+        "waiting": await _waiting(grid, viewer, lease),
+        "placements": placements,
+        "stopping": job.stop.detail if job.stop is not None else None,
+        "refusal": None,
+        "end": _end(shown["ended_at"], shown["outcome"], shown["detail"]) if job.is_over else None,
+        "events": [event_view(one.row, viewer) for one in told],
+    }
+
+
+async def _of_lease(grid: Grid, viewer: Viewer, lease: Lease) -> View:
+    told = history_of(grid, lease.job or lease.gang or lease.id)
+    grant = next(iter(grants(told, lease.gang or lease.id)), None)
+    shown = viewer.lease(lease)
+    placements = []
+    if lease.granted_at_ms:
+        placements.append(
+            {
+                "number": 1,
+                "allocation_id": lease.id,
+                "node_id": lease.node,
+                "assigned_at": viewer.time(lease.granted_at_ms),
+                "started_at": viewer.time(lease.granted_at_ms) if not lease.awaits else None,
+                "ended_at": viewer.time(lease.ended_at_ms),
+                "outcome": shown["reason"],
+                "detail": shown["detail"],
+                **await _placement(grid, viewer, grant, told, lease.id),
+            }
+        )
+    return {
+        **_head("lease", lease.id, lease.request, viewer.time(lease.asked_at_ms)),
+        "state": str(lease.state),
+        "allocation": shown,
+        "waiting": await _waiting(grid, viewer, lease),
+        "placements": placements,
+        "stopping": lease.detail or None if lease.state is LeaseState.RELEASING else None,
+        "refusal": None,
+        "end": _end(viewer.time(lease.ended_at_ms), shown["reason"], shown["detail"]) if lease.is_over else None,
+        "events": [event_view(one.row, viewer) for one in told],
+    }
+
+
+def _of_refusal(viewer: Viewer, told: Sequence[DecisionRecord]) -> View:
+    last = told[-1]
+    return {
+        "kind": "request",
+        "id": last.row.subject,
+        "job_id": last.data.get("job_id"),
+        "user": last.row.user or None,
+        "state": "refused",
+        "waiting": None,
+        "placements": [],
+        "stopping": None,
+        "refusal": {"at": viewer.time(last.row.at_ms), "reason": last.reason},
+        "end": None,
+        "events": [event_view(one.row, viewer) for one in told],
+    }
+
+
+def _head(kind: str, name: str, request: Request, asked_at: str | None) -> View:
+    return {
+        "kind": kind,
+        "id": name,
+        "request_id": request.id,
+        "user": request.user,
+        "team": request.team or None,
+        "asked": reasons.amounts(request.ask),
+        "resources": ask_view(request.ask),
+        "priority": request.priority.name.lower(),
+        "requested_at": asked_at,
+    }
+
+
+def _end(at: str | None, reason: str | None, detail: str | None) -> View:
+    return {"at": at, "reason": reason, "detail": detail}
+
+
+# ------------------------------------------------------------------ waiting
+
+
+async def _waiting(grid: Grid, viewer: Viewer, lease: Lease | None) -> View | None:
+    """What one of the line waits for; or who has to go first, for one that has its place already."""
+    if lease is None or not (lease.state is LeaseState.ASKED or lease.awaits):
+        return None
+    waits = lease
+
+    def look(ledger: Ledger, now: int) -> View:
+        view: View = {"since": viewer.time(waits.asked_at_ms), "waited_seconds": (now - waits.asked_at_ms) / 1000}
+        if waits.awaits:
+            leaving = [ledger.leases[one] for one in waits.awaits if one in ledger.leases]
+            return view | {"for": [_neighbour(ledger, one, now) for one in leaving], **_NOT_IN_LINE}
+        line = in_order(ledger, now)
+        seen = outlook(ledger, waits, now)
+        return view | {
+            "for": [],
+            "gives_up_at": viewer.time(waits.wait_until_ms) if waits.request.wait_ms < FOREVER_MS else None,
+            "position": seen.position,
+            "of": len(line),
+            "ahead": [_neighbour(ledger, one, now) for one in line[: seen.position - 1][:SHOWN_AHEAD]],
+            "estimated_start": viewer.time(seen.starts_at_ms or 0),
+            "start_reason": _named(ledger, seen.reason),
+            "reasons": [_reason(ledger, why) for why in reasons.why_not_now(ledger, waits.request, now)],
+        }
+
+    return await grid.read(look)
+
+
+_NOT_IN_LINE: View = {
+    "gives_up_at": None,
+    "position": None,
+    "of": None,
+    "ahead": [],
+    "estimated_start": None,
+    "start_reason": "when those that make room for it are gone",
+    "reasons": [],
+}
+
+
+def _neighbour(ledger: Ledger, lease: Lease, now: int) -> View:
+    """Another one, as far as it concerns who is asking."""
+    job = ledger.jobs.get(lease.job)
+    return {
+        "allocation_id": lease.id,
+        "job_id": job.id if job is not None else None,
+        "user": lease.request.user,
+        "priority": lease.request.priority.name.lower(),
+        "asked": reasons.amounts(lease.request.ask),
+        "waited_seconds": (now - lease.asked_at_ms) / 1000,
+    }
+
+
+def _named(ledger: Ledger, text: str) -> str:
+    """A sentence with the names of jobs instead of the ids of their leases."""
+    words = text.split(" ")
+    jobs = (ledger.jobs.get(ledger.leases[word].job) if word in ledger.leases else None for word in words)
+    return " ".join(word if job is None else job.id for word, job in zip(words, jobs, strict=True))
+
+
+def _reason(ledger: Ledger, why: str) -> View:
+    """What keeps one node from serving it; a quota is no node's."""
+    node, _, rest = why.partition(": ")
+    return {"node_id": node, "why": rest} if node in ledger.nodes else {"node_id": None, "why": why}
+
+
+# ------------------------------------------------------------------ places and ends
+
+
+async def _placement(
+    grid: Grid, viewer: Viewer, grant: DecisionRecord | None, told: Sequence[DecisionRecord], lease_id: str
+) -> View:
+    """Why a lease was placed where it was, and who it made room for in the end."""
+    choice = choice_in(grant) if grant is not None else None
+    displaced = next((one for one in told if one.row.type == "preempted" and one.is_about(lease_id)), None)
+    return {
+        "waited_seconds": grant.data.get("waited_ms", 0) / 1000 if grant is not None else None,
+        "decision": decision_view(choice, viewer.time(grant.row.at_ms))
+        if grant is not None and choice is not None
+        else None,
+        "displaced": list(choice.displaced) if choice is not None else [],
+        "made_room_for": await _who(grid, displaced) if displaced is not None else None,
+    }
+
+
+async def _who(grid: Grid, displaced: DecisionRecord) -> View:
+    """For whom a lease had to go."""
+    preemptor = str(displaced.data.get("preemptor", ""))
+    view: View = {"allocation_id": preemptor or None, "job_id": None, "user": None, "reason": displaced.reason}
+    try:
+        lease = await find_lease(grid, preemptor, exact=True)
+        view["user"] = lease.request.user
+        view["job_id"] = (await find_job(grid, lease.job)).id if lease.job else None
+    except NotFound:  # it is over for longer than history goes back
+        pass
+    return view

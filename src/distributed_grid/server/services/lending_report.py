@@ -1,0 +1,138 @@
+"""Who lent whom how much: what leases had of each node over some time, those that are over and those that go on.
+
+Rule 1: a lease counts from its grant to its end, with what was asked for; before the time that is looked at, it does
+not count. Attempts of jobs have leases of their own, so leases are all there is.
+Rule 2: sums are exact; hours are made of them last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+
+from msgspec import Struct
+
+from distributed_grid.control.grid import Grid
+from distributed_grid.control.views import GB, View, Viewer
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.ports import LentRow
+
+HOUR_MS = 3_600_000
+DAY_MS = 86_400_000
+
+
+class LentSum(Struct):
+    """What was lent: leases, and amounts times milliseconds. Of it, what is still held: leases and amounts."""
+
+    count: int = 0
+    cpu_milli_ms: int = 0
+    memory_byte_ms: int = 0
+    gpu_milli_ms: int = 0
+    held: int = 0
+    held_cpu_milli: int = 0
+    held_memory_bytes: int = 0
+    held_gpu_milli: int = 0
+
+    def add(self, other: LentSum) -> None:
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def view(self) -> View:
+        return {
+            "leases": self.count,
+            "core_hours": self.cpu_milli_ms / 1000 / HOUR_MS,
+            "gb_hours": self.memory_byte_ms / GB / HOUR_MS,
+            "gpu_hours": self.gpu_milli_ms / 1000 / HOUR_MS,
+            "held_leases": self.held,
+            "held_cores": self.held_cpu_milli / 1000,
+            "held_gb": self.held_memory_bytes / GB,
+            "held_gpus": self.held_gpu_milli / 1000,
+        }
+
+
+class LentEntry(Struct, frozen=True):
+    """What one user had from one node, for one target; the day only counts where it is asked for."""
+
+    user: str
+    node: str
+    target: str
+    day: int
+    sum: LentSum
+
+
+async def lent(grid: Grid, viewer: Viewer, *, since_ms: int, by: str) -> View:
+    """The answer to `grid ledger`: lender by borrower, or summed up by one of them or by day."""
+    now, living = await grid.read(lambda ledger, now: (now, _living(ledger, now, since_ms)))
+    over = await asyncio.to_thread(grid.store.lent, since_ms=since_ms)
+    entries = [*map(_entry, over), *living]
+    rows = _rows(entries, by)
+    if by == "day":
+        days = await asyncio.to_thread(grid.store.lent, since_ms=since_ms, by_day=True)
+        rows = _summed([*map(_entry, days), *living], lambda one: (_date(one.day),), ("day",))
+    return {
+        "since": viewer.time(since_ms),
+        "until": viewer.time(now),
+        "by": by or None,
+        "rows": rows,
+        "lenders": _summed(entries, lambda one: (one.node,), ("node_id",)),
+        "borrowers": _summed(entries, lambda one: (one.user,), ("user",)),
+        "total": _total(entries),
+    }
+
+
+def _rows(entries: list[LentEntry], by: str) -> list[View]:
+    if by == "user":
+        return _summed(entries, lambda one: (one.user,), ("user",))
+    if by == "node":
+        return _summed(entries, lambda one: (one.node,), ("node_id",))
+    return _summed(entries, lambda one: (one.node, one.user, one.target or None), ("node_id", "user", "target_node"))
+
+
+def _summed(
+    entries: Iterable[LentEntry], key_of: Callable[[LentEntry], tuple[str | None, ...]], names: tuple[str, ...]
+) -> list[View]:
+    """One row for each key, in order."""
+    sums: dict[tuple[str | None, ...], LentSum] = {}
+    for one in entries:
+        sums.setdefault(key_of(one), LentSum()).add(one.sum)
+    ordered = sorted(sums, key=lambda key: tuple(part or "" for part in key))
+    return [{**dict(zip(names, key, strict=True)), **sums[key].view()} for key in ordered]
+
+
+def _total(entries: Iterable[LentEntry]) -> View:
+    total = LentSum()
+    for one in entries:
+        total.add(one.sum)
+    return total.view()
+
+
+def _entry(row: LentRow) -> LentEntry:
+    total = LentSum(row.count, row.cpu_milli_ms, row.memory_byte_ms, row.gpu_milli_ms)
+    return LentEntry(row.user, row.node, row.target, row.day, total)
+
+
+def _living(ledger: Ledger, now: int, since_ms: int) -> list[LentEntry]:
+    """What is held now, up to now, as today's."""
+    entries = []
+    for lease in ledger.leases.values():
+        if not lease.holds:
+            continue
+        request, ask = lease.request, lease.request.ask
+        ms = max(now - max(lease.granted_at_ms, since_ms), 0)
+        total = LentSum(
+            1,
+            ask.cpu_milli * ms,
+            ask.memory_bytes * ms,
+            ask.gpu_milli * ms,
+            1,
+            ask.cpu_milli,
+            ask.memory_bytes,
+            ask.gpu_milli,
+        )
+        entries.append(LentEntry(request.user, lease.node, request.target, now // DAY_MS, total))
+    return entries
+
+
+def _date(day: int) -> str:
+    return datetime.fromtimestamp(day * DAY_MS / 1000, UTC).strftime("%Y-%m-%d")

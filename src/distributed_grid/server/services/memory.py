@@ -1,0 +1,298 @@
+"""The memory pool as it is asked for: blocks allocated, found, named and freed. Socket and agents both end here.
+
+Rule 1: a block is granted, then served; whoever asked hears of it when its bytes can be written.
+Rule 2: only its user gets the tickets of a block.
+Rule 3: a refusal begins with the words that the guide knows it by, and goes on with what keeps each node from lending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from typing import Any
+
+from distributed_grid.api import requests
+from distributed_grid.control.ticket_issuer import ticket_to_use
+from distributed_grid.control.views import View
+from distributed_grid.domain.blocks import Block, BlockCopy
+from distributed_grid.domain.events import BlockAsked, BlockNamed, BlockReleased, BlocksRenewed
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.states import LeaseState
+from distributed_grid.errors import Ambiguous, BlockLost, NotFound, Refused, TimedOut, Unreachable
+from distributed_grid.reactor import BlockAnswer
+from distributed_grid.server.context import DaemonContext
+from distributed_grid.server.services.jobs import Caller
+
+TERM_SECONDS = 3600.0
+"""How long a block lasts whose program is not heard of any more."""
+OPEN_SECONDS = 30.0
+"""How long a node may take to serve its memory for the first time, or an engine to reserve it."""
+LOOK_SECONDS = 0.2
+NOT_MADE = "Failed to allocate memory block"
+Op = (
+    requests.MemAllocate
+    | requests.MemFind
+    | requests.MemFree
+    | requests.MemName
+    | requests.MemRenew
+    | requests.MemList
+    | requests.MemStats
+)
+
+
+class MemoryService:
+    """Asks for blocks and ends them; holds nothing but the house it serves in."""
+
+    def __init__(self, house: DaemonContext) -> None:
+        self._house = house
+
+    async def serve(self, op: Op, caller: Caller, home: str = "") -> View:
+        """The answer to one question; `home` is the node from which it comes."""
+        if isinstance(op, requests.MemAllocate):
+            return await self.allocate(op, caller, home)
+        if isinstance(op, requests.MemFind):
+            return await self.find(op, caller)
+        if isinstance(op, requests.MemFree):
+            return await self.free(op, caller)
+        if isinstance(op, requests.MemName):
+            return await self.name(op, caller)
+        if isinstance(op, requests.MemRenew):
+            return await self.renew(op, caller)
+        return await (self.stats() if isinstance(op, requests.MemStats) else self.list())
+
+    async def allocate(self, op: requests.MemAllocate, caller: Caller, home: str = "") -> View:
+        """The block once it can be used, with what lets its user do so; asked again it is the same block."""
+        if not self._house.sharing_enabled:
+            raise Refused("Resource sharing not enabled")
+        event = BlockAsked(
+            op.request_id,
+            caller.user,
+            op.size,
+            round(1000 * (op.ttl_seconds or TERM_SECONDS)),
+            op.copies,
+            op.name,
+            op.meta,
+            "" if op.ttl_seconds else op.session,
+            home,
+            op.preferred_node,
+        )
+        try:
+            await self._house.grid.handle(event)
+            return await self._until_served(op.request_id)
+        except asyncio.CancelledError:
+            if not self._house.is_leaving:  # the client hung up: nobody would know of this block
+                await asyncio.shield(self._drop(op.request_id, "its client went away"))
+            raise
+
+    async def _until_served(self, block_id: str) -> View:
+        grid = self._house.grid
+        found = await grid.read(lambda ledger, now: self._served(ledger, block_id, now))
+        if found is not None:
+            return found
+        changed = grid.watch(block_id)
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                while True:
+                    changed.clear()
+                    found = await grid.read(lambda ledger, now: self._served(ledger, block_id, now))
+                    if found is not None:
+                        return found
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(changed.wait(), LOOK_SECONDS)
+        except TimeoutError:
+            why = f"its nodes did not open their memory within {OPEN_SECONDS:g} s"
+            await self._drop(block_id, why)
+            raise TimedOut(f"{NOT_MADE}: {why}; nothing of it is held") from None
+        except BlockLost as lost:
+            await self._drop(block_id, str(lost))
+            raise Refused(f"{NOT_MADE}: {lost}; nothing of it is held", (str(lost),)) from lost
+        finally:
+            grid.unwatch(block_id, changed)
+
+    async def _drop(self, block_id: str, why: str) -> None:
+        block = await self._house.grid.read(lambda ledger, now: ledger.blocks.get(block_id))
+        if block is not None:
+            await self._house.grid.handle(BlockReleased(block_id, block.user, why))
+
+    def _served(self, ledger: Ledger, block_id: str, now: int) -> View | None:
+        """The answer about a block whose places can all be used; None where one cannot yet."""
+        block = ledger.blocks.get(block_id)
+        if block is None or block.freeing:
+            raise NotFound(f"no block is called {block_id!r}")
+        if block.lost:
+            raise BlockLost(block.detail)
+        if all(_is_served(ledger, place) for place in block.places):
+            return self._with_tickets(ledger, block, now)
+        return None
+
+    async def find(self, op: requests.MemFind, caller: Caller) -> View:
+        """Where a block is now, and what lets its user read and write it there."""
+        return await self._house.grid.read(lambda ledger, now: self._found(ledger, op, caller, now))
+
+    def _found(self, ledger: Ledger, op: requests.MemFind, caller: Caller, now: int) -> View:
+        block = _meant(ledger, op.block_id, op.name, caller)
+        if block.lost:
+            raise BlockLost(f"block {block.id} ({block.size_bytes:,} bytes{_called(block)}) is {block.detail}")
+        first = block.places[0]
+        if not _is_served(ledger, first):
+            raise Unreachable(f"{first.node or 'the control plane'} holds block {block.id}, and is not connected")
+        return self._with_tickets(ledger, block, now)
+
+    async def free(self, op: requests.MemFree, caller: Caller) -> View:
+        """Let a block go."""
+        block = await self._house.grid.read(lambda ledger, now: _meant(ledger, op.block_id, op.name, caller))
+        answer = await self._house.grid.handle(BlockReleased(block.id, block.user, f"deallocated by {caller.user}"))
+        assert isinstance(answer, BlockAnswer)
+        return {"block": self.view(answer.block)}
+
+    async def name(self, op: requests.MemName, caller: Caller) -> View:
+        """Give a block its name, all at once."""
+        block = await self._house.grid.read(lambda ledger, now: _meant(ledger, op.block_id, "", caller))
+        term_ms = round(1000 * op.ttl_seconds)
+        answer = await self._house.grid.handle(BlockNamed(block.id, block.user, op.name, op.meta, term_ms))
+        assert isinstance(answer, BlockAnswer)
+        return {"block": self.view(answer.block)}
+
+    async def renew(self, op: requests.MemRenew, caller: Caller) -> View:
+        """Let the blocks of a program that lives last longer."""
+
+        def count(ledger: Ledger, now: int) -> int:
+            return sum(block.session == op.session and block.user == caller.user for block in ledger.blocks.values())
+
+        await self._house.grid.handle(BlocksRenewed(op.session, caller.user))
+        return {"renewed": await self._house.grid.read(count)}
+
+    async def list(self) -> View:
+        """Every block that somebody has."""
+
+        def look(ledger: Ledger, now: int) -> list[View]:
+            return [self.view(block) for block in ledger.blocks.values() if not block.freeing]
+
+        return {"blocks": await self._house.grid.read(look)}
+
+    async def stats(self) -> View:
+        """How much of the pool is used, and where."""
+        return await self._house.grid.read(_stats)
+
+    def view(self, block: Block) -> View:
+        """A block as it is shown."""
+        time = self._house.viewer.time
+        return {
+            "block_id": block.id,
+            "name": block.name,
+            "size": block.size_bytes,
+            "user": block.user,
+            "state": _state(block),
+            "copies": block.copies,
+            "nodes": [place.node for place in block.places if not place.on_disk],
+            "on_disk": any(place.on_disk for place in block.places),
+            "generation": block.generation,
+            "created_at": time(block.made_at_ms),
+            "expires_at": time(block.ends_at_ms),
+            "term_seconds": block.term_ms / 1000,
+            "session": bool(block.session),
+            "meta": block.meta,
+            "detail": block.detail,
+        }
+
+    def _with_tickets(self, ledger: Ledger, block: Block, now: int) -> View:
+        places = [_place(ledger, block, place, now) for place in block.places]
+        return {"block": self.view(block), "places": places}
+
+
+def _is_served(ledger: Ledger, place: BlockCopy) -> bool:
+    """Whether a place can be used now."""
+    lender, lease = ledger.lenders.get(place.node), ledger.leases.get(place.copy)
+    if lender is None or (lease is not None and lease.state is not LeaseState.ACTIVE):
+        return False
+    return place.on_disk or place.incarnation == lender.incarnation
+
+
+def _place(ledger: Ledger, block: Block, place: BlockCopy, now: int) -> dict[str, Any]:
+    """Where a copy is, with its ticket; without an address where it cannot be used just now."""
+    told: dict[str, Any] = {"node": place.node, "copy": place.copy, "on_disk": place.on_disk}
+    if not _is_served(ledger, place):
+        return {
+            **told,
+            "host": "",
+            "port": 0,
+            "fingerprint": "",
+            "path": "",
+            "incarnation": "",
+            "claims": "",
+            "secret": "",
+        }
+    lender, ticket = ledger.lenders[place.node], ticket_to_use(ledger, block, place, now)
+    return {
+        **told,
+        "host": lender.host,
+        "port": lender.port,
+        "fingerprint": lender.fingerprint,
+        "path": lender.path,
+        "incarnation": lender.incarnation,
+        "claims": base64.b64encode(ticket.claims).decode(),
+        "secret": base64.b64encode(ticket.secret).decode(),
+    }
+
+
+def _meant(ledger: Ledger, block_id: str, name: str, caller: Caller) -> Block:
+    """The block of this id, of this unique prefix, or of this name, if it is the caller's."""
+    if name:
+        found = [ledger.block_names.get((caller.user, name), "")]
+    elif block_id in ledger.blocks:
+        found = [block_id]
+    else:
+        found = [one for one in ledger.blocks if block_id and one.startswith(block_id)]
+    blocks = [ledger.blocks[one] for one in found if one in ledger.blocks and not ledger.blocks[one].freeing]
+    if not blocks:
+        raise NotFound(f"no block is called {name or block_id!r}")
+    if len(blocks) > 1:
+        ids = sorted(block.id for block in blocks)
+        raise Ambiguous(f"{block_id!r} fits several: {', '.join(ids[:5])}", ids)
+    caller.must_own(blocks[0].user, f"block {blocks[0].id}")
+    return blocks[0]
+
+
+def _called(block: Block) -> str:
+    return f", {block.name!r}" if block.name else ""
+
+
+def _state(block: Block) -> str:
+    if block.freeing:
+        return "freeing"
+    if block.lost:
+        return "lost"
+    return "moving" if block.moving is not None else "ready"
+
+
+def _stats(ledger: Ledger, now: int) -> View:
+    held: dict[str, list[int]] = {}
+    for block in ledger.blocks.values():
+        for place in block.places:
+            held.setdefault(place.node if not place.on_disk else "disk", []).append(block.size_bytes)
+    nodes = [
+        {
+            "node": name,
+            "blocks": len(held.get(name, ())),
+            "bytes": sum(held.get(name, ())),
+            "free_bytes": max(int(ledger.columns.memory[ledger.columns.row_of(name)]), 0),
+            "serving": name in ledger.lenders,
+            "address": _address(ledger, name),
+        }
+        for name in ledger.nodes
+    ]
+    kept = [block for block in ledger.blocks.values() if not block.freeing]
+    return {
+        "blocks": len(kept),
+        "bytes": sum(block.size_bytes for block in kept),
+        "bytes_on_disk": sum(held.get("disk", ())),
+        "moving": sum(block.moving is not None for block in kept),
+        "lost": sum(block.lost for block in kept),
+        "nodes": nodes,
+    }
+
+
+def _address(ledger: Ledger, name: str) -> str:
+    lender = ledger.lenders.get(name)
+    return f"{lender.host}:{lender.port}" if lender is not None else ""

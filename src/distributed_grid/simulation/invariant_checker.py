@@ -1,0 +1,232 @@
+"""The laws of the grid, held against every step and against what really happens on the simulated machines.
+
+Checked when                    what
+- a process begins              one run at a time of a job; an attempt runs once; what runs on a machine is within what
+                                its node may lend; its lease is held there under this very fence; its hold is not over
+- a step of the control plane   all of `invariants.py`, the ledger's own; under a lease that ended nothing runs;
+                                an attempt ends once, and as it did on its machine; a job is not run more often than was
+                                asked for
+- a commit, a restart           nothing that was acknowledged is lost; a job ends once; what is stored is the ledger
+- everything is quiet           whatever was submitted is over, or waits for a reason that still holds
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter as Tally
+from collections.abc import Callable
+from types import TracebackType
+
+from distributed_grid.domain.events import Event
+from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
+from distributed_grid.domain.jobs import Ending, Job
+from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import NodeObservation
+from distributed_grid.domain.rebalancing import is_automatic
+from distributed_grid.domain.rows import Row
+from distributed_grid.domain.states import JobState
+from distributed_grid.errors import GridError
+from distributed_grid.reactor.dispatch import StepResult
+from distributed_grid.reactor.jobs import DISPLACED
+from distributed_grid.scheduling.queue.reasons import never_fits, why_not_now
+from distributed_grid.simulation.invariants import LAWS, REBUILDING
+from distributed_grid.simulation.ledger_watch import LedgerWatch, ObservedStep
+from distributed_grid.simulation.model.machine import Machine, SimulatedProcess
+
+EVERY = 16
+"""A step that changes no more than a sighting leaves the ledger as it was: it is built anew every so many times."""
+Note = Callable[[str, str], None]
+"""Takes down what happened where."""
+
+
+class InvariantViolated(Exception):
+    """A law of the grid does not hold."""
+
+    def __init__(self, law: str, detail: str) -> None:
+        super().__init__(f"{law}: {detail}")
+        self.law = law
+        self.detail = detail
+
+
+class InvariantChecker:
+    """Sees everything that happens, and raises at the first moment a law is broken."""
+
+    def __init__(self, note: Note, now: int) -> None:
+        self._note = note
+        self._watch = LedgerWatch(now)
+        self._moment: ObservedStep | None = None
+        self.running: dict[str, tuple[Machine, SimulatedProcess]] = {}
+        self.ran: dict[str, SimulatedProcess] = {}
+        self.acknowledged: dict[str, None] = {}
+        self.over: dict[str, None] = {}
+        self.allowed_runs: dict[str, int] = {}
+        self.steps = self.checks = 0
+        self.visited: Tally[str] = Tally()
+        """How often something of each type was told to the ledger, or by it."""
+
+    # ------------------------------------------------------------------ on the machines
+
+    def began(self, machine: Machine, run: SimulatedProcess) -> None:
+        """A process begins: nothing else may make a second run of a job, or fill a machine beyond its limits."""
+        name, lease_id = machine.node.name, run.lease_id
+        self._note(name, f"{lease_id} begins under fence {run.fence:x}")
+        _hold(lease_id not in self.ran, "an attempt runs once", f"{lease_id} runs again, on {name}")
+        job = lease_id.rpartition(".")[0]
+        for other in self.running:
+            _hold(
+                other.rpartition(".")[0] != job,
+                "a job runs once at a time",
+                f"{lease_id} begins on {name} while {other} runs on {self._where(other)}",
+            )
+        self.ran[lease_id] = run
+        self.running[lease_id] = (machine, run)
+        claims = [one.claim for there, one in self.running.values() if there is machine]
+        excess = NodeClaims(claims).excess_over(machine.node.lendable)
+        excess = excess or shared_though_exclusive(claims, machine.node.lendable)
+        _hold(excess is None, "a machine runs no more than its node lends", f"{name}: {excess}")
+        held = not run.order.hold_ms or machine.boot_ms < machine.holds_until(run)
+        _hold(held, "nothing begins when its hold is over", f"{lease_id} on {name}")
+        lease = self._watch.ledger.leases.get(lease_id)
+        _hold(lease is not None and lease.holds, "what runs is held in the ledger", f"{lease_id} on {name} is not")
+        assert lease is not None
+        _hold(lease.fence == run.fence, "no stale fence acts", f"{lease_id}: {run.fence:x}, held under {lease.fence:x}")
+        _hold(lease.node == name, "what runs is held in the ledger", f"{lease_id} runs on {name}, held on {lease.node}")
+
+    def ended(self, machine: Machine, run: SimulatedProcess) -> None:
+        self._note(machine.node.name, f"{run.lease_id} is gone")
+        del self.running[run.lease_id]
+
+    def _where(self, lease_id: str) -> str:
+        return self.running[lease_id][0].node.name
+
+    # ------------------------------------------------------------------ in the control plane
+
+    def about_to(self, ledger: Ledger, event: Event, now: int) -> None:
+        """An event is about to be decided."""
+        self._watch.ledger, self._watch.now = ledger, now
+        self._moment = self._watch.begin(event)
+
+    def stepped(self, stepped: StepResult) -> None:
+        """It has been decided and applied."""
+        for record in stepped.records:
+            self.visited[record.type] += 1
+            self._note(record.node or "grid", f"{record.type} {record.subject} {record.reason}".rstrip())
+        for row in stepped.changes:
+            if isinstance(row, Lease) and row.is_over:
+                running = row.id in self.running
+                _hold(not running, "what the ledger calls free is free", f"{row.id} ended ({row.end}), and still runs")
+            elif isinstance(row, Job):
+                self._attempts_end_once(row)
+        self._look(stepped)
+
+    def refused(self, refusal: GridError) -> None:
+        """It was refused."""
+        self._look(refusal)
+
+    def _look(self, came_of_it: StepResult | GridError) -> None:
+        """Hold every law of the ledger against what has just happened."""
+        moment, self._moment = self._moment, None
+        assert moment is not None
+        self.steps += 1
+        self.visited[type(moment.event).__name__] += 1
+        self._watch.end(moment, came_of_it)
+        is_quiet = all(isinstance(row, NodeObservation) for row in moment.changes) and self.steps % EVERY
+        for law in LAWS:
+            if is_quiet and law in REBUILDING:
+                continue
+            self.checks += 1
+            try:
+                law(self._watch, moment)
+            except AssertionError as wrong:
+                name = law.__name__.replace("_", " ")
+                raise InvariantViolated(name, f"{_words(wrong)}, after {moment.event}") from None
+
+    def _attempts_end_once(self, job: Job) -> None:
+        """An end is as it was on the machine, it is told of nothing that runs, and each attempt has one."""
+        over = [attempt for attempt in job.attempts if attempt.outcome is not None]
+        for attempt in over:
+            _hold(
+                attempt.lease_id not in self.running,
+                "an attempt is over when nothing of it runs",
+                f"{attempt.lease_id} ended, and still runs on {attempt.node}",
+            )
+            run, outcome = self.ran.get(attempt.lease_id), attempt.outcome
+            if outcome is not None and outcome.ending is Ending.EXITED:
+                real = run.outcome if run is not None else None
+                told = real is not None and (real.ending, real.exit_code) == (outcome.ending, outcome.exit_code)
+                _hold(told, "an end is told as it was", f"{attempt.lease_id}: {outcome}, really {real}")
+        numbers = [attempt.number for attempt in job.attempts]
+        _hold(numbers == [*range(1, len(numbers) + 1)], "attempts are numbered", f"{job.uid}: {numbers}")
+        _hold(len(over) >= len(numbers) - 1, "one attempt after the other", f"{job.uid}: {len(numbers)} attempts")
+        counted = sum(1 for one in over if one.outcome is not None and one.outcome.ending not in DISPLACED)
+        most = self.allowed_runs.get(job.uid, 1)
+        _hold(counted <= most, "a job runs as often as was asked", f"{job.uid}: {counted} runs, {most} allowed")
+
+    def committed(self, changes: list[Row]) -> None:
+        """A batch is durable: what is over now stays over, once."""
+        self._watch.keep()
+        for row in changes:
+            if isinstance(row, Lease | Job) and row.is_over and row.key == row.request.id:
+                once = row.key not in self.over or is_automatic(row.request)
+                _hold(once, "everything ends once", f"{row.kind} {row.key} ended again")
+                self.over[row.key] = None
+        self._nothing_is_lost(self._watch.ledger)
+
+    def reloaded(self, ledger: Ledger, now: int, *, anew: bool) -> None:
+        """What was stored has been loaded, by a new control plane or by one that could not commit: nothing
+        acknowledged is missing, what was committed is there, and what runs is held."""
+        watch = self._watch
+        watch.undo()
+        watch.now = now
+        if anew:
+            watch.begin_anew(ledger)
+        watch.ledger = ledger
+        self._nothing_is_lost(ledger)
+        there = {(row.kind, row.key): row for row in ledger.rows(durable_only=True)}
+        kept = {(row.kind, row.key): row for row in watch.rebuilt().rows(durable_only=True)}
+        _hold(there == kept, "what was committed is stored", f"{len(kept)} rows were, {len(there)} are there")
+        self.what_runs_is_held()
+
+    def what_runs_is_held(self) -> None:
+        """Whatever runs anywhere has a lease that counts, under the fence it was started with."""
+        ledger = self._watch.ledger
+        for lease_id, (machine, _) in self.running.items():
+            lease = ledger.leases.get(lease_id)
+            there = lease is not None and lease.holds and lease.node == machine.node.name
+            _hold(
+                there, "what the ledger calls free is free", f"{lease_id} runs on {machine.node.name}, not held there"
+            )
+
+    def _nothing_is_lost(self, ledger: Ledger) -> None:
+        for request_id in self.acknowledged:
+            known = request_id in ledger.by_request or request_id in self.over
+            _hold(known, "what was acknowledged is never lost", f"{request_id} is gone")
+
+    def unsettled(self, now: int) -> str | None:
+        """What has not come to its end and could, in words; whatever no node can ever serve may wait."""
+        ledger = self._watch.ledger
+        for job in ledger.jobs.values():
+            request = ledger.leases[job.lease_id].request
+            if job.state is not JobState.QUEUED:
+                return f"{job.uid} is {job.state} on {ledger.leases[job.lease_id].node}"
+            if all(map(ledger.places_of, request.affinity)) and never_fits(ledger, request) is None:
+                return f"{job.uid} waits: {'; '.join(why_not_now(ledger, request, now))}"
+        held = [lease.id for lease in ledger.leases.values() if lease.holds and not is_automatic(lease.request)]
+        return f"still running: {', '.join((*self.running, *held))}" if self.running or held else None
+
+    def settled(self, now: int) -> None:
+        """Faults have ceased and time enough has passed: everything is over, or waits for a reason that holds."""
+        left = self.unsettled(now)
+        _hold(left is None, "everything comes to its end", left or "")
+
+
+def _hold(true: bool, law: str, detail: str) -> None:
+    if not true:
+        raise InvariantViolated(law, detail)
+
+
+def _words(wrong: AssertionError) -> str:
+    """What an assertion says, or else the line it is in."""
+    trace: TracebackType | None = wrong.__traceback__
+    return str(wrong) or str(traceback.extract_tb(trace)[-1].line)

@@ -1,0 +1,284 @@
+"""The laws of the grid, each as a function that holds one moment against it.
+
+One list for whoever proves them: random scripts in the tests, seeded faults in the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeGuard
+
+from distributed_grid.domain.events import JobSubmitted, LeaseAsked, LeaseReleased, TimePassed
+from distributed_grid.domain.jobs import Ending, Job
+from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.offers import Offer
+from distributed_grid.domain.rebalancing import is_automatic
+from distributed_grid.domain.resources import WHOLE_GPU
+from distributed_grid.domain.rows import Counter, Row
+from distributed_grid.domain.scheduling_policy import SchedulingPolicy
+from distributed_grid.domain.states import LeaseEnd
+from distributed_grid.errors import NotFound
+from distributed_grid.reactor import JobAnswer, LeaseAnswer, decide, pending, pending_for
+from distributed_grid.scheduling.queue.queue import next_turn
+from distributed_grid.simulation.ledger_watch import LedgerWatch, ObservedStep, by_job, in_order
+
+Law = Callable[[LedgerWatch, ObservedStep], None]
+
+
+def _started(ledger: Ledger, name: str) -> list[Lease]:
+    """The leases that use a node now: a preemptor whose victims are still there does not, nor does a mere claim."""
+    there = (lease for lease in ledger.leases.values() if lease.node == name and lease.holds)
+    return [lease for lease in there if not lease.awaits and not lease.recovered]
+
+
+def a_node_is_never_lent_more_than_capacity_and_caps_allow(watch: LedgerWatch, moment: ObservedStep) -> None:
+    for name, node in watch.ledger.nodes.items():
+        claims = [lease.claim for lease in _started(watch.ledger, name) if lease.claim is not None]
+        most = [node.capacity.cpu_milli, node.capacity.memory_bytes]
+        if node.caps.cpu_milli is not None:
+            most[0] = min(most[0], node.caps.cpu_milli)
+        if node.caps.memory_bytes is not None:
+            most[1] = min(most[1], node.caps.memory_bytes)
+        if not node.caps.can_share:
+            most = [0, 0]
+        assert sum(claim.cpu_milli for claim in claims) <= most[0]
+        assert sum(claim.memory_bytes for claim in claims) <= most[1]
+        has = dict(node.capacity.custom)
+        limit = dict(node.caps.custom or ())
+        for kind in {kind for claim in claims for kind, _ in claim.custom}:
+            lent = sum(dict(claim.custom).get(kind, 0) for claim in claims)
+            assert lent <= min(has.get(kind, 0), limit.get(kind, lent))
+        devices = {share.index for claim in claims for share in claim.gpus}
+        if node.caps.gpu_count is not None:
+            assert len(devices) <= node.caps.gpu_count
+        assert devices <= {device.index for device in node.capacity.gpus}
+    assert {lease.node for lease in watch.ledger.leases.values() if lease.holds} <= set(watch.ledger.nodes)
+
+
+def a_gpu_is_never_lent_twice(watch: LedgerWatch, moment: ObservedStep) -> None:
+    for name, node in watch.ledger.nodes.items():
+        for device in node.capacity.gpus:
+            shares = [
+                share
+                for lease in _started(watch.ledger, name)
+                if lease.claim is not None
+                for share in lease.claim.gpus
+                if share.index == device.index
+            ]
+            assert sum(share.milli for share in shares) <= WHOLE_GPU
+            assert sum(share.memory_bytes for share in shares) <= device.memory_bytes
+            if device.exclusive or any(share.milli == WHOLE_GPU for share in shares):
+                assert [share.milli for share in shares] in ([], [WHOLE_GPU])
+
+
+def every_lease_ends_exactly_once(watch: LedgerWatch, moment: ObservedStep) -> None:
+    assert all(times <= 1 for times in watch.ends.values())
+    over = {lease_id for lease_id, times in watch.ends.items() if times}
+    assert watch.seen - over == set(watch.ledger.leases)
+    for row in moment.changes:
+        if isinstance(row, Lease) and row.is_over:
+            assert row.end is not None
+            assert row.claim is None
+            assert row.ended_at_ms == watch.now
+
+
+def _is_fence(row: Row) -> TypeGuard[Counter]:
+    return isinstance(row, Counter) and row.name == "fence"
+
+
+def fences_only_grow(watch: LedgerWatch, moment: ObservedStep) -> None:
+    counted = [0, *(row.value for row in (*moment.rows_before, *moment.changes) if _is_fence(row))]
+    assert counted == sorted(counted)
+    fences = {lease.id: lease.fence for lease in watch.ledger.leases.values() if lease.fence}
+    assert len(set(fences.values())) == len(fences)
+    before = {row.id: row.fence for row in moment.rows_before if isinstance(row, Lease) and row.fence}
+    granted = [fence for lease_id, fence in fences.items() if lease_id not in before]
+    assert all(fence > max(before.values(), default=0) for fence in granted)
+    assert all(fences.get(lease_id, fence) == fence for lease_id, fence in before.items())
+    for job in watch.ledger.jobs.values():
+        numbers = [attempt.fence for attempt in job.attempts]
+        assert numbers == sorted(set(numbers))
+
+
+def a_refused_event_changes_nothing(watch: LedgerWatch, moment: ObservedStep) -> None:
+    if moment.refusal is not None:
+        assert watch.ledger.rows() == moment.rows_before
+
+
+def deciding_changes_nothing(watch: LedgerWatch, moment: ObservedStep) -> None:
+    assert moment.rows_decided == moment.rows_before
+
+
+def what_is_stored_is_the_ledger(watch: LedgerWatch, moment: ObservedStep) -> None:
+    found = watch.rebuilt()
+    assert in_order(found.rows()) == in_order(watch.ledger.rows(durable_only=True))
+    found.check()
+
+
+def the_same_request_twice_is_one_grant(watch: LedgerWatch, moment: ObservedStep) -> None:
+    """Whatever was asked for and accepted: asking again, at once, gets the same answer and nothing else."""
+    if moment.refusal is not None or not isinstance(moment.event, LeaseAsked | JobSubmitted):
+        return
+    again = decide(watch.ledger, moment.event, watch.now)
+    assert again.changes == []
+    assert again.follow == []
+    first = moment.answer
+    if isinstance(first, LeaseAnswer):
+        assert isinstance(again.answer, LeaseAnswer)
+        assert again.answer.lease.id == first.lease.id
+    else:
+        assert isinstance(first, JobAnswer)
+        assert isinstance(again.answer, JobAnswer)
+        assert again.answer.job.uid == first.job.uid
+
+
+def a_restart_finds_the_same_things_to_do(watch: LedgerWatch, moment: ObservedStep) -> None:
+    assert by_job(pending(watch.rebuilt())) == by_job(pending(watch.ledger))
+
+
+def what_is_new_to_do_follows_from_what_changed(watch: LedgerWatch, moment: ObservedStep) -> None:
+    every, some = pending(watch.ledger), pending_for(watch.ledger, moment.changes)
+    assert all(effect in every for effect in some)
+    assert all(effect in some for effect in every if effect not in moment.pending_before)
+
+
+def releasing_twice_is_harmless(watch: LedgerWatch, moment: ObservedStep) -> None:
+    """The second release changes nothing: the lease is gone (the runtime makes a success of that) or going."""
+    if moment.refusal is not None or not isinstance(moment.event, LeaseReleased):
+        return
+    rows = watch.ledger.rows()
+    if moment.event.lease_id in watch.ledger.leases:
+        again = decide(watch.ledger, moment.event, watch.now)
+        assert (again.changes, again.follow) == ([], [])
+    else:
+        try:
+            decide(watch.ledger, moment.event, watch.now)
+        except NotFound:
+            pass
+        else:
+            raise AssertionError(f"{moment.event.lease_id} is gone, and can be released")
+    assert watch.ledger.rows() == rows
+
+
+def nobody_waits_who_could_be_served(watch: LedgerWatch, moment: ObservedStep) -> None:
+    """When something came free, or time has passed, whoever fits has been served; nobody new waits without need.
+
+    A place that is kept for somebody opens to others by the clock alone, and when somebody is expected to leave sooner
+    than before: that is found when time passes.
+    """
+    if moment.refusal is not None:
+        return
+    held = {row.id for row in moment.rows_before if isinstance(row, Lease) and row.holds}
+    freed = any(
+        isinstance(row, SchedulingPolicy)
+        or (isinstance(row, Offer) and not row.is_over)
+        or (isinstance(row, Lease) and row.is_over and row.id in held)
+        for row in moment.changes
+    )
+    if not freed and not isinstance(moment.event, TimePassed | LeaseAsked | JobSubmitted):
+        return
+    turn = next_turn(watch.ledger, watch.now)
+    if turn is not None:
+        assert not freed, f"{turn.lease.id} waits, though something came free"
+        assert not isinstance(moment.event, TimePassed), f"{turn.lease.id} waits, though time has passed"
+        if isinstance(moment.event, LeaseAsked | JobSubmitted):
+            assert turn.lease.request.id != moment.event.request.id, f"{turn.lease.id} waits without need"
+
+
+def an_offer_is_within_what_its_node_may_lend(watch: LedgerWatch, moment: ObservedStep) -> None:
+    for name, offer in watch.ledger.offers.items():
+        most = watch.ledger.nodes[name].lendable
+        assert offer.lends.cpu_milli <= most.cpu_milli
+        assert offer.lends.memory_bytes <= most.memory_bytes
+        assert set(offer.lends.gpus) <= set(most.gpus)
+        assert all(count <= dict(most.custom).get(kind, 0) for kind, count in offer.lends.custom)
+
+
+def nothing_is_given_up_before_its_hold_is_over(watch: LedgerWatch, moment: ObservedStep) -> None:
+    """What silence alone ends was silent for longer than its node's hold, counted from the last sign of life, or from
+    the start of a control plane that has heard none; of a gang, one member was."""
+    if not isinstance(moment.event, TimePassed):
+        return
+    held = {row.id: row.node for row in moment.rows_before if isinstance(row, Lease) and row.holds}
+    nodes = {row.name: row for row in moment.rows_before if isinstance(row, Node)}
+    lost: dict[str, list[Node]] = {}
+    for row in moment.changes:
+        if isinstance(row, Lease) and row.end is LeaseEnd.LOST and row.id in held:
+            lost.setdefault(row.gang or row.id, []).append(nodes[held[row.id]])
+    for lease_id, silent in lost.items():
+        assert any(
+            node.hold_ms and watch.now - watch.heard_at.get(node.name, watch.began_at) >= node.hold_ms
+            for node in silent
+        ), f"{lease_id} was given up too soon"
+
+
+def a_node_that_gives_way_or_is_silent_gets_nothing_new(watch: LedgerWatch, moment: ObservedStep) -> None:
+    before = {row.id for row in moment.rows_before if isinstance(row, Lease) and row.holds}
+    for row in moment.changes:
+        if isinstance(row, Lease) and row.holds and row.id not in before and not row.recovered:
+            seen = watch.ledger.sightings[row.node]
+            assert not seen.yields
+            assert seen.at_ms
+
+
+def whoever_is_displaced_is_less_important_has_run_and_was_not_displaced_too_often(
+    watch: LedgerWatch, moment: ObservedStep
+) -> None:
+    before = {row.id: row for row in moment.rows_before if isinstance(row, Lease)}
+    jobs = {row.uid: row for row in moment.rows_before if isinstance(row, Job)}
+    rows = {row.id: row for row in moment.changes if isinstance(row, Lease)}
+    for row in rows.values():
+        known = before.get(row.id)
+        if not row.yields_to or known is None or known.yields_to or is_automatic(row.request):
+            continue  # what the grid holds for its own sake gives way to anybody
+        policy, job = watch.ledger.policy, jobs.get(row.job)
+        preemptor = rows.get(row.yields_to) or watch.ledger.leases[row.yields_to]
+        assert row.request.priority < preemptor.request.priority
+        attempt = job.attempt if job is not None else None
+        began = attempt.started_at_ms if attempt is not None else row.granted_at_ms
+        assert watch.now - began >= policy.minimum_run_ms
+        ends = [one.outcome.ending for one in job.attempts if one.outcome is not None] if job is not None else []
+        assert ends.count(Ending.PREEMPTED) < policy.preemptions_max
+
+
+def a_mark_is_of_its_attempt_and_only_moves_on(watch: LedgerWatch, moment: ObservedStep) -> None:
+    known = {row.uid: row.attempts for row in moment.rows_before if isinstance(row, Job)}
+    for row in moment.changes:
+        for attempt in row.attempts if isinstance(row, Job) else ():
+            if attempt.marked_at_ms:
+                assert attempt.assigned_at_ms <= attempt.started_at_ms <= attempt.marked_at_ms <= watch.now
+            for before in known.get(row.key, ())[attempt.number - 1 : attempt.number]:
+                assert before.marked_at_ms <= attempt.marked_at_ms
+
+
+def the_indexes_say_what_the_rows_say(watch: LedgerWatch, moment: ObservedStep) -> None:
+    watch.ledger.check()
+
+
+LAWS: tuple[Law, ...] = (
+    the_indexes_say_what_the_rows_say,
+    a_node_is_never_lent_more_than_capacity_and_caps_allow,
+    a_gpu_is_never_lent_twice,
+    every_lease_ends_exactly_once,
+    fences_only_grow,
+    a_refused_event_changes_nothing,
+    deciding_changes_nothing,
+    what_is_stored_is_the_ledger,
+    the_same_request_twice_is_one_grant,
+    a_restart_finds_the_same_things_to_do,
+    what_is_new_to_do_follows_from_what_changed,
+    releasing_twice_is_harmless,
+    nobody_waits_who_could_be_served,
+    an_offer_is_within_what_its_node_may_lend,
+    nothing_is_given_up_before_its_hold_is_over,
+    a_node_that_gives_way_or_is_silent_gets_nothing_new,
+    whoever_is_displaced_is_less_important_has_run_and_was_not_displaced_too_often,
+    a_mark_is_of_its_attempt_and_only_moves_on,
+)
+
+REBUILDING: frozenset[Law] = frozenset(
+    (the_indexes_say_what_the_rows_say, what_is_stored_is_the_ledger, a_restart_finds_the_same_things_to_do)
+)
+"""These build a ledger anew, which takes longer than all the others together."""

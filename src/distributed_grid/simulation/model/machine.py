@@ -1,0 +1,306 @@
+"""A simulated machine: its clock, its disk, its power, and the processes that outlive every agent.
+
+Rule 1: a process is ended by its own shim when its hold runs out, whatever became of agent, link and control plane.
+Rule 2: the disk keeps the record of an attempt from before its start until its end was acknowledged, and every end for
+good. A power failure may take records along that were not ended.
+Rule 3: a hold is a moment of the clock since boot, so it counts in the boot it was given in only.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from random import Random
+from typing import Protocol
+
+from distributed_grid.domain.jobs import Ending, Outcome
+from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.resources import Claim
+from distributed_grid.simulation.model.event_queue import EventQueue, ScheduledEvent
+from distributed_grid.simulation.model.scripted_job import ScriptedJob
+from distributed_grid.wire import Start
+
+MILLION = 1_000_000
+USUAL_DRIFT, LARGEST_SKEW = 500, 15_000
+"""By how many millionths a clock is usually off, and by how many at worst: the grace of a hold covers that."""
+
+
+class Owner(enum.StrEnum):
+    """What the owner of a machine uses, when there."""
+
+    AWAY = "away"
+    CPU = "cpu"
+    MEMORY = "memory"
+
+
+class SimulatedProcess:
+    """One attempt on a machine: its record on the disk and, while it has one, its process."""
+
+    def __init__(self, order: Start, boot: str, launched_boot_ms: int) -> None:
+        self.order = order
+        self.fence = order.fence
+        self.boot = boot
+        self.launched_boot_ms = launched_boot_ms
+        self.work = ScriptedJob.of(order.command)
+        self.begun = False
+        self.runs = False
+        self.paused = False
+        self.outcome: Outcome | None = None
+        self.stop: tuple[str, str, int] | None = None
+        self.left_ms = self.work.run_ms
+        self.began_at = self.resumed_at = 0
+        self.plans: list[ScheduledEvent] = []
+        self.finish: ScheduledEvent | None = None
+
+    @property
+    def lease_id(self) -> str:
+        return self.order.lease_id
+
+    @property
+    def claim(self) -> Claim:
+        return self.order.claim
+
+
+class Witness(Protocol):
+    """Who sees what really happens on the machines."""
+
+    def began(self, machine: Machine, run: SimulatedProcess) -> None: ...
+    def ended(self, machine: Machine, run: SimulatedProcess) -> None: ...
+
+
+class SimulatedHost(Protocol):
+    """The agent that is told of the attempts here, while there is one."""
+
+    def run_began(self, run: SimulatedProcess) -> None: ...
+    def run_ended(self, run: SimulatedProcess) -> None: ...
+
+
+class Machine:
+    """One machine of the simulated world."""
+
+    def __init__(self, node: Node, agenda: EventQueue, random: Random, witness: Witness) -> None:
+        self.node = node
+        self.agenda = agenda
+        self.random = random
+        self.witness = witness
+        self.boots = 0
+        self.is_on = False
+        self.records: dict[str, SimulatedProcess] = {}
+        self.live: dict[str, None] = {}
+        self.launching: dict[str, ScheduledEvent] = {}
+        self.hold_on_disk = (0, "")
+        self.epoch_on_disk = 0
+        self.host: SimulatedHost | None = None
+        self.owner = Owner.AWAY
+        self.slowness = 1
+        self._booted_at = 0
+        self._uptime_ms = 0
+        self._drift = 0
+        self.power_on()
+
+    # ------------------------------------------------------------------ the clock since boot
+
+    @property
+    def boot(self) -> str:
+        return f"{self.node.name}-boot-{self.boots}"
+
+    @property
+    def boot_ms(self) -> int:
+        """What the clock since boot shows: it has an offset of its own, and runs a little fast or slow."""
+        passed = self.agenda.now - self._booted_at
+        return self._uptime_ms + passed + passed * self._drift // MILLION
+
+    def moment(self, boot_ms: int) -> int:
+        """When, in the world's time, this clock will show that."""
+        ahead = boot_ms - self._uptime_ms
+        return self._booted_at - (-ahead * MILLION // (MILLION + self._drift))
+
+    def skew(self, much: float) -> None:
+        """From now on the clock runs fast or slow: 1 and -1 are the most, 0 is as usual."""
+        now = self.boot_ms
+        self._uptime_ms, self._booted_at = now, self.agenda.now
+        self._drift = round(much * LARGEST_SKEW) or self.random.randint(-USUAL_DRIFT, USUAL_DRIFT)
+        for run in self.running:  # whoever sleeps until a moment of this clock looks at it anew
+            self.await_kill(run)
+            self.watch_hold(run)
+
+    # ------------------------------------------------------------------ power
+
+    def power_on(self) -> None:
+        """Begin a new boot; some machines have been up for long when the story begins."""
+        self.boots += 1
+        self.is_on = True
+        self._booted_at = self.agenda.now
+        self._uptime_ms = self.random.randrange(1_000, 40_000) * (1_000 if self.boots == 1 else 1)
+        self._drift = self.random.randint(-USUAL_DRIFT, USUAL_DRIFT)
+
+    def power_off(self) -> None:
+        """Everything that runs is gone at once; of what had not ended, some records are too."""
+        self.is_on = False
+        for planned in self.launching.values():
+            planned.call_off()
+        self.launching.clear()
+        for lease_id in list(self.live):
+            run = self.records[lease_id]
+            if run.runs:
+                self._gone(run)
+            if run.outcome is None and self.random.random() < 0.3:
+                del self.records[lease_id], self.live[lease_id]
+
+    def agent_died(self) -> None:
+        """What was handed to the agent's spawner is started or is not; nobody hands it over again."""
+        for lease_id, planned in list(self.launching.items()):
+            planned.call_off()
+            if self.random.random() < 0.5:
+                self._begin(self.records[lease_id])
+        self.launching.clear()
+
+    # ------------------------------------------------------------------ running
+
+    @property
+    def running(self) -> list[SimulatedProcess]:
+        """The attempts that have a record and no end, the oldest first."""
+        return [run for run in map(self.records.__getitem__, self.live) if run.outcome is None]
+
+    def launch(self, order: Start) -> SimulatedProcess:
+        """Record an attempt and have it started in a moment."""
+        run = SimulatedProcess(order, self.boot, self.boot_ms)
+        self.records[run.lease_id] = run
+        self.live[run.lease_id] = None
+        delay = self.random.randint(2, 60) * self.slowness
+        self.launching[run.lease_id] = self.agenda.after(delay, lambda: self._begin(run))
+        return run
+
+    def _begin(self, run: SimulatedProcess) -> None:
+        self.launching.pop(run.lease_id, None)
+        run.begun = True
+        now = self.boot_ms
+        if run.stop is not None:
+            self._conclude(run, Outcome(Ending(run.stop[0]), detail=run.stop[1]))
+            return
+        if run.order.hold_ms and now >= self.holds_until(run):
+            self._conclude(run, Outcome(Ending.LOST, detail="not heard from in time"))
+            return
+        if not run.work.exists:
+            self._conclude(run, Outcome(Ending.NEVER_STARTED, detail="no such program"))
+            return
+        run.runs = True
+        run.began_at = run.resumed_at = self.agenda.now
+        self.witness.began(self, run)
+        run.finish = self.agenda.after(run.left_ms, lambda: self._exit(run))
+        self.watch_hold(run)
+        if self.host is not None:
+            self.host.run_began(run)
+
+    def _exit(self, run: SimulatedProcess) -> None:
+        self._gone(run)
+        self._conclude(run, Outcome(Ending.EXITED, exit_code=run.work.exit_code, wall_ms=self._wall_ms(run)))
+
+    def _wall_ms(self, run: SimulatedProcess) -> int:
+        return self.agenda.now - run.began_at
+
+    def _gone(self, run: SimulatedProcess) -> None:
+        """Its process is no more."""
+        run.runs = False
+        for planned in (*run.plans, run.finish):
+            if planned is not None:
+                planned.call_off()
+        run.plans.clear()
+        self.witness.ended(self, run)
+
+    def _conclude(self, run: SimulatedProcess, outcome: Outcome) -> None:
+        """Have the end on the disk, then tell it."""
+        run.outcome = outcome
+        if self.host is not None:
+            self.host.run_ended(run)
+
+    def mark_age_ms(self, run: SimulatedProcess) -> int | None:
+        """How long ago it last marked a checkpoint, as it does every so often; None where it never did."""
+        every, ran = run.work.marks_ms, self._wall_ms(run)
+        return ran % every if every and run.began_at and ran >= every else None
+
+    def note_lost(self, run: SimulatedProcess) -> None:
+        """Its process is gone without an end: nobody knows how it would have ended."""
+        run.outcome = Outcome(Ending.LOST, detail="its supervisor died; nothing of it is left")
+
+    def forget(self, lease_id: str) -> None:
+        """Its end is known where it matters; forgetting twice is harmless."""
+        self.live.pop(lease_id, None)
+
+    # ------------------------------------------------------------------ stopping, holding, pausing
+
+    def halt(self, run: SimulatedProcess, kind: str, detail: str, grace_ms: int) -> None:
+        """Stop it: ask, then force. The first kind stays; a later call may shorten the grace."""
+        kill_at = self.boot_ms + grace_ms
+        asked = run.stop
+        run.stop = (kind, detail, kill_at) if asked is None else (asked[0], asked[1], min(asked[2], kill_at))
+        if run.runs:
+            self._carry_out_stop(run, ask=asked is None)
+
+    def _carry_out_stop(self, run: SimulatedProcess, *, ask: bool) -> None:
+        if ask and run.work.heeds:
+            run.plans.append(self.agenda.after(self.random.randint(5, 900), lambda: self._killed(run)))
+        self.await_kill(run)
+
+    def await_kill(self, run: SimulatedProcess) -> None:
+        """Force it when its grace is over, or its hold if that comes first."""
+        if not run.runs or run.stop is None:
+            return
+        kill_at = min(run.stop[2], self.holds_until(run)) if run.order.hold_ms else run.stop[2]
+        if self.boot_ms < kill_at:
+            self.plan(run, self.moment(kill_at), self.await_kill)
+        else:
+            self.plan(run, self.agenda.now + self.random.randint(0, 40) * self.slowness, self._killed)
+
+    def plan(self, run: SimulatedProcess, when: int, deed: Callable[[SimulatedProcess], None]) -> None:
+        run.plans = [planned for planned in run.plans if planned.deed is not None]
+        run.plans.append(self.agenda.at(when, lambda: deed(run)))
+
+    def _killed(self, run: SimulatedProcess) -> None:
+        if not run.runs or run.stop is None:
+            return
+        self._gone(run)
+        kind, detail, _ = run.stop
+        ending = Ending.LOST if kind == "hold_expired" else Ending(kind)
+        self._conclude(run, Outcome(ending, signal=15, detail=detail, wall_ms=self._wall_ms(run)))
+
+    def hold(self, until_boot_ms: int) -> None:
+        """Let everything that has a hold go on until then; a hold never gets shorter."""
+        if until_boot_ms > self.held_until:
+            self.hold_on_disk = (until_boot_ms, self.boot)
+
+    @property
+    def held_until(self) -> int:
+        """The end of the hold of everything here; 0 where none was given in this boot."""
+        until, boot = self.hold_on_disk
+        return until if boot == self.boot else 0
+
+    def holds_until(self, run: SimulatedProcess) -> int:
+        """When a run must be gone by."""
+        return self.held_until or run.launched_boot_ms + run.order.hold_ms
+
+    def watch_hold(self, run: SimulatedProcess) -> None:
+        """Ask it to end in time to be gone when its hold is; looked at again when the hold was renewed meanwhile."""
+        hold_ms = run.order.hold_ms
+        if not hold_ms or not run.runs or run.stop is not None:
+            return
+        until = self.holds_until(run)
+        term_at = until - min(run.order.command.grace_ms, hold_ms // 4)
+        if self.boot_ms < term_at:
+            self.plan(run, self.moment(term_at), self.watch_hold)
+            return
+        run.stop = ("hold_expired", "not heard from in time", until)
+        self._carry_out_stop(run, ask=True)
+
+    def pause(self, run: SimulatedProcess) -> None:
+        """Let it stand still; it keeps what it holds."""
+        if run.runs and not run.paused and run.finish is not None:
+            run.paused = True
+            run.finish.call_off()
+            run.left_ms -= min(self.agenda.now - run.resumed_at, run.left_ms)
+
+    def resume(self, run: SimulatedProcess) -> None:
+        if run.runs and run.paused:
+            run.paused = False
+            run.resumed_at = self.agenda.now
+            run.finish = self.agenda.after(run.left_ms, lambda: self._exit(run))

@@ -1,0 +1,196 @@
+"""The network between agents and the control plane: it delays, stalls, breaks, repeats and loses.
+
+Rule 1: a link is a stream. What is lost on it stays lost with everything after it, until the link breaks.
+Rule 2: while a direction is blocked its messages wait; when it opens again they arrive late, even on a link that one
+side has given up meanwhile, or they never do.
+Rule 3: a scrambled route keeps the order of what concerns one lease, and no heartbeat overtakes anything. Everything
+else may overtake. A repeated message comes a second time later on.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Protocol
+
+from distributed_grid.simulation.model.event_queue import EventQueue
+from distributed_grid.wire import FromAgent, Heartbeat, Hello, ToAgent, Welcome
+
+BREAK_MS = 15_000
+"""A link on which something was lost breaks within this time."""
+UP, DOWN = 0, 1
+SHORTEST_MS, LONGEST_MS = 1, 20
+Message = FromAgent | ToAgent | None
+"""None is the end of the link."""
+
+
+class ControlEnd(Protocol):
+    """Where agents' messages arrive."""
+
+    def received(self, message: FromAgent, via: SimulatedLink) -> None: ...
+    def gone(self, via: SimulatedLink) -> None: ...
+
+
+class AgentEnd(Protocol):
+    """Where the control plane's messages arrive."""
+
+    def told(self, message: ToAgent, via: SimulatedLink) -> None: ...
+    def cut_off(self, via: SimulatedLink) -> None: ...
+
+
+class Route:
+    """What the way to one node is like at present, the same for all its links."""
+
+    def __init__(self) -> None:
+        self.shortest_ms = SHORTEST_MS
+        self.longest_ms = LONGEST_MS
+        self.blocked = [0, 0]
+        self.lose = 0.0
+        self.repeat = 0.0
+        self.scrambled = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a connection can be made: that takes both directions."""
+        return not any(self.blocked)
+
+
+class SimulatedLink:
+    """One connection of an agent, with what is on its way in both directions."""
+
+    def __init__(self, node: str, route: Route, agent: AgentEnd, control: ControlEnd, network: Network) -> None:
+        self.node = node
+        self._route = route
+        self._agent = agent
+        self._control = control
+        self._network = network
+        self._up_at_agent = self._up_at_control = True
+        self._lanes: tuple[dict[str, int], dict[str, int]] = ({}, {})
+        self._waiting: tuple[list[Message], list[Message]] = ([], [])
+        self._stalled = [False, False]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return (self.node,)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody can send on it any more."""
+        return not (self._up_at_agent or self._up_at_control)
+
+    def say(self, message: FromAgent) -> None:
+        """From the agent to the control plane."""
+        if self._up_at_agent:
+            self._post(UP, message)
+
+    def send(self, message: ToAgent) -> None:
+        """From the control plane to the agent."""
+        if self._up_at_control:
+            self._post(DOWN, message)
+
+    def hang_up(self, *, silently: bool = False) -> None:
+        """The agent ends it; the control plane hears of that when the news gets through, if there is any."""
+        if self._up_at_agent:
+            self._up_at_agent = False
+            if not silently:
+                self._post(UP, None)
+
+    def drop(self, *, silently: bool) -> None:
+        """The control plane is gone; without a word when its machine went with it."""
+        if self._up_at_control:
+            self._up_at_control = False
+            if not silently:
+                self._post(DOWN, None)
+
+    def _break(self) -> None:
+        for direction in (UP, DOWN):
+            self._stalled[direction] = False
+            self._post(direction, None)
+
+    def _post(self, direction: int, message: Message) -> None:
+        route, random = self._route, self._network.random
+        if self._stalled[direction]:
+            return
+        if route.blocked[direction]:
+            self._waiting[direction].append(message)
+            return
+        if route.lose and message is not None and random.random() < route.lose:
+            self._stalled[direction] = True
+            self._network.agenda.after(random.randrange(BREAK_MS), self._break)
+            return
+        self._carry(direction, message, self._arrival(direction, message))
+        if route.repeat and random.random() < route.repeat and not isinstance(message, Hello | Welcome | None):
+            self._carry(direction, message, self._network.agenda.now + random.randint(1, 4 * route.longest_ms))
+
+    def _arrival(self, direction: int, message: Message) -> int:
+        """When a message arrives: after its delay, and after what it must not overtake."""
+        route, lanes = self._route, self._lanes[direction]
+        when = self._network.agenda.now + self._network.random.randint(route.shortest_ms, route.longest_ms)
+        if not route.scrambled or isinstance(message, Heartbeat | Hello | Welcome | None):
+            when = max(when, max(lanes.values(), default=0))
+            lanes.clear()
+            lanes[""] = when
+            return when
+        lane = getattr(message, "lease_id", "-")
+        lanes[lane] = when = max(when, lanes.get(lane, 0), lanes.get("", 0))
+        return when
+
+    def _carry(self, direction: int, message: Message, when: int) -> None:
+        self._network.agenda.at(when, lambda: self._arrive(direction, message))
+
+    def _arrive(self, direction: int, message: Message) -> None:
+        if direction == UP and self._up_at_control:
+            if message is None:
+                self._up_at_control = False
+                self._control.gone(self)
+            else:
+                self._control.received(message, self)  # type: ignore[arg-type]  # only agents send upwards
+        elif direction == DOWN and self._up_at_agent:
+            if message is None:
+                self._up_at_agent = False
+                self._agent.cut_off(self)
+            else:
+                self._agent.told(message, self)  # type: ignore[arg-type]  # only the control plane sends downwards
+
+    def go_on(self, direction: int) -> None:
+        """The direction is open again: what waited arrives now, or (where its sender has gone) perhaps never."""
+        waiting = self._waiting[direction][:]
+        self._waiting[direction].clear()
+        sender_left = not (self._up_at_agent if direction == UP else self._up_at_control)
+        if sender_left and self._network.random.random() < 0.5:
+            return
+        for message in waiting:
+            self._post(direction, message)
+
+
+class Network:
+    """All routes and the links on them."""
+
+    def __init__(self, agenda: EventQueue, random: Random, nodes: tuple[str, ...]) -> None:
+        self.agenda = agenda
+        self.random = random
+        self.routes = {node: Route() for node in nodes}
+        self._links: dict[str, list[SimulatedLink]] = {node: [] for node in nodes}
+
+    def connect(self, node: str, agent: AgentEnd, control: ControlEnd) -> SimulatedLink:
+        """A new link; whoever asks has made sure that the route is open."""
+        self._links[node] = [link for link in self._links[node] if not link.is_over]
+        link = SimulatedLink(node, self.routes[node], agent, control, self)
+        self._links[node].append(link)
+        return link
+
+    def drop_all(self, *, silently: bool) -> None:
+        """The control plane's end of every link is gone."""
+        for links in self._links.values():
+            for link in links:
+                link.drop(silently=silently)
+
+    def block(self, node: str, direction: int) -> None:
+        self.routes[node].blocked[direction] += 1
+
+    def unblock(self, node: str, direction: int) -> None:
+        """Undo one `block`; the last one lets what waited go on."""
+        route = self.routes[node]
+        route.blocked[direction] -= 1
+        if not route.blocked[direction]:
+            for link in self._links[node][:]:
+                link.go_on(direction)

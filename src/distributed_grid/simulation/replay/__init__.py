@@ -1,0 +1,1 @@
+"""Replaying a trace under a policy, and the statistics of it."""

@@ -1,0 +1,154 @@
+"""A real `AttemptHost` driven from plain test functions, and proof that nothing of a test outlives it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from distributed_grid.agent.execution.attempt import AttemptExit, AttemptLaunch, AttemptSpec
+from distributed_grid.agent.execution.host import AttemptHost
+from distributed_grid.agent.files import job_dir
+from distributed_grid.agent.files.job_dir import JobDir
+from distributed_grid.agent.limits import process_tree
+
+T = TypeVar("T")
+PATIENCE_S = 30.0
+BASE_ENV = {"PATH": os.environ.get("PATH", os.defpath)}
+
+
+def a_spec(attempt_id: str, *argv: str, **changes: Any) -> AttemptSpec:
+    """An attempt of `argv` with nothing special about it."""
+    given: dict[str, Any] = {"env": BASE_ENV, "fence": 1, "grace_ms": 2000} | changes
+    return AttemptSpec(attempt_id=attempt_id, job_id="job", node="here", argv=argv, **given)
+
+
+def python(code: str) -> tuple[str, str, str, str]:
+    """A command line that runs `code` in a bare interpreter."""
+    return (sys.executable, "-S", "-c", code)
+
+
+class Driver:
+    """One agent's life: start, orders, reports, close."""
+
+    def __init__(self, root: Path, **options: Any) -> None:
+        self.root = root
+        self.loop = asyncio.new_event_loop()
+        self.reports: list[AttemptLaunch | AttemptExit] = []
+        self.host = AttemptHost(root, report=self.reports.append, **options)
+        self.do(self.host.start())
+
+    def do(self, work: Any) -> Any:
+        return self.loop.run_until_complete(asyncio.wait_for(work, PATIENCE_S))
+
+    def until(self, look: Callable[[], T | None], patience_s: float = PATIENCE_S) -> T:
+        """What `look` returns as soon as it is true, while the agent goes on working."""
+
+        async def wait() -> T:
+            end = time.monotonic() + patience_s
+            while not (found := look()):
+                assert time.monotonic() < end, f"waited {patience_s} s in vain; heard {self.reports}"
+                await asyncio.sleep(0.002)
+            return found
+
+        return self.loop.run_until_complete(wait())
+
+    def pass_time(self, seconds: float) -> None:
+        self.do(asyncio.sleep(seconds))
+
+    def launch(self, attempt_id: str, *argv: str, **changes: Any) -> AttemptLaunch:
+        self.do(self.host.launch(a_spec(attempt_id, *argv, **changes)))
+        return self.until(lambda: self.find(AttemptLaunch, attempt_id))
+
+    def run(self, attempt_id: str, *argv: str, **changes: Any) -> AttemptExit:
+        self.do(self.host.launch(a_spec(attempt_id, *argv, **changes)))
+        return self.ended(attempt_id)
+
+    def ended(self, attempt_id: str) -> AttemptExit:
+        return self.until(lambda: self.find(AttemptExit, attempt_id))
+
+    def find(self, kind: type[T], attempt_id: str) -> T | None:
+        mine = (told for told in self.reports if told.attempt_id == attempt_id and isinstance(told, kind))
+        return next(mine, None)
+
+    def halt(self, attempt_id: str, kind: str = "cancelled", **changes: Any) -> AttemptExit:
+        self.do(self.host.halt(attempt_id, kind=kind, **changes))
+        return self.ended(attempt_id)
+
+    def out(self, attempt_id: str, name: str = "stdout") -> str:
+        return (self.root / attempt_id / name).read_text()
+
+    def numbers(self, attempt_id: str, count: int) -> list[int]:
+        """The first `count` numbers the command has printed, once it has."""
+        path = self.root / attempt_id / "stdout"
+        words = lambda: path.read_text().split() if path.exists() else []  # noqa: E731
+        self.until(lambda: len(words()) >= count)
+        return [int(word) for word in words()]
+
+    def shim_pid(self, attempt_id: str) -> int:
+        with JobDir(str(self.root), attempt_id) as job:
+            return int(job.read(job_dir.LOCK)["pid"])
+
+    def close(self) -> None:
+        """Safe twice."""
+        if self.loop.is_closed():
+            return
+        self.do(self.host.close())
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        self.loop.close()
+
+    def finish(self) -> None:
+        for attempt_id in () if self.loop.is_closed() else self.host.running():
+            self.halt(attempt_id, grace_ms=0)
+        self.close()
+
+
+def is_alive(pid: int) -> bool:
+    proc = process_tree.look(pid)
+    return proc is not None and not proc.dead
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    root = tmp_path / "jobs"
+    yield root
+    mark = f"GRID_JOB_DIR={root}/".encode()
+    left = [
+        proc
+        for proc in process_tree.table().values()
+        if any(pair.startswith(mark) for pair in process_tree.environ(proc.pid)) and not proc.dead
+    ]
+    recorded = [json.loads(path.read_text()) for path in root.glob("*/groups.json")]
+    groups = [path for listed in recorded for _, path in listed if Path(path).exists()]
+    log = root / ".spawner.log"
+    told = log.read_text() if log.exists() else ""
+    process_tree.send_all(left, 9)
+    assert (left, groups, told) == ([], [], "")
+
+
+@pytest.fixture
+def driver(root: Path) -> Iterator[Driver]:
+    driver = Driver(root)
+    yield driver
+    driver.finish()
+
+
+@pytest.fixture
+def new_driver(root: Path) -> Iterator[Callable[..., Driver]]:
+    """Makes agents for one root, one after the other; the last one is closed at the end."""
+    made: list[Driver] = []
+
+    def make(**options: Any) -> Driver:
+        made.append(Driver(root, **options))
+        return made[-1]
+
+    yield make
+    if made and not made[-1].loop.is_closed():
+        made[-1].finish()

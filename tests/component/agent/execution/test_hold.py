@@ -1,0 +1,184 @@
+"""Holds are kept whatever delays, outlasts or crosses them: nothing runs that the control plane has given up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from distributed_grid import wire
+from distributed_grid.adapters.probes.machine import MachineProbe
+from distributed_grid.agent.agent import Agent
+from distributed_grid.agent.execution.host import AttemptHost
+from distributed_grid.agent.files import job_dir
+from distributed_grid.agent.owner.usage_meter import UsageMeter
+from distributed_grid.domain.jobs import Ending
+from distributed_grid.posix.boot_clock import boot_id, boot_ms
+from tests.component.agent.execution.conftest import Driver, a_spec
+from tests.component.agent.execution.test_refusals import Control, a_start, until
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_hold_of_an_earlier_boot_says_nothing_about_this_one(root: Path, new_driver: Callable[..., Driver]) -> None:
+    root.mkdir(parents=True)
+    job_dir.write_hold(str(root), boot_ms() + 1_000_000_000, "another boot")
+    driver = new_driver()
+    driver.launch("a.1", "sleep", "1000", hold_ms=800, grace_ms=100)
+    assert driver.ended("a.1").kind == "hold_expired"
+    assert job_dir.read_hold(str(root), boot_id()) > 0
+    assert job_dir.read_hold(str(root), "another boot") == 0
+
+
+def test_a_grace_does_not_outlast_the_hold(driver: Driver) -> None:
+    stubborn = "trap '' TERM; echo 1; while :; do sleep 0.1; done"
+    driver.launch("a.1", "/bin/sh", "-c", stubborn, hold_ms=1500)
+    driver.numbers("a.1", 1)
+    assert driver.halt("a.1", grace_ms=1_000_000).kind == "cancelled"
+
+
+def test_what_gets_to_start_after_its_hold_is_over_does_not_start(driver: Driver, tmp_path: Path) -> None:
+    trace = tmp_path / "ran"
+    os.kill(driver.host.spawner_pid, signal.SIGSTOP)
+    try:
+        driver.do(driver.host.launch(a_spec("a.1", "touch", str(trace), hold_ms=300)))
+        driver.pass_time(0.6)
+    finally:
+        os.kill(driver.host.spawner_pid, signal.SIGCONT)
+    assert driver.ended("a.1").kind == "hold_expired"
+    assert not trace.exists()
+
+
+# ------------------------------------------------------------------ orders
+
+
+class Files:
+    """Brings nothing, when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.arrive = asyncio.Event()
+
+    async def lay_out(self, digest: str, target: Path) -> None:
+        self.asked += 1
+        await self.arrive.wait()
+
+    def received(self, piece: wire.FilePart) -> None:
+        """Nothing is asked for."""
+
+    def unlinked(self) -> None:
+        """Nothing is on its way."""
+
+
+Story = Callable[[Agent, AttemptHost, Control, Files], Awaitable[None]]
+
+
+def with_files(root: Path, story: Story) -> None:
+    """A real agent of another machine, whose files come when the test says so."""
+
+    async def play() -> None:
+        control, files = Control(), Files()
+        agent: Agent | None = None
+        host = AttemptHost(root, report=lambda report: agent.report(report) if agent else None)
+        agent = Agent(("gpu1",), host, UsageMeter(MachineProbe()), control, jobs=root, workdirs=files)
+        await agent.start()
+        try:
+            async with asyncio.timeout(30):
+                await story(agent, host, control, files)
+        finally:
+            for attempt_id in host.running():
+                await host.halt(attempt_id, kind="cancelled", grace_ms=0)
+            while host.running():
+                await asyncio.sleep(0.01)
+            await agent.stop()
+
+    asyncio.run(play())
+
+
+def with_workdir(order: wire.Start, hold_ms: int = 60_000) -> wire.Start:
+    return replace(order, command=replace(order.command, workdir="0" * 64), hold_ms=hold_ms)
+
+
+def test_what_is_prepared_until_its_hold_is_over_is_refused(tmp_path: Path) -> None:
+    async def story(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
+        agent.send(with_workdir(a_start("a.1", "sleep", "1000"), hold_ms=400))
+        await until(lambda: files.asked)
+        assert agent.hello("gpu1").attempts == ("a.1",)
+        await asyncio.sleep(0.6)
+        files.arrive.set()
+        await until(control.ends)
+        assert control.ends()[0].outcome.ending is Ending.RECLAIMED
+        assert host.running() == ()
+
+    with_files(tmp_path / "jobs", story)
+
+
+def test_a_hold_that_is_renewed_too_late_gives_up_what_was_being_prepared(tmp_path: Path) -> None:
+    async def story(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
+        agent.send(with_workdir(a_start("a.1", "sleep", "1000"), hold_ms=400))
+        await until(lambda: files.asked)
+        await asyncio.sleep(0.6)
+        agent.send(wire.Heard(boot_ms(), 60_000))
+        await until(control.ends)
+        files.arrive.set()
+        await asyncio.sleep(0.1)
+        assert (control.ends()[0].outcome.ending, len(control.ends())) == (Ending.RECLAIMED, 1)
+        assert host.running() == ()
+
+    with_files(tmp_path / "jobs", story)
+
+
+def test_a_hold_that_is_renewed_in_time_lets_it_be_prepared_and_run(tmp_path: Path) -> None:
+    async def story(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
+        agent.send(with_workdir(a_start("a.1", "true"), hold_ms=30_000))
+        await until(lambda: files.asked)
+        agent.send(wire.Heard(boot_ms(), 60_000))
+        files.arrive.set()
+        await until(control.ends)
+        assert control.ends()[0].outcome.exit_code == 0
+
+    with_files(tmp_path / "jobs", story)
+
+
+def test_a_stop_while_files_are_brought_ends_it_under_the_fence_it_was_ordered_with(tmp_path: Path) -> None:
+    async def story(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
+        agent.send(with_workdir(a_start("a.1", "sleep", "1000", fence=7)))
+        await until(lambda: files.asked)
+        agent.send(wire.StopAttemptOrder("a.1", 7, "cancelled", "", 0))
+        await until(control.ends)
+        assert [(end.lease_id, end.fence) for end in control.ends()] == [("a.1", 7)]
+        assert control.ends()[0].outcome.ending is Ending.NEVER_STARTED
+
+    with_files(tmp_path / "jobs", story)
+
+
+def test_an_order_that_crosses_its_refusal_starts_nothing(tmp_path: Path) -> None:
+    async def story(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
+        agent.send(replace(a_start("a.1", "sleep", "1000"), beat=boot_ms() - 3_600_000))
+        await until(control.ends)
+        agent.send(a_start("a.1", "sleep", "1000"))
+        agent.send(wire.Acknowledge(control.ends()[0].seq))
+        agent.send(a_start("a.2", "true"))
+        await until(lambda: len(control.ends()) == 2)
+        assert host.running() == ()
+        assert [end.lease_id for end in control.ends()] == ["a.1", "a.2"]
+
+    with_files(tmp_path / "jobs", story)
+
+
+def test_an_order_for_what_runs_already_does_not_touch_its_files_again(tmp_path: Path) -> None:
+    async def story(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
+        files.arrive.set()
+        order = with_workdir(a_start("a.1", "sleep", "1000"))
+        agent.send(order)
+        await until(control.starts)
+        agent.send(order)
+        await until(lambda: len(control.starts()) == 2)
+        assert files.asked == 1
+
+    with_files(tmp_path / "jobs", story)

@@ -1,0 +1,164 @@
+"""Stopping means the whole tree, at the right time, with the right name."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from distributed_grid.agent.execution.throttle import Throttler
+from distributed_grid.posix.boot_clock import boot_ms
+from tests.component.agent.execution.conftest import Driver, is_alive, python
+
+pytestmark = pytest.mark.e2e
+
+# Prints its pid and those of a child and of a grandchild that left for a session of its own, twice forked.
+STUBBORN_FAMILY = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.setsid()
+        os.write(1, b"%d\\n" % os.getpid())
+        time.sleep(1000)
+    os._exit(0)
+if os.fork() == 0:
+    os.write(1, b"%d\\n" % os.getpid())
+    time.sleep(1000)
+os.write(1, b"%d\\n" % os.getpid())
+time.sleep(1000)
+"""
+
+
+def test_a_tree_that_hides_and_ignores_is_killed_whole(driver: Driver) -> None:
+    driver.launch("a.1", *python(STUBBORN_FAMILY))
+    pids = driver.numbers("a.1", 3)
+    began = time.monotonic()
+    ended = driver.halt("a.1", kind="preempted", detail="for job 7", grace_ms=300)
+    assert 0.3 <= time.monotonic() - began < 3
+    assert (ended.kind, ended.detail, ended.signal) == ("preempted", "for job 7", 9)
+    assert not any(map(is_alive, pids))
+
+
+def test_a_tree_keeps_being_killed_while_it_keeps_forking(driver: Driver, tmp_path: Path) -> None:
+    """It gives up by itself after a while, so that a failure of this test does not haunt the machine."""
+    beat = tmp_path / "beat"
+    code = f"""
+import os, time
+end = time.monotonic() + 30
+while time.monotonic() < end:
+    open({str(beat)!r}, "w").close()
+    if os.fork(): os._exit(0)
+    os.setsid()
+"""
+    driver.launch("a.1", "/bin/sh", "-c", 'trap "" TERM; "$@" & sleep 1000', "sh", *python(code))
+    driver.until(beat.exists)
+    driver.pass_time(0.1)
+    assert driver.halt("a.1", grace_ms=50).kind == "cancelled"
+    beat.unlink()
+    driver.pass_time(0.3)
+    assert not beat.exists(), "something of the tree is still there"
+
+
+def test_a_polite_command_may_clean_up_and_keeps_its_exit_code(driver: Driver) -> None:
+    driver.launch("a.1", "/bin/sh", "-c", "trap 'echo bye; exit 3' TERM; echo 1; while :; do sleep 0.01; done")
+    driver.numbers("a.1", 1)
+    ended = driver.halt("a.1")
+    assert (ended.kind, ended.exit_code, driver.out("a.1")) == ("cancelled", 3, "1\nbye\n")
+
+
+def test_halting_twice_is_once_and_may_hurry(driver: Driver) -> None:
+    driver.launch("a.1", *python(STUBBORN_FAMILY))
+    driver.numbers("a.1", 3)
+    driver.do(driver.host.halt("a.1", kind="preempted", grace_ms=60_000))
+    driver.pass_time(0.05)
+    began = time.monotonic()
+    assert driver.halt("a.1", kind="cancelled", grace_ms=0).kind == "preempted"
+    assert time.monotonic() - began < 2
+    driver.do(driver.host.halt("a.1", kind="cancelled"))
+    assert [told.kind for told in driver.reports[1:]] == ["preempted", "preempted"]
+
+
+def test_halting_at_once_after_the_launch_is_not_missed(driver: Driver) -> None:
+    for number in range(10):
+        spec_id = f"a.{number}"
+        from tests.component.agent.execution.conftest import a_spec
+
+        driver.do(driver.host.launch(a_spec(spec_id, "sleep", "1000")))
+        if number % 2:
+            driver.pass_time(0.0005 * number)
+        assert driver.halt(spec_id).kind == "cancelled"
+
+
+def test_halting_what_was_never_here_says_so(driver: Driver) -> None:
+    ended = driver.halt("a.1")
+    assert (ended.kind, ended.fence) == ("never_started", 0)
+
+
+def test_a_paused_tree_uses_no_time_and_can_still_be_halted(driver: Driver) -> None:
+    busy = "import os\nos.fork()\nprint(os.getpid())\nwhile True: pass"
+    driver.launch("a.1", *python(busy))
+    driver.numbers("a.1", 2)
+    brake = Throttler(driver.host)
+    brake.stand_still()
+    before = driver.host.usage()["a.1"].cpu_ms
+    driver.pass_time(0.3)
+    assert driver.host.usage()["a.1"].cpu_ms <= before + 10
+    brake.go_on()
+    driver.until(lambda: driver.host.usage()["a.1"].cpu_ms > before + 100)
+    brake.stand_still()
+    began = time.monotonic()
+    assert driver.halt("a.1", grace_ms=5000).signal == 15
+    assert time.monotonic() - began < 3
+
+
+def test_a_timeout_counts_from_the_start(driver: Driver) -> None:
+    ended = driver.run("a.1", "sleep", "1000", timeout_ms=300)
+    assert (ended.kind, ended.detail) == ("timed_out", "timed out after 0.3 s")
+    assert 300 <= ended.wall_ms < 2000
+
+
+def test_an_attempt_nobody_renews_is_gone_when_its_hold_is_over(driver: Driver) -> None:
+    began = time.monotonic()
+    driver.launch("a.1", *python(STUBBORN_FAMILY), hold_ms=1000)
+    pids = driver.numbers("a.1", 3)
+    for _ in range(4):
+        driver.pass_time(0.2)
+        driver.host.hold(boot_ms() + 1000)
+    renewed = time.monotonic()
+    while any(map(is_alive, pids)):
+        driver.pass_time(0.01)
+    gone = time.monotonic()
+    assert gone - began > 1.6
+    assert 0.7 < gone - renewed < 1.5
+    assert driver.ended("a.1").kind == "hold_expired"  # told when it is on the disk, which may take longer
+
+
+def test_what_has_no_hold_outlives_the_holds_of_others(driver: Driver) -> None:
+    forever = driver.launch("a.1", "sleep", "1000", hold_ms=0)
+    driver.launch("a.2", "sleep", "1000", hold_ms=400)
+    assert driver.ended("a.2").kind == "hold_expired"
+    assert is_alive(forever.pid)
+
+
+def test_a_daemon_started_from_inside_a_job_is_left_alone(driver: Driver) -> None:
+    """It, and what it started, live on; the job does not wait for it, not even within its memory limit."""
+    for attempt_id, memory in (("a.1", 0), ("a.2", 1 << 30)):
+        script = "GRID_ROLE=daemon setsid sh -c 'sleep 1000 & echo $$ $!; wait' & sleep 0.3; exit 6"
+        ended = driver.run(attempt_id, "/bin/sh", "-c", script, memory_bytes=memory)
+        pids = driver.numbers(attempt_id, 2)
+        try:
+            assert (ended.kind, ended.exit_code) == ("exited", 6)
+            assert ended.wall_ms < 1500
+            assert all(map(is_alive, pids))
+        finally:
+            for pid in pids:
+                os.kill(pid, 9)
+            driver.until(lambda pids=pids: not any(map(is_alive, pids)))
+
+
+def test_asking_the_shim_itself_to_end_cancels(driver: Driver) -> None:
+    driver.launch("a.1", "sleep", "1000")
+    os.kill(driver.shim_pid("a.1"), 15)
+    assert driver.ended("a.1").kind == "cancelled"

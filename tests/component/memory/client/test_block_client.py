@@ -1,0 +1,223 @@
+"""Reading and writing blocks through a real memory server."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import threading
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distributed_grid.errors import BadInput, NotFound
+from distributed_grid.memory.client.block_client import BlockClient
+from distributed_grid.memory.client.buffers import fresh_bytes
+from tests.component.memory.memory_servers import Lender, TinyDesk, lenders, wait_for
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def lender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lender]:
+    with lenders(tmp_path_factory.mktemp("memory")) as (one,):
+        yield one
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def desk(request: pytest.FixtureRequest) -> TinyDesk:
+    desk = TinyDesk()
+    desk.use_path = request.param == "unix"
+    return desk
+
+
+@pytest.fixture
+def blocks(desk: TinyDesk) -> Iterator[BlockClient]:
+    blocks = BlockClient(desk, patience_seconds=20)
+    yield blocks
+    blocks.close()
+
+
+def a_block(desk: TinyDesk, lender: Lender, size: int) -> str:
+    block_id = f"mem-{random.getrandbits(60):x}"
+    desk.allocate(block_id, size, lender)
+    return block_id
+
+
+@pytest.mark.parametrize("size", [1, 2, 4096, 262_144, 262_145, 3 * MIB + 17])
+def test_what_is_written_is_read(desk: TinyDesk, blocks: BlockClient, lender: Lender, size: int) -> None:
+    block, data = a_block(desk, lender, size), os.urandom(size)
+    blocks.write(block, data)
+    assert blocks.read(block, size) == data
+    buffer = bytearray(size)
+    blocks.read_into(block, buffer)
+    assert buffer == data
+    lender.free(f"{block}:1")
+
+
+def test_what_was_never_written_reads_as_zeros_and_takes_no_room(
+    desk: TinyDesk, blocks: BlockClient, lender: Lender
+) -> None:
+    block = a_block(desk, lender, 200 * MIB)
+    blocks.write(block, b"x", 100 * MIB)
+    assert blocks.read(block, MIB, 100 * MIB - 10) == bytes(10) + b"x" + bytes(MIB - 11)
+    assert blocks.read(block, 3 * MIB) == bytes(3 * MIB)
+    wait_for(lambda: lender.keeper.stats()["copies"] == 1 and 0 < lender.keeper.resident_bytes < MIB)
+    lender.free(f"{block}:1")
+
+
+@pytest.mark.parametrize(("size", "offset"), [(1, 100), (101, 0), (5, -1), (50, 51), (2**50, 0)])
+def test_outside_the_block_is_refused_with_numbers_and_nothing_changes(
+    desk: TinyDesk, blocks: BlockClient, lender: Lender, size: int, offset: int
+) -> None:
+    block = a_block(desk, lender, 100)
+    blocks.write(block, b"a" * 100)
+    with pytest.raises(BadInput, match=str(size if size > 2**46 else 100)):
+        blocks.read(block, size, offset)
+    if size < 1000:
+        with pytest.raises(BadInput, match="100"):
+            blocks.write(block, b"b" * size, offset)
+        with pytest.raises(BadInput, match="100"):
+            blocks.write_many([(block, b"c", 0), (block, b"b" * size, offset)])
+        with pytest.raises(BadInput, match="100"):
+            blocks.read_many([(block, size, offset)])
+    assert blocks.read(block, 100) == b"a" * 100
+    with pytest.raises(BadInput, match="-1"):
+        blocks.read(block, -1)
+    lender.free(f"{block}:1")
+
+
+def test_nothing_can_be_read_of_a_block_that_is_not_there(desk: TinyDesk, blocks: BlockClient) -> None:
+    with pytest.raises(NotFound):
+        blocks.read("nowhere", 1)
+
+
+def test_reading_nothing_gives_nothing(desk: TinyDesk, blocks: BlockClient, lender: Lender) -> None:
+    block = a_block(desk, lender, 100)
+    assert blocks.read(block, 0, 100) == b""
+    blocks.write(block, b"", 100)
+    assert blocks.read_many([(block, 0, 0), (block, 1, 99)]) == [b"", b"\0"]
+
+
+def test_many_small_ones_go_together_and_stay_in_order(desk: TinyDesk, blocks: BlockClient, lender: Lender) -> None:
+    names = [a_block(desk, lender, 3000) for _ in range(3)]
+    luck = random.Random(5)
+    models = {name: bytearray(3000) for name in names}
+    asks = [(luck.choice(names), luck.randbytes(luck.randrange(1, 90)), luck.randrange(2900)) for _ in range(700)]
+    for name, data, offset in asks:
+        models[name][offset : offset + len(data)] = data
+    blocks.write_many(asks)
+    reads = [(luck.choice(names), luck.randrange(0, 90), luck.randrange(2900)) for _ in range(700)]
+    expected = [models[name][offset : offset + size] for name, size, offset in reads]
+    assert blocks.read_many(reads) == expected
+    lender.free(*(f"{name}:1" for name in names))
+
+
+def test_any_buffer_will_do(desk: TinyDesk, blocks: BlockClient, lender: Lender) -> None:
+    block = a_block(desk, lender, 80)
+    numbers = array("d", range(10))
+    blocks.write(block, memoryview(numbers))
+    found = array("d", bytes(80))
+    blocks.read_into(block, memoryview(found))
+    assert found == numbers
+    with pytest.raises(BadInput, match="read-only"):
+        blocks.read_into(block, bytes(5))
+
+
+def test_several_streams_carry_one_transfer(desk: TinyDesk, lender: Lender) -> None:
+    blocks = BlockClient(desk, streams=4, patience_seconds=20)
+    size = 40 * MIB + 3
+    block, data = a_block(desk, lender, size), os.urandom(MIB) * 40 + b"end"
+    blocks.write(block, data)
+    assert blocks.read(block, size) == data
+    assert wait_for(lambda: lender.keeper.stats()["connections"] >= 4)
+    blocks.close()
+    lender.free(f"{block}:1")
+
+
+def test_a_forked_child_makes_connections_of_its_own(desk: TinyDesk, blocks: BlockClient, lender: Lender) -> None:
+    block = a_block(desk, lender, 100)
+    blocks.write(block, b"parent")
+    child = os.fork()
+    if child == 0:
+        try:
+            right = blocks.read(block, 6) == b"parent"
+            blocks.write(block, b"child!")
+        except BaseException:
+            right = False
+        os._exit(0 if right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert blocks.read(block, 6) == b"child!"
+    assert blocks.stats()["retries"] == 0
+    lender.free(f"{block}:1")
+
+
+def test_a_block_of_this_machine_is_mapped_read_only_and_shows_what_is_written(lender: Lender) -> None:
+    desk = TinyDesk()
+    blocks = BlockClient(desk, patience_seconds=20)
+    block = a_block(desk, lender, 2 * MIB + 5)
+    blocks.write(block, b"hello", MIB)
+    view = blocks.mapped(block)
+    assert view is not None
+    assert view.readonly
+    assert len(view) == 2 * MIB + 5
+    assert bytes(view[MIB : MIB + 5]) == b"hello"
+    blocks.write(block, b"j", MIB)
+    assert bytes(view[MIB : MIB + 5]) == b"jello"
+    assert blocks.mapped(block) is view
+    fd = blocks._switchboard.descriptor(blocks._known[block].places[0])
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.write(fd, b"!")
+    with pytest.raises(PermissionError):
+        mmap.mmap(fd, 10, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    os.close(fd)
+    lender.free(f"{block}:1")
+    assert bytes(view[MIB : MIB + 5]) == b"jello", "who has it mapped keeps it"
+    view.release()
+    blocks.close()
+
+
+def test_a_block_of_another_machine_is_not_mapped(lender: Lender) -> None:
+    desk = TinyDesk()
+    desk.use_path = False
+    blocks = BlockClient(desk, patience_seconds=20)
+    assert blocks.mapped(a_block(desk, lender, MIB)) is None
+    blocks.close()
+
+
+@pytest.mark.parametrize("size", [2, 3, 100, 4096, 5 * MIB + 1, 40 * MIB])
+def test_fresh_bytes_are_bytes_like_any_other(size: int) -> None:
+    made, view = fresh_bytes(size)
+    content = os.urandom(size)
+    view[:] = content
+    assert made == content
+    assert type(made) is bytes
+    assert hash(made) == hash(content)
+    assert made + b"" == content
+
+
+def test_bytes_that_the_interpreter_shares_are_never_filled() -> None:
+    for size in (-1, 0, 1):
+        with pytest.raises(ValueError, match="two"):
+            fresh_bytes(size)
+
+
+def test_memory_is_made_ready_as_long_as_somebody_wants_it() -> None:
+    before = set(threading.enumerate())
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    start = resident()
+    made, view = fresh_bytes(128 * MIB)
+    wait_for(lambda: resident() > start + 100 * MIB)  # nobody has written to it
+    wait_for(lambda: set(threading.enumerate()) <= before)
+    view[:5] = b"other"
+    assert made[:5] == b"other"
+    del made, view
+    made, view = fresh_bytes(1024 * MIB)
+    del made, view
+    wait_for(lambda: set(threading.enumerate()) <= before)
+    assert resident() < start + 64 * MIB

@@ -1,0 +1,390 @@
+"""A keeper and its memory server, each killed in turn: what was acknowledged is there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distributed_grid.errors import TimedOut
+from distributed_grid.memory.client.block_client import BlockClient
+from distributed_grid.memory.protocol.control_messages import JOURNAL
+from distributed_grid.memory.protocol.frames import CHUNK
+from distributed_grid.posix.boot_clock import boot_ms
+from distributed_grid.wire import CopiesFreed, MemoryFailed, MemoryServed, OpenMemory
+from tests.component.memory.memory_servers import Lender, TinyDesk, end, lenders, wait_for
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / ("a-folder-deeper-than-a-socket-may-be-" * 3) / "memory"
+
+
+@pytest.fixture
+def desk() -> TinyDesk:
+    return TinyDesk()
+
+
+@pytest.fixture
+def blocks(desk: TinyDesk) -> Iterator[BlockClient]:
+    blocks = BlockClient(desk, patience_seconds=30)
+    yield blocks
+    blocks.close()
+
+
+@pytest.fixture
+def lender(folder: Path) -> Iterator[Lender]:
+    with lenders(folder) as (one,):
+        yield one
+
+
+def test_what_is_served_is_told_again_when_asked_again(lender: Lender) -> None:
+    first = lender.served
+    assert lender.open() == first
+    assert first.endpoint.port > 0
+    assert len(first.key) >= 32
+
+
+def test_nothing_but_its_owner_gets_in(lender: Lender) -> None:
+    assert lender.folder.stat().st_mode & 0o777 == 0o700
+    for name in ("memory.sock", "control.sock", "memory.log", "keeper.lock", "server.lock"):
+        assert (lender.folder / name).stat().st_mode & 0o077 == 0, name
+    assert lender.served.key.hex() not in (lender.folder / "memory.log").read_text()
+    assert lender.served.key.hex() not in repr(lender.served) + repr(lender.keeper._serving)
+    key: bytes = lender.served.key
+    assert key.hex().encode() not in Path(f"/proc/{lender.pid}/cmdline").read_bytes()
+
+
+def test_the_server_is_a_process_that_needs_nobody(lender: Lender) -> None:
+    assert os.getsid(lender.pid) == lender.pid
+    assert os.readlink(f"/proc/{lender.pid}/cwd") == "/"
+
+
+def test_a_killed_server_loses_nothing_and_the_writer_only_waits(
+    desk: TinyDesk, blocks: BlockClient, lender: Lender
+) -> None:
+    size = 8 * MIB
+    desk.allocate("b", size, lender)
+    life, port = lender.served.endpoint.incarnation, lender.served.endpoint.port
+    acknowledged: list[tuple[int, bytes]] = []
+    enough = threading.Event()
+
+    def write_on() -> None:
+        number = 0
+        while not enough.is_set():
+            at = (number * 700_001) % (size - 300_000)
+            data = number.to_bytes(4, "big") * 75_000
+            blocks.write("b", data, at)
+            acknowledged.append((at, data))
+            number += 1
+
+    writer = threading.Thread(target=write_on)
+    writer.start()
+    for _ in range(4):
+        seen = len(acknowledged)
+        wait_for(lambda seen=seen: len(acknowledged) > seen + 5)
+        lender.kill_server()
+        wait_for(lambda: lender.served)
+    enough.set()
+    writer.join(30)
+    assert not writer.is_alive()
+    model = bytearray(size)
+    for at, data in acknowledged:
+        model[at : at + len(data)] = data
+    assert blocks.read("b", size) == model
+    assert lender.served.endpoint.incarnation == life
+    assert lender.served.endpoint.port == port
+    assert lender.served.copies == ("b:1",)
+
+
+def test_a_reader_sees_a_killed_server_as_a_delay(desk: TinyDesk, blocks: BlockClient, lender: Lender) -> None:
+    desk.use_path = False
+    desk.allocate("b", 16 * MIB, lender)
+    data = os.urandom(MIB) * 16
+    blocks.write("b", data)
+    for _ in range(3):
+        killer = threading.Thread(target=lender.kill_server)
+        killer.start()
+        assert blocks.read("b", 16 * MIB) == data
+        killer.join()
+        assert blocks.read("b", 100, 5) == data[5:105]
+
+
+def test_a_new_keeper_adopts_the_server_that_outlived_the_last(
+    desk: TinyDesk, blocks: BlockClient, folder: Path, lender: Lender
+) -> None:
+    desk.allocate("b", 3 * CHUNK, lender)
+    blocks.write("b", b"kept" * 1000)
+    before, pid = lender.served, lender.pid
+    lender.leave()
+    assert blocks.read("b", 4) == b"kept", "it serves on without a keeper"
+    lender.run(lender.keeper.start())
+    assert lender.served.endpoint == before.endpoint
+    assert lender.served.key == before.key
+    assert lender.served.copies == ("b:1",)
+    assert lender.pid == pid
+    lender.kill_server()
+    wait_for(lambda: lender.served)
+    assert blocks.read("b", 8) == b"keptkept", "the descriptors came along"
+
+
+def test_a_server_that_holds_nothing_ends_with_its_keeper(lender: Lender) -> None:
+    pid = lender.pid
+    lender.leave()
+    lender.leave()
+    wait_for(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid))
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+def _is_zombie(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    return True
+
+
+def test_when_both_are_gone_it_is_another_life_and_only_disk_copies_are_left(
+    desk: TinyDesk, folder: Path, blocks: BlockClient, lender: Lender
+) -> None:
+    desk.allocate("ram", CHUNK, lender)
+    desk.allocate("disk", 2 * CHUNK + 5, lender, on_disk=True)
+    blocks.write("ram", b"r" * CHUNK)
+    blocks.write("disk", b"d" * (2 * CHUNK + 5))
+    blocks.write("disk", b"over", 7)
+    life, pid = lender.served.endpoint.incarnation, lender.pid
+    assert lender.served.on_disk == ("disk:1",)
+    lender.leave()
+    end(pid)
+    lender.run(lender.keeper.start())
+    assert lender.served is None
+    served = lender.open()
+    assert served.endpoint.incarnation != life
+    assert (served.copies, served.on_disk) == ((), ("disk:1",))
+    assert blocks.read("disk", 2 * CHUNK + 5) == b"d" * 7 + b"over" + b"d" * (2 * CHUNK - 6)
+    lender.free("disk:1")
+    assert not list((folder / "spill").glob("*.block"))
+
+
+AGENT = """
+import asyncio, sys, time
+from pathlib import Path
+from distributed_grid.memory.supervisor.supervisor import ServerSupervisor
+from distributed_grid.wire import OpenMemory
+
+async def main():
+    keeper = ServerSupervisor(Path(sys.argv[1]), tell=lambda report: None)
+    await keeper.start()
+    await keeper.open(OpenMemory("gpu1"))
+    print("ready", flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_a_killed_agent_leaves_its_server_to_the_next(desk: TinyDesk, folder: Path, blocks: BlockClient) -> None:
+    agent = subprocess.Popen([sys.executable, "-c", AGENT, str(folder)], stdout=subprocess.PIPE)
+    assert agent.stdout is not None
+    assert agent.stdout.readline() == b"ready\n"
+    lender = None
+    try:
+        agent.send_signal(signal.SIGKILL)
+        agent.wait()
+        lender = Lender(folder)
+        assert lender.served is not None, "it was not adopted"
+        pid = lender.pid
+        assert lender.open().endpoint.port == lender.served.endpoint.port
+        assert lender.pid == pid
+        desk.allocate("b", CHUNK, lender)
+        blocks.write("b", b"x" * 10)
+        assert blocks.read("b", 12) == b"x" * 10 + b"\0\0"
+    finally:
+        agent.stdout.close()
+        if lender is not None:
+            lender.close()
+
+
+def test_a_second_keeper_is_told_that_the_folder_is_kept(folder: Path, lender: Lender) -> None:
+    told: list[object] = []
+    from distributed_grid.memory.supervisor import supervisor as module
+
+    async def second() -> None:
+        other = module.ServerSupervisor(folder, tell=told.append)
+        try:
+            await other.open(OpenMemory("gpu2"))
+        finally:
+            await other.stop()
+
+    lender.run(second())
+    (report,) = told
+    assert isinstance(report, MemoryFailed)
+    assert "another agent" in report.problem
+    assert lender.served is not None
+
+
+def test_frees_that_come_together_are_told_together(desk: TinyDesk, blocks: BlockClient, lender: Lender) -> None:
+    names = [f"b{number}" for number in range(200)]
+    for name in names:
+        desk.allocate(name, 4096, lender)
+    blocks.write_many([(name, name.encode(), 0) for name in names])
+    assert len(lender.served.copies) == 200
+
+    def free_each() -> None:
+        for name in (*names, "never-there"):
+            lender.keeper.free((f"{name}:1",))
+
+    lender.do(free_each)
+    wait_for(lambda: sum(len(one.copies) for one in lender.reports if isinstance(one, CopiesFreed)) == 201)
+    assert sum(isinstance(one, CopiesFreed) for one in lender.reports) <= 5
+    assert lender.served.copies == ()
+    assert lender.keeper._holding.descriptors.keys() == {JOURNAL}
+
+
+def test_a_hold_that_runs_out_lets_go_of_memory_and_begins_another_life(
+    desk: TinyDesk, blocks: BlockClient, lender: Lender
+) -> None:
+    desk.allocate("b", 4 * MIB, lender)
+    desk.allocate("d", CHUNK, lender, on_disk=True)
+    blocks.write("b", b"x" * 4 * MIB)
+    blocks.write("d", b"y" * CHUNK)
+    wait_for(lambda: lender.keeper.resident_bytes >= 4 * MIB)
+    life = lender.served.endpoint.incarnation
+    lender.do(lambda: lender.keeper.hold(boot_ms() + 60_000))
+    lender.do(lambda: lender.keeper.hold(boot_ms() + 100))
+    wait_for(lambda: lender.served.endpoint.incarnation != life)
+    assert (lender.served.copies, lender.served.on_disk) == ((), ("d:1",))
+    told = [one for one in lender.reports if isinstance(one, MemoryServed)][-1]
+    assert told.endpoint.incarnation == lender.served.endpoint.incarnation
+    wait_for(lambda: lender.keeper.resident_bytes == 0)
+    assert blocks.read("d", 3) == b"yyy"
+
+
+def test_a_server_without_a_keeper_keeps_its_hold_too(desk: TinyDesk, lender: Lender) -> None:
+    desk.allocate("b", MIB, lender)
+    impatient = BlockClient(desk, patience_seconds=0.2)
+    impatient.write("b", b"x" * MIB)
+    pid = lender.pid
+    before = desk.call("memfind", block_id="b")
+    lender.do(lambda: lender.keeper.hold(boot_ms() + 300))
+    lender.leave()
+
+    class StillTheSame:
+        def call(self, op: str, **arguments: object) -> dict[str, object]:
+            return before
+
+    outside = BlockClient(StillTheSame(), patience_seconds=0.1)
+
+    def is_let_go() -> bool:
+        try:
+            outside.read("b", 10)
+        except TimedOut as error:
+            return "gone_life" in str(error) or "moved" in str(error)
+        return False
+
+    wait_for(is_let_go)
+    outside.close()
+    impatient.close()
+    lender.run(lender.keeper.start())
+    assert lender.served.copies == ()
+    assert lender.pid == pid
+
+
+def test_a_server_that_nobody_comes_for_lets_go_of_what_has_ended_and_then_of_itself(
+    desk: TinyDesk, folder: Path, blocks: BlockClient
+) -> None:
+    with lenders(folder, alone_ms=100) as (lender,):
+        desk.ends_boot_ms = boot_ms() + 600
+        desk.allocate("ending", CHUNK, lender)
+        blocks.write("ending", b"e")
+        pid = lender.pid
+        lender.leave()
+        assert blocks.read("ending", 1) == b"e"
+        wait_for(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid))
+        assert boot_ms() >= desk.ends_boot_ms
+
+
+def test_a_server_that_nobody_comes_for_keeps_what_has_not_ended(
+    desk: TinyDesk, folder: Path, blocks: BlockClient
+) -> None:
+    with lenders(folder, alone_ms=50) as (lender,):
+        desk.allocate("kept", CHUNK, lender)
+        blocks.write("kept", b"k")
+        desk.ends_boot_ms = boot_ms() + 300
+        desk.allocate("ending", CHUNK, lender)
+        blocks.write("ending", b"e")
+        pid = lender.pid
+        lender.leave()
+        wait_for(lambda: boot_ms() > desk.ends_boot_ms + 700)
+        lender.run(lender.keeper.start())
+        assert lender.pid == pid
+        assert lender.served.copies == ("kept:1",)
+
+
+def test_a_server_that_cannot_listen_says_why(folder: Path) -> None:
+    lender = Lender(folder, host="203.0.113.7")
+    try:
+        lender.run(lender.keeper.open(OpenMemory("gpu1", host="203.0.113.7")))
+        (report,) = lender.reports
+        assert isinstance(report, MemoryFailed)
+        assert "cannot begin" in report.problem
+    finally:
+        lender.close()
+
+
+def test_numbers_say_what_was_done(desk: TinyDesk, blocks: BlockClient, lender: Lender) -> None:
+    desk.allocate("b", MIB, lender)
+    blocks.write("b", b"x" * MIB)
+    blocks.read("b", MIB)
+    numbers = wait_for(lambda: (found := lender.do(lender.keeper.stats))["reads"] >= 4 and found)
+    assert numbers["writes"] == 4
+    assert numbers["bytes_in"] == numbers["bytes_out"] == MIB
+    assert MIB <= numbers["resident_bytes"] <= MIB + 65536
+    assert numbers["copies"] == 1
+
+
+def test_nothing_is_left_in_shared_memory_or_as_a_process(folder: Path, desk: TinyDesk, blocks: BlockClient) -> None:
+    before = set(os.listdir("/dev/shm"))
+    with lenders(folder) as (lender,):
+        desk.allocate("b", MIB, lender)
+        blocks.write("b", b"x" * MIB)
+        pid = lender.pid
+    assert not Path(f"/proc/{pid}").exists()
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "grid" in name]
+
+
+def test_a_server_is_ended_whatever_it_holds_when_its_node_is_stopped(tmp_path: Path) -> None:
+    with lenders(tmp_path / "memory") as (lender,):
+        desk = TinyDesk()
+        blocks = BlockClient(desk)
+        desk.allocate("b1", 1000, lender)
+        blocks.write("b1", b"x" * 1000)
+        blocks.close()
+        pid = lender.pid
+        lender.run(lender.keeper.end())
+        lender.run(lender.keeper.end())
+        assert not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/cmdline").read_bytes() == b""
+
+
+def test_a_block_that_was_never_used_is_there_under_the_next_server(tmp_path: Path) -> None:
+    """The first server ends because it holds nothing; what was only granted is as good as before."""
+    with lenders(tmp_path / "memory") as (lender,):
+        desk = TinyDesk()
+        desk.use_path = False
+        found = desk.allocate("b1", 1000, lender)
+        lender.leave()
+        lender.run(lender.keeper.start())
+        lender.open()
+        blocks = BlockClient(desk)
+        blocks.learn(found)
+        assert blocks.read("b1", 10) == bytes(10)
+        assert desk.call("memfind", block_id="b1")["places"][0]["incarnation"] == found["places"][0]["incarnation"]
+        blocks.close()

@@ -1,0 +1,146 @@
+"""Far nodes without SSH: real agents in directories of their own, over the real link sockets of a real daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.shell import Shell, is_running, wait_until
+
+CONFIG = """
+name: far
+hold_seconds: {hold}
+nodes:
+- {{name: here, host: local}}
+{far}
+"""
+FAR = """\
+- name: {name}
+  host: 127.0.0.1
+  cpu_count: 2
+  memory_gb: 2
+  trust_declared: true
+  resource_sharing: {{priority: 5}}
+  dedicated: true
+"""
+
+
+class FarAgent:
+    """The agent of one node, started and killed as a test likes."""
+
+    def __init__(self, name: str, folder: Path, socket: Path) -> None:
+        self.name = name
+        self.folder = folder
+        self.folder.mkdir(mode=0o700)
+        self.process: subprocess.Popen[bytes] | None = None
+        self._socket = socket
+        self.plug_in()
+
+    def plug_in(self) -> None:
+        """Let it find its control plane."""
+        self._link(str(self._socket))
+
+    def unplug(self) -> None:
+        """Let it look where nobody is; a link that is up stays up."""
+        self._link(str(self.folder / "nobody.sock"))
+
+    def _link(self, socket: str) -> None:
+        fresh = self.folder / "link.new"
+        fresh.write_text(json.dumps({"node": self.name, "socket": socket}))
+        fresh.replace(self.folder / "link.json")
+
+    def start(self, **env: str) -> FarAgent:
+        command = [sys.executable, "-m", "distributed_grid.agent", "--dir", str(self.folder)]
+        self.process = subprocess.Popen(command, env=os.environ | env, cwd="/")
+        return self
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+        self.process.wait(20)
+        self.process = None
+
+    def end(self) -> None:
+        """Nothing of it runs any more."""
+        if self.process is not None:
+            self.kill(signal.SIGTERM)
+        command = [sys.executable, "-m", "distributed_grid.agent", "--dir", str(self.folder), "--end"]
+        subprocess.run(command, check=True, timeout=60, cwd="/")
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "agent.log").read_text()
+
+
+class FarGrid(Shell):
+    """A grid of this machine and of nodes that are far away, one process each."""
+
+    agents: dict[str, FarAgent]
+
+    def begin(self, *names: str, hold: float = 60) -> FarGrid:
+        config = self.cwd.parent / "far.yaml"
+        config.write_text(CONFIG.format(hold=hold, far="".join(FAR.format(name=name) for name in names)))
+        self.env["GRID_CONFIG"] = str(config)
+        self("daemon", "start", check=0)
+        links = self.host_dir / "links"
+        self.agents = {name: FarAgent(name, self.cwd.parent / name, links / f"{name}.sock") for name in names}
+        for agent in self.agents.values():
+            agent.start()
+        self.until_alive(*names)
+        return self
+
+    def until_alive(self, *names: str, seconds: float = 20) -> None:
+        wait_until(lambda: all(self.state(name) == "alive" for name in names), seconds)
+
+    def state(self, name: str) -> str:
+        return str(self.node(name)["state"])
+
+    def node(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = next(node for node in self.json("status")["nodes"] if node["node_id"] == name)
+        return found
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """What the audit trail has of one type."""
+        lines = self("events", "--json", "--limit", "1000", check=0).stdout.splitlines()
+        return [event for event in map(json.loads, lines) if event["type"] == kind]
+
+    def on(self, name: str, *words: str) -> list[str]:
+        """Options that insist on a node, and a command."""
+        return ["--strategy", "node_specific", "-n", name, *words]
+
+    def pid_of(self, job_id: str) -> int:
+        """The pid of the running command."""
+        return int(wait_until(lambda: self.job(job_id)["attempts"] and self.job(job_id)["attempts"][-1]["pid"]))
+
+    def close(self) -> None:
+        super().close()
+        for agent in getattr(self, "agents", {}).values():
+            with contextlib.suppress(subprocess.SubprocessError):
+                agent.end()
+
+
+@pytest.fixture
+def far_grid(tmp_path: Path) -> Iterator[Callable[..., FarGrid]]:
+    made: list[FarGrid] = []
+
+    def make(*names: str, hold: float = 60) -> FarGrid:
+        cwd = tmp_path / f"here{len(made)}"
+        cwd.mkdir()
+        made.append(FarGrid(tmp_path / f"state{len(made)}", cwd))
+        return made[-1].begin(*names, hold=hold)
+
+    yield make
+    for one in made:
+        one.close()
+
+
+__all__ = ["FarAgent", "FarGrid", "far_grid", "is_running", "wait_until"]

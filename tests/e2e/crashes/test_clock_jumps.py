@@ -1,0 +1,150 @@
+"""The wall clock jumps while the daemon runs (libfaketime): times are shown by it, and nothing is decided by it."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.crashes.conftest import call, daemon_pid, environment_of, kill_nine, submission
+from tests.support.shell import Shell, wait_until
+
+pytestmark = pytest.mark.e2e
+
+HOUR = 3600
+LOOSE = 20.0  # seconds of doubt about what the clock said; a jump is hours
+
+
+class FakedClock:
+    """The wall clock that the daemon sees; commands see the real one (libfaketime breaks their sleeps)."""
+
+    def __init__(self, grid: Shell, library: Path, offset: Path) -> None:
+        self._grid = grid
+        self._offset = offset
+        faked = {
+            "LD_PRELOAD": str(library),
+            "FAKETIME_TIMESTAMP_FILE": str(offset),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "NO_FAKE_STAT": "1",
+        }
+        self._env = faked | {"GRID_KEEP_ENV": ",".join(faked)}
+
+    def set(self, hours: int) -> None:
+        """Move it so many hours away from the real one."""
+        aside = self._offset.with_suffix(".new")
+        aside.write_text(f"{hours:+d}h\n")
+        aside.replace(self._offset)
+
+    def start_daemon(self) -> int:
+        """A daemon that lives by this clock; its pid."""
+        pid: int = self._grid.json("daemon", "start", env=self._env)["pid"]
+        assert environment_of(pid)["LD_PRELOAD"] == self._env["LD_PRELOAD"]
+        return pid
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_segments_are_left() -> Iterator[None]:
+    """libfaketime leaves its shared memory behind when the process that made it is killed."""
+
+    def segments() -> set[Path]:
+        return {path for path in Path("/dev/shm").glob("*faketime_*") if path.is_file()}
+
+    before = segments()
+    yield
+    for path in segments() - before:
+        path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def clock(grid: Shell, tmp_path: Path) -> FakedClock:
+    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+    if not found:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)("libfaketime is not installed (Debian: faketime)")
+    faked = FakedClock(grid, found[0], tmp_path / "offset")
+    faked.set(0)
+    return faked
+
+
+def seconds_from_now(text: str) -> float:
+    """How far a time that was shown is from the real wall clock."""
+    return (datetime.fromisoformat(text) - datetime.now(UTC)).total_seconds()
+
+
+def a_lease(grid: Shell, **changes: Any) -> dict[str, Any]:
+    asked = {"request_id": uuid.uuid4().hex, "resource_type": "cpu", "amount": 0.5} | changes
+    lease: dict[str, Any] = call(grid, "ask", **asked)["allocation"]
+    return lease
+
+
+def held(grid: Shell) -> dict[str, dict[str, Any]]:
+    return {lease["allocation_id"]: lease for lease in call(grid, "status")["allocations"]}
+
+
+def lasts(grid: Shell, lease: dict[str, Any], seconds: float, asked: float) -> None:
+    """A lease of so many seconds is held until then, and no longer."""
+    wait_until(lambda: lease["allocation_id"] not in held(grid), seconds + LOOSE)
+    assert time.monotonic() >= asked + seconds, "ended early"
+
+
+def test_a_wall_clock_that_jumps_changes_what_is_shown_and_nothing_else(grid: Shell, clock: FakedClock) -> None:
+    daemon = clock.start_daemon()
+    cores = grid.json("status")["nodes"][0]["cpu_cores"]
+    began = time.monotonic()
+    lasting = a_lease(grid, duration_seconds=60)
+    short = a_lease(grid, duration_seconds=4)
+    assert abs(seconds_from_now(lasting["expires_at"]) - 60) < LOOSE
+    waiting = call(grid, "submit", **submission(grid, "exit 5", amount=cores, wait_seconds=60))["job"]["uid"]
+
+    clock.set(+2)
+    seen = held(grid)
+    assert set(seen) == {lasting["allocation_id"], short["allocation_id"]}
+    assert abs(seconds_from_now(seen[lasting["allocation_id"]]["expires_at"]) - 60 - 2 * HOUR) < LOOSE
+    later = call(grid, "submit", **submission(grid, "exit 6"))["job"]
+    assert abs(seconds_from_now(later["submitted_at"]) - 2 * HOUR) < LOOSE
+    assert grid.job(waiting)["state"] == "queued"
+    lasts(grid, short, 4, began)
+    assert lasting["allocation_id"] in held(grid)
+
+    clock.set(-2)
+    asked = time.monotonic()
+    brief = a_lease(grid, duration_seconds=2)
+    assert abs(seconds_from_now(brief["expires_at"]) - 2 + 2 * HOUR) < LOOSE
+    lasts(grid, brief, 2, asked)
+    assert grid.job(waiting)["state"] == "queued"
+    assert daemon_pid(grid) == daemon
+
+    kill_nine(grid)  # and a daemon that first sees the light two hours ago goes on, too
+    clock.start_daemon()
+    left = held(grid)
+    assert set(left) == {lasting["allocation_id"]}
+    remaining = seconds_from_now(left[lasting["allocation_id"]]["expires_at"]) + 2 * HOUR
+    assert abs(remaining - (60 - (time.monotonic() - began))) < 5
+    assert grid.job(waiting)["state"] == "queued"
+
+    grid("daemon", "stop", check=0)
+    clock.set(+2)
+    clock.start_daemon()
+    assert set(held(grid)) == {lasting["allocation_id"]}
+    call(grid, "release", allocation_id=lasting["allocation_id"])
+    assert grid("jobs", "wait", waiting, "--timeout", "20").returncode == 5
+    assert abs(seconds_from_now(grid.job(waiting)["ended_at"]) - 2 * HOUR) < LOOSE
+    assert grid.job(later["uid"])["exit_code"] == 6
+
+
+def test_a_wait_ends_by_its_own_time_though_the_clock_goes_back(grid: Shell, clock: FakedClock) -> None:
+    clock.start_daemon()
+    cores = grid.json("status")["nodes"][0]["cpu_cores"]
+    a_lease(grid, duration_seconds=300, amount=cores)
+    began = time.monotonic()
+    waiting = call(grid, "submit", **submission(grid, "exit 5", wait_seconds=2))["job"]["uid"]
+    clock.set(-2)
+    job = wait_until(lambda: (job := grid.job(waiting))["state"] == "ended" and job, 2 + LOOSE)
+    assert time.monotonic() >= began + 2
+    assert job["outcome"] == "waited_too_long"

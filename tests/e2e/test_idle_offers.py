@@ -1,0 +1,78 @@
+"""Offers come from what is really idle: the owner's work withdraws them, the grid's own does not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.support.shell import Shell, wait_until
+
+CORES = len(os.sched_getaffinity(0))
+pytestmark = pytest.mark.alone
+BUSY = [sys.executable, "-c", "while True: pass"]
+CONFIG = """
+nodes:
+- name: here
+  host: local
+  thresholds: {cpu_percent_max: 85, cpu_min_cores: 0.1, memory_percent_max: 99, memory_min_gb: 0.1}
+"""
+
+
+@pytest.fixture
+def owned(grid: Shell) -> Shell:
+    """A machine whose owner comes first; one that is busy with something else all the time cannot be told apart."""
+    (grid.cwd / "owned.yaml").write_text(CONFIG)
+    grid("status", "--config", "owned.yaml", check=0)
+    busy = psutil.cpu_percent(interval=3)
+    if busy > 60:
+        pytest.skip(f"this machine is {busy:g} % busy with other work")
+    return grid
+
+
+@pytest.fixture
+def owners_work() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def _offers_cpu(grid: Shell) -> bool:
+    return any(offer["resource_type"] == "cpu" for offer in grid.json("shared-status")["offers"])
+
+
+def test_the_owners_work_withdraws_the_offer_and_its_end_brings_it_back(
+    owned: Shell, owners_work: list[subprocess.Popen[bytes]]
+) -> None:
+    wait_until(lambda: _offers_cpu(owned), seconds=40)
+    owners_work += [subprocess.Popen(BUSY) for _ in range(2 * CORES)]
+    wait_until(lambda: not _offers_cpu(owned), seconds=40)
+    refused = owned("run-shared", "-w", "0", "true", check=1)
+    assert refused.stderr.startswith("grid: No resource offers available: here: CPU ")
+    assert "busy, may be 85 %" in refused.stderr
+    for process in owners_work:
+        process.kill()
+    wait_until(lambda: _offers_cpu(owned), seconds=40)
+
+
+def test_the_grids_own_work_does_not_count_as_the_owners(owned: Shell) -> None:
+    """With half the machine lent and kept busy, the other half is still offered.
+
+    Were the job counted as the owner's work, nothing would be left to offer. Looking is work of the owner's, so
+    it is done seldom.
+    """
+    wait_until(lambda: _offers_cpu(owned), seconds=40)
+    owned.detach("-j", "busy", "-a", str(max(CORES // 2, 1)), "--timeout", "100", "--shell", _busy(CORES // 2))
+    wait_until(lambda: owned.job("busy")["state"] == "running")
+    wait_until(lambda: owned.json("status")["nodes"][0]["cpu_percent"] > 45, seconds=40, pause=2)
+    assert wait_until(lambda: _offers_cpu(owned), seconds=30, pause=2)
+
+
+def _busy(processes: int) -> str:
+    return f"for i in $(seq {max(processes, 1)}); do while :; do :; done & done; wait"

@@ -1,0 +1,397 @@
+"""`grid cluster` on real hosts by real SSH: from nothing to running agents, through what goes wrong, and back."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.clusters import AGENT, Cluster, agent_of, remains
+from tests.lab.lab import Lab
+from tests.support.project import PROJECT
+from tests.support.shell import Shell, is_running, wait_until
+
+pytestmark = pytest.mark.lab
+
+
+Starter = Callable[..., Cluster]
+
+
+@pytest.fixture
+def a_cluster(lab: Lab, tmp_path: Path) -> Iterator[Starter]:
+    """Makes a cluster of the lab's hosts, each node with these keys more in the config."""
+    made: list[Cluster] = []
+
+    def make(**nodes: dict[str, Any]) -> Cluster:
+        made.append(Cluster(lab, tmp_path, **nodes))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.close()
+        assert cluster.leaves_nothing()
+
+
+# ---------------------------------------------------------------- the way it is meant
+
+
+def test_three_hosts_go_from_nothing_to_running_and_back_to_nothing(a_cluster: Starter, lab: Lab) -> None:
+    grid = a_cluster()
+    grid("config", "check", check=0)
+    installed = grid.results("install")
+    assert all(row["ok"] and "installed 0." in row["detail"] for row in installed.values())
+    assert [agent_of(host) for host in lab] == [0, 0, 0]
+    started = grid.results("start")
+    assert all(row["ok"] and "was there already" in row["detail"] for row in started.values())
+    assert [(row["node_id"], row["state"]) for row in grid.json("status")["nodes"]] == [
+        (host.name, "alive") for host in lab
+    ]
+    ran = grid("run-shared", "--strategy", "node_specific", "-n", "gpu2", "sh", "-c", "hostname; whoami", check=0)
+    assert ran.stdout.split() == ["gpu2", lab.user]
+    for host in lab:
+        sockets = host.run(["find", host.home, "-type", "s", "-printf", "%m %h\n"]).stdout.splitlines()
+        assert [line.split()[0] for line in sockets] == ["600", "600"], "the link's, and the desk for memory"
+        for line in sockets:
+            assert host.run(["stat", "-c", "%a", line.split()[1]]).stdout.strip() == "700"
+    stopped = grid.results("stop")
+    assert {row["detail"] for row in stopped.values()} == {"stopped"}
+    for host in lab:
+        assert remains(host)[0] == []
+        assert host.run(["find", host.home, "-type", "s"]).stdout == ""
+    assert {row["detail"] for row in grid.results("stop", "--purge").values()} == {"nothing ran there, removed"}
+    assert [remains(host) for host in lab] == [([], [])] * 3
+
+
+def test_what_the_page_about_clusters_tells_to_type_works(a_cluster: Starter) -> None:
+    page = (PROJECT / "docs" / "cluster.md").read_text()
+    typed = re.findall(r"^\$ grid (.*)$", page, re.MULTILINE)
+    assert len(typed) > 5
+    grid = a_cluster()
+    for line in typed:
+        said = grid(*shlex.split(line), check=0, timeout=120).stdout
+        if line.startswith("run-shared"):
+            assert said == "gpu2\n"
+
+
+def test_starting_three_hosts_from_nothing_takes_less_than_fifteen_seconds(a_cluster: Starter) -> None:
+    grid = a_cluster()
+    grid("daemon", "start", check=0)
+    began = time.monotonic()
+    grid("cluster", "start", check=0)
+    assert time.monotonic() - began < 15
+
+
+def test_the_steps_of_each_node_are_told(a_cluster: Starter) -> None:
+    grid = a_cluster()
+    lines = grid("cluster", "start", "gpu1", check=0).stdout.splitlines()
+    for step in ("connecting", "sending 8 of 8 wheels", "building the environment", "starting the agent"):
+        assert f"gpu1: {step}" in lines
+    assert lines[-1].split()[:2] == ["gpu1", "done"]
+    again = grid("cluster", "start", "gpu1", check=0).stdout
+    assert "wheels" not in again
+    assert "building" not in again
+
+
+def test_status_says_where_each_node_is_and_what_runs_there(a_cluster: Starter, lab: Lab) -> None:
+    grid = a_cluster()
+    before = grid.node("gpu1")
+    assert (before["state"], before["wanted"], before["link"]) == ("joining", False, None)
+    grid.results("start", "gpu1")
+    row = grid.node("gpu1")
+    assert row["address"] == f"{lab.user}@{lab.host('gpu1').address}"
+    assert (row["state"], row["wanted"], row["link"], row["jobs"]) == ("alive", True, "up", 0)
+    assert row["version"].startswith("0.")
+    assert row["python"].startswith("3.")
+    assert "gpu1" in grid("cluster", "status", check=0).stdout
+
+
+def test_a_node_of_this_machine_needs_nothing(a_cluster: Starter) -> None:
+    grid = a_cluster(gpu2={"host": "local"})
+    for verb in ("install", "start", "stop"):
+        assert grid.results(verb, "gpu2")["gpu2"] == {
+            "node_id": "gpu2",
+            "ok": True,
+            "detail": "runs inside the control plane",
+        }
+
+
+def test_a_name_that_no_node_has_is_refused(a_cluster: Starter) -> None:
+    grid = a_cluster()
+    done = grid("cluster", "start", "gpu9", check=1)
+    assert "no node is called gpu9; the nodes are: gpu-master, gpu1, gpu2" in done.stderr
+
+
+# ---------------------------------------------------------------- one bad node
+
+
+def test_bad_nodes_are_told_and_never_stop_the_others(a_cluster: Starter, lab: Lab, tmp_path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)
+    grid = a_cluster(gpu1={"port": 2299}, gpu2={"ssh_key_path": str(tmp_path / "other")})
+    found = grid.results("start", check=1)
+    assert found["gpu-master"]["ok"]
+    assert (
+        found["gpu1"]["detail"]
+        == f"{lab.host('gpu1').address} port 2299 refused the connection: is sshd running there?"
+    )
+    assert f"permission denied for {lab.user}@{lab.host('gpu2').address}" in found["gpu2"]["detail"]
+    assert grid.is_alive("gpu-master")
+    assert not grid.node("gpu1")["wanted"]
+
+
+def test_a_node_without_the_python_that_was_named_says_so(a_cluster: Starter) -> None:
+    grid = a_cluster(gpu1={"python": "/nowhere/bin/python3; touch /tmp/grid-was-here"})
+    found = grid.results("install", "gpu1", "gpu2", check=1)
+    assert found["gpu1"]["detail"].startswith("it has no /nowhere/bin/python3; touch")
+    assert found["gpu2"]["ok"]  # and nothing of the name was run, or `remains` finds it
+
+
+def test_a_host_that_does_not_answer_fails_alone_and_in_time(a_cluster: Starter, lab: Lab) -> None:
+    grid = a_cluster()
+    lab.cut("gpu1")
+    began = time.monotonic()
+    found = grid.results("install", check=1)
+    assert time.monotonic() - began < 20
+    assert [found[name]["ok"] for name in ("gpu-master", "gpu1", "gpu2")] == [True, False, True]
+    assert "no answer from" in found["gpu1"]["detail"] or "cannot be reached" in found["gpu1"]["detail"]
+
+
+def test_a_full_disk_is_told(a_cluster: Starter, lab: Lab) -> None:
+    grid = a_cluster()
+    lab.host("gpu1").fill_disk()
+    found = grid.results("install", "gpu1", check=1)
+    assert "free" in found["gpu1"]["detail"] or "No space" in found["gpu1"]["detail"]
+    lab.host("gpu1").free_disk()
+    grid.results("install", "gpu1")
+
+
+# ---------------------------------------------------------------- host keys
+
+
+def test_a_host_never_seen_is_refused_with_its_fingerprint(a_cluster: Starter, tmp_path: Path) -> None:
+    known = tmp_path / "known"
+    grid = a_cluster(gpu1={"known_hosts": str(known)})
+    detail = grid.results("install", "gpu1", check=1)["gpu1"]["detail"]
+    assert "is not known (ssh-ed25519 SHA256:" in detail
+    assert "ssh-keyscan" in detail
+    assert not known.exists()
+
+
+def test_with_accept_new_the_first_key_is_written_down_and_another_is_refused(
+    a_cluster: Starter, lab: Lab, tmp_path: Path
+) -> None:
+    known, host = tmp_path / "ours" / "known", lab.host("gpu1")
+    grid = a_cluster(gpu1={"known_hosts": str(known), "accept_new": True})
+    grid.results("install", "gpu1")
+    assert known.stat().st_mode & 0o777 == 0o600
+    (line,) = known.read_text().splitlines()
+    assert line.split()[:2] == [host.address, "ssh-ed25519"]
+    grid.results("install", "gpu1")
+    assert known.read_text() == line + "\n"
+    host.new_host_key()
+    time.sleep(4)  # until the connection of before is closed
+    detail = grid.results("install", "gpu1", check=1)["gpu1"]["detail"]
+    assert f"the host key of {host.address} has changed" in detail
+    assert f"ssh-keygen -R '{host.address}' -f {known}" in detail
+    assert detail.count("SHA256:") == 2
+    assert known.read_text() == line + "\n"
+    known.unlink()
+    grid.results("install", "gpu1")
+
+
+def test_a_link_whose_host_has_changed_says_so_and_comes_back_when_that_is_settled(
+    a_cluster: Starter, lab: Lab
+) -> None:
+    grid, host = a_cluster(), lab.host("gpu1")
+    grid.results("start", "gpu1")
+    agent, session = agent_of(host), host.find(f"sshd: {lab.user}@")
+    host.new_host_key()
+    for pid in session:
+        host.kill(pid)
+    told = wait_until(lambda: (row := grid.node("gpu1"))["link"] == "down" and "changed" in row["detail"] and row)
+    assert f"the host key of {host.address} has changed" in told["detail"]
+    lab.trust()
+    began = time.monotonic()
+    grid.results("start", "gpu1")
+    assert time.monotonic() - began < 15
+    assert agent_of(host) == agent
+
+
+# ---------------------------------------------------------------- the way there
+
+
+def test_a_node_behind_another_is_reached_through_it(a_cluster: Starter, lab: Lab) -> None:
+    grid = a_cluster(gpu1={"proxy_jump": "gpu2"})
+    grid.results("start", "gpu1")
+    assert grid.is_alive("gpu1")
+    accepted = [
+        line for line in lab.host("gpu1").outside("/var/log/sshd.log").read_text().splitlines() if "Accepted" in line
+    ]
+    assert f"from {lab.host('gpu2').address} " in accepted[-1]
+
+
+def test_sshs_own_configuration_says_what_the_cluster_file_does_not(a_cluster: Starter, lab: Lab) -> None:
+    grid = a_cluster(gpu1={"host": "box", "user": None, "ssh_key_path": None, "known_hosts": None})
+    text = grid.file.read_text()
+    grid.file.write_text("\n".join(line for line in text.splitlines() if not line.endswith(" null")) + "\n")
+    ssh = grid.cwd / ".ssh"
+    ssh.mkdir(mode=0o700)
+    (ssh / "known_hosts").write_text(lab.known_hosts.read_text())
+    (ssh / "config").write_text(
+        f"Host box\n  HostName {lab.host('gpu1').address}\n  User {lab.user}\n  IdentityFile {lab.key_path}\n"
+        f"  ProxyJump {lab.user}@{lab.host('gpu2').address}\n"
+        f"Host {lab.host('gpu2').address}\n  IdentityFile {lab.key_path}\n"
+    )
+    grid.results("start", "gpu1")
+    assert grid.is_alive("gpu1")
+
+
+def test_a_server_that_forwards_nothing_is_told(a_cluster: Starter, lab: Lab) -> None:
+    grid, host = a_cluster(), lab.host("gpu1")
+    config = host.outside("/etc/ssh/lab_sshd_config")
+    before = config.read_text()
+    config.write_text(before + "AllowStreamLocalForwarding no\n")
+    try:
+        host.restart_sshd()
+        found = grid.results("start", "gpu1", check=1)["gpu1"]["detail"]
+        assert "its sshd does not forward Unix sockets: allow it there (AllowStreamLocalForwarding yes" in found
+    finally:
+        config.write_text(before)
+        host.restart_sshd()
+
+
+def test_a_control_plane_with_wanted_nodes_is_not_idle(a_cluster: Starter) -> None:
+    grid = a_cluster()
+    grid.env["GRID_IDLE_SECONDS"] = "1"
+    grid.results("start", "gpu1")
+    pid = grid.daemon_pid()
+    time.sleep(4)
+    assert is_running(pid)
+    grid.results("stop", "gpu1")
+    wait_until(lambda: not is_running(pid), 10)
+
+
+# ---------------------------------------------------------------- what goes wrong later
+
+
+def test_an_agent_that_is_killed_is_started_again(a_cluster: Starter, lab: Lab) -> None:
+    grid, host = a_cluster(), lab.host("gpu1")
+    grid.results("start", "gpu1")
+    first = agent_of(host)
+    host.kill(first)
+    wait_until(lambda: agent_of(host) not in (0, first) and grid.is_alive("gpu1"), 20)
+
+
+def test_a_connection_that_breaks_is_made_again_and_the_agent_does_not_notice(a_cluster: Starter, lab: Lab) -> None:
+    grid, host = a_cluster(), lab.host("gpu1")
+    grid.results("start", "gpu1")
+    agent = agent_of(host)
+    session = host.find(f"sshd: {lab.user}@")
+    host.restart_sshd()
+    for pid in session:
+        host.kill(pid)
+    wait_until(lambda: host.find(f"sshd: {lab.user}@") not in ([], session) and grid.is_alive("gpu1"), 20)
+    assert agent_of(host) == agent
+    sockets = host.run(["find", host.home, "-type", "s", "-path", "*/run/*"]).stdout.splitlines()
+    assert len(sockets) == 1  # that of before is gone
+
+
+def test_a_host_that_was_rebooted_gets_its_agent_back(a_cluster: Starter, lab: Lab) -> None:
+    grid, host = a_cluster(), lab.host("gpu1")
+    grid.results("start", "gpu1")
+    host.reboot()
+    assert agent_of(host) == 0
+    wait_until(lambda: agent_of(host) and grid.is_alive("gpu1"), 60, 0.5)
+
+
+def test_the_ssh_process_may_die(a_cluster: Starter, lab: Lab) -> None:
+    grid, host = a_cluster(), lab.host("gpu1")
+    grid.results("start", "gpu1")
+    agent = agent_of(host)
+    child = ssh_child_of(grid)
+    os.kill(child, signal.SIGKILL)
+    wait_until(lambda: ssh_child_of(grid) not in (0, child) and grid.is_alive("gpu1"), 30)
+    assert agent_of(host) == agent
+    assert grid("run-shared", "--strategy", "node_specific", "-n", "gpu1", "hostname", check=0).stdout == "gpu1\n"
+
+
+def test_the_control_plane_may_die_and_its_ssh_process_dies_with_it(a_cluster: Starter, lab: Lab) -> None:
+    grid, host = a_cluster(), lab.host("gpu1")
+    grid.results("start", "gpu1")
+    agent, child = agent_of(host), ssh_child_of(grid)
+    grid.kill_daemon()
+    wait_until(lambda: not is_running(child), 10)
+    grid("status", check=0)
+    wait_until(lambda: grid.is_alive("gpu1"), 30)
+    assert agent_of(host) == agent
+
+
+def ssh_child_of(grid: Cluster) -> int:
+    """The pid of the control plane's SSH process; 0 where there is none just now."""
+    pid = grid.daemon_pid()
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for child in found:
+        if b"distributed_grid.adapters.ssh" in Path(f"/proc/{child}/cmdline").read_bytes():
+            return int(child)
+    return 0
+
+
+# ---------------------------------------------------------------- stopping
+
+
+def test_stopping_a_node_puts_its_jobs_back_into_the_line(a_cluster: Starter, lab: Lab) -> None:
+    grid = a_cluster()
+    grid.results("start", "gpu1", "gpu2")
+    job = grid.detach("-n", "gpu1", "--", "sh", "-c", "hostname; sleep 30 # run-of-a-job")
+    wait_until(lambda: grid.job(job)["state"] == "running")
+    assert grid.job(job)["node_id"] == "gpu1"
+    assert grid.results("stop", "gpu1")["gpu1"]["ok"]
+    assert remains(lab.host("gpu1"))[0] == []
+    moved = wait_until(lambda: (found := grid.job(job))["state"] == "running" and found)
+    assert [attempt["node_id"] for attempt in moved["attempts"]] == ["gpu1", "gpu2"]
+
+
+def test_force_stops_at_once_whatever_still_runs(a_cluster: Starter, lab: Lab) -> None:
+    grid = a_cluster()
+    grid.results("start", "gpu1")
+    stubborn = "trap '' TERM; while :; do sleep 1; done # run-of-a-job"
+    job = grid.detach("-n", "gpu1", "--", "sh", "-c", stubborn)
+    wait_until(lambda: grid.job(job)["state"] == "running")
+    began = time.monotonic()
+    assert grid.results("stop", "gpu1", "--force")["gpu1"]["ok"]
+    assert time.monotonic() - began < 30
+    assert remains(lab.host("gpu1"))[0] == []
+
+
+def test_a_host_that_cannot_be_reached_is_not_called_stopped(a_cluster: Starter, lab: Lab) -> None:
+    grid = a_cluster()
+    grid.results("start", "gpu1")
+    lab.cut("gpu1")
+    found = grid.results("stop", "gpu1", "--force", check=1)
+    assert "its agent may still run there" in found["gpu1"]["detail"]
+    assert not grid.node("gpu1")["wanted"]
+    lab.heal("gpu1")
+    assert grid.results("stop", "gpu1")["gpu1"]["ok"]
+
+
+def test_two_grids_share_a_node_without_harm(a_cluster: Starter, lab: Lab, tmp_path: Path) -> None:
+    first, folder = a_cluster(), tmp_path / "second"
+    folder.mkdir()
+    first.results("start", "gpu1")
+    second = Cluster(lab, folder)
+    try:
+        found = second.results("start", "gpu1")["gpu1"]
+        assert "installed" in found["detail"] or "was there already" in found["detail"]
+        assert len(lab.host("gpu1").find(AGENT)) == 2
+        assert second.results("stop", "gpu1", "--purge")["gpu1"]["ok"]
+        assert first.is_alive("gpu1")
+        assert first("run-shared", "--strategy", "node_specific", "-n", "gpu1", "hostname", check=0).stdout == "gpu1\n"
+    finally:
+        Shell.close(second)

@@ -1,0 +1,76 @@
+"""The owner of a lab host comes back: its agent gives way by itself, and the control plane hears of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab.clusters import Cluster
+from tests.lab.lab import Lab
+from tests.lab.lab_host import Host
+from tests.lab.shared_machine import OWNER
+from tests.support.shell import wait_until
+
+pytestmark = [pytest.mark.lab, pytest.mark.slow, pytest.mark.alone]
+
+SPIN = "import os\nos.fork()\nwhile True: pass"
+OWNERS_WORK = """
+import sys, time
+until = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < until: pass
+print(time.process_time())
+"""
+
+
+@pytest.fixture
+def lending(lab: Lab, tmp_path: Path) -> Iterator[tuple[Cluster, Host, str]]:
+    """gpu2 with both of its cores lent to a job that keeps them busy; other hosts and tests hardly slow it down."""
+    grid = Cluster(lab, tmp_path)
+    shares = lab.host("gpu2").groups.path_of("cpu") / "cpu.shares"
+    before = shares.read_text()
+    shares.write_text("262144")
+    try:
+        grid.results("start", "gpu2")
+        words = ["run-shared", "--detach", "--strategy", "node_specific", "-n", "gpu2", "-r", "cpu", "-a", "2"]
+        job_id = grid(*words, "--workdir", "none", "python3", "-c", SPIN, check=0).stdout.split()[-1]
+        wait_until(lambda: grid.json("jobs", "show", job_id)["state"] == "running")
+        yield grid, lab.host("gpu2"), job_id
+    finally:
+        shares.write_text(before)
+        grid.close()
+
+
+def owners_part(host: Host, seconds: float, processes: int = 2) -> float:
+    """What an ordinary user of the host gets for so long, of all that is used there meanwhile."""
+    before = host.groups.cpu_seconds()
+    argv = ["python3", "-S", "-c", OWNERS_WORK, str(seconds)]
+    running = [host.popen(argv, user=OWNER, stdout=-1, text=True) for _ in range(processes)]
+    used = sum(float(one.communicate(timeout=seconds + 30)[0]) for one in running)
+    return used / (host.groups.cpu_seconds() - before)
+
+
+def test_an_owner_gets_the_machine_back_and_the_job_goes_on_afterwards(lending: tuple[Cluster, Host, str]) -> None:
+    grid, host, job_id = lending
+    time.sleep(2)
+    assert owners_part(host, 4) > 0.6  # a second at most goes by before borrowed work gives way
+    running = [host.popen(["python3", "-S", "-c", OWNERS_WORK, "25"], user=OWNER, stdout=-1) for _ in range(2)]
+    try:
+        wait_until(lambda: grid.json("jobs", "show", job_id)["state"] == "paused", 20)
+    finally:
+        for one in running:
+            one.kill()
+            one.communicate()
+    wait_until(lambda: grid.json("jobs", "show", job_id)["state"] == "running", 20)
+    before = host.groups.cpu_seconds()
+    time.sleep(2)
+    assert host.groups.cpu_seconds() - before > 1.5
+
+
+def test_no_control_plane_is_needed_for_it(lending: tuple[Cluster, Host, str], lab: Lab) -> None:
+    _, host, _ = lending
+    time.sleep(2)
+    lab.cut(host)
+    assert owners_part(host, 4) > 0.6

@@ -1,0 +1,129 @@
+"""The memory pool of a lab's grid, as a program beside the control plane uses it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import xxhash
+
+from distributed_grid.client.memory.directory import memory_desk
+from distributed_grid.memory.client.block_client import BlockClient
+from tests.lab.clusters import Cluster
+from tests.lab.lab_host import Host
+from tests.support.shell import wait_until
+
+MB = 1024 * 1024
+SERVER = "distributed_grid.memory"
+
+
+class Pool:
+    """Allocates, reads and writes; frees what it has allocated when it is closed."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.desk = memory_desk(None, cluster.state_dir)
+        self.blocks = BlockClient(self.desk)
+        self._mine: list[str] = []
+
+    def allocate(self, size: int, node: str = "", **more: Any) -> str:
+        block_id = uuid.uuid4().hex
+        found = self.desk.call("memallocate", request_id=block_id, size=size, preferred_node=node, **more)
+        self.blocks.learn(found)
+        self._mine.append(block_id)
+        return block_id
+
+    def view(self, block_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.desk.call("memfind", block_id=block_id)["block"]
+        return found
+
+    def nodes(self, block_id: str) -> list[str]:
+        (found,) = [block for block in self.desk.call("memlist")["blocks"] if block["block_id"] == block_id]
+        return list(found["nodes"])
+
+    def free_all(self) -> None:
+        alive = {block["block_id"] for block in self.desk.call("memlist")["blocks"]}
+        for block_id in self._mine:
+            if block_id in alive:
+                self.desk.call("memfree", block_id=block_id)
+        self._mine.clear()
+        wait_until(lambda: not self.desk.call("memlist")["blocks"], 30)
+
+    def close(self) -> None:
+        self.free_all()
+        self.blocks.close()
+        self.desk.close()
+
+
+def pattern(size: int, seed: int) -> bytes:
+    """Bytes that compress badly and differ from seed to seed."""
+    piece = os.urandom(min(size, 4 * MB))
+    return (xxhash.xxh3_128_digest(str(seed).encode()) + piece * (size // len(piece) + 1))[:size]
+
+
+class Traffic:
+    """Somebody who writes to a block and reads it back without a break, piece by piece, and notes what is wrong."""
+
+    def __init__(self, pool: Pool, block_id: str, size: int, piece: int = MB) -> None:
+        self._pool, self._block_id, self._piece = pool, block_id, piece
+        self._model = bytearray(size)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self.rounds = 0
+        self.slowest = 0.0
+        self.problem: Exception | None = None
+
+    def _work(self) -> None:
+        size, piece = len(self._model), self._piece
+        while not self._stop.is_set() and self.problem is None:
+            at = self.rounds * 7 * piece // 2 % (size - piece)
+            data, began = pattern(piece, self.rounds), time.monotonic()
+            try:
+                self._pool.blocks.write(self._block_id, data, at)
+                self._model[at : at + piece] = data
+                assert self._pool.blocks.read(self._block_id, piece, at) == data, "another content came back"
+            except Exception as problem:
+                self.problem = problem
+            self.slowest = max(self.slowest, time.monotonic() - began)
+            self.rounds += 1
+
+    def more(self, rounds: int = 5, seconds: float = 60) -> None:
+        """Wait until it has done some more, without anything wrong."""
+        until = self.rounds + rounds
+        wait_until(lambda: self.rounds >= until or self.problem is not None, seconds)
+        assert self.problem is None, self.problem
+
+    def end(self) -> None:
+        """Stop, and compare everything with what was written."""
+        self._stop.set()
+        self._thread.join(150)
+        assert not self._thread.is_alive(), "somebody still waits"
+        if self.problem is not None:
+            raise self.problem
+        assert self._pool.blocks.read(self._block_id, len(self._model)) == self._model
+
+
+@contextmanager
+def traffic(pool: Pool, block_id: str, size: int, piece: int = MB) -> Iterator[Traffic]:
+    """Traffic on a block meanwhile; at the end all that was written is there."""
+    made = Traffic(pool, block_id, size, piece)
+    made._thread.start()
+    made.more(3)
+    yield made
+    made.more(3)
+    made.end()
+
+
+def server_of(host: Host) -> int:
+    """The memory server of a host; 0 where there is none."""
+    found = host.find(SERVER)
+    return found[0] if found else 0
+
+
+def shared_memory(host: Host) -> list[str]:
+    """What is in the shared memory of a host that somebody could have forgotten."""
+    return host.run(["ls", "-A", "/dev/shm"], user="root").stdout.split()

@@ -1,0 +1,64 @@
+"""One lab with one Ray cluster of three hosts for all tests here: they run in one process (`make test-ray`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.lab.lab import Lab, problem
+from tests.lab.ray.ray_grids import SHARE, Console, RayGrid, furnish, ray_processes, remains_of
+
+
+def _unavailable(reason: str) -> None:
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+
+
+@pytest.fixture(scope="session")
+def ray_lab() -> Iterator[Lab]:
+    """gpu-master, gpu1 and gpu2, each with two cores, 3 GB and an interpreter that has Ray."""
+    if reason := problem():
+        _unavailable(reason)
+    if importlib.util.find_spec("ray") is None:
+        _unavailable("Ray is not installed here; type: make ray")
+    with Lab(share=SHARE) as lab:
+        for host in lab:
+            furnish(host)
+        yield lab
+
+
+@pytest.fixture(scope="session")
+def ray_grid(ray_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayGrid]:
+    """The grid of these hosts, with Ray started by one command; at the end nothing of it is left."""
+    gpu = {"gpu_count": 1, "trust_declared": True}  # Ray and the grid believe it: there is no driver to ask
+    ours: dict[str, dict[str, Any]] = {
+        name: {"dedicated": True} for name in ("gpu_master", "gpu1", "gpu2")
+    }  # no owner keeps what Ray needs to start
+    ours["gpu2"] |= gpu
+    grid = RayGrid(ray_lab, tmp_path_factory.mktemp("grid"), **ours)
+    try:
+        grid.start_ray()
+        yield grid
+    finally:
+        grid.close()
+    assert [ray_processes(host) for host in ray_lab] == [[], [], []]
+    assert grid.leaves_nothing(), [*map(remains_of, ray_lab)]
+
+
+@pytest.fixture
+def console(ray_grid: RayGrid, ray_lab: Lab) -> Iterator[Console]:
+    """A Ray program that runs on the head."""
+    program = Console(ray_grid, ray_lab.host("gpu-master"))
+    yield program
+    program.close()
+
+
+@pytest.fixture
+def nothing_held(ray_grid: RayGrid) -> Iterator[None]:
+    """The test ends with no boost."""
+    yield
+    for row in ray_grid.json("boost", "status")["boosts"]:
+        ray_grid("boost", "release", row["boost_id"], check=0)

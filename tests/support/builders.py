@@ -1,0 +1,265 @@
+"""Builders: a node, a request, a job, a ledger in one line, in the units a person thinks in.
+
+Rule 1: what a test does not name has a harmless default.
+Rule 2: everything built here is valid; a test that wants nonsense says so in its own words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from distributed_grid.domain.events import (
+    AttemptEnded,
+    AttemptStarted,
+    Event,
+    HeartbeatReceived,
+    JobCancelled,
+    JobSubmitted,
+    LeaseAsked,
+    LeaseReleased,
+    NodeDeclared,
+    TimePassed,
+)
+from distributed_grid.domain.jobs import Command, Ending, Job, Outcome
+from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Caps, GpuUsage, Node, OfferThresholds, Usage
+from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice, Priority, counts
+from distributed_grid.domain.rows import Row
+from distributed_grid.domain.states import NodeState
+from distributed_grid.reactor.dispatch import StepResult, step
+
+GB = 1024**3
+NOW = 1_000_000_000
+"""A moment for tests that do not care which."""
+
+
+def _milli(amount: float) -> int:
+    return round(amount * 1000)
+
+
+def _bytes(gigabytes: float) -> int:
+    return round(gigabytes * GB)
+
+
+def a_capacity(
+    cores: float = 4,
+    memory_gb: float = 16,
+    gpus: int | Sequence[GpuDevice] = 0,
+    *,
+    gpu_memory_gb: float = 24,
+    exclusive: bool = False,
+    custom: Mapping[str, int] | None = None,
+) -> Capacity:
+    """So many cores, gigabytes and GPUs; `gpus` is a count of equal devices, or the devices themselves."""
+    if isinstance(gpus, int):
+        size = _bytes(gpu_memory_gb)
+        devices = tuple(GpuDevice(index, size, exclusive=exclusive) for index in range(gpus))
+    else:
+        devices = tuple(gpus)
+    return Capacity(_milli(cores), _bytes(memory_gb), devices, counts(custom or {}))
+
+
+def a_node(
+    name: str = "gpu1",
+    *,
+    cores: float = 4,
+    memory_gb: float = 16,
+    gpus: int | Sequence[GpuDevice] = 0,
+    gpu_memory_gb: float = 24,
+    exclusive: bool = False,
+    custom: Mapping[str, int] | None = None,
+    caps: Caps | None = None,
+    thresholds: OfferThresholds | None = None,
+    rank: int = 1000,
+    state: NodeState = NodeState.JOINING,
+    hold_s: float = 0,
+) -> Node:
+    """A machine with an agent, as the config declares it; with a hold it is another than the control plane's."""
+    capacity = a_capacity(cores, memory_gb, gpus, gpu_memory_gb=gpu_memory_gb, exclusive=exclusive, custom=custom)
+    host = "far" if hold_s else "local"
+    return Node(name, state, capacity, caps or Caps(), thresholds, rank, host=host, hold_ms=_milli(hold_s))
+
+
+def caps(
+    *,
+    cores: float | None = None,
+    memory_gb: float | None = None,
+    gpus: int | None = None,
+    custom: Mapping[str, int] | None = None,
+    can_share: bool = True,
+) -> Caps:
+    """The most a node lends; what is not named is not limited."""
+    return Caps(
+        can_share,
+        None if cores is None else _milli(cores),
+        None if memory_gb is None else _bytes(memory_gb),
+        gpus,
+        None if custom is None else tuple(sorted(custom.items())),
+    )
+
+
+def thresholds(
+    *,
+    cpu_busy_max: float = 0.7,
+    cores_min: float = 1,
+    memory_used_max: float = 0.7,
+    memory_gb_min: float = 2,
+    gpu_busy_max: float = 0.5,
+    gpu_memory_gb_min: float = 2,
+    margin: float = 0.05,
+    dwell_s: float = 1200,
+) -> OfferThresholds:
+    """How idle a node must be before it lends, and for how long; ratios between 0 and 1."""
+    return OfferThresholds(
+        _milli(cpu_busy_max),
+        _milli(cores_min),
+        _milli(memory_used_max),
+        _bytes(memory_gb_min),
+        _milli(gpu_busy_max),
+        _bytes(gpu_memory_gb_min),
+        _milli(margin),
+        _milli(dwell_s),
+    )
+
+
+def a_usage(
+    *,
+    cpu_outside: float = 0,
+    memory_outside_gb: float = 0,
+    gpus: Mapping[int, tuple[float, float]] | None = None,
+) -> Usage:
+    """What the owner uses; `gpus` maps an index to (how busy, gigabytes in use)."""
+    seen = tuple(GpuUsage(index, _milli(busy), _bytes(used)) for index, (busy, used) in (gpus or {}).items())
+    outside = _bytes(memory_outside_gb)
+    return Usage(_milli(cpu_outside), _milli(cpu_outside), outside, outside, seen)
+
+
+def an_ask(
+    cores: float = 0,
+    memory_gb: float = 0,
+    gpus: float = 0,
+    *,
+    gpu_memory_gb: float = 0,
+    custom: Mapping[str, int] | None = None,
+) -> Amounts:
+    """How much of everything; one core where nothing is named."""
+    if not (cores or memory_gb or gpus or custom):
+        cores = 1
+    return Amounts(_milli(cores), _bytes(memory_gb), _milli(gpus), _bytes(gpu_memory_gb), counts(custom or {}))
+
+
+def a_request(
+    request_id: str = "r1",
+    *,
+    cores: float = 0,
+    memory_gb: float = 0,
+    gpus: float = 0,
+    gpu_memory_gb: float = 0,
+    custom: Mapping[str, int] | None = None,
+    priority: str | Priority = Priority.MEDIUM,
+    prefer: Sequence[str] = (),
+    require: Sequence[str] = (),
+    wait_s: float = 300,
+    duration_s: float = 0,
+    user: str = "ada",
+    **wishes: Any,
+) -> Request:
+    """Somebody asks: for one core, unless it says otherwise. Other fields of a request by their own names."""
+    return Request(
+        request_id,
+        user,
+        an_ask(cores, memory_gb, gpus, gpu_memory_gb=gpu_memory_gb, custom=custom),
+        Priority.parse(priority),
+        tuple(prefer),
+        tuple(require),
+        _milli(wait_s),
+        _milli(duration_s),
+        **wishes,
+    )
+
+
+def a_command(*argv: str) -> Command:
+    return Command(argv or ("true",))
+
+
+def a_submission(
+    request: Request | None = None, *, name: str = "", retries: int = 0, command: Command | None = None
+) -> JobSubmitted:
+    """A command for the grid to run; its name is `job-<request id>` unless given."""
+    request = request or a_request()
+    return JobSubmitted(name or f"job-{request.id}", command or a_command(), request, retries)
+
+
+def an_exit(code: int = 0) -> Outcome:
+    return Outcome(Ending.EXITED, exit_code=code)
+
+
+def a_ledger(*nodes: Node, now: int = NOW, rows: Sequence[Row] = ()) -> Ledger:
+    """A ledger whose nodes have all just been heard and offer everything they may lend."""
+    ledger = Ledger(rows)
+    for node in nodes:
+        step(ledger, NodeDeclared(node), now)
+        step(ledger, HeartbeatReceived(node.name, Usage()), now)
+    return ledger
+
+
+class Scenario:
+    """A ledger and its clock: what happens, one sentence a line. Time moves only by `later`."""
+
+    def __init__(self, *nodes: Node, now: int = NOW, ledger: Ledger | None = None) -> None:
+        self.now = now
+        self.ledger = a_ledger(*nodes, now=now) if ledger is None else ledger
+
+    def tell(self, event: Event) -> StepResult:
+        """One event and all that follows from it."""
+        return step(self.ledger, event, self.now)
+
+    def later(self, seconds: float, *, heard: bool = True) -> StepResult:
+        """Time passes; the nodes that were alive are heard at its end, unless nobody is."""
+        self.now += _milli(seconds)
+        if heard:
+            for node in list(self.ledger.nodes.values()):
+                if node.state is NodeState.ALIVE:
+                    self.hear(node.name)
+        return self.tell(TimePassed())
+
+    def hear(self, name: str, usage: Usage | None = None) -> StepResult:
+        return self.tell(HeartbeatReceived(name, usage or Usage()))
+
+    def ask(self, request: Request) -> Lease | None:
+        """The lease as it stands after asking; None where it is over already."""
+        self.tell(LeaseAsked(request))
+        return self.ledger.leases.get(request.id)
+
+    def release(self, lease_id: str) -> StepResult:
+        return self.tell(LeaseReleased(lease_id, "ada"))
+
+    def submit(self, request: Request, *, retries: int = 0, starts: bool = False) -> Job:
+        """A job for this request; with `starts` its agent has started it."""
+        self.tell(a_submission(request, retries=retries))
+        return self.start(request.id) if starts else self.job(request.id)
+
+    def start(self, uid: str, *, pid: int = 4242) -> Job:
+        """The agent says that the current attempt runs."""
+        attempt = self.job(uid).attempt
+        assert attempt is not None, f"{uid} has no attempt to start"
+        self.tell(AttemptStarted(uid, attempt.number, attempt.fence, pid))
+        return self.job(uid)
+
+    def end(self, uid: str, outcome: Outcome | None = None) -> StepResult:
+        """The agent proves the current attempt over."""
+        attempt = self.job(uid).attempt
+        assert attempt is not None, f"{uid} has no attempt to end"
+        return self.tell(AttemptEnded(uid, attempt.number, attempt.fence, outcome or an_exit()))
+
+    def cancel(self, uid: str) -> StepResult:
+        return self.tell(JobCancelled(uid, "ada"))
+
+    def job(self, uid: str) -> Job:
+        return self.ledger.jobs[uid]
+
+    def lease_of(self, uid: str) -> Lease:
+        """The lease that a job asks for or runs under."""
+        return self.ledger.leases[self.job(uid).lease_id]

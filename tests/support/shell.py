@@ -1,0 +1,120 @@
+"""The `grid` command as a person types it, and waiting for what it does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+GRID = [str(Path(sys.executable).with_name("grid"))]
+
+
+class Shell:
+    """Runs `grid` commands against one state directory, and cleans up after itself."""
+
+    def __init__(self, state_dir: Path, cwd: Path) -> None:
+        self.state_dir = state_dir
+        self.cwd = cwd
+        self.env = {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HOME": str(cwd),
+            "GRID_STATE_DIR": str(state_dir),
+            "LANG": "C.UTF-8",
+        }
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def __call__(
+        self, *words: str, timeout: float = 60, check: int | None = None, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; with `check`, its exit code must be that."""
+        done = subprocess.run(
+            [*GRID, *words],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            cwd=self.cwd,
+            env=self.env | (env or {}),
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        if check is not None:
+            assert done.returncode == check, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def json(self, *words: str, **options: Any) -> Any:
+        """What a command answers with --json; it must succeed."""
+        return json.loads(self(*words, "--json", check=0, **options).stdout)
+
+    def start(self, *words: str, env: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[bytes]:
+        """Start a command and go on; it is ended with the test."""
+        streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL} | options
+        command = [*GRID, *words]
+        process = subprocess.Popen(command, cwd=self.cwd, env=self.env | (env or {}), text=False, **streams)
+        self._started.append(process)
+        return process
+
+    @property
+    def host_dir(self) -> Path:
+        """The folder of this machine in the state directory."""
+        return next((self.state_dir / "hosts").iterdir())
+
+    def daemon_pid(self) -> int:
+        return int(self.json("daemon", "status")["pid"])
+
+    def kill_daemon(self) -> None:
+        """kill -9 the control plane, and wait until it is gone."""
+        pid = self.daemon_pid()
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not is_running(pid))
+
+    def detach(self, *words: str) -> str:
+        """Submit a job and return its id."""
+        return self("run-shared", "--detach", *words, check=0).stdout.strip()
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.json("jobs", "show", job_id)
+        return found
+
+    def close(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+        with contextlib.suppress(subprocess.SubprocessError, AssertionError):
+            going_on = json.loads(self("jobs", "list", "--json", timeout=30).stdout or "[]")
+            names = [job["uid"] for job in going_on if job["state"] != "ended"]
+            if names:
+                self("jobs", "cancel", *names, timeout=30)
+                self("jobs", "wait", *names, "--timeout", "20", timeout=40)
+        with contextlib.suppress(subprocess.SubprocessError):
+            self("daemon", "stop", timeout=40)
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 20.0, pause: float = 0.02) -> Any:
+    """The condition's first true value; fails when it does not come."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(pause)
+    raise AssertionError(f"did not happen within {seconds} s")
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and not a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"

@@ -1,0 +1,12 @@
+"""A content store in a temporary folder."""
+
+from pathlib import Path
+
+import pytest
+
+from distributed_grid.adapters.workdir import ContentStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ContentStore:
+    return ContentStore(tmp_path / "store")

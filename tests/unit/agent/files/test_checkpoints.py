@@ -1,0 +1,126 @@
+"""Checkpoint marks as an agent sees them: files, their times, and what is told of them how often."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from distributed_grid.agent.files.checkpoints import TELL_EVERY_MS, CheckpointMarks
+from distributed_grid.wire import CheckpointAge
+
+
+class Clock:
+    """The time since boot, as far as a test lets it pass."""
+
+    def __init__(self) -> None:
+        self.ms = 5_000_000
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+class Attempts:
+    """Attempts `a.1`, `a.2`, … on one node, whose checkpoint files a test writes."""
+
+    def __init__(self, root: Path, count: int = 2) -> None:
+        self.root = root
+        self.clock = Clock()
+        self.marks = CheckpointMarks(str(root), self.clock)
+        self.running = [(f"a.{number}", 10 + number, "gpu1") for number in range(1, count + 1)]
+        for attempt_id, _, _ in self.running:
+            (root / attempt_id).mkdir()
+
+    def mark(self, attempt_id: str, *, ago_s: float = 0) -> None:
+        path = self.root / attempt_id / "checkpoint"
+        path.touch()
+        when = time.time() - ago_s
+        os.utime(path, (when, when))
+
+    def beat(self, *, node: str = "gpu1", later_ms: int = 2_000, heard: bool = True) -> list[tuple[str, int]]:
+        """One heartbeat; of whom it tells, and under which fence."""
+        self.clock.ms += later_ms
+        self.marks.look(self.running)
+        told = self.marks.to_tell(node, self.clock.ms)
+        if heard:
+            self.marks.heard(self.clock.ms)
+        return [(mark.lease_id, mark.fence) for mark in told]
+
+
+@pytest.fixture
+def attempts(tmp_path: Path) -> Attempts:
+    return Attempts(tmp_path)
+
+
+def test_who_never_marked_is_not_told_of(attempts: Attempts) -> None:
+    assert attempts.beat() == []
+    assert attempts.marks.age_ms("a.1") is None
+
+
+def test_a_mark_is_told_once_with_its_age_and_fence(attempts: Attempts) -> None:
+    attempts.mark("a.2", ago_s=30)
+    attempts.marks.look(attempts.running)
+    (told,) = attempts.marks.to_tell("gpu1", 1)
+    attempts.marks.heard(1)
+    assert (told.lease_id, told.fence) == ("a.2", 12)
+    assert 30_000 <= told.age_ms < 60_000
+    for _ in range(20):
+        assert attempts.beat() == []
+
+
+def test_a_mark_of_the_future_counts_as_now(attempts: Attempts) -> None:
+    attempts.mark("a.1", ago_s=-3600)
+    attempts.marks.look(attempts.running)
+    assert attempts.marks.to_tell("gpu1", 1) == (CheckpointAge("a.1", 11, 0),)
+    assert attempts.marks.age_ms("a.1") == 0
+
+
+def test_an_attempt_is_told_of_at_most_once_in_ten_seconds(attempts: Attempts) -> None:
+    told = 0
+    for number in range(50):
+        attempts.mark("a.1", ago_s=100 - number)
+        told += len(attempts.beat(later_ms=1_000))
+    assert told == 50_000 // TELL_EVERY_MS
+
+
+def test_a_mark_goes_with_the_heartbeat_of_its_own_node(attempts: Attempts) -> None:
+    attempts.mark("a.1")
+    assert attempts.beat(node="gpu2") == []
+    assert attempts.beat() == [("a.1", 11)]
+
+
+def test_a_mark_that_was_not_confirmed_is_told_again_later(attempts: Attempts) -> None:
+    attempts.mark("a.1", ago_s=1)
+    assert attempts.beat(heard=False) == [("a.1", 11)]
+    assert attempts.beat() == []
+    assert attempts.beat(later_ms=TELL_EVERY_MS) == [("a.1", 11)]
+    assert attempts.beat(later_ms=TELL_EVERY_MS) == []
+
+
+def test_on_a_new_link_marks_are_told_again_at_once(attempts: Attempts) -> None:
+    attempts.mark("a.1", ago_s=1)
+    attempts.mark("a.2", ago_s=2)
+    assert len(attempts.beat()) == 2
+    attempts.marks.tell_again()
+    assert len(attempts.beat()) == 2
+
+
+def test_nothing_is_remembered_of_those_who_are_gone(attempts: Attempts) -> None:
+    attempts.mark("a.1", ago_s=1)
+    assert attempts.beat() == [("a.1", 11)]
+    gone = attempts.running.pop(0)
+    assert attempts.beat() == []
+    attempts.running.append(gone)
+    assert attempts.beat() == [("a.1", 11)]
+
+
+def test_a_link_to_a_file_elsewhere_says_nothing_of_that_file(attempts: Attempts, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.touch()
+    os.utime(elsewhere, (0, 0))
+    (tmp_path / "a.1/checkpoint").symlink_to(elsewhere)
+    age_ms = attempts.marks.age_ms("a.1")
+    assert age_ms is not None
+    assert age_ms < 3_600_000

@@ -1,0 +1,158 @@
+"""Files of an attempt are whole or absent, and names from outside lead nowhere else."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from distributed_grid.agent.files import attempt_journal, job_dir
+from distributed_grid.agent.files.job_dir import JobDir, is_safe_name
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    (tmp_path / job_dir.LIVE).mkdir()
+    return str(tmp_path)
+
+
+def test_what_is_written_is_read_back_and_nothing_lies_around(root: str) -> None:
+    with JobDir.make(root, "a.1") as job:
+        assert job.read("x.json") is None
+        job.write("x.json", {"text": "\udcff", "number": 1})
+        job.write("x.json", {"text": "\udcff", "number": 2}, durable=True)
+        assert job.read("x.json") == {"text": "\udcff", "number": 2}
+    assert {path.name for path in Path(root, "a.1").iterdir()} == {"x.json", "work"}
+
+
+def test_a_file_cut_short_counts_as_absent(root: str) -> None:
+    with JobDir.make(root, "a.1") as job:
+        Path(root, "a.1/x.json").write_text('{"half": ')
+        assert job.read("x.json") is None
+
+
+def test_making_it_twice_keeps_what_is_there(root: str) -> None:
+    with JobDir.make(root, "a.1") as job:
+        job.write("x.json", 1)
+    with JobDir.make(root, "a.1") as job:
+        assert job.read("x.json") == 1
+    assert Path(root, job_dir.LIVE, "a.1").exists()
+
+
+def test_a_lock_lives_as_long_as_any_copy_of_its_descriptor(root: str) -> None:
+    with JobDir.make(root, "a.1") as job:
+        job.write(job_dir.SPEC, {"attempt_id": "a.1"})
+        assert not job.is_locked()
+        lock = job.take_lock()
+        assert lock is not None
+        assert job.take_lock() is None
+        copy = os.dup(lock)
+        os.close(lock)
+        assert job.is_locked()
+        os.close(copy)
+        assert not job.is_locked()
+
+
+def test_a_lock_once_taken_is_not_taken_again(root: str) -> None:
+    with JobDir.make(root, "a.1") as job:
+        job.write(job_dir.SPEC, {"attempt_id": "a.1"})
+        lock = job.take_lock()
+        assert lock is not None
+        os.close(lock)
+        assert not job.is_locked()
+        assert job.take_lock() is None
+        job.remove(job_dir.LOCK)  # somebody made sure that nothing ran
+        again = job.take_lock()
+        assert again is not None
+        os.close(again)
+
+
+def test_one_file_tells_all_that_happened_under_three_names(root: str) -> None:
+    with JobDir.make(root, "a.1") as job:
+        job.write(job_dir.SPEC, {"attempt_id": "a.1", "cores": [1]})
+        lock = job.take_lock()
+        assert lock is not None
+        assert (job.read(job_dir.LOCK), job.read(job_dir.STARTED), job.read(job_dir.EXIT)) == (None, None, None)
+        attempt_journal.append(lock, attempt_journal.entry("shim", {"boot": "b", "pid": 1, "start": 2}))
+        attempt_journal.append(lock, attempt_journal.entry("started", {"pid": 3}))
+        job.write_end(lock, {"kind": "exited", "exit_code": 0})
+        os.close(lock)
+        assert job.read(job_dir.SPEC) == {"attempt_id": "a.1", "cores": [1]}
+        assert job.read(job_dir.LOCK) == {"boot": "b", "pid": 1, "start": 2}
+        assert job.read(job_dir.STARTED) == {"pid": 3}
+        assert job.read(job_dir.EXIT) == job.read_end() == {"kind": "exited", "exit_code": 0}
+    assert {path.name for path in Path(root, "a.1").iterdir()} == {"spec.json", "shim.lock", "exit.json", "work"}
+    assert len({path.stat().st_ino for path in Path(root, "a.1").glob("*.*")}) == 1
+
+
+def test_an_end_that_was_not_shown_counts_once_its_shim_is_gone(root: str) -> None:
+    with JobDir.make(root, "a.1") as job:
+        job.write(job_dir.SPEC, {"attempt_id": "a.1"})
+        lock = job.take_lock()
+        assert lock is not None
+        attempt_journal.append(lock, attempt_journal.entry("ended", {"kind": "exited"}))
+        assert job.read_end() is None  # it may not be on the disk yet
+        os.close(lock)
+        assert job.read(job_dir.EXIT) is None
+        assert job.read_end() == {"kind": "exited"}
+        assert job.read(job_dir.EXIT) == {"kind": "exited"}
+        job.remove(job_dir.EXIT)
+        job.remove(job_dir.LOCK)  # a name lost in a power failure
+        assert job.read_end() == {"kind": "exited"}
+
+
+def test_an_end_recorded_again_after_a_full_disk_is_one_end(root: str) -> None:
+    with JobDir.make(root, "a.1") as job:
+        job.write(job_dir.SPEC, {"attempt_id": "a.1"})
+        lock = job.take_lock()
+        assert lock is not None
+        os.write(lock, b'\n{"ended": {"kind": "exi')
+        job.write_end(lock, {"kind": "exited"})
+        job.write_end(lock, {"kind": "exited"})
+        os.close(lock)
+        assert job.read_end() == {"kind": "exited"}
+
+
+def test_files_of_the_older_layout_are_read(root: str) -> None:
+    parts = {
+        job_dir.SPEC: {"attempt_id": "a.1"},
+        job_dir.LOCK: {"boot": "b", "pid": 1, "start": 2},
+        job_dir.STARTED: {"pid": 3, "at_boot_ms": 4},
+        job_dir.EXIT: {"kind": "exited"},
+    }
+    with JobDir.make(root, "a.1") as job:
+        for name, content in parts.items():
+            job.write(name, content)
+            assert job.read(name) == content
+        assert job.read_end() == {"kind": "exited"}
+
+
+def test_an_attempt_is_listed_as_live_without_a_new_file(root: str) -> None:
+    Path(root, job_dir.HOST_LOCK).touch()
+    JobDir.make(root, "a.1").close()
+    JobDir.make(root, "a.1").close()
+    assert Path(root, job_dir.LIVE, "a.1").samefile(Path(root, job_dir.HOST_LOCK))
+
+
+def test_links_are_not_followed(root: str, tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text("1")
+    with JobDir.make(root, "a.1") as job:
+        Path(root, "a.1/x.json").symlink_to(tmp_path / "secret.json")
+        with pytest.raises(OSError, match="symbolic"):
+            job.read("x.json")
+    Path(root, "b.1").symlink_to(Path(root, "a.1"))
+    with pytest.raises(OSError, match="directory"):
+        JobDir(root, "b.1")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".x", "a/b", "a b", "a\n", "ä", "x" * 129, "a\0"])
+def test_unsafe_names(root: str, name: str) -> None:
+    assert not is_safe_name(name)
+    with pytest.raises(ValueError, match="safe"):
+        JobDir(root, name)
+    with pytest.raises(ValueError, match="safe"):
+        JobDir.make(root, name)
+
+
+@pytest.mark.parametrize("name", ["a", "4f1c-9.1", "_x", "x" * 128, "a..b", "-"])
+def test_safe_names(name: str) -> None:
+    assert is_safe_name(name)

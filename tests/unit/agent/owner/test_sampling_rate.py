@@ -1,0 +1,98 @@
+"""How often an agent measures."""
+
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed_grid.adapters.probes.machine import MachineProbe
+from distributed_grid.agent.owner.sampling_rate import FAST_MS, REST_MS, WATCHFUL_MS, ActivitySample, SamplingRate
+
+FAR = 300
+"""The most the owner's CPU may be used in these tests."""
+
+
+def look(used: int = 0, *, borrowed: bool = True, most: int | None = FAR) -> ActivitySample:
+    return ActivitySample(borrowed, ((used, most),))
+
+
+def test_at_rest_the_wait_grows_to_two_seconds() -> None:
+    pace = SamplingRate()
+    assert [pace.after(look(borrowed=False)) for _ in range(5)] == [500, 1000, 2000, 2000, 2000]
+
+
+def test_at_rest_nothing_hurries_whatever_the_owner_does() -> None:
+    pace = SamplingRate()
+    waits = [pace.after(look(used, borrowed=False)) for used in (0, 900, 100, 1000, 0, 400)]
+    assert waits[-1] == REST_MS
+
+
+def test_borrowed_work_is_watched_even_when_calm() -> None:
+    pace = SamplingRate()
+    assert [pace.after(look(20)) for _ in range(4)] == [WATCHFUL_MS] * 4
+
+
+def test_a_change_of_the_owners_use_is_looked_at_closely() -> None:
+    pace = SamplingRate()
+    for _ in range(3):
+        pace.after(look(0, most=None))
+    assert pace.after(look(110, most=None)) == FAST_MS
+    assert pace.after(look(120, most=None)) == WATCHFUL_MS
+
+
+def test_a_slow_climb_is_a_change_too() -> None:
+    pace = SamplingRate()
+    waits = [pace.after(look(used, most=None)) for used in range(0, 1000, 30)]
+    assert waits.count(FAST_MS) >= 8
+
+
+def test_near_the_threshold_and_over_it_every_look_is_fast() -> None:
+    pace = SamplingRate()
+    pace.after(look(0))
+    assert [pace.after(look(used)) for used in (200, 200, 250, 250, 999, 999, 999)] == [FAST_MS] * 7
+
+
+def test_any_resource_can_be_the_one_that_is_near() -> None:
+    pace = SamplingRate()
+    calm, near = (0, 300), (480, 500)
+    for _ in range(3):
+        assert pace.after(ActivitySample(borrowed=True, outside=(calm, calm, near))) == FAST_MS
+
+
+def test_work_that_begins_ends_the_rest_at_the_next_look() -> None:
+    pace = SamplingRate()
+    for _ in range(5):
+        pace.after(look(borrowed=False))
+    assert pace.after(look(borrowed=True)) == WATCHFUL_MS
+
+
+def test_a_gpu_that_appears_is_a_change() -> None:
+    pace = SamplingRate()
+    pace.after(ActivitySample(borrowed=True, outside=((0, None),)))
+    assert pace.after(ActivitySample(borrowed=True, outside=((0, None), (0, None)))) == FAST_MS
+
+
+LOOKS = st.lists(
+    st.builds(
+        ActivitySample,
+        st.booleans(),
+        st.lists(st.tuples(st.integers(0, 1000), st.none() | st.integers(0, 1000)), max_size=3).map(tuple),
+    )
+)
+
+
+@given(LOOKS)
+def test_every_wait_is_between_fast_and_rest_and_short_while_work_is_borrowed(looks: list[ActivitySample]) -> None:
+    pace = SamplingRate()
+    for seen in looks:
+        wait = pace.after(seen)
+        assert FAST_MS <= wait <= (WATCHFUL_MS if seen.borrowed else REST_MS)
+
+
+def test_measuring_at_rest_costs_less_than_a_thousandth_of_a_core() -> None:
+    probe, rounds = MachineProbe(), 200
+    began = time.process_time()
+    for _ in range(rounds):
+        probe.sample(0, 0)
+        probe.outside_now(0)
+    assert (time.process_time() - began) / rounds < 0.001 * REST_MS / 1000

@@ -1,0 +1,78 @@
+"""No message can do worse than be refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed_grid.api.requests import Ask, Submit, parse
+from distributed_grid.errors import BadInput
+
+OPS = (
+    "hello",
+    "status",
+    "info",
+    "config",
+    "ask",
+    "release",
+    "submit",
+    "jobs",
+    "job",
+    "cancel",
+    "wait",
+    "logs",
+    "events",
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from(
+    ["request_id", "argv", "amount", "job_id", "env", "cwd", "priority", "prefer", "protocol", "x"]
+)
+
+
+def test_a_message_that_fits_becomes_its_type() -> None:
+    asked = parse(b'{"op": "ask", "request_id": "r1", "resource_type": "cpu", "amount": 1}')
+    assert isinstance(asked, Ask)
+    assert (asked.amount, asked.wait_seconds) == (1.0, 300.0)
+    submitted = parse(b'{"op": "submit", "request_id": "r1", "argv": ["true"], "env": {"A": "b"}}')
+    assert isinstance(submitted, Submit)
+    assert submitted.env == {"A": "b"}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff\xfe",
+        b'{"op": "conquer"}',
+        b'{"op": "status", "surprise": 1}',
+        b'{"op": "ask", "request_id": "../..", "resource_type": "cpu", "amount": 1}',
+        b'{"op": "ask", "request_id": "a.1", "resource_type": "cpu", "amount": 1}',
+        b'{"op": "submit", "request_id": "r1", "argv": []}',
+        b'{"op": "submit", "request_id": "r1", "argv": ["a\\u0000b"]}',
+        b'{"op": "submit", "request_id": "r1", "argv": ["true"], "env": {"": "x"}}',
+        b'{"op": "submit", "request_id": "r1", "argv": ["true"], "env": {"A=B": "x"}}',
+        b'{"op": "submit", "request_id": "r1", "argv": ["true"], "job_id": "../x"}',
+        b'{"op": "submit", "request_id": "r1", "argv": ["true"], "retries": -1}',
+        b'{"op": "wait", "job_id": "x", "timeout_seconds": -1}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_message_that_does_not_fit_is_refused(message: bytes) -> None:
+    with pytest.raises(BadInput):
+        parse(message)
+
+
+@given(st.sampled_from(OPS), st.dictionaries(FIELDS, VALUES, max_size=6))
+def test_no_message_does_worse_than_be_refused(op: str, fields: dict[str, object]) -> None:
+    with contextlib.suppress(BadInput):
+        parse(json.dumps({**fields, "op": op}).encode())

@@ -1,0 +1,53 @@
+"""Boosts as `grid boost status` shows them: whoever enforces them, and what is only claimed yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distributed_grid.cli.commands.boost import BY_GRID_ALONE, status_text
+
+
+def a_boost(name: str, **fields: Any) -> dict[str, Any]:
+    plain = {
+        "boost_id": name * 8,
+        "source_node": "gpu2",
+        "target_node": "gpu-master",
+        "resource_type": "cpu",
+        "amount": 2.0,
+        "state": "active",
+        "recovered": False,
+        "allocated_at": "2026-05-01T10:00:00.000Z",
+        "expires_at": None,
+        "enforced_by": "grid",
+        "placement_group": None,
+    }
+    return plain | fields
+
+
+def shown(*boosts: dict[str, Any], warnings: tuple[str, ...] = ()) -> str:
+    active = sum(boost["state"] == "active" for boost in boosts)
+    totals = {"cpu": 2.0 * active} if active else {}
+    return status_text({"active_boosts": active, "totals": totals, "boosts": list(boosts), "warnings": list(warnings)})
+
+
+def test_without_boosts_there_is_one_line() -> None:
+    assert shown() == "0 active boosts"
+
+
+def test_a_claim_says_that_nobody_has_confirmed_it() -> None:
+    text = shown(a_boost("abcd"), a_boost("beef", state="reserving", recovered=True))
+    assert text.startswith("1 active boost: 2 cores\n")
+    assert "recovered, not confirmed yet" in text
+
+
+def test_who_enforces_a_boost_is_said() -> None:
+    alone = shown(a_boost("abcd"))
+    assert "grid alone" in alone
+    assert alone.endswith(BY_GRID_ALONE)
+    ray = shown(a_boost("abcd", enforced_by="ray", placement_group="grid-boost-x-1"))
+    assert BY_GRID_ALONE not in ray
+    assert "Ray" in ray
+
+
+def test_control_characters_of_warnings_never_reach_the_terminal() -> None:
+    assert shown(warnings=("look\x1b[31m",)).endswith(r"warning: look\x1b[31m")

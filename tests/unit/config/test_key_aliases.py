@@ -1,0 +1,256 @@
+"""Whatever the spelling, the grid sees one form."""
+
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from distributed_grid.config import ClusterConfig, ConfigProblems, NodeConfig, OwnerPolicy, ThresholdConfig
+from distributed_grid.errors import BadInput
+
+GIB = 1024**3
+
+
+def load(text: str, **env: str) -> ClusterConfig:
+    return ClusterConfig.from_text(text, env=env)
+
+
+def test_the_embedded_grid_is_this_machine_alone_without_thresholds_and_policy():
+    config = ClusterConfig.embedded("my host!")
+    (node,) = config.nodes
+    assert (node.name, node.is_local) == ("my-host-", True)
+    assert config.thresholds_for(node) is None
+    assert config.owner_policy_for(node) is None
+    assert ClusterConfig.embedded("").nodes[0].name == "localhost"
+    assert len(ClusterConfig.embedded("x" * 200).nodes[0].name) == 63
+
+
+def test_defaults_are_those_the_guides_name():
+    config = load("name: a")
+    sharing = config.resource_sharing
+    assert (config.hold_seconds, sharing.check_interval_seconds, sharing.offer_expiry_seconds) == (
+        60,
+        60,
+        300,
+    )
+    assert (sharing.monitoring_interval_seconds, sharing.rebalance_interval_seconds) == (10, 30)
+    assert sharing.enabled
+    assert sharing.max_offers_per_node == 5
+    assert sharing.pressure.memory_high == 0.8
+    scaling = config.scaling
+    assert (scaling.target_utilization, scaling.scale_up_threshold, scaling.scale_down_threshold) == (
+        0.7,
+        0.8,
+        0.3,
+    )
+    assert (scaling.scale_up_cooldown_seconds, scaling.scale_down_cooldown_seconds) == (300, 600)
+    assert (scaling.worker_reassessment_interval_seconds, scaling.history_retention_seconds) == (3600, 86400)
+
+
+def test_execution_wins_over_the_top_level_key_by_key_whatever_the_spelling():
+    config = load(
+        """
+execution:
+  resource_sharing:
+    rebalance_interval_seconds: 20
+    thresholds: {cpu_pressure_high: 0.9}
+resource_sharing:
+  policy: aggressive
+  rebalance_interval: 45
+  pressure_thresholds: {cpu: {high: 0.7, low: 0.2}}
+"""
+    )
+    sharing = config.resource_sharing
+    assert sharing.policy == "aggressive"
+    assert sharing.rebalance_interval_seconds == 20
+    assert (sharing.pressure.cpu_high, sharing.pressure.cpu_low) == (0.9, 0.2)
+
+
+def test_the_same_thing_said_twice_alike_is_fine_and_differently_is_not():
+    load("resource_sharing: {check_interval: 30, check_interval_seconds: 30}")
+    with pytest.raises(ConfigProblems, match="keep one of the two"):
+        load("resource_sharing: {check_interval: 30, check_interval_seconds: 31}")
+
+
+def test_cluster_thresholds_hold_for_other_machines_and_a_nodes_own_for_itself():
+    config = load(
+        """
+resource_sharing: {thresholds: {cpu_percent_max: 40}}
+owner_policy: {notice_seconds: 7}
+nodes:
+- {name: away}
+- {name: here, host: local}
+- {name: strict, host: local, thresholds: {memory_percent_max: 20}, owner_policy: evict}
+"""
+    )
+    away, here, strict = config.nodes
+    assert config.thresholds_for(away) == ThresholdConfig(cpu_used_max=0.4)
+    assert config.thresholds_for(here) is None
+    assert config.thresholds_for(strict) == ThresholdConfig(cpu_used_max=0.4, memory_used_max=0.2)
+    assert config.owner_policy_for(away) == OwnerPolicy(notice_seconds=7)
+    assert config.owner_policy_for(here) is None
+    assert config.owner_policy_for(strict) == OwnerPolicy(throttle=False, pause=False, notice_seconds=7)
+
+
+def test_a_node_has_every_field_in_base_units():
+    (node,) = load(
+        """
+nodes:
+- name: box.1
+  host: 10.0.0.7
+  port: 2222
+  user: ana
+  ssh_key_path: ~/.ssh/id
+  known_hosts: ~/.ssh/known
+  accept_new: yes
+  proxy_jump: ana@gate:2222, box.2
+  role: master
+  cpu_count: 7.5
+  memory_gb: 30.4
+  gpus: [{name: A100, memory_gb: 40}, {memory_gb: 16}]
+  custom: {TPU: 4}
+  tags: [a, b]
+  labels: {zone: "1"}
+  python: /usr/bin/python3
+  trust_declared: true
+  resource_sharing: {max_share_custom: {tpu: 2}, priority: 2.5}
+"""
+    ).nodes
+    assert node.cpu_milli == 7500
+    assert node.memory_bytes == round(30.4 * GIB)
+    assert node.memory_gb == pytest.approx(30.4)
+    assert node.gpu_count == 2
+    assert [gpu.memory_bytes for gpu in node.gpus] == [40 * GIB, 16 * GIB]
+    assert node.role == "head"
+    assert node.proxy_jump == "ana@gate:2222, box.2"
+    assert node.custom == {"tpu": 4}
+    assert node.resource_sharing.max_share_custom == {"tpu": 2}
+    assert node.resource_sharing.rank == 2500
+    assert node.labels == {"zone": "1"}
+
+
+def test_what_nodes_have_declares_the_custom_resources_unless_there_is_a_list():
+    assert load("nodes: [{name: a, custom: {tpu: 1}}]").custom_resources == ("tpu",)
+    assert load("custom_resources: [fpga, TPU]").custom_resources == ("fpga", "tpu")
+    with pytest.raises(ConfigProblems, match="did you mean 'tpu'"):
+        load("custom_resources: [tpu]\nnodes: [{name: a, custom: {tpuu: 1}}]")
+
+
+def test_quotas_fairness_alerts_scaling_and_logging_are_read():
+    config = load(
+        """
+quotas:
+  ana: {cpu: 4, memory_gb: 8, gpu: 0.5, jobs: 3}
+  vision: {members: [ana, bo], memory: 64}
+fairness: {half_life_hours: 12, weights: {ana: 2}}
+preemption: {minimum_run: 30, max_per_job: 1}
+alerts: {memory: 0.9, gpu: 0.95, command: notify}
+scaling: {min_workers: 1, max_workers: 3, budget_per_hour: 1.5, budget_per_day: 20, scale_up_cooldown: 10}
+logging: {level: WARN, format: json, file: grid.log}
+trusted_network: on
+hold_seconds: 90
+"""
+    )
+    assert config.quotas["ana"].gpu_milli == 500
+    assert config.quotas["vision"].members == ("ana", "bo")
+    assert config.quotas["vision"].memory_bytes == 64 * GIB
+    assert config.fairness.half_life_seconds == 12 * 3600
+    assert (config.preemption.minimum_run_seconds, config.preemption.max_per_job) == (30, 1)
+    assert (config.alerts.memory_high, config.alerts.gpu_high) == (0.9, 0.95)
+    assert (config.scaling.budget_usd_per_hour, config.scaling.scale_up_cooldown_seconds) == (1.5, 10)
+    assert (config.logging.level, config.trusted_network, config.hold_seconds) == ("warning", True, 90)
+
+
+def test_variables_are_filled_in_everywhere_and_numbers_stay_numbers():
+    config = load(
+        "nodes: [{name: '${N}-1', port: '${P}', trust_declared: '${T}', user: '${U}'}]\nname: a $${x} ${N}",
+        N="gpu",
+        P="2200",
+        T="yes",
+        U="no",
+    )
+    node = config.nodes[0]
+    assert (node.name, node.port, node.trust_declared, node.user) == ("gpu-1", 2200, True, "no")
+    assert config.name == "a ${x} gpu"
+    assert ClusterConfig.from_mapping(config.as_dict()).name == config.name
+
+
+def test_a_missing_variable_is_named_with_its_place():
+    with pytest.raises(ConfigProblems) as caught:
+        load("name: a\nnodes:\n- name: b\n  user: ${NOBODY_SET_THIS}")
+    assert str(caught.value) == (
+        "<text>:4: nodes[0].user: found ${NOBODY_SET_THIS}, expected the environment variable NOBODY_SET_THIS to be set"
+    )
+
+
+def test_a_provider_is_only_opened_when_used_and_names_what_is_missing():
+    config = load("providers: {docker_local: {image: '${IMAGE}', cpu_limit: '${CPUS}'}}")
+    with pytest.raises(ConfigProblems, match="the environment variable IMAGE to be set"):
+        config.provider("docker_local", {})
+    assert config.provider("docker_local", {"IMAGE": "x", "CPUS": "2"}).cpu_limit_milli == 2000
+    with pytest.raises(BadInput, match="no provider 'aws'"):
+        config.provider("aws")
+
+
+def test_secrets_show_nowhere():
+    config = load(
+        """
+alerts: {webhook: "https://hooks.example.org/${TOKEN}"}
+providers:
+  aws:
+    region: x
+    credentials: {access_key_id: hunter2, secret_access_key: "${S}", session_token: "a${S}"}
+""",
+        TOKEN="hunter3",
+        S="hunter4",
+    )
+    seen = repr(config) + str(config) + json.dumps(config.as_dict())
+    assert "hunter" not in seen
+    assert config.as_dict()["providers"]["aws"]["credentials"]["secret_access_key"] == "${S}"
+    assert "hunter" not in repr(config.provider("aws", {"S": "hunter4"}))
+
+
+def test_secrets_are_not_quoted_when_they_stand_in_the_wrong_place():
+    texts = (
+        "providers: {aws: hunter2}",
+        "providers: {aws: {region: x, credentials: hunter2}}",
+        "providers: {aws: {region: x, credentials: {secret_access_key: [hunter2]}}}",
+        "providers: {aws: {region: x, secret_access_key: hunter2}}",
+        "alerts: {webhook: hunter2}",
+        "alerts: {webhook: '${W}'}",
+        "alerts: {webhook: hunter2",
+    )
+    for text in texts:
+        with pytest.raises(ConfigProblems) as caught:
+            load(text, W="hunter2")
+        assert "hunter" not in str(caught.value) + repr(caught.value.problems)
+
+
+def test_oddities_are_warnings():
+    config = load(
+        """
+hold_seconds: 3
+resource_sharing: {thresholds: {cpu_percent_max: 0.3}, offer_expiry: 5}
+nodes: [{name: a, host: localhost, cpu_count: 2, resource_sharing: {max_share_cpu: 4}}]
+scaling: {provider: aws}
+"""
+    )
+    text = "\n".join(config.warnings)
+    for part in ("0.3 %", "write local", "cpu_count", "hold_seconds", "no aws", "computed anew"):
+        assert part in text
+
+
+def test_the_normal_form_cannot_be_changed():
+    with pytest.raises(ValidationError):
+        load("name: a").name = "b"
+    with pytest.raises(ValidationError):
+        NodeConfig(name="../etc")
+
+
+def test_anchors_merges_json_windows_line_ends_and_a_byte_order_mark_are_fine(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_bytes(b"\xef\xbb\xbfname: a\r\nnodes:\r\n- &n {name: x, port: 23}\r\n- <<: *n\r\n  name: y\r\n")
+    config = ClusterConfig.from_yaml(path)
+    assert [(node.name, node.port) for node in config.nodes] == [("x", 23), ("y", 23)]
+    path.write_text('{\n\t"hold_seconds": 1e2,\n\t"nodes":[{"name":"a"}]}')
+    assert ClusterConfig.from_yaml(path).hold_seconds == 100

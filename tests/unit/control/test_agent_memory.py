@@ -1,0 +1,156 @@
+"""The control plane's end of lent memory: orders to the agents that are there, reports into the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from distributed_grid.adapters.stores.memory import MemoryStore
+from distributed_grid.control.agent_memory import MemoryGateway
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.events import BlockAsked, BlockReleased, HeartbeatReceived, NodeDeclared, NodeDrained
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Usage
+from distributed_grid.memory.protocol.ticket import FILL, read_claims
+from distributed_grid.wire import (
+    CopiesFreed,
+    CopyMade,
+    Endpoint,
+    FreeCopies,
+    MakeCopy,
+    MemoryFailed,
+    MemoryServed,
+    OpenMemory,
+    ToAgent,
+)
+from tests.support.builders import NOW, a_node
+
+MB = 1024**2
+
+
+class Clock:
+    def now_ms(self) -> int:
+        return NOW
+
+
+class Agent:
+    """An agent's end of a link that remembers its orders."""
+
+    def __init__(self, *nodes: str) -> None:
+        self.nodes = nodes
+        self.orders: list[ToAgent] = []
+
+    def send(self, message: ToAgent) -> None:
+        self.orders.append(message)
+
+    def last(self, kind: type) -> Any:
+        return [order for order in self.orders if isinstance(order, kind)][-1]
+
+
+def served(node: str, *copies: str) -> MemoryServed:
+    return MemoryServed(node, Endpoint("10.0.0.1", 7000, "", "", f"{node}-life"), b"k" * 32, copies)
+
+
+def in_a_pool(story: Any) -> None:
+    """Tells a story with two nodes that serve their memory, their agents, and the ledger's checks at the end."""
+
+    async def run() -> None:
+        agents = {"ash": Agent("ash"), "birch": Agent("birch")}
+        lending = MemoryGateway(agents)
+        grid = Grid(MemoryStore(), Clock(), perform=lambda effects: None, lend=lending.perform)
+        await grid.start()
+        lending.start(grid, lambda node: (b"certificate", b"key"))
+        try:
+            for name in agents:
+                await grid.handle(NodeDeclared(a_node(name)))
+                await grid.handle(HeartbeatReceived(name, Usage(), 5000))
+            await asyncio.wait_for(story(grid, lending, agents["ash"], agents["birch"]), 30)
+            (await grid.read(lambda ledger, now: ledger)).check()
+        finally:
+            await grid.stop()
+
+    asyncio.run(run())
+
+
+async def ledger_of(grid: Grid) -> Ledger:
+    return await grid.read(lambda ledger, now: ledger)
+
+
+def test_a_node_is_told_to_open_its_memory_with_a_certificate_of_its_own() -> None:
+    async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
+        await grid.handle(BlockAsked("b1", "ann", MB, 1000, prefer="ash"))
+        assert ash.orders == [OpenMemory("ash", b"certificate", b"key", "local")]
+        assert not birch.orders
+
+    in_a_pool(story)
+
+
+def test_a_block_that_has_to_leave_is_copied_with_a_ticket_that_fills_then_freed() -> None:
+    async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
+        await lending.received(served("ash"), ash)
+        await lending.received(served("birch"), birch)
+        await grid.handle(BlockAsked("b1", "ann", MB, 1000, prefer="ash"))
+        await grid.handle(NodeDrained("ash"))
+        order = ash.last(MakeCopy)
+        claims = read_claims(order.ticket.claims)
+        assert (claims.copy, claims.generation, claims.incarnation) == ("b1:2", 2, "birch-life")
+        assert claims.rights & FILL
+        assert claims.expires_boot_ms == 5000 + 600_000, "counted from the last heartbeat"
+        await lending.received(CopyMade("b1:1", 2), birch)
+        assert (await ledger_of(grid)).blocks["b1"].generation == 1, "it is not birch's copy to tell of"
+        await lending.received(CopyMade("b1:1", 2), ash)
+        assert ash.last(FreeCopies).copies == ("b1:1",)
+        await lending.received(CopiesFreed(("b1:1",)), ash)
+        assert [place.node for place in (await ledger_of(grid)).blocks["b1"].places] == ["birch"]
+
+    in_a_pool(story)
+
+
+def test_an_agent_that_comes_back_gets_its_orders_again_and_frees_what_nobody_knows() -> None:
+    async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
+        await lending.received(served("ash"), ash)
+        await grid.handle(BlockAsked("b1", "ann", MB, 1000, prefer="ash"))
+        await grid.handle(BlockReleased("b1", "ann"))
+        ash.orders.clear()
+        await lending.unknown("ash")
+        lending.catch_up("ash")
+        assert set(ash.orders) == {FreeCopies(("b1:1",))}
+        await lending.received(served("ash", "b1:1", "old:7"), ash)
+        assert set(ash.orders) == {FreeCopies(("b1:1",)), FreeCopies(("old:7",))}
+
+    in_a_pool(story)
+
+
+def test_what_an_agent_says_of_another_nodes_memory_is_not_believed() -> None:
+    async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
+        await lending.received(served("birch"), ash)
+        await lending.received(served(""), ash)
+        assert not (await ledger_of(grid)).lenders
+        lending.own = ash
+        await lending.received(served(""), ash)
+        assert list((await ledger_of(grid)).lenders) == [""]
+
+    in_a_pool(story)
+
+
+def test_memory_that_cannot_be_opened_loses_what_was_to_be_there() -> None:
+    async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
+        await grid.handle(BlockAsked("b1", "ann", MB, 1000, prefer="ash"))
+        await lending.received(MemoryFailed("ash", "no address"), ash)
+        assert (await ledger_of(grid)).blocks["b1"].lost
+
+    in_a_pool(story)
+
+
+def test_thousands_of_freed_copies_are_settled_a_few_at_a_time() -> None:
+    async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
+        await lending.received(served("ash"), ash)
+        for number in range(450):
+            await grid.handle(BlockAsked(f"b{number}", "ann", 4096, 100_000, prefer="ash"))
+            await grid.handle(BlockReleased(f"b{number}", "ann"))
+        await lending.received(CopiesFreed(tuple(f"b{number}:1" for number in range(450))), ash)
+        found = await ledger_of(grid)
+        assert not found.blocks
+        assert not found.leases
+
+    in_a_pool(story)

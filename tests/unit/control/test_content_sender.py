@@ -1,0 +1,175 @@
+"""Streams over a link: no side sends more than it was given credit for, and a broken link breaks them in words."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+
+import pytest
+
+from distributed_grid import wire
+from distributed_grid.agent.files.reader import AttemptFileReader
+from distributed_grid.control.content_sender import MOST_AT_ONCE, ContentSender
+from distributed_grid.control.remote_files import RemoteFiles
+from distributed_grid.errors import GridError, NotFound, ProtocolError, Unreachable
+
+
+class Wire:
+    """An agent that reads its files and answers over a wire that counts."""
+
+    nodes = ("gpu2",)
+
+    def __init__(self, root: Path) -> None:
+        self.files = RemoteFiles({"gpu2": self})
+        self.reading = AttemptFileReader(root, self._answer)
+        self.credit = self.sent = 0
+
+    def send(self, message: wire.ToAgent) -> None:
+        if isinstance(message, wire.Read | wire.More):
+            self.credit += message.credit
+        assert isinstance(message, wire.Read | wire.More | wire.Enough | wire.List)
+        asyncio.get_running_loop().call_soon(self.reading.received, message)
+
+    def _answer(self, message: wire.ContentChunk | wire.Listing) -> None:
+        if isinstance(message, wire.ContentChunk):
+            assert len(message.data) <= wire.LARGEST_CHUNK
+            self.sent += len(message.data)
+            assert self.sent <= self.credit, "more than was given credit for"
+        self.files.received(message, self)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    work = tmp_path / "a.1" / "work"
+    work.mkdir(parents=True)
+    (tmp_path / "a.1" / "stdout").write_bytes(bytes(range(256)) * 10_000)
+    (work / "model").write_bytes(b"weights")
+    (work / "out").symlink_to("/etc/passwd")
+    (tmp_path / "secret").write_bytes(b"no")
+    return tmp_path
+
+
+def test_a_large_file_arrives_whole_and_never_beyond_its_credit(root: Path) -> None:
+    async def story() -> None:
+        link = Wire(root)
+        start, data = await link.files.read("gpu2", "a.1", b"stdout", 100, 10_000_000)
+        assert (start, data) == (100, (bytes(range(256)) * 10_000)[100:])
+        start, tail = await link.files.read("gpu2", "a.1", b"stdout", 10, 100, from_end=True)
+        assert (start, tail) == (2_560_000 - 10, bytes(range(246, 256)))
+
+    asyncio.run(story())
+
+
+def test_what_a_reader_asked_for_is_the_most_it_gets(root: Path) -> None:
+    async def story() -> None:
+        link = Wire(root)
+        _, data = await link.files.read("gpu2", "a.1", b"stdout", 0, 1000)
+        assert len(data) == link.sent == link.credit == 1000
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "name", [b"work/../../secret", b"../secret", b"work/out", b"spec.json", b"work", b"/etc/passwd"]
+)
+def test_nothing_outside_an_attempts_own_files_can_be_read(root: Path, name: bytes) -> None:
+    async def story() -> None:
+        with pytest.raises(NotFound, match="gpu2: "):
+            await Wire(root).files.read("gpu2", "a.1", name, 0, 1000)
+
+    asyncio.run(story())
+
+
+def test_an_agent_that_sends_more_than_it_was_asked_for_is_not_believed() -> None:
+    class Liar:
+        nodes = ("gpu2",)
+
+        def __init__(self) -> None:
+            self.files = RemoteFiles({"gpu2": self})
+
+        def send(self, message: wire.ToAgent) -> None:
+            if isinstance(message, wire.Read):
+                self.files.received(wire.ContentChunk(message.stream, b"x" * (message.credit + 1)), self)
+
+    async def story() -> None:
+        with pytest.raises(ProtocolError, match="more than it was asked for"):
+            await Liar().files.read("gpu2", "a.1", b"stdout", 0, 1000)
+
+    asyncio.run(story())
+
+
+def test_a_link_that_breaks_breaks_its_streams() -> None:
+    class Mute:
+        nodes = ("gpu2",)
+
+        def send(self, message: wire.ToAgent) -> None:
+            pass
+
+    async def story() -> None:
+        mute = Mute()
+        files = RemoteFiles({"gpu2": mute})
+        reading = asyncio.create_task(files.read("gpu2", "a.1", b"stdout", 0, 1000))
+        await asyncio.sleep(0)
+        files.gone(mute)
+        with pytest.raises(Unreachable, match="lost"):
+            await reading
+        with pytest.raises(Unreachable, match="not connected"):
+            await files.read("gpu1", "a.1", b"stdout", 0, 1000)
+
+    asyncio.run(story())
+
+
+class Fetcher:
+    """An agent that fetches, and keeps what it is sent."""
+
+    nodes = ("gpu2",)
+
+    def __init__(self) -> None:
+        self.pieces: list[wire.FilePart] = []
+
+    def send(self, message: wire.ToAgent) -> None:
+        assert isinstance(message, wire.FilePart)
+        self.pieces.append(message)
+
+    @property
+    def size(self) -> int:
+        return sum(len(piece.data) for piece in self.pieces)
+
+
+class Contents:
+    """A store with one content, whose readers are counted."""
+
+    def __init__(self) -> None:
+        self.opened: list[io.BytesIO] = []
+
+    def open(self, digest: str) -> io.BytesIO:
+        if digest != "there":
+            raise GridError("no such content")
+        self.opened.append(io.BytesIO(b"x" * 1_000_000))
+        return self.opened[-1]
+
+
+def test_content_is_sent_as_far_as_the_credit_goes_and_closed_at_its_end() -> None:
+    contents, agent = Contents(), Fetcher()
+    supply = ContentSender(contents)
+    supply.received(wire.FetchContent(1, "there", 300_000), agent)
+    assert agent.size == 300_000
+    supply.received(wire.Credit(1, 100_000), agent)
+    assert agent.size == 400_000
+    supply.received(wire.Credit(1, 10_000_000), agent)
+    assert agent.size == 1_000_000
+    assert agent.pieces[-1].data == b""
+    assert contents.opened[0].closed
+
+
+def test_what_is_not_there_or_too_much_at_once_is_said() -> None:
+    contents, agent = Contents(), Fetcher()
+    supply = ContentSender(contents)
+    supply.received(wire.FetchContent(1, "elsewhere", 100), agent)
+    assert "not here" in agent.pieces[-1].problem
+    for stream in range(2, MOST_AT_ONCE + 3):
+        supply.received(wire.FetchContent(stream, "there", 1), agent)
+    assert "too many" in agent.pieces[-1].problem
+    supply.gone(agent)
+    assert all(reader.closed for reader in contents.opened)

@@ -1,0 +1,194 @@
+"""The owner of the ledger: commit, then act, then answer; and what happens when the store says no."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from distributed_grid.adapters.stores.memory import MemoryStore
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.effects import Effect, StartAttempt
+from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, LeaseReleased, NodeDeclared
+from distributed_grid.domain.nodes import Usage
+from distributed_grid.errors import Conflict, NotFound, Refused, StoreFailed
+from distributed_grid.ports import Batch, LoadedRows
+from distributed_grid.reactor import LeaseAnswer
+from tests.support.builders import a_node, a_request, a_submission
+
+
+class ShakyStore(MemoryStore):
+    """A store whose disk fills up, or stops to be readable, when told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.full = False
+        self.unreadable = 0
+        self.batches: list[Batch] = []
+        self.may_commit = threading.Event()
+        self.may_commit.set()
+
+    def commit(self, batch: Batch) -> None:
+        assert self.may_commit.wait(10)
+        if self.full:
+            raise StoreFailed("the disk is full")
+        self.batches.append(batch)
+        super().commit(batch)
+
+    def load(self) -> LoadedRows:
+        if self.unreadable:
+            self.unreadable -= 1
+            raise StoreFailed("the disk does not answer")
+        return super().load()
+
+
+class Ticking:
+    """A clock that stands still."""
+
+    def now_ms(self) -> int:
+        return 1_000_000
+
+
+async def a_grid(store: ShakyStore, performed: list[Effect] | None = None) -> Grid:
+    """A grid with one node of four cores."""
+    grid = Grid(store, Ticking(), perform=(performed if performed is not None else []).extend)
+    await grid.start()
+    await grid.handle(NodeDeclared(a_node("here", cores=4)))
+    await grid.handle(HeartbeatReceived("here", Usage()))
+    return grid
+
+
+def run(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(story(), 20))
+
+
+async def leases_of(grid: Grid) -> set[str]:
+    return await grid.read(lambda ledger, now: set(ledger.leases))
+
+
+def test_a_commit_that_fails_leaves_nothing_and_is_told() -> None:
+    async def story() -> None:
+        store, performed = ShakyStore(), list[Effect]()
+        grid = await a_grid(store, performed)
+        store.full = True
+        with pytest.raises(StoreFailed, match="nothing was changed"):
+            await grid.handle(a_submission(a_request("lost", cores=1)))
+        assert performed == []
+        assert await leases_of(grid) == set()
+        store.full = False
+        await grid.handle(a_submission(a_request("kept", cores=1)))
+        assert [effect.job.uid for effect in performed if isinstance(effect, StartAttempt)] == ["kept"]
+        assert await leases_of(grid) == {"kept.1"}
+        await grid.stop()
+
+    run(story)
+
+
+def test_a_store_that_cannot_be_read_is_waited_for() -> None:
+    async def story() -> None:
+        store = ShakyStore()
+        grid = await a_grid(store)
+        await grid.handle(LeaseAsked(a_request("before", cores=1)))
+        store.full, store.unreadable = True, 1
+        with pytest.raises(StoreFailed):
+            await grid.handle(LeaseAsked(a_request("lost", cores=1)))
+        store.full = False
+        assert await leases_of(grid) == {"before"}
+        await grid.stop()
+
+    run(story)
+
+
+def test_what_arrives_during_a_commit_goes_into_the_next_one() -> None:
+    async def story() -> None:
+        store = ShakyStore()
+        grid = await a_grid(store)
+        before = len(store.batches)
+        store.may_commit.clear()
+        first = asyncio.create_task(grid.handle(LeaseAsked(a_request("r0", cores=0.1))))
+        await asyncio.sleep(0.05)
+        others = [asyncio.create_task(grid.handle(LeaseAsked(a_request(f"r{i}", cores=0.1)))) for i in range(1, 20)]
+        await asyncio.sleep(0.05)
+        assert not first.done()
+        store.may_commit.set()
+        await asyncio.gather(first, *others)
+        assert len(store.batches) == before + 2
+        await grid.stop()
+
+    run(story)
+
+
+def test_the_same_request_twice_at_once_is_one_grant() -> None:
+    async def story() -> None:
+        grid = await a_grid(ShakyStore())
+        asked = LeaseAsked(a_request("r1", cores=1))
+        answers = await asyncio.gather(grid.handle(asked), grid.handle(asked))
+        assert answers[0].lease == answers[1].lease
+        assert await leases_of(grid) == {"r1"}
+        await grid.stop()
+
+    run(story)
+
+
+def test_a_request_repeated_after_its_end_hears_the_recorded_outcome() -> None:
+    async def story() -> None:
+        grid = await a_grid(ShakyStore())
+        asked = LeaseAsked(a_request("r1", cores=1))
+        # In one batch, and again when it is history.
+        both = await asyncio.gather(grid.handle(asked), grid.handle(LeaseReleased("r1", "ana")), grid.handle(asked))
+        later = await grid.handle(asked)
+        assert isinstance(both[2], LeaseAnswer)
+        assert isinstance(later, LeaseAnswer)
+        assert both[2].lease.is_over
+        assert later.lease.is_over
+        assert await leases_of(grid) == set()
+        with pytest.raises(Conflict):
+            await grid.handle(LeaseAsked(a_request("r1", cores=2)))
+        await grid.stop()
+
+    run(story)
+
+
+def test_a_refusal_is_answered_and_audited_and_changes_nothing() -> None:
+    async def story() -> None:
+        store = ShakyStore()
+        grid = await a_grid(store)
+        with pytest.raises(Refused):
+            await grid.handle(LeaseAsked(a_request("big", cores=100)))
+        with pytest.raises(NotFound):
+            await grid.handle(LeaseReleased("nobody", "ana"))
+        assert await leases_of(grid) == set()
+        assert [event.subject for event in store.events(types=["refused"])] == ["big"]
+        await grid.stop()
+
+    run(story)
+
+
+def test_a_new_owner_goes_on_where_the_last_one_was() -> None:
+    async def story() -> None:
+        store = ShakyStore()
+        grid = await a_grid(store)
+        await grid.handle(LeaseAsked(a_request("r1", cores=1)))
+        await grid.handle(a_submission(a_request("job", cores=1)))
+        await grid.stop()
+        performed: list[Effect] = []
+        heir = await a_grid(store, performed)
+        assert await leases_of(heir) == {"r1", "job.1"}
+        assert {effect.job.uid for effect in performed if isinstance(effect, StartAttempt)} == {"job"}
+        epochs = await heir.read(lambda ledger, now: ledger.counters["epoch"])
+        assert epochs == 2
+        await heir.stop()
+
+    run(story)
+
+
+def test_stopping_twice_is_harmless() -> None:
+    async def story() -> None:
+        grid = await a_grid(ShakyStore())
+        await grid.stop()
+        await grid.stop()
+
+    run(story)

@@ -1,0 +1,68 @@
+"""What is shown of a node: what it has left, how it ranks, and why it keeps what it keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from distributed_grid.control.view_types import AllocationRow, NodeRow, OfferRow
+from distributed_grid.control.views import Viewer
+from distributed_grid.domain.events import NodeDrained
+from distributed_grid.domain.ledger import Ledger
+from tests.support.builders import NOW, Scenario, a_ledger, a_node, a_request, a_usage, caps, thresholds
+
+
+def shown(ledger: Ledger, name: str = "gpu1", now: int = NOW) -> dict[str, Any]:
+    return Viewer(0).node(ledger, ledger.nodes[name], now)
+
+
+def test_a_node_shows_what_is_left_and_how_it_ranks() -> None:
+    node = a_node("gpu1", cores=4, memory_gb=16, gpus=2, rank=2500, caps=caps(cores=3))
+    labels = {"labels": (("disk", "ssd"),), "tags": ("fast",)}
+    story = Scenario(replace(node, speed_milli=1500, cost_milli=250, **labels))
+    story.ask(a_request("r1", cores=1, memory_gb=4, gpus=0.5))
+    row = shown(story.ledger)
+    assert row["open"]
+    assert (row["cpu_free"], row["memory_free_gb"], row["gpus_free"]) == (2, 12, 1.5)
+    assert (row["cpu_lent"], row["leases"]) == (1, 1)
+    assert (row["priority"], row["speed"], row["cost_per_hour"]) == (2.5, 1.5, 0.25)
+    assert (row["labels"], row["tags"], row["keeps"]) == ({"disk": "ssd"}, ["fast"], [])
+
+
+def test_a_node_that_keeps_something_says_why() -> None:
+    assert shown(a_ledger(a_node("gpu1", caps=caps(can_share=False))))["keeps"] == ["does not share"]
+    story = Scenario(a_node("gpu1", cores=2, memory_gb=1))
+    story.ask(a_request("all", cores=2, memory_gb=1))
+    assert shown(story.ledger)["keeps"] == ["everything it lends is lent"]
+    busy = a_ledger(a_node("gpu1", thresholds=thresholds(cpu_busy_max=0.3), hold_s=60))
+    story = Scenario(ledger=busy)
+    story.later(0)
+    story.hear("gpu1", a_usage(cpu_outside=0.9))
+    for _ in range(400):
+        story.now += 2_000
+        story.hear("gpu1", a_usage(cpu_outside=0.9))
+    row = shown(story.ledger, now=story.now)
+    assert row["keeps"]
+    assert row["cpu_free"] == 0
+
+
+def test_a_node_that_is_not_open_has_nothing_free() -> None:
+    story = Scenario(a_node("gpu1", hold_s=60))
+    story.tell(NodeDrained("gpu1"))
+    row = shown(story.ledger)
+    assert (row["open"], row["cpu_free"], row["memory_free_gb"]) == (False, 0, 0)
+    assert row["keeps"] == ["draining"]
+    story = Scenario(a_node("gpu1", hold_s=60))
+    story.later(20, heard=False)
+    row = shown(story.ledger, now=story.now)
+    assert (row["open"], row["keeps"]) == (False, ["not heard from for 20 s"])
+
+
+def test_the_rows_have_the_shapes_that_programs_are_promised() -> None:
+    story = Scenario(a_node("gpu1"))
+    story.ask(a_request("r1"))
+    viewer = Viewer(0)
+    assert set(NodeRow.__required_keys__) <= set(shown(story.ledger))
+    assert set(OfferRow.__required_keys__) <= set(viewer.offers(story.ledger)[0])
+    assert set(AllocationRow.__required_keys__) <= set(viewer.allocations(story.ledger)[0])

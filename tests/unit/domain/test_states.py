@@ -1,0 +1,80 @@
+"""Lives are tables: what is in them happens, what is not raises and changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from distributed_grid.domain.states import (
+    JOB_LIFE,
+    LEASE_LIFE,
+    NODE_LIFE,
+    JobState,
+    LeaseState,
+    NodeState,
+    Step,
+    advance_job,
+    advance_lease,
+    advance_node,
+)
+from distributed_grid.errors import GridError, IllegalStep
+
+LIVES = (
+    ("node", NodeState, NODE_LIFE, advance_node),
+    ("lease", LeaseState, LEASE_LIFE, advance_lease),
+    ("job", JobState, JOB_LIFE, advance_job),
+)
+LEGAL = [(advance, state, step, after) for _, _, life, advance in LIVES for (state, step), after in life.items()]
+ILLEGAL = [
+    (noun, advance, state, step)
+    for noun, states, life, advance in LIVES
+    for state in states
+    for step in Step
+    if (state, step) not in life
+]
+
+
+@pytest.mark.parametrize(("advance", "state", "step", "after"), LEGAL)
+def test_a_pair_in_the_table_leads_to_its_state(advance, state, step, after):
+    assert advance(state, step) is after
+
+
+@pytest.mark.parametrize(("noun", "advance", "state", "step"), ILLEGAL)
+def test_a_pair_that_is_not_in_the_table_raises(noun, advance, state, step):
+    with pytest.raises(IllegalStep, match=f"^a {noun} that is {state} cannot {step}$"):
+        advance(state, step)
+
+
+def test_an_illegal_step_is_an_error_the_grid_has_a_name_for():
+    assert issubclass(IllegalStep, GridError)
+
+
+@pytest.mark.parametrize(("life", "last"), [(LEASE_LIFE, LeaseState.ENDED), (JOB_LIFE, JobState.ENDED)])
+def test_what_has_ended_goes_nowhere(life, last):
+    assert not [step for state, step in life if state is last]
+
+
+def test_a_node_that_left_can_only_join_again():
+    assert [step for state, step in NODE_LIFE if state is NodeState.LEFT] == [Step.JOIN]
+
+
+@pytest.mark.parametrize(
+    ("life", "states"),
+    [(NODE_LIFE, NodeState), (LEASE_LIFE, LeaseState), (JOB_LIFE, JobState)],
+)
+def test_every_state_can_be_reached_from_the_first(life, states):
+    reached = {next(iter(states))}
+    for _ in life:
+        reached |= {after for (state, _), after in life.items() if state in reached}
+    assert reached == set(states)
+
+
+def test_the_lease_of_the_design_runs_from_asked_to_ended():
+    state = LeaseState.ASKED
+    for step in (Step.GRANT, Step.BIND, Step.RELEASE, Step.END):
+        state = advance_lease(state, step)
+    assert state is LeaseState.ENDED
+
+
+def test_a_lease_that_holds_something_cannot_end_without_being_released():
+    with pytest.raises(IllegalStep):
+        advance_lease(LeaseState.ACTIVE, Step.END)

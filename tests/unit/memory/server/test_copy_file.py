@@ -1,0 +1,207 @@
+"""Copies as files: what the file alone says, and what a journal finishes."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from distributed_grid.errors import ProtocolError
+from distributed_grid.memory.protocol.frames import CHUNK, FrameStatus, digest_of
+from distributed_grid.memory.protocol.ticket import FILL, READ, WRITE, TicketClaims
+from distributed_grid.memory.server.copy_file import CopyFile, file_bytes, found_on_disk
+from distributed_grid.memory.server.copy_store import CopyStore
+from distributed_grid.memory.server.write_journal import WriteJournal
+from distributed_grid.posix.boot_clock import boot_ms
+
+
+def a_copy(size: int, folder: Path | None = None, name: str = "mem-1:1") -> CopyFile:
+    made = CopyFile.make(name, size, folder)
+    made.generation, made.ends_boot_ms = 7, 123
+    made.save()
+    return made
+
+
+def whole(backing: CopyFile) -> bytes:
+    return os.pread(backing.fd, backing.size, 0)
+
+
+def fill(backing: CopyFile, index: int, letter: bytes) -> bytes:
+    data = letter * backing.chunk_length(index)
+    backing.put(memoryview(data), index * CHUNK)
+    backing.set_digest(index, digest_of(data))
+    return data
+
+
+@pytest.mark.parametrize("size", [1, 4096, CHUNK, CHUNK + 1, 5 * CHUNK - 3])
+def test_the_descriptor_alone_says_everything(size: int) -> None:
+    made = a_copy(size)
+    last = len(made.digests) - 1
+    fill(made, last, b"z")
+    made.frozen = True
+    made.save()
+    found = CopyFile.take_over(os.dup(made.fd))
+    assert (found.copy, found.size, found.generation, found.ends_boot_ms) == ("mem-1:1", size, 7, 123)
+    assert found.frozen
+    assert found.complete
+    assert found.digests == made.digests
+    assert whole(found) == whole(made)
+    made.close()
+    found.close()
+
+
+def test_a_chunk_whose_writer_died_reads_as_zeros_in_the_next_life() -> None:
+    made = a_copy(3 * CHUNK)
+    kept = fill(made, 1, b"k")
+    made.put(memoryview(b"half" * 1000), 0)  # died before the digest
+    made.put(memoryview(b"half" * 1000), 2 * CHUNK)
+    found = CopyFile.take_over(os.dup(made.fd))
+    assert whole(found) == bytes(CHUNK) + kept + bytes(CHUNK)
+    made.close()
+    found.close()
+
+
+def test_a_file_that_holds_no_copy_is_refused_and_closed(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(os.urandom(10_000))
+    fd = os.open(path, os.O_RDWR)
+    with pytest.raises(ProtocolError):
+        CopyFile.take_over(fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+def test_an_empty_copy_takes_next_to_no_memory() -> None:
+    made = a_copy(64 * CHUNK)
+    assert made.resident_bytes <= 8192
+    fill(made, 3, b"x")
+    assert CHUNK <= made.resident_bytes <= CHUNK + 16384
+    made.close()
+
+
+def test_a_copy_on_disk_is_private_and_found_again(tmp_path: Path) -> None:
+    made = a_copy(CHUNK + 5, tmp_path)
+    data = fill(made, 1, b"d")
+    unfinished = a_copy(10, tmp_path, "mem-2:1")
+    unfinished.complete = False
+    unfinished.save()
+    made.close()
+    unfinished.close()
+    (path,) = [one for one in tmp_path.iterdir() if "mem-1" in one.name]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    (found,) = found_on_disk(tmp_path)
+    assert found.copy == "mem-1:1"
+    assert whole(found) == bytes(CHUNK) + data
+    assert [one.name for one in tmp_path.iterdir()] == [path.name], "a fill that never ended was left"
+    found.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_layout_keeps_tiny_copies_small() -> None:
+    assert file_bytes(1) == 2 * 4096
+
+
+@pytest.mark.parametrize("copied", [0, 1000, 5000])
+def test_an_intent_is_finished_by_the_next_server_however_far_it_came(copied: int, tmp_path: Path) -> None:
+    made, journal = a_copy(2 * CHUNK), WriteJournal.make()
+    before = bytearray(fill(made, 0, b"a") + fill(made, 1, b"b"))
+    slot, data = journal.slots[3], os.urandom(5000)
+    slot.view[:5000] = data
+    journal.intend(slot, "mem-1:1", CHUNK + 100, 5000)
+    made.put(memoryview(data)[:copied], CHUNK + 100)  # and then it was killed
+
+    taken = CopyStore(tmp_path, "life", b"k", WriteJournal(os.dup(journal.fd)))
+    found = CopyFile.take_over(os.dup(made.fd))
+    assert taken.take_over([found]) == 1
+    before[CHUNK + 100 : CHUNK + 5100] = data
+    assert whole(found) == before
+    assert found.digests[1] == digest_of(before[CHUNK:])
+    assert taken.take_over([found]) == 0, "it was finished twice"
+    made.close()
+    found.close()
+
+
+def test_what_was_never_intended_is_not_replayed(tmp_path: Path) -> None:
+    made, journal = a_copy(CHUNK), WriteJournal.make()
+    before = fill(made, 0, b"a")
+    journal.slots[1].view[:100] = bytes(100)  # received, but it was killed before the intent
+    shelf = CopyStore(tmp_path, "life", b"k", WriteJournal(os.dup(journal.fd)))
+    assert shelf.take_over([made]) == 0
+    assert whole(made) == before
+    made.close()
+
+
+def a_shelf(tmp_path: Path) -> CopyStore:
+    return CopyStore(tmp_path, "life", b"k", WriteJournal.make())
+
+
+def claims(generation: int = 1, rights: int = READ | WRITE, **other: object) -> TicketClaims:
+    return TicketClaims("m:1", generation, 2 * CHUNK, rights, boot_ms() + 60_000, 0, "life", **other)  # type: ignore[arg-type]
+
+
+def test_a_freed_copy_is_not_made_again_by_an_old_ticket(tmp_path: Path) -> None:
+    shelf = a_shelf(tmp_path)
+    assert shelf.open(claims(), boot_ms())[0] is FrameStatus.OK
+    shelf.free("m:1", boot_ms())
+    assert shelf.open(claims(), boot_ms())[0] is FrameStatus.MOVED
+    shelf.free("m:2", boot_ms())  # never here: a ticket for it may be on its way
+    assert shelf.open(TicketClaims("m:2", 1, 5, 3, boot_ms() + 9000, 0, "life"), boot_ms())[0] is FrameStatus.MOVED
+
+
+def test_generations_only_grow_and_a_new_one_thaws(tmp_path: Path) -> None:
+    shelf = a_shelf(tmp_path)
+    _, backing, _ = shelf.open(claims(2), boot_ms())
+    assert backing is not None
+    shelf.freeze(backing)
+    assert shelf.open(claims(1), boot_ms())[0] is FrameStatus.STALE
+    assert shelf.open(claims(2), boot_ms())[0] is FrameStatus.OK
+    assert backing.frozen
+    assert shelf.open(claims(3), boot_ms())[0] is FrameStatus.OK
+    assert not backing.frozen
+    assert backing.generation == 3
+    shelf.free("m:1", boot_ms())
+
+
+def test_a_copy_that_is_being_filled_is_nobody_elses(tmp_path: Path) -> None:
+    shelf = a_shelf(tmp_path)
+    status, backing, is_new = shelf.open(claims(2, READ | WRITE | FILL), boot_ms())
+    assert (status, is_new) == (FrameStatus.OK, True)
+    assert shelf.open(claims(2), boot_ms())[0] is FrameStatus.FROZEN
+    assert backing is not None
+    shelf.fill_ended(backing)
+    assert shelf.open(claims(2), boot_ms())[0] is FrameStatus.OK
+    shelf.free("m:1", boot_ms())
+
+
+def test_a_part_of_a_damaged_chunk_is_neither_read_nor_written(tmp_path: Path) -> None:
+    shelf = a_shelf(tmp_path)
+    _, backing, _ = shelf.open(claims(), boot_ms())
+    assert backing is not None
+    fill(backing, 0, b"a")
+    os.pwrite(backing.fd, b"!", 77)
+    assert shelf.read(backing, 1000, memoryview(bytearray(10))) == -1
+    slot = shelf.staging.take()
+    slot.view[:4] = b"data"
+    assert shelf.write(backing, 1000, slot, 4, digest_of(b"data")) is FrameStatus.CORRUPT
+    shelf.free("m:1", boot_ms())
+
+
+def test_an_overwritten_disk_copy_is_finished_by_the_journal_beside_it(tmp_path: Path) -> None:
+    shelf = a_shelf(tmp_path)
+    _, backing, _ = shelf.open(claims(on_disk=True), boot_ms())
+    assert backing is not None
+    slot = shelf.staging.take()
+    for letter in (b"a", b"b"):
+        slot.view[:] = letter * CHUNK
+        assert shelf.write(backing, 0, slot, CHUNK, digest_of(slot.view)) is FrameStatus.OK
+    journal = WriteJournal(os.open(tmp_path / "journal", os.O_RDWR), slots=1)
+    journal.slots[0].view[:] = b"c" * CHUNK
+    journal.intend(journal.slots[0], "m:1", 0, CHUNK)  # and then machine power stayed, but every process died
+    backing.close()
+    again = a_shelf(tmp_path)
+    assert again.take_over([]) == 1
+    assert whole(again.held["m:1"])[:CHUNK] == b"c" * CHUNK
+    again.free("m:1", boot_ms())
+    assert [one.name for one in tmp_path.iterdir()] == ["journal"]

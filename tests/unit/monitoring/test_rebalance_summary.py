@@ -1,0 +1,222 @@
+"""From heartbeats to readings, forecasts, rounds, and what is counted of them: a real grid with a clock in the hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from msgspec.structs import replace
+
+from distributed_grid.adapters.stores.memory import MemoryStore
+from distributed_grid.config import Alerts
+from distributed_grid.control.grid import Grid
+from distributed_grid.control.views import Viewer
+from distributed_grid.domain.events import HeartbeatReceived, NodeDeclared
+from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.nodes import GpuUsage, Node, Usage
+from distributed_grid.domain.rebalancing import WATCHED, Forecast, PressureReading, RebalanceRules, SharingMode
+from distributed_grid.domain.resources import ResourceType
+from distributed_grid.errors import StoreFailed
+from distributed_grid.monitoring.monitor import Monitor
+from distributed_grid.monitoring.pressure_readings import readings
+from distributed_grid.ports import Batch
+from distributed_grid.scheduling.rebalancing.pressure import automatic
+from distributed_grid.scheduling.rebalancing.sharing_policies import POLICIES
+from distributed_grid.server.background import balance, keep_balance
+from tests.support.builders import GB, Scenario, a_node
+
+START_MS = 1_700_000_040_000
+
+
+class Hands:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.ms = START_MS
+
+    def now_ms(self) -> int:
+        return self.ms
+
+
+class House:
+    """A grid of two machines, its monitor, and its balance."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.clock = Hands()
+        self.grid = Grid(store, self.clock, perform=lambda effects: None)
+        self.monitor = Monitor(Alerts(), read=self.grid.read, store=store, offset_ms=lambda: 0)
+
+    async def beat(self, seconds: float = 2, **memory_gb: float) -> None:
+        """Time passes, and the nodes that are named are heard with so much memory in use."""
+        self.clock.ms += round(1000 * seconds)
+        for name, used in memory_gb.items():
+            await self.grid.handle(HeartbeatReceived(name, Usage(100, 100, round(used * GB), 0)))
+        await self.grid.read(self.monitor.look)
+
+    async def round(self, policy: str, mode: str = "dynamic_balancing") -> None:
+        await balance(self.grid, self.monitor, RebalanceRules(SharingMode(mode), POLICIES[policy], 30_000))
+
+
+class SometimesFull(MemoryStore):
+    """A store on a disk that is full at times."""
+
+    full = False
+    refused = 0
+
+    def commit(self, batch: Batch) -> None:
+        if self.full:
+            self.refused += 1
+            raise StoreFailed("the disk is full")
+        super().commit(batch)
+
+
+def run(story: Callable[[House], Coroutine[Any, Any, None]], store: MemoryStore | None = None) -> None:
+    async def whole() -> None:
+        house = House(store or MemoryStore())
+        await house.grid.start()
+        for name in ("master", "gpu1"):
+            await house.grid.handle(NodeDeclared(replace(a_node(name, memory_gb=10), host=name)))
+        try:
+            await story(house)
+        finally:
+            await house.grid.stop()
+
+    asyncio.run(asyncio.wait_for(whole(), 60))
+
+
+async def held(house: House) -> list[Lease]:
+    """What the grid holds for its nodes, for good."""
+    return await house.grid.read(lambda ledger, now: automatic(ledger))
+
+
+def a_known(node: Node, usage: Usage) -> PressureReading:
+    story = Scenario(node)
+    story.hear(node.name, usage)
+    return readings(story.ledger, story.now)[0]
+
+
+def test_a_reading_is_in_thousandths_of_what_the_node_has() -> None:
+    usage = Usage(250, 0, 4 * GB, 0, (GpuUsage(0, 900), GpuUsage(1, 100)))
+    found = a_known(a_node("gpu1", memory_gb=16, gpus=2), usage)
+    assert [found.level(resource) for resource in WATCHED] == [250, 250, 500]
+    assert found.score == 350
+    assert a_known(a_node("gpu1", gpus=1), Usage()).gpu is None  # nobody measured it
+
+
+def test_of_a_node_nobody_hears_nothing_is_known() -> None:
+    story = Scenario(a_node("gpu1"), a_node("gpu2"))
+    story.now += 7_000
+    story.hear("gpu2")
+    silent, heard = readings(story.ledger, story.now)
+    assert silent == PressureReading("gpu1")
+    assert heard.score == 0
+
+
+def test_what_rises_steadily_is_foreseen_and_what_stays_too() -> None:
+    async def story(house: House) -> None:
+        for step in range(150):
+            await house.beat(master=3 + step / 50, gpu1=2)  # 0.6 GB, six points of a hundred, a minute
+        rising, steady = await house.monitor.readings(ahead_ms=300_000)
+        ahead = rising.ahead(ResourceType.MEMORY)
+        assert rising.memory == 598
+        assert ahead is not None
+        assert abs(ahead.level - 898) < 10
+        assert ahead.reach < 50
+        assert steady.ahead(ResourceType.MEMORY) == Forecast(200, 0)
+        assert (await house.monitor.readings())[0].memory_ahead is None
+
+    run(story)
+
+
+def test_predictive_borrows_before_the_mark_and_balanced_does_not() -> None:
+    async def story(house: House) -> None:
+        for step in range(150):
+            await house.beat(master=3 + step / 50, gpu1=2)
+        for policy, leases in (("balanced", 0), ("predictive", 1)):
+            for _ in range(3):
+                await house.round(policy)
+                await house.beat(30, master=6, gpu1=2)
+            assert len(await held(house)) == leases
+
+    run(story)
+
+
+def test_rebalances_are_counted_for_people_and_for_prometheus() -> None:
+    async def story(house: House) -> None:
+        nothing = await house.monitor.rebalancing()
+        assert set(nothing.values()) == {0}
+        for master in (9, 1):
+            for _ in range(2):
+                await house.beat(30, master=master, gpu1=1)
+                await house.round("aggressive")
+        await house.beat(30, master=9, gpu1=9)
+        await house.round("aggressive")
+        assert await house.monitor.rebalancing() == {
+            "rebalances_per_hour": 2,
+            "asked": 1,
+            "refused": 2,
+            "given_back": 1,
+            "automatic_leases": 0,
+            "recommendations": 0,
+        }
+        text = (await house.monitor.prometheus()).decode()
+        assert 'grid_rebalances_total{action="asked"} 1.0' in text
+        assert 'grid_rebalances_total{action="refused"} 2.0' in text
+        assert 'grid_rebalances_total{action="given_back"} 1.0' in text
+        assert "grid_recommendations_total 1.0" in text
+        house.clock.ms += 3_700_000
+        assert (await house.monitor.rebalancing())["rebalances_per_hour"] == 0
+
+    run(story)
+
+
+def test_what_is_recommended_is_shown() -> None:
+    async def story(house: House) -> None:
+        await house.beat(master=9, gpu1=1)
+        await house.round("aggressive", "offload_only")
+        status = await house.grid.read(Viewer(0).status)
+        assert status["allocations"] == []
+        assert status["recommendations"] == [
+            {
+                "node_id": "master",
+                "job_id": None,
+                "source_node": "master",
+                "target_node": "gpu1",
+                "cause": "memory",
+                "reason": "memory at 90 %, above the mark of 80 %; gpu1 is at 10 %, 7.0 GB to spare",
+                "since": "2023-11-14T22:14:02.000Z",
+            }
+        ]
+        assert (await house.monitor.rebalancing())["recommendations"] == 1
+
+    run(story)
+
+
+def test_without_rules_nothing_is_ever_done() -> None:
+    async def story(house: House) -> None:
+        await asyncio.wait_for(keep_balance(house.grid, house.monitor, None), 5)
+
+    run(story)
+
+
+def test_a_round_that_fails_does_not_end_the_rounds() -> None:
+    store = SometimesFull()
+
+    async def story(house: House) -> None:
+        await house.beat(master=9, gpu1=1)
+        store.full = True
+        rules = RebalanceRules(SharingMode.SHARE_AND_OFFLOAD, POLICIES["aggressive"], 10)
+        keeping = asyncio.create_task(keep_balance(house.grid, house.monitor, rules))
+        async with asyncio.timeout(20):
+            while not store.refused:
+                await asyncio.sleep(0.01)
+            assert await held(house) == []
+            store.full = False
+            while not await held(house):
+                await house.beat(master=9, gpu1=1)
+                await asyncio.sleep(0.01)
+        assert not keeping.done()
+        keeping.cancel()
+
+    run(story, store)

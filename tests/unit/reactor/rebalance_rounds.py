@@ -1,0 +1,106 @@
+"""A grid that is balanced round after round, with levels that a test sets."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from distributed_grid.domain.events import PressureRead
+from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.rebalancing import (
+    Advice,
+    Forecast,
+    PressureMarks,
+    PressureReading,
+    RebalanceRules,
+    SharingMode,
+)
+from distributed_grid.reactor import Record
+from distributed_grid.scheduling.rebalancing.pressure import automatic
+from distributed_grid.scheduling.rebalancing.sharing_policies import POLICIES
+from tests.support.builders import NOW, Scenario, a_node
+
+INTERVAL_MS = 30_000
+Level = int | tuple[int, Forecast] | None
+
+
+def apart(node: Node) -> Node:
+    """A node on a machine of its own."""
+    return replace(node, host=node.name)
+
+
+def three() -> tuple[Node, ...]:
+    """A busy master and two workers, each a machine of its own."""
+    return tuple(apart(a_node(name, cores=8, memory_gb=30)) for name in ("master", "gpu1", "gpu2"))
+
+
+def rules(
+    policy: str = "balanced",
+    mode: str = "dynamic_balancing",
+    *,
+    high: int = 800,
+    low: int = 300,
+    excess: int = 200,
+    **numbers: object,
+) -> RebalanceRules:
+    """The rules of a policy, the same marks for every resource; `numbers` of the policy may be changed."""
+    chosen = replace(POLICIES[policy], **numbers) if numbers else POLICIES[policy]
+    marks = PressureMarks(high, low)
+    return RebalanceRules(SharingMode(mode), chosen, INTERVAL_MS, marks, marks, marks, excess)
+
+
+def a_reading(
+    name: str, memory: Level = 0, cpu: Level = 0, gpu: Level = None, score: int | None = None
+) -> PressureReading:
+    """What was read of a node; a level may come with its forecast. Without one of memory nothing is known."""
+    if memory is None:
+        return PressureReading(name)
+    (m, m_ahead), (c, c_ahead), (g, g_ahead) = _apart(memory), _apart(cpu), _apart(gpu)
+    weight = (m or 0) if c is None else ((m or 0) + c) // 2
+    return PressureReading(name, weight if score is None else score, m, c, g, m_ahead, c_ahead, g_ahead)
+
+
+def _apart(level: Level) -> tuple[int | None, Forecast | None]:
+    return level if isinstance(level, tuple) else (level, None)
+
+
+class Rounds(Scenario):
+    """A story with a rebalancer in it."""
+
+    def __init__(self, *nodes: Node, rules: RebalanceRules, now: int = NOW, ledger: Ledger | None = None) -> None:
+        super().__init__(*(nodes or three()), now=now, ledger=ledger)
+        self.rules = rules
+        self.records: list[Record] = []
+
+    def read(self, *readings: PressureReading) -> list[Record]:
+        """One round at this moment, the nodes that are not named being idle; what it wrote into the audit trail."""
+        named = {reading.node for reading in readings}
+        others = tuple(a_reading(name) for name in self.ledger.nodes if name not in named)
+        told = self.tell(PressureRead((*readings, *others), self.rules)).records
+        self.ledger.check()
+        self.records += told
+        return told
+
+    def round(self, *readings: PressureReading, times: int = 1) -> list[Record]:
+        """So many rounds, each an interval after the last; what they wrote."""
+        told: list[Record] = []
+        for _ in range(times):
+            told += self.read(*readings)
+            self.later(self.rules.interval_ms / 1000)
+        return told
+
+    @property
+    def leases(self) -> list[Lease]:
+        """What the grid holds for its nodes."""
+        return automatic(self.ledger)
+
+    def advice(self, node: str) -> Advice | None:
+        balance = self.ledger.balances.get(node)
+        return balance.advice if balance is not None else None
+
+
+def actions(records: list[Record]) -> list[str]:
+    """What was done: `asked`, `refused`, `given_back`, `recommended`."""
+    kinds = {"rebalanced", "recommended"}
+    return [str(record.data.get("action", record.type)) for record in records if record.type in kinds]

@@ -1,0 +1,262 @@
+"""A small world to prove the laws in: a live ledger, a store beside it, and whatever may happen to both.
+
+Every deed takes plain numbers and finds its target among what is there, so that any sequence of deeds means
+something. `tell` is the only way in; it hands a `ObservedStep` to every law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from distributed_grid.domain import events
+from distributed_grid.domain.effects import StartAttempt
+from distributed_grid.domain.events import Event
+from distributed_grid.domain.jobs import Ending, Outcome
+from distributed_grid.domain.leases import Request
+from distributed_grid.domain.nodes import Node, Usage
+from distributed_grid.domain.resources import Claim, GpuDevice
+from distributed_grid.domain.states import JobState
+from distributed_grid.errors import GridError
+from distributed_grid.reactor import pending, step
+from distributed_grid.simulation.invariants import Law
+from distributed_grid.simulation.ledger_watch import LedgerWatch, ObservedStep
+from tests.support.builders import GB, NOW, a_node, a_request, a_submission, a_usage, an_exit, caps, thresholds
+
+NAMES = ("ash", "birch", "cedar")
+MIXED = (GpuDevice(0, 24 * GB), GpuDevice(1, 8 * GB, exclusive=True))
+TURNED = (GpuDevice(0, 24 * GB, exclusive=True), GpuDevice(1, 8 * GB))
+NODES: tuple[Callable[[str], Node], ...] = (
+    lambda name: a_node(name, cores=4, memory_gb=16),
+    lambda name: a_node(name, cores=4, memory_gb=16, gpus=MIXED, custom={"fpga": 2}),
+    lambda name: a_node(name, cores=4, memory_gb=16, gpus=TURNED, custom={"fpga": 1}),
+    lambda name: a_node(name, cores=2, memory_gb=8, gpus=MIXED[:1], rank=2000),
+    lambda name: a_node(name, cores=8, memory_gb=32, gpus=2, caps=caps(cores=3, memory_gb=9, gpus=1)),
+    lambda name: a_node(name, cores=4, memory_gb=16, gpus=2, thresholds=thresholds()),
+    lambda name: a_node(name, cores=4, caps=caps(can_share=False)),
+    lambda name: a_node(name, cores=4, custom={"fpga": 4}, caps=caps(custom={"fpga": 1})),
+    lambda name: a_node(name, cores=4, memory_gb=16, gpus=MIXED, hold_s=20),
+    lambda name: a_node(name, cores=3, memory_gb=8, hold_s=60, thresholds=thresholds()),
+)
+USAGES = (
+    Usage(),
+    a_usage(cpu_outside=0.5, memory_outside_gb=6),
+    a_usage(cpu_outside=0.95, memory_outside_gb=15, gpus={0: (0.9, 20.0), 1: (0.0, 7.5)}),
+)
+OUTCOMES = (
+    an_exit(0),
+    an_exit(1),
+    Outcome(Ending.SIGNALLED, signal=9),
+    Outcome(Ending.PREEMPTED),
+    Outcome(Ending.OVER_LIMIT, detail="used 2.1 GB of 1.0 GB"),
+    Outcome(Ending.NEVER_STARTED, detail="no such program"),
+    Outcome(Ending.RECLAIMED, detail="its owner needs it"),
+)
+
+
+class World(LedgerWatch):
+    """A ledger that is told things, with some laws held against each of them."""
+
+    def __init__(self, *laws: Law) -> None:
+        super().__init__(NOW)
+        self.laws = laws
+        self.epoch = 0
+        self.asked = 0
+
+    def tell(self, event: Event) -> ObservedStep:
+        """Let something happen, store what changed, and hold every law against it."""
+        moment = self.begin(event)
+        try:
+            self.end(moment, step(self.ledger, event, self.now))
+        except GridError as refusal:
+            self.end(moment, refusal)
+        for law in self.laws:
+            law(self, moment)
+        return moment
+
+    # what may happen
+
+    def declare(self, which: int, kind: int) -> None:
+        self.tell(events.NodeDeclared(NODES[kind](NAMES[which])))
+
+    def hear(self, which: int, usage: int) -> None:
+        self.tell(events.HeartbeatReceived(NAMES[which], USAGES[usage]))
+
+    def yield_to_owner(self, which: int, yields: bool) -> None:
+        """An agent gives way to its owner, or does not any more."""
+        self.tell(events.HeartbeatReceived(NAMES[which], USAGES[0], generation=self.now, yields=yields))
+
+    def drain(self, which: int) -> None:
+        self.tell(events.NodeDrained(NAMES[which]))
+
+    def cool(self, which: int, off: bool) -> None:
+        """An owner wants a node back, or lends it again."""
+        name = NAMES[which]
+        self.tell(events.NodeResumed(name) if off else events.NodeDrained(name, cooling=True))
+
+    def claim(self, which: int, cores: int, ends_ms: int) -> None:
+        """Somebody knows of a lease that the ledger does not."""
+        target = NAMES[(which + 1) % len(NAMES)]
+        request = self._named(a_request(cores=cores, target=target, anti_affinity=(target,)))
+        fence = self.ledger.counters.get("fence", 0) + 1
+        claim = Claim(cpu_milli=1000 * cores)
+        self.tell(events.LeaseClaimed(request, NAMES[which], claim, fence, self.now, self.now + ends_ms))
+
+    def want(self, which: int, wanted: bool) -> None:
+        self.tell(events.NodeWanted(NAMES[which], wanted))
+
+    def stop_node(self, which: int) -> None:
+        """The agent of a node was ended, with everything it ran."""
+        self.tell(events.NodeStopped(NAMES[which]))
+
+    def pause(self, which: int, off: int, paused: bool) -> None:
+        for uid, number, fence in self._attempts(which):
+            self.tell(events.AttemptPaused(uid, number, fence + off, paused))
+
+    def mark(self, which: int, off: int, age_ms: int) -> None:
+        """An agent reports that an attempt marked a checkpoint."""
+        for uid, number, fence in self._attempts(which):
+            self.tell(events.AttemptMarked(uid, number, fence + off, age_ms))
+
+    def spare(self, minimum_run_ms: int, preemptions_max: int) -> None:
+        """The config says anew who is not displaced."""
+        policy = replace(self.ledger.policy, minimum_run_ms=minimum_run_ms, preemptions_max=preemptions_max)
+        self.tell(events.PolicySet(policy))
+
+    def forget(self, which: int) -> None:
+        self.tell(events.NodeForgotten(NAMES[which]))
+
+    def ask(self, request: Request) -> None:
+        self.tell(events.LeaseAsked(self._named(request)))
+
+    def submit(self, request: Request, retries: int) -> None:
+        self.tell(a_submission(self._named(request), retries=retries))
+
+    def urge(self, request: Request) -> None:
+        """Every other time a job is in a hurry, every other time a plain lease."""
+        if self.asked % 2:
+            self.submit(request, 0)
+        else:
+            self.ask(request)
+
+    def _named(self, request: Request) -> Request:
+        self.asked += 1
+        return Request(
+            f"r{self.asked}",
+            request.user,
+            request.ask,
+            request.priority,
+            request.prefer,
+            request.require,
+            request.wait_ms,
+            request.duration_ms,
+        )
+
+    def ask_again(self, which: int, changed: bool) -> None:
+        """The same request id once more, with the same content or other."""
+        known = list(self.ledger.by_request)
+        if not known:
+            return
+        uid = known[which % len(known)]
+        job = self.ledger.jobs.get(uid)
+        request = job.request if job is not None else self.ledger.leases[uid].request
+        if changed:
+            request = Request(uid, "mallory", request.ask)
+        if job is None:
+            self.tell(events.LeaseAsked(request))
+        else:
+            self.tell(a_submission(request))
+
+    def release(self, which: int, twice: bool) -> None:
+        held = list(self.ledger.leases)
+        if held:
+            for _ in range(1 + twice):
+                self.tell(events.LeaseReleased(held[which % len(held)], "ada"))
+
+    def extend(self, which: int, extra_ms: int) -> None:
+        held = list(self.ledger.leases)
+        if held:
+            self.tell(events.LeaseExtended(held[which % len(held)], "ada", extra_ms))
+
+    def cancel(self, which: int, twice: bool) -> None:
+        going = list(self.ledger.jobs)
+        if going:
+            for _ in range(1 + twice):
+                self.tell(events.JobCancelled(going[which % len(going)], "ada"))
+
+    def started(self, which: int, off: int) -> None:
+        """An agent reports a start; `off` moves the fence into the past or the future."""
+        for uid, number, fence in self._attempts(which):
+            self.tell(events.AttemptStarted(uid, number, fence + off, 100 + which))
+
+    def ended(self, which: int, off: int, outcome: int) -> None:
+        for uid, number, fence in self._attempts(which):
+            self.tell(events.AttemptEnded(uid, number, fence + off, OUTCOMES[outcome]))
+
+    def _attempts(self, which: int) -> list[tuple[str, int, int]]:
+        going = [job for job in self.ledger.jobs.values() if job.attempts]
+        if not going:
+            return []
+        job = going[which % len(going)]
+        last = job.attempts[-1]
+        return [(job.uid, last.number, last.fence)]
+
+    def listed(self, which: int, every: int, boot: str) -> None:
+        """An agent comes back, from this boot or another, and knows only each so-manieth of its attempts."""
+        name = NAMES[which]
+        known = tuple(lease.id for lease in self.ledger.leases_of(name) if lease.job)
+        self.tell(events.AttemptsListed(name, known[:: every + 1], boot))
+
+    def vanish(self, which: int) -> None:
+        """One of those that are being stopped is gone."""
+        stopping = [job for job in self.ledger.jobs.values() if job.state is JobState.STOPPING]
+        if stopping:
+            job = stopping[which % len(stopping)]
+            last = job.attempts[-1]
+            self.tell(events.AttemptEnded(job.uid, last.number, last.fence, OUTCOMES[2]))
+
+    def started_too_soon(self, which: int) -> None:
+        """An agent reports a start that was never ordered: the victims are still there."""
+        early = [lease.job for lease in self.ledger.leases.values() if lease.awaits and lease.job]
+        if early:
+            last = self.ledger.jobs[early[which % len(early)]].attempts[-1]
+            self.tell(events.AttemptStarted(early[which % len(early)], last.number, last.fence, 8))
+
+    def work(self, every: int, stops: bool = True) -> None:
+        """The agents do what they are told: start what is to start, stop what is to stop; some are slow."""
+        for effect in pending(self.ledger)[:: every + 1]:
+            attempt = effect.job.attempt
+            assert attempt is not None
+            if isinstance(effect, StartAttempt):
+                self.tell(events.AttemptStarted(effect.job.uid, attempt.number, attempt.fence, 7))
+            elif stops:
+                self.tell(events.AttemptEnded(effect.job.uid, attempt.number, attempt.fence, OUTCOMES[2]))
+
+    def fill(self, request: Request, jobs: int) -> None:
+        """So many jobs of one kind run, and have run for a while."""
+        for _ in range(jobs):
+            self.submit(request, 0)
+        self.work(0, stops=False)
+        self.wait(2_000, heard=True)
+
+    def look(self) -> None:
+        self.tell(events.QueueScanned())
+
+    def wait(self, ms: int, heard: bool) -> None:
+        """Time passes, with heartbeats or in silence."""
+        self.now += ms
+        if heard:
+            for name in list(self.ledger.nodes):
+                self.tell(events.HeartbeatReceived(name, USAGES[0]))
+        self.tell(events.TimePassed())
+
+    def jump(self, ms: int) -> None:
+        """Time passes and nobody has looked at the clock yet."""
+        self.now += ms
+
+    def restart(self) -> None:
+        """The control plane dies; the next one knows what was stored."""
+        self.begin_anew(self.rebuilt())
+        self.epoch += 1
+        self.tell(events.ControlPlaneStarted(self.epoch))

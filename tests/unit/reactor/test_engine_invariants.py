@@ -1,0 +1,167 @@
+"""Whatever happens to an engine and to the grid: a lease never has two groups, and in the end both say the same."""
+
+from __future__ import annotations
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+from msgspec import Struct, field
+
+from distributed_grid.domain.effects import BindLease
+from distributed_grid.domain.engines import GROUP_PREFIX, Binding, EngineResources, parsed
+from distributed_grid.domain.events import (
+    ControlPlaneStarted,
+    EngineNode,
+    EngineObserved,
+    EngineWanted,
+    Event,
+    GroupBound,
+    GroupFreed,
+    GroupRefused,
+)
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rows import decode_row, encode_row
+from distributed_grid.domain.states import LeaseState
+from distributed_grid.errors import GridError
+from distributed_grid.reactor import unsettled
+from tests.support.builders import GB, Scenario, a_node, a_request
+
+NODES = ("gpu1", "gpu2")
+ROOM = EngineResources(4000, 16 * GB, 0)
+
+
+class Cluster(Struct):
+    """An engine with two nodes: what it has, in which life, and which of its nodes are there."""
+
+    life: int = 1
+    groups: dict[str, str] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=lambda: {name: f"{name}-1" for name in NODES})
+    away: bool = False
+
+    def reserve(self, binding: Binding) -> bool:
+        """Whether it has the group now."""
+        others = [parsed(name) for name in self.groups if name != binding.group]
+        assert all(found is None or found[0] != binding.lease_id for found in others), "a lease with two groups"
+        if binding.place not in self.ids.values():
+            return False
+        self.groups[binding.group] = binding.place
+        return True
+
+    def die(self) -> None:
+        """Forget everything, and come back with other names."""
+        self.life += 1
+        self.groups = {}
+        self.ids = {name: f"{name}-{self.life}" for name in NODES}
+
+    def lose(self, name: str) -> None:
+        """Its groups stay, for the engine hopes to place them elsewhere."""
+        self.ids.pop(name, None)
+
+    def find(self, name: str) -> None:
+        self.life += 1
+        self.ids.setdefault(name, f"{name}-{self.life}")
+
+
+class Scene:
+    """A grid and an engine, and what is lost between them."""
+
+    def __init__(self) -> None:
+        self.tale = Scenario(a_node("gpu1", hold_s=30), a_node("gpu2", hold_s=30))
+        self.engine = Cluster()
+        self.tale.tell(EngineWanted("ray", "attached", "head"))
+        self.count = 0
+        self.look()
+
+    def look(self) -> None:
+        if not self.engine.away:
+            places = tuple(EngineNode(key, name=name, has=ROOM, room=ROOM) for name, key in self.engine.ids.items())
+            groups = tuple(self.engine.groups.items())
+            self.tale.now += 1
+            self.tale.tell(EngineObserved("ray", f"s{self.engine.life}", self.tale.now, places, groups))
+            for group in [name for name in self.engine.groups if name.removeprefix(GROUP_PREFIX) not in self.bindings]:
+                del self.engine.groups[group]
+
+    @property
+    def bindings(self) -> dict[str, Binding]:
+        return self.tale.ledger.bindings
+
+    def perform(self, *, answer: bool = True, backwards: bool = False) -> None:
+        """Do what is called for; without an answer the control plane died before it heard what became of it."""
+        effects = [] if self.engine.away else unsettled(self.tale.ledger)
+        for effect in reversed(effects) if backwards else effects:
+            binding = effect.binding
+            if isinstance(effect, BindLease):
+                made = self.engine.reserve(binding)
+                event: Event = GroupBound(binding.key) if made else GroupRefused(binding.key, "no such node")
+            else:
+                self.engine.groups.pop(binding.group, None)
+                event = GroupFreed(binding.key)
+            if answer:
+                self.tale.tell(event)
+
+    def restart(self) -> None:
+        rows = [decode_row(row.kind, encode_row(row)) for row in self.tale.ledger.rows(durable_only=True)]
+        self.tale.ledger = Ledger(rows)
+        epoch = self.tale.ledger.counters.get("epoch", 0) + 1
+        self.tale.tell(ControlPlaneStarted(epoch))
+        for name in NODES:
+            self.tale.hear(name)
+
+    def act(self, deed: str, which: int) -> None:
+        name = NODES[which % 2]
+        live = sorted(self.tale.ledger.leases)
+        match deed:
+            case "ask":
+                self.count += 1
+                request = a_request(f"r{self.count}", cores=1 + which % 2, wait_s=60, duration_s=40 * (which % 3))
+                try:
+                    self.tale.ask(request)
+                except GridError:
+                    pass
+            case "release" if live:
+                self.tale.release(live[which % len(live)])
+            case "perform":
+                self.perform(backwards=which % 2 == 1)
+            case "perform, unheard":
+                self.perform(answer=False, backwards=which % 2 == 1)
+            case "look":
+                self.look()
+            case "time":
+                self.tale.later(1 + 10 * (which % 4))
+            case "die":
+                self.engine.die()
+            case "lose":
+                self.engine.lose(name)
+            case "find":
+                self.engine.find(name)
+            case "away":
+                self.engine.away = not self.engine.away
+            case "restart":
+                self.restart()
+
+
+DEEDS = ("ask", "ask", "release", "perform", "perform", "perform, unheard", "look", "time", "die", "lose", "find",
+         "away", "restart")  # fmt: skip
+
+
+@example([(deed, 1) for deed in ("ask", "perform", "lose", "look", "find", "look", "perform")])
+@example([(deed, 0) for deed in ("ask", "perform", "lose", "look", "find", "look")] + [("perform", 1)])
+@example([(deed, 0) for deed in ("ask", "perform, unheard", "restart", "die", "look", "perform")])
+@given(st.lists(st.tuples(st.sampled_from(DEEDS), st.integers(0, 11)), max_size=60))
+def test_ledger_and_engine_agree_in_the_end_whatever_happened_in_between(script):
+    scene = Scene()
+    for deed, which in script:
+        scene.act(deed, which)
+        scene.tale.ledger.check()
+    scene.engine.away = False
+    for name in NODES:
+        scene.engine.find(name)
+    for _ in range(4):
+        scene.look()
+        scene.perform()
+    ledger = scene.tale.ledger
+    ledger.check()
+    held = [lease for lease in ledger.leases.values() if lease.holds]
+    assert all(lease.state is LeaseState.ACTIVE for lease in held)
+    backed = {binding.group for lease in held if (binding := ledger.binding_of(lease)) is not None}
+    assert set(scene.engine.groups) == backed == {binding.group for binding in ledger.bindings.values()}
+    assert {lease.id for lease in held} == {binding.lease_id for binding in ledger.bindings.values()}

@@ -1,0 +1,244 @@
+"""The laws of the grid: each alone over random scripts, and all together in a state machine."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from distributed_grid.domain.resources import Priority
+from distributed_grid.simulation.invariants import LAWS, Law
+from tests.support.builders import a_request
+from tests.unit.reactor.state_machine import NAMES, NODES, OUTCOMES, USAGES, World
+
+some_nodes = st.sampled_from([(), (), (), (), NAMES[:1], NAMES[1:2], NAMES[:2], NAMES[2:], ("nowhere",)])
+whichever = st.integers(0, 7)
+names = st.integers(0, len(NAMES) - 1)
+kinds = st.integers(0, len(NODES) - 1)
+usages = st.sampled_from([0, 0, 0, *range(len(USAGES))])
+offs = st.sampled_from([0, 0, 0, 0, -1, 1, 1 << 32])
+outcomes = st.integers(0, len(OUTCOMES) - 1)
+moments = st.sampled_from([0, 1, 999, 1_000, 2_000, 2_000, 6_000, 6_001, 30_001, 61_000, 301_000, 86_400_000])
+extras = st.sampled_from([-1, 0, 1, 60_000])
+ages = st.sampled_from([-5_000, 0, 1, 1_500, 10_000, 10**12])
+
+
+ASKS = (
+    {"cores": 1},
+    {"cores": 2},
+    {"cores": 3, "memory_gb": 6},
+    {"cores": 4},
+    {"memory_gb": 12},
+    {"cores": 0.5, "gpus": 0.3},
+    {"gpus": 0.5, "gpu_memory_gb": 4},
+    {"gpus": 0.7},
+    {"cores": 1, "gpus": 1},
+    {"gpus": 1, "gpu_memory_gb": 12},
+    {"gpus": 2},
+    {"custom": {"fpga": 1}},
+    {"cores": 1, "custom": {"fpga": 2}},
+    {"cores": 9},
+)
+
+
+@st.composite
+def requests(draw):
+    """An ask of a size that a few of them fill a node, seldom impossible."""
+    return a_request(
+        **draw(st.sampled_from((*ASKS[:4], *ASKS))),
+        priority=draw(st.sampled_from([*Priority, Priority.URGENT])),
+        prefer=draw(some_nodes),
+        require=draw(some_nodes),
+        wait_s=draw(st.sampled_from([300, 3600, 5, 0])),
+        duration_s=draw(st.sampled_from([0, 0, 2, 60, 7200])),
+    )
+
+
+modest_requests = st.builds(
+    lambda ask, priority: a_request(**ask, priority=priority, wait_s=60),
+    st.sampled_from([ASKS[0], ASKS[0], ASKS[1], ASKS[5], ASKS[6], ASKS[11]]),
+    st.sampled_from([Priority.LOW, Priority.MEDIUM, Priority.HIGH]),
+)
+urgent_requests = st.builds(
+    lambda ask, wait_s: a_request(**ask, priority=Priority.URGENT, wait_s=wait_s),
+    st.sampled_from(ASKS[:-1]),
+    st.sampled_from([0, 60]),
+)
+
+
+def deed(name: str, *args):
+    return st.tuples(st.just(name), st.tuples(*args))
+
+
+DEEDS = {
+    "declare": (names, kinds),
+    "hear": (names, usages),
+    "forget": (names,),
+    "ask": (requests(),),
+    "urge": (urgent_requests,),
+    "submit": (requests(), st.sampled_from([0, 0, 1, 3])),
+    "ask_again": (whichever, st.booleans()),
+    "release": (whichever, st.booleans()),
+    "extend": (whichever, extras),
+    "cancel": (whichever, st.booleans()),
+    "started": (whichever, offs),
+    "ended": (whichever, offs, outcomes),
+    "listed": (names, st.integers(0, 2), st.sampled_from(["", "one", "two"])),
+    "yield_to_owner": (names, st.booleans()),
+    "drain": (names,),
+    "want": (names, st.booleans()),
+    "cool": (names, st.booleans()),
+    "claim": (names, st.integers(1, 5), st.sampled_from([1, 60_000])),
+    "stop_node": (names,),
+    "pause": (whichever, offs, st.booleans()),
+    "mark": (whichever, offs, ages),
+    "spare": (st.sampled_from([0, 1_000, 5_000]), st.integers(0, 3)),
+    "look": (),
+    "fill": (modest_requests, st.integers(2, 5)),
+    "work": (st.sampled_from([0, 0, 1]),),
+    "wait": (moments, st.sampled_from([True, True, True, False])),
+    "jump": (moments,),
+    "restart": (),
+}
+OFTEN = ("ask", "submit", "submit", "urge", "urge", "fill", "work", "wait", "wait")
+SELDOM = (
+    *("declare", "forget", "ask_again", "extend", "started", "listed", "look", "jump", "restart"),
+    *("yield_to_owner", "drain", "want", "cool", "claim", "stop_node", "pause", "mark", "spare"),
+)
+scripts = st.lists(st.sampled_from([*DEEDS, *OFTEN]).flatmap(lambda name: deed(name, *DEEDS[name])), max_size=25)
+
+
+def begin(world: World, first: int, second: int) -> None:
+    """Two nodes that have been heard."""
+    for which, kind in ((0, first), (1, second)):
+        world.declare(which, kind)
+        world.hear(which, 0)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+@given(first=kinds, second=kinds, script=scripts)
+def test_it_is_a_law_that(law: Law, first: int, second: int, script: list[tuple[str, tuple]]):
+    world = World(law)
+    begin(world, first, second)
+    for name, args in script:
+        getattr(world, name)(*args)
+
+
+class AnythingMayHappen(RuleBasedStateMachine):
+    """All laws at once, over longer lives than a script has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(*LAWS)
+
+    @initialize(first=kinds, second=kinds)
+    def begin(self, first, second):
+        begin(self.world, first, second)
+
+    @rule(request=requests())
+    def a_lease_is_asked_for(self, request):
+        self.world.ask(request)
+
+    @rule(request=requests(), retries=st.sampled_from([0, 1, 3]))
+    def a_job_is_submitted(self, request, retries):
+        self.world.submit(request, retries)
+
+    @rule(request=modest_requests, jobs=st.integers(2, 5))
+    def the_grid_fills_up(self, request, jobs):
+        self.world.fill(request, jobs)
+
+    @rule(request=urgent_requests)
+    def somebody_is_in_a_hurry(self, request):
+        self.world.urge(request)
+
+    @rule(which=names, usage=usages)
+    def a_node_is_heard(self, which, usage):
+        self.world.hear(which, usage)
+
+    @rule(ms=moments, heard=st.sampled_from([True, True, True, False]))
+    def time_passes(self, ms, heard):
+        self.world.wait(ms, heard)
+
+    @rule(every=st.sampled_from([0, 0, 1]))
+    def the_agents_do_their_work(self, every):
+        self.world.work(every)
+
+    @rule(which=whichever, off=offs, outcome=outcomes)
+    def an_attempt_ends(self, which, off, outcome):
+        self.world.ended(which, off, outcome)
+
+    @rule(which=whichever, twice=st.booleans())
+    def a_lease_is_released(self, which, twice):
+        self.world.release(which, twice)
+
+    @rule(which=whichever, twice=st.booleans())
+    def a_job_is_cancelled(self, which, twice):
+        self.world.cancel(which, twice)
+
+    @rule(seldom=st.sampled_from(SELDOM).flatmap(lambda name: deed(name, *DEEDS[name])))
+    def something_rare_happens(self, seldom):
+        name, args = seldom
+        getattr(self.world, name)(*args)
+
+
+class EverybodyIsInAHurry(RuleBasedStateMachine):
+    """One small node, full of modest jobs; the urgent push in, and the agent stops one victim at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(*LAWS)
+        self.world.declare(0, 1)
+        self.world.hear(0, 0)
+
+    @initialize(ask=st.sampled_from([ASKS[0], ASKS[0], ASKS[1], ASKS[6]]))
+    def the_node_is_full(self, ask):
+        self.world.fill(a_request(**ask, priority=Priority.LOW), 4)
+
+    @rule(ask=st.sampled_from([*ASKS[:4], *ASKS[6:10]]))
+    def somebody_pushes_in(self, ask):
+        self.world.submit(a_request(**ask, priority=Priority.URGENT), 0)
+
+    @rule(request=urgent_requests)
+    def somebody_wants_a_lease_at_once(self, request):
+        self.world.ask(request)
+
+    @rule(which=whichever)
+    def one_victim_is_gone(self, which):
+        self.world.vanish(which)
+
+    @rule(which=whichever, age_ms=ages)
+    def a_checkpoint_is_marked(self, which, age_ms):
+        self.world.mark(which, 0, age_ms)
+
+    @rule(cap=st.integers(0, 2))
+    def the_cap_is_set_anew(self, cap):
+        self.world.spare(1_000, cap)
+
+    @rule(which=whichever)
+    def an_attempt_starts_whether_it_may_or_not(self, which):
+        self.world.started_too_soon(which)
+
+    @rule()
+    def the_agent_starts_what_it_may(self):
+        self.world.work(0, stops=False)
+
+    @rule(which=whichever)
+    def somebody_gives_up(self, which):
+        self.world.cancel(which, twice=False)
+
+    @rule(request=modest_requests)
+    def more_work_comes(self, request):
+        self.world.fill(request, 1)
+
+    @rule(ms=st.sampled_from([0, 1_000, 2_000]))
+    def a_moment_passes(self, ms):
+        self.world.wait(ms, heard=True)
+
+
+AnythingMayHappen.TestCase.settings = settings(max_examples=35, stateful_step_count=30)
+EverybodyIsInAHurry.TestCase.settings = settings(max_examples=60, stateful_step_count=20)
+# A few seconds of work, which a busy machine may make minutes of.
+patiently = pytest.mark.timeout(600)
+test_all_laws_hold_whatever_happens = patiently(AnythingMayHappen.TestCase)
+test_all_laws_hold_when_everybody_is_in_a_hurry = patiently(EverybodyIsInAHurry.TestCase)

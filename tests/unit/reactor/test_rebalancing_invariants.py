@@ -1,0 +1,271 @@
+"""Whatever the load does, balancing does not swing: its laws over random load curves, for every policy and mode."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from distributed_grid.domain.events import NodeDeclared, PressureRead
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rebalancing import WATCHED, Forecast, PressureReading, SharingMode, amount_in, resource_of
+from distributed_grid.domain.resources import ResourceType
+from distributed_grid.reactor import Record
+from distributed_grid.scheduling.rebalancing.sharing_policies import POLICIES
+from distributed_grid.scheduling.rebalancing.surplus import total_of
+from distributed_grid.simulation.invariants import LAWS
+from tests.support.builders import a_node, thresholds
+from tests.unit.reactor.rebalance_rounds import INTERVAL_MS, Rounds, a_reading, apart, rules
+from tests.unit.reactor.state_machine import NAMES, NODES, World
+from tests.unit.reactor.test_invariants import DEEDS, begin, deed, kinds
+
+TYPES = [(policy, str(mode)) for policy in POLICIES for mode in SharingMode]
+every_type = pytest.mark.parametrize(("policy", "mode"), TYPES, ids=lambda word: word)
+NODES_HERE = ("ash", "birch", "cedar")
+HIGH, LOW = 800, 300
+SETTLES = 90
+"""Rounds that are enough for every lease that a policy allows, and for those that nobody renews to end."""
+
+
+@st.composite
+def curves(draw) -> list[int | None]:
+    """A load that stays, jumps or drifts, and is now and then unknown."""
+    levels: list[int | None] = []
+    for _ in range(draw(st.integers(1, 8))):
+        start = draw(st.sampled_from([0, 250, 299, 300, 550, 799, 800, 801, 950, 1000, None]))
+        slope = draw(st.sampled_from([0, 0, 20, -20, 150, -150]))
+        wobble = draw(st.sampled_from([0, 0, 5, 400]))
+        for step in range(draw(st.integers(1, 12))):
+            known = None if start is None else start + slope * step + (wobble if step % 2 else 0)
+            levels.append(None if known is None else min(max(known, 0), 1000))
+    return levels
+
+
+@st.composite
+def loads(draw) -> list[tuple[PressureReading, ...]]:
+    """What is read of three nodes, round after round; forecasts are as wild as they like."""
+    memory = [draw(curves()) for _ in NODES_HERE]
+    cpu = [draw(curves()) for _ in NODES_HERE]
+    rounds = max(len(curve) for curve in (*memory, *cpu))
+    ahead = draw(st.lists(st.sampled_from([None, Forecast(100, 10), Forecast(900, 20)]), min_size=1, max_size=7))
+    return [
+        tuple(
+            _reading(
+                name, memory[which][at % len(memory[which])], cpu[which][at % len(cpu[which])], ahead[at % len(ahead)]
+            )
+            for which, name in enumerate(NODES_HERE)
+        )
+        for at in range(rounds)
+    ]
+
+
+def _reading(name: str, memory: int | None, cpu: int | None, ahead: Forecast | None) -> PressureReading:
+    if memory is None or cpu is None:
+        return PressureReading(name)
+    return replace(a_reading(name, memory=memory, cpu=cpu), memory_ahead=ahead)
+
+
+class Watched(Rounds):
+    """Rounds that are held against the rules of lending as they go, and remember who was asked when."""
+
+    def __init__(self, policy: str, mode: str) -> None:
+        nodes = [apart(a_node(name, cores=8, memory_gb=30)) for name in NODES_HERE]
+        super().__init__(*nodes, rules=rules(policy, mode))
+        self.deeds: dict[tuple[str, str], list[tuple[int, str, str]]] = defaultdict(list)
+        self.last: dict[str, PressureReading] = {}
+        self.rounds_told = 0
+
+    def live(self, readings: tuple[PressureReading, ...]) -> list[Record]:
+        before = {lease.id for lease in self.leases}
+        self.last = {reading.node: reading for reading in readings}
+        told = self.round(*readings)
+        for lease in self.leases:
+            if lease.id not in before:
+                self._was_fair(lease.id)
+        for name in NODES_HERE:
+            mine = [lease for lease in self.leases if lease.request.target == name]
+            assert len(mine) <= self.rules.policy.leases_max
+        for record in told:
+            if record.type == "rebalanced":
+                key = (str(record.data["target_node"]), str(record.data["resource_type"]))
+                deed = (self.rounds_told, str(record.data["action"]), str(record.data.get("source_node", "")))
+                self.deeds[key].append(deed)
+        self.rounds_told += 1
+        return told
+
+    def _was_fair(self, lease_id: str) -> None:
+        """Nothing is asked of the target itself, of an unknown node, or of one that has less to spare."""
+        lease = self.ledger.leases[lease_id]
+        target, lender, resource = lease.request.target, self.last[lease.node], resource_of(lease.request.ask)
+        assert lease.node != target
+        assert self.last[target].level(resource) is not None
+        assert all((lender.level(one) or 0) <= HIGH for one in WATCHED)
+        assert lender.score is not None
+        node, book = self.ledger.nodes[lease.node], self.ledger.book(lease.node)
+        total = total_of(node.capacity, resource)
+        lent = book.memory_bytes if resource is ResourceType.MEMORY else book.cpu_milli
+        idle = total * (1000 - (lender.level(resource) or 0)) // 1000
+        assert min(total - lent, idle - amount_in(lease, resource)) >= total * self.rules.excess_milli // 1000
+
+
+@every_type
+@settings(max_examples=20)
+@given(load=loads())
+def test_flips_are_bounded_by_real_crossings_and_by_the_cool_down(policy, mode, load):
+    story = Watched(policy, mode)
+    for readings in load:
+        story.live(readings)
+    if mode == "offload_only":
+        assert not story.leases
+    for (target, resource), deeds in story.deeds.items():
+        levels = [
+            next(one for one in readings if one.node == target).level(ResourceType(resource)) for readings in load
+        ]
+        asks = [at for at, action, _ in deeds if action == "asked"]
+        assert all(later - earlier >= story.rules.policy.cool_down for earlier, later in pairwise(asks))
+        assert len(asks) <= 1 + len(load) // max(story.rules.policy.cool_down, 1)
+        flips = [deed for deed in deeds if deed[1] in {"asked", "given_back"}]
+        turns = sum(1 for one, other in pairwise(flips) if one[1] != other[1])
+        assert turns <= _crossings(levels) + 2 * _lender_crossings(load, resource)
+
+
+def _crossings(levels: list[int | None]) -> int:
+    """How often a level came below the low mark or left what is below it."""
+    below = [level < LOW for level in levels if level is not None]
+    return sum(1 for one, other in pairwise(below) if one != other)
+
+
+def _lender_crossings(load: list[tuple[PressureReading, ...]], resource: str) -> int:
+    """How often any node came to need for itself what it may have lent, really or by forecast."""
+    needs = [
+        [
+            (level := one.level(ResourceType(resource))) is not None and (level > HIGH or _foreseen(one, resource))
+            for one in readings
+        ]
+        for readings in load
+    ]
+    came = sum(
+        1 for one, other in pairwise(needs) for before, after in zip(one, other, strict=True) if after and not before
+    )
+    return came + sum(needs[0])
+
+
+def _foreseen(reading: PressureReading, resource: str) -> bool:
+    ahead = reading.ahead(ResourceType(resource))
+    return ahead is not None and ahead.level > HIGH
+
+
+@every_type
+@settings(max_examples=8)
+@given(load=loads())
+def test_a_constant_load_leads_to_a_fixed_point(policy, mode, load):
+    story = Watched(policy, mode)
+    for readings in load:
+        story.live(readings)
+    for _ in range(SETTLES):
+        story.live(load[-1])
+    for _ in range(25):
+        told = story.live(load[-1])
+        assert {record.type for record in told} <= {"extended"}
+
+
+@every_type
+@settings(max_examples=6)
+@given(load=loads(), at=st.integers(0, 60))
+def test_a_restart_does_not_make_it_swing(policy, mode, load, at):
+    """What is forgotten is only since when; what is held is kept as if nothing had been."""
+    story = Watched(policy, mode)
+    for number, readings in enumerate(load):
+        if number == at % len(load):
+            held = [lease.id for lease in story.leases]
+            story.ledger = Ledger(story.ledger.rows(durable_only=True))
+            for name in NODES_HERE:
+                story.hear(name)
+            assert [lease.id for lease in story.leases] == held
+        story.live(readings)
+    for _ in range(SETTLES):
+        story.live(load[-1])
+    assert {record.type for record in story.live(load[-1])} <= {"extended"}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(demand=st.integers(0, 1400), high=st.integers(400, 900), gap=st.integers(50, 390))
+@settings(max_examples=15)
+def test_borrowing_that_really_relieves_a_node_settles_too(policy, demand, high, gap):
+    """What is borrowed is used at once: the target's level falls by it, the lender's rises."""
+    story = Watched(policy, "dynamic_balancing")
+    story.rules = rules(policy, high=high, low=high - gap)
+    total = story.ledger.nodes["ash"].capacity.memory_bytes
+
+    def level(name: str) -> PressureReading:
+        lent = 1000 * story.ledger.book(name).memory_bytes // total
+        got = sum(
+            1000 * lease.request.ask.memory_bytes // total for lease in story.leases if lease.request.target == name
+        )
+        return a_reading(name, memory=min(max((demand if name == "ash" else 100) + lent - got, 0), 1000))
+
+    for _ in range(SETTLES):
+        story.round(*(level(name) for name in NODES_HERE))
+    told = [record for _ in range(25) for record in story.round(*(level(name) for name in NODES_HERE))]
+    assert {record.type for record in told} <= {"extended"}
+
+
+# ------------------------------------------------------------------ among everything else that may happen
+
+
+class BalancedWorld(World):
+    """The world of the laws with a rebalancer in it; its nodes are machines of their own."""
+
+    def declare(self, which: int, kind: int) -> None:
+        self.tell(NodeDeclared(replace(NODES[kind](NAMES[which]), host=NAMES[which])))
+
+    def press(self, levels: tuple[int | None, ...], policy: str, mode: str, later: int) -> None:
+        """A while later somebody reads how hard the nodes work."""
+        self.wait(later * INTERVAL_MS, heard=True)
+        readings = tuple(a_reading(name, memory=level, cpu=level) for name, level in zip(NAMES, levels, strict=True))
+        moment = self.tell(PressureRead(readings, rules(policy, mode)))
+        assert moment.refusal is None
+
+
+some_levels = st.sampled_from([None, 0, 100, 500, 850, 1000])
+PRESS = deed(
+    "press",
+    st.tuples(some_levels, some_levels, some_levels),
+    st.sampled_from([*POLICIES]),
+    st.sampled_from([str(mode) for mode in SharingMode]),
+    st.sampled_from([0, 1, 2, 5]),
+)
+ANYTHING = st.one_of(PRESS, PRESS, st.sampled_from([*DEEDS]).flatmap(lambda name: deed(name, *DEEDS[name])))
+
+
+@settings(max_examples=60)
+@given(first=kinds, second=kinds, script=st.lists(ANYTHING, max_size=30))
+def test_with_a_rebalancer_every_law_still_holds_and_no_reading_is_refused(first, second, script):
+    world = BalancedWorld(*LAWS)
+    begin(world, first, second)
+    for name, args in script:
+        getattr(world, name)(*args)
+
+
+def test_the_world_of_the_laws_sees_automatic_leases():
+    """Without this the test above might prove nothing."""
+    world = BalancedWorld(*LAWS)
+    begin(world, 0, 0)
+    world.press((1000, 0, None), "aggressive", "share_and_offload", 1)
+    assert [lease.request.target for lease in world.ledger.leases.values()] == [NAMES[0], NAMES[0]]
+    world.press((0, 0, None), "aggressive", "share_and_offload", 2)
+    assert world.ledger.is_empty
+
+
+def test_thresholds_of_its_own_make_a_local_node_a_machine_in_the_laws_too():
+    world = World(*LAWS)
+    for name in NAMES[:2]:
+        world.tell(NodeDeclared(a_node(name, thresholds=thresholds())))
+        world.hear(NAMES.index(name), 0)
+    readings = (a_reading(NAMES[0], memory=900), a_reading(NAMES[1]))
+    world.tell(PressureRead(readings, rules("aggressive", "share_and_offload")))
+    assert [lease.node for lease in world.ledger.leases.values()] == [NAMES[1]]

@@ -1,0 +1,130 @@
+"""Claims: leases that a new ledger learns of from elsewhere, held until their nodes confirm them."""
+
+# mypy: disable-error-code="comparison-overlap"
+# A state changes between two lines that look at it; mypy does not see that.
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from distributed_grid.domain.events import ClaimsRead, ControlPlaneStarted, LeaseClaimed, NodeDeclared
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.resources import Claim, GpuShare
+from distributed_grid.domain.states import LeaseEnd, LeaseState
+from distributed_grid.reactor.recovered_leases import CLAIMS_READ
+from tests.support.builders import NOW, Scenario, a_node, a_request
+
+FENCE = (7 << 32) + 5
+HOUR_MS = 3_600_000
+
+
+def a_claim(name: str = "b1", *, node: str = "gpu2", cores: int = 2, fence: int = FENCE, at: int = NOW) -> LeaseClaimed:
+    request = a_request(name, cores=cores, target="gpu1", anti_affinity=("gpu1",), duration_s=3600)
+    return LeaseClaimed(request, node, Claim(1000 * cores), fence, at, NOW + HOUR_MS)
+
+
+def a_start(story, *nodes) -> Scenario:
+    """A new ledger with declared nodes of four cores that nobody has heard yet."""
+    tale: Scenario = story(ledger=Ledger())
+    tale.tell(ControlPlaneStarted(1))
+    for node in nodes or (a_node("gpu1", cores=4), a_node("gpu2", cores=4)):
+        tale.tell(NodeDeclared(node))
+    return tale
+
+
+def ended(stepped):
+    return next(row for row in stepped.changes if row.kind == "lease" and row.is_over)
+
+
+def test_a_claim_is_reserved_until_its_node_is_heard(story):
+    tale = a_start(story)
+    tale.tell(ClaimsRead((a_claim(),)))
+    lease = tale.ledger.leases["b1"]
+    assert (lease.state, lease.recovered) == (LeaseState.RESERVING, True)
+    tale.ledger.check()
+    tale.hear("gpu1")
+    assert tale.ledger.leases["b1"].recovered
+    heard = tale.hear("gpu2")
+    lease = tale.ledger.leases["b1"]
+    assert (lease.state, lease.recovered) == (LeaseState.ACTIVE, False)
+    assert (lease.node, lease.fence, lease.ends_at_ms) == ("gpu2", FENCE, NOW + HOUR_MS)
+    assert "confirmed" in [record.type for record in heard.records]
+
+
+def test_nobody_else_gets_what_is_claimed(story):
+    tale = a_start(story)
+    tale.tell(ClaimsRead((a_claim(cores=3),)))
+    tale.hear("gpu2")
+    assert tale.ask(a_request("r1", cores=2, require=["gpu2"])).state is LeaseState.ASKED
+    assert tale.ask(a_request("r2", cores=1, require=["gpu2"])).node == "gpu2"
+
+
+def test_fences_stay_above_what_was_claimed(story):
+    tale = a_start(story)
+    tale.tell(ClaimsRead((a_claim(),)))
+    tale.hear("gpu2")
+    assert tale.ask(a_request("r1", require=["gpu2"])).fence > FENCE
+    assert tale.ledger.counters["epoch"] == 7
+
+
+def test_a_claim_that_its_node_cannot_have_lent_ends_with_the_reason(story):
+    tale = a_start(story)
+    tale.tell(ClaimsRead((a_claim("b1"), a_claim("b2", cores=3, fence=FENCE + 1, at=NOW + 1))))
+    over = ended(tale.hear("gpu2"))
+    assert (over.id, over.end) == ("b2", LeaseEnd.FAILED)
+    assert over.detail == "recovered, but gpu2 cannot have lent it: 5000 of 4000 millicores lent"
+    assert tale.ledger.leases["b1"].state is LeaseState.ACTIVE
+
+
+def test_a_claim_on_a_device_that_is_not_there_ends(story):
+    tale = a_start(story, a_node("gpu1"), a_node("gpu2", gpus=1))
+    event = a_claim()
+    tale.tell(ClaimsRead((replace(event, claim=Claim(gpus=(GpuShare(1, 1000),))),)))
+    assert "GPU 1" in ended(tale.hear("gpu2")).detail
+
+
+def test_a_claim_on_a_node_that_is_gone_ends_at_once_and_its_fence_counts(story):
+    tale = a_start(story)
+    stepped = tale.tell(ClaimsRead((a_claim(node="gpu9"),)))
+    assert ended(stepped).detail == "recovered, but gpu9 is not a node of this grid"
+    assert tale.ledger.counters["fence"] == FENCE
+
+
+def test_a_claim_on_a_node_that_has_not_said_what_it_has_waits_for_its_word(story):
+    far = a_node("far", cores=0, memory_gb=0, hold_s=60)
+    tale = a_start(story, a_node("gpu1"), far)
+    tale.tell(ClaimsRead((a_claim(node="far"),)))
+    tale.ledger.check()
+    tale.tell(NodeDeclared(a_node("far", cores=4, hold_s=60)))
+    tale.hear("far")
+    assert tale.ledger.leases["b1"].state is LeaseState.ACTIVE
+
+
+def test_a_claim_whose_time_is_over_expires_like_any_lease(story):
+    tale = a_start(story)
+    tale.tell(ClaimsRead((replace(a_claim(), ends_at_ms=NOW),)))
+    over = ended(tale.later(0, heard=False))
+    assert over.end is LeaseEnd.EXPIRED
+
+
+def test_claims_are_read_once_and_the_ledger_knows_better(story):
+    tale = a_start(story)
+    assert tale.tell(ClaimsRead()).changes
+    assert tale.ledger.counters[CLAIMS_READ] == 1
+    assert tale.tell(ClaimsRead((a_claim(),))).changes == []
+    tale.hear("gpu2")
+    tale.ask(a_request("b1", require=["gpu2"]))
+    assert tale.tell(a_claim()).changes == []
+
+
+def test_a_claim_on_a_node_that_was_heard_already_is_settled_at_once(story):
+    tale = story(a_node("gpu1"), a_node("gpu2"))
+    tale.tell(a_claim())
+    assert tale.ledger.leases["b1"].state is LeaseState.ACTIVE
+
+
+def test_a_claim_can_be_given_back(story):
+    tale = a_start(story)
+    tale.tell(ClaimsRead((a_claim(),)))
+    tale.release("b1")
+    assert not tale.ledger.leases

@@ -1,0 +1,277 @@
+"""The least cut off: a slow reckoning of the same laws beside the index, and what follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import floor, inf
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed_grid.domain.indexes.free_columns import WHOLE_ONLY, FreeColumns
+from distributed_grid.domain.request_shapes import RequestShape, RequestShapes
+from distributed_grid.scheduling.placement.fragmentation import COLUMNS_MOST, FragmentationIndex
+from distributed_grid.scheduling.placement.request_shapes import seen
+from distributed_grid.scheduling.placement.usable_capacity import supply
+
+MODELS = [frozenset({"NVIDIA A100"}), frozenset({"Tesla T4"})]
+HALF, WHOLE, PAIR = RequestShape(1000, 2**30, 500), RequestShape(4000, 2**30, 1000), RequestShape(8000, 2**30, 2000)
+
+
+@dataclass(frozen=True)
+class Node:
+    cpu: int
+    memory: int
+    devices: tuple[int, ...]
+    model: int = 0
+
+
+class Choice(NamedTuple):
+    """A row, and the device for part of one; whole devices are not told apart."""
+
+    row: int
+    device: int | None
+
+
+def choose(index: FragmentationIndex, shape: RequestShape, *rows: int) -> Choice | None:
+    """Of some rows the one with the least loss, or None where none of them has room."""
+    losses = index.losses(shape).tolist()
+    row = min((row for row in rows if losses[row] < inf), key=lambda row: (losses[row], row), default=None)
+    if row is None:
+        return None
+    return Choice(row, index.device(shape, row) if shape.is_part else None)
+
+
+def columns_of(*nodes: Node) -> FreeColumns:
+    columns = FreeColumns()
+    for number, node in enumerate(nodes):
+        write(columns, columns.row_of(f"n{number}"), node)
+    return columns
+
+
+def write(columns: FreeColumns, row: int, node: Node) -> None:
+    columns.cpu[row], columns.memory[row] = node.cpu, node.memory
+    columns.model[row] = columns.model_of(MODELS[node.model])
+    columns.put_devices(row, node.devices)
+    columns.touch(row)
+
+
+def typical_of(*weights: tuple[RequestShape, int]) -> RequestShapes:
+    return RequestShapes(weights=weights)
+
+
+def a_node(*devices: int, cores: int = 16, model: int = 0) -> Node:
+    return Node(cores * 1000, 2**36, devices, model)
+
+
+def chosen(shape: RequestShape, typical: RequestShapes, *nodes: Node) -> Choice | None:
+    return choose(FragmentationIndex(columns_of(*nodes), typical), shape, *range(len(nodes)))
+
+
+# ---------------------------------------------------------------- the slow reckoning
+
+
+def allowed(shape: RequestShape, model: int) -> bool:
+    return not shape.models or any(word in name.lower() for word in shape.models for name in MODELS[model])
+
+
+def usable(shape: RequestShape, node: Node) -> int:
+    """How much of a node's free GPUs a shape could use."""
+    part = shape.gpu_milli < 1000
+    if part:
+        held = sum(left // shape.gpu_milli * shape.gpu_milli for left in node.devices if 0 <= left <= 1000)
+    else:
+        held = sum(1000 for left in node.devices if left >= 1000)
+    for left, need in ((max(node.cpu, 0), shape.cpu_milli), (node.memory, shape.memory_bytes)):
+        if need:
+            held = min(held, floor(Fraction(3 * shape.gpu_milli * left, 2 * need)))
+    return held if held >= shape.gpu_milli and allowed(shape, node.model) else 0
+
+
+def worth(typical: RequestShapes, node: Node) -> int:
+    return sum(weight * usable(shape, node) for shape, weight in typical.weights)
+
+
+def afterwards(shape: RequestShape, node: Node) -> list[tuple[int | None, Node]]:
+    """Every way to place a shape on a node: the device, and what is left."""
+    cpu, memory = node.cpu - shape.cpu_milli, node.memory - shape.memory_bytes
+    if cpu < 0 or memory < 0 or (shape.gpu_milli and not allowed(shape, node.model)):
+        return []
+    devices = list(node.devices)
+    if 0 < shape.gpu_milli < 1000:
+        fits = [at for at, left in enumerate(devices) if shape.gpu_milli <= left <= 1000]
+        taken = [(at, [left - shape.gpu_milli * (i == at) for i, left in enumerate(devices)]) for at in fits]
+        return [(at, Node(cpu, memory, tuple(left), node.model)) for at, left in taken]
+    wanted = shape.gpu_milli // 1000
+    idle = sorted((at for at, left in enumerate(devices) if left >= 1000), key=lambda at: -devices[at])
+    if len(idle) < wanted:
+        return []
+    for at in idle[:wanted]:
+        devices[at] = 0
+    return [(None, Node(cpu, memory, tuple(devices), node.model))]
+
+
+def slowly(shape: RequestShape, typical: RequestShapes, nodes: list[Node]) -> tuple[list[float], Choice | None]:
+    """The loss on every row, and the choice."""
+    losses, best = [], None
+    for row, node in enumerate(nodes):
+        ways = [(worth(typical, node) - worth(typical, left), at) for at, left in afterwards(shape, node)]
+        loss, device = min(ways, key=lambda way: way[0], default=(inf, None))
+        losses.append(loss)
+        if loss < inf and (best is None or loss < losses[best.row]):
+            best = Choice(row, device)
+    return losses, best
+
+
+# ---------------------------------------------------------------- laws
+
+amounts = st.sampled_from([0, 1000, 3500, 12_000])
+memories = st.sampled_from([0, 2**30, 5 * 2**30 + 7])
+gpus = st.sampled_from([110, 250, 470, 500, 810, 1000, 1000, 2000, 4000])
+models = st.sampled_from([(), (), (), ("t4",), ("a100", "t4")])
+gpu_shapes = st.builds(RequestShape, amounts, memories, gpus, models)
+any_shapes = gpu_shapes | st.builds(RequestShape, amounts, memories)
+devices = st.lists(st.sampled_from([0, 190, 250, 530, 810, 1000, 1000, WHOLE_ONLY]), max_size=5)
+nodes_of = st.builds(Node, st.integers(-500, 40_000), st.integers(0, 2**34), devices.map(tuple), st.integers(0, 1))
+learned = st.lists(st.tuples(gpu_shapes, st.integers(1, 5000)), max_size=9, unique_by=lambda one: one[0]).map(
+    lambda weights: typical_of(*weights)
+)
+
+
+@given(st.lists(nodes_of, min_size=1, max_size=12), learned, any_shapes)
+def test_losses_and_choice_are_those_of_a_slow_reckoning(nodes, typical, shape):
+    index = FragmentationIndex(columns_of(*nodes), typical)
+    losses, choice = slowly(shape, typical, nodes)
+    assert index.losses(shape).tolist() == pytest.approx(losses, abs=sum(weight for _, weight in typical.weights))
+    found = choose(index, shape, *range(len(nodes)))
+    assert (found is None) == (choice is None)
+    if found is not None and choice is not None and _exact(typical):
+        assert found == choice
+
+
+def _exact(typical: RequestShapes) -> bool:
+    """Whether no limit can fall between two whole numbers, where a float may round to the other one."""
+    return all(not shape.cpu_milli and not shape.memory_bytes for shape, _ in typical.weights)
+
+
+@given(st.lists(nodes_of, min_size=1, max_size=40), learned, st.lists(any_shapes, min_size=1, max_size=4), st.data())
+def test_kept_losses_are_those_of_a_fresh_index_after_any_touches(nodes, typical, asked, data):
+    columns = columns_of(*nodes)
+    index = FragmentationIndex(columns, typical)
+    for _ in range(data.draw(st.integers(1, 6))):
+        index.losses(data.draw(st.sampled_from(asked)))
+        for row in data.draw(st.lists(st.integers(0, len(nodes) - 1), max_size=12)):
+            cpu, milli = data.draw(st.integers(0, 40_000)), data.draw(st.integers(0, 1000))
+            write(columns, row, Node(cpu, nodes[row].memory, (milli,) * len(nodes[row].devices), nodes[row].model))
+    fresh = FragmentationIndex(columns, typical)
+    for shape in asked:
+        assert index.losses(shape).tolist() == fresh.losses(shape).tolist()
+        assert choose(index, shape, *range(len(nodes))) == choose(fresh, shape, *range(len(nodes)))
+
+
+@given(st.lists(nodes_of, min_size=1, max_size=20), learned, any_shapes)
+def test_no_placement_makes_a_node_worth_more(nodes, typical, shape):
+    assert (FragmentationIndex(columns_of(*nodes), typical).losses(shape) >= 0).all()
+
+
+@given(st.lists(nodes_of, min_size=1, max_size=20), learned, any_shapes, st.randoms(use_true_random=False))
+def test_the_order_in_which_shapes_were_learned_does_not_matter(nodes, typical, shape, dice):
+    weights = list(typical.weights)
+    dice.shuffle(weights)
+    one, other = (FragmentationIndex(columns_of(*nodes), known) for known in (typical, typical_of(*weights)))
+    assert one.losses(shape).tolist() == other.losses(shape).tolist()
+
+
+@given(st.lists(nodes_of, min_size=1, max_size=20), st.lists(gpu_shapes, min_size=1, max_size=20), st.data())
+def test_supply_is_what_each_shape_could_use_in_the_order_of_the_counts(nodes, asked, data):
+    typical = RequestShapes()
+    for shape in asked:
+        typical = seen(typical, shape)
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=len(nodes), max_size=len(nodes))))
+    could_use = supply(typical.counts, columns_of(*nodes), mask)
+    for (shape, _), had in zip(typical.counts, could_use, strict=True):
+        reckoned = sum(usable(shape, node) for node, counts in zip(nodes, mask, strict=True) if counts)
+        assert had == pytest.approx(reckoned, abs=len(nodes))
+
+
+# ---------------------------------------------------------------- what follows
+
+
+def test_what_fills_a_started_device_goes_there():
+    typical = typical_of((HALF, 1), (WHOLE, 1))
+    assert chosen(HALF, typical, a_node(1000), a_node(1000, 500)) == Choice(1, 1)
+
+
+def test_a_part_that_leaves_too_little_goes_where_it_leaves_enough():
+    typical = typical_of((RequestShape(gpu_milli=300), 1))
+    assert chosen(RequestShape(gpu_milli=400), typical, a_node(600), a_node(700)) == Choice(1, 0)
+
+
+def test_work_without_a_gpu_stays_off_the_cpu_that_gpus_need():
+    typical = typical_of((WHOLE, 1))
+    assert chosen(RequestShape(8000), typical, a_node(1000, 1000, cores=12), a_node(1000, 0, cores=12)) == Choice(
+        1, None
+    )
+
+
+def test_what_could_go_anywhere_leaves_the_model_that_others_need():
+    typical = typical_of((WHOLE, 3), (RequestShape(4000, 2**30, 1000, ("a100",)), 1))
+    assert chosen(WHOLE, typical, a_node(1000, model=0), a_node(1000, model=1)) == Choice(1, None)
+
+
+def test_one_device_is_taken_from_a_node_whose_pair_is_broken_already():
+    typical = typical_of((WHOLE, 1), (PAIR, 1))
+    assert chosen(WHOLE, typical, a_node(1000, 1000), a_node(1000, 0)) == Choice(1, None)
+
+
+def test_a_part_never_goes_to_a_device_that_is_only_lent_whole():
+    typical = typical_of((HALF, 1))
+    assert chosen(HALF, typical, a_node(WHOLE_ONLY)) is None
+    assert chosen(HALF, typical, a_node(WHOLE_ONLY, 1000)) == Choice(0, 1)
+
+
+def test_a_whole_device_goes_where_it_cannot_be_shared_anyway():
+    typical = typical_of((HALF, 1), (WHOLE, 1))
+    assert chosen(WHOLE, typical, a_node(1000), a_node(WHOLE_ONLY)) == Choice(1, None)
+
+
+def test_without_room_on_an_allowed_row_there_is_no_choice():
+    index = FragmentationIndex(columns_of(a_node(1000), a_node(0)), typical_of((HALF, 1)))
+    assert choose(index, HALF, 1) is None
+    assert choose(index, HALF, 0, 1) == Choice(0, 0)
+    assert chosen(HALF, typical_of((HALF, 1))) is None
+
+
+def test_while_nothing_is_known_the_first_row_with_room_is_as_good_as_any():
+    assert chosen(HALF, RequestShapes(), a_node(200), a_node(1000), a_node(500)) == Choice(1, 0)
+
+
+def test_a_model_that_came_later_is_known():
+    columns = columns_of(a_node(1000), a_node(1000))
+    index = FragmentationIndex(columns, typical_of((HALF, 1)))
+    wanted = RequestShape(gpu_milli=500, models=("h100",))
+    assert choose(index, wanted, 0, 1) is None
+    columns.model[1] = columns.model_of({"NVIDIA H100"})
+    columns.touch(1)
+    assert choose(index, wanted, 0, 1) == Choice(1, 0)
+
+
+def test_other_weights_count_at_once():
+    index = FragmentationIndex(columns_of(a_node(600), a_node(700)), typical_of((RequestShape(gpu_milli=300), 1)))
+    asked = RequestShape(gpu_milli=400)
+    assert choose(index, asked, 0, 1) == Choice(1, 0)
+    index.use(typical_of((RequestShape(gpu_milli=700), 1)))
+    assert choose(index, asked, 0, 1) == Choice(0, 0)
+
+
+def test_more_shapes_than_are_kept_are_still_right():
+    typical = typical_of((HALF, 2), (RequestShape(gpu_milli=300), 1))
+    index = FragmentationIndex(columns_of(a_node(1000, 530), a_node(810)), typical)
+    for _ in range(2):
+        for milli in range(1, COLUMNS_MOST + 20):
+            losses, _ = slowly(RequestShape(gpu_milli=milli), typical, [a_node(1000, 530), a_node(810)])
+            assert index.losses(RequestShape(gpu_milli=milli)).tolist() == losses

@@ -1,0 +1,159 @@
+"""Gaps before a big request are used, and it starts no later for that."""
+
+# mypy: disable-error-code="union-attr"
+# A None where a thing should be fails the test by itself.
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distributed_grid.domain.events import PolicySet
+from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.scheduling_policy import HOUR_MS, SchedulingPolicy
+from distributed_grid.scheduling.queue.backfill import NEVER, StartForecast
+from tests.support.builders import Scenario, a_node, a_request
+from tests.support.workload import Workload, WorkloadJob
+
+MINUTE_MS = 60_000
+FOREVER_S = 10**7
+
+
+def a_big_one_waits(**half: float) -> Scenario:
+    """Half of four cores is lent, for two minutes unless said otherwise; somebody waits for all four."""
+    story = Scenario(a_node("n1", cores=4))
+    story.ask(a_request("half", cores=2, **(half or {"duration_s": 120})))  # type: ignore[arg-type]
+    story.ask(a_request("big", cores=4, wait_s=FOREVER_S))
+    story.later(1)
+    return story
+
+
+def comes(story: Scenario, request: Request) -> str:
+    """The state of somebody who comes now."""
+    lease = story.ask(request)
+    assert lease is not None
+    return str(lease.state)
+
+
+def test_who_is_over_in_time_goes_first():
+    story = a_big_one_waits()
+    assert comes(story, a_request("short", cores=2, duration_s=100)) == "active"
+
+
+def test_who_is_not_over_in_time_waits():
+    story = a_big_one_waits()
+    assert comes(story, a_request("long", cores=1, duration_s=200)) == "asked"
+
+
+def test_who_does_not_say_how_long_it_takes_waits():
+    story = a_big_one_waits()
+    assert comes(story, a_request("who knows", cores=1)) == "asked"
+
+
+def test_who_fits_beside_the_big_one_even_then_goes_first():
+    story = Scenario(a_node("n1", cores=4))
+    story.ask(a_request("half", cores=2, duration_s=120))
+    story.ask(a_request("big", cores=3, wait_s=FOREVER_S))
+    story.later(1)
+    assert comes(story, a_request("long", cores=1, duration_s=9999)) == "active"
+    assert comes(story, a_request("longer", cores=1, duration_s=9999)) == "asked"
+
+
+def test_what_was_said_counts_as_well_as_a_term():
+    story = a_big_one_waits(expects_ms=120_000)
+    assert comes(story, a_request("short", cores=2, expects_ms=100_000)) == "active"
+
+
+def test_a_guess_from_the_last_two_jobs_counts_too():
+    story = Scenario(a_node("n1", cores=4))
+    for number in range(2):
+        story.submit(a_request(f"j{number}", user="bob"), starts=True)
+        story.later(30)
+        story.end(f"j{number}")
+    story.ask(a_request("half", cores=2, duration_s=120))
+    story.ask(a_request("big", cores=4, wait_s=FOREVER_S))
+    story.later(1)
+    assert story.submit(a_request("j2", cores=2, user="bob")).state == "assigned"
+
+
+def test_who_is_owed_its_place_is_not_passed_on_a_guess():
+    story = Scenario(a_node("n1", cores=4))
+    story.tell(PolicySet(SchedulingPolicy(starvation_ms=HOUR_MS)))
+    for number in range(2):
+        story.submit(a_request(f"j{number}", user="bob"), starts=True)
+        story.later(30)
+        story.end(f"j{number}")
+    story.ask(a_request("half", cores=2, duration_s=2 * 3600))
+    story.ask(a_request("big", cores=4, wait_s=FOREVER_S))
+    story.later(3601)
+    assert story.submit(a_request("j2", cores=2, user="bob")).state == "queued"
+    assert comes(story, a_request("term", cores=2, user="eve", duration_s=60)) == "active"
+
+
+def test_who_broke_its_word_since_is_not_believed_by_who_is_owed_its_place():
+    story = Scenario(a_node("n1", cores=4))
+    story.tell(PolicySet(SchedulingPolicy(starvation_ms=HOUR_MS)))
+    story.ask(a_request("half", cores=2, duration_s=4 * 3600))
+    story.ask(a_request("big", cores=4, wait_s=FOREVER_S))
+    story.later(3601)
+    assert comes(story, a_request("word", cores=2, user="bob", expects_ms=60_000)) == "active"
+    story.later(120)
+    story.release("word")
+    assert comes(story, a_request("word2", cores=2, user="bob", expects_ms=60_000)) == "asked"
+    assert comes(story, a_request("other", cores=2, user="eve", expects_ms=60_000)) == "active"
+
+
+def test_the_earliest_moment_is_when_enough_has_come_free():
+    story = Scenario(a_node("n1", cores=4))
+    for request_id, seconds in (("a", 100), ("b", 200), ("c", 300)):
+        story.ask(a_request(request_id, duration_s=seconds))
+    prospects = StartForecast(story.ledger, story.now)
+    asks = [a_request("x", cores=cores).ask for cores in (1, 2, 3, 4)]
+    found = [prospects.earliest_ms(ask, "n1") - story.now for ask in asks]
+    assert found == [0, 100_000, 200_000, 300_000]
+
+
+def test_nobody_knows_when_where_somebody_does_not_say():
+    story = Scenario(a_node("n1", cores=4))
+    story.ask(a_request("a"))
+    assert StartForecast(story.ledger, story.now).earliest_ms(a_request("x", cores=4).ask, "n1") == NEVER
+
+
+def test_a_gang_is_kept_as_many_nodes_as_it_has_members():
+    story = Scenario(*(a_node(f"n{number}", cores=4) for number in range(3)))
+    for number in range(3):
+        story.ask(a_request(f"r{number}", cores=4, require=[f"n{number}"], duration_s=100 * (number + 1)))
+    gang = a_request("gang", cores=4, gang=2, wait_s=FOREVER_S)
+    kept = StartForecast(story.ledger, story.now).keep(Lease("gang", gang, story.now), besides=set())
+    assert set(kept.stays) == {"n0", "n1"}
+    assert kept.at_ms == story.now + 200_000
+
+
+RUNNING = st.lists(st.tuples(st.integers(1, 3), st.integers(2, 30)), max_size=3)  # cores, minutes
+LATER = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 8), st.integers(11, 40)), min_size=1, max_size=12)
+
+
+@settings(max_examples=100)
+@given(running=RUNNING, later=LATER, big=st.integers(2, 8))
+def test_who_comes_later_never_delays_the_first_of_the_line(running, later, big):
+    """All words true, and those who come later all longer, so that they never come before it: the big one starts as
+    soon as it would without them."""
+
+    def start_of_big(others: list[tuple[int, int, int]]) -> int:
+        traffic = Workload([a_node("n1", cores=12)], tick_ms=HOUR_MS)
+        for number, (cores, minutes) in enumerate(running):
+            traffic.submit(_work(f"r{number}", 0, cores, minutes))
+        traffic.submit(_work("full", 0, 12 - sum(cores for cores, _ in running), 20), _work("big", 1, big, 10))
+        for number, (at, cores, minutes) in enumerate(others):
+            traffic.submit(_work(f"l{number}", 2 + at * MINUTE_MS, cores, minutes))
+        traffic.run(12 * HOUR_MS)
+        assert not traffic.ledger.waiting
+        return traffic.starts["big"][0]
+
+    assert start_of_big(later) == start_of_big([])
+
+
+def _work(name: str, at_ms: int, cores: int, minutes: int) -> WorkloadJob:
+    run_ms = minutes * MINUTE_MS
+    request = a_request(name, cores=cores, wait_s=FOREVER_S, expects_ms=run_ms)
+    return WorkloadJob(at_ms, request, run_ms)

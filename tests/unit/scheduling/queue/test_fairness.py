@@ -1,0 +1,285 @@
+"""Fair shares: who has had less goes first, what was long ago hardly counts, and the sums are exact."""
+
+# mypy: disable-error-code="union-attr"
+# A None where a thing should be fails the test by itself.
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.fairness import indexes
+from distributed_grid.domain.accounts import Account
+from distributed_grid.domain.events import PolicySet
+from distributed_grid.domain.indexes.node_claims import NodeClaims
+from distributed_grid.domain.leases import LONGEST_MS
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.resources import LARGEST_AMOUNT, Claim
+from distributed_grid.domain.rows import decode_row, encode_row
+from distributed_grid.domain.scheduling_policy import HOUR_MS, Quota, SchedulingPolicy
+from distributed_grid.scheduling.queue.fairness import MOST, Shares, fading, settled
+from distributed_grid.scheduling.queue.queue import in_order
+from tests.support.builders import Scenario, a_node, a_request
+from tests.support.workload import Workload, WorkloadJob
+
+HALF = SchedulingPolicy(half_life_ms=HOUR_MS)
+
+
+def a_story(policy: SchedulingPolicy = HALF, *, cores: int = 8) -> Scenario:
+    story = Scenario(a_node("n1", cores=cores, memory_gb=32))
+    story.tell(PolicySet(policy))
+    return story
+
+
+def hold(story: Scenario, user: str, seconds: float, *, cores: float) -> None:
+    """Somebody holds something for a while."""
+    name = f"{user}-{story.now}"
+    story.ask(a_request(name, user=user, cores=cores))
+    story.later(seconds)
+    story.release(name)
+
+
+def order(story: Scenario) -> list[str]:
+    return [lease.id for lease in in_order(story.ledger, story.now)]
+
+
+def shares(story: Scenario) -> Shares:
+    return Shares(story.ledger, story.now)
+
+
+def test_who_has_had_its_part_comes_after_those_who_have_not():
+    story = a_story()
+    hold(story, "much", 4 * 3600, cores=8)
+    story.ask(a_request("full", cores=8, user="else"))
+    for user in ("much", "little", "never"):
+        story.ask(a_request(f"of-{user}", cores=8, user=user))
+        story.later(1)
+    assert order(story) == ["of-little", "of-never", "of-much"]
+
+
+def test_who_is_further_beyond_its_part_comes_later():
+    story = a_story()
+    hold(story, "most", 3 * 3600, cores=8)
+    hold(story, "more", 2500, cores=8)
+    story.ask(a_request("full", cores=8, user="else"))
+    for user in ("most", "more"):
+        story.ask(a_request(f"of-{user}", cores=8, user=user))
+        story.later(1)
+    assert order(story) == ["of-more", "of-most"]
+
+
+def test_who_holds_its_part_comes_after_a_newcomer_at_once():
+    """The newcomer need not wait until a history has grown."""
+    story = a_story()
+    story.ask(a_request("full", cores=8, user="ann"))
+    story.ask(a_request("more", cores=8, user="ann"))
+    story.later(1)
+    story.ask(a_request("new", cores=8, user="bob"))
+    assert order(story) == ["new", "more"]
+
+
+def test_a_newcomer_counts_among_those_who_share_at_once():
+    """Ann holds more than half and waits for more than is free: she is not alone with that any more."""
+    story = a_story()
+    story.ask(a_request("most", cores=6, user="ann", duration_s=120))
+    story.ask(a_request("more", cores=7, user="ann"))
+    assert story.ask(a_request("new", cores=2, user="bob")).state == "active"
+
+
+def test_within_their_parts_who_has_waited_longest_for_its_length_goes_first():
+    story = a_story()
+    story.ask(a_request("full", cores=8, user="else"))
+    story.ask(a_request("long", cores=1, user="ann", expects_ms=10 * HOUR_MS))
+    story.later(60)
+    story.ask(a_request("short", cores=1, user="bob", expects_ms=60_000))
+    assert order(story) == ["long", "short"]
+    story.later(60)
+    assert order(story) == ["short", "long"]
+
+
+def test_priority_counts_more_than_shares():
+    story = a_story()
+    hold(story, "much", 600, cores=8)
+    story.ask(a_request("full", cores=8))
+    story.ask(a_request("poor", cores=8, user="never"))
+    story.ask(a_request("rich", cores=8, user="much", priority="high"))
+    assert order(story) == ["rich", "poor"]
+
+
+def test_what_is_held_now_counts_at_once():
+    """Two who come together share what is free, though neither has a history."""
+    story = a_story()
+    story.ask(a_request("full", cores=8, user="else"))
+    for number in range(4):
+        story.ask(a_request(f"a{number}", cores=2, user="ann"))
+    for number in range(4):
+        story.ask(a_request(f"b{number}", cores=2, user="bob"))
+    story.release("full")
+    holders = [lease.request.user for lease in story.ledger.leases.values() if lease.holds]
+    assert sorted(holders) == ["ann", "ann", "bob", "bob"]
+
+
+def test_past_use_counts_half_after_a_half_life():
+    story = a_story()
+    hold(story, "ann", 60, cores=4)
+    before = shares(story).late("ann")
+    story.later(3600)
+    assert shares(story).late("ann") == pytest.approx(before / 2, rel=1e-4)
+
+
+def test_who_always_held_a_part_has_had_that_part():
+    story = a_story()
+    story.ask(a_request("r1", cores=2, user="ann"))
+    story.later(50 * 3600)
+    assert shares(story).late("ann") == pytest.approx(0.25, rel=1e-6)
+
+
+def test_without_a_half_life_only_what_is_held_counts():
+    story = a_story(SchedulingPolicy(half_life_ms=0))
+    hold(story, "ann", 600, cores=8)
+    assert shares(story).late("ann") == 0
+    story.ask(a_request("r1", cores=2, user="ann"))
+    assert (shares(story).late("ann"), shares(story).held("ann")) == (0, 0.25)
+    account = story.ledger.accounts["ann"]
+    assert (account.cpu, account.memory, account.gpu) == (0, 0, 0)
+
+
+def test_the_largest_part_of_any_resource_is_the_share():
+    story = Scenario(a_node("n1", cores=8, memory_gb=32, gpus=4))
+    story.ask(a_request("r1", cores=1, memory_gb=8, gpus=2, user="ann"))
+    assert shares(story).held("ann") == 0.5
+
+
+def test_parts_are_by_weight():
+    story = a_story(SchedulingPolicy(weights=(("ann", 2000), ("night", 5000))))
+    for user in ("ann", "bob"):
+        story.ask(a_request(user, user=user))
+    part = shares(story).part
+    assert (part("ann"), part("bob")) == pytest.approx((2 / 3, 1 / 3))
+    story.ask(a_request("eve", user="eve", team="night"))
+    assert shares(story).part("eve", "night") == 5 / 8
+
+
+def test_a_part_among_many_is_two_fifths_and_still_by_weight():
+    story = a_story(SchedulingPolicy(weights=(("ann", 2000),)))
+    for user in ("ann", "bob", "eve", "joe"):
+        story.ask(a_request(user, user=user))
+    part = shares(story).part
+    assert (part("ann"), part("bob")) == pytest.approx((2 * 0.4 * 4 / 5, 0.4 * 4 / 5))
+
+
+def test_who_neither_holds_anything_nor_waits_has_no_part_in_the_count():
+    story = a_story()
+    hold(story, "gone", 600, cores=8)
+    story.ask(a_request("r1", user="ann"))
+    assert shares(story).part("ann") == 1.0
+
+
+def test_a_member_of_a_team_has_the_teams_weight():
+    policy = SchedulingPolicy(weights=(("vision", 3000), ("ann", 500)), quotas=(Quota("vision", ("ann", "bob")),))
+    assert [policy.weight_of(user) for user in ("ann", "bob", "eve")] == [500, 3000, 1000]
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(1, 400_000), st.integers(0, 64)), min_size=1, max_size=12),
+    half_life_s=st.integers(60, 3_600),
+)
+def test_the_closed_form_is_what_small_steps_add_up_to(steps, half_life_s):
+    """Rates change now and then; each ten milliseconds are faded on their own on the one side, each rate at once on
+    the other."""
+    small_s = 0.01
+    left_small, _ = fading(10, half_life_s * 1000)
+    exact = summed = 0.0
+    for steps_of_rate, rate in ((ms // 10_000 + 1, cores * 1000) for ms, cores in steps):
+        for _ in range(steps_of_rate * 10):
+            summed = summed * left_small + rate * small_s * left_small**0.5
+        left, seconds = fading(steps_of_rate * 100, half_life_s * 1000)
+        exact = exact * left + rate * seconds
+    assert summed == pytest.approx(exact, rel=1e-6, abs=1e-6)
+
+
+@given(
+    held=st.lists(st.tuples(st.integers(1, 600), st.integers(1, 4)), max_size=8),
+    more=st.lists(st.integers(0, 600), max_size=4),
+)
+def test_settling_more_often_changes_nothing_but_roundings(held, more):
+    once, often = a_story(cores=64), a_story(cores=64)
+    for number, (seconds, cores) in enumerate(held):
+        for story in (once, often):
+            story.ask(a_request(f"r{number}", cores=cores, user="ann"))
+        once.later(seconds)
+        for part in range(3):
+            often.later(seconds / 4)
+            often.ask(a_request(f"x{number}-{part}", memory_gb=0.0001, user="ann"))
+        often.later(seconds / 4)
+    for story in (once, often):
+        story.later(sum(more))
+    assert shares(often).late("ann") == pytest.approx(shares(once).late("ann"), rel=1e-5, abs=1e-7)
+
+
+def test_the_largest_use_there_can_be_is_stored_and_read_back():
+    ledger = Ledger([Account("ann", 0, MOST, MOST, MOST), SchedulingPolicy(half_life_ms=LONGEST_MS)])
+    ledger.held["ann"] = NodeClaims([Claim(LARGEST_AMOUNT, LARGEST_AMOUNT)])
+    account = settled(ledger, "ann", LONGEST_MS)
+    assert (account.cpu, account.memory) == (MOST, MOST)
+    assert decode_row("account", encode_row(account)) == account
+
+
+def test_an_account_is_settled_with_every_grant_and_every_end():
+    story = a_story()
+    story.ask(a_request("r1", cores=2, user="ann"))
+    assert story.ledger.accounts["ann"] == Account("ann", story.now)
+    story.later(60)
+    story.release("r1")
+    account = story.ledger.accounts["ann"]
+    assert account.at_ms == story.now
+    assert account.cpu == pytest.approx(2000 * 60, rel=0.01)
+
+
+def test_the_last_two_run_times_of_jobs_are_remembered():
+    story = a_story()
+    for number, seconds in enumerate((10, 20, 40)):
+        story.submit(a_request(f"j{number}", user="ann"), starts=True)
+        story.later(seconds)
+        story.end(f"j{number}")
+    assert story.ledger.accounts["ann"].runs == (20_000, 40_000)
+
+
+def test_a_lease_without_a_command_says_nothing_about_run_times():
+    story = a_story()
+    hold(story, "ann", 60, cores=1)
+    assert story.ledger.accounts["ann"].runs == ()
+
+
+def test_what_was_displaced_says_nothing_about_run_times():
+    story = a_story(cores=1)
+    story.submit(a_request("j1", user="ann", priority="low"), starts=True)
+    story.later(60)
+    story.ask(a_request("now", priority="urgent", user="bob"))
+    story.end("j1")
+    assert story.ledger.accounts["ann"].runs == ()
+
+
+def test_who_held_something_for_longer_than_it_said_is_remembered():
+    story = a_story()
+    story.ask(a_request("r1", user="ann", expects_ms=10_000))
+    story.later(20)
+    story.release("r1")
+    assert story.ledger.accounts["ann"].broke_at_ms == story.now
+
+
+def test_three_who_ask_very_differently_get_equal_shares():
+    assert min(indexes(seed=1, hours=48)[24:]) >= 0.95
+
+
+def test_a_flood_does_not_become_a_right_by_growing_old():
+    """One asks for four days of work at once; another, who comes days later with little, does not wait for that."""
+    traffic = Workload([a_node("n1", cores=4)], tick_ms=HOUR_MS)
+    for number in range(4 * 24 * 4):
+        traffic.submit(WorkloadJob(0, a_request(f"flood{number}", user="flood", wait_s=10**7), HOUR_MS))
+    for day in range(1, 4):
+        traffic.submit(WorkloadJob(day * 24 * HOUR_MS + 1, a_request(f"late{day}", user="late", wait_s=10**7), HOUR_MS))
+    traffic.run(4 * 24 * HOUR_MS)
+    waits = [traffic.starts[f"late{day}"][0] - day * 24 * HOUR_MS for day in range(1, 4)]
+    assert max(waits) <= HOUR_MS

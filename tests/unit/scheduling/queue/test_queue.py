@@ -1,0 +1,178 @@
+"""The line: priority, then age; who waited long gets a node kept."""
+
+# mypy: disable-error-code="union-attr"
+# A None where a thing should be fails the test by itself.
+
+from __future__ import annotations
+
+from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.scheduling_policy import SchedulingPolicy
+from distributed_grid.scheduling.queue.queue import kept_from, next_turn, shape
+from tests.support.builders import Scenario, a_node, a_request
+
+PATIENCE_S = SchedulingPolicy().patience_ms / 1000
+
+
+def a_full_node() -> Scenario:
+    """Four cores, all lent to `full`."""
+    story = Scenario(a_node("gpu1", cores=4, memory_gb=16))
+    story.ask(a_request("full", cores=4))
+    return story
+
+
+def served(story: Scenario) -> list[str]:
+    return [lease.id for lease in story.ledger.leases.values() if lease.holds and lease.id != "full"]
+
+
+def kept(story: Scenario, request: Request) -> frozenset[str]:
+    """The nodes that are kept from somebody who comes now."""
+    return kept_from(story.ledger, Lease(request.id, request, story.now), story.now)
+
+
+def test_the_highest_priority_goes_first():
+    story = a_full_node()
+    for request_id, priority in (("low", "low"), ("medium", "medium"), ("high", "high")):
+        story.ask(a_request(request_id, cores=4, priority=priority))
+    story.release("full")
+    assert served(story) == ["high"]
+    story.release("high")
+    assert served(story) == ["medium"]
+
+
+def test_among_equals_the_oldest_goes_first():
+    story = a_full_node()
+    for request_id in ("b", "a"):
+        story.ask(a_request(request_id, cores=4))
+        story.later(1)
+    story.release("full")
+    assert served(story) == ["b"]
+
+
+def test_as_many_as_fit_are_served_at_once():
+    story = a_full_node()
+    for number in range(5):
+        story.ask(a_request(f"r{number}", cores=1))
+        story.later(0.001)
+    story.release("full")
+    assert served(story) == ["r0", "r1", "r2", "r3"]
+
+
+def test_a_later_request_goes_first_while_the_earlier_does_not_fit():
+    story = Scenario(a_node("gpu1", cores=4), a_node("gpu2", cores=1))
+    story.ask(a_request("full", cores=4, require=["gpu1"]))
+    story.ask(a_request("r2", cores=1, require=["gpu2"]))
+    story.ask(a_request("big", cores=4))
+    story.ask(a_request("small", cores=1))
+    story.release("r2")
+    assert served(story) == ["small"]
+
+
+def test_who_waited_beyond_patience_gets_a_node_kept():
+    story = a_full_node()
+    story.release("full")
+    story.ask(a_request("half", cores=2))
+    story.ask(a_request("big", cores=4, wait_s=600))
+    story.later(PATIENCE_S + 1)
+    assert story.ask(a_request("late", cores=1)).state == "asked"
+    story.release("half")
+    assert "big" in served(story)
+    assert "late" not in served(story)
+
+
+def test_within_patience_nobody_behind_is_held_up():
+    story = a_full_node()
+    story.release("full")
+    story.ask(a_request("half", cores=2))
+    story.ask(a_request("big", cores=4, wait_s=600))
+    story.later(PATIENCE_S)
+    assert story.ask(a_request("late", cores=1)).state == "active"
+
+
+def test_only_the_kinds_that_are_waited_for_are_kept():
+    story = a_full_node()
+    story.ask(a_request("big", cores=4, wait_s=600))
+    story.later(PATIENCE_S + 1)
+    assert story.ask(a_request("memory", memory_gb=1)).state == "active"
+
+
+def test_a_more_important_request_does_not_wait_for_a_kept_node():
+    story = a_full_node()
+    story.release("full")
+    story.ask(a_request("half", cores=2))
+    story.ask(a_request("big", cores=4, wait_s=600))
+    story.later(PATIENCE_S + 1)
+    assert story.ask(a_request("vip", cores=1, priority="high")).state == "active"
+
+
+def test_one_node_is_kept_and_the_others_go_on():
+    story = Scenario(a_node("gpu1", cores=4), a_node("gpu2", cores=4))
+    story.ask(a_request("a", cores=2, require=["gpu1"]))
+    story.ask(a_request("b", cores=3, require=["gpu2"]))
+    story.ask(a_request("big", cores=4, wait_s=600))
+    story.later(PATIENCE_S + 1)
+    assert kept(story, a_request("x")) == {"gpu1"}
+    assert story.ask(a_request("late", cores=1)).node == "gpu2"
+
+
+def test_two_who_waited_long_get_a_node_each():
+    story = Scenario(a_node("gpu1", cores=4), a_node("gpu2", cores=4))
+    story.ask(a_request("a", cores=2, require=["gpu1"]))
+    story.ask(a_request("b", cores=3, require=["gpu2"]))
+    for request_id in ("big1", "big2", "big3"):
+        story.ask(a_request(request_id, cores=4, wait_s=600))
+    story.later(PATIENCE_S + 1)
+    assert kept(story, a_request("x")) == {"gpu1", "gpu2"}
+
+
+def test_a_node_that_could_never_serve_is_not_kept():
+    story = Scenario(a_node("gpu1", cores=4), a_node("gpu2", cores=8, rank=1))
+    story.ask(a_request("a", cores=8, require=["gpu2"]))
+    story.ask(a_request("big", cores=8, wait_s=600))
+    story.later(PATIENCE_S + 1)
+    assert kept(story, a_request("x")) == {"gpu2"}
+    assert story.ask(a_request("late", cores=4)).node == "gpu1"
+
+
+def test_a_node_nobody_hears_is_not_kept():
+    story = a_full_node()
+    story.ask(a_request("big", cores=4, wait_s=600, require=["gpu1"]))
+    story.later(PATIENCE_S + 1, heard=False)
+    assert kept(story, a_request("x")) == frozenset()
+
+
+def test_when_the_one_who_waited_gives_up_those_behind_are_served():
+    story = a_full_node()
+    story.release("full")
+    story.ask(a_request("half", cores=2))
+    story.ask(a_request("big", cores=4, wait_s=40))
+    story.later(PATIENCE_S + 1)
+    story.ask(a_request("late", cores=1))
+    assert "late" not in served(story)
+    story.later(10)
+    assert "late" in served(story)
+
+
+def test_a_kept_gpu_and_a_kept_custom_resource_are_kept_too():
+    story = Scenario(a_node("gpu1", cores=4, gpus=2, custom={"fpga": 2}))
+    story.ask(a_request("one", gpus=1, custom={"fpga": 1}))
+    story.ask(a_request("both", memory_gb=1, gpus=2, custom={"fpga": 2}, wait_s=600))
+    story.later(PATIENCE_S + 1)
+    for ask in ({"gpus": 1}, {"custom": {"fpga": 1}}, {"memory_gb": 1}):
+        assert kept(story, a_request("x", **ask)) == {"gpu1"}
+    assert kept(story, a_request("x", cores=1)) == frozenset()
+
+
+def test_nobody_has_a_turn_in_an_empty_line():
+    assert next_turn(Scenario(a_node()).ledger, 0) is None
+
+
+def test_requests_of_one_shape_fit_or_fail_together():
+    assert shape(a_request("a", cores=2, priority="low")) == shape(a_request("b", cores=2, priority="high"))
+    assert shape(a_request("a", cores=2)) != shape(a_request("a", cores=2, require=["gpu1"]))
+
+
+def test_a_shape_that_was_tried_is_not_tried_again():
+    story = a_full_node()
+    story.ask(a_request("r1", cores=1))
+    tried = frozenset({shape(a_request("x", cores=1))})
+    assert next_turn(story.ledger, story.now, tried) is None

@@ -1,0 +1,93 @@
+"""When somebody who waits will start, and why nobody knows where nobody knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from distributed_grid.domain.events import PolicySet
+from distributed_grid.domain.scheduling_policy import HOUR_MS, Quota, SchedulingPolicy
+from distributed_grid.scheduling.queue.start_estimate import FAR, StartEstimate, outlook
+from tests.support.builders import Scenario, a_node, a_request
+from tests.support.workload import Workload, WorkloadJob
+
+FOREVER_S = 10**7
+
+
+def a_story() -> Scenario:
+    return Scenario(a_node("n1", cores=4))
+
+
+def outlook_of(story: Scenario, request_id: str) -> StartEstimate:
+    return outlook(story.ledger, story.ledger.leases[request_id], story.now)
+
+
+def wait(story: Scenario, request_id: str, cores: int, **what: object) -> None:
+    story.ask(a_request(request_id, cores=cores, wait_s=FOREVER_S, **what))  # type: ignore[arg-type]
+    story.later(0.001)
+
+
+def test_the_first_starts_when_enough_is_over():
+    story = a_story()
+    story.ask(a_request("a", cores=2, duration_s=100))
+    story.ask(a_request("b", cores=2, duration_s=300))
+    ends_at = story.ledger.leases["a"].ends_at_ms
+    wait(story, "x", 1)
+    assert outlook_of(story, "x") == StartEstimate(1, ends_at, "when a is over on n1")
+
+
+def test_those_before_it_are_planned_first():
+    story = a_story()
+    story.ask(a_request("full", cores=4, duration_s=100))
+    ends_at = story.ledger.leases["full"].ends_at_ms
+    wait(story, "x1", 4, duration_s=50)
+    wait(story, "x2", 4, duration_s=50)
+    assert outlook_of(story, "x2") == StartEstimate(2, ends_at + 50_000, "when x1 has had its turn on n1")
+
+
+def test_nobody_knows_after_somebody_who_does_not_say():
+    story = a_story()
+    story.ask(a_request("full", cores=4))
+    wait(story, "x", 4)
+    assert outlook_of(story, "x") == StartEstimate(1, None, "nobody knows how long full takes, which holds n1")
+
+
+def test_beyond_a_quota_it_starts_when_its_own_side_holds_less():
+    story = a_story()
+    story.tell(PolicySet(SchedulingPolicy(quotas=(Quota("ada", cpu_milli=2000),))))
+    story.ask(a_request("a", cores=2))
+    wait(story, "x", 1)
+    assert outlook_of(story, "x").reason == "when less is held under the quota of ada: 2 of 2 cores held, 1 asked"
+
+
+def test_where_no_open_node_could_serve_it_that_is_said():
+    story = a_story()
+    wait(story, "x", 4)
+    story.later(3600, heard=False)
+    wait(story, "y", 4)
+    assert outlook_of(story, "y").reason == "no open node could serve it"
+
+
+def test_far_back_in_the_line_nobody_plans():
+    story = a_story()
+    story.ask(a_request("full", cores=4, duration_s=100))
+    for number in range(FAR + 1):
+        wait(story, f"x{number:03}", 4, duration_s=10)
+    assert outlook_of(story, f"x{FAR:03}") == StartEstimate(FAR + 1, None, f"{FAR} requests are before it")
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (1, 2, 3, 4), (3, 3, 3)])
+def test_if_nobody_else_comes_and_all_words_are_true_the_estimate_is_right(sizes):
+    """For the last of the line, whom nobody passes: those before it are as long as it is."""
+    traffic = Workload([a_node("n1", cores=4)], tick_ms=HOUR_MS)
+
+    def work(name: str, cores: int, at_ms: int) -> WorkloadJob:
+        request = a_request(name, cores=cores, wait_s=FOREVER_S, expects_ms=600_000)
+        return WorkloadJob(at_ms, request, 600_000)
+
+    traffic.submit(work("full", 4, 0), *(work(f"x{at}", cores, at + 1) for at, cores in enumerate(sizes)))
+    traffic.run(60_000)
+    waiting = [traffic.ledger.leases[lease_id] for _, _, lease_id in traffic.ledger.waiting]
+    expected = {lease.request.id: outlook(traffic.ledger, lease, traffic.now).starts_at_ms for lease in waiting}
+    traffic.run(10 * HOUR_MS)
+    final = f"x{len(sizes) - 1}"
+    assert expected[final] == traffic.starts[final][0]

@@ -1,0 +1,83 @@
+"""Where the port may be: nobody's traffic leaves this machine in the clear by accident."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from distributed_grid.errors import BadInput, GridError, Refused
+from distributed_grid.server.access.address import PORT, Address, own_addresses, parse_address, text_of
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("127.0.0.1:80", "127.0.0.1", 80),
+        ("[::1]:80", "::1", 80),
+        ("::1", "::1", None),
+        ("localhost", "localhost", None),
+        ("box.example.org:0", "box.example.org", 0),
+        (":7433", "0.0.0.0", 7433),
+    ],
+)
+def test_an_address_is_read(text: str, host: str, port: int | None) -> None:
+    found = parse_address(text)
+    assert (found.host, found.port) == (host, port)
+
+
+@pytest.mark.parametrize("text", ["", "x:y", "x:70000", "http://x:1", "a b:1", "u@x:1", "x:-1", "[]:1x", "x:٣"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="expected HOST:PORT"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1"])
+def test_this_machine_alone_may_be_spoken_to_in_the_clear(host: str) -> None:
+    assert not Address(host).uses_tls
+    assert Address(host, tls=True).uses_tls
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "box", "127.a.b.example", "1270.0.0.1"])
+def test_everybody_else_is_spoken_to_in_tls_unless_forced(host: str) -> None:
+    assert Address(host).uses_tls
+    assert not Address(host, force_plain=True).uses_tls
+    with pytest.raises(Refused, match="--force-plain"):
+        _ = Address(host, tls=False).uses_tls
+
+
+def test_where_the_usual_port_is_taken_this_machine_gets_another() -> None:
+    first = Address().bind()
+    second = Address().bind()
+    try:
+        assert second.getsockname()[1] not in (PORT, first.getsockname()[1])
+    finally:
+        first.close()
+        second.close()
+
+
+def test_a_port_that_was_named_is_had_or_the_failure_is_told() -> None:
+    with Address(port=0).bind() as taken, pytest.raises(GridError, match=r"cannot listen on 127\.0\.0\.1"):
+        Address(port=taken.getsockname()[1]).bind()
+
+
+def test_an_address_of_another_machine_cannot_be_listened_on() -> None:
+    with pytest.raises(GridError, match="cannot listen on"):
+        Address("203.0.113.7", 0).bind()
+
+
+def test_a_listener_is_passed_on_to_nobody_and_never_blocks() -> None:
+    with Address(port=0).bind() as listener:
+        assert not listener.get_inheritable()
+        assert not listener.getblocking()
+
+
+def test_addresses_are_written_as_they_are_read() -> None:
+    assert text_of("::1", 80) == "[::1]:80"
+    assert parse_address(text_of("10.0.0.1", 80)) == Address("10.0.0.1", 80)
+
+
+def test_own_addresses_are_addresses_of_other_interfaces_than_loopback() -> None:
+    for address in own_addresses():
+        assert len(socket.inet_aton(address)) == 4
+        assert not address.startswith("127.")

@@ -1,0 +1,47 @@
+"""From what people write to what the ledger counts, and no further."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed_grid.domain.resources import Amounts
+from distributed_grid.errors import BadInput
+from distributed_grid.server.services.conversion import GB, amounts_of
+
+
+@pytest.mark.parametrize(
+    ("kind", "amount", "expected"),
+    [
+        ("cpu", 1, Amounts(cpu_milli=1000)),
+        ("CPU", 0.25, Amounts(cpu_milli=250)),
+        ("memory", 4, Amounts(memory_bytes=4 * GB)),
+        ("Memory", 0.5, Amounts(memory_bytes=GB // 2)),
+        ("gpu", 2, Amounts(gpu_milli=2000)),
+        ("tpu", 3, Amounts(custom=(("TPU", 3),))),
+    ],
+)
+def test_amounts_become_integers(kind: str, amount: float, expected: Amounts) -> None:
+    assert amounts_of(kind, amount, {"TPU"}) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "amount"),
+    [
+        *(("cpu", amount) for amount in (0, -1, float("nan"), float("inf"), 0.0001, 1e30)),
+        *(("memory", 1e30), ("memory", 1e-12), ("bananas", 1), ("TPU", 1.5), ("", 1)),
+    ],
+)
+def test_what_is_no_amount_of_anything_is_refused(kind: str, amount: float) -> None:
+    with pytest.raises(BadInput):
+        amounts_of(kind, amount, {"TPU"})
+
+
+@given(st.sampled_from(["cpu", "gpu", "memory", "TPU"]), st.floats())
+def test_nothing_but_a_sound_amount_or_a_refusal_comes_out(kind: str, amount: float) -> None:
+    try:
+        asked = amounts_of(kind, amount, {"TPU"})
+    except BadInput:
+        return
+    assert max(asked.cpu_milli, asked.gpu_milli, asked.memory_bytes, *dict(asked.custom).values(), 0) > 0

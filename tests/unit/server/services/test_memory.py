@@ -1,0 +1,210 @@
+"""Blocks as they are asked for: granted and served, found by their user alone, refused in the guide's words."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from distributed_grid.api import requests
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.blocks import MemoryServerRow
+from distributed_grid.domain.effects import MemoryEffect, ServeMemory
+from distributed_grid.domain.events import LeaseLost, MemoryServed
+from distributed_grid.errors import Ambiguous, BadInput, BlockLost, NotFound, Refused, Unreachable
+from distributed_grid.memory.protocol.ticket import READ, WRITE, read_claims, secret_for
+from distributed_grid.server.access.token_store import Forbidden
+from distributed_grid.server.services.jobs import Caller
+from distributed_grid.server.services.memory import MemoryService
+from tests.support.builders import a_node
+from tests.unit.server.in_process_grid import SmallHouse
+
+ANN, BOB, ROOT = Caller("ann"), Caller("bob"), Caller("root", admin=True)
+KEY, MB = b"k" * 32, 1024**2
+Story = Callable[["MemoryHouse"], Awaitable[None]]
+
+
+class MemoryHouse(SmallHouse):
+    """A small house whose two nodes open their memory when they are told to, or not."""
+
+    def __init__(self, *, problem: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self.grid = Grid(self.store, self.clock, perform=lambda effects: None, lend=self.lend)
+        self.memory = MemoryService(self)  # type: ignore[arg-type]
+        self.problem = problem
+        self.serves = True
+        self.ordered: list[MemoryEffect] = []
+
+    def lend(self, effects: list[MemoryEffect]) -> None:
+        self.ordered += effects
+        for effect in effects:
+            if isinstance(effect, ServeMemory) and self.serves:
+                asyncio.get_running_loop().call_soon(self.serve, effect.node)
+
+    def serve(self, node: str) -> None:
+        lender = MemoryServerRow(
+            node, "10.0.0.1", 7000, incarnation=f"{node}-life", key_bytes=KEY, gone=bool(self.problem)
+        )
+        self.told = asyncio.ensure_future(self.grid.handle(MemoryServed(lender, problem=self.problem)))
+
+    async def allocate(self, block_id: str, size: int = MB, caller: Caller = ANN, **fields: Any) -> dict[str, Any]:
+        op = requests.convert({"request_id": block_id, "size": size, **fields}, requests.MemAllocate)
+        return await self.memory.serve(op, caller)
+
+    async def find(self, name: str, caller: Caller = ANN) -> dict[str, Any]:
+        return await self.memory.serve(requests.MemFind(name), caller)
+
+
+@pytest.fixture
+def tell() -> Callable[..., None]:
+    """Tells a story in a house with two nodes of 16 GB."""
+
+    def whole(story: Story, **options: Any) -> None:
+        async def run() -> None:
+            house = MemoryHouse(**options)
+            await house.open(a_node("ash"), a_node("birch"))
+            await house.live_through(story)
+
+        asyncio.run(run())
+
+    return whole
+
+
+def test_a_block_is_answered_with_tickets_once_its_node_serves_its_memory(tell: Any) -> None:
+    async def story(house: MemoryHouse) -> None:
+        found = await house.allocate("b1", 5 * MB, preferred_node="birch", name="model", meta="{}")
+        block, (place,) = found["block"], found["places"]
+        assert (block["nodes"], block["size"], block["name"], block["state"]) == (["birch"], 5 * MB, "model", "ready")
+        packed = base64.b64decode(place["claims"])
+        claims = read_claims(packed)
+        assert (claims.copy, claims.size, claims.rights) == (place["copy"], 5 * MB, READ | WRITE)
+        assert claims.incarnation == place["incarnation"] == "birch-life"
+        assert base64.b64decode(place["secret"]) == secret_for(KEY, packed)
+        assert house.ordered == [ServeMemory("birch")]
+        assert (await house.allocate("b1", 5 * MB, preferred_node="birch", name="model", meta="{}"))["block"] == block
+
+    tell(story)
+
+
+def test_nobody_but_its_user_gets_a_block_or_frees_it(tell: Any) -> None:
+    async def story(house: MemoryHouse) -> None:
+        await house.allocate("b1", name="mine")
+        for deed in (requests.MemFind("b1"), requests.MemFree("b1"), requests.MemName("b1", "yours")):
+            with pytest.raises(Forbidden, match="block b1 belongs to ann, not to bob"):
+                await house.memory.serve(deed, BOB)
+        with pytest.raises(NotFound):
+            await house.memory.serve(requests.MemFind(name="mine"), BOB)
+        assert (await house.find("b1", ROOT))["block"]["name"] == "mine"
+
+    tell(story)
+
+
+def test_a_block_is_found_by_a_beginning_of_its_id_that_fits_no_other(tell: Any) -> None:
+    async def story(house: MemoryHouse) -> None:
+        await house.allocate("abc1")
+        await house.allocate("abd2")
+        assert (await house.find("abc"))["block"]["block_id"] == "abc1"
+        with pytest.raises(Ambiguous, match="'ab' fits several: abc1, abd2"):
+            await house.find("ab")
+        for nothing in ("", "zzz"):
+            with pytest.raises(NotFound):
+                await house.find(nothing)
+
+    tell(story)
+
+
+def test_a_node_that_cannot_open_its_memory_is_a_refusal_and_nothing_is_held(tell: Any) -> None:
+    async def story(house: MemoryHouse) -> None:
+        with pytest.raises(Refused, match=r"^Failed to allocate memory block: .*ash.*no space left.*; nothing of it"):
+            await house.allocate("b1", preferred_node="ash")
+        assert not (await house.grid.read(lambda ledger, now: (dict(ledger.leases), dict(ledger.blocks))))[0]
+        assert (await house.memory.list())["blocks"] == []
+
+    tell(story, problem="no space left")
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "words"),
+    [
+        ({"size": 0}, BadInput, "1 to 70,368,744,177,664 bytes, not 0"),
+        ({"size": -5}, BadInput, "not -5"),
+        ({"size": 1 << 50}, BadInput, "bytes, not"),
+        ({"copies": 0}, BadInput, "1 to 3 copies, not 0"),
+        ({"size": 20 * 1024 * MB}, Refused, "No available nodes for memory allocation: ash: 16.0 GB at most"),
+        ({"copies": 3}, Refused, "No available nodes for memory allocation"),
+        ({"preferred_node": "cedar"}, Refused, "no node is called cedar; the nodes are: ash, birch"),
+        ({"meta": "x" * 4097}, BadInput, "4096"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line_and_changes_nothing(tell: Any, fields: Any, kind: Any, words: str) -> None:
+    async def story(house: MemoryHouse) -> None:
+        with pytest.raises(kind, match=words):
+            await house.allocate("b1", **fields)
+        assert (await house.memory.list())["blocks"] == []
+
+    tell(story)
+
+
+def test_sharing_that_is_switched_off_refuses_memory_too(tell: Any) -> None:
+    async def story(house: MemoryHouse) -> None:
+        with pytest.raises(Refused, match="Resource sharing not enabled"):
+            await house.allocate("b1")
+
+    tell(story, sharing_enabled=False)
+
+
+def test_a_lost_block_says_what_was_lost_and_where(tell: Any) -> None:
+    async def story(house: MemoryHouse) -> None:
+        found = await house.allocate("b1", name="dear", preferred_node="ash")
+        await house.grid.handle(LeaseLost(found["places"][0]["copy"], "ash was not heard from"))
+        with pytest.raises(BlockLost, match=r"b1 \(1,048,576 bytes, 'dear'\) is lost with ash: ash was not heard from"):
+            await house.find("b1")
+        assert (await house.memory.list())["blocks"][0]["state"] == "lost"
+        assert (await house.memory.stats())["lost"] == 1
+        await house.memory.serve(requests.MemFree("b1"), ANN)
+        with pytest.raises(NotFound):
+            await house.find("b1")
+
+    tell(story)
+
+
+def test_a_block_whose_node_is_away_is_unreachable_and_not_lost(tell: Any) -> None:
+    async def story(house: MemoryHouse) -> None:
+        await house.allocate("b1", preferred_node="ash")
+        await house.grid.handle(MemoryServed(MemoryServerRow("ash", gone=True)))
+        with pytest.raises(Unreachable, match="ash holds block b1, and is not connected"):
+            await house.find("b1")
+        house.serve("ash")
+        assert (await house.find("b1"))["places"][0]["port"] == 7000
+
+    tell(story)
+
+
+def test_an_allocation_whose_client_hangs_up_is_undone(tell: Any) -> None:
+    async def story(house: MemoryHouse) -> None:
+        house.serves = False
+        asked = asyncio.create_task(house.allocate("b1"))
+        while "b1" not in await house.grid.read(lambda ledger, now: set(ledger.blocks)):
+            await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert (await house.memory.list())["blocks"] == []
+
+    tell(story)
+
+
+def test_a_session_renews_its_own_blocks_and_no_others(tell: Any) -> None:
+    async def story(house: MemoryHouse) -> None:
+        await house.allocate("b1", session="s1")
+        await house.allocate("b2", ttl_seconds=600)
+        assert await house.memory.serve(requests.MemRenew("s1"), BOB) == {"renewed": 0}
+        await house.later(500)
+        assert await house.memory.serve(requests.MemRenew("s1"), ANN) == {"renewed": 1}
+        await house.later(3300)
+        assert [block["block_id"] for block in (await house.memory.list())["blocks"]] == ["b1"]
+
+    tell(story)

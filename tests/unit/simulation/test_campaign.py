@@ -1,0 +1,336 @@
+"""The fault campaign: the laws hold over many seeds, and machines or agents that break one are caught."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+
+import pytest
+from msgspec.structs import replace
+
+from distributed_grid.domain.events import JobSubmitted, LeaseAsked, TimePassed
+from distributed_grid.domain.jobs import Ending, Outcome
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rebalancing import SharingMode
+from distributed_grid.domain.resources import Priority
+from distributed_grid.domain.rows import Counter, Row
+from distributed_grid.domain.scheduling_policy import Strategy
+from distributed_grid.reactor.dispatch import StepResult
+from distributed_grid.simulation.campaign import Summary, lived, told
+from distributed_grid.simulation.faults import FaultKind
+from distributed_grid.simulation.invariant_checker import InvariantChecker, InvariantViolated
+from distributed_grid.simulation.model.agent import SimulatedAgent
+from distributed_grid.simulation.model.machine import LARGEST_SKEW, Machine, SimulatedProcess
+from distributed_grid.simulation.scenario import Scenario, drawn
+from distributed_grid.simulation.world import Report, World
+from distributed_grid.wire import Ended, Hello, Start, StopAttemptOrder
+from tests.unit.simulation.scenarios import a_cancel, a_fault, a_job, a_scenario
+
+FEW = 36
+"""Wishes: these seeds are over in a moment."""
+SOME = [seed for seed in range(200) if len(drawn(seed).wishes) <= FEW][:12]
+once = functools.cache(lived)
+
+
+@pytest.mark.parametrize("seed", SOME)
+def test_every_law_holds_over_seed(seed: int) -> None:
+    report = once(seed)
+    assert not report.law, told(report)
+    assert report.steps > 100
+    assert report.checks > 10 * report.steps
+
+
+def test_a_campaign_says_what_it_has_seen() -> None:
+    summary = Summary()
+    for seed in SOME[:3]:
+        summary.count(once(seed))
+    assert (summary.seeds, summary.broken) == (3, [])
+    assert summary.checks == sum(once(seed).checks for seed in SOME[:3])
+    assert str(summary).startswith("3 seeds, 0 broken; ")
+
+
+def test_these_seeds_see_every_kind_of_fault_and_most_of_what_can_happen() -> None:
+    assert {fault.kind for seed in SOME for fault in drawn(seed).faults} == {*FaultKind}
+    visited = {name for seed in SOME for name in once(seed).visited}
+    told_to_the_ledger = {
+        *("ControlPlaneStarted", "PolicySet", "NodeDeclared", "HeartbeatReceived", "NodeWanted", "NodeDrained"),
+        *("LeaseAsked", "LeaseReleased", "LeaseExtended", "JobSubmitted", "JobCancelled", "AttemptStarted"),
+        *("AttemptPaused", "AttemptMarked", "AttemptEnded", "AttemptsListed", "PressureRead", "TimePassed"),
+    }
+    told_by_it = {
+        *("requested", "queued", "granted", "started", "stopped", "released", "expired", "extended", "withdrawn"),
+        *("requeued", "preempted", "late-report", "node-suspect", "node-lost", "node-alive", "node-draining", "paused"),
+    }
+    assert told_to_the_ledger | told_by_it <= visited
+
+
+def test_a_load_uses_what_can_be_asked_for() -> None:
+    scenarios = [drawn(seed) for seed in range(25)]
+    asked = [
+        wish.told(1).request
+        for scenario in scenarios
+        for wish in scenario.wishes
+        if isinstance(wish.event, JobSubmitted | LeaseAsked)
+    ]
+    assert {request.strategy for request in asked} == {None, *Strategy} - {Strategy.NODE_SPECIFIC}
+    assert {request.priority for request in asked} == {*Priority}
+    assert {request.gang for request in asked} == {1, 2, 3}
+    for name in ("team", "labels", "affinity", "anti_affinity", "group", "prefer", "require", "target", "deadline_ms"):
+        assert any(getattr(request, name) for request in asked), name
+    assert any(scenario.policy.quotas for scenario in scenarios)
+    assert {scenario.rules.mode for scenario in scenarios if scenario.rules is not None} == {*SharingMode}
+    assert {bool(scenario.local) for scenario in scenarios} == {True, False}
+
+
+def test_the_same_seed_is_the_same_story_in_every_process() -> None:
+    def history(hash_seed: str) -> str:
+        words = [sys.executable, "-m", "distributed_grid.simulation", "--seed", str(SOME[3])]
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": hash_seed}
+        )
+        return done.stdout
+
+    first = history("1")
+    assert first.count("\n") > 100
+    assert first == history("2")
+
+
+def test_other_seeds_are_other_stories() -> None:
+    assert len({once(seed).fingerprint for seed in SOME}) == len(SOME)
+
+
+def test_the_same_seed_is_the_same_story_twice_in_one_process() -> None:
+    assert once(SOME[0]) == lived(SOME[0])
+
+
+# ------------------------------------------------------------------ the laws notice
+
+
+CUT = a_fault(FaultKind.CUT, 60, 100)
+
+
+def caught(
+    scenario: Scenario, *, machine: type[Machine] = Machine, agent: type[SimulatedAgent] = SimulatedAgent
+) -> Report:
+    """What the laws say to something broken; with what works they have nothing to say."""
+    fine = World(scenario).run()
+    assert not fine.law, told(fine)
+    return World(scenario, machine=machine, agent=agent).run()
+
+
+class IgnoresHolds(Machine):
+    """Runs on, whatever its hold."""
+
+    def watch_hold(self, run: SimulatedProcess) -> None:
+        """Look away."""
+
+
+def test_a_machine_that_ignores_its_holds_is_caught() -> None:
+    report = caught(a_scenario([a_job(10, 300)], [CUT]), machine=IgnoresHolds)
+    assert (report.law, report.detail) == ("what the ledger calls free is free", "job.1 ended (lost), and still runs")
+
+
+class HoldsOutliveBoots(Machine):
+    """Takes a moment of the last boot's clock for one of this boot's."""
+
+    @property
+    def held_until(self) -> int:
+        return self.hold_on_disk[0]
+
+
+def test_a_hold_that_outlives_its_boot_is_caught() -> None:
+    restarted = a_fault(FaultKind.MACHINE_DIES, 30, 5)
+    jobs = [a_job(10, 15, uid="first", retries=1), a_job(50, 300)]
+    report = caught(a_scenario(jobs, [restarted, CUT]), machine=HoldsOutliveBoots)
+    assert (report.law, report.detail) == ("what the ledger calls free is free", "job.1 ended (lost), and still runs")
+
+
+class PatientKiller(Machine):
+    """Gives a job all of its grace, though its hold is over before."""
+
+    def await_kill(self, run: SimulatedProcess) -> None:
+        hold_ms, order = run.order.hold_ms, run.order
+        run.order = replace(order, hold_ms=0)
+        super().await_kill(run)
+        run.order = replace(order, hold_ms=hold_ms)
+
+
+def test_a_grace_that_outlasts_the_hold_is_caught() -> None:
+    stubborn = a_job(10, 300, grace_s=200, heeds=False)
+    report = caught(a_scenario([stubborn, a_cancel(58)], [CUT]), machine=PatientKiller)
+    assert report.law == "what the ledger calls free is free"
+
+
+class NeverTooLate(SimulatedAgent):
+    """Takes every order for a fresh one."""
+
+    def is_in_time(self, order: Start) -> bool:
+        self.renew_hold(self.machine.boot_ms + order.hold_ms)
+        return True
+
+
+def test_an_agent_that_obeys_orders_that_came_too_late_is_caught() -> None:
+    cut = a_fault(FaultKind.CUT, 60, 7)
+    report = caught(a_scenario([a_job(60.1, 30)], [cut], hold_s=4), agent=NeverTooLate)
+    assert report.law in ("what runs is held in the ledger", "a job runs once at a time")
+
+
+class VerySlowClock(Machine):
+    """Its clock is off by ten times as much as the grace of a hold covers."""
+
+    def skew(self, much: float) -> None:
+        now, self._drift = self.boot_ms, round(10 * much * LARGEST_SKEW)
+        self._uptime_ms, self._booted_at = now, self.agenda.now
+
+
+def test_a_clock_that_is_slower_than_the_grace_of_a_hold_covers_is_caught() -> None:
+    slow = a_fault(FaultKind.CLOCK_SKEWED, 30, 130, strength=0.0)
+    report = caught(a_scenario([a_job(10, 300, heeds=False)], [slow, CUT], hold_s=60), machine=VerySlowClock)
+    assert (report.law, report.detail) == ("what the ledger calls free is free", "job.1 ended (lost), and still runs")
+
+
+class Absentminded(SimulatedAgent):
+    """Greets without telling what runs."""
+
+    def hello(self) -> Hello:
+        return replace(super().hello(), attempts=())
+
+
+def test_an_agent_that_does_not_tell_what_runs_is_caught() -> None:
+    blip = a_fault(FaultKind.AGENT_DIES, 40, 3)
+    report = caught(a_scenario([a_job(10, 100)], [blip]), agent=Absentminded)
+    assert (report.law, report.detail) == ("what the ledger calls free is free", "job.1 ended (lost), and still runs")
+
+
+class GoesOnPreparing(SimulatedAgent):
+    """Starts what was being prepared when its hold ran out, and does not tell of it either."""
+
+    def renew_hold(self, until_boot_ms: int) -> None:
+        self.machine.hold(until_boot_ms)
+
+    def hello(self) -> Hello:
+        greeting = super().hello()
+        return replace(greeting, attempts=tuple(one for one in greeting.attempts if one not in self.preparing))
+
+
+def test_an_agent_that_starts_what_was_given_up_while_it_was_prepared_is_caught() -> None:
+    cut = a_fault(FaultKind.CUT, 10.1, 100)
+    story = [a_scenario([a_job(10, 300, workdir=True)], [cut], seed=seed) for seed in range(3)]
+    laws = {caught(scenario, agent=GoesOnPreparing).law for scenario in story}
+    assert "what runs is held in the ledger" in laws
+
+
+class ForgetsRefusals(SimulatedAgent):
+    """Thinks again when an order comes a second time."""
+
+    def has_refused(self, lease_id: str) -> bool:
+        return False
+
+
+def test_an_agent_that_obeys_an_order_it_has_refused_is_caught() -> None:
+    control_dies = a_fault(FaultKind.CONTROL_DIES, 10.1, 18.5, node="")
+    story = [a_scenario([a_job(10, 300, workdir=True)], [control_dies], seed=seed) for seed in range(17, 20)]
+    laws = {caught(scenario, agent=ForgetsRefusals).law for scenario in story}
+    assert laws & {"what runs is held in the ledger", "a job runs once at a time"}
+
+
+class KnowsNoFence(SimulatedAgent):
+    """Answers a stop of what it does not have as if nobody had ordered it."""
+
+    def stop(self, order: StopAttemptOrder) -> None:
+        if order.lease_id in self.machine.records:
+            super().stop(order)
+            return
+        if order.lease_id in self.preparing:
+            self.preparing.pop(order.lease_id).done.call_off()
+        outcome = Outcome(Ending.NEVER_STARTED, detail="not known here")
+        self.tell(Ended(self.number(), order.lease_id, 0, outcome))
+
+
+def test_a_job_that_never_comes_to_its_end_is_caught() -> None:
+    story = a_scenario([a_job(10, 30, workdir=True), a_cancel(10.05)])
+    assert caught(story, agent=KnowsNoFence).law == "everything comes to its end"
+
+
+class StartsStale(Machine):
+    """Runs what it is told to under an older fence."""
+
+    def launch(self, order: Start) -> SimulatedProcess:
+        return super().launch(replace(order, fence=order.fence - 1))
+
+
+def test_a_run_under_a_stale_fence_is_caught() -> None:
+    report = caught(a_scenario([a_job(10, 30)]), machine=StartsStale)
+    assert report.law == "no stale fence acts"
+
+
+class RunsTwice(Machine):
+    """Starts everything once more."""
+
+    def launch(self, order: Start) -> SimulatedProcess:
+        super().launch(order)
+        return super().launch(order)
+
+
+def test_an_attempt_that_runs_twice_is_caught() -> None:
+    report = caught(a_scenario([a_job(10, 30)]), machine=RunsTwice)
+    assert (report.law, report.detail) == ("an attempt runs once", "job.1 runs again, on ash")
+
+
+def test_a_broken_law_is_told_with_what_led_to_it_and_how_to_see_it_again() -> None:
+    report = caught(a_scenario([a_job(10, 30)], seed=7), machine=RunsTwice)
+    text = told(report)
+    assert "ash       job.1 begins under fence" in text
+    assert f"seed 7, step {report.steps}, 10." in text
+    assert " s: an attempt runs once: job.1 runs again, on ash" in text
+    assert "python -m distributed_grid.simulation --seed 7" in text
+
+
+# ------------------------------------------------------------------ the ledger's own laws are held, too
+
+
+class Doctored:
+    """A ledger that is changed behind the reactor's back."""
+
+    def __init__(self) -> None:
+        self.laws = InvariantChecker(lambda who, what: None, 1_000)
+        self.ledger = Ledger()
+
+    def change(self, *rows: Row) -> None:
+        self.laws.about_to(self.ledger, TimePassed(), 1_000)
+        self.ledger.apply(rows)
+        self.laws.stepped(StepResult([*rows]))
+
+
+def test_a_fence_that_goes_back_is_caught() -> None:
+    doctored = Doctored()
+    doctored.change(Counter("fence", 5))
+    with pytest.raises(InvariantViolated, match="fences only grow: assert counted == sorted"):
+        doctored.change(Counter("fence", 4))
+
+
+def test_a_fence_may_go_back_with_what_could_not_be_committed() -> None:
+    doctored = Doctored()
+    doctored.change(Counter("fence", 5))
+    doctored.laws.committed([])
+    doctored.change(Counter("fence", 7))
+    doctored.ledger = Ledger([Counter("fence", 5)])
+    doctored.laws.reloaded(doctored.ledger, 1_000, anew=False)
+    doctored.change(Counter("fence", 6))
+
+
+def test_what_was_committed_and_is_not_there_after_a_restart_is_caught() -> None:
+    doctored = Doctored()
+    doctored.change(Counter("fence", 5))
+    doctored.laws.committed([])
+    with pytest.raises(InvariantViolated, match="what was committed is stored: 1 rows were, 0 are there"):
+        doctored.laws.reloaded(Ledger(), 1_000, anew=True)
+
+
+def test_a_change_that_nobody_was_told_of_is_caught() -> None:
+    doctored = Doctored()
+    doctored.ledger.apply([Counter("fence", 5)])
+    with pytest.raises(InvariantViolated, match="what is stored is the ledger"):
+        doctored.change(Counter("epoch", 1))

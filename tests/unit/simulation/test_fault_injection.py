@@ -1,0 +1,405 @@
+"""What the simulated world is made of does what it says: time, links, machines, and the control plane's disk."""
+
+from __future__ import annotations
+
+import functools
+from random import Random
+
+import pytest
+
+from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.resources import Capacity
+from distributed_grid.simulation.campaign import told
+from distributed_grid.simulation.fault_injection import JUMP_MS, JUMPS_FROM
+from distributed_grid.simulation.faults import EVERYWHERE, Fault, FaultKind
+from distributed_grid.simulation.model.event_queue import EventQueue
+from distributed_grid.simulation.model.machine import LARGEST_SKEW, MILLION, USUAL_DRIFT, Machine, SimulatedProcess
+from distributed_grid.simulation.model.network import UP, Network, SimulatedLink
+from distributed_grid.simulation.model.scripted_job import ScriptedJob
+from distributed_grid.simulation.scenario import drawn
+from distributed_grid.simulation.world import BEGIN_MS, World
+from distributed_grid.wire import Acknowledge, FromAgent, Heard, Started, ToAgent
+from tests.unit.simulation.scenarios import a_cancel, a_fault, a_job, a_scenario
+
+
+def lines(world: World) -> list[str]:
+    """The story of a world without its times."""
+    report = world.run()
+    assert not report.law, report
+    return [" ".join(line.split()[1:]) for line in world.history.lines]
+
+
+def a_world(*args, **kwargs) -> World:
+    return World(a_scenario(*args, **kwargs), keep_all=True)
+
+
+# ------------------------------------------------------------------ time
+
+
+def test_deeds_are_done_by_their_time_and_then_in_the_order_they_were_planned() -> None:
+    agenda, done = EventQueue(100), []
+    agenda.at(300, lambda: done.append("c"))
+    agenda.after(50, lambda: done.append("a"))
+    agenda.after(50, lambda: done.append("b"))
+    off = agenda.after(60, lambda: done.append("never"))
+    off.call_off()
+    off.call_off()
+    while agenda.do_next(250):
+        pass
+    assert (done, agenda.now) == (["a", "b"], 250)
+    assert agenda.do_next(1000)
+    assert (done, agenda.now) == (["a", "b", "c"], 300)
+
+
+def test_what_is_planned_for_the_past_happens_now() -> None:
+    agenda, seen = EventQueue(100), []
+    agenda.at(5, lambda: seen.append(agenda.now))
+    agenda.do_next(1000)
+    assert seen == [100]
+
+
+# ------------------------------------------------------------------ links
+
+
+class Ends:
+    """Both ends of a link, taking down what arrives."""
+
+    def __init__(self) -> None:
+        self.up: list[FromAgent] = []
+        self.down: list[ToAgent] = []
+        self.over: list[str] = []
+
+    def received(self, message: FromAgent, via: SimulatedLink) -> None:
+        self.up.append(message)
+
+    def gone(self, via: SimulatedLink) -> None:
+        self.over.append("control")
+
+    def told(self, message: ToAgent, via: SimulatedLink) -> None:
+        self.down.append(message)
+
+    def cut_off(self, via: SimulatedLink) -> None:
+        self.over.append("agent")
+
+
+def a_link(seed: int = 1) -> tuple[EventQueue, Network, SimulatedLink, Ends]:
+    agenda, ends = EventQueue(), Ends()
+    network = Network(agenda, Random(seed), ("ash",))
+    return agenda, network, network.connect("ash", ends, ends), ends
+
+
+def pass_time(agenda: EventQueue, until: int = 1_000_000) -> None:
+    while agenda.do_next(until):
+        pass
+
+
+def test_a_link_keeps_the_order_of_its_messages() -> None:
+    agenda, network, link, ends = a_link()
+    network.routes["ash"].longest_ms = 5_000
+    sent = [Acknowledge(number) for number in range(50)]
+    for message in sent:
+        link.send(message)
+    pass_time(agenda)
+    assert ends.down == sent
+
+
+def test_a_scrambled_link_keeps_the_order_of_one_lease_only() -> None:
+    agenda, network, link, ends = a_link()
+    network.routes["ash"].longest_ms, network.routes["ash"].scrambled = 5_000, True
+    sent = [Started(number, f"job.{number % 3}", 1, 7, ()) for number in range(60)]
+    for message in sent:
+        link.say(message)
+    pass_time(agenda)
+    assert ends.up != sent
+    assert sorted(message.seq for message in ends.up) == [*range(60)]
+    for lease in ("job.0", "job.1", "job.2"):
+        seqs = [message.seq for message in ends.up if message.lease_id == lease]
+        assert seqs == sorted(seqs)
+
+
+def test_a_blocked_direction_delivers_late_and_the_other_one_does_not_care() -> None:
+    agenda, network, link, ends = a_link()
+    network.block("ash", UP)
+    assert not network.routes["ash"].is_open
+    link.say(Started(1, "job.1", 1, 7, ()))
+    link.send(Heard(1, 2))
+    pass_time(agenda, 5_000)
+    assert (ends.up, len(ends.down)) == ([], 1)
+    network.unblock("ash", UP)
+    pass_time(agenda)
+    assert len(ends.up) == 1
+
+
+def test_what_is_lost_takes_everything_after_it_along_until_the_link_breaks() -> None:
+    agenda, network, link, ends = a_link()
+    network.routes["ash"].lose = 1.0
+    link.send(Acknowledge(1))
+    network.routes["ash"].lose = 0.0
+    link.send(Acknowledge(2))
+    pass_time(agenda, 20_000)
+    assert ends.down == []
+    assert sorted(ends.over) == ["agent", "control"]
+    link.send(Acknowledge(3))
+    pass_time(agenda)
+    assert ends.down == []
+
+
+def test_a_repeating_route_delivers_some_messages_twice() -> None:
+    agenda, network, link, ends = a_link()
+    network.routes["ash"].repeat = 0.5
+    for number in range(40):
+        link.send(Acknowledge(number))
+    pass_time(agenda)
+    assert 40 < len(ends.down) < 80
+    assert {message.seq for message in ends.down} == {*range(40)}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_a_side_said_that_has_left_arrives_late_or_never(seed: int) -> None:
+    agenda, network, link, ends = a_link(seed)
+    network.block("ash", UP)
+    link.say(Started(1, "job.1", 1, 7, ()))
+    link.hang_up()
+    network.unblock("ash", UP)
+    pass_time(agenda)
+    assert (len(ends.up), ends.over) in ((1, ["control"]), (0, []))
+
+
+def test_a_control_plane_that_is_gone_is_noticed_unless_its_machine_went_along() -> None:
+    for silently in (False, True):
+        agenda, network, link, ends = a_link()
+        network.drop_all(silently=silently)
+        link.send(Acknowledge(1))
+        pass_time(agenda)
+        assert (ends.down, ends.over) == ([], [] if silently else ["agent"])
+
+
+# ------------------------------------------------------------------ machines
+
+
+class Nobody:
+    """Sees nothing."""
+
+    def began(self, machine: Machine, run: SimulatedProcess) -> None: ...
+    def ended(self, machine: Machine, run: SimulatedProcess) -> None: ...
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_clock_since_boot_is_its_own_and_its_moments_come_when_it_says(seed: int) -> None:
+    agenda = EventQueue(1_000_000)
+    machine = Machine(Node("ash", capacity=Capacity(1000)), agenda, Random(seed), Nobody())
+    start = machine.boot_ms
+    for ahead in (1, 999, 60_000, 86_400_000):
+        moment = machine.moment(start + ahead)
+        agenda.at(moment, lambda: None)
+        agenda.do_next(moment)
+        assert machine.boot_ms >= start + ahead
+        assert machine.boot_ms - (start + ahead) <= 1
+    passed = agenda.now - 1_000_000
+    assert abs(machine.boot_ms - start - passed) <= passed // 200 + 1
+
+
+def test_a_skewed_clock_runs_as_much_slower_as_was_said_and_as_usual_afterwards() -> None:
+    agenda = EventQueue(1_000_000)
+    machine = Machine(Node("ash", capacity=Capacity(1000)), agenda, Random(1), Nobody())
+
+    def ran(much: float) -> int:
+        before = machine.boot_ms
+        machine.skew(much)
+        assert machine.boot_ms == before
+        agenda.do_next(agenda.now + MILLION)
+        return machine.boot_ms - before
+
+    assert (ran(-1), ran(1)) == (MILLION - LARGEST_SKEW, MILLION + LARGEST_SKEW)
+    assert abs(ran(0) - MILLION) <= USUAL_DRIFT
+
+
+def test_a_command_says_what_it_does() -> None:
+    for work in (ScriptedJob(1), ScriptedJob(5, 3, heeds=False, exists=False, workdir=True, marks_ms=2)):
+        assert ScriptedJob.of(work.command()) == work
+
+
+# ------------------------------------------------------------------ stories
+
+
+def test_a_quiet_world_runs_a_job_once() -> None:
+    told = lines(a_world([a_job(10, 5)]))
+    assert [line for line in told if "job" in line] == [
+        "grid requested job 1 core",
+        "ash granted job",
+        "ash job.1 begins under fence 100000001",
+        "ash started job",
+        "ash job.1 is gone",
+        "ash released job released",
+        "ash stopped job exited",
+    ]
+
+
+def test_a_short_cut_changes_nothing_and_a_long_one_loses_the_job() -> None:
+    short = lines(a_world([a_job(10, 100)], [a_fault(FaultKind.CUT, 40, 6)]))
+    assert "ash node-lost ash its holds have run out" not in short
+    assert short.count("ash job.1 is gone") == 1
+    assert not any("job.2" in line for line in short)
+    long = lines(a_world([a_job(10, 100)], [a_fault(FaultKind.CUT, 40, 60)]))
+    lost, gone = long.index("ash node-lost ash its holds have run out"), long.index("ash job.1 is gone")
+    assert gone < lost
+    assert any("job.2 begins" in line for line in long[lost:])
+
+
+@pytest.mark.parametrize("kind", [FaultKind.CUT_UP, FaultKind.CUT_DOWN])
+def test_a_cut_in_one_direction_loses_the_job_too(kind: FaultKind) -> None:
+    told = lines(a_world([a_job(10, 100)], [a_fault(kind, 40, 60)]))
+    assert told.index("ash job.1 is gone") < told.index("ash node-lost ash its holds have run out")
+
+
+def test_a_job_outlives_its_agent() -> None:
+    told = lines(a_world([a_job(10, 60)], [a_fault(FaultKind.AGENT_DIES, 30, 8)]))
+    assert told.count("ash the agent starts") == 2
+    assert [line for line in told if "begins" in line] == ["ash job.1 begins under fence 100000001"]
+    assert "ash stopped job exited" in told
+
+
+def test_a_job_outlives_the_control_plane() -> None:
+    told = lines(a_world([a_job(10, 60)], [a_fault(FaultKind.CONTROL_DIES, 30, 10, node="")]))
+    assert [line for line in told if "begins" in line] == ["ash job.1 begins under fence 100000001"]
+    assert "ash stopped job exited" in told
+
+
+def test_a_job_dies_with_its_machine_and_runs_again_with_retries_only() -> None:
+    again = lines(a_world([a_job(10, 60)], [a_fault(FaultKind.MACHINE_DIES, 30, 10)]))
+    assert any("job.2 begins" in line for line in again)
+    once = lines(a_world([a_job(10, 60, retries=0)], [a_fault(FaultKind.MACHINE_DIES, 30, 10)]))
+    assert not any("job.2" in line for line in once)
+
+
+def test_what_is_asked_of_a_control_plane_that_is_down_is_asked_again() -> None:
+    world = a_world([a_job(31, 5)], [a_fault(FaultKind.CONTROL_DIES, 30, 10, node="")])
+    told = lines(world)
+    assert (world.users.accepted, told.count("ash stopped job exited")) == (1, 1)
+
+
+def test_what_is_asked_again_in_the_batch_in_which_it_ended_is_not_asked_for_anew() -> None:
+    world = a_world([], [a_fault(FaultKind.MACHINE_DIES, 1, 60)])
+    submitted, cancelled = a_job(30, 5).event, a_cancel(30).event
+
+    def at_once() -> None:
+        for event in (submitted, cancelled, submitted):
+            world.control.handle(event)
+
+    world.agenda.at(BEGIN_MS + 30_000, at_once)
+    told = [line for line in lines(world) if "job" in line]
+    assert told[-1] == "grid stopped job cancelled by ada"
+    assert [line for line in told if line.startswith("grid requested")] == ["grid requested job 1 core"]
+
+
+def test_a_full_disk_delays_and_loses_nothing() -> None:
+    world = a_world([a_job(29.999, 5), a_job(33, 5, uid="other")], [a_fault(FaultKind.DISK_FULL, 30, 8, node="")])
+    told = lines(world)
+    assert world.users.accepted == 2
+    assert told.count("ash stopped job exited") == told.count("ash stopped other exited") == 1
+
+
+def test_borrowed_work_stands_still_for_an_owner_and_goes_when_the_owner_stays() -> None:
+    short = lines(a_world([a_job(10, 60)], [a_fault(FaultKind.OWNER, 30, 20, strength=0.0)]))
+    assert any(line.startswith("ash paused job") for line in short)
+    assert any(line.startswith("ash resumed job") for line in short)
+    long = lines(a_world([a_job(10, 60, on="")], [a_fault(FaultKind.OWNER, 30, 110, strength=0.0)]))
+    assert any("its owner needs ash" in line for line in long)
+    assert any(line.startswith("birch job.2 begins") for line in long)
+
+
+def test_an_owner_who_needs_memory_gets_it_at_once() -> None:
+    told = lines(a_world([a_job(10, 60, on="")], [a_fault(FaultKind.OWNER, 30, 60, strength=1.0)]))
+    assert any(line.startswith("birch job.2 begins") for line in told)
+
+
+def test_a_drained_node_gives_its_jobs_to_others() -> None:
+    told = lines(a_world([a_job(10, 60, on="")], [a_fault(FaultKind.DRAINED, 30, 60)]))
+    assert any(line.startswith("birch job.2 begins") for line in told)
+
+
+def test_a_cancelled_job_is_stopped_wherever_it_is() -> None:
+    told = lines(a_world([a_job(10, 60), a_cancel(30)]))
+    assert "ash stopped job cancelled by ada" in told
+
+
+BUSY = [a_job(at, 7, uid=f"job{at}", on="" if at % 3 else "ash", workdir=at % 2 == 0) for at in range(10, 80, 6)]
+
+BUSY += [a_job(12, 60, uid="long"), *(a_job(45, 3, uid=f"short{number}") for number in range(3))]
+BESIDE = {
+    FaultKind.CLOCK_SKEWED: a_fault(FaultKind.CUT, 35, 30),
+    FaultKind.SCRAMBLED: a_fault(FaultKind.SLOW_LINK, 10, 60, strength=0.3),
+}
+"""What shows only beside another fault: clocks that differ do not matter while somebody renews the holds, and what
+takes no time does not overtake anything."""
+
+
+def happened(*faults: Fault) -> list[str]:
+    world = a_world(BUSY, faults)
+    report = world.run()
+    assert not report.law, told(report)
+    return world.history.lines
+
+
+usually = functools.cache(happened)
+
+
+@pytest.mark.parametrize("kind", FaultKind, ids=lambda kind: kind.name.lower())
+def test_every_kind_of_fault_changes_what_happens_while_it_lasts_and_not_before(kind: FaultKind) -> None:
+    beside = [BESIDE[kind]] if kind in BESIDE else []
+    fault = a_fault(kind, 30, 40, node="" if kind in EVERYWHERE else "ash", strength=0.9)
+    story = [line for line in happened(*beside, fault) if str(kind) not in line]
+    usual = usually(*beside)
+    first = next(at for at, (one, other) in enumerate(zip(story, usual, strict=False)) if one != other)
+    assert 30 <= float(usual[first].split()[0]) < 70
+
+
+def test_a_slow_network_makes_orders_late() -> None:
+    slow = a_fault(FaultKind.SLOW_LINK, 5, 60, strength=1.0)
+    took = [began(a_world([a_job(10, 5)], faults)) - 10 for faults in ([], [slow])]
+    assert took[0] < 0.2 < took[1]
+
+
+def test_a_slow_machine_makes_starts_late() -> None:
+    slow = a_fault(FaultKind.SLOW_NODE, 5, 60, strength=1.0)
+    took = [began(a_world([a_job(10, 5)], faults)) for faults in ([], [slow])]
+    assert took[0] < took[1]
+
+
+def test_a_slow_disk_makes_answers_late() -> None:
+    slow = a_fault(FaultKind.DISK_SLOW, 5, 60, node="", strength=1.0)
+    took = [began(a_world([a_job(10, 5)], faults)) - 10 for faults in ([], [slow])]
+    assert took[0] < 0.2 < took[1]
+
+
+def began(world: World) -> float:
+    """When the first job really begins, in seconds."""
+    assert not world.run().law
+    return next(float(line.split()[0]) for line in world.history.lines if "job.1 begins" in line)
+
+
+def test_a_clock_that_jumps_ahead_with_its_machine_ends_what_is_due_by_then() -> None:
+    restart = a_fault(FaultKind.CONTROL_MACHINE_DIES, 30, 10, node="", strength=1.0)
+    world = a_world([a_job(10, 60)], [restart])
+    assert not world.run().law
+    assert world.control.clock_ahead_ms == round(JUMP_MS * (1 - JUMPS_FROM))
+    assert world.control.now == world.agenda.now + world.control.clock_ahead_ms
+
+
+def test_the_stronger_of_two_faults_counts_until_it_is_over() -> None:
+    weak, strong = (
+        a_fault(FaultKind.SLOW_NODE, 10, 60, strength=0.1),
+        a_fault(FaultKind.SLOW_NODE, 20, 20, strength=0.9),
+    )
+    world = a_world([], [weak, strong])
+    seen = {}
+    for at_s in (5, 15, 25, 45, 75):
+        world.agenda.at(BEGIN_MS + 1000 * at_s, lambda at_s=at_s: seen.update({at_s: world.machines["ash"].slowness}))
+    assert not world.run().law
+    assert seen == {5: 1, 15: 4, 25: 18, 45: 4, 75: 1}
+
+
+def test_scenarios_are_drawn_the_same_every_time() -> None:
+    assert drawn(5) == drawn(5)
+    assert drawn(5) != drawn(6)
+    assert {kind for seed in range(60) for kind in {fault.kind for fault in drawn(seed).faults}} == {*FaultKind}
