@@ -96,7 +96,7 @@ async def lent_machine(cores: int) -> AsyncIterator[AttemptHost]:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         guard.let_go()
-        await host.halt("bench.1", kind="cancelled", grace_ms=0)
+        await host.stop_attempt("bench.1", kind="cancelled", grace_ms=0)
         while host.running():
             await asyncio.sleep(0.01)
         await host.close()

@@ -39,18 +39,18 @@ from distributed_grid.wire import (
     ControlSide,
     Ended,
     FilePart,
+    FromAgent,
     Heard,
     Heartbeat,
     Hello,
     MemoryAnswered,
-    MemoryAsked,
     MemoryOrder,
-    MemoryReport,
     ToAgent,
     Welcome,
 )
 
 SWEEP_SECONDS = 3600.0
+SendToControl = Callable[[FromAgent], None]
 
 
 class Agent:
@@ -59,46 +59,45 @@ class Agent:
     def __init__(
         self,
         nodes: tuple[str, ...],
-        host: AttemptHost,
+        jobs: Path,
         meter: UsageMeter,
         control: ControlSide,
         *,
-        jobs: Path,
         capacity: Callable[[], Capacity] | None = None,
-        workdirs: WorkDirs | None = None,
-        memory: Callable[[Callable[[MemoryReport | MemoryAsked], None]], LentMemory] | None = None,
+        workdirs: Callable[[SendToControl], WorkDirs] | None = None,
+        memory: Callable[[AttemptHost, SendToControl], LentMemory] | None = None,
         epoch: int = 0,
         on_epoch: Callable[[int], None] = lambda epoch: None,
     ) -> None:
         self.nodes = nodes
         self._jobs = jobs
-        self._host = host
+        self.host = AttemptHost(jobs, report=self._report)
         self._meter = meter
         self._loans: deque[RayLoan] = deque(maxlen=len(nodes))  # the last answer for each of its nodes
         self._control = control
         self._capacity = capacity
-        self._workdirs = workdirs
+        self._workdirs = workdirs(self._send_to_control) if workdirs is not None else None
         self._epoch = epoch
         self._on_epoch = on_epoch
         self._tasks: list[asyncio.Task[None]] = []
-        self._marks = CheckpointMarks(host.root)
+        self._marks = CheckpointMarks(self.host.root)
         self._beat_seconds = HEARTBEAT_MS / 1000
-        self._reading = AttemptFileReader(jobs, lambda message: control.received(message, self))
-        self._memory = memory(lambda report: control.received(report, self)) if memory is not None else None
-        self._outbox = Outbox(lambda report: control.received(report, self))
-        self.guard = OwnerGuard(host, meter, self._outbox.paused)
+        self._reading = AttemptFileReader(jobs, self._send_to_control)
+        self._memory = memory(self.host, self._send_to_control) if memory is not None else None
+        self._outbox = Outbox(self._send_to_control)
+        self.guard = OwnerGuard(self.host, meter, self._outbox.paused)
         self.guard.on_change = self._measure
         self.guard.marked_ago_ms = self._marks.ago_ms
         self._orders = OrderExecutor(
-            host, self.guard, self._outbox, self._reading, workdirs=workdirs, memory=self._memory
+            self.host, self.guard, self._outbox, self._reading, workdirs=self._workdirs, memory=self._memory
         )
 
     async def start(self) -> None:
         """Find the attempts that outlived the last agent, report them, then begin to measure and to obey."""
-        await self._host.start()
+        await self.host.start()
         await self._look_around()
         for node in self.nodes:
-            self._control.received(self.hello(node), self)
+            self._send_to_control(self.hello(node))
         self._measure()
         if self._memory is not None:
             await self._memory.start()
@@ -118,11 +117,11 @@ class Agent:
         self.guard.let_go()
         if self._memory is not None:
             await self._memory.stop()
-        await self._host.close()
+        await self.host.close()
 
     def hello(self, node: str) -> Hello:
         """The greeting for a new link: all that runs or is being prepared, and every end that is not acknowledged."""
-        attempts = tuple(dict.fromkeys((*self._host.running(), *self._orders.preparing(), *self._outbox.ends())))
+        attempts = tuple(dict.fromkeys((*self.host.running(), *self._orders.preparing(), *self._outbox.ends())))
         capacity = self._capacity() if self._capacity is not None else None
         return Hello(PROTOCOL, __version__, node, attempts, capacity, self._epoch, boot_id())
 
@@ -168,7 +167,10 @@ class Agent:
 
     # ------------------------------------------------------------------ reports
 
-    def report(self, report: AttemptLaunch | AttemptExit) -> None:
+    def _send_to_control(self, message: FromAgent) -> None:
+        self._control.received(message, self)
+
+    def _report(self, report: AttemptLaunch | AttemptExit) -> None:
         """Pass on what the host says of an attempt."""
         if isinstance(report, AttemptLaunch):
             self._outbox.started(report)
@@ -181,7 +183,7 @@ class Agent:
         report = self._outbox.acknowledged(seq)
         if isinstance(report, Ended):
             self._orders.forget(report.lease_id)
-            self._host.forget(report.lease_id)
+            self.host.forget(report.lease_id)
 
     # ------------------------------------------------------------------ time
 
@@ -193,7 +195,7 @@ class Agent:
 
     async def _look_around(self) -> None:
         """See what drivers and file systems may take their time to say, aside."""
-        running = self._host.borrowed()
+        running = self.host.borrowed()
         shims = [one.shim for one in running if one.spec.gpu_indexes]
         own_pids = {proc.pid for shim in shims for proc in quickly_below(shim.pid)}
         attempts = [(one.attempt_id, one.fence, one.spec.node) for one in running]
@@ -206,9 +208,9 @@ class Agent:
             await asyncio.sleep(SWEEP_SECONDS)
 
     def _measure(self) -> None:
-        usage = self._meter.usage(self._host.usage())
+        usage = self._meter.usage(self.host.usage())
         for node in self.nodes:
             beat = boot_ms()
             marks = self._marks.to_tell(node, beat)
             heartbeat = Heartbeat(node, usage, beat, self.guard.generation, self.guard.yields, marks)
-            self._control.received(heartbeat, self)
+            self._send_to_control(heartbeat)

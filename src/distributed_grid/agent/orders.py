@@ -197,19 +197,19 @@ class OrderExecutor:
         if noticed is not None:
             noticed.cancel()
             del self._displaced[order.lease_id]
-        await self._halt(order)
+        await self._stop_now(order)
 
     async def _stop_after(self, notice_ms: int, order: StopAttemptOrder) -> None:
         """Stop what was displaced when its notice is over; other orders go on meanwhile."""
         await asyncio.sleep(notice_ms / 1000)
         try:
-            await self._halt(order)
+            await self._stop_now(order)
         except OSError as failure:  # a full disk: the order comes again with the next link
             log.warning("%s could not be stopped", order.lease_id, exc_info=failure)
             self._displaced.pop(order.lease_id, None)
 
-    async def _halt(self, order: StopAttemptOrder) -> None:
-        await self._host.halt(order.lease_id, kind=order.ending, detail=order.detail, grace_ms=order.grace_ms)
+    async def _stop_now(self, order: StopAttemptOrder) -> None:
+        await self._host.stop_attempt(order.lease_id, kind=order.ending, detail=order.detail, grace_ms=order.grace_ms)
 
     # ------------------------------------------------------------------ what is run
 

@@ -112,21 +112,17 @@ async def _serve(house: AgentDir, declare_gpus: int) -> None:
     probe, gpus = MachineProbe(), GpuProbe()
     detector = HardwareDetector(probe, gpus, declare_gpus)
     uplink = Uplink(node, _dial(house))
-    agent: Agent | None = None
-    host = AttemptHost(house.jobs, report=lambda report: agent.report(report) if agent else None)
-    workdirs = FetchedWorkDirs(house.path / "content", lambda message: uplink.received(message, _the(agent)))
     seen = house.read("epoch.json").get("epoch", 0)
     meter = UsageMeter(probe, None if declare_gpus else gpus)
     agent = Agent(
         (node,),
-        host,
+        house.jobs,
         meter,
         uplink,
-        jobs=house.jobs,
         capacity=detector.capacity,
-        workdirs=workdirs,
-        memory=lambda tell: LentMemory(
-            house.path / "memory", (node,), meter, host, tell, addresses=lambda: _addresses(house)
+        workdirs=lambda send: FetchedWorkDirs(house.path / "content", send),
+        memory=lambda host, send: LentMemory(
+            house.path / "memory", (node,), meter, host, send, addresses=lambda: _addresses(house)
         ),
         epoch=seen if isinstance(seen, int) else 0,
         on_epoch=lambda epoch: house.write("epoch.json", {"epoch": epoch}),
@@ -135,7 +131,7 @@ async def _serve(house: AgentDir, declare_gpus: int) -> None:
     log.info("serving %s, pid %d", node, os.getpid())
     linked = asyncio.create_task(uplink.run(agent))
     ended = asyncio.create_task(ending.wait())
-    forsaken = asyncio.create_task(_until_forsaken(house, uplink, host))
+    forsaken = asyncio.create_task(_until_forsaken(house, uplink, agent.host))
     tasks = {linked, ended, forsaken}
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
@@ -163,11 +159,6 @@ def _addresses(house: AgentDir) -> list[str]:
         return [address_towards(joined.address.rpartition(":")[0].strip("[]"))]
     found = house.read("link.json").get("address")
     return [found] if isinstance(found, str) else []
-
-
-def _the(agent: Agent | None) -> Agent:
-    assert agent is not None
-    return agent
 
 
 async def _name_of(house: AgentDir, ending: asyncio.Event) -> str | None:
@@ -223,7 +214,7 @@ async def _end(house: AgentDir) -> int:
     await host.start()
     try:
         for attempt_id in host.running():
-            await host.halt(attempt_id, kind="cancelled", detail="the node was stopped", grace_ms=END_GRACE_MS)
+            await host.stop_attempt(attempt_id, kind="cancelled", detail="the node was stopped", grace_ms=END_GRACE_MS)
         async with asyncio.timeout(END_SECONDS):
             while host.running():
                 await asyncio.sleep(0.02)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from distributed_grid.adapters.probes.machine import MachineProbe
 from distributed_grid.adapters.probes.nvml import GpuProbe
 from distributed_grid.agent.agent import Agent
-from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.lent_memory import LentMemory, address_towards
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.config import ClusterConfig
@@ -24,26 +23,22 @@ def own_agent(
     gpus: GpuProbe,
 ) -> Agent:
     """The agent for these nodes of this machine; whoever made it starts and stops it."""
-    agent: Agent | None = None
-    host = AttemptHost(places.jobs, report=lambda report: agent.report(report) if agent else None)
     meter = UsageMeter(probe, gpus)
-    agent = Agent(
+    return Agent(
         local,
-        host,
+        places.jobs,
         meter,
         links,
-        jobs=places.jobs,
-        memory=lambda tell: LentMemory(
+        memory=lambda host, send: LentMemory(
             places.host_dir / "memory",
             (*local, ""),
             meter,
             host,
-            tell,
+            send,
             addresses=lambda: _addresses(config),
             has_desk=False,
         ),
     )
-    return agent
 
 
 def nodes_here(ledger: Ledger, now: int) -> list[str]:

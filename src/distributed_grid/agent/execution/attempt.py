@@ -96,7 +96,7 @@ class RunningAttempt:
         self.fence = fence
         self.launched_boot_ms = launched_boot_ms
         self.recorded = False
-        self.halting = False
+        self.stopping = False
         self.cores: tuple[int, ...] = ()
         self.started: AttemptLaunch | None = None
         self.shim: process_tree.Proc | None = None

@@ -35,7 +35,7 @@ from distributed_grid.agent.limits import process_tree
 from distributed_grid.errors import BadInput, StaleFence
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 
-HALT_KINDS = frozenset(
+STOP_KINDS = frozenset(
     ("cancelled", "preempted", "reclaimed", "over_limit", "timed_out", "hold_expired", "expired", "lost")
 )
 PATIENCE_S = 10.0
@@ -194,13 +194,13 @@ class AttemptHost:
 
     # ------------------------------------------------------------------ stopping, holding, confining
 
-    async def halt(self, attempt_id: str, *, kind: str, detail: str = "", grace_ms: int | None = None) -> None:
+    async def stop_attempt(self, attempt_id: str, *, kind: str, detail: str = "", grace_ms: int | None = None) -> None:
         """Stop the whole tree; the first `kind` stays, a later call may shorten the grace.
 
         What has ended is reported again, and what was never seen here as never started.
         """
-        if kind not in HALT_KINDS:
-            raise BadInput(f"an attempt is not halted as {kind!r}")
+        if kind not in STOP_KINDS:
+            raise BadInput(f"an attempt cannot be stopped as {kind!r}")
         attempt = self._running.get(attempt_id)
         if attempt is None:
             unknown = AttemptExit(attempt_id=attempt_id, fence=0, kind="never_started", detail="not known here")
@@ -208,13 +208,13 @@ class AttemptHost:
             return
         grace_ms = attempt.spec.grace_ms if grace_ms is None else grace_ms
         with JobDir(self._root, attempt_id) as job:
-            before = job.read(job_dir.HALT)
-            halt = {"kind": kind, "detail": detail, "kill_at_boot_ms": boot_ms() + grace_ms}
+            before = job.read(job_dir.STOP)
+            request = {"kind": kind, "detail": detail, "kill_at_boot_ms": boot_ms() + grace_ms}
             if before is not None:
-                halt = before | {"kill_at_boot_ms": min(before["kill_at_boot_ms"], halt["kill_at_boot_ms"])}
-            if halt != before:
-                job.write(job_dir.HALT, halt)
-        attempt.halting = True
+                request = before | {"kill_at_boot_ms": min(before["kill_at_boot_ms"], request["kill_at_boot_ms"])}
+            if request != before:
+                job.write(job_dir.STOP, request)
+        attempt.stopping = True
         attempt.wake()
 
     def hold(self, until_boot_ms: int) -> None:
@@ -252,15 +252,15 @@ class AttemptHost:
     def is_under_way(self, attempt_id: str) -> bool:
         """Whether its command runs and nobody has asked it to end."""
         attempt = self._running.get(attempt_id)
-        return attempt is not None and attempt.shim is not None and not attempt.halting
+        return attempt is not None and attempt.shim is not None and not attempt.stopping
 
     def borrowed(self) -> tuple[throttle.ThrottledTree, ...]:
         """The attempts whose commands run, oldest first."""
-        attempts = sorted(self._running.values(), key=lambda attempt: attempt.launched_boot_ms)
+        running = sorted(self._running.values(), key=lambda one: one.launched_boot_ms)
         return tuple(
-            throttle.ThrottledTree(attempt.spec, attempt.fence, attempt.shim, attempt.halting, attempt.launched_boot_ms)
-            for attempt in attempts
-            if attempt.shim is not None
+            throttle.ThrottledTree(one.spec, one.fence, one.shim, one.stopping, one.launched_boot_ms)
+            for one in running
+            if one.shim is not None
         )
 
     @property

@@ -40,7 +40,7 @@ def recall(attempt: RunningAttempt, job: JobDir) -> None:
     """Remember what happened to it after the order: a newer fence, other cores, that it was to be stopped."""
     attempt.fence = max(attempt.fence, job.read(job_dir.FENCE) or 0)
     attempt.cores = tuple(job.read(job_dir.CORES) or job.read(job_dir.SPEC).get("cores") or ())
-    attempt.halting = job.has(job_dir.HALT)
+    attempt.stopping = job.has(job_dir.STOP)
     attempt.recorded = True
 
 

@@ -72,7 +72,7 @@ class Shim:
     def _see_through(self) -> None:
         self.spec: dict[str, Any] = self.job.read(job_dir.SPEC)
         self.began = self.ended = boot_ms()
-        self._look_for_halt()
+        self._read_stop_request()
         if self.stop is None and 0 < self._hold()[1] <= self.began:  # it took too long to get here
             self._begin_stop("hold_expired", NOT_HEARD, self.began)
         if self.stop is not None:
@@ -143,7 +143,7 @@ class Shim:
 
     def _look_around(self) -> None:
         """See whether somebody or some limit wants it stopped; the first reason stays."""
-        self._look_for_halt()
+        self._read_stop_request()
         now = boot_ms()
         if self.memory:
             told = self.memory.overrun(os.getpid())
@@ -164,13 +164,13 @@ class Shim:
         if self.stop is not None and now >= self._kill_at(self.stop.kill_at):
             self._signal_tree(signal.SIGKILL)
 
-    def _look_for_halt(self) -> None:
-        halt = self.job.read(job_dir.HALT)
-        if halt is None:
+    def _read_stop_request(self) -> None:
+        request = self.job.read(job_dir.STOP)
+        if request is None:
             return
-        kill_at = halt["kill_at_boot_ms"]
+        kill_at = request["kill_at_boot_ms"]
         if self.stop is None:
-            self._begin_stop(halt["kind"], halt["detail"], kill_at)
+            self._begin_stop(request["kind"], request["detail"], kill_at)
         else:
             self.stop.kill_at = min(self.stop.kill_at, kill_at)
 
@@ -242,9 +242,9 @@ class Shim:
         pause_ms = 1
         while self._reap():
             now = boot_ms()
-            halt = self.job.read(job_dir.HALT)
-            if halt is not None and halt["kill_at_boot_ms"] < kill_at:
-                ask_at, kill_at = min(ask_at, now), halt["kill_at_boot_ms"]
+            request = self.job.read(job_dir.STOP)
+            if request is not None and request["kill_at_boot_ms"] < kill_at:
+                ask_at, kill_at = min(ask_at, now), request["kill_at_boot_ms"]
             kill_at = self._kill_at(kill_at)
             left = self._signal_tree(*([signal.SIGKILL] if now >= kill_at else []))
             if not left and self._is_alone():

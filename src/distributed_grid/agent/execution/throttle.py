@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 
 class ThrottledTree(NamedTuple):
-    """A running attempt since `launched_boot_ms`, for whoever wants to slow it down; `halting` is being ended
+    """A running attempt since `launched_boot_ms`, for whoever wants to slow it down; `stopping` is being ended
     already."""
 
     spec: AttemptSpec
     fence: int
     shim: process_tree.Proc
-    halting: bool
+    stopping: bool
     launched_boot_ms: int
 
     @property
@@ -104,7 +104,7 @@ class Throttler:
         return [one for one in self._held() if one.attempt_id not in self._stood_still]
 
     def _held(self) -> list[ThrottledTree]:
-        return [one for one in self._host.borrowed() if not one.halting]
+        return [one for one in self._host.borrowed() if not one.stopping]
 
     def _mark(self, held: bool) -> None:
         if held == self._marked:

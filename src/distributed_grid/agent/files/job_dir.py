@@ -17,7 +17,7 @@ Below the root, mode 0700 (files 0600):
         groups.json       control groups made for it, so that whoever finds them left over can remove them
         notice            it will be stopped soon: why, and when. The command knows the path as $GRID_NOTICE
         checkpoint        written by the command, as $GRID_CHECKPOINT, whenever it has marked a checkpoint
-        halt.json         somebody wants it stopped: kind, detail, grace
+        stop.json         somebody wants it stopped: kind, detail, grace
         stdout, stderr    what the command wrote
         work/             the command's own: $GRID_JOB_DIR
 
@@ -52,7 +52,7 @@ ROOT_HOLD = ".hold.json"
 YIELDING = ".yielding"
 LIVE = ".live"
 SPEC, CORES, FENCE, LOCK, GROUPS = "spec.json", "cores.json", "fence.json", "shim.lock", "groups.json"
-STARTED, NOTICE, HALT, EXIT = "started.json", "notice", "halt.json", "exit.json"
+STARTED, NOTICE, STOP, EXIT = "started.json", "notice", "stop.json", "exit.json"
 CHECKPOINT = "checkpoint"
 STDOUT, STDERR, WORK = "stdout", "stderr", "work"
 

@@ -170,7 +170,7 @@ class OwnerGuard:
             case Evict(attempt_id, why, grace_ms):
                 log.info("%s is evicted: %s", attempt_id, why)
                 self._warned.discard(attempt_id)
-                await self._host.halt(attempt_id, kind="reclaimed", detail=why, grace_ms=grace_ms)
+                await self._host.stop_attempt(attempt_id, kind="reclaimed", detail=why, grace_ms=grace_ms)
 
     def _keep_still(self) -> None:
         """Stop what runs, what has started since included; who was warned may use the little that is left."""

@@ -78,8 +78,8 @@ class Driver:
         mine = (told for told in self.reports if told.attempt_id == attempt_id and isinstance(told, kind))
         return next(mine, None)
 
-    def halt(self, attempt_id: str, kind: str = "cancelled", **changes: Any) -> AttemptExit:
-        self.do(self.host.halt(attempt_id, kind=kind, **changes))
+    def stop(self, attempt_id: str, kind: str = "cancelled", **changes: Any) -> AttemptExit:
+        self.do(self.host.stop_attempt(attempt_id, kind=kind, **changes))
         return self.ended(attempt_id)
 
     def out(self, attempt_id: str, name: str = "stdout") -> str:
@@ -106,7 +106,7 @@ class Driver:
 
     def finish(self) -> None:
         for attempt_id in () if self.loop.is_closed() else self.host.running():
-            self.halt(attempt_id, grace_ms=0)
+            self.stop(attempt_id, grace_ms=0)
         self.close()
 
 

@@ -70,7 +70,7 @@ def test_fractions_make_room_for_a_whole_core_with_all_their_threads(two_cores: 
     )
     moved = two_cores.launch("a.2", *python(twice), cpu_milli=500)
     two_cores.numbers("a.2", 1)
-    two_cores.halt("a.1")
+    two_cores.stop("a.1")
     two_cores.launch("a.3", "sleep", "1000", cpu_milli=400)
     whole = two_cores.launch("a.4", "sleep", "1000", cpu_milli=1000)
     (other,) = {FIRST, SECOND} - set(whole.cores)
@@ -81,7 +81,7 @@ def test_fractions_make_room_for_a_whole_core_with_all_their_threads(two_cores: 
 def test_cores_spread_again_when_somebody_leaves(two_cores: Driver) -> None:
     started = [two_cores.launch(f"a.{n}", "sleep", "1000", cpu_milli=1000) for n in (1, 2, 3)]
     assert started[2].cores == started[0].cores
-    two_cores.halt("a.2")
+    two_cores.stop("a.2")
     assert allowed(started[0].pid) | allowed(started[2].pid) == {FIRST, SECOND}
     assert allowed(started[0].pid) & allowed(started[2].pid) == set()
 
@@ -98,11 +98,11 @@ def test_pins_are_known_again_after_a_restart(new_driver: Callable[..., Driver])
 def test_cores_it_was_moved_to_are_known_again_after_a_restart(new_driver: Callable[..., Driver]) -> None:
     first = new_driver(real_cores=(FIRST, SECOND))
     started = [first.launch(f"a.{n}", "sleep", "1000", cpu_milli=1000) for n in (1, 2, 3)]
-    first.halt("a.2")
+    first.stop("a.2")
     stayed, moved = sorted((started[0], started[2]), key=lambda told: allowed(told.pid) != set(told.cores))
     first.close()
     second = new_driver(real_cores=(FIRST, SECOND))
-    second.halt(stayed.attempt_id)
+    second.stop(stayed.attempt_id)
     other = second.launch("a.4", "sleep", "1000", cpu_milli=1000)
     assert allowed(moved.pid) | allowed(other.pid) == {FIRST, SECOND}
     assert allowed(moved.pid) != set(moved.cores)

@@ -87,7 +87,7 @@ def test_an_agent_killed_while_twenty_jobs_run_loses_none_and_repeats_none(
     driver.until(lambda: all(driver.find(AttemptLaunch, f"a.{n}") for n in range(1, 20, 2)))
     assert set(driver.host.running()) == {f"a.{n}" for n in range(1, 20, 2)}
     assert sorted(tally.read_text().split()) == sorted(spec.attempt_id for spec in specs)
-    long = [driver.halt(f"a.{n}", grace_ms=0) for n in range(1, 20, 2)]
+    long = [driver.stop(f"a.{n}", grace_ms=0) for n in range(1, 20, 2)]
     assert {ended.kind for ended in long} == {"cancelled"}
 
 
@@ -171,7 +171,7 @@ def test_a_killed_spawner_is_replaced_and_its_shims_go_on(driver: Driver) -> Non
         os.kill(driver.host.spawner_pid, 9)
         assert driver.run(f"b.{round_number}", "true").exit_code == 0
     assert is_alive(running.pid)
-    assert driver.halt("a.1").kind == "cancelled"
+    assert driver.stop("a.1").kind == "cancelled"
 
 
 def test_shims_killed_while_they_wait_for_work_are_replaced(driver: Driver) -> None:

@@ -39,7 +39,7 @@ def test_a_grace_does_not_outlast_the_hold(driver: Driver) -> None:
     stubborn = "trap '' TERM; echo 1; while :; do sleep 0.1; done"
     driver.launch("a.1", "/bin/sh", "-c", stubborn, hold_ms=1500)
     driver.numbers("a.1", 1)
-    assert driver.halt("a.1", grace_ms=1_000_000).kind == "cancelled"
+    assert driver.stop("a.1", grace_ms=1_000_000).kind == "cancelled"
 
 
 def test_what_gets_to_start_after_its_hold_is_over_does_not_start(driver: Driver, tmp_path: Path) -> None:
@@ -83,16 +83,15 @@ def with_files(root: Path, story: Story) -> None:
 
     async def play() -> None:
         control, files = Control(), Files()
-        agent: Agent | None = None
-        host = AttemptHost(root, report=lambda report: agent.report(report) if agent else None)
-        agent = Agent(("gpu1",), host, UsageMeter(MachineProbe()), control, jobs=root, workdirs=files)
+        agent = Agent(("gpu1",), root, UsageMeter(MachineProbe()), control, workdirs=lambda send: files)
+        host = agent.host
         await agent.start()
         try:
             async with asyncio.timeout(30):
                 await story(agent, host, control, files)
         finally:
             for attempt_id in host.running():
-                await host.halt(attempt_id, kind="cancelled", grace_ms=0)
+                await host.stop_attempt(attempt_id, kind="cancelled", grace_ms=0)
             while host.running():
                 await asyncio.sleep(0.01)
             await agent.stop()

@@ -51,7 +51,7 @@ def test_what_is_forgotten_is_reported_no_more_and_keeps_its_logs(new_driver: Ca
     driver = new_driver()
     assert [told.attempt_id for told in driver.reports] == ["a.2"]
     assert driver.out("a.1") == "hello\n"
-    driver.do(driver.host.halt("a.1", kind="cancelled"))
+    driver.do(driver.host.stop_attempt("a.1", kind="cancelled"))
     assert isinstance(driver.reports[-1], AttemptExit)
     assert driver.reports[-1].exit_code == 0
 

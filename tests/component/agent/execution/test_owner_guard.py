@@ -224,7 +224,7 @@ def test_a_slowed_job_can_still_be_cancelled_and_clean_up(guarded: Guarded) -> N
     driver.numbers("a.1", 1)
     with an_owner(2 * len(CORES)):
         driver.until(lambda: guarded.guard.yields, patience_s=5)
-        ended = driver.halt("a.1", grace_ms=10_000)
+        ended = driver.stop("a.1", grace_ms=10_000)
     assert (ended.kind, ended.exit_code, driver.out("a.1")) == ("cancelled", 3, "1\nbye\n")
 
 

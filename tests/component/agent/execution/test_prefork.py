@@ -66,7 +66,7 @@ def test_the_use_of_a_running_attempt_is_its_own(driver: Driver) -> None:
         driver.launch(f"small.{number}", "sleep", "1000")
         if driver.shim_pid(f"small.{number}") == shim:
             break
-        driver.halt(f"small.{number}", grace_ms=0)
+        driver.stop(f"small.{number}", grace_ms=0)
     else:
         raise AssertionError("that shim was never used again")
     assert driver.host.usage()[f"small.{number}"].cpu_ms < 250
@@ -84,7 +84,7 @@ def test_a_shim_that_had_limits_to_keep_serves_no_other(driver: Driver, limits: 
 def test_a_shim_that_had_to_stop_its_attempt_serves_no_other(driver: Driver) -> None:
     driver.launch("a.1", "sleep", "1000")
     shim = driver.shim_pid("a.1")
-    driver.halt("a.1")
+    driver.stop("a.1")
     driver.until(lambda: not is_alive(shim))
 
 

@@ -184,7 +184,7 @@ def without_links(root: Path) -> None:
     driver.do(driver.host.launch(a_spec("a.2", "false")))
     assert [told.exit_code for told in driver.reports if isinstance(told, AttemptExit)][-1] == 8
     driver.launch("a.4", *python("import time; time.sleep(1000)"), cpu_milli=1000)
-    assert driver.halt("a.4").kind == "cancelled"
+    assert driver.stop("a.4").kind == "cancelled"
     driver.finish()
 
 

@@ -48,16 +48,15 @@ def with_an_agent(root: Path, story: Callable[[Agent, AttemptHost, Control], Awa
 
     async def play() -> None:
         control = Control()
-        agent: Agent | None = None
-        host = AttemptHost(root, report=lambda report: agent.report(report) if agent else None)
-        agent = Agent(("gpu1",), host, UsageMeter(MachineProbe()), control, jobs=root)
+        agent = Agent(("gpu1",), root, UsageMeter(MachineProbe()), control)
+        host = agent.host
         await agent.start()
         try:
             async with asyncio.timeout(30):
                 await story(agent, host, control)
         finally:
             for attempt_id in host.running():
-                await host.halt(attempt_id, kind="cancelled", grace_ms=0)
+                await host.stop_attempt(attempt_id, kind="cancelled", grace_ms=0)
             while host.running():
                 await asyncio.sleep(0.01)
             await agent.stop()

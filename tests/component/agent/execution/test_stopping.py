@@ -35,7 +35,7 @@ def test_a_tree_that_hides_and_ignores_is_killed_whole(driver: Driver) -> None:
     driver.launch("a.1", *python(STUBBORN_FAMILY))
     pids = driver.numbers("a.1", 3)
     began = time.monotonic()
-    ended = driver.halt("a.1", kind="preempted", detail="for job 7", grace_ms=300)
+    ended = driver.stop("a.1", kind="preempted", detail="for job 7", grace_ms=300)
     assert 0.3 <= time.monotonic() - began < 3
     assert (ended.kind, ended.detail, ended.signal) == ("preempted", "for job 7", 9)
     assert not any(map(is_alive, pids))
@@ -55,7 +55,7 @@ while time.monotonic() < end:
     driver.launch("a.1", "/bin/sh", "-c", 'trap "" TERM; "$@" & sleep 1000', "sh", *python(code))
     driver.until(beat.exists)
     driver.pass_time(0.1)
-    assert driver.halt("a.1", grace_ms=50).kind == "cancelled"
+    assert driver.stop("a.1", grace_ms=50).kind == "cancelled"
     beat.unlink()
     driver.pass_time(0.3)
     assert not beat.exists(), "something of the tree is still there"
@@ -64,23 +64,23 @@ while time.monotonic() < end:
 def test_a_polite_command_may_clean_up_and_keeps_its_exit_code(driver: Driver) -> None:
     driver.launch("a.1", "/bin/sh", "-c", "trap 'echo bye; exit 3' TERM; echo 1; while :; do sleep 0.01; done")
     driver.numbers("a.1", 1)
-    ended = driver.halt("a.1")
+    ended = driver.stop("a.1")
     assert (ended.kind, ended.exit_code, driver.out("a.1")) == ("cancelled", 3, "1\nbye\n")
 
 
-def test_halting_twice_is_once_and_may_hurry(driver: Driver) -> None:
+def test_stopping_twice_is_once_and_may_hurry(driver: Driver) -> None:
     driver.launch("a.1", *python(STUBBORN_FAMILY))
     driver.numbers("a.1", 3)
-    driver.do(driver.host.halt("a.1", kind="preempted", grace_ms=60_000))
+    driver.do(driver.host.stop_attempt("a.1", kind="preempted", grace_ms=60_000))
     driver.pass_time(0.05)
     began = time.monotonic()
-    assert driver.halt("a.1", kind="cancelled", grace_ms=0).kind == "preempted"
+    assert driver.stop("a.1", kind="cancelled", grace_ms=0).kind == "preempted"
     assert time.monotonic() - began < 2
-    driver.do(driver.host.halt("a.1", kind="cancelled"))
+    driver.do(driver.host.stop_attempt("a.1", kind="cancelled"))
     assert [told.kind for told in driver.reports[1:]] == ["preempted", "preempted"]
 
 
-def test_halting_at_once_after_the_launch_is_not_missed(driver: Driver) -> None:
+def test_stopping_at_once_after_the_launch_is_not_missed(driver: Driver) -> None:
     for number in range(10):
         spec_id = f"a.{number}"
         from tests.component.agent.execution.conftest import a_spec
@@ -88,15 +88,15 @@ def test_halting_at_once_after_the_launch_is_not_missed(driver: Driver) -> None:
         driver.do(driver.host.launch(a_spec(spec_id, "sleep", "1000")))
         if number % 2:
             driver.pass_time(0.0005 * number)
-        assert driver.halt(spec_id).kind == "cancelled"
+        assert driver.stop(spec_id).kind == "cancelled"
 
 
-def test_halting_what_was_never_here_says_so(driver: Driver) -> None:
-    ended = driver.halt("a.1")
+def test_stopping_what_was_never_here_says_so(driver: Driver) -> None:
+    ended = driver.stop("a.1")
     assert (ended.kind, ended.fence) == ("never_started", 0)
 
 
-def test_a_paused_tree_uses_no_time_and_can_still_be_halted(driver: Driver) -> None:
+def test_a_paused_tree_uses_no_time_and_can_still_be_stopped(driver: Driver) -> None:
     busy = "import os\nos.fork()\nprint(os.getpid())\nwhile True: pass"
     driver.launch("a.1", *python(busy))
     driver.numbers("a.1", 2)
@@ -109,7 +109,7 @@ def test_a_paused_tree_uses_no_time_and_can_still_be_halted(driver: Driver) -> N
     driver.until(lambda: driver.host.usage()["a.1"].cpu_ms > before + 100)
     brake.stand_still()
     began = time.monotonic()
-    assert driver.halt("a.1", grace_ms=5000).signal == 15
+    assert driver.stop("a.1", grace_ms=5000).signal == 15
     assert time.monotonic() - began < 3
 
 
