@@ -17,7 +17,7 @@ class GridError(Exception):
 
 
 class BadInput(GridError):
-    """The caller asked for something that makes no sense; only the caller can mend it."""
+    """The request is invalid; only the caller can correct it."""
 
     exit_code = 2
 

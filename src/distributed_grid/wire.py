@@ -482,6 +482,6 @@ def _make_sure_of_usage(usage: Usage) -> None:
         milli += [gpu.busy_milli, gpu.all_busy_milli]
         sizes += [gpu.memory_bytes, gpu.all_memory_bytes]
     if any(not 0 <= one <= 1000 for one in milli) or any(not 0 <= one <= LARGEST_AMOUNT for one in sizes):
-        raise ProtocolError("a measurement makes no sense")
+        raise ProtocolError("invalid measurement")
     if len(usage.gpus) > 1024:
         raise ProtocolError("no machine has that much")

@@ -278,7 +278,7 @@ def test_metrics_for_people_and_for_prometheus(shared_grid: Shell, owner: httpx.
     assert f'grid_node_up{{node="{name}"' in scraped.text
 
 
-# ------------------------------------------------------------------ what makes no sense
+# ------------------------------------------------------------------ invalid requests
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ class Unpacker:
             while len(self._bytes) - start >= _HEAD.size:
                 length, kind = _HEAD.unpack_from(self._bytes, start)
                 if length > self._largest or kind not in (JSON, STDOUT, STDERR):
-                    raise BrokenFrame(f"a frame of {length} bytes and kind {kind!r} makes no sense")
+                    raise BrokenFrame(f"invalid frame: {length} bytes of kind {kind!r}")
                 end = start + _HEAD.size + length
                 if len(self._bytes) < end:
                     break

@@ -75,7 +75,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     slips = "; ".join(f"{'.'.join(map(str, slip['loc'][1:]))}: {slip['msg']}" for slip in error.errors()[:5])
-    return refusal(BadInput(f"the request makes no sense: {slips}"))
+    return refusal(BadInput(f"invalid request: {slips}"))
 
 
 async def _http(request: Request, error: Exception) -> Response:

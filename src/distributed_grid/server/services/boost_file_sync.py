@@ -132,7 +132,7 @@ class BoostFileSync:
                 return
             self._unwritten, self._written = "", boosts
             if aside is not None:
-                log.warning("%s made no sense and was set aside as %s", self.path, aside)
+                log.warning("%s is corrupt and was set aside as %s", self.path, aside)
                 self._aside.append(aside)
 
     def _told(self, failure: OSError) -> str:

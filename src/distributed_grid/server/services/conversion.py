@@ -68,7 +68,7 @@ def _whole(number: float, of: str) -> int:
 
 
 def request_of(op: requests.Ask | requests.Submit, user: str, team: str, custom: Collection[str]) -> Request:
-    """The request in the ledger's units; BadInput says what makes no sense."""
+    """The request in the ledger's units; BadInput says what is wrong with it."""
     timeout_ms = round(1000 * op.timeout_seconds) if isinstance(op, requests.Submit) else 0
     return Request(
         op.request_id,

@@ -1,0 +1,495 @@
+"""Request types of the control plane's socket and REST: what a request may say, and how it is parsed.
+
+A request that does not fit its type is refused before anything happens. Every concrete subclass of `Message` is a
+request; its `op` on the wire is its name in snake case. What answers it is in `server/rpc/dispatch.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, TypeVar, Union
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from distributed_grid.errors import BadInput
+
+Text = Annotated[str, Meta(max_length=4096)]
+Id = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+Name = Annotated[str, Meta(max_length=128)]
+TokenId = Annotated[str, Meta(pattern=r"^[0-9a-f]{8,32}$")]
+Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+Seconds = Annotated[float, Meta(ge=0, le=3.2e9)]
+T = TypeVar("T")
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class Message(Struct, frozen=True, tag_field="op", tag=_snake_case, forbid_unknown_fields=True):
+    """A request on the socket."""
+
+
+class PlacementOptions(Message, frozen=True, kw_only=True):
+    """What else can be said of a request, with a command or without.
+
+    `resources` is asked for besides the type and the amount. A label is `key=value`, or a key or tag alone; an
+    affinity names a node, a job or a group. `deadline` is a moment, in seconds since 1970.
+    """
+
+    resources: dict[Name, float] = {}
+    gpu_models: tuple[Name, ...] = ()
+    gpu_memory_gb: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    strategy: Name = ""
+    labels: tuple[Name, ...] = ()
+    affinity: tuple[Name, ...] = ()
+    anti_affinity: tuple[Name, ...] = ()
+    group: Name = ""
+    expects_seconds: Seconds = 0.0
+    deadline: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
+    dry_run: bool = False
+
+
+# ------------------------------------------------------------------ the control plane itself
+
+
+class Hello(Message, frozen=True):
+    """Who connects, and which config it insists on."""
+
+    protocol: int
+    version: Name
+    config: Name | None = None
+    config_path: Text | None = None
+
+
+class Info(Message, frozen=True):
+    """About the control plane itself."""
+
+
+class Config(Message, frozen=True):
+    """The config in use, in its normal form."""
+
+
+class Stay(Message, frozen=True):
+    """Let a control plane that was started on demand stay until it is stopped, and listen there."""
+
+    listen: Name = ""
+    tls: bool | None = None
+    force_plain: bool = False
+
+
+class Stop(Message, frozen=True):
+    """End the control plane; jobs go on and are found again by the next one."""
+
+
+# ------------------------------------------------------------------ queries: nothing changes by them
+
+
+class Status(Message, frozen=True):
+    """Everything at a glance."""
+
+
+class Explain(Message, frozen=True):
+    """Why it waits, why it is there, why it was stopped, when it will start: of a job, a lease or a refused request."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=256)]
+    kind: Literal["", "job", "lease"] = ""
+
+
+class Ledger(Message, frozen=True):
+    """Who lent whom how much; without `by` lender by borrower."""
+
+    since_seconds: Annotated[float, Meta(gt=0, le=3.2e9)] = 30 * 86_400.0
+    by: Literal["", "user", "node", "day"] = ""
+
+
+class Events(Message, frozen=True):
+    """The audit trail, and with `follow` what still comes."""
+
+    after: Annotated[int, Meta(ge=0)] | None = None
+    follow: bool = False
+    subject: Name | None = None
+    types: tuple[Name, ...] = ()
+    limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
+
+
+class Metrics(Message, frozen=True):
+    """What the nodes do and did; `window` is in minutes."""
+
+    kind: Literal["snapshots", "trend", "summary", "history", "rebalancing", "scheduling", "prometheus"]
+    node: Name = ""
+    resource_type: Name = ""
+    window: Annotated[int, Meta(ge=1, le=1_440)] | None = None
+
+
+# ------------------------------------------------------------------ leases
+
+
+class Ask(PlacementOptions, frozen=True):
+    """Resources to hold, without a command; a gang is so many leases on as many nodes, all or nothing.
+
+    With `again` the id is a name: where its lease is over, a new one is made instead of telling the old one's end.
+    """
+
+    request_id: Id
+    resource_type: Name
+    amount: float
+    priority: Name = "medium"
+    prefer: tuple[Name, ...] = ()
+    require: tuple[Name, ...] = ()
+    wait_seconds: Seconds = 300.0
+    duration_seconds: Seconds = 0.0
+    target: Name = ""
+    gang: Annotated[int, Meta(ge=1, le=1000)] = 1
+    again: bool = False
+
+
+class Release(Message, frozen=True):
+    """Give a lease back; an `exact` id is not taken for the beginning of a longer one."""
+
+    allocation_id: Name
+    exact: bool = False
+
+
+class Extend(Message, frozen=True):
+    """More time for a lease."""
+
+    allocation_id: Name
+    seconds: Seconds
+
+
+# ------------------------------------------------------------------ boosts
+
+
+class Boost(Message, frozen=True):
+    """Resources of another node for a target node, for a while; `source` is the only one that may lend them."""
+
+    request_id: Id
+    target: Name
+    resource_type: Name
+    amount: float
+    priority: Name = "medium"
+    duration_seconds: Annotated[float, Meta(gt=0, le=3.2e9)] = 3600.0
+    source: Name = ""
+    wait_seconds: Seconds = 0.0
+    dry_run: bool = False
+
+
+class Boosts(Message, frozen=True):
+    """The boosts that hold something, for one node or for all."""
+
+    node: Name = ""
+
+
+class OneBoost(Message, frozen=True):
+    """One boost, by its id or any unique prefix."""
+
+    boost_id: Name
+
+
+class ReleaseBoost(Message, frozen=True):
+    """Give a boost back before its time is over."""
+
+    boost_id: Name
+
+
+class ExtendBoost(Message, frozen=True):
+    """More time for a boost, counted from its end."""
+
+    boost_id: Name
+    seconds: Seconds
+
+
+# ------------------------------------------------------------------ jobs
+
+_JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class Submit(PlacementOptions, frozen=True):
+    """A command to run under a lease."""
+
+    request_id: Id
+    argv: Annotated[tuple[str, ...], Meta(min_length=1, max_length=20_000)]
+    resource_type: Name = "cpu"
+    amount: float = 1.0
+    job_id: Name = ""
+    priority: Name = "medium"
+    prefer: tuple[Name, ...] = ()
+    require: tuple[Name, ...] = ()
+    wait_seconds: Seconds = 300.0
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: Text = ""
+    workdir: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
+    given: tuple[Name, ...] = ()
+    timeout_seconds: Seconds = 0.0
+    grace_seconds: Seconds = 5.0
+    retries: Annotated[int, Meta(ge=0, le=1000)] = 0
+
+    def problem(self) -> str | None:
+        """What the types cannot say."""
+        return _problem_of(self)
+
+
+class RunBoost(Message, frozen=True, kw_only=True):
+    """A command that uses a boost, on the node that lends it."""
+
+    request_id: Id
+    boost_id: Name
+    argv: Annotated[tuple[str, ...], Meta(min_length=1, max_length=20_000)]
+    job_id: Name = ""
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: Text = ""
+    workdir: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
+    given: tuple[Name, ...] = ()
+
+    def problem(self) -> str | None:
+        """What the types cannot say."""
+        return _problem_of(self)
+
+
+def _problem_of(op: Submit | RunBoost) -> str | None:
+    if op.job_id and not _JOB_ID.fullmatch(op.job_id):
+        return f"the job id {op.job_id!r} may only have letters, digits, '.', '_' and '-'"
+    if any("\0" in word for word in (*op.argv, op.cwd, *op.env, *op.env.values())):
+        return "a command, directory or variable must not contain a NUL byte"
+    if any("=" in name or not name for name in op.env):
+        return "the name of a variable must not be empty or contain '='"
+    return None
+
+
+class Jobs(Message, frozen=True):
+    """The jobs that are going on, and those that ended of late."""
+
+    all: bool = False
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 20
+    user: Name | None = None
+    state: Name | None = None
+
+
+class Job(Message, frozen=True):
+    """One job."""
+
+    job_id: Name
+
+
+class Cancel(Message, frozen=True):
+    """Stop a job for good."""
+
+    job_id: Name
+
+
+class Wait(Message, frozen=True):
+    """Answer when a job is over, or when this much time is."""
+
+    job_id: Name
+    timeout_seconds: Seconds | None = None
+
+
+class Logs(Message, frozen=True):
+    """The output of a job, and with `follow` all that still comes until it is over."""
+
+    job_id: Name
+    follow: bool = False
+    tail_bytes: Annotated[int, Meta(ge=0)] | None = None
+    stdout_seen: Annotated[int, Meta(ge=0)] = 0
+    stderr_seen: Annotated[int, Meta(ge=0)] = 0
+
+
+class Fetch(Message, frozen=True):
+    """The files that a job has left in its directory and that fit one of the patterns."""
+
+    job_id: Name
+    patterns: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=1000)]
+
+
+# ------------------------------------------------------------------ blocks of the memory pool
+
+
+class MemAllocate(Message, frozen=True):
+    """Bytes in the memory of other nodes; `request_id` becomes the block's id.
+
+    Without a ttl it lasts an hour, and with a session another one whenever that is renewed.
+    """
+
+    request_id: Id
+    size: int
+    preferred_node: Name = ""
+    copies: int = 1
+    ttl_seconds: Seconds = 0.0
+    session: Name = ""
+    name: Text = ""
+    meta: Text = ""
+
+
+class MemFind(Message, frozen=True):
+    """Where a block is, and what lets its user read and write it: by its id, any unique prefix, or its name."""
+
+    block_id: Name = ""
+    name: Text = ""
+
+
+class MemFree(Message, frozen=True):
+    """Nobody wants a block any more."""
+
+    block_id: Name = ""
+    name: Text = ""
+
+
+class MemName(Message, frozen=True):
+    """A block goes by a name from now on, and the one that did is freed; with a ttl its time is fixed."""
+
+    block_id: Name
+    name: Text
+    meta: Text = ""
+    ttl_seconds: Seconds = 0.0
+
+
+class MemRenew(Message, frozen=True):
+    """The program of a session lives."""
+
+    session: Name
+
+
+class MemList(Message, frozen=True):
+    """Every block."""
+
+
+class MemStats(Message, frozen=True):
+    """How much of the pool is used, node by node."""
+
+
+# ------------------------------------------------------------------ nodes
+
+
+class Cluster(Message, frozen=True):
+    """Install, start, stop or look at the agents of nodes that are reached by SSH; no names are all of them.
+
+    `auth_sock` and `environ` are the caller's: the agent with the keys, and how packages are fetched.
+    """
+
+    verb: Literal["install", "start", "stop", "status", "env"]
+    nodes: tuple[Name, ...] = ()
+    force: bool = False
+    purge: bool = False
+    ray: bool = False
+    auth_sock: Text = ""
+    environ: dict[Name, Text] = field(default_factory=dict)
+
+
+class Attach(Message, frozen=True):
+    """Use a Ray cluster that already runs: an agent on each of its nodes, and leases as its placement groups.
+
+    `token` is the cluster's, `environ` says how packages are fetched; both are the caller's.
+    """
+
+    address: Annotated[str, Meta(min_length=1, max_length=300)]
+    token: Text = ""
+    environ: dict[Name, Text] = field(default_factory=dict)
+
+
+class Detach(Message, frozen=True):
+    """Leave the Ray cluster, and nothing in it or on its nodes; with `force` also one that is not there any more."""
+
+    force: bool = False
+
+
+class Cooldown(Message, frozen=True):
+    """A node gives everything back to its owner and lends nothing until somebody says `off`."""
+
+    node: Name
+    off: bool = False
+    wait_seconds: Seconds = 300.0
+
+
+# ------------------------------------------------------------------ access tokens
+
+
+class CreateToken(Message, frozen=True):
+    """A token for a person. The caller makes id and secret, so asking twice makes one; 0 seconds is for good."""
+
+    token_id: TokenId
+    secret_hash: Hash
+    user: Name
+    team: Name = ""
+    ttl_seconds: Seconds = 0.0
+
+
+class ListTokens(Message, frozen=True):
+    """The tokens of people."""
+
+
+class RevokeToken(Message, frozen=True):
+    """Shut a token out."""
+
+    token_id: Name
+
+
+class CreateJoinToken(Message, frozen=True):
+    """A token that lets one node join, once. The caller makes id and secret, so asking twice makes one."""
+
+    token_id: TokenId
+    secret_hash: Hash
+    node: Name = ""
+    ttl_seconds: Annotated[float, Meta(gt=0, le=3.2e9)] = 3600.0
+
+
+class ListJoinTokens(Message, frozen=True):
+    """The join tokens, and who used them."""
+
+
+class RevokeJoinToken(Message, frozen=True):
+    """Shut a join token out, and the node that joined with it."""
+
+    token_id: Name
+
+
+class Join(Struct, frozen=True, forbid_unknown_fields=True):
+    """A join token for the right to come in with a key; what a node asks over REST."""
+
+    token: Text
+    key_hash: Hash
+    node: Name = ""
+    hostname: Name = ""
+
+
+# ------------------------------------------------------------------ parsing
+
+
+def _concrete(kind: type[Message]) -> Iterator[type[Message]]:
+    for subclass in kind.__subclasses__():
+        if subclass.__subclasses__():
+            yield from _concrete(subclass)
+        else:
+            yield subclass
+
+
+REQUEST_TYPES = tuple(_concrete(Message))
+_decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Union[REQUEST_TYPES])  # noqa: UP007 - made at run time
+
+
+def parse(body: bytes) -> Message:
+    """The request in these bytes; BadInput says what does not fit."""
+    try:
+        op = _decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise BadInput(f"invalid request: {error}") from None
+    return _checked(op)
+
+
+def convert(fields: dict[str, Any], kind: type[T]) -> T:
+    """The request of this type with these fields; BadInput says what does not fit."""
+    if "op" in fields:
+        raise BadInput("invalid request: Object contains unknown field `op`")
+    try:
+        op = msgspec.convert(fields, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise BadInput(f"invalid request: {error}") from None
+    return _checked(op)
+
+
+def _checked(op: T) -> T:
+    if isinstance(op, Submit | RunBoost) and (problem := op.problem()) is not None:
+        raise BadInput(problem)
+    return op
