@@ -39,7 +39,7 @@ def measure() -> list[Line]:
     with a_house(config) as (places, wanted):
         start(places, wanted)
         with Client(places, wanted) as client:
-            pid = client.call("info")["pid"]
+            pid = client.call("get_daemon_info")["pid"]
         agents = subprocess.Popen(
             [sys.executable, "-m", "bench.simulated_agents", str(places.host_dir / "links"), str(AGENTS)],
             stdin=subprocess.PIPE,
@@ -102,7 +102,7 @@ async def _jobs(places: StateDir) -> dict[str, float]:
         name = uuid.uuid4().hex
         sent[f"job-{name[:12]}"] = time.perf_counter()
         await call(
-            {"op": "submit", "request_id": name, "argv": ["true"], "resource_type": "cpu", "amount": 1,
+            {"op": "submit_job", "request_id": name, "argv": ["true"], "resource_type": "cpu", "amount": 1,
              "require": [f"n{number}"], "env": {"PATH": os.defpath}}
         )  # fmt: skip
         await asyncio.sleep(0.02)

@@ -52,9 +52,9 @@ def _grants(places: StateDir, wanted: ClientConfig) -> list[float]:
         for _ in range(GRANTS):
             name = uuid.uuid4().hex
             began = time.perf_counter()
-            client.call("boost", request_id=name, target="master", resource_type="cpu", amount=1)
+            client.call("request_boost", request_id=name, target="master", resource_type="cpu", amount=1)
             times.append(time.perf_counter() - began)
-            client.call("releaseboost", boost_id=name)
+            client.call("release_boost", boost_id=name)
     return times
 
 
@@ -82,7 +82,7 @@ def _thousand(places: StateDir, wanted: ClientConfig) -> list[str]:
     names = [uuid.uuid4().hex for _ in range(MANY)]
     with Client(places, wanted) as client:
         for name in names:
-            client.call("boost", request_id=name, target="master", resource_type="cpu", amount=0.001)
+            client.call("request_boost", request_id=name, target="master", resource_type="cpu", amount=0.001)
     return names
 
 
@@ -90,7 +90,7 @@ def _listed(places: StateDir, wanted: ClientConfig) -> float:
     with Client(places, wanted) as client:
         client.greet()
         began = time.perf_counter()
-        found = client.call("boosts")
+        found = client.call("list_boosts")
         took = time.perf_counter() - began
     assert found["active_boosts"] == MANY
     return took
@@ -107,8 +107,8 @@ def _status(places: StateDir) -> float:
 def _release(places: StateDir, wanted: ClientConfig, names: list[str]) -> None:
     with Client(places, wanted) as client:
         for name in names:
-            client.call("releaseboost", boost_id=name)
-        assert client.call("boosts")["boosts"] == []
+            client.call("release_boost", boost_id=name)
+        assert client.call("list_boosts")["boosts"] == []
 
 
 def _median(look: Callable[[], float]) -> float:

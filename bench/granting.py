@@ -56,8 +56,8 @@ async def _client(places: StateDir, end: float) -> list[float]:
     while time.perf_counter() < end:
         request_id = uuid.uuid4().hex
         began = time.perf_counter()
-        await call({"op": "ask", "request_id": request_id, "resource_type": "cpu", "amount": 1})
+        await call({"op": "request_lease", "request_id": request_id, "resource_type": "cpu", "amount": 1})
         times.append(time.perf_counter() - began)
-        await call({"op": "release", "allocation_id": request_id})
+        await call({"op": "release_lease", "allocation_id": request_id})
     writer.close()
     return times

@@ -50,4 +50,4 @@ def run_grid(places: StateDir, *words: str) -> None:
 def start(places: StateDir, wanted: ClientConfig) -> None:
     """Have the control plane running."""
     with Client(places, wanted) as client:
-        client.call("info")
+        client.call("get_daemon_info")

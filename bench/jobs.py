@@ -72,12 +72,12 @@ async def _client(places: StateDir, count: int) -> None:
     await answer()
     names = [uuid.uuid4().hex for _ in range(count)]
     for name in names:
-        send({"op": "submit", "request_id": name, "argv": ["true"], "resource_type": "cpu", "amount": 1,
+        send({"op": "submit_job", "request_id": name, "argv": ["true"], "resource_type": "cpu", "amount": 1,
               "env": {"PATH": os.defpath}, "cwd": "/"})  # fmt: skip
     for _ in names:
         await answer()
     for name in names:
-        send({"op": "wait", "job_id": name})
+        send({"op": "wait_for_job", "job_id": name})
     for _ in names:
         job = (await answer())["job"]
         assert isinstance(job, dict)

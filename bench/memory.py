@@ -183,7 +183,7 @@ print(ours.block)
 DROP = """
 import sys
 from distributed_grid.client.memory.directory import memory_desk
-memory_desk().call("memfree", block_id=sys.argv[1])
+memory_desk().call("free_block", block_id=sys.argv[1])
 """
 
 
@@ -193,17 +193,17 @@ def _allocating() -> list[Line]:
         desk = memory_desk(None, state)
         names = [uuid.uuid4().hex for _ in range(BLOCKS)]
         try:
-            desk.call("memallocate", request_id="warm", size=65536)
+            desk.call("allocate_block", request_id="warm", size=65536)
             with ThreadPoolExecutor(AT_ONCE) as threads:
                 began = time.perf_counter()
-                list(threads.map(lambda name: desk.call("memallocate", request_id=name, size=65536), names))
+                list(threads.map(lambda name: desk.call("allocate_block", request_id=name, size=65536), names))
                 allocated = time.perf_counter() - began
                 began = time.perf_counter()
-                list(threads.map(lambda name: desk.call("memfree", block_id=name), names))
+                list(threads.map(lambda name: desk.call("free_block", block_id=name), names))
                 freed = time.perf_counter() - began
-            desk.call("memfree", block_id="warm")
+            desk.call("free_block", block_id="warm")
         finally:
-            desk.call("stop")
+            desk.call("stop_daemon")
             desk.close()
     both = BLOCKS / (allocated + freed) * 2
     return [

@@ -179,11 +179,11 @@ class Ours:
 
     def allocate(self, size: int) -> str:
         block = uuid.uuid4().hex
-        self.blocks.learn(self.desk.call("memallocate", request_id=block, size=size, preferred_node=self._node))
+        self.blocks.learn(self.desk.call("allocate_block", request_id=block, size=size, preferred_node=self._node))
         return block
 
     def fresh(self) -> None:
-        self.desk.call("memfree", block_id=self.block)
+        self.desk.call("free_block", block_id=self.block)
         self.blocks.forget(self.block)
         self.block = self.allocate(SIZE)
 
@@ -238,7 +238,7 @@ def in_turns(peers: dict[str, Any], rounds: int) -> dict[str, dict[str, Any]]:
     for kind, peer in peers.items():
         found[kind]["small"] = _small(kind, peer)
         if kind == "ours":
-            peer.desk.call("memfree", block_id=peer.block)
+            peer.desk.call("free_block", block_id=peer.block)
     return found
 
 
@@ -311,7 +311,7 @@ def mapped(node: str) -> dict[str, Any]:
     of_own = [timed(lambda: np.copyto(beside(own), own)) for _ in range(5)]
     overhead = _overhead()
     for name in (block, ours.block):
-        ours.desk.call("memfree", block_id=name)
+        ours.desk.call("free_block", block_id=name)
     return {"map": statistics.median(took), "ratio": min(of_own) / min(of_block), "overhead": overhead / size}
 
 

@@ -89,10 +89,10 @@ def _one_by_one(places: StateDir, wanted: ClientConfig) -> float:
         for _ in range(ONE_BY_ONE):
             name = uuid.uuid4().hex
             began = time.perf_counter()
-            boost = client.call("boost", request_id=name, **ASKED, amount=0.5)["boost"]
+            boost = client.call("request_boost", request_id=name, **ASKED, amount=0.5)["boost"]
             took.append(time.perf_counter() - began)
             assert boost["enforced_by"] == "ray", boost
-            client.call("releaseboost", boost_id=name)
+            client.call("release_boost", boost_id=name)
     return statistics.median(took)
 
 
@@ -101,18 +101,18 @@ async def _many(places: StateDir, wanted: ClientConfig) -> tuple[float, float, f
 
     async def one(name: str) -> None:
         async with room:
-            await client.call("boost", request_id=name, **ASKED, amount=0.001)
+            await client.call("request_boost", request_id=name, **ASKED, amount=0.001)
 
     async def gone(name: str) -> None:
         async with room:
-            await client.call("releaseboost", boost_id=name)
+            await client.call("release_boost", boost_id=name)
 
     names = [uuid.uuid4().hex for _ in range(MANY)]
     began = time.perf_counter()
     await asyncio.gather(*map(one, names))
     rate = MANY / (time.perf_counter() - began)
     began = time.perf_counter()
-    found = await client.call("boosts")
+    found = await client.call("list_boosts")
     listed = time.perf_counter() - began
     assert found["active_boosts"] == MANY
     began = time.perf_counter()

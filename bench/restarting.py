@@ -29,7 +29,7 @@ def measure() -> list[Line]:
         _fill(places)
         began = time.perf_counter()
         with Client(places, wanted) as client:
-            status = client.call("status")
+            status = client.call("get_status")
         taken = time.perf_counter() - began
         assert len(status["allocations"]) == ACTIVE, len(status["allocations"])
     before, after = _folding()

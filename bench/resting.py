@@ -50,7 +50,7 @@ def measure() -> list[Line]:
 
 def _until_alive(client: Client) -> None:
     for _ in range(200):
-        if any(node["node_id"] == "far" and node["state"] == "alive" for node in client.call("status")["nodes"]):
+        if any(node["node_id"] == "far" and node["state"] == "alive" for node in client.call("get_status")["nodes"]):
             return
         time.sleep(0.1)
     raise AssertionError("the agent did not come")

@@ -66,7 +66,7 @@ def config(cluster: Shell) -> Iterator[ClusterConfig]:
     """The config of that grid; what a test borrowed must be given back."""
     yield load_cluster_config("config/my-cluster-enhanced.yaml")
     with Client(StateDir(cluster.state_dir)) as client:
-        assert [row["allocation_id"] for row in client.call("status")["allocations"]] == []
+        assert [row["allocation_id"] for row in client.call("get_status")["allocations"]] == []
 
 
 def run(story: Awaitable[Any]) -> Any:
@@ -492,7 +492,7 @@ class TestResourceSharingOrchestrator:
     def test_prometheus_is_told_the_same_figures(self, config: ClusterConfig, cluster: Shell) -> None:
         async def story() -> tuple[dict[str, Any], str]:
             scheduler = IntelligentScheduler(config)
-            text = (await scheduler._client.call("metrics", kind="prometheus"))["text"]
+            text = (await scheduler._client.call("get_metrics", kind="prometheus"))["text"]
             return dict(await scheduler.get_scheduling_status()), text
 
         figures, text = run(story())

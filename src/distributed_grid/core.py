@@ -109,7 +109,7 @@ class GridOrchestrator:
         here = os.path.abspath(cwd or os.getcwd())
         shipment = await self._ship(workdir, here, isolated=isolated, require=wished["require"])
         accepted = await self._client.call(
-            "submit",
+            "submit_job",
             request_id=uuid.uuid4().hex,
             argv=argv,
             resource_type=str(resource_type),
@@ -129,7 +129,7 @@ class GridOrchestrator:
         try:
             result = await self._result(uid)
         except asyncio.CancelledError:
-            await asyncio.shield(self._client.call("cancel", job_id=uid))
+            await asyncio.shield(self._client.call("cancel_job", job_id=uid))
             raise
         if fetch:
             await self._fetch(uid, fetch, here if workdir in (None, NONE) else workdir)
@@ -154,7 +154,7 @@ class GridOrchestrator:
     async def _fetch(self, uid: str, patterns: Sequence[str], target: str | os.PathLike[str] | None) -> None:
         taker = FileDownload(target or ".", patterns)
         try:
-            async for kind, part in self._client.stream("fetch", job_id=uid, patterns=list(patterns)):
+            async for kind, part in self._client.stream("fetch_files", job_id=uid, patterns=list(patterns)):
                 taker.take(kind, part)
         finally:
             taker.close()
@@ -165,7 +165,7 @@ class GridOrchestrator:
         while True:
             seen = {"stdout_seen": len(output[STDOUT]), "stderr_seen": len(output[STDERR])}
             try:
-                async for kind, part in self._client.stream("logs", job_id=uid, follow=True, **seen):
+                async for kind, part in self._client.stream("read_logs", job_id=uid, follow=True, **seen):
                     patience.heard()
                     if kind == JSON:
                         assert isinstance(part, dict)
@@ -177,7 +177,7 @@ class GridOrchestrator:
 
     async def get_shared_resource_status(self) -> SharedResourceStatus:
         """The offers and active allocations of this moment."""
-        status = await self._client.call("status")
+        status = await self._client.call("get_status")
         return {"offers": status["offers"], "allocations": status["allocations"]}
 
 

@@ -72,8 +72,8 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     if "cluster" in request.fixturenames:
         cluster: Shell = request.getfixturevalue("cluster")
         with Client(StateDir(cluster.state_dir)) as client:
-            for boost in client.call("boosts")["boosts"]:
-                client.call("releaseboost", boost_id=boost["boost_id"])
+            for boost in client.call("list_boosts")["boosts"]:
+                client.call("release_boost", boost_id=boost["boost_id"])
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_any_unique_prefix_will_do_and_twice_is_harmless(cluster: Shell) -> None
     every = [first["boost_id"], *(uuid.uuid4().hex for _ in range(17))]
     with Client(StateDir(cluster.state_dir)) as client:
         for name in every[1:]:
-            client.call("boost", request_id=name, target="gpu-master", resource_type="cpu", amount=0.001)
+            client.call("request_boost", request_id=name, target="gpu-master", resource_type="cpu", amount=0.001)
     letter = max("0123456789abcdef", key=lambda one: sum(name.startswith(one) for name in every))
     ambiguous = cluster("boost", "release", letter, check=1).stderr
     candidates = sorted(name for name in every if name.startswith(letter))

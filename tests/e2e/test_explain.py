@@ -128,12 +128,12 @@ def test_dry_runs_are_the_verdict_and_leave_no_trace(cluster: Shell) -> None:
     cluster("run-shared", "--dry-run", "-a", "500", "true", check=1)
     cluster("run-shared", "--dry-run", "-r", "unicorns", "true", check=2)
     with Client(StateDir(cluster.state_dir), may_start=False) as client:
-        dry = client.call("ask", request_id="r1", resource_type="cpu", amount=2, dry_run=True)
+        dry = client.call("request_lease", request_id="r1", resource_type="cpu", amount=2, dry_run=True)
         assert audit_trail(cluster) == before
-        real = client.call("ask", request_id="r1", resource_type="cpu", amount=2)
+        real = client.call("request_lease", request_id="r1", resource_type="cpu", amount=2)
         assert dry["decision"] | {"estimated_start": None} == real["decision"] | {"estimated_start": None}
         assert asked["decision"].keys() == real["decision"].keys()
-        client.call("release", allocation_id="r1")
+        client.call("release_lease", allocation_id="r1")
     assert audit_trail(cluster) > before
 
 

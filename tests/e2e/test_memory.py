@@ -46,8 +46,8 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     if "cluster" in request.fixturenames:
         cluster: Shell = request.getfixturevalue("cluster")
         with Client(StateDir(cluster.state_dir)) as client:
-            for block in client.call("memlist")["blocks"]:
-                client.call("memfree", block_id=block["block_id"])
+            for block in client.call("list_blocks")["blocks"]:
+                client.call("free_block", block_id=block["block_id"])
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def in_another_process(cluster: Shell, program: str, *words: str) -> str:
 
 def until_there_is_a_block(cluster: Shell) -> dict[str, Any]:
     with Client(StateDir(cluster.state_dir)) as client:
-        found: list[dict[str, Any]] = wait_until(lambda: client.call("memlist")["blocks"], pause=0.002)
+        found: list[dict[str, Any]] = wait_until(lambda: client.call("list_blocks")["blocks"], pause=0.002)
     return found[0]
 
 
@@ -138,7 +138,7 @@ def test_an_interrupted_store_leaves_nothing_behind_and_the_old_value_in_place(c
     cluster("memory", "store", "key", "old.txt", check=0)
     storing = cluster.start("memory", "store", "key", str(a_big_file(cluster)))
     with Client(StateDir(cluster.state_dir)) as client:
-        wait_until(lambda: len(client.call("memlist")["blocks"]) == 2, pause=0.002)
+        wait_until(lambda: len(client.call("list_blocks")["blocks"]) == 2, pause=0.002)
     storing.send_signal(how)
     assert storing.wait(20) == 128 + how
     assert [row["name"] for row in blocks(cluster)] == ["key"]

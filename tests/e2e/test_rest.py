@@ -284,7 +284,7 @@ def test_metrics_for_people_and_for_prometheus(shared_grid: Shell, owner: httpx.
 @pytest.mark.parametrize(
     "body",
     [b"{", b"[]", b"null", b'"x"', b"\xff", b'{"argv": []}', b'{"argv": "x"}', b'{"argv": ["x"], "surprise": 1}',
-     b'{"argv": ["x"], "op": "stop"}', b'{"argv": ["x\\u0000"]}', b'{"argv": ["x"], "env": [1]}', b"{}", b"",
+     b'{"argv": ["x"], "op": "stop_daemon"}', b'{"argv": ["x\\u0000"]}', b'{"argv": ["x"], "env": [1]}', b"{}", b"",
      b'{"argv": ["x"], "amount": -1}', b'{"argv": ["x"], "request_id": "../x"}', b"[" * 100_000],
 )  # fmt: skip
 def test_a_body_that_makes_no_sense_is_refused(owner: httpx.Client, body: bytes) -> None:

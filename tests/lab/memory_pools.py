@@ -32,26 +32,26 @@ class Pool:
 
     def allocate(self, size: int, node: str = "", **more: Any) -> str:
         block_id = uuid.uuid4().hex
-        found = self.desk.call("memallocate", request_id=block_id, size=size, preferred_node=node, **more)
+        found = self.desk.call("allocate_block", request_id=block_id, size=size, preferred_node=node, **more)
         self.blocks.learn(found)
         self._mine.append(block_id)
         return block_id
 
     def view(self, block_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.desk.call("memfind", block_id=block_id)["block"]
+        found: dict[str, Any] = self.desk.call("find_block", block_id=block_id)["block"]
         return found
 
     def nodes(self, block_id: str) -> list[str]:
-        (found,) = [block for block in self.desk.call("memlist")["blocks"] if block["block_id"] == block_id]
+        (found,) = [block for block in self.desk.call("list_blocks")["blocks"] if block["block_id"] == block_id]
         return list(found["nodes"])
 
     def free_all(self) -> None:
-        alive = {block["block_id"] for block in self.desk.call("memlist")["blocks"]}
+        alive = {block["block_id"] for block in self.desk.call("list_blocks")["blocks"]}
         for block_id in self._mine:
             if block_id in alive:
-                self.desk.call("memfree", block_id=block_id)
+                self.desk.call("free_block", block_id=block_id)
         self._mine.clear()
-        wait_until(lambda: not self.desk.call("memlist")["blocks"], 30)
+        wait_until(lambda: not self.desk.call("list_blocks")["blocks"], 30)
 
     def close(self) -> None:
         self.free_all()

@@ -55,7 +55,7 @@ class PlacementOptions(Message, frozen=True, kw_only=True):
 # ------------------------------------------------------------------ the control plane itself
 
 
-class Hello(Message, frozen=True):
+class ClientHello(Message, frozen=True, tag="hello"):
     """Who connects, and which config it insists on."""
 
     protocol: int
@@ -64,15 +64,15 @@ class Hello(Message, frozen=True):
     config_path: Text | None = None
 
 
-class Info(Message, frozen=True):
+class GetDaemonInfo(Message, frozen=True):
     """About the control plane itself."""
 
 
-class Config(Message, frozen=True):
+class GetConfig(Message, frozen=True):
     """The config in use, in its normal form."""
 
 
-class Stay(Message, frozen=True):
+class KeepRunning(Message, frozen=True):
     """Let a control plane that was started on demand stay until it is stopped, and listen there."""
 
     listen: Name = ""
@@ -80,14 +80,14 @@ class Stay(Message, frozen=True):
     force_plain: bool = False
 
 
-class Stop(Message, frozen=True):
+class StopDaemon(Message, frozen=True):
     """End the control plane; jobs go on and are found again by the next one."""
 
 
 # ------------------------------------------------------------------ queries: nothing changes by them
 
 
-class Status(Message, frozen=True):
+class GetStatus(Message, frozen=True):
     """Everything at a glance."""
 
 
@@ -98,14 +98,14 @@ class Explain(Message, frozen=True):
     kind: Literal["", "job", "lease"] = ""
 
 
-class Ledger(Message, frozen=True):
+class GetLendingReport(Message, frozen=True):
     """Who lent whom how much; without `by` lender by borrower."""
 
     since_seconds: Annotated[float, Meta(gt=0, le=3.2e9)] = 30 * 86_400.0
     by: Literal["", "user", "node", "day"] = ""
 
 
-class Events(Message, frozen=True):
+class ListEvents(Message, frozen=True):
     """The audit trail, and with `follow` what still comes."""
 
     after: Annotated[int, Meta(ge=0)] | None = None
@@ -115,7 +115,7 @@ class Events(Message, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
 
 
-class Metrics(Message, frozen=True):
+class GetMetrics(Message, frozen=True):
     """What the nodes do and did; `window` is in minutes."""
 
     kind: Literal["snapshots", "trend", "summary", "history", "rebalancing", "scheduling", "prometheus"]
@@ -127,7 +127,7 @@ class Metrics(Message, frozen=True):
 # ------------------------------------------------------------------ leases
 
 
-class Ask(PlacementOptions, frozen=True):
+class RequestLease(PlacementOptions, frozen=True):
     """Resources to hold, without a command; a gang is so many leases on as many nodes, all or nothing.
 
     With `again` the id is a name: where its lease is over, a new one is made instead of telling the old one's end.
@@ -146,14 +146,14 @@ class Ask(PlacementOptions, frozen=True):
     again: bool = False
 
 
-class Release(Message, frozen=True):
+class ReleaseLease(Message, frozen=True):
     """Give a lease back; an `exact` id is not taken for the beginning of a longer one."""
 
     allocation_id: Name
     exact: bool = False
 
 
-class Extend(Message, frozen=True):
+class ExtendLease(Message, frozen=True):
     """More time for a lease."""
 
     allocation_id: Name
@@ -163,7 +163,7 @@ class Extend(Message, frozen=True):
 # ------------------------------------------------------------------ boosts
 
 
-class Boost(Message, frozen=True):
+class RequestBoost(Message, frozen=True):
     """Resources of another node for a target node, for a while; `source` is the only one that may lend them."""
 
     request_id: Id
@@ -177,13 +177,13 @@ class Boost(Message, frozen=True):
     dry_run: bool = False
 
 
-class Boosts(Message, frozen=True):
+class ListBoosts(Message, frozen=True):
     """The boosts that hold something, for one node or for all."""
 
     node: Name = ""
 
 
-class OneBoost(Message, frozen=True):
+class GetBoost(Message, frozen=True):
     """One boost, by its id or any unique prefix."""
 
     boost_id: Name
@@ -207,7 +207,7 @@ class ExtendBoost(Message, frozen=True):
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
-class Submit(PlacementOptions, frozen=True):
+class SubmitJob(PlacementOptions, frozen=True):
     """A command to run under a lease."""
 
     request_id: Id
@@ -232,7 +232,7 @@ class Submit(PlacementOptions, frozen=True):
         return _problem_of(self)
 
 
-class RunBoost(Message, frozen=True, kw_only=True):
+class RunInBoost(Message, frozen=True, kw_only=True):
     """A command that uses a boost, on the node that lends it."""
 
     request_id: Id
@@ -249,7 +249,7 @@ class RunBoost(Message, frozen=True, kw_only=True):
         return _problem_of(self)
 
 
-def _problem_of(op: Submit | RunBoost) -> str | None:
+def _problem_of(op: SubmitJob | RunInBoost) -> str | None:
     if op.job_id and not _JOB_ID.fullmatch(op.job_id):
         return f"the job id {op.job_id!r} may only have letters, digits, '.', '_' and '-'"
     if any("\0" in word for word in (*op.argv, op.cwd, *op.env, *op.env.values())):
@@ -259,7 +259,7 @@ def _problem_of(op: Submit | RunBoost) -> str | None:
     return None
 
 
-class Jobs(Message, frozen=True):
+class ListJobs(Message, frozen=True):
     """The jobs that are going on, and those that ended of late."""
 
     all: bool = False
@@ -268,26 +268,26 @@ class Jobs(Message, frozen=True):
     state: Name | None = None
 
 
-class Job(Message, frozen=True):
+class GetJob(Message, frozen=True):
     """One job."""
 
     job_id: Name
 
 
-class Cancel(Message, frozen=True):
+class CancelJob(Message, frozen=True):
     """Stop a job for good."""
 
     job_id: Name
 
 
-class Wait(Message, frozen=True):
+class WaitForJob(Message, frozen=True):
     """Answer when a job is over, or when this much time is."""
 
     job_id: Name
     timeout_seconds: Seconds | None = None
 
 
-class Logs(Message, frozen=True):
+class ReadLogs(Message, frozen=True):
     """The output of a job, and with `follow` all that still comes until it is over."""
 
     job_id: Name
@@ -297,7 +297,7 @@ class Logs(Message, frozen=True):
     stderr_seen: Annotated[int, Meta(ge=0)] = 0
 
 
-class Fetch(Message, frozen=True):
+class FetchFiles(Message, frozen=True):
     """The files that a job has left in its directory and that fit one of the patterns."""
 
     job_id: Name
@@ -307,7 +307,7 @@ class Fetch(Message, frozen=True):
 # ------------------------------------------------------------------ blocks of the memory pool
 
 
-class MemAllocate(Message, frozen=True):
+class AllocateBlock(Message, frozen=True):
     """Bytes in the memory of other nodes; `request_id` becomes the block's id.
 
     Without a ttl it lasts an hour, and with a session another one whenever that is renewed.
@@ -323,21 +323,21 @@ class MemAllocate(Message, frozen=True):
     meta: Text = ""
 
 
-class MemFind(Message, frozen=True):
+class FindBlock(Message, frozen=True):
     """Where a block is, and what lets its user read and write it: by its id, any unique prefix, or its name."""
 
     block_id: Name = ""
     name: Text = ""
 
 
-class MemFree(Message, frozen=True):
+class FreeBlock(Message, frozen=True):
     """Nobody wants a block any more."""
 
     block_id: Name = ""
     name: Text = ""
 
 
-class MemName(Message, frozen=True):
+class NameBlock(Message, frozen=True):
     """A block goes by a name from now on, and the one that did is freed; with a ttl its time is fixed."""
 
     block_id: Name
@@ -346,24 +346,24 @@ class MemName(Message, frozen=True):
     ttl_seconds: Seconds = 0.0
 
 
-class MemRenew(Message, frozen=True):
+class RenewBlocks(Message, frozen=True):
     """The program of a session lives."""
 
     session: Name
 
 
-class MemList(Message, frozen=True):
+class ListBlocks(Message, frozen=True):
     """Every block."""
 
 
-class MemStats(Message, frozen=True):
+class GetMemoryStats(Message, frozen=True):
     """How much of the pool is used, node by node."""
 
 
 # ------------------------------------------------------------------ nodes
 
 
-class Cluster(Message, frozen=True):
+class ManageCluster(Message, frozen=True):
     """Install, start, stop or look at the agents of nodes that are reached by SSH; no names are all of them.
 
     `auth_sock` and `environ` are the caller's: the agent with the keys, and how packages are fetched.
@@ -378,7 +378,7 @@ class Cluster(Message, frozen=True):
     environ: dict[Name, Text] = field(default_factory=dict)
 
 
-class Attach(Message, frozen=True):
+class AttachRay(Message, frozen=True):
     """Use a Ray cluster that already runs: an agent on each of its nodes, and leases as its placement groups.
 
     `token` is the cluster's, `environ` says how packages are fetched; both are the caller's.
@@ -389,13 +389,13 @@ class Attach(Message, frozen=True):
     environ: dict[Name, Text] = field(default_factory=dict)
 
 
-class Detach(Message, frozen=True):
+class DetachRay(Message, frozen=True):
     """Leave the Ray cluster, and nothing in it or on its nodes; with `force` also one that is not there any more."""
 
     force: bool = False
 
 
-class Cooldown(Message, frozen=True):
+class DrainNode(Message, frozen=True):
     """A node gives everything back to its owner and lends nothing until somebody says `off`."""
 
     node: Name
@@ -445,7 +445,7 @@ class RevokeJoinToken(Message, frozen=True):
     token_id: Name
 
 
-class Join(Struct, frozen=True, forbid_unknown_fields=True):
+class JoinRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """A join token for the right to come in with a key; what a node asks over REST."""
 
     token: Text
@@ -490,6 +490,6 @@ def convert(fields: dict[str, Any], kind: type[T]) -> T:
 
 
 def _checked(op: T) -> T:
-    if isinstance(op, Submit | RunBoost) and (problem := op.problem()) is not None:
+    if isinstance(op, SubmitJob | RunInBoost) and (problem := op.problem()) is not None:
         raise BadInput(problem)
     return op

@@ -14,7 +14,7 @@ def fetch(session: CliSession, job_id: str, patterns: Sequence[str], target: str
     taker = FileDownload(target, patterns)
     try:
         with session.client() as client:
-            for kind, part in client.stream("fetch", job_id=job_id, patterns=list(patterns)):
+            for kind, part in client.stream("fetch_files", job_id=job_id, patterns=list(patterns)):
                 done = taker.take(kind, part)
                 if done is not None:
                     return {**done, "target": target, "paths": taker.paths}

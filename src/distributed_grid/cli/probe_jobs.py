@@ -58,8 +58,8 @@ class Probes:
         began = time.monotonic()
         with self._none_left_behind(), self._session.client() as client:
             for name in self._names:
-                client.call("submit", request_id=name, job_id=f"probe-{name[:12]}", **self._message)
-            jobs = [client.call("wait", job_id=name)["job"] for name in self._names]
+                client.call("submit_job", request_id=name, job_id=f"probe-{name[:12]}", **self._message)
+            jobs = [client.call("wait_for_job", job_id=name)["job"] for name in self._names]
             probes = [_probe(job, _said(client, job["uid"])) for job in jobs]
         return {"strategy": self._strategy, "probes": probes, "seconds": round(time.monotonic() - began, 3)}
 
@@ -78,7 +78,7 @@ class Probes:
         with contextlib.suppress(GridError), self._session.client(may_start=False) as client:
             for name in self._names:
                 with contextlib.suppress(GridError):  # it was never sent
-                    stopped += client.call("cancel", job_id=name)["job"]["outcome"] in (None, "cancelled")
+                    stopped += client.call("cancel_job", job_id=name)["job"]["outcome"] in (None, "cancelled")
         if stopped:
             click.echo(f"grid: {stopped} probe{'' if stopped == 1 else 's'} cancelled", err=True)
 
@@ -89,7 +89,7 @@ def _interrupt(number: int, stack: FrameType | None) -> None:
 
 def _said(client: Client, uid: str) -> list[str]:
     """What a probe wrote, as words."""
-    parts = client.stream("logs", job_id=uid)
+    parts = client.stream("read_logs", job_id=uid)
     return b"".join(part for kind, part in parts if kind == STDOUT and isinstance(part, bytes)).decode().split()
 
 

@@ -26,7 +26,7 @@ class AsyncClient:
     async def start(self) -> None:
         """Make sure that a control plane runs and takes our config."""
         with Client(self._places, self._config) as client:
-            await asyncio.to_thread(client.call, "info")
+            await asyncio.to_thread(client.call, "get_daemon_info")
 
     async def greet(self) -> dict[str, Any]:
         """What the control plane says of itself and its nodes when it is met."""

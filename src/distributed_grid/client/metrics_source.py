@@ -31,7 +31,7 @@ class DaemonMetrics:
 
     def open(self) -> None:
         with self._turn:
-            self._client.call("info")
+            self._client.call("get_daemon_info")
 
     def close(self) -> None:
         with self._turn:
@@ -51,4 +51,4 @@ class DaemonMetrics:
 
     def _ask(self, kind: str, **arguments: Any) -> dict[str, Any]:
         with self._turn:
-            return self._client.call("metrics", kind=kind, **arguments)
+            return self._client.call("get_metrics", kind=kind, **arguments)

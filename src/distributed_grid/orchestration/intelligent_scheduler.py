@@ -171,20 +171,20 @@ class IntelligentScheduler(GridSession):
     async def schedule_task(self, request: SchedulingRequest) -> SchedulingDecision:
         """The place of a task, once it has it. Raises Refused with the reasons where it gets none at once and may not
         wait, or never could, and TimedOut where the wait was in vain."""
-        answer = await self._client.call("ask", **request.message())
+        answer = await self._client.call("request_lease", **request.message())
         return decision_of(request.task_id, answer, dry_run=request.dry_run)
 
     async def complete_task(self, task_id: str) -> AllocationRow:
         """Give a task's place back, all of them of a gang. A second time is harmless; NotFound for no task at all."""
-        answer = await self._client.call("release", allocation_id=task_id, exact=True)
+        answer = await self._client.call("release_lease", allocation_id=task_id, exact=True)
         allocation: AllocationRow = answer["allocation"]
         return allocation
 
     async def get_scheduling_status(self) -> SchedulingStatus:
         """How well requests are served, who is open, what is held, and how many wait."""
-        status = await self._client.call("status")
-        figures: SchedulingFigures = (await self._client.call("metrics", kind="scheduling"))["scheduling"]
-        sharing = (await self._client.call("config"))["config"]["resource_sharing"]
+        status = await self._client.call("get_status")
+        figures: SchedulingFigures = (await self._client.call("get_metrics", kind="scheduling"))["scheduling"]
+        sharing = (await self._client.call("get_config"))["config"]["resource_sharing"]
         return {
             **figures,
             "strategy": sharing["strategy"],

@@ -104,7 +104,7 @@ class ResourceBoostManager(GridSession):
         `preferred_source` is the only node that may lend, where it is named. With `wait_seconds` it stands in line.
         """
         try:
-            found = await self._client.call("boost", **_message(request, wait_seconds))
+            found = await self._client.call("request_boost", **_message(request, wait_seconds))
         except NO as refusal:
             self._refused(refusal)
             return None
@@ -114,7 +114,7 @@ class ResourceBoostManager(GridSession):
     async def release_boost(self, boost_id: str) -> bool:
         """Give a boost back, by its id or any unique prefix; a second time is harmless. False where none is meant."""
         try:
-            await self._client.call("releaseboost", boost_id=boost_id)
+            await self._client.call("release_boost", boost_id=boost_id)
         except (NotFound, Ambiguous) as refusal:
             self._refused(refusal)
             return False
@@ -123,17 +123,17 @@ class ResourceBoostManager(GridSession):
 
     async def extend_boost(self, boost_id: str, seconds: float) -> ResourceBoost:
         """The boost with so much more time, counted from its end; NotFound where it is over."""
-        found = await self._client.call("extendboost", boost_id=boost_id, seconds=seconds)
+        found = await self._client.call("extend_boost", boost_id=boost_id, seconds=seconds)
         return _boost(found["boost"])
 
     async def get_active_boosts(self, target_node: str | None = None) -> list[ResourceBoost]:
         """The boosts that are active, of all nodes or of one."""
-        found = await self._client.call("boosts", node=target_node or "")
+        found = await self._client.call("list_boosts", node=target_node or "")
         return [_boost(row) for row in found["boosts"] if row["is_active"]]
 
     async def get_boost_status(self) -> BoostStatus:
         """How many boosts are active, how much that is of each kind, every one of them, and what is wrong."""
-        found = await self._client.call("boosts")
+        found = await self._client.call("list_boosts")
         return {
             "active_boosts": found["active_boosts"],
             "totals": found["totals"],

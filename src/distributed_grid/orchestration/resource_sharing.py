@@ -75,7 +75,7 @@ class ResourceSharingProtocol:
                 datetime.fromisoformat(row["expires_at"]),
                 row["generation"],
             )
-            for row in (await self._client.call("status"))["offers"]
+            for row in (await self._client.call("get_status"))["offers"]
         ]
 
     async def get_workers(self) -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ class ResourceSharingProtocol:
         self, verb: str, nodes: Sequence[str], progress: Callable[[str, str], None] | None = None, **options: bool
     ) -> dict[str, Any]:
         asked = {"verb": verb, "nodes": list(nodes), "auth_sock": os.environ.get("SSH_AUTH_SOCK", ""), **options}
-        async for kind, part in self._client.stream("cluster", **asked):
+        async for kind, part in self._client.stream("manage_cluster", **asked):
             if kind != JSON:
                 continue
             assert isinstance(part, dict)

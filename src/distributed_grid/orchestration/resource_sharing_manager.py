@@ -95,18 +95,21 @@ class ResourceSharingManager(GridSession):
 
     async def submit(self, request: ResourceRequest) -> str:
         """The same for a request that was written down before."""
-        answer = await self._client.call("ask", **request.message())
+        answer = await self._client.call("request_lease", **request.message())
         return str(answer["allocation"]["allocation_id"])
 
     async def release_resource(self, allocation_id: str) -> AllocationRow:
         """Give something back; what became of it. A second time is harmless; NotFound where nothing has that id."""
-        allocation: AllocationRow = (await self._client.call("release", allocation_id=allocation_id))["allocation"]
+        answer = await self._client.call("release_lease", allocation_id=allocation_id)
+        allocation: AllocationRow = answer["allocation"]
+            "allocation"
+        ]
         return allocation
 
     async def get_resource_status(self) -> ResourceStatus:
         """Whether and how the grid shares, what can be had, and what is lent."""
-        status = await self._client.call("status")
-        sharing = (await self._client.call("config"))["config"]["resource_sharing"]
+        status = await self._client.call("get_status")
+        sharing = (await self._client.call("get_config"))["config"]["resource_sharing"]
         return {
             "enabled": sharing["enabled"],
             "mode": sharing["mode"],

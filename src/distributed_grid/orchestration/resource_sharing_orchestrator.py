@@ -55,10 +55,10 @@ class ResourceSharingOrchestrator(GridSession):
 
     async def get_cluster_status(self) -> ClusterStatus:
         """Everything at a glance: nodes, what can be had, what is lent, who runs and waits, and how well it goes."""
-        status = await self._client.call("status")
-        summary = (await self._client.call("metrics", kind="summary"))["summary"]
-        scheduling = (await self._client.call("metrics", kind="scheduling"))["scheduling"]
-        config = (await self._client.call("config"))["config"]
+        status = await self._client.call("get_status")
+        summary = (await self._client.call("get_metrics", kind="summary"))["summary"]
+        scheduling = (await self._client.call("get_metrics", kind="scheduling"))["scheduling"]
+        config = (await self._client.call("get_config"))["config"]
         sharing = config["resource_sharing"]
         return {
             "name": config["name"],

@@ -53,7 +53,7 @@ class ClusterService:
         await self.ray.end()
         await self._shells.stop()
 
-    async def serve(self, op: requests.Cluster, tell: Callable[[View], None]) -> View:
+    async def serve(self, op: requests.ManageCluster, tell: Callable[[View], None]) -> View:
         """Do what the message asks, telling each step; the answer says what became of each node."""
         unknown = [name for name in op.nodes if name not in self._nodes]
         if unknown:
@@ -77,8 +77,8 @@ class ClusterService:
     async def _one(
         self,
         name: str,
-        deed: Callable[[str, requests.Cluster, Say], Awaitable[str]],
-        op: requests.Cluster,
+        deed: Callable[[str, requests.ManageCluster, Say], Awaitable[str]],
+        op: requests.ManageCluster,
         tell: Callable[[View], None],
     ) -> View:
         """What became of one node, whatever it was."""
@@ -97,7 +97,7 @@ class ClusterService:
             return {"node_id": name, "ok": False, "detail": str(failure)}
 
     async def _start_with_ray(
-        self, names: tuple[str, ...], op: requests.Cluster, tell: Callable[[View], None]
+        self, names: tuple[str, ...], op: requests.ManageCluster, tell: Callable[[View], None]
     ) -> list[View]:
         """Agents first, then Ray; where it is known before that Ray could not start, nothing is started."""
 
@@ -112,7 +112,7 @@ class ClusterService:
         problems = await self.ray.start(running, say) if running else {}
         return [_with_ray(row, problems.get(row["node_id"])) if row["ok"] else row for row in rows]
 
-    async def _stop_ray(self, names: tuple[str, ...], op: requests.Cluster, tell: Callable[[View], None]) -> None:
+    async def _stop_ray(self, names: tuple[str, ...], op: requests.ManageCluster, tell: Callable[[View], None]) -> None:
         """Give back what is lent, then end Ray: what it holds is freed while it is still there to do so."""
         row = await self.ray.wanted.row()
         if row is None or not set(names) & set(row.nodes):
@@ -137,11 +137,11 @@ class ClusterService:
         for name, problem in (await self.ray.stop(gone, say, purge=op.purge) if gone else {}).items():
             say(name)(f"its Ray could not be stopped: {problem}")
 
-    async def _install(self, name: str, op: requests.Cluster, say: Say) -> str:
+    async def _install(self, name: str, op: requests.ManageCluster, say: Say) -> str:
         words = await self._shells.do("install", self.target(name), say)
         return f"{words}; {await self.ray.nodes.install(name, say)}" if op.ray else words
 
-    async def _start(self, name: str, op: requests.Cluster, say: Say) -> str:
+    async def _start(self, name: str, op: requests.ManageCluster, say: Say) -> str:
         words = await self._shells.do("install", self.target(name), say)
         say("starting the agent")
         now = self._grid.now_ms()
@@ -170,7 +170,7 @@ class ClusterService:
             why = f": {link.detail}" if link is not None and link.detail else ""
             raise TimedOut(f"the agent was not heard from within {ALIVE_SECONDS:g} s{why}; still trying") from None
 
-    async def _stop(self, name: str, op: requests.Cluster, say: Say) -> str:
+    async def _stop(self, name: str, op: requests.ManageCluster, say: Say) -> str:
         target = self.target(name)
         say("looking at the node")
         try:

@@ -33,7 +33,7 @@ class DaemonContext(Protocol):
     def monitor(self) -> Monitor: ...
     @property
     def admission(self) -> Admission: ...
-    async def listen(self, op: requests.Stay) -> None:
+    async def listen(self, op: requests.KeepRunning) -> None:
         """Listen where the message says, from now on and after a crash; nothing where it does not say."""
 
     def served(self) -> None:
@@ -54,7 +54,7 @@ class DaemonContext(Protocol):
 
     @property
     def files(self) -> AttemptFiles: ...
-    async def greet(self, hello: requests.Hello) -> bool:
+    async def greet(self, hello: requests.ClientHello) -> bool:
         """Whether this daemon hands over to another; raises where the client cannot be served."""
 
     def stay(self, wanted: bool) -> None:

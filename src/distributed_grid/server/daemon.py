@@ -29,7 +29,7 @@ from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.adapters.workdir.content_store import ContentStore
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.hardware import HardwareDetector
-from distributed_grid.api.requests import Hello, Stay
+from distributed_grid.api.requests import ClientHello, KeepRunning
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.attempt_files import AttemptFiles
 from distributed_grid.control.boost_file import ResourceBoostPersistence
@@ -282,14 +282,14 @@ class Daemon:
     def config_view(self) -> dict[str, Any]:
         return {"path": self._chosen.path, "config": self._chosen.config.as_dict()}
 
-    async def greet(self, hello: Hello) -> bool:
+    async def greet(self, hello: ClientHello) -> bool:
         """Hand over to a newer version, or to another config when nothing is held."""
         if not await hands_over(hello, self._chosen, self.grid):
             return False
         self.end()
         return True
 
-    async def listen(self, op: Stay) -> None:
+    async def listen(self, op: KeepRunning) -> None:
         await self._port.listen(op)
 
     def served(self) -> None:

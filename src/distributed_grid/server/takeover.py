@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from distributed_grid import __version__
-from distributed_grid.api.requests import Hello
+from distributed_grid.api.requests import ClientHello
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.ledger import Ledger
@@ -16,7 +16,7 @@ from distributed_grid.server.idle_exit import users_leases
 log = logging.getLogger(__name__)
 
 
-async def hands_over(hello: Hello, chosen: SelectedConfig, grid: Grid) -> bool:
+async def hands_over(hello: ClientHello, chosen: SelectedConfig, grid: Grid) -> bool:
     """Whether to make room for whoever says this; Refused with what to type while something is held here."""
     if _numbers(hello.version) > _numbers(__version__):
         log.info("handing over to version %s", hello.version)

@@ -146,7 +146,7 @@ class TinyDesk:
     def allocate(self, block_id: str, size: int, *lenders: Lender, on_disk: bool = False) -> dict[str, Any]:
         places = [(lender, f"{block_id}:{number}", on_disk) for number, lender in enumerate(lenders, 1)]
         self.blocks[block_id] = {"size": size, "generation": 1, "places": places, "next": len(lenders) + 1}
-        return self.call("memfind", block_id=block_id)
+        return self.call("find_block", block_id=block_id)
 
     def ticket(self, block_id: str, lender: Lender, copy: str, on_disk: bool, generation: int, rights: int) -> Ticket:
         served = wait_for(lambda: lender.served)

@@ -41,10 +41,10 @@ for visit in range(10):
     time.sleep(chance.uniform(0.25, 0.42))  # around the limit: this is the stimulus, nothing is waited for
     with Client(StateDir()) as client:
         if visit % 2:
-            client.call("info")
+            client.call("get_daemon_info")
         else:
             asked = {"request_id": uuid.uuid4().hex, "argv": ["/bin/sh", "-c", "echo ran >> marks"], "amount": 0.1}
-            client.call("submit", cwd=sys.argv[2], **asked)
+            client.call("submit_job", cwd=sys.argv[2], **asked)
         pids.add(client.welcome["pid"])
 print(len(pids))
 """

@@ -110,7 +110,7 @@ for request_id in ids:
         asked = dict(request_id=request_id, argv=["/bin/sh", "-c", script, "sh", request_id], amount=0.05)
         try:
             with Client(StateDir()) as client:
-                client.call("submit", cwd=cwd, env={"PATH": path}, **asked)
+                client.call("submit_job", cwd=cwd, env={"PATH": path}, **asked)
         except Unreachable:
             continue
         print(request_id, flush=True)

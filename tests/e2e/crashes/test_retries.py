@@ -26,8 +26,8 @@ from distributed_grid.client.client import Client
 from distributed_grid.state_dir import StateDir
 
 client = Client(StateDir())
-client.call("info")
-client._send({"op": "submit", **json.loads(sys.argv[1])})
+client.call("get_daemon_info")
+client._send({"op": "submit_job", **json.loads(sys.argv[1])})
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -118,5 +118,5 @@ def test_a_daemon_that_goes_away_before_a_stream_begins_is_unreachable_not_a_bro
             client._connect()
             assert gone.wait(5)
             with pytest.raises(Unreachable):
-                next(client.stream("logs", job_id="any"))
+                next(client.stream("read_logs", job_id="any"))
         greeter.join()

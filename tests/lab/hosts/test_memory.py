@@ -133,9 +133,9 @@ def test_what_has_no_copy_is_lost_with_its_lender_and_says_so(pool: Pool, cluste
     wait_until(lambda: cluster.is_alive("gpu1"), 60)
     with pytest.raises(BlockLost, match=r"1,048,576 bytes, 'dear'\) is lost with gpu1"):
         pool.blocks.read(block, 10)
-    pool.desk.call("memfree", block_id=block)
+    pool.desk.call("free_block", block_id=block)
     with pytest.raises(NotFound):
-        pool.desk.call("memfind", block_id=block)
+        pool.desk.call("find_block", block_id=block)
 
 
 def test_an_owner_who_needs_the_memory_has_it_within_ten_seconds(pool: Pool, shared_lab: Lab) -> None:
@@ -215,7 +215,7 @@ def test_sixty_four_programs_at_once_get_their_own_bytes(pool: Pool, cluster: Cl
 def test_a_ticket_with_a_wrong_secret_opens_nothing(pool: Pool) -> None:
     block = pool.allocate(MB, "gpu1")
     pool.blocks.write(block, b"y" * MB)
-    found = pool.desk.call("memfind", block_id=block)
+    found = pool.desk.call("find_block", block_id=block)
     for place in found["places"]:
         place["secret"] = "AAAA" * 10 + "AAA="
 
@@ -253,7 +253,7 @@ def test_a_program_on_another_node_uses_a_block_by_its_id(pool: Pool, cluster: C
     assert pool.blocks.read(block, 12) == b"from a node "
     assert pool.blocks.read(mine, 7) == b"its own"
     assert "gpu2" not in pool.nodes(mine)
-    pool.desk.call("memfree", block_id=mine)
+    pool.desk.call("free_block", block_id=mine)
 
 
 def test_a_size_that_no_node_has_is_refused_node_by_node(pool: Pool) -> None:

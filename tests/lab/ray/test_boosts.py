@@ -135,14 +135,14 @@ def test_a_thousand_boosts_are_all_there_and_then_all_gone(ray_grid: RayGrid, co
         async def one(name: str) -> None:
             async with room:
                 asked = {"request_id": name, "target": "gpu-master", "resource_type": "cpu", "amount": 0.001}
-                await client.call("boost", **asked, source="gpu2")
+                await client.call("request_boost", **asked, source="gpu2")
 
         async def gone(name: str) -> None:
             async with room:
-                await client.call("releaseboost", boost_id=name)
+                await client.call("release_boost", boost_id=name)
 
         await asyncio.gather(*map(one, names))
-        assert (await client.call("boosts"))["active_boosts"] == len(names)
+        assert (await client.call("list_boosts"))["active_boosts"] == len(names)
         assert len(console.groups()) == len(names)
         await asyncio.gather(*map(gone, names))
 

@@ -63,9 +63,9 @@ async def received(reader: asyncio.StreamReader) -> dict:
 def test_a_question_goes_over_the_link_as_it_is_and_its_answer_comes_back(tmp_path: Path) -> None:
     async def story() -> None:
         async with a_desk(tmp_path) as (desk, asked):
-            reader, writer = await send(desk, b'{"op": "memlist"}')
+            reader, writer = await send(desk, b'{"op": "list_blocks"}')
             question = await asked.next()
-            assert question.body == b'{"op": "memlist"}'
+            assert question.body == b'{"op": "list_blocks"}'
             desk.answered(MemoryAnswered(question.number, b'{"blocks": []}'))
             desk.answered(MemoryAnswered(question.number, b'{"again": true}'))
             desk.answered(MemoryAnswered(999, b"{}"))

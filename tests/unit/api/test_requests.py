@@ -9,24 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.api.requests import Ask, Submit, parse
+from distributed_grid.api.requests import REQUEST_TYPES, RequestLease, SubmitJob, parse
 from distributed_grid.errors import BadInput
 
-OPS = (
-    "hello",
-    "status",
-    "info",
-    "config",
-    "ask",
-    "release",
-    "submit",
-    "jobs",
-    "job",
-    "cancel",
-    "wait",
-    "logs",
-    "events",
-)
+OPS = [kind.__struct_config__.tag for kind in REQUEST_TYPES]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
@@ -38,11 +24,11 @@ FIELDS = st.sampled_from(
 
 
 def test_a_message_that_fits_becomes_its_type() -> None:
-    asked = parse(b'{"op": "ask", "request_id": "r1", "resource_type": "cpu", "amount": 1}')
-    assert isinstance(asked, Ask)
+    asked = parse(b'{"op": "request_lease", "request_id": "r1", "resource_type": "cpu", "amount": 1}')
+    assert isinstance(asked, RequestLease)
     assert (asked.amount, asked.wait_seconds) == (1.0, 300.0)
-    submitted = parse(b'{"op": "submit", "request_id": "r1", "argv": ["true"], "env": {"A": "b"}}')
-    assert isinstance(submitted, Submit)
+    submitted = parse(b'{"op": "submit_job", "request_id": "r1", "argv": ["true"], "env": {"A": "b"}}')
+    assert isinstance(submitted, SubmitJob)
     assert submitted.env == {"A": "b"}
 
 
@@ -54,16 +40,16 @@ def test_a_message_that_fits_becomes_its_type() -> None:
         b"[]",
         b"\xff\xfe",
         b'{"op": "conquer"}',
-        b'{"op": "status", "surprise": 1}',
-        b'{"op": "ask", "request_id": "../..", "resource_type": "cpu", "amount": 1}',
-        b'{"op": "ask", "request_id": "a.1", "resource_type": "cpu", "amount": 1}',
-        b'{"op": "submit", "request_id": "r1", "argv": []}',
-        b'{"op": "submit", "request_id": "r1", "argv": ["a\\u0000b"]}',
-        b'{"op": "submit", "request_id": "r1", "argv": ["true"], "env": {"": "x"}}',
-        b'{"op": "submit", "request_id": "r1", "argv": ["true"], "env": {"A=B": "x"}}',
-        b'{"op": "submit", "request_id": "r1", "argv": ["true"], "job_id": "../x"}',
-        b'{"op": "submit", "request_id": "r1", "argv": ["true"], "retries": -1}',
-        b'{"op": "wait", "job_id": "x", "timeout_seconds": -1}',
+        b'{"op": "get_status", "surprise": 1}',
+        b'{"op": "request_lease", "request_id": "../..", "resource_type": "cpu", "amount": 1}',
+        b'{"op": "request_lease", "request_id": "a.1", "resource_type": "cpu", "amount": 1}',
+        b'{"op": "submit_job", "request_id": "r1", "argv": []}',
+        b'{"op": "submit_job", "request_id": "r1", "argv": ["a\\u0000b"]}',
+        b'{"op": "submit_job", "request_id": "r1", "argv": ["true"], "env": {"": "x"}}',
+        b'{"op": "submit_job", "request_id": "r1", "argv": ["true"], "env": {"A=B": "x"}}',
+        b'{"op": "submit_job", "request_id": "r1", "argv": ["true"], "job_id": "../x"}',
+        b'{"op": "submit_job", "request_id": "r1", "argv": ["true"], "retries": -1}',
+        b'{"op": "wait_for_job", "job_id": "x", "timeout_seconds": -1}',
         b"[" * 100_000,
     ],
 )

@@ -71,12 +71,12 @@ class SmallHouse:
         await self.grid.handle(TimePassed())
 
     async def submit(self, request_id: str, user: str = "ann", **fields: Any) -> dict[str, Any]:
-        op = requests.convert({"request_id": request_id, "argv": ["true"], **fields}, requests.Submit)
+        op = requests.convert({"request_id": request_id, "argv": ["true"], **fields}, requests.SubmitJob)
         return await self.deeds.submit(op, Caller(user))
 
     async def ask(self, request_id: str, user: str = "ann", **fields: Any) -> dict[str, Any]:
         message = {"request_id": request_id, "resource_type": "cpu", "amount": 1, **fields}
-        return await self.deeds.ask(requests.convert(message, requests.Ask), Caller(user))
+        return await self.deeds.ask(requests.convert(message, requests.RequestLease), Caller(user))
 
     async def starts(self, uid: str) -> None:
         """The agent runs the current attempt."""

@@ -101,7 +101,7 @@ def ask(session: CliSession, target: str, resource_type: str, number: float, opt
         "dry_run": options["dry_run"],
     }
     with session.client() as client:
-        return client.call("boost", **message)
+        return client.call("request_boost", **message)
 
 
 def verdict(found: dict[str, Any]) -> str:
@@ -139,7 +139,7 @@ def granted(found: dict[str, Any]) -> list[str]:
 def status(session: CliSession, node: str) -> None:
     """The boosts that are active, summed up and one by one."""
     with session.client() as client:
-        found = client.call("boosts", node=node)
+        found = client.call("list_boosts", node=node)
     answer(session, found, status_text(found))
 
 
@@ -183,7 +183,7 @@ def _state(boost: dict[str, Any]) -> str:
 def extend(session: CliSession, boost_id: str, seconds: float) -> None:
     """Give a boost SECONDS more, counted from its end."""
     with session.client() as client:
-        found = client.call("extendboost", boost_id=boost_id, seconds=seconds)["boost"]
+        found = client.call("extend_boost", boost_id=boost_id, seconds=seconds)["boost"]
     answer(session, found, f"boost {found['boost_id']} ends at {clock(found['expires_at'])}")
 
 
@@ -193,5 +193,5 @@ def extend(session: CliSession, boost_id: str, seconds: float) -> None:
 def release(session: CliSession, boost_id: str) -> None:
     """Give a boost back before its time is over; a second time is harmless."""
     with session.client() as client:
-        found = client.call("releaseboost", boost_id=boost_id)["boost"]
+        found = client.call("release_boost", boost_id=boost_id)["boost"]
     answer(session, found, clean(f"boost {found['boost_id']}: {found['reason'] or found['state']}"))

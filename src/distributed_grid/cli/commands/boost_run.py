@@ -47,11 +47,11 @@ def run(session: CliSession, /, **options: Any) -> int:
     }
     try:
         with session.client() as client:
-            found = client.call("oneboost", boost_id=options["boost_id"])["boost"]
+            found = client.call("get_boost", boost_id=options["boost_id"])["boost"]
             submission["require"] = [found["source_node"]]
             ship_along(session, client.greet(), options, submission)
             del submission["require"]
-            job = client.call("runboost", **submission)["job"]
+            job = client.call("run_in_boost", **submission)["job"]
         if options["detach"]:
             answer(session, job, job["job_id"])
             return 0
@@ -61,5 +61,5 @@ def run(session: CliSession, /, **options: Any) -> int:
         return code
     except KeyboardInterrupt:  # before the follower looks after it
         with contextlib.suppress(GridError), session.client(may_start=False) as client:
-            client.call("cancel", job_id=submission["request_id"])
+            client.call("cancel_job", job_id=submission["request_id"])
         return 130

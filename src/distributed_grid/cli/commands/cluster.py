@@ -110,7 +110,7 @@ def attach(session: CliSession, address: str) -> int:
     token is found as Ray finds it: $RAY_AUTH_TOKEN, $RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token.
     """
     options = {"address": address, "token": _ray_token(), "environ": _passed_on()}
-    return _carried_out(session, "attach", **options)
+    return _carried_out(session, "attach_ray", **options)
 
 
 @cluster.command()
@@ -118,7 +118,7 @@ def attach(session: CliSession, address: str) -> int:
 @click.pass_obj
 def detach(session: CliSession, force: bool) -> int:
     """Leave the attached Ray cluster: jobs go back into the line, nothing of the grid stays there."""
-    return _carried_out(session, "detach", force=force)
+    return _carried_out(session, "detach_ray", force=force)
 
 
 def _carried_out(session: CliSession, op: str, **options: Any) -> int:
@@ -169,7 +169,7 @@ def _carry_out(session: CliSession, verb: str, nodes: tuple[str, ...], **options
 def _asked(session: CliSession, verb: str, nodes: tuple[str, ...], show: Show, **options: bool) -> dict[str, Any]:
     caller = {"auth_sock": os.environ.get("SSH_AUTH_SOCK", ""), "environ": _passed_on()}
     with session.client() as client:
-        return _last(client.stream("cluster", verb=verb, nodes=nodes, **caller, **options), show)
+        return _last(client.stream("manage_cluster", verb=verb, nodes=nodes, **caller, **options), show)
 
 
 def _passed_on() -> dict[str, str]:

@@ -79,7 +79,7 @@ def show(session: CliSession, path: str | None) -> None:
 
     if path is None and session.config is None:
         with session.client() as client:
-            shown = client.call("config")["config"]
+            shown = client.call("get_config")["config"]
     else:
         shown = ClusterConfig.from_yaml(_chosen(session, path)).as_dict()
     answer(session, shown, render(shown))

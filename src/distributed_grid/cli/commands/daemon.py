@@ -35,14 +35,14 @@ def start(session: CliSession, listen: str | None, tls: bool | None, force_plain
     where = _listening(listen, tls, force_plain)
     try:
         with session.client(may_start=False) as client:
-            info = client.call("stay", **where)
+            info = client.call("keep_running", **where)
         answer(session, info, f"already running, pid {info['pid']}")
         return
     except Unreachable:
         pass
     with session.client() as client:
         client.start(stay=True)
-        info = client.call("stay", **where)  # where another command was quicker, its daemon stays, too
+        info = client.call("keep_running", **where)  # where another command was quicker, its daemon stays, too
     answer(session, info, f"running, pid {info['pid']}")
 
 
@@ -52,8 +52,8 @@ def stop(session: CliSession) -> None:
     """Stop the control plane; jobs go on and are found again by the next one."""
     try:
         with session.running() as client:
-            pid = client.call("info")["pid"]
-            client.call("stop")
+            pid = client.call("get_daemon_info")["pid"]
+            client.call("stop_daemon")
     except Unreachable:
         answer(session, {"stopped": False}, "not running")
         return
@@ -70,7 +70,7 @@ def stop(session: CliSession) -> None:
 def status(session: CliSession) -> None:
     """Whether the control plane runs, and where; exits 3 where it does not."""
     with session.client(may_start=False) as client:
-        info = client.call("info")
+        info = client.call("get_daemon_info")
     lines = [
         f"{name.replace('_', ' ') + ':':16}{info[name]}"
         for name in ("pid", "socket", "rest", "uptime_seconds", "version")

@@ -26,7 +26,7 @@ def distribute() -> None:
 def status(session: CliSession) -> None:
     """Each node: whether it takes work, what it has left, how it ranks, and why it keeps what it keeps."""
     with session.client() as client:
-        nodes = client.call("status")["nodes"]
+        nodes = client.call("get_status")["nodes"]
     answer(session, nodes, _workers(nodes))
 
 
@@ -79,7 +79,7 @@ def test(session: CliSession, /, count: int | None, nodes: tuple[str, ...], stra
     if not all(math.isfinite(number) and number >= 0 for number in numbers.values()):
         raise BadInput("an amount or a time must be a number that is not negative")
     with session.client() as client:
-        known = client.call("status")["nodes"]
+        known = client.call("get_status")["nodes"]
     is_open = sum(1 for node in known if node["open"])
     probes = Probes(session, count or PROBES_PER_NODE * max(is_open, 1), strategy, nodes, **numbers)
     try:

@@ -33,7 +33,7 @@ def events(
     while True:
         try:
             with session.client() as client:
-                for _, event in client.stream("events", **options):
+                for _, event in client.stream("list_events", **options):
                     patience.heard()
                     assert isinstance(event, dict)
                     if "seq" in event:

@@ -27,7 +27,7 @@ def jobs() -> None:
 def list_(session: CliSession, all_: bool, limit: int) -> None:
     """The jobs that are going on, and those that ended of late."""
     with session.client() as client:
-        found = client.call("jobs", all=all_, limit=10_000 if all_ else limit)["jobs"]
+        found = client.call("list_jobs", all=all_, limit=10_000 if all_ else limit)["jobs"]
     rows = [
         (
             job["job_id"],
@@ -50,7 +50,7 @@ def list_(session: CliSession, all_: bool, limit: int) -> None:
 def show(session: CliSession, job_id: str) -> None:
     """Everything known about one job."""
     with session.client() as client:
-        job = client.call("job", job_id=job_id)["job"]
+        job = client.call("get_job", job_id=job_id)["job"]
     answer(session, job, "\n".join(_lines(job)))
 
 
@@ -93,7 +93,7 @@ def logs(session: CliSession, job_id: str, follow: bool, tail: int | None) -> No
         place = {"stdout_seen": seen[STDOUT], "stderr_seen": seen[STDERR]}
         try:
             with session.client() as client:
-                for kind, part in client.stream("logs", job_id=job_id, follow=follow, tail_bytes=tail, **place):
+                for kind, part in client.stream("read_logs", job_id=job_id, follow=follow, tail_bytes=tail, **place):
                     patience.heard()
                     if kind != JSON:
                         assert isinstance(part, bytes)
@@ -128,7 +128,7 @@ def fetch(session: CliSession, job_id: str, patterns: tuple[str, ...], target: s
 def cancel(session: CliSession, job_ids: tuple[str, ...]) -> None:
     """Stop jobs for good, with everything they have started."""
     with session.client() as client:
-        found = [client.call("cancel", job_id=job_id)["job"] for job_id in job_ids]
+        found = [client.call("cancel_job", job_id=job_id)["job"] for job_id in job_ids]
     answer(session, found, "\n".join(f"{job['job_id']}: {_fate(job)}" for job in found))
 
 
@@ -145,9 +145,9 @@ def _fate(job: dict[str, Any]) -> str:
 def wait(session: CliSession, job_ids: tuple[str, ...], timeout: float | None) -> int:
     """Wait until jobs are over (all that are going on, where none is named); exits with the first failure's code."""
     with session.client() as client:
-        names = job_ids or [job["uid"] for job in client.call("status")["jobs"]]
+        names = job_ids or [job["uid"] for job in client.call("get_status")["jobs"]]
         deadline = time.monotonic() + timeout if timeout is not None else None
-        found = [client.call("wait", job_id=name, timeout_seconds=_left(deadline))["job"] for name in names]
+        found = [client.call("wait_for_job", job_id=name, timeout_seconds=_left(deadline))["job"] for name in names]
     answer(session, found, "\n".join(f"{job['job_id']}: {outcome(job)}" for job in found) or "no jobs")
     return next((int(job["shell_code"]) for job in found if job["shell_code"]), 0)
 

@@ -28,7 +28,7 @@ def ledger(session: CliSession, since: str, by: str | None) -> None:
     by day, and counts on the day it ended.
     """
     with session.client() as client:
-        found = client.call("ledger", since_seconds=seconds(since), by=by or "")
+        found = client.call("get_lending_report", since_seconds=seconds(since), by=by or "")
     answer(session, found, _text(found))
 
 

@@ -56,7 +56,7 @@ def allocate(session: CliSession, size: int, node: str, copies: int, ttl: float,
     """Allocate a block of SIZE: 5GB, 512MB, 1.5GiB, 4096 (bytes). It is all zero."""
     with desk_of(session) as desk:
         found = desk.call(
-            "memallocate",
+            "allocate_block",
             request_id=uuid.uuid4().hex,
             size=size,
             preferred_node=node,
@@ -73,9 +73,9 @@ def allocate(session: CliSession, size: int, node: str, copies: int, ttl: float,
 def deallocate(session: CliSession, names: tuple[str, ...]) -> None:
     """Free blocks; their bytes are gone. Where one is not found, none is freed."""
     with desk_of(session) as desk:
-        blocks = desk.call("memlist")["blocks"]
+        blocks = desk.call("list_blocks")["blocks"]
         meant = {block["block_id"]: block for block in (one_of(blocks, name) for name in names)}
-        freed = [desk.call("memfree", block_id=block_id)["block"] for block_id in meant]
+        freed = [desk.call("free_block", block_id=block_id)["block"] for block_id in meant]
     answer(session, freed, "\n".join(clean(f"block {block['block_id']}{_called(block)}: freed") for block in freed))
 
 
@@ -122,7 +122,7 @@ def retrieve(session: CliSession, name: str, output: str) -> None:
 def list_(session: CliSession) -> None:
     """The blocks there are, where they are, and when they end."""
     with desk_of(session) as desk:
-        blocks = desk.call("memlist")["blocks"]
+        blocks = desk.call("list_blocks")["blocks"]
     answer(session, blocks, list_text(blocks, datetime.now(UTC)))
 
 
@@ -131,7 +131,7 @@ def list_(session: CliSession) -> None:
 def stats(session: CliSession) -> None:
     """How much of the nodes' memory blocks hold, and what nodes still lend."""
     with desk_of(session) as desk:
-        found = desk.call("memstats")
+        found = desk.call("get_memory_stats")
     answer(session, found, stats_text(found))
 
 

@@ -48,8 +48,8 @@ def request(session: CliSession, /, node: str, resource_type: str, number: float
 def status(session: CliSession) -> None:
     """What can be had, what is lent, who waits, and which nodes cool down."""
     with session.client() as client:
-        found = client.call("status")
-        sharing = client.call("config")["config"]["resource_sharing"]
+        found = client.call("get_status")
+        sharing = client.call("get_config")["config"]["resource_sharing"]
     cooling = [node["node_id"] for node in found["nodes"] if node["cooling"]]
     shown = {
         "enabled": sharing["enabled"],
@@ -80,7 +80,7 @@ def status(session: CliSession) -> None:
 def release(session: CliSession, allocation_id: str) -> None:
     """Give an allocation back, by its id or any unique prefix; a second time is harmless."""
     with session.client() as client:
-        found = client.call("release", allocation_id=allocation_id)["allocation"]
+        found = client.call("release_lease", allocation_id=allocation_id)["allocation"]
     answer(session, found, clean(f"allocation {found['allocation_id']}: {found['reason'] or found['state']}"))
 
 
@@ -104,7 +104,7 @@ def cooldown(session: CliSession, node: str, off: bool, wait: float) -> None:
     """
     last: dict[str, Any] = {}
     with session.client() as client:
-        for _, message in client.stream("cooldown", node=node, off=off, wait_seconds=wait):
+        for _, message in client.stream("drain_node", node=node, off=off, wait_seconds=wait):
             assert isinstance(message, dict)
             if "step" in message and not session.json:
                 click.echo(clean(f"{message['node_id']}: {message['step']}"), file=sys.stderr)

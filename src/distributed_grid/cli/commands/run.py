@@ -75,7 +75,7 @@ def run_shared(session: CliSession, /, **options: Any) -> int:
     try:
         with session.client() as client:
             ship_along(session, client.greet(), options, submission)
-            accepted = client.call("submit", **submission)
+            accepted = client.call("submit_job", **submission)
         job = accepted["job"]
         if options["dry_run"]:
             return _tell_verdict(session, accepted)
@@ -90,7 +90,7 @@ def run_shared(session: CliSession, /, **options: Any) -> int:
         return code
     except KeyboardInterrupt:  # before the follower looks after it
         with contextlib.suppress(GridError), session.client(may_start=False) as client:
-            client.call("cancel", job_id=submission["request_id"])
+            client.call("cancel_job", job_id=submission["request_id"])
         return 130
 
 
@@ -233,12 +233,12 @@ class Follower:
     def _cancel(self) -> None:
         self._cancelled = True
         with self._session.client() as client:
-            client.call("cancel", job_id=self._uid)
+            client.call("cancel_job", job_id=self._uid)
 
     def _until_over(self) -> int:
         with self._session.client() as client:
             seen = {"stdout_seen": self._seen[STDOUT], "stderr_seen": self._seen[STDERR]}
-            for kind, part in client.stream("logs", job_id=self._uid, follow=True, **seen):
+            for kind, part in client.stream("read_logs", job_id=self._uid, follow=True, **seen):
                 self._patience.heard()
                 if kind == JSON:
                     assert isinstance(part, dict)

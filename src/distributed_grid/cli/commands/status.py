@@ -15,7 +15,7 @@ from distributed_grid.cli.output import amount, answer, clock, table
 def status(session: CliSession) -> None:
     """Nodes, pressure, offers, leases and jobs at a glance."""
     with session.client() as client:
-        found = client.call("status")
+        found = client.call("get_status")
     jobs = found["jobs"]
     parts = [_nodes(found["nodes"])]
     running = sum(1 for job in jobs if job["state"] == "running")
@@ -32,7 +32,7 @@ def status(session: CliSession) -> None:
 def shared_status(session: CliSession) -> None:
     """Offers and active allocations."""
     with session.client() as client:
-        found = client.call("status")
+        found = client.call("get_status")
     shared = {"offers": found["offers"], "allocations": found["allocations"]}
     answer(session, shared, offers_table(found["offers"]) + "\n\n" + allocations_table(found["allocations"]))
 

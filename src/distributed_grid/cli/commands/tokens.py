@@ -45,7 +45,7 @@ def create(session: CliSession, user: str, team: str, ttl: float) -> None:
     token_id, secret = new_id(), new_secret()
     asked = {"token_id": token_id, "secret_hash": hash_of(secret), "user": user, "team": team, "ttl_seconds": ttl}
     with session.client() as client:
-        made = client.call("createtoken", **asked)["token"]
+        made = client.call("create_token", **asked)["token"]
     text = bearer_text(token_id, secret)
     answer(session, {**made, "token": text}, text)
 
@@ -55,7 +55,7 @@ def create(session: CliSession, user: str, team: str, ttl: float) -> None:
 def list_(session: CliSession) -> None:
     """The tokens there are, without their secrets."""
     with session.client() as client:
-        found = client.call("listtokens")["tokens"]
+        found = client.call("list_tokens")["tokens"]
     rows = [
         (
             one["token_id"],
@@ -77,7 +77,7 @@ def list_(session: CliSession) -> None:
 def revoke(session: CliSession, token_id: str) -> None:
     """Shut a token out, from the next request on."""
     with session.client() as client:
-        gone = client.call("revoketoken", token_id=token_id)["token"]
+        gone = client.call("revoke_token", token_id=token_id)["token"]
     answer(session, gone, f"revoked {gone['token_id']} of {gone['user']}")
 
 
@@ -99,10 +99,10 @@ def create_join(session: CliSession, node: str, ttl: float, address: tuple[str, 
     token_id, secret = new_id(), new_secret()
     asked = {"token_id": token_id, "secret_hash": hash_of(secret), "node": node, "ttl_seconds": ttl}
     with session.client() as client:
-        rest = client.call("info")["rest"]
+        rest = client.call("get_daemon_info")["rest"]
         if rest is None:
             raise Refused("the control plane does not listen; type: grid daemon start --listen HOST:PORT")
-        made = client.call("createjointoken", **asked)
+        made = client.call("create_join_token", **asked)
     addresses = address or tuple(made["addresses"])
     text = JoinToken(addresses, made["fingerprint"], token_id, secret).text()
     shown = {**made["join_token"], "join_token": text, "addresses": list(addresses)}
@@ -117,7 +117,7 @@ def create_join(session: CliSession, node: str, ttl: float, address: tuple[str, 
 def list_join(session: CliSession) -> None:
     """The join tokens there are, and who used them."""
     with session.client() as client:
-        found = client.call("listjointokens")["join_tokens"]
+        found = client.call("list_join_tokens")["join_tokens"]
     rows = [
         (
             one["token_id"],
@@ -138,6 +138,6 @@ def list_join(session: CliSession) -> None:
 def revoke_join(session: CliSession, token_id: str) -> None:
     """Shut a join token out, and at once the node that joined with it."""
     with session.client() as client:
-        gone = client.call("revokejointoken", token_id=token_id)["join_token"]
+        gone = client.call("revoke_join_token", token_id=token_id)["join_token"]
     whom = f", and {gone['used_by']} with it" if gone["used_by"] else ""
     answer(session, gone, f"revoked {gone['token_id']}{whom}")

@@ -72,7 +72,7 @@ class MemoryPool(PoolMapping):
 
     def connect(self) -> None:
         """Make sure that somebody answers, starting a control plane where none runs."""
-        self._call("memstats")
+        self._call("get_memory_stats")
 
     def close(self) -> None:
         """Let go; safe to call twice. Blocks stay until their time is over, but are renewed no more."""
@@ -114,7 +114,7 @@ class MemoryPool(PoolMapping):
     ) -> str:
         blocks = self._blocks
         found = self._call(
-            "memallocate",
+            "allocate_block",
             request_id=block_id,
             size=whole(size, "the size of a block"),
             preferred_node=preferred_node or "",
@@ -127,13 +127,13 @@ class MemoryPool(PoolMapping):
         blocks.learn(found)
         if ttl is None:
             term = float(found["block"]["term_seconds"])
-            self._renewals.keep(self._session, term / 3, partial(self._call, "memrenew", session=self._session))
+            self._renewals.keep(self._session, term / 3, partial(self._call, "renew_blocks", session=self._session))
         return block_id
 
     def deallocate(self, block_id: str) -> None:
         """Free a block; its bytes are gone. NotFound where there is none (any more)."""
         blocks = self._blocks
-        found = self._call("memfree", block_id=block_id)
+        found = self._call("free_block", block_id=block_id)
         blocks.forget(found["block"]["block_id"])
 
     def find(self, block_id: str = "", *, name: str = "") -> BlockRow:
@@ -144,7 +144,7 @@ class MemoryPool(PoolMapping):
         gives_up, pause = time.monotonic() + PATIENCE_SECONDS, 0.01
         while True:
             try:
-                found = self._call("memfind", block_id=block_id, name=name)
+                found = self._call("find_block", block_id=block_id, name=name)
                 break
             except Unreachable:
                 if time.monotonic() + pause > gives_up:
@@ -174,11 +174,11 @@ class MemoryPool(PoolMapping):
 
     def list_blocks(self) -> list[BlockRow]:
         """Every block there is."""
-        return cast("list[BlockRow]", self._call("memlist")["blocks"])
+        return cast("list[BlockRow]", self._call("list_blocks")["blocks"])
 
     def stats(self) -> MemoryStats:
         """How much of the pool is used and where, and what this program has moved."""
-        return cast("MemoryStats", {**self._call("memstats"), "transfers": self._blocks.stats()})
+        return cast("MemoryStats", {**self._call("get_memory_stats"), "transfers": self._blocks.stats()})
 
     @contextlib.contextmanager
     def staged(self, size: int, preferred_node: str | None = None, *, copies: int = 1) -> Iterator[StagedBlock]:
@@ -218,7 +218,7 @@ class MemoryPool(PoolMapping):
             )
         self._renewals.drop(f"key {name}")
         if ttl is None:
-            again = partial(self._call, "memname", block_id=stage.block_id, name=name, ttl_seconds=KEY_SECONDS)
+            again = partial(self._call, "name_block", block_id=stage.block_id, name=name, ttl_seconds=KEY_SECONDS)
             self._renewals.keep(f"key {name}", KEY_SECONDS / 3, again)
         return stage.block_id
 
@@ -240,7 +240,7 @@ class MemoryPool(PoolMapping):
         """Free what goes by a name; NotFound where nothing does."""
         checked_name(name)
         self._renewals.drop(f"key {name}")
-        found = self._call("memfree", name=name)
+        found = self._call("free_block", name=name)
         self._blocks.forget(found["block"]["block_id"])
 
     def has(self, name: str) -> bool:

@@ -38,13 +38,13 @@ class StagedBlock:
         """Let it last a while longer, as long as it has no name."""
         with self._lock:
             if not self._is_named:
-                self._desk.call("memname", block_id=self.block_id, name="", ttl_seconds=STAGE_SECONDS)
+                self._desk.call("name_block", block_id=self.block_id, name="", ttl_seconds=STAGE_SECONDS)
 
     def name(self, name: str, *, ttl_seconds: float, meta: str = "") -> BlockRow:
         """Give it its name and its time; what went by the name before is freed."""
         with self._lock:
             self._is_named = True  # from here on it may be the only one that goes by the name: never free it
-            found = self._desk.call("memname", block_id=self.block_id, name=name, meta=meta, ttl_seconds=ttl_seconds)
+            found = self._desk.call("name_block", block_id=self.block_id, name=name, meta=meta, ttl_seconds=ttl_seconds)
         return cast("BlockRow", found["block"])
 
     def end(self) -> None:
@@ -52,4 +52,4 @@ class StagedBlock:
         self._blocks.forget(self.block_id)
         if not self._is_named:
             with contextlib.suppress(GridError, OSError):  # never allocated, or nobody answers: its time ends it
-                self._desk.call("memfree", block_id=self.block_id)
+                self._desk.call("free_block", block_id=self.block_id)

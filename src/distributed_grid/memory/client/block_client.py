@@ -92,7 +92,7 @@ class BlockClient:
             if known is not None:
                 return known
             try:
-                found = self._desk.call("memfind", block_id=block_id)
+                found = self._desk.call("find_block", block_id=block_id)
             except Unreachable as error:
                 patience.wait(str(error))
                 continue

@@ -92,7 +92,7 @@ class Admission:
             self._shut_out(grant.used_by)
         return {"join_token": grant_view(grant, self.tokens.now_ms())}
 
-    async def join(self, op: requests.Join) -> dict[str, Any]:
+    async def join(self, op: requests.JoinRequest) -> dict[str, Any]:
         """Exchange a join token for the right to come in under a key whose hash is given."""
         token = JoinToken.parse(op.token)
         if op.node:

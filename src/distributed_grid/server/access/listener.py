@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from distributed_grid.api.requests import Stay
+from distributed_grid.api.requests import KeepRunning
 from distributed_grid.config.sections import ServerConfig
 from distributed_grid.errors import GridError
 from distributed_grid.posix.private_files import write_private
@@ -69,7 +69,7 @@ class Listener:
         self.admission.tokens.ensure_owner(owner)
         await self._open(self._remembered() or self._configured())
 
-    async def listen(self, op: Stay) -> None:
+    async def listen(self, op: KeepRunning) -> None:
         """Listen somewhere else from now on; where that cannot be, nothing changes and the reason is raised."""
         if not op.listen:
             return

@@ -20,11 +20,13 @@ from distributed_grid.server.ray.node_mapping import RAY_HOST
 from distributed_grid.server.ray.reconciler import NAME
 
 View = dict[str, Any]
-Serve = Callable[[requests.Cluster], Awaitable[View]]
+Serve = Callable[[requests.ManageCluster], Awaitable[View]]
 SHORT = ("address", "session", "authenticated", "risk")
 
 
-async def status(op: requests.Cluster, grid: Grid, engine: RayEngine, attaching: RayAttachment, serve: Serve) -> View:
+async def status(
+    op: requests.ManageCluster, grid: Grid, engine: RayEngine, attaching: RayAttachment, serve: Serve
+) -> View:
     """What `serve` says of the config's nodes, and with it what is known of those that Ray brought."""
     brought = await grid.read(lambda ledger, now: _brought(ledger, now, op.nodes))
     rest = tuple(name for name in op.nodes if all(row["node_id"] != name for row in brought))

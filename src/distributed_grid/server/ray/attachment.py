@@ -91,7 +91,7 @@ class RayAttachment:
 
     # ------------------------------------------------------------------ attaching
 
-    async def attach(self, op: requests.Attach, tell: Tell) -> View:
+    async def attach(self, op: requests.AttachRay, tell: Tell) -> View:
         """Take the cluster at an address; what became of each of its nodes."""
         async with self._turn:
             self._check(op.address)
@@ -119,7 +119,7 @@ class RayAttachment:
         if address not in (row.address, AUTO):
             raise Refused(f"this grid is attached to {row.address}; first type: {DETACH}")
 
-    async def _connected(self, op: requests.Attach) -> str:
+    async def _connected(self, op: requests.AttachRay) -> str:
         """Be let in; where that fails everything is as it was. The address under which the cluster is found again."""
         row = self.row
         before = self._token.read_bytes() if self._token.exists() else None
@@ -194,7 +194,7 @@ class RayAttachment:
 
     # ------------------------------------------------------------------ detaching
 
-    async def detach(self, op: requests.Detach, tell: Tell) -> View:
+    async def detach(self, op: requests.DetachRay, tell: Tell) -> View:
         """Leave the cluster as it was before; what became of each node."""
         async with self._turn:
             row = self._grid.ledger.engines.get(NAME)
@@ -211,7 +211,7 @@ class RayAttachment:
             finally:
                 self.following.is_ending = False
 
-    async def _left(self, op: requests.Detach, tell: Tell) -> View:
+    async def _left(self, op: requests.DetachRay, tell: Tell) -> View:
         names = await self._grid.read(lambda ledger, now: attached(ledger, self.following.kept))
         for name in names:
             await self._grid.handle(NodeDrained(name, "the Ray cluster is being detached"))
@@ -233,7 +233,7 @@ class RayAttachment:
         self.following.kept, self.following.links = {}, {}
         return {"results": results}
 
-    async def _ended(self, name: str, op: requests.Detach, tell: Tell) -> View:
+    async def _ended(self, name: str, op: requests.DetachRay, tell: Tell) -> View:
         """End and remove the agent of one node, when everything lent there has been given back."""
 
         def say(step: str) -> None:

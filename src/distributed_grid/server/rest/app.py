@@ -30,11 +30,11 @@ async def health() -> Answer:
     return Answer({"status": "ok"})
 
 
-@public.post("/join", response_model=Joined, openapi_extra=takes(requests.Join))
+@public.post("/join", response_model=Joined, openapi_extra=takes(requests.JoinRequest))
 async def join(request: Request) -> Answer:
     """Exchange a join token for the right to come in under a key of one's own, of which only the hash is sent."""
     house: DaemonContext = request.app.state.house
-    return Answer(await house.admission.join(requests.convert(await body_of(request), requests.Join)))
+    return Answer(await house.admission.join(requests.convert(await body_of(request), requests.JoinRequest)))
 
 
 def make_app(house: DaemonContext, is_known_host: IsKnown) -> FastAPI:

@@ -22,7 +22,7 @@ async def boosts(
     visitor: Visit, node: Annotated[str, Query(max_length=128, description="Only what is lent to this node.")] = ""
 ) -> Answer:
     """The boosts that hold something, summed up by type and one by one."""
-    return Answer(await _boosting(visitor).list(requests.Boosts(node)))
+    return Answer(await _boosting(visitor).list(requests.ListBoosts(node)))
 
 
 @router.get("/boosts/{name}", response_model=OneBoost)
@@ -31,11 +31,11 @@ async def boost(visitor: Visit, name: BoostName) -> Answer:
     return Answer(await _boosting(visitor).one(name))
 
 
-@router.post("/boosts", response_model=OneBoost, openapi_extra=takes(requests.Boost))
+@router.post("/boosts", response_model=OneBoost, openapi_extra=takes(requests.RequestBoost))
 async def request(visitor: Visit, _key: Key = None) -> Answer:
     """Lend a node what another can spare. The answer never waits: a boost that is not `active` yet is in line for
     `wait_seconds`, or is being reserved; look at it again. A dry run has no `boost`."""
-    op = requests.convert(await visitor.fields_with_id(), requests.Boost)
+    op = requests.convert(await visitor.fields_with_id(), requests.RequestBoost)
     return Answer(await _boosting(visitor).request(op, visitor.caller))
 
 

@@ -35,12 +35,12 @@ async def events(
     """What happened, oldest first: the newest `limit`, or those after a number."""
     if last_event_id.isdigit() and len(last_event_id) < 19:
         after = int(last_event_id)
-    op = requests.Events(after, follow, subject, tuple(types or ()), limit)
+    op = requests.ListEvents(after, follow, subject, tuple(types or ()), limit)
     as_sse = SSE in accept
     return Stream(lambda write: _tell(visitor, op, as_sse, write), SSE if as_sse else NDJSON)
 
 
-async def _tell(visitor: AuthenticatedRequest, op: requests.Events, as_sse: bool, write: Write) -> None:
+async def _tell(visitor: AuthenticatedRequest, op: requests.ListEvents, as_sse: bool, write: Write) -> None:
     async with contextlib.aclosing(visitor.deeds.events(op)) as found:
         async for event in found:
             text = line(event)

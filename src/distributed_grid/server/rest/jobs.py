@@ -28,7 +28,7 @@ async def jobs(
     limit: Annotated[int, Query(ge=1, le=10_000, description="Of those that ended, so many newest.")] = 20,
 ) -> Answer:
     """The jobs that are going on, and those that ended of late."""
-    return Answer(await visitor.deeds.jobs(requests.Jobs(all=True, limit=limit, user=user, state=state)))
+    return Answer(await visitor.deeds.jobs(requests.ListJobs(all=True, limit=limit, user=user, state=state)))
 
 
 @router.get("/jobs/{name}", response_model=OneJob)
@@ -43,18 +43,18 @@ async def explain(visitor: Visit, name: JobName) -> Answer:
     return Answer(await visitor.deeds.explain(requests.Explain(name, "job")))
 
 
-@router.post("/jobs", response_model=OneJob, openapi_extra=takes(requests.Submit))
+@router.post("/jobs", response_model=OneJob, openapi_extra=takes(requests.SubmitJob))
 async def submit(visitor: Visit, _key: Key = None) -> Answer:
     """Submit a command. It gets the control plane's clean environment and what `env` adds."""
     fields = await visitor.fields_with_id()
-    op = requests.convert({**fields, "env": _environment(fields.get("env"))}, requests.Submit)
+    op = requests.convert({**fields, "env": _environment(fields.get("env"))}, requests.SubmitJob)
     return Answer(await visitor.deeds.submit(op, visitor.caller))
 
 
 @router.post("/jobs/{name}/cancel", response_model=OneJob)
 async def cancel(visitor: Visit, name: JobName) -> Answer:
     """Stop a job for good; a second time is harmless. Only its owner or the admin may."""
-    return Answer(await visitor.deeds.cancel(requests.Cancel(name), visitor.caller))
+    return Answer(await visitor.deeds.cancel(requests.CancelJob(name), visitor.caller))
 
 
 @router.get(
@@ -75,11 +75,11 @@ async def logs(
     await visitor.deeds.job(name)  # a job that is not there is told before anything is streamed
     wanted = STDOUT if stream == "stdout" else STDERR
     place = {"stdout_seen" if wanted == STDOUT else "stderr_seen": seen}
-    op = requests.Logs(name, follow, tail_bytes, **place)
+    op = requests.ReadLogs(name, follow, tail_bytes, **place)
     return Stream(lambda write: _pass_on(visitor, op, wanted, write), "application/octet-stream")
 
 
-async def _pass_on(visitor: AuthenticatedRequest, op: requests.Logs, wanted: bytes, write: Write) -> None:
+async def _pass_on(visitor: AuthenticatedRequest, op: requests.ReadLogs, wanted: bytes, write: Write) -> None:
     async def send(kind: bytes, chunk: bytes) -> None:
         if kind == wanted:
             await write(chunk)

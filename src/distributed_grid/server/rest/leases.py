@@ -34,11 +34,11 @@ async def explain(visitor: Visit, name: LeaseName) -> Answer:
     return Answer(await visitor.deeds.explain(requests.Explain(name, "lease")))
 
 
-@router.post("/leases", response_model=OneAllocation, openapi_extra=takes(requests.Ask))
+@router.post("/leases", response_model=OneAllocation, openapi_extra=takes(requests.RequestLease))
 async def ask(visitor: Visit, _key: Key = None) -> Answer:
     """Ask for resources to hold, without a command. The answer never waits: a lease whose `state` is `asked` is in
     line for `wait_seconds`; look at it again."""
-    op = requests.convert(await visitor.fields_with_id(), requests.Ask)
+    op = requests.convert(await visitor.fields_with_id(), requests.RequestLease)
     return Answer(await visitor.deeds.ask(op, visitor.caller))
 
 
@@ -49,19 +49,19 @@ async def ledger(
     by: Annotated[Literal["user", "node", "day"] | None, Query(description="Summed up by this alone.")] = None,
 ) -> Answer:
     """Who lent whom how much."""
-    return Answer(await visitor.deeds.ledger(requests.Ledger(since_seconds, by or "")))
+    return Answer(await visitor.deeds.ledger(requests.GetLendingReport(since_seconds, by or "")))
 
 
 @router.delete("/leases/{name}", response_model=OneAllocation)
 async def release(visitor: Visit, name: LeaseName) -> Answer:
     """Give a lease back; a second time is harmless. Only its owner or the admin may."""
-    return Answer(await visitor.deeds.release(requests.Release(name), visitor.caller))
+    return Answer(await visitor.deeds.release(requests.ReleaseLease(name), visitor.caller))
 
 
 @router.post(
-    "/leases/{name}/extend", response_model=OneAllocation, openapi_extra=takes(requests.Extend, "allocation_id")
+    "/leases/{name}/extend", response_model=OneAllocation, openapi_extra=takes(requests.ExtendLease, "allocation_id")
 )
 async def extend(visitor: Visit, name: LeaseName) -> Answer:
     """More time for a lease, counted from its end. Only its owner or the admin may."""
-    op = requests.convert({**await visitor.fields(), "allocation_id": name}, requests.Extend)
+    op = requests.convert({**await visitor.fields(), "allocation_id": name}, requests.ExtendLease)
     return Answer(await visitor.deeds.extend(op, visitor.caller))

@@ -64,9 +64,9 @@ async def history(visitor: Visit, name: NodeName, window: Minutes = None) -> Ans
 )
 async def prometheus(visitor: Visit) -> Response:
     """For Prometheus; scrape it with a bearer token."""
-    text = (await measured(visitor.house.monitor, requests.Metrics("prometheus")))["text"]
+    text = (await measured(visitor.house.monitor, requests.GetMetrics("prometheus")))["text"]
     return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
 
 async def _measured(visitor: AuthenticatedRequest, **asked: Any) -> Answer:
-    return Answer(await measured(visitor.house.monitor, requests.convert(asked, requests.Metrics)))
+    return Answer(await measured(visitor.house.monitor, requests.convert(asked, requests.GetMetrics)))

@@ -35,49 +35,49 @@ class Dispatcher:
         self._memory = MemoryService(house)
         self._caller = Caller(login(), admin=True)
         self._handlers: dict[type, Callable[[Connection, Any], Awaitable[None]]] = {
-            requests.Hello: self._hello,
-            requests.Status: self._status,
-            requests.Info: self._info,
-            requests.Config: self._config,
-            requests.Ask: self._ask,
-            requests.Release: self._release,
-            requests.Extend: self._extend,
-            requests.Boost: self._boost,
-            requests.Boosts: self._list_boosts,
+            requests.ClientHello: self._hello,
+            requests.GetStatus: self._status,
+            requests.GetDaemonInfo: self._info,
+            requests.GetConfig: self._config,
+            requests.RequestLease: self._ask,
+            requests.ReleaseLease: self._release,
+            requests.ExtendLease: self._extend,
+            requests.RequestBoost: self._boost,
+            requests.ListBoosts: self._list_boosts,
             requests.ReleaseBoost: self._release_boost,
             requests.ExtendBoost: self._extend_boost,
-            requests.OneBoost: self._one_boost,
-            requests.RunBoost: self._run_boost,
-            requests.Cooldown: self._cooldown,
-            requests.Submit: self._submit,
-            requests.Jobs: self._jobs,
-            requests.Job: self._job,
+            requests.GetBoost: self._one_boost,
+            requests.RunInBoost: self._run_boost,
+            requests.DrainNode: self._cooldown,
+            requests.SubmitJob: self._submit,
+            requests.ListJobs: self._jobs,
+            requests.GetJob: self._job,
             requests.Explain: self._explain,
-            requests.Ledger: self._ledger,
-            requests.Cancel: self._cancel,
-            requests.Wait: self._wait,
-            requests.Logs: self._logs,
-            requests.Fetch: self._fetch,
-            requests.Events: self._events,
-            requests.Metrics: self._metrics,
-            requests.MemAllocate: self._use_memory,
-            requests.MemFind: self._use_memory,
-            requests.MemFree: self._use_memory,
-            requests.MemName: self._use_memory,
-            requests.MemRenew: self._use_memory,
-            requests.MemList: self._use_memory,
-            requests.MemStats: self._use_memory,
+            requests.GetLendingReport: self._ledger,
+            requests.CancelJob: self._cancel,
+            requests.WaitForJob: self._wait,
+            requests.ReadLogs: self._logs,
+            requests.FetchFiles: self._fetch,
+            requests.ListEvents: self._events,
+            requests.GetMetrics: self._metrics,
+            requests.AllocateBlock: self._use_memory,
+            requests.FindBlock: self._use_memory,
+            requests.FreeBlock: self._use_memory,
+            requests.NameBlock: self._use_memory,
+            requests.RenewBlocks: self._use_memory,
+            requests.ListBlocks: self._use_memory,
+            requests.GetMemoryStats: self._use_memory,
             requests.CreateToken: self._create_token,
             requests.ListTokens: self._list_tokens,
             requests.RevokeToken: self._revoke_token,
             requests.CreateJoinToken: self._create_join_token,
             requests.ListJoinTokens: self._list_join_tokens,
             requests.RevokeJoinToken: self._revoke_join_token,
-            requests.Cluster: self._cluster,
-            requests.Attach: self._attach,
-            requests.Detach: self._detach,
-            requests.Stay: self._stay,
-            requests.Stop: self._stop,
+            requests.ManageCluster: self._cluster,
+            requests.AttachRay: self._attach,
+            requests.DetachRay: self._detach,
+            requests.KeepRunning: self._stay,
+            requests.StopDaemon: self._stop,
         }
 
     async def serve(self, client: Connection, body: bytes) -> None:
@@ -89,7 +89,7 @@ class Dispatcher:
         """The answer to what a program on another node asks through its agent: about memory, and nothing else."""
         try:
             op = requests.parse(body)
-            if isinstance(op, requests.Hello):
+            if isinstance(op, requests.ClientHello):
                 if op.protocol != PROTOCOL:
                     raise ProtocolError(f"this control plane speaks protocol {PROTOCOL}, not {op.protocol}")
                 return encoded({"protocol": PROTOCOL, "version": __version__, "handing_over": False})
@@ -99,7 +99,7 @@ class Dispatcher:
         except GridError as error:
             return encoded({"error": error_view(error)})
 
-    async def _hello(self, client: Connection, op: requests.Hello) -> None:
+    async def _hello(self, client: Connection, op: requests.ClientHello) -> None:
         handing_over = await self._house.greet(op)
         if op.protocol != PROTOCOL and not handing_over:
             raise ProtocolError(
@@ -115,77 +115,77 @@ class Dispatcher:
             }
         )
 
-    async def _status(self, client: Connection, op: requests.Status) -> None:
+    async def _status(self, client: Connection, op: requests.GetStatus) -> None:
         client.send(await self._deeds.status())
 
-    async def _info(self, client: Connection, op: requests.Info) -> None:
+    async def _info(self, client: Connection, op: requests.GetDaemonInfo) -> None:
         client.send(self._house.info())
 
-    async def _config(self, client: Connection, op: requests.Config) -> None:
+    async def _config(self, client: Connection, op: requests.GetConfig) -> None:
         client.send(self._house.config_view())
 
-    async def _ask(self, client: Connection, op: requests.Ask) -> None:
+    async def _ask(self, client: Connection, op: requests.RequestLease) -> None:
         client.send(await self._deeds.ask_and_wait(op, self._caller))
 
-    async def _release(self, client: Connection, op: requests.Release) -> None:
+    async def _release(self, client: Connection, op: requests.ReleaseLease) -> None:
         client.send(await self._deeds.release(op, self._caller))
 
-    async def _extend(self, client: Connection, op: requests.Extend) -> None:
+    async def _extend(self, client: Connection, op: requests.ExtendLease) -> None:
         client.send(await self._deeds.extend(op, self._caller))
 
-    async def _boost(self, client: Connection, op: requests.Boost) -> None:
+    async def _boost(self, client: Connection, op: requests.RequestBoost) -> None:
         client.send(await self._boosts.request_and_wait(op, self._caller))
 
-    async def _list_boosts(self, client: Connection, op: requests.Boosts) -> None:
+    async def _list_boosts(self, client: Connection, op: requests.ListBoosts) -> None:
         client.send(await self._boosts.list(op))
 
     async def _release_boost(self, client: Connection, op: requests.ReleaseBoost) -> None:
         client.send(await self._boosts.release(op, self._caller))
 
-    async def _one_boost(self, client: Connection, op: requests.OneBoost) -> None:
+    async def _one_boost(self, client: Connection, op: requests.GetBoost) -> None:
         client.send(await self._boosts.one(op.boost_id))
 
-    async def _run_boost(self, client: Connection, op: requests.RunBoost) -> None:
+    async def _run_boost(self, client: Connection, op: requests.RunInBoost) -> None:
         client.send(await run_in_boost(self._house, self._boosts, op, self._caller))
 
     async def _extend_boost(self, client: Connection, op: requests.ExtendBoost) -> None:
         client.send(await self._boosts.extend(op, self._caller))
 
-    async def _cooldown(self, client: Connection, op: requests.Cooldown) -> None:
+    async def _cooldown(self, client: Connection, op: requests.DrainNode) -> None:
         client.send({**await cooled(self._house.grid, op, self._caller.user, client.send), "done": True})
 
     async def _use_memory(self, client: Connection, op: Any) -> None:
         client.send(await self._memory.serve(op, self._caller))
 
-    async def _submit(self, client: Connection, op: requests.Submit) -> None:
+    async def _submit(self, client: Connection, op: requests.SubmitJob) -> None:
         client.send(await self._deeds.submit(op, self._caller))
 
-    async def _jobs(self, client: Connection, op: requests.Jobs) -> None:
+    async def _jobs(self, client: Connection, op: requests.ListJobs) -> None:
         client.send(await self._deeds.jobs(op))
 
-    async def _job(self, client: Connection, op: requests.Job) -> None:
+    async def _job(self, client: Connection, op: requests.GetJob) -> None:
         client.send(await self._deeds.job(op.job_id))
 
     async def _explain(self, client: Connection, op: requests.Explain) -> None:
         client.send(await self._deeds.explain(op))
 
-    async def _ledger(self, client: Connection, op: requests.Ledger) -> None:
+    async def _ledger(self, client: Connection, op: requests.GetLendingReport) -> None:
         client.send(await self._deeds.ledger(op))
 
-    async def _cancel(self, client: Connection, op: requests.Cancel) -> None:
+    async def _cancel(self, client: Connection, op: requests.CancelJob) -> None:
         client.send(await self._deeds.cancel(op, self._caller))
 
-    async def _wait(self, client: Connection, op: requests.Wait) -> None:
+    async def _wait(self, client: Connection, op: requests.WaitForJob) -> None:
         client.send(await self._deeds.wait(op))
 
-    async def _logs(self, client: Connection, op: requests.Logs) -> None:
+    async def _logs(self, client: Connection, op: requests.ReadLogs) -> None:
         async def send(kind: bytes, chunk: bytes) -> None:
             client.send_frame(kind, chunk)
             await client.drain()
 
         client.send({**await self._deeds.logs(op, send), "done": True})
 
-    async def _fetch(self, client: Connection, op: requests.Fetch) -> None:
+    async def _fetch(self, client: Connection, op: requests.FetchFiles) -> None:
         async def header(fields: dict[str, Any]) -> None:
             client.send(fields)
             await client.drain()
@@ -196,14 +196,14 @@ class Dispatcher:
 
         client.send({**await self._deeds.fetch(op, FileParcel(header, data)), "done": True})
 
-    async def _events(self, client: Connection, op: requests.Events) -> None:
+    async def _events(self, client: Connection, op: requests.ListEvents) -> None:
         async with contextlib.aclosing(self._deeds.events(op)) as events:
             async for event in events:
                 client.send(event)
                 await client.drain()
         client.send({"done": True})
 
-    async def _metrics(self, client: Connection, op: requests.Metrics) -> None:
+    async def _metrics(self, client: Connection, op: requests.GetMetrics) -> None:
         client.send(await measured(self._house.monitor, op))
 
     async def _create_token(self, client: Connection, op: requests.CreateToken) -> None:
@@ -224,8 +224,8 @@ class Dispatcher:
     async def _revoke_join_token(self, client: Connection, op: requests.RevokeJoinToken) -> None:
         client.send(await self._house.admission.revoke_join_token(op.token_id))
 
-    async def _cluster(self, client: Connection, op: requests.Cluster) -> None:
-        async def serve(asked: requests.Cluster) -> dict[str, Any]:
+    async def _cluster(self, client: Connection, op: requests.ManageCluster) -> None:
+        async def serve(asked: requests.ManageCluster) -> dict[str, Any]:
             return await self._house.cluster.serve(asked, client.send)
 
         house = self._house
@@ -233,18 +233,18 @@ class Dispatcher:
         view = await (status(op, house.grid, house.ray, house.attaching, serve) if is_look else serve(op))
         client.send({**view, "done": True})
 
-    async def _attach(self, client: Connection, op: requests.Attach) -> None:
+    async def _attach(self, client: Connection, op: requests.AttachRay) -> None:
         client.send({**await self._house.attaching.attach(op, client.send), "done": True})
 
-    async def _detach(self, client: Connection, op: requests.Detach) -> None:
+    async def _detach(self, client: Connection, op: requests.DetachRay) -> None:
         client.send({**await self._house.attaching.detach(op, client.send), "done": True})
 
-    async def _stay(self, client: Connection, op: requests.Stay) -> None:
+    async def _stay(self, client: Connection, op: requests.KeepRunning) -> None:
         await self._house.listen(op)
         self._house.stay(True)
         client.send(self._house.info())
 
-    async def _stop(self, client: Connection, op: requests.Stop) -> None:
+    async def _stop(self, client: Connection, op: requests.StopDaemon) -> None:
         self._house.stay(False)
         client.send({"stopping": True})
         self._house.end()

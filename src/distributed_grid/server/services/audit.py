@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from distributed_grid.api.requests import Events
+from distributed_grid.api.requests import ListEvents
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.errors import NotFound
@@ -16,7 +16,7 @@ from distributed_grid.server.services.lookup import find_job
 PAGE = 500
 
 
-async def told(grid: Grid, viewer: Viewer, op: Events) -> AsyncGenerator[View, None]:
+async def told(grid: Grid, viewer: Viewer, op: ListEvents) -> AsyncGenerator[View, None]:
     """The newest events (or those after a number), and with `follow` what comes, until nobody asks any more."""
     store = grid.store
     if op.subject is not None:

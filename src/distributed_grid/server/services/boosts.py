@@ -41,7 +41,7 @@ class BoostService:
         self._house = house
         self._deeds = deeds
 
-    async def list(self, op: requests.Boosts) -> View:
+    async def list(self, op: requests.ListBoosts) -> View:
         """The boosts of a node, or all of them, summed up by type."""
 
         def look(ledger: Ledger, now: int) -> list[View]:
@@ -63,12 +63,12 @@ class BoostService:
             "warnings": kept.warnings(),
         }
 
-    async def request(self, op: requests.Boost, caller: Caller) -> View:
+    async def request(self, op: requests.RequestBoost, caller: Caller) -> View:
         """The boost as it was decided: granted, or still waiting for its turn."""
         asked = await self._ask(op, caller)
         return {**asked, "boost": None if op.dry_run else await self._now(asked["allocation"]["allocation_id"])}
 
-    async def request_and_wait(self, op: requests.Boost, caller: Caller) -> View:
+    async def request_and_wait(self, op: requests.RequestBoost, caller: Caller) -> View:
         """The boost once it can be used; one that nobody waits for any more is given back."""
         try:
             answer = await self.request(op, caller)
@@ -88,20 +88,20 @@ class BoostService:
     async def release(self, op: requests.ReleaseBoost, caller: Caller) -> View:
         """Releasing what is over already is harmless."""
         boost = await self.find(op.boost_id)
-        await self._deeds.release(requests.Release(boost.id, exact=True), caller)
+        await self._deeds.release(requests.ReleaseLease(boost.id, exact=True), caller)
         return {"boost": await self._view(await self.find(boost.id))}
 
     async def extend(self, op: requests.ExtendBoost, caller: Caller) -> View:
         boost = await self.find(op.boost_id)
-        await self._deeds.extend(requests.Extend(boost.id, op.seconds), caller)
+        await self._deeds.extend(requests.ExtendLease(boost.id, op.seconds), caller)
         return {"boost": await self._view(await self.find(boost.id))}
 
     async def one(self, name: str) -> View:
         """One boost, alive or ended."""
         return {"boost": await self._view(await self.find(name))}
 
-    async def _ask(self, op: requests.Boost, caller: Caller) -> View:
-        ask = requests.Ask(
+    async def _ask(self, op: requests.RequestBoost, caller: Caller) -> View:
+        ask = requests.RequestLease(
             request_id=op.request_id,
             resource_type=op.resource_type,
             amount=op.amount,
@@ -127,7 +127,7 @@ class BoostService:
                 raise
             raise Refused(f"{NO_ROOM}: {'; '.join(refusal.reasons)}; {ADVICE}", refusal.reasons) from refusal
 
-    async def _until_active(self, lease_id: str, op: requests.Boost, caller: Caller) -> Lease:
+    async def _until_active(self, lease_id: str, op: requests.RequestBoost, caller: Caller) -> Lease:
         grid = self._house.grid
         changed = grid.watch(lease_id)
         try:
@@ -191,7 +191,7 @@ def _as_it_ended(lease: Lease, *, just_now: bool) -> Lease:
     return lease
 
 
-def _make_sure_of_nodes(op: requests.Boost, ledger: Ledger) -> None:
+def _make_sure_of_nodes(op: requests.RequestBoost, ledger: Ledger) -> None:
     """Refuse a boost for or from a node that is not there, or that would lend to itself."""
     if op.target not in ledger.nodes:
         raise NotFound(_no_target(op.target, ledger))
@@ -209,7 +209,7 @@ def _names(ledger: Ledger) -> str:
     return f"the nodes are: {', '.join(sorted(ledger.nodes)) or 'none'}"
 
 
-async def run_in_boost(house: DaemonContext, boosts: BoostService, op: requests.RunBoost, caller: Caller) -> View:
+async def run_in_boost(house: DaemonContext, boosts: BoostService, op: requests.RunInBoost, caller: Caller) -> View:
     """Submit a command that runs with what a boost holds."""
     lease = await boosts.find(op.boost_id)
     caller.must_own(lease.request.user, f"the boost {lease.id}")

@@ -67,9 +67,11 @@ def _whole(number: float, of: str) -> int:
     return round(number)
 
 
-def request_of(op: requests.Ask | requests.Submit, user: str, team: str, custom: Collection[str]) -> Request:
+def request_of(
+    op: requests.RequestLease | requests.SubmitJob, user: str, team: str, custom: Collection[str]
+) -> Request:
     """The request in the ledger's units; BadInput says what is wrong with it."""
-    timeout_ms = round(1000 * op.timeout_seconds) if isinstance(op, requests.Submit) else 0
+    timeout_ms = round(1000 * op.timeout_seconds) if isinstance(op, requests.SubmitJob) else 0
     return Request(
         op.request_id,
         user,
@@ -78,21 +80,21 @@ def request_of(op: requests.Ask | requests.Submit, user: str, team: str, custom:
         op.prefer,
         op.require,
         round(1000 * op.wait_seconds),
-        round(1000 * op.duration_seconds) if isinstance(op, requests.Ask) else 0,
-        op.target if isinstance(op, requests.Ask) else "",
+        round(1000 * op.duration_seconds) if isinstance(op, requests.RequestLease) else 0,
+        op.target if isinstance(op, requests.RequestLease) else "",
         team=team,
         strategy=Strategy.parse(op.strategy) if op.strategy else None,
         labels=tuple(_label(word) for word in op.labels),
         affinity=op.affinity,
         anti_affinity=op.anti_affinity,
         group=op.group,
-        gang=op.gang if isinstance(op, requests.Ask) else 1,
+        gang=op.gang if isinstance(op, requests.RequestLease) else 1,
         expects_ms=round(1000 * op.expects_seconds) or timeout_ms,
         deadline_ms=round(1000 * op.deadline),
     )
 
 
-def _ask(op: requests.Ask | requests.Submit, custom: Collection[str]) -> Amounts:
+def _ask(op: requests.RequestLease | requests.SubmitJob, custom: Collection[str]) -> Amounts:
     named = amounts_of(op.resource_type, op.amount, custom)
     others = [amounts_of(kind, amount, custom) for kind, amount in sorted(op.resources.items())]
     memory = round(op.gpu_memory_gb * GB)

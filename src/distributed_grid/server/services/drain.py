@@ -17,7 +17,7 @@ LOOK_SECONDS = 0.1
 RESUME_SECONDS = 10.0
 
 
-async def cooled(grid: Grid, op: requests.Cooldown, user: str, tell: Callable[[View], None]) -> View:
+async def cooled(grid: Grid, op: requests.DrainNode, user: str, tell: Callable[[View], None]) -> View:
     """Begin or end it, telling each step; the answer says how many leases were given back, and what is left."""
     if op.off:
         return await _resumed(grid, op.node)

@@ -80,12 +80,12 @@ class JobService:
 
         return {"node": await self._grid.read(look)}
 
-    async def ask(self, op: requests.Ask, caller: Caller) -> View:
+    async def ask(self, op: requests.RequestLease, caller: Caller) -> View:
         """The lease as it was decided: granted, or still waiting for its turn."""
         answer = await self._ask(op, caller)
         return await self._lease_view(answer.lease, answer)
 
-    async def ask_and_wait(self, op: requests.Ask, caller: Caller) -> View:
+    async def ask_and_wait(self, op: requests.RequestLease, caller: Caller) -> View:
         """The lease once it is granted; one that nobody waits for any more is given back."""
         answer = await self._ask(op, caller)
         lease = answer.lease
@@ -93,7 +93,7 @@ class JobService:
             lease = await self._until_granted(lease.id, caller)
         return await self._lease_view(lease, answer)
 
-    async def _ask(self, op: requests.Ask, caller: Caller) -> LeaseAnswer:
+    async def _ask(self, op: requests.RequestLease, caller: Caller) -> LeaseAnswer:
         event = LeaseAsked(await self._request(op, caller), op.again)
         answer = await (self._grid.dry_run(event) if op.dry_run else self._grid.handle(event))
         assert isinstance(answer, LeaseAnswer)
@@ -124,7 +124,7 @@ class JobService:
         finally:
             self._grid.unwatch(lease_id, changed)
 
-    async def _request(self, op: requests.Ask | requests.Submit, caller: Caller) -> Request:
+    async def _request(self, op: requests.RequestLease | requests.SubmitJob, caller: Caller) -> Request:
         """The request in the ledger's units; what is wrong with it is in the audit trail, too, if it was meant."""
         try:
             if not self._house.sharing_enabled:
@@ -139,7 +139,7 @@ class JobService:
         """One lease, alive or ended."""
         return {"allocation": self._house.viewer.lease(await find_lease(self._grid, name))}
 
-    async def release(self, op: requests.Release, caller: Caller) -> View:
+    async def release(self, op: requests.ReleaseLease, caller: Caller) -> View:
         """Releasing what is over already is harmless."""
         lease = await find_lease(self._grid, op.allocation_id, exact=op.exact)
         caller.must_own(lease.request.user, f"the lease {lease.id}")
@@ -152,14 +152,14 @@ class JobService:
                 lease = await find_lease(self._grid, lease.id)
         return {"allocation": self._house.viewer.lease(lease)}
 
-    async def extend(self, op: requests.Extend, caller: Caller) -> View:
+    async def extend(self, op: requests.ExtendLease, caller: Caller) -> View:
         lease = await find_lease(self._grid, op.allocation_id)
         caller.must_own(lease.request.user, f"the lease {lease.id}")
         answer = await self._grid.handle(LeaseExtended(lease.id, caller.user, round(1000 * op.seconds)))
         assert isinstance(answer, LeaseAnswer)
         return {"allocation": self._house.viewer.lease(answer.lease)}
 
-    async def submit(self, op: requests.Submit, caller: Caller) -> View:
+    async def submit(self, op: requests.SubmitJob, caller: Caller) -> View:
         command = Command(
             op.argv,
             tuple(sorted(op.env.items())),
@@ -177,7 +177,7 @@ class JobService:
         decision = await decision_on(self._grid, viewer, answer.lease, answer.choice, why, answer.job.uid)
         return {"job": viewer.job(answer.job), "reasons": why, "decision": decision}
 
-    async def jobs(self, op: requests.Jobs) -> View:
+    async def jobs(self, op: requests.ListJobs) -> View:
         """What goes on, after what ended of late; `all` leaves the ended ones their whole limit."""
 
         def going_on(ledger: Ledger, now: int) -> list[Job]:
@@ -196,12 +196,12 @@ class JobService:
         """Why it waits, why it is there, why it was stopped, when it will start."""
         return await explain(self._grid, self._house.viewer, op.id, kind=op.kind)
 
-    async def ledger(self, op: requests.Ledger) -> View:
+    async def ledger(self, op: requests.GetLendingReport) -> View:
         """Who lent whom how much."""
         since_ms = max(self._grid.now_ms() - round(1000 * op.since_seconds), 1)
         return await lent(self._grid, self._house.viewer, since_ms=since_ms, by=op.by)
 
-    async def cancel(self, op: requests.Cancel, caller: Caller) -> View:
+    async def cancel(self, op: requests.CancelJob, caller: Caller) -> View:
         """Cancelling what is over already is harmless."""
         job = await find_job(self._grid, op.job_id)
         caller.must_own(job.request.user, f"the job {job.id}")
@@ -213,7 +213,7 @@ class JobService:
             job = await find_job(self._grid, job.uid)
         return {"job": self._house.viewer.job(job)}
 
-    async def wait(self, op: requests.Wait) -> View:
+    async def wait(self, op: requests.WaitForJob) -> View:
         job = await find_job(self._grid, op.job_id)
         try:
             async with asyncio.timeout(op.timeout_seconds):
@@ -234,7 +234,7 @@ class JobService:
         finally:
             self._grid.unwatch(job.uid, changed)
 
-    async def logs(self, op: requests.Logs, send: Callable[[bytes, bytes], Awaitable[None]]) -> View:
+    async def logs(self, op: requests.ReadLogs, send: Callable[[bytes, bytes], Awaitable[None]]) -> View:
         """Pass a job's output on, as `(kind, bytes)`; the job as it is, or with `follow` as it ended."""
         job = await find_job(self._grid, op.job_id)
 
@@ -254,7 +254,7 @@ class JobService:
             await output.pass_on(job.attempts)
         return {"job": self._house.viewer.job(job)}
 
-    async def fetch(self, op: requests.Fetch, parcel: FileParcel) -> View:
+    async def fetch(self, op: requests.FetchFiles, parcel: FileParcel) -> View:
         """Bring back what a job has left; the sum of it."""
         job = await find_job(self._grid, op.job_id)
         return await fetch(self._house.files, job, op.patterns, parcel)
@@ -268,6 +268,6 @@ class JobService:
 
         return await self._grid.read(names)
 
-    def events(self, op: requests.Events) -> AsyncGenerator[View, None]:
+    def events(self, op: requests.ListEvents) -> AsyncGenerator[View, None]:
         """The audit trail, one event after the other, and with `follow` without an end."""
         return told(self._grid, self._house.viewer, op)

@@ -31,13 +31,13 @@ OPEN_SECONDS = 30.0
 LOOK_SECONDS = 0.2
 NOT_MADE = "Failed to allocate memory block"
 Op = (
-    requests.MemAllocate
-    | requests.MemFind
-    | requests.MemFree
-    | requests.MemName
-    | requests.MemRenew
-    | requests.MemList
-    | requests.MemStats
+    requests.AllocateBlock
+    | requests.FindBlock
+    | requests.FreeBlock
+    | requests.NameBlock
+    | requests.RenewBlocks
+    | requests.ListBlocks
+    | requests.GetMemoryStats
 )
 
 
@@ -49,19 +49,19 @@ class MemoryService:
 
     async def serve(self, op: Op, caller: Caller, home: str = "") -> View:
         """The answer to one question; `home` is the node from which it comes."""
-        if isinstance(op, requests.MemAllocate):
+        if isinstance(op, requests.AllocateBlock):
             return await self.allocate(op, caller, home)
-        if isinstance(op, requests.MemFind):
+        if isinstance(op, requests.FindBlock):
             return await self.find(op, caller)
-        if isinstance(op, requests.MemFree):
+        if isinstance(op, requests.FreeBlock):
             return await self.free(op, caller)
-        if isinstance(op, requests.MemName):
+        if isinstance(op, requests.NameBlock):
             return await self.name(op, caller)
-        if isinstance(op, requests.MemRenew):
+        if isinstance(op, requests.RenewBlocks):
             return await self.renew(op, caller)
-        return await (self.stats() if isinstance(op, requests.MemStats) else self.list())
+        return await (self.stats() if isinstance(op, requests.GetMemoryStats) else self.list())
 
-    async def allocate(self, op: requests.MemAllocate, caller: Caller, home: str = "") -> View:
+    async def allocate(self, op: requests.AllocateBlock, caller: Caller, home: str = "") -> View:
         """The block once it can be used, with what lets its user do so; asked again it is the same block."""
         if not self._house.sharing_enabled:
             raise Refused("Resource sharing not enabled")
@@ -126,11 +126,11 @@ class MemoryService:
             return self._with_tickets(ledger, block, now)
         return None
 
-    async def find(self, op: requests.MemFind, caller: Caller) -> View:
+    async def find(self, op: requests.FindBlock, caller: Caller) -> View:
         """Where a block is now, and what lets its user read and write it there."""
         return await self._house.grid.read(lambda ledger, now: self._found(ledger, op, caller, now))
 
-    def _found(self, ledger: Ledger, op: requests.MemFind, caller: Caller, now: int) -> View:
+    def _found(self, ledger: Ledger, op: requests.FindBlock, caller: Caller, now: int) -> View:
         block = _meant(ledger, op.block_id, op.name, caller)
         if block.lost:
             raise BlockLost(f"block {block.id} ({block.size_bytes:,} bytes{_called(block)}) is {block.detail}")
@@ -139,14 +139,14 @@ class MemoryService:
             raise Unreachable(f"{first.node or 'the control plane'} holds block {block.id}, and is not connected")
         return self._with_tickets(ledger, block, now)
 
-    async def free(self, op: requests.MemFree, caller: Caller) -> View:
+    async def free(self, op: requests.FreeBlock, caller: Caller) -> View:
         """Let a block go."""
         block = await self._house.grid.read(lambda ledger, now: _meant(ledger, op.block_id, op.name, caller))
         answer = await self._house.grid.handle(BlockReleased(block.id, block.user, f"deallocated by {caller.user}"))
         assert isinstance(answer, BlockAnswer)
         return {"block": self.view(answer.block)}
 
-    async def name(self, op: requests.MemName, caller: Caller) -> View:
+    async def name(self, op: requests.NameBlock, caller: Caller) -> View:
         """Give a block its name, all at once."""
         block = await self._house.grid.read(lambda ledger, now: _meant(ledger, op.block_id, "", caller))
         term_ms = round(1000 * op.ttl_seconds)
@@ -154,7 +154,7 @@ class MemoryService:
         assert isinstance(answer, BlockAnswer)
         return {"block": self.view(answer.block)}
 
-    async def renew(self, op: requests.MemRenew, caller: Caller) -> View:
+    async def renew(self, op: requests.RenewBlocks, caller: Caller) -> View:
         """Let the blocks of a program that lives last longer."""
 
         def count(ledger: Ledger, now: int) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from distributed_grid.api.requests import Metrics
+from distributed_grid.api.requests import GetMetrics
 from distributed_grid.errors import BadInput
 from distributed_grid.monitoring.monitor import Monitor
 
 
-async def measured(monitor: Monitor, op: Metrics) -> dict[str, Any]:
+async def measured(monitor: Monitor, op: GetMetrics) -> dict[str, Any]:
     """The answer to a `metrics` message; what it lacks is refused."""
     if op.kind == "snapshots":
         return {"snapshots": await monitor.snapshots()}

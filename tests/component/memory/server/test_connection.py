@@ -246,7 +246,7 @@ def test_sixty_four_clients_at_once(lender: Lender) -> None:
     desk = TinyDesk()
     desk.use_path = False
     desk.allocate("many", 64 * CHUNK, lender)
-    found = desk.call("memfind", block_id="many")
+    found = desk.call("find_block", block_id="many")
     barrier = threading.Barrier(64, timeout=30)
 
     def one_client(number: int) -> None:

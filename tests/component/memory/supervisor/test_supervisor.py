@@ -273,7 +273,7 @@ def test_a_server_without_a_keeper_keeps_its_hold_too(desk: TinyDesk, lender: Le
     impatient = BlockClient(desk, patience_seconds=0.2)
     impatient.write("b", b"x" * MIB)
     pid = lender.pid
-    before = desk.call("memfind", block_id="b")
+    before = desk.call("find_block", block_id="b")
     lender.do(lambda: lender.keeper.hold(boot_ms() + 300))
     lender.leave()
 
@@ -386,5 +386,5 @@ def test_a_block_that_was_never_used_is_there_under_the_next_server(tmp_path: Pa
         blocks = BlockClient(desk)
         blocks.learn(found)
         assert blocks.read("b1", 10) == bytes(10)
-        assert desk.call("memfind", block_id="b1")["places"][0]["incarnation"] == found["places"][0]["incarnation"]
+        assert desk.call("find_block", block_id="b1")["places"][0]["incarnation"] == found["places"][0]["incarnation"]
         blocks.close()

@@ -34,12 +34,12 @@ class BoostHouse(SmallHouse):
 
     async def boost(self, name: str, caller: Caller = ANN, **fields: Any) -> dict[str, Any]:
         message = {"request_id": name, "target": "master", "resource_type": "cpu", "amount": 1, **fields}
-        answer = await self.boosting.request_and_wait(requests.convert(message, requests.Boost), caller)
+        answer = await self.boosting.request_and_wait(requests.convert(message, requests.RequestBoost), caller)
         found: dict[str, Any] = answer["boost"]
         return found
 
     async def names(self, node: str = "") -> list[str]:
-        return [boost["boost_id"] for boost in (await self.boosting.list(requests.Boosts(node)))["boosts"]]
+        return [boost["boost_id"] for boost in (await self.boosting.list(requests.ListBoosts(node)))["boosts"]]
 
 
 Story = Callable[[BoostHouse], Awaitable[None]]
@@ -173,7 +173,7 @@ def test_boosts_are_listed_and_summed_up_and_other_leases_are_not(tell: Any) -> 
         await house.boost("b1", amount=1.5)
         await house.boost("b2", resource_type="memory", amount=2)
         await house.boost("b3", amount=0.25, target="ash")
-        found = await house.boosting.list(requests.Boosts())
+        found = await house.boosting.list(requests.ListBoosts())
         assert (found["active_boosts"], found["totals"]) == (3, {"cpu": 1.75, "memory": 2.0})
         assert found["warnings"] == []
         assert await house.names("ash") == ["b3"]
@@ -220,7 +220,7 @@ def test_a_boost_is_extended_and_expires_without_anybody_asking(tell: Any) -> No
 
 def test_a_dry_run_says_who_would_lend_and_lends_nothing(tell: Any) -> None:
     async def story(house: BoostHouse) -> None:
-        op = requests.Boost("b1", "master", "gpu", 1, dry_run=True)
+        op = requests.RequestBoost("b1", "master", "gpu", 1, dry_run=True)
         answer = await house.boosting.request_and_wait(op, ANN)
         assert (answer["boost"], answer["decision"]["node_id"]) == (None, "ash")
         assert await house.names() == []
@@ -231,7 +231,7 @@ def test_a_dry_run_says_who_would_lend_and_lends_nothing(tell: Any) -> None:
 def test_rest_does_not_wait(tell: Any) -> None:
     async def story(house: BoostHouse) -> None:
         await house.boost("b1", resource_type="gpu")
-        op = requests.Boost("b2", "master", "gpu", 1, wait_seconds=60)
+        op = requests.RequestBoost("b2", "master", "gpu", 1, wait_seconds=60)
         answer = await house.boosting.request(op, ANN)
         assert (answer["boost"]["state"], answer["boost"]["is_active"]) == (str(LeaseState.ASKED), False)
 

@@ -51,11 +51,11 @@ class MemoryHouse(SmallHouse):
         self.told = asyncio.ensure_future(self.grid.handle(MemoryServed(lender, problem=self.problem)))
 
     async def allocate(self, block_id: str, size: int = MB, caller: Caller = ANN, **fields: Any) -> dict[str, Any]:
-        op = requests.convert({"request_id": block_id, "size": size, **fields}, requests.MemAllocate)
+        op = requests.convert({"request_id": block_id, "size": size, **fields}, requests.AllocateBlock)
         return await self.memory.serve(op, caller)
 
     async def find(self, name: str, caller: Caller = ANN) -> dict[str, Any]:
-        return await self.memory.serve(requests.MemFind(name), caller)
+        return await self.memory.serve(requests.FindBlock(name), caller)
 
 
 @pytest.fixture
@@ -92,11 +92,11 @@ def test_a_block_is_answered_with_tickets_once_its_node_serves_its_memory(tell: 
 def test_nobody_but_its_user_gets_a_block_or_frees_it(tell: Any) -> None:
     async def story(house: MemoryHouse) -> None:
         await house.allocate("b1", name="mine")
-        for deed in (requests.MemFind("b1"), requests.MemFree("b1"), requests.MemName("b1", "yours")):
+        for deed in (requests.FindBlock("b1"), requests.FreeBlock("b1"), requests.NameBlock("b1", "yours")):
             with pytest.raises(Forbidden, match="block b1 belongs to ann, not to bob"):
                 await house.memory.serve(deed, BOB)
         with pytest.raises(NotFound):
-            await house.memory.serve(requests.MemFind(name="mine"), BOB)
+            await house.memory.serve(requests.FindBlock(name="mine"), BOB)
         assert (await house.find("b1", ROOT))["block"]["name"] == "mine"
 
     tell(story)
@@ -164,7 +164,7 @@ def test_a_lost_block_says_what_was_lost_and_where(tell: Any) -> None:
             await house.find("b1")
         assert (await house.memory.list())["blocks"][0]["state"] == "lost"
         assert (await house.memory.stats())["lost"] == 1
-        await house.memory.serve(requests.MemFree("b1"), ANN)
+        await house.memory.serve(requests.FreeBlock("b1"), ANN)
         with pytest.raises(NotFound):
             await house.find("b1")
 
@@ -201,9 +201,9 @@ def test_a_session_renews_its_own_blocks_and_no_others(tell: Any) -> None:
     async def story(house: MemoryHouse) -> None:
         await house.allocate("b1", session="s1")
         await house.allocate("b2", ttl_seconds=600)
-        assert await house.memory.serve(requests.MemRenew("s1"), BOB) == {"renewed": 0}
+        assert await house.memory.serve(requests.RenewBlocks("s1"), BOB) == {"renewed": 0}
         await house.later(500)
-        assert await house.memory.serve(requests.MemRenew("s1"), ANN) == {"renewed": 1}
+        assert await house.memory.serve(requests.RenewBlocks("s1"), ANN) == {"renewed": 1}
         await house.later(3300)
         assert [block["block_id"] for block in (await house.memory.list())["blocks"]] == ["b1"]
 

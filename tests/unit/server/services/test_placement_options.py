@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from distributed_grid.api.requests import Ask, convert
+from distributed_grid.api.requests import RequestLease, convert
 from distributed_grid.client.placement_arguments import wishes
 from distributed_grid.domain.resources import Priority, ResourceType
 from distributed_grid.domain.scheduling_policy import Strategy
@@ -30,7 +30,7 @@ from distributed_grid.server.services.conversion import request_of
 
 def as_asked(request: SchedulingRequest | ResourceRequest) -> Any:
     """The request as the ledger decides about it: through the socket's own types."""
-    return request_of(convert(request.message(), Ask), "ada", "", ("licence",))
+    return request_of(convert(request.message(), RequestLease), "ada", "", ("licence",))
 
 
 def test_the_words_are_the_same_under_every_name() -> None:
