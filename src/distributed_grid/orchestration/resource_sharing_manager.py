@@ -102,8 +102,6 @@ class ResourceSharingManager(GridSession):
         """Give something back; what became of it. A second time is harmless; NotFound where nothing has that id."""
         answer = await self._client.call("release_lease", allocation_id=allocation_id)
         allocation: AllocationRow = answer["allocation"]
-            "allocation"
-        ]
         return allocation
 
     async def get_resource_status(self) -> ResourceStatus:
