@@ -70,7 +70,7 @@ class MemoryGateway:
         """An agent is new: how the memory of its node can be used is not known until it says so."""
         assert self._grid is not None
         if node in self._grid.ledger.lenders:
-            await self._grid.insist(events.MemoryServed(MemoryServerRow(node, gone=True)))
+            await self._grid.handle_with_retry(events.MemoryServed(MemoryServerRow(node, gone=True)))
 
     async def received(self, message: MemoryReport, via: AgentSide) -> None:
         """Take a report in; a repeated one changes nothing."""
@@ -80,9 +80,11 @@ class MemoryGateway:
             return
         if isinstance(message, CopiesFreed):
             for at in range(0, len(message.copies), MOST_IN_ONE_EVENT):
-                await self._grid.insist(events.CopiesFreed(message.copies[at : at + MOST_IN_ONE_EVENT], nodes))
+                await self._grid.handle_with_retry(
+                    events.CopiesFreed(message.copies[at : at + MOST_IN_ONE_EVENT], nodes)
+                )
             return
-        await self._grid.insist(event_of(message, nodes))
+        await self._grid.handle_with_retry(event_of(message, nodes))
         if isinstance(message, MemoryServed):
             unwanted = await self._grid.read(lambda ledger, now: _unwanted(ledger, message))
             for at in range(0, len(unwanted), MOST_AT_ONCE):

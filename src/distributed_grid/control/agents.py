@@ -216,7 +216,7 @@ class AgentGateway:
 
     async def _report(self, message: Report, via: AgentSide) -> None:
         assert self._grid is not None
-        await self._grid.insist(event_of(message, via.nodes))
+        await self._grid.handle_with_retry(event_of(message, via.nodes))
         via.send(Acknowledge(message.seq))
 
     async def _welcome(self, hello: Hello, via: AgentSide) -> None:
@@ -230,15 +230,15 @@ class AgentGateway:
             return
         if hello.epoch > epoch:  # restored from a backup: start above what this agent has seen of us
             epoch = hello.epoch + 1
-            await self._grid.insist(ControlPlaneStarted(epoch))
+            await self._grid.handle_with_retry(ControlPlaneStarted(epoch))
         if hello.capacity is not None:
-            await self._grid.insist(NodeDeclared(self._registry.described(node, hello.capacity)))
+            await self._grid.handle_with_retry(NodeDeclared(self._registry.described(node, hello.capacity)))
         await self.lending.unknown(hello.node)
         self._greeted[via, hello.node] = hello
         via.send(
             Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, self._registry.owner_rules(hello.node))
         )
-        await self._grid.insist(AttemptsListed(hello.node, hello.attempts, hello.boot))
+        await self._grid.handle_with_retry(AttemptsListed(hello.node, hello.attempts, hello.boot))
 
     async def _catch_up(self, hello: Hello, via: AgentSide) -> None:
         """Order again what the ledger calls for on a node that has just (re)appeared, and stop what it does not."""

@@ -114,7 +114,7 @@ class Grid:
         answer: Answer = await self._enter(event, None)
         return answer
 
-    async def insist(self, event: Event) -> None:
+    async def handle_with_retry(self, event: Event) -> None:
         """Have a fact in the ledger, however long the disk is full; raises what trying again will not change."""
         while True:
             try:

@@ -87,15 +87,15 @@ class EngineReconciler:
             try:
                 await self._engine.reserve(group_of(binding, lease), seconds=BIND_SECONDS)
             except Refused as refusal:
-                await self._grid.insist(GroupRefused(binding.key, f"{binding.node}: {refusal}"))
+                await self._grid.handle_with_retry(GroupRefused(binding.key, f"{binding.node}: {refusal}"))
             except Unreachable as away:
                 if not binding.again and loop.time() < until:
                     await asyncio.sleep(RETRY_SECONDS)
                     continue
                 if not binding.again:
-                    await self._grid.insist(GroupRefused(binding.key, f"{binding.node}: {away}"))
+                    await self._grid.handle_with_retry(GroupRefused(binding.key, f"{binding.node}: {away}"))
             else:
-                await self._grid.insist(GroupBound(binding.key))
+                await self._grid.handle_with_retry(GroupBound(binding.key))
             return
 
     async def _free(self, binding: Binding) -> None:
@@ -109,7 +109,7 @@ class EngineReconciler:
         except Unreachable as away:
             log.info("%s is freed when the engine is back: %s", binding.group, away)
         else:
-            await self._grid.insist(GroupFreed(binding.key))
+            await self._grid.handle_with_retry(GroupFreed(binding.key))
 
     # ------------------------------------------------------------------ comparing
 
@@ -146,7 +146,7 @@ class EngineReconciler:
         view = await self._engine.look(full=full)
         if self.before is not None:
             await self.before(view)
-        await grid.insist(EngineObserved(NAME, view.session, asked_at, view.nodes, view.groups))
+        await grid.handle_with_retry(EngineObserved(NAME, view.session, asked_at, view.nodes, view.groups))
         if full:
             strays = await grid.read(lambda ledger, now: strays_in(ledger, view))
             for name in strays:

@@ -57,7 +57,7 @@ class SimulatedGateway:
             self._hear(message, via)
         elif isinstance(message, Started | Paused | Ended):
             seq = message.seq
-            self._insist(event_of(message, via.nodes), lambda: via.send(Acknowledge(seq)))
+            self._handle_with_retry(event_of(message, via.nodes), lambda: via.send(Acknowledge(seq)))
 
     def gone(self, via: SimulatedLink) -> None:
         """An agent's connection has ended; its node is doubted when it stays silent."""
@@ -65,8 +65,8 @@ class SimulatedGateway:
             del self._agents[via.node]
         self._greeted.pop(via, None)
 
-    def _insist(self, event: Event, then: Callable[[], None]) -> None:
-        """Have it in the ledger, however long the disk is full; a desk that was left has nobody to insist."""
+    def _handle_with_retry(self, event: Event, then: Callable[[], None]) -> None:
+        """Have it in the ledger, however long the disk is full; a gateway that was replaced does not retry."""
         control = self._control
 
         def answered(failure: GridError | None) -> None:
@@ -90,9 +90,9 @@ class SimulatedGateway:
         def declared() -> None:
             self._greeted[via] = hello
             via.send(Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS))
-            self._insist(AttemptsListed(hello.node, hello.attempts, hello.boot), lambda: None)
+            self._handle_with_retry(AttemptsListed(hello.node, hello.attempts, hello.boot), lambda: None)
 
-        self._insist(NodeDeclared(node), declared)
+        self._handle_with_retry(NodeDeclared(node), declared)
 
     def _hear(self, message: Heartbeat, via: SimulatedLink) -> None:
         """Take a heartbeat in; answering it is what renews the node's holds."""
