@@ -95,7 +95,7 @@ class Crowd:
         self.dice = dice
         self.clock = Clock()
         self.store = MemoryStore()
-        self.grid = Grid(self.store, self.clock, perform=lambda effects: None)
+        self.grid = Grid(self.store, self.clock)
         self._made: list[Event] = []
 
     def next_event(self, number: int) -> Event:

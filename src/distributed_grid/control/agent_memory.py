@@ -46,12 +46,15 @@ class MemoryGateway:
         self._agents = agents
         self._grid: Grid | None = None
         self._certificates: Certificates = lambda node: (b"", b"")
-        self.own: AgentSide | None = None
-        """The agent of the control plane's own machine: it serves the node without a name, too."""
+        self._local: AgentSide | None = None
 
     def start(self, grid: Grid, certificates: Certificates | None = None) -> None:
         self._grid = grid
         self._certificates = certificates or self._certificates
+
+    def attach_local(self, agent: AgentSide) -> None:
+        """The agent of the control plane's own machine is there: it serves the node without a name, too."""
+        self._local = agent
 
     def perform(self, effects: list[MemoryEffect]) -> None:
         """Send the orders that make the effects happen; those for a node that is away are derived anew when it is
@@ -75,7 +78,7 @@ class MemoryGateway:
     async def received(self, message: MemoryReport, via: AgentSide) -> None:
         """Take a report in; a repeated one changes nothing."""
         assert self._grid is not None
-        nodes = (*via.nodes, "") if via is self.own else via.nodes
+        nodes = (*via.nodes, "") if via is self._local else via.nodes
         if isinstance(message, MemoryServed | MemoryFailed | MemoryWanted) and message.node not in nodes:
             return
         if isinstance(message, CopiesFreed):
@@ -91,7 +94,7 @@ class MemoryGateway:
                 via.send(FreeCopiesOrder(tuple(unwanted[at : at + MOST_AT_ONCE])))
 
     def _agent(self, node: str) -> AgentSide | None:
-        return self._agents.get(node) or (self.own if not node else None)
+        return self._agents.get(node) or (self._local if not node else None)
 
     def _order(self, effect: MemoryEffect, agent: AgentSide) -> None:
         assert self._grid is not None

@@ -1,20 +1,190 @@
-"""From decided rows to what the store keeps: live rows, ended rows, and the lines of the audit trail."""
+"""Batches of the ledger's owner, without input or output: decided, encoded for the store, then acted upon.
+
+`BatchSettler` decides all entries of a batch on its ledger. Whoever drives it (the daemon's `Grid`, the simulator's
+control plane) commits what `to_commit` says, and only then performs the effects and answers. A batch that could not be
+committed has not happened: the driver loads the stored rows again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import msgspec
 
+from distributed_grid.domain.effects import Effect, EngineEffect, MemoryEffect
 from distributed_grid.domain.events import Event, JobCancelled, JobSubmitted, LeaseAsked, LeaseExtended
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
-from distributed_grid.domain.rows import VOLATILE, Row, encode_row
-from distributed_grid.errors import GridError
-from distributed_grid.ports import Batch, EndedRow, EventRow, LiveRow
-from distributed_grid.reactor import Record
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rows import VOLATILE, Row, decode_row, encode_row
+from distributed_grid.errors import Conflict, GridError, IllegalStep
+from distributed_grid.ports import Batch, EndedRow, EventRow, LiveRow, LoadedRows, Store
+from distributed_grid.reactor import JobAnswer, LeaseAnswer, Record, lent_for, pending_for, step, unsettled_for
+from distributed_grid.reactor.decision import Answer
+from distributed_grid.reactor.dispatch import StepResult
 
 _json = msgspec.json.Encoder()
+Question = Callable[[Ledger, int], Any]
+Step = Callable[[Ledger, Event, int], StepResult]
+
+
+class Effects(msgspec.Struct, frozen=True):
+    """What has to be done outside: by agents for attempts, by the engine for placement groups, by agents for memory."""
+
+    attempts: list[Effect] = []
+    engine: list[EngineEffect] = []
+    memory: list[MemoryEffect] = []
+
+
+class EffectSink(Protocol):
+    """Performs effects. It returns at once; an effect that could not be performed is derived again from the ledger."""
+
+    def perform(self, effects: Effects) -> None: ...
+
+
+class EffectRouter:
+    """Passes effects on to those who perform each kind; a kind that nobody performs here is left out."""
+
+    def __init__(
+        self,
+        attempts: Callable[[list[Effect]], None] | None = None,
+        engine: Callable[[list[EngineEffect]], None] | None = None,
+        memory: Callable[[list[MemoryEffect]], None] | None = None,
+    ) -> None:
+        self._attempts = attempts
+        self._engine = engine
+        self._memory = memory
+
+    def perform(self, effects: Effects) -> None:
+        if self._attempts is not None:
+            self._attempts(effects.attempts)
+        if self._engine is not None:
+            self._engine(effects.engine)
+        if self._memory is not None:
+            self._memory(effects.memory)
+
+
+class Entry:
+    """An event to decide, or a question about the ledger, and what came of it."""
+
+    __slots__ = ("answer", "event", "failure", "question")
+
+    def __init__(self, event: Event | None, question: Question | None = None) -> None:
+        self.event = event
+        self.question = question
+        self.answer: Any = None
+        self.failure: Exception | None = None
+
+
+class DecisionFailed(Exception):
+    """A bug, not a refusal: the ledger is not to be trusted, the stored rows must be loaded again."""
+
+    def __init__(self, culprit: Entry, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.culprit = culprit
+        self.cause = cause
+
+
+class DecidedBatch(msgspec.Struct):
+    """Rows and audit records that one batch of entries has brought."""
+
+    now: int
+    changes: list[Row] = []
+    records: list[Record] = []
+
+
+class BatchSettler:
+    """The ledger, and the deciding of one batch after another; `step` is the reactor's, or one that is observed."""
+
+    def __init__(self, history: Store, step: Step = step) -> None:
+        self.ledger = Ledger()
+        self._history = history
+        self._step = step
+        self._last_seq = 0
+        self._ended: dict[str, Lease | Job] = {}
+
+    def load(self, loaded: LoadedRows, *, keep_volatile: bool = True) -> None:
+        """Go on from what is stored; what is never stored is kept, unless this is another process."""
+        volatile = [row for row in self.ledger.rows() if row.kind in VOLATILE] if keep_volatile else []
+        self._last_seq = loaded.last_event_seq
+        self.ledger = Ledger(decode_row(row.kind, row.blob) for row in loaded.live if row.blob is not None)
+        self.ledger.apply(volatile)
+
+    def decide(self, entries: Iterable[Entry], now: int) -> DecidedBatch:
+        """Decide every entry in its order; a refusal is its answer. Raises DecisionFailed."""
+        batch = DecidedBatch(now)
+        self._ended.clear()
+        for entry in entries:
+            try:
+                self._decide(entry, batch)
+            except IllegalStep as bug:
+                raise DecisionFailed(entry, bug) from bug
+            except GridError as refusal:
+                entry.failure = refusal
+                refused = refusal_record(entry.event, refusal) if entry.event is not None else None
+                if refused is not None:
+                    batch.records.append(refused)
+            except Exception as bug:  # whatever it is, it must not stop the others
+                raise DecisionFailed(entry, bug) from bug
+        return batch
+
+    def _decide(self, entry: Entry, batch: DecidedBatch) -> None:
+        if entry.question is not None:
+            entry.answer = entry.question(self.ledger, batch.now)
+            return
+        assert entry.event is not None
+        entry.answer = self.recall(entry.event)
+        if entry.answer is not None:
+            return
+        stepped = self._step(self.ledger, entry.event, batch.now)
+        batch.changes += stepped.changes
+        batch.records += stepped.records
+        entry.answer = stepped.answer
+        for row in stepped.changes:
+            if isinstance(row, Lease | Job) and row.is_over:
+                self._ended[row.request.id] = row
+
+    def recall(self, event: Event) -> Answer:
+        """The outcome of a request that is over already, when it is repeated. Raises Conflict."""
+        if not isinstance(event, LeaseAsked | JobSubmitted) or event.request.id in self.ledger.by_request:
+            return None
+        if isinstance(event, LeaseAsked) and event.again:
+            return None
+        kind = "lease" if isinstance(event, LeaseAsked) else "job"
+        row: Row | None = self._ended.get(event.request.id)
+        if row is None:
+            found = self._history.ended(kind, request_id=event.request.id, limit=1)
+            if not found:
+                return None
+            row = decode_row(kind, found[0].blob)
+        if not isinstance(row, Lease | Job) or not _is_of(row, event):
+            raise Conflict(f"request {event.request.id} was used before for something else")
+        return LeaseAnswer(row) if isinstance(row, Lease) else JobAnswer(row)
+
+    def to_commit(self, batch: DecidedBatch) -> Batch | None:
+        """What the store must keep before anybody hears of this batch; None where nothing durable has changed."""
+        if not batch.records and all(row.kind in VOLATILE for row in batch.changes):
+            return None
+        return batch_of(batch.changes, batch.records, batch.now, self._last_seq)
+
+    def committed(self, stored: Batch) -> None:
+        """The store has it."""
+        self._last_seq += len(stored.events)
+
+    def effects(self, batch: DecidedBatch) -> Effects:
+        """What a batch that is durable calls for."""
+        memory = lent_for(self.ledger, batch.changes) if self.ledger.blocks else []
+        return Effects(pending_for(self.ledger, batch.changes), unsettled_for(self.ledger, batch.changes), memory)
+
+
+def _is_of(row: Lease | Job, event: LeaseAsked | JobSubmitted) -> bool:
+    """Whether this is what became of that very request: its content too, not only its id."""
+    if row.request != event.request or isinstance(row, Job) != isinstance(event, JobSubmitted):
+        return False
+    if isinstance(row, Job) and isinstance(event, JobSubmitted):
+        return (row.id, row.command) == (event.id, event.command)
+    return True
 
 
 def batch_of(changes: Iterable[Row], records: Iterable[Record], now: int, last_seq: int) -> Batch:

@@ -32,6 +32,7 @@ from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.api.requests import ClientHello, KeepRunning
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.attempt_files import AttemptFiles
+from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.boost_file import ResourceBoostPersistence
 from distributed_grid.control.content_sender import ContentSender
 from distributed_grid.control.grid import Grid
@@ -93,13 +94,8 @@ class Daemon:
         self._sockets = AgentSockets(places.host_dir / "links", self._links)
         self.ray = RayEngine(on_up=self._ray_is_up, on_link=self._ray_said)
         self.engines = EngineReconciler(self.ray, hold_seconds=self._chosen.config.hold_seconds)
-        self.grid = Grid(
-            store,
-            self._clock,
-            perform=self._links.perform,
-            reserve=self.engines.perform,
-            lend=self._links.lending.perform,
-        )
+        effects = EffectRouter(self._links.perform, self.engines.perform, self._links.memory.perform)
+        self.grid = Grid(store, self._clock, effects)
         self.monitor = Monitor(
             self._chosen.config.alerts,
             read=self.grid.read,
@@ -145,7 +141,6 @@ class Daemon:
             offset_ms=self._clock.wall_offset_ms,
         )
         self._api = Dispatcher(self)
-        self._links.answer_program = self._api.answer_program
 
     async def run(self, starter: StartupReport) -> None:
         """Serve until the end; then leave in good order."""
@@ -158,7 +153,8 @@ class Daemon:
         agent: Agent | None = None
         try:
             await self.grid.start()
-            self._links.start(self.grid, ConfigRegistry(self._chosen.config))
+            registry = ConfigRegistry(self._chosen.config)
+            self._links.start(self.grid, registry, answer_program=self._api.answer_program)
             self.engines.start(self.grid)
             await self.monitor.start()
             await declare(self.grid, self._chosen.config, HardwareDetector(probe, gpus).capacity())
@@ -167,9 +163,9 @@ class Daemon:
             agent = own_agent(
                 local, self._chosen.config, places=self._places, links=self._links, probe=probe, gpus=gpus
             )
-            self._links.lending.own = agent
+            self._links.memory.attach_local(agent)
             await agent.start()
-            self._links.lending.catch_up("")
+            self._links.memory.catch_up("")
             await self._sockets.open(node.name for node in self._chosen.config.nodes if not node.is_local)
             await self.cluster.start()
             self.attaching.start()

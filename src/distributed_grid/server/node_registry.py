@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from distributed_grid.config import ClusterConfig, NodeConfig
-from distributed_grid.control.agents import NodeRegistry
+from distributed_grid.control.agent_sessions import NodeRegistry
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import NodeDeclared, NodeForgotten, PolicySet
 from distributed_grid.domain.nodes import Node

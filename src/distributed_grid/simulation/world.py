@@ -138,7 +138,7 @@ class World:
         """A link for an agent, where the control plane is up and can be reached."""
         if not self.control.is_up or not self.network.routes[node].is_open:
             return None
-        return self.network.connect(node, uplink, self.control.desk)
+        return self.network.connect(node, uplink, self.control.gateway)
 
     def start_agent(self, name: str) -> None:
         """Start the agent of a node, unless something keeps it down."""

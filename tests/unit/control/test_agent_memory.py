@@ -7,6 +7,7 @@ from typing import Any
 
 from distributed_grid.adapters.stores.memory import MemoryStore
 from distributed_grid.control.agent_memory import MemoryGateway
+from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import BlockAsked, BlockReleased, HeartbeatReceived, NodeDeclared, NodeDrained
 from distributed_grid.domain.ledger import Ledger
@@ -57,7 +58,7 @@ def in_a_pool(story: Any) -> None:
     async def run() -> None:
         agents = {"ash": Agent("ash"), "birch": Agent("birch")}
         lending = MemoryGateway(agents)
-        grid = Grid(MemoryStore(), Clock(), perform=lambda effects: None, lend=lending.perform)
+        grid = Grid(MemoryStore(), Clock(), EffectRouter(memory=lending.perform))
         await grid.start()
         lending.start(grid, lambda node: (b"certificate", b"key"))
         try:
@@ -126,7 +127,7 @@ def test_what_an_agent_says_of_another_nodes_memory_is_not_believed() -> None:
         await lending.received(served("birch"), ash)
         await lending.received(served(""), ash)
         assert not (await ledger_of(grid)).lenders
-        lending.own = ash
+        lending.attach_local(ash)
         await lending.received(served(""), ash)
         assert list((await ledger_of(grid)).lenders) == [""]
 

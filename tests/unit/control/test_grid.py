@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from distributed_grid.adapters.stores.memory import MemoryStore
+from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.effects import Effect, StartAttempt
 from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, LeaseReleased, NodeDeclared
@@ -54,7 +55,7 @@ class Ticking:
 
 async def a_grid(store: ShakyStore, performed: list[Effect] | None = None) -> Grid:
     """A grid with one node of four cores."""
-    grid = Grid(store, Ticking(), perform=(performed if performed is not None else []).extend)
+    grid = Grid(store, Ticking(), EffectRouter((performed if performed is not None else []).extend))
     await grid.start()
     await grid.handle(NodeDeclared(a_node("here", cores=4)))
     await grid.handle(HeartbeatReceived("here", Usage()))

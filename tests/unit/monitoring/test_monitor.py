@@ -45,7 +45,7 @@ class House:
     def __init__(self) -> None:
         self.clock = Hands()
         store = MemoryStore()
-        self.grid = Grid(store, self.clock, perform=lambda effects: None)
+        self.grid = Grid(store, self.clock)
         self.alerts: list[Alert] = []
         self.monitor = Monitor(
             Alerts(), read=self.grid.read, store=store, offset_ms=lambda: 1_000, on_alert=self.alerts.append

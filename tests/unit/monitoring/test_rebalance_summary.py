@@ -44,7 +44,7 @@ class House:
 
     def __init__(self, store: MemoryStore) -> None:
         self.clock = Hands()
-        self.grid = Grid(store, self.clock, perform=lambda effects: None)
+        self.grid = Grid(store, self.clock)
         self.monitor = Monitor(Alerts(), read=self.grid.read, store=store, offset_ms=lambda: 0)
 
     async def beat(self, seconds: float = 2, **memory_gb: float) -> None:

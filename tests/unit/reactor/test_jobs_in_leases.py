@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from distributed_grid.control.agents import order_of
+from distributed_grid.control.agent_sessions import order_of
 from distributed_grid.domain.engines import EngineResources
 from distributed_grid.domain.events import EngineNode, EngineObserved, EngineWanted, GroupBound
 from distributed_grid.domain.jobs import Ending, Outcome

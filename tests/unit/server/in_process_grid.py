@@ -41,7 +41,7 @@ class SmallHouse:
     def __init__(self, *, sharing_enabled: bool = True) -> None:
         self.clock = Clock()
         self.store = MemoryStore()
-        self.grid = Grid(self.store, self.clock, perform=lambda effects: None)
+        self.grid = Grid(self.store, self.clock)
         self.viewer = Viewer(0)
         self.sharing_enabled = sharing_enabled
         self.custom_resources = frozenset({"fpga"})

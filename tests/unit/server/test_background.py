@@ -31,7 +31,7 @@ def test_the_oldest_goes_but_nothing_that_a_living_job_is_to_find(tmp_path: Path
     async def story() -> None:
         store = ContentStore(tmp_path / "store")
         needed, left = ship(store, tmp_path / "a", "needed" * 100), ship(store, tmp_path / "b", "left over" * 100)
-        grid = Grid(MemoryStore(), Still(), perform=lambda effects: None)
+        grid = Grid(MemoryStore(), Still())
         await grid.start()
         await grid.handle(NodeDeclared(a_node("gpu2", hold_s=60)))
         await grid.handle(a_submission(a_request("r1"), command=Command(("true",), workdir=needed)))

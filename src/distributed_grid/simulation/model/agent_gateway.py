@@ -1,123 +1,120 @@
-"""The simulated control plane's end of every agent: as `control/agents.py`, whose orders and events it uses."""
+"""Simulated gateway: drives the agent sessions that ship in virtual time, over simulated links."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from distributed_grid import __version__
-from distributed_grid.control.agents import UNWANTED_GRACE_MS, compared, event_of, hold_of, order_of
+from msgspec.structs import replace
+
+from distributed_grid.control.agent_sessions import AgentSessions, NodeRegistry, SessionMessage
+from distributed_grid.control.batch import Entry
 from distributed_grid.domain.effects import Effect
-from distributed_grid.domain.events import AttemptsListed, Event, HeartbeatReceived, NodeDeclared
-from distributed_grid.domain.jobs import Ending
+from distributed_grid.domain.events import Event
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import GridError
 from distributed_grid.simulation.model.network import SimulatedLink
-from distributed_grid.wire import (
-    HEARTBEAT_MS,
-    PROTOCOL,
-    Acknowledge,
-    Ended,
-    FromAgent,
-    Heard,
-    Heartbeat,
-    Hello,
-    Paused,
-    Started,
-    StopAttemptOrder,
-    Welcome,
-)
+from distributed_grid.wire import FromAgent
 
 if TYPE_CHECKING:
     from distributed_grid.simulation.model.control_plane import ControlPlane
 
 RETRY_MS = 500
+T = TypeVar("T")
+
+
+class _Suspension:
+    """A point where a coroutine waits: `begin` gets what has to be called with the entry that it waits for."""
+
+    def __init__(self, begin: Callable[[Callable[[Entry | None], None]], None]) -> None:
+        self.begin = begin
+
+    def __await__(self) -> Generator[_Suspension, Entry | None, Any]:
+        entry = yield self
+        if entry is None:
+            return None
+        if entry.failure is not None:
+            raise entry.failure
+        return entry.answer
+
+
+class SimulatedRegistry(NodeRegistry):
+    """A node has what its agent says."""
+
+    def described(self, node: Node, capacity: Capacity) -> Node:
+        return replace(node, capacity=capacity)
 
 
 class SimulatedGateway:
-    """Who is connected to one life of the control plane. An effect for a node that is not connected waits: it is
-    derived anew from the ledger when the agent says hello."""
+    """The sessions of one life of the control plane; with a crash, what is under way in them never goes on."""
 
     def __init__(self, control: ControlPlane) -> None:
         self._control = control
-        self._agents: dict[str, SimulatedLink] = {}
-        self._greeted: dict[SimulatedLink, Hello] = {}
+        self._sessions = AgentSessions(self, SimulatedRegistry(), {})
 
-    def perform(self, effects: list[Effect]) -> None:
-        """Send the orders that make the effects happen."""
-        for effect in effects:
-            agent = self._agents.get(effect.node)
-            if agent is not None:
-                agent.send(order_of(self._control.ledger, effect))
+    def perform(self, effects: Iterable[Effect]) -> None:
+        self._sessions.perform(effects)
 
     def received(self, message: FromAgent, via: SimulatedLink) -> None:
         """Take in what an agent says."""
-        if isinstance(message, Hello):
-            self._welcome(message, via)
-        elif isinstance(message, Heartbeat):
-            self._hear(message, via)
-        elif isinstance(message, Started | Paused | Ended):
-            seq = message.seq
-            self._handle_with_retry(event_of(message, via.nodes), lambda: via.send(Acknowledge(seq)))
+        if isinstance(message, SessionMessage):
+            self._drive(self._sessions.received(message, via))
 
     def gone(self, via: SimulatedLink) -> None:
-        """An agent's connection has ended; its node is doubted when it stays silent."""
-        if self._agents.get(via.node) is via:
-            del self._agents[via.node]
-        self._greeted.pop(via, None)
+        self._sessions.gone(via)
 
-    def _handle_with_retry(self, event: Event, then: Callable[[], None]) -> None:
-        """Have it in the ledger, however long the disk is full; a gateway that was replaced does not retry."""
-        control = self._control
-
-        def answered(failure: GridError | None) -> None:
-            if failure is None:
-                then()
-            elif failure.retryable:
-                control.agenda.after(RETRY_MS, again)
-
-        def again() -> None:
-            if control.desk is self and control.is_up:
-                control.handle(event, answered)
-
-        control.handle(event, answered)
-
-    def _welcome(self, hello: Hello, via: SimulatedLink) -> None:
-        """Take an agent in: what it has, what it runs. Orders follow with its first heartbeat: they count from it."""
-        control = self._control
-        node = next(named for named in control.nodes if named.name == hello.node)
-        epoch = control.ledger.counters.get("epoch", 0)
-
-        def declared() -> None:
-            self._greeted[via] = hello
-            via.send(Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS))
-            self._handle_with_retry(AttemptsListed(hello.node, hello.attempts, hello.boot), lambda: None)
-
-        self._handle_with_retry(NodeDeclared(node), declared)
-
-    def _hear(self, message: Heartbeat, via: SimulatedLink) -> None:
-        """Take a heartbeat in; answering it is what renews the node's holds."""
-        hello = self._greeted.get(via)
-        if hello is None and self._agents.get(message.node) is not via:
+    def _drive(self, coroutine: Coroutine[_Suspension, Entry | None, None], answer: Entry | None = None) -> None:
+        """Go on until the coroutine waits again; a refusal ends it, as it does in the daemon."""
+        try:
+            waits = coroutine.send(answer)
+        except (StopIteration, GridError):
             return
+        waits.begin(lambda entry: self._drive(coroutine, entry))
 
-        def heard(failure: GridError | None) -> None:
-            if failure is not None:
-                return  # not durable, not renewed: the next one comes soon
-            for mark in message.marks:
-                self._control.handle(event_of(mark, via.nodes))
-            via.send(Heard(message.beat, hold_of(self._control.ledger, message.node)))
-            if hello is not None and self._greeted.pop(via, None) is not None:
-                self._agents[message.node] = via
-                self._catch_up(hello, via)
+    # ------------------------------------------------------------------ the owner of the ledger, to the sessions
 
-        self._control.handle(
-            HeartbeatReceived(message.node, message.usage, message.beat, message.generation, message.yields), heard
-        )
+    @property
+    def ledger(self) -> Ledger:
+        return self._control.ledger
 
-    def _catch_up(self, hello: Hello, via: SimulatedLink) -> None:
-        """Order again what the ledger calls for on a node that has just (re)appeared, and stop what it does not."""
-        found = compared(self._control.ledger, hello)
-        why = "nobody waits for it any more"
-        for lease_id in found.unwanted:
-            via.send(StopAttemptOrder(lease_id, found.fence, str(Ending.CANCELLED), why, UNWANTED_GRACE_MS))
-        self.perform(found.missing)
+    async def handle(self, event: Event) -> Any:
+        return await _Suspension(lambda resume: self._control.handle(event, resume))
+
+    async def handle_all(self, events: Iterable[Event]) -> None:
+        entries: list[Entry] = []
+
+        def begin(resume: Callable[[Entry | None], None]) -> None:
+            todo = list(events)
+
+            def done(entry: Entry) -> None:
+                entries.append(entry)
+                if len(entries) == len(todo):
+                    resume(next((one for one in entries if one.failure is not None), None))
+
+            for event in todo:
+                self._control.handle(event, done)
+
+        await _Suspension(begin)
+
+    async def handle_with_retry(self, event: Event) -> None:
+        while True:
+            try:
+                await self.handle(event)
+                return
+            except GridError as failure:
+                if not failure.retryable:
+                    raise
+            await _Suspension(self._after_a_while)
+
+    async def read(self, question: Callable[[Ledger, int], T]) -> T:
+        answer: T = await _Suspension(lambda resume: self._control.read(question, resume))
+        return answer
+
+    def _after_a_while(self, resume: Callable[[Entry | None], None]) -> None:
+        def again() -> None:
+            if self._control.gateway is self and self._control.is_up:
+                resume(None)
+
+        self._control.agenda.after(RETRY_MS, again)

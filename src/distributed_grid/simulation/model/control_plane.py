@@ -1,11 +1,7 @@
-"""The simulated control plane: the real reactor on a real ledger, with a disk that takes its time and may be full.
+"""Simulated control plane: the settler and the reactor that ship, with a disk that takes its time and may be full.
 
-Does what `control/grid.py` promises, in virtual time: a batch is decided, then
-committed, and only then acted upon and answered. Whatever happens in between can be cut off by a crash.
-
-Rule 1: nobody hears of, and nothing acts on, what is not durable.
-Rule 2: a crash forgets everything but the store; the next one begins a new epoch from there.
-Rule 3: what cannot be made durable has not happened: the stored state is loaded, and those who asked ask again.
+It drives `BatchSettler` in virtual time as `control/grid.py` does in real time. Between deciding and committing, a
+crash can cut it off: it forgets everything but the store, and the next start begins a new epoch from there.
 """
 
 from __future__ import annotations
@@ -17,34 +13,31 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.memory import MemoryStore
-from distributed_grid.control.batch import batch_of
+from distributed_grid.control.batch import BatchSettler, DecidedBatch, DecisionFailed, Entry, Question
 from distributed_grid.domain.events import (
     ControlPlaneStarted,
     Event,
-    JobSubmitted,
-    LeaseAsked,
     NodeDeclared,
     PolicySet,
     PressureRead,
     TimePassed,
 )
-from distributed_grid.domain.jobs import Job
-from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules
 from distributed_grid.domain.resources import NOTHING
-from distributed_grid.domain.rows import VOLATILE, Row, decode_row
+from distributed_grid.domain.rows import Row
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.errors import GridError, IllegalStep, StoreFailed
-from distributed_grid.reactor import Record, pending_for, step
+from distributed_grid.ports import Batch
+from distributed_grid.reactor import step
 from distributed_grid.reactor.dispatch import StepResult
 from distributed_grid.simulation.model.agent_gateway import SimulatedGateway
 from distributed_grid.simulation.model.event_queue import EventQueue, ScheduledEvent
 from distributed_grid.simulation.model.network import Network
 
 TICK_MS = 1_000
-Then = Callable[[GridError | None], None]
+Then = Callable[[Entry], None]
 
 
 class Observer(Protocol):
@@ -57,15 +50,14 @@ class Observer(Protocol):
     def reloaded(self, ledger: Ledger, now: int, *, anew: bool) -> None: ...
 
 
-class _Entry:
-    """An event on its way, and what to do when it is durable, or refused."""
+class _PendingEntry(Entry):
+    """An entry, and what to do when it is durable, or refused."""
 
-    __slots__ = ("event", "failure", "then")
+    __slots__ = ("then",)
 
-    def __init__(self, event: Event, then: Then) -> None:
-        self.event = event
+    def __init__(self, event: Event | None, question: Question | None, then: Then) -> None:
+        super().__init__(event, question)
         self.then = then
-        self.failure: GridError | None = None
 
 
 class ControlPlane:
@@ -90,19 +82,21 @@ class ControlPlane:
         self.rules = rules
         self.observer = observer
         self.store = MemoryStore()
-        self.ledger = Ledger()
+        self.settler = BatchSettler(self.store, self._observed_step)
         self.is_up = False
         self.starts = 0
         self.clock_ahead_ms = 0
         self.disk_is_full = False
         self.disk_slowness = 1
-        self.desk = SimulatedGateway(self)
-        self._inbox: list[_Entry] = []
-        self._batch: tuple[list[_Entry], list[Row], list[Record]] | None = None
-        self._over: set[str] = set()
+        self.gateway = SimulatedGateway(self)
+        self._inbox: list[_PendingEntry] = []
+        self._batch: tuple[list[_PendingEntry], DecidedBatch, Batch | None] | None = None
         self._settling: ScheduledEvent | None = None
-        self._seq = 0
         self._read_at = 0
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.settler.ledger
 
     @property
     def now(self) -> int:
@@ -115,7 +109,7 @@ class ControlPlane:
         """Load what was stored, begin a new epoch, and declare what the config names."""
         self.is_up = True
         self.starts += 1
-        self._load(volatile=[], anew=True)
+        self._load(anew=True)
         self.handle(ControlPlaneStarted(self.ledger.counters.get("epoch", 0) + 1))
         self.handle(PolicySet(self.policy))
         for node in self.nodes:  # what another machine has, its agent said last time, or will
@@ -133,15 +127,12 @@ class ControlPlane:
         if self._settling is not None:
             self._settling.call_off()
         self._inbox.clear()
-        self.desk = SimulatedGateway(self)
+        self.gateway = SimulatedGateway(self)
         self.network.drop_all(silently=with_machine)
-        self._load(volatile=[], anew=True)
+        self._load(anew=True)
 
-    def _load(self, volatile: list[Row], *, anew: bool) -> None:
-        loaded = self.store.load()
-        self._seq = loaded.last_event_seq
-        self.ledger = Ledger(decode_row(row.kind, row.blob) for row in loaded.live if row.blob is not None)
-        self.ledger.apply(volatile)
+    def _load(self, *, anew: bool) -> None:
+        self.settler.load(self.store.load(), keep_volatile=not anew)
         self.observer.reloaded(self.ledger, self.now, anew=anew)
 
     def _tick(self, life: int) -> None:
@@ -174,48 +165,45 @@ class ControlPlane:
 
     def handle(self, event: Event, then: Then | None = None) -> None:
         """Take an event in; `then` hears when it is durable, or why it was refused. Nobody hears of a crash."""
-        self._inbox.append(_Entry(event, then or _nobody_waits))
-        if self._batch is None and (self._settling is None or self._settling.deed is None):
+        self._enter(_PendingEntry(event, None, then or _discard_answer))
+
+    def read(self, question: Question, then: Then) -> None:
+        """Ask about the ledger; the answer comes in its turn, with what it depends on durable."""
+        self._enter(_PendingEntry(None, question, then))
+
+    def _enter(self, entry: _PendingEntry) -> None:
+        self._inbox.append(entry)
+        self._settle_soon()
+
+    def _settle_soon(self) -> None:
+        if self._inbox and self._batch is None and (self._settling is None or self._settling.deed is None):
             self._settling = self.agenda.after(0, self._settle)
 
     def _settle(self) -> None:
         """One batch: decide all, then commit once."""
         entries, self._inbox = self._inbox, []
-        changes: list[Row] = []
-        records: list[Record] = []
-        self._batch = (entries, changes, records)
-        self._over.clear()
-        for entry in entries:
-            if self._is_over(entry.event):
-                continue
-            self.observer.about_to(self.ledger, entry.event, self.now)
-            try:
-                stepped = step(self.ledger, entry.event, self.now)
-            except IllegalStep:
-                raise  # a bug, not a refusal
-            except GridError as refusal:
-                entry.failure = refusal
-                self.observer.refused(refusal)
-                continue
-            changes += stepped.changes
-            records += stepped.records
-            self._over |= {row.request.id for row in stepped.changes if isinstance(row, Lease | Job) and row.is_over}
-            self.observer.stepped(stepped)
-        if records or any(row.kind not in VOLATILE for row in changes):
+        try:
+            batch = self.settler.decide(entries, self.now)
+        except DecisionFailed as failed:
+            raise failed.cause from None  # a bug, or a broken invariant: the run ends here
+        stored = self.settler.to_commit(batch)
+        self._batch = (entries, batch, stored)
+        if stored is not None:
             self._settling = self.agenda.after(self.random.randint(1, 4) * self.disk_slowness, self._commit)
         else:
             self._finish()
 
-    def _is_over(self, event: Event) -> bool:
-        """Whether this is a request that has had its outcome; asked again, it gets the recorded one."""
-        if not isinstance(event, LeaseAsked | JobSubmitted) or event.request.id in self.ledger.by_request:
-            return False
-        if isinstance(event, LeaseAsked) and event.again:
-            return False
-        if event.request.id in self._over:
-            return True  # in this very batch
-        kind = Lease.kind if isinstance(event, LeaseAsked) else Job.kind
-        return bool(self.store.ended(kind, request_id=event.request.id, limit=1))
+    def _observed_step(self, ledger: Ledger, event: Event, now: int) -> StepResult:
+        self.observer.about_to(ledger, event, now)
+        try:
+            stepped = step(ledger, event, now)
+        except IllegalStep:
+            raise
+        except GridError as refusal:
+            self.observer.refused(refusal)
+            raise
+        self.observer.stepped(stepped)
+        return stepped
 
     def _commit(self) -> None:
         assert self._batch is not None
@@ -225,33 +213,30 @@ class ControlPlane:
             return
         entries, _, _ = self._batch
         self._batch = None
-        self._load([row for row in self.ledger.rows() if row.kind in VOLATILE], anew=False)
+        self._load(anew=False)
         for entry in entries:
-            entry.then(entry.failure or StoreFailed("not done, nothing was changed: the disk is full"))
-        self._go_on()
+            entry.failure = entry.failure or StoreFailed("not done, nothing was changed: the disk is full")
+            entry.then(entry)
+        self._settle_soon()
 
     def _make_durable(self) -> None:
         assert self._batch is not None
-        _, changes, records = self._batch
-        batch = batch_of(changes, records, self.now, self._seq)
-        self.store.commit(batch)
-        self._seq += len(batch.events)
-        self.observer.committed(changes)
+        _, batch, stored = self._batch
+        assert stored is not None
+        self.store.commit(stored)
+        self.settler.committed(stored)
+        self.observer.committed(batch.changes)
 
     def _finish(self) -> None:
         """What was decided is durable: act, then answer."""
         assert self._batch is not None
-        entries, changes, _ = self._batch
+        entries, batch, _ = self._batch
         self._batch = None
-        self.desk.perform(pending_for(self.ledger, changes))
+        self.gateway.perform(self.settler.effects(batch).attempts)
         for entry in entries:
-            entry.then(entry.failure)
-        self._go_on()
-
-    def _go_on(self) -> None:
-        if self._inbox and self._batch is None and (self._settling is None or self._settling.deed is None):
-            self._settling = self.agenda.after(0, self._settle)
+            entry.then(entry)
+        self._settle_soon()
 
 
-def _nobody_waits(failure: GridError | None) -> None:
-    """An event of the control plane's own."""
+def _discard_answer(entry: Entry) -> None:
+    """Nobody waits for an event of the control plane's own."""

@@ -177,11 +177,11 @@ class Users:
         if asking.is_answered:
             return
         if self._control.is_up:
-            self._control.handle(asking.event, lambda failure: self._answered(asking, failure))
+            self._control.handle(asking.event, lambda entry: self._answered(asking, entry.failure))
         self._plan(self._agenda.now + ANSWER_MS, asking)
 
-    def _answered(self, asking: _Asking, failure: GridError | None) -> None:
-        if asking.is_answered or (failure is not None and failure.retryable):
+    def _answered(self, asking: _Asking, failure: Exception | None) -> None:
+        if asking.is_answered or (isinstance(failure, GridError) and failure.retryable):
             return
         asking.is_answered = True
         self.waiting -= 1

@@ -31,7 +31,7 @@ class Kept(SmallHouse):
     def __init__(self, folder: Path, store: MemoryStore | None = None) -> None:
         super().__init__()
         if store is not None:
-            self.grid = Grid(store, self.clock, perform=lambda effects: None)
+            self.grid = Grid(store, self.clock)
         self.file = ResourceBoostPersistence(state_dir=folder)
         self.keeper = BoostFileSync(self.grid, self.file, offset_ms=lambda: OFFSET_MS)
 

@@ -54,7 +54,7 @@ class Story:
 
     def __init__(self, store: Store, seed: int) -> None:
         self.clock, self.dice = Clock(), random.Random(seed)
-        self.grid = Grid(store, self.clock, perform=lambda effects: None)
+        self.grid = Grid(store, self.clock)
         self.held: dict[str, Held] = {}
 
     async def happen(self, leases: int) -> None:
@@ -181,7 +181,7 @@ def test_folding_history_changes_no_sum_of_whole_days() -> None:
 def test_what_is_held_is_told_in_the_amounts_of_now() -> None:
     async def story() -> None:
         clock = Clock()
-        grid = Grid(MemoryStore(), clock, perform=lambda effects: None)
+        grid = Grid(MemoryStore(), clock)
         await grid.start()
         await grid.handle(NodeDeclared(a_node("ash", cores=4, memory_gb=16, gpus=2)))
         await grid.handle(HeartbeatReceived("ash", Usage()))
@@ -208,7 +208,7 @@ def test_what_is_held_is_told_in_the_amounts_of_now() -> None:
 
 def test_who_only_waited_had_nothing() -> None:
     async def story() -> None:
-        grid = Grid(MemoryStore(), Clock(), perform=lambda effects: None)
+        grid = Grid(MemoryStore(), Clock())
         await grid.start()
         await grid.handle(NodeDeclared(a_node("ash", cores=4)))
         await grid.handle(LeaseAsked(a_request("r1", cores=1)))

@@ -27,7 +27,7 @@ class Standing:
 
 def run(story: Callable[[Grid], Awaitable[None]]) -> None:
     async def whole() -> None:
-        grid = Grid(MemoryStore(), Standing(), perform=lambda effects: None)
+        grid = Grid(MemoryStore(), Standing())
         await grid.start()
         await grid.handle(NodeDeclared(a_node("here", cores=4)))
         await grid.handle(HeartbeatReceived("here", Usage()))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from distributed_grid.api import requests
+from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.blocks import MemoryServerRow
 from distributed_grid.domain.effects import MemoryEffect, ServeMemory
@@ -32,7 +33,7 @@ class MemoryHouse(SmallHouse):
 
     def __init__(self, *, problem: str = "", **options: Any) -> None:
         super().__init__(**options)
-        self.grid = Grid(self.store, self.clock, perform=lambda effects: None, lend=self.lend)
+        self.grid = Grid(self.store, self.clock, EffectRouter(memory=self.lend))
         self.memory = MemoryService(self)  # type: ignore[arg-type]
         self.problem = problem
         self.serves = True

@@ -1,0 +1,276 @@
+"""Sessions of agents at the control plane: their reports become events, effects become their orders.
+
+Nothing here depends on an event loop: the daemon drives it with asyncio, the simulator in virtual time. An effect for a
+node whose agent is not connected waits: it is derived again from the ledger when the agent says hello.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
+
+from msgspec import Struct
+
+from distributed_grid import __version__
+from distributed_grid.domain.effects import Effect, StartAttempt
+from distributed_grid.domain.events import (
+    AttemptEnded,
+    AttemptMarked,
+    AttemptPaused,
+    AttemptsListed,
+    AttemptStarted,
+    ControlPlaneStarted,
+    Event,
+    HeartbeatReceived,
+    NodeDeclared,
+)
+from distributed_grid.domain.indexes.node_claims import NodeClaims
+from distributed_grid.domain.jobs import Ending
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.resources import Capacity
+from distributed_grid.errors import GridError
+from distributed_grid.reactor import pending
+from distributed_grid.wire import (
+    HEARTBEAT_MS,
+    PROTOCOL,
+    Acknowledge,
+    AgentSide,
+    CheckpointAge,
+    Ended,
+    Heard,
+    Heartbeat,
+    Hello,
+    OwnerRules,
+    Paused,
+    Refuse,
+    Start,
+    Started,
+    StopAttemptOrder,
+    ToAgent,
+    Welcome,
+)
+
+UNWANTED_GRACE_MS = 5_000
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+Report = Started | Paused | Ended
+SessionMessage = Hello | Heartbeat | Report
+
+
+class LedgerOwner(Protocol):
+    """Whoever decides events and makes them durable."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    async def handle(self, event: Event) -> Any:
+        """Return when it is durable. Raises the refusal."""
+
+    async def handle_all(self, events: Iterable[Event]) -> None:
+        """The same for several at once; raises one of their refusals."""
+
+    async def handle_with_retry(self, event: Event) -> None:
+        """Return when it is durable, however long that takes. Raises a refusal that is final."""
+
+    async def read(self, question: Callable[[Ledger, int], T]) -> T:
+        """What the ledger says, once it is durable."""
+
+
+class NodeRegistry:
+    """What the ledger does not know of nodes: how their owners are to be treated, what the config says about a machine
+    that has reported its capacity."""
+
+    def described(self, node: Node, capacity: Capacity) -> Node:
+        """The node with the capacity that counts."""
+        return node
+
+    def owner_rules(self, name: str) -> OwnerRules | None:
+        """How the agent of a node gives way to its owner; None: it does not."""
+        return None
+
+    def newcomer(self, name: str) -> Node | None:
+        """A node that was let in and that the ledger does not know yet; None: it is not one of ours."""
+        return None
+
+    def memory_certificate(self, node: str) -> tuple[bytes, bytes]:
+        """What proves the memory of a node to those who use it, and its key; nothing where the network is trusted."""
+        return b"", b""
+
+
+class LentMemoryOrders(Protocol):
+    """What is to be done about the memory that a node lends when its agent (re)appears."""
+
+    async def unknown(self, node: str) -> None:
+        """An agent is new: how the memory of its node can be used is not known until it says so."""
+
+    def catch_up(self, node: str) -> None:
+        """Order again what blocks call for on this node."""
+
+
+class AgentSessions:
+    """Which agent serves which node, and what goes back and forth about attempts; `agents` get orders."""
+
+    def __init__(
+        self,
+        grid: LedgerOwner,
+        registry: NodeRegistry,
+        agents: dict[str, AgentSide],
+        memory: LentMemoryOrders | None = None,
+    ) -> None:
+        self._grid = grid
+        self._registry = registry
+        self._agents = agents
+        self._memory = memory
+        self._greeted: dict[tuple[AgentSide, str], Hello] = {}
+
+    async def received(self, message: SessionMessage, via: AgentSide) -> None:
+        """Take in what an agent says. Raises the refusal."""
+        if isinstance(message, Heartbeat):
+            await self._renew(message, via)
+        elif isinstance(message, Hello):
+            await self._welcome(message, via)
+        else:
+            await self._grid.handle_with_retry(event_of(message, via.nodes))
+            via.send(Acknowledge(message.seq))
+
+    def gone(self, via: AgentSide) -> None:
+        """An agent's connection has ended; its node is doubted when it stays silent."""
+        for name in via.nodes:
+            if self._agents.get(name) is via:
+                del self._agents[name]
+            self._greeted.pop((via, name), None)
+
+    def perform(self, effects: Iterable[Effect]) -> None:
+        """Send the orders that make the effects happen."""
+        for effect in effects:
+            agent = self._agents.get(effect.node)
+            if agent is not None:
+                agent.send(order_of(self._grid.ledger, effect))
+
+    async def _renew(self, message: Heartbeat, via: AgentSide) -> None:
+        """Take a heartbeat in; answering it is what renews the node's holds."""
+        if (via, message.node) not in self._greeted and self._agents.get(message.node) is not via:
+            return
+        seen = HeartbeatReceived(message.node, message.usage, message.beat, message.generation, message.yields)
+        try:
+            await self._grid.handle(seen)
+            if message.marks:
+                await self._grid.handle_all(event_of(mark, via.nodes) for mark in message.marks)
+        except GridError as failure:
+            if not failure.retryable:
+                raise
+            return  # not durable, not renewed: the next one comes soon, and marks are reported again
+        via.send(heard(self._grid.ledger, message))
+        hello = self._greeted.pop((via, message.node), None)
+        if hello is not None:  # the first one on this connection: orders count from it
+            self._agents[message.node] = via
+            await self._catch_up(hello, via)
+            if self._memory is not None:
+                self._memory.catch_up(message.node)
+
+    async def _welcome(self, hello: Hello, via: AgentSide) -> None:
+        """Take an agent in: what it has, what it runs. Orders follow with its first heartbeat: they count from it."""
+        known = await self._grid.read(lambda ledger, now: (ledger.nodes.get(hello.node), ledger.counters["epoch"]))
+        node, epoch = known
+        node = node or self._registry.newcomer(hello.node)
+        if node is None:
+            via.send(Refuse(f"no node is called {hello.node} in this grid"))
+            return
+        if hello.epoch > epoch:  # restored from a backup: start above what this agent has seen of us
+            epoch = hello.epoch + 1
+            await self._grid.handle_with_retry(ControlPlaneStarted(epoch))
+        if hello.capacity is not None:
+            await self._grid.handle_with_retry(NodeDeclared(self._registry.described(node, hello.capacity)))
+        if self._memory is not None:
+            await self._memory.unknown(hello.node)
+        self._greeted[via, hello.node] = hello
+        via.send(
+            Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, self._registry.owner_rules(hello.node))
+        )
+        await self._grid.handle_with_retry(AttemptsListed(hello.node, hello.attempts, hello.boot))
+
+    async def _catch_up(self, hello: Hello, via: AgentSide) -> None:
+        """Order again what the ledger calls for on a node that has just (re)appeared, and stop what it does not."""
+        found = await self._grid.read(lambda ledger, now: compare_attempts(ledger, hello))
+        for lease_id in found.unwanted:
+            log.info("%s still has %s, which is over: stopping it", hello.node, lease_id)
+            why = "nobody waits for it any more"
+            via.send(StopAttemptOrder(lease_id, found.fence, str(Ending.CANCELLED), why, UNWANTED_GRACE_MS))
+        self.perform(found.missing)
+
+
+class AttemptComparison(Struct):
+    """Effects that an agent has not performed, and attempts it has that are over."""
+
+    missing: list[Effect]
+    unwanted: list[str]
+    fence: int
+
+
+def compare_attempts(ledger: Ledger, hello: Hello) -> AttemptComparison:
+    """Compare what an agent has listed with what the ledger calls for on its node."""
+    missing = [effect for effect in pending(ledger) if effect.node == hello.node]
+    unwanted = [lease_id for lease_id in hello.attempts if lease_id not in ledger.leases]
+    above = max(ledger.counters.get("epoch", 0), hello.epoch) + 1  # whoever started it, this is newer
+    return AttemptComparison(missing, unwanted, above << 32)
+
+
+def heard(ledger: Ledger, message: Heartbeat) -> Heard:
+    """The answer to a heartbeat: how long the node's work may go on, and what of the node is lent through Ray."""
+    hold_ms = hold_of(ledger, message.node)
+    if not ledger.bindings:
+        return Heard(message.beat, hold_ms)
+    book = NodeClaims(
+        lease.claim
+        for lease in ledger.leases_of(message.node)
+        if lease.engine and not lease.job and lease.claim is not None
+    )
+    return Heard(message.beat, hold_ms, book.cpu_milli, book.memory_bytes, sum(book.gpu_milli.values()))
+
+
+def hold_of(ledger: Ledger, name: str) -> int:
+    """How long the work of a node goes on without a word from here; 0 is without end."""
+    node = ledger.nodes.get(name)
+    return node.hold_ms if node is not None else 0
+
+
+def order_of(ledger: Ledger, effect: Effect) -> ToAgent:
+    """The order that makes an effect happen."""
+    attempt = effect.job.attempt
+    assert attempt is not None
+    if isinstance(effect, StartAttempt):
+        used = ledger.leases.get(effect.lease.request.within, effect.lease)
+        claim = used.claim
+        assert claim is not None
+        seen = ledger.sightings.get(effect.node)
+        return Start(
+            effect.node,
+            attempt.lease_id,
+            attempt.fence,
+            effect.job.id,
+            effect.job.command,
+            claim,
+            hold_ms=hold_of(ledger, effect.node),
+            beat=seen.beat if seen is not None else 0,
+            generation=effect.lease.generation,
+        )
+    stop = effect.job.stop
+    assert stop is not None
+    ending = stop.ending if stop.ending in (Ending.PREEMPTED, Ending.RECLAIMED) else Ending.CANCELLED
+    return StopAttemptOrder(attempt.lease_id, attempt.fence, str(ending), stop.detail, effect.job.command.grace_ms)
+
+
+def event_of(message: Report | CheckpointAge, nodes: tuple[str, ...]) -> Event:
+    """What the report of an agent that serves these nodes means."""
+    uid, _, number = message.lease_id.rpartition(".")
+    attempt = int(number) if number.isdecimal() else 0
+    if isinstance(message, Started):
+        return AttemptStarted(uid, attempt, message.fence, message.pid, message.cores, nodes)
+    if isinstance(message, Paused):
+        return AttemptPaused(uid, attempt, message.fence, message.paused, message.detail, nodes)
+    if isinstance(message, CheckpointAge):
+        return AttemptMarked(uid, attempt, message.fence, message.age_ms, nodes)
+    pid, cores = message.pid, message.cores
+    return AttemptEnded(uid, attempt, message.fence, message.outcome, nodes, pid, cores, message.mark_age_ms)
