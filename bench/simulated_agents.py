@@ -35,7 +35,9 @@ class Simulated:
         async with unix_connect(
             str(self.links / f"{node}.sock"), "ws://grid/v1/agent", compression=None, ping_interval=None
         ) as connection:
-            await connection.send(wire.encode(wire.Hello(wire.PROTOCOL, __version__, node, (), CAPACITY, boot="x")))
+            await connection.send(
+                wire.encode(wire.AgentHello(wire.PROTOCOL, __version__, node, (), CAPACITY, boot="x"))
+            )
             sent: dict[int, float] = {}
             beating: asyncio.Task[None] | None = None
             async for data in connection:
@@ -44,13 +46,17 @@ class Simulated:
                 if isinstance(message, wire.Welcome):
                     self.welcome += 1
                     beating = asyncio.create_task(self.beat(connection, node, sent))
-                elif isinstance(message, wire.Heard):
+                elif isinstance(message, wire.HeartbeatReply):
                     self.beats.append(time.perf_counter() - sent.pop(message.beat))
-                elif isinstance(message, wire.Start):
+                elif isinstance(message, wire.StartAttemptOrder):
                     self.starts.append((message.job_id, time.perf_counter()))
                     outcome = Outcome(Ending.EXITED, exit_code=0)
-                    await connection.send(wire.encode(wire.Started(1, message.lease_id, message.fence, 1, ())))
-                    await connection.send(wire.encode(wire.Ended(2, message.lease_id, message.fence, outcome)))
+                    await connection.send(
+                        wire.encode(wire.AttemptStartedReport(1, message.lease_id, message.fence, 1, ()))
+                    )
+                    await connection.send(
+                        wire.encode(wire.AttemptEndedReport(2, message.lease_id, message.fence, outcome))
+                    )
             if beating is not None:
                 beating.cancel()
 

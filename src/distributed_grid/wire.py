@@ -1,10 +1,9 @@
-"""Messages between the control plane and an agent, as values; how they travel is the link's business.
+"""Wire protocol between the control plane and an agent: messages, limits, encoding.
 
-Rule 1: every order carries the fence of its lease; an agent refuses one older than it has seen.
-Rule 2: a report stays with the agent until its number is acknowledged; after a reconnection it is sent again.
-Rule 3: time is never shared. A heartbeat has a number; an answer names the number and a duration, and the agent
-counts that duration from when it sent that heartbeat. What runs is stopped by then, unless a later answer came.
-Rule 4: everything has a largest size, and a stream sends no more than it was given credit for.
+Every order carries the fence of its lease; an agent refuses one older than it has seen. A report stays in the agent's
+outbox until its number is acknowledged, and is sent again after a reconnection. Clocks are never compared: a heartbeat
+has a number, the reply names that number and a duration, and the agent counts the duration from when it sent that
+heartbeat. Every message has a maximum size, and a stream sends no more bytes than it was given credit for.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from msgspec import Meta, Struct
 
 from distributed_grid.domain.jobs import Command, Outcome
 from distributed_grid.domain.nodes import Usage
-from distributed_grid.domain.resources import LARGEST_AMOUNT, Capacity, Claim
+from distributed_grid.domain.resources import MAX_AMOUNT, Capacity, Claim
 from distributed_grid.errors import ProtocolError
 
 PROTOCOL = 1
-LARGEST_MESSAGE = 4 * 1024 * 1024
-LARGEST_CHUNK = 256 * 1024
-STREAM_CREDIT = 512 * 1024
-MOST_ATTEMPTS = 20_000
-MOST_COPIES = 50_000
-LARGEST_QUESTION = 64 * 1024
-LARGEST_LISTING = 3 * 1024 * 1024
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+MAX_CHUNK_BYTES = 256 * 1024
+STREAM_CREDIT_BYTES = 512 * 1024
+MAX_ATTEMPTS = 20_000
+MAX_COPIES = 50_000
+MAX_QUERY_BYTES = 64 * 1024
+MAX_LISTING_BYTES = 3 * 1024 * 1024
 HEARTBEAT_MS = 2_000
 T = TypeVar("T")
 
@@ -34,32 +33,32 @@ Id = Annotated[str, Meta(max_length=200)]
 Name = Annotated[str, Meta(max_length=128)]
 Text = Annotated[str, Meta(max_length=8192)]
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
-Bytes = Annotated[bytes, Meta(max_length=LARGEST_CHUNK)]
+Bytes = Annotated[bytes, Meta(max_length=MAX_CHUNK_BYTES)]
 
 
 class _FromAgent(Struct, frozen=True, tag=True):
-    """What an agent says."""
+    """Message from an agent."""
 
 
 class _ToAgent(Struct, frozen=True, tag=True):
-    """What an agent is told."""
+    """Message to an agent."""
 
 
-class Hello(_FromAgent, frozen=True):
-    """An agent is there; these attempts it has a record of (by lease id), this is what its machine has, this the
-    highest epoch it has seen of a control plane, and this names the time since the machine was started."""
+class AgentHello(_FromAgent, frozen=True):
+    """First message of an agent: the attempts it has a record of (by lease id), the capacity of its machine, the
+    highest control-plane epoch it has seen, and the boot id of the machine."""
 
     protocol: int
     version: Name
     node: Name
-    attempts: Annotated[tuple[Id, ...], Meta(max_length=MOST_ATTEMPTS)] = ()
+    attempts: Annotated[tuple[Id, ...], Meta(max_length=MAX_ATTEMPTS)] = ()
     capacity: Capacity | None = None
     epoch: Count = 0
     boot: Name = ""
 
 
 class CheckpointAge(Struct, frozen=True):
-    """An attempt has marked a checkpoint, so many milliseconds before this was sent."""
+    """Checkpoint mark of an attempt, `age_ms` before the message was sent."""
 
     lease_id: Id
     fence: Count
@@ -67,18 +66,18 @@ class CheckpointAge(Struct, frozen=True):
 
 
 class Heartbeat(_FromAgent, frozen=True):
-    """The agent lives, and this is what it measured; `yields` says that it gives way to the owner now. `marks` are
-    checkpoints that the control plane may not know of yet."""
+    """Periodic measurement; `yields` says that the agent gives way to the owner now. `marks` are checkpoints that the
+    control plane may not know of yet."""
 
     node: Name
     usage: Usage
     beat: Count = 0
     generation: Count = 0
     yields: bool = False
-    marks: Annotated[tuple[CheckpointAge, ...], Meta(max_length=MOST_ATTEMPTS)] = ()
+    marks: Annotated[tuple[CheckpointAge, ...], Meta(max_length=MAX_ATTEMPTS)] = ()
 
 
-class Started(_FromAgent, frozen=True):
+class AttemptStartedReport(_FromAgent, frozen=True):
     """The command of an attempt runs."""
 
     seq: Count
@@ -88,7 +87,7 @@ class Started(_FromAgent, frozen=True):
     cores: Annotated[tuple[int, ...], Meta(max_length=4096)]
 
 
-class Paused(_FromAgent, frozen=True):
+class AttemptPausedReport(_FromAgent, frozen=True):
     """An attempt stands still for the owner's sake, or goes on again."""
 
     seq: Count
@@ -98,8 +97,8 @@ class Paused(_FromAgent, frozen=True):
     detail: Text = ""
 
 
-class Ended(_FromAgent, frozen=True):
-    """An attempt is over, its whole process tree gone. One that was short has its start told along with its end.
+class AttemptEndedReport(_FromAgent, frozen=True):
+    """An attempt is over, its whole process tree gone. The start of a short one is reported together with its end.
     `mark_age_ms` is how long before its end it last marked a checkpoint; None is never."""
 
     seq: Count
@@ -111,9 +110,9 @@ class Ended(_FromAgent, frozen=True):
     mark_age_ms: Count | None = None
 
 
-class ContentChunk(_FromAgent, frozen=True):
-    """The next bytes of a stream, and where in the file they are; no bytes is its end for now, and `problem` why
-    there is nothing to come."""
+class FileChunk(_FromAgent, frozen=True):
+    """Next bytes of a file that the control plane reads, and their offset; no bytes is the end for now, and `problem`
+    says why nothing more will come."""
 
     stream: Count
     data: Bytes
@@ -121,11 +120,11 @@ class ContentChunk(_FromAgent, frozen=True):
     at: Count = 0
 
 
-class Listing(_FromAgent, frozen=True):
-    """The files that were asked for, as `adapters.files.manifest` lists them, and what could not be had."""
+class FileListing(_FromAgent, frozen=True):
+    """Answer to `ListFiles`: a manifest (`adapters/workdir/manifest.py`), and what was skipped."""
 
     stream: Count
-    files: Annotated[bytes, Meta(max_length=LARGEST_LISTING)] = b""
+    files: Annotated[bytes, Meta(max_length=MAX_LISTING_BYTES)] = b""
     skipped: Annotated[tuple[Text, ...], Meta(max_length=1000)] = ()
     problem: Text = ""
 
@@ -138,16 +137,16 @@ class FetchContent(_FromAgent, frozen=True):
     credit: Count
 
 
-class Credit(_FromAgent, frozen=True):
-    """Credit for a stream that the agent fetches: so many bytes more; 0 is "enough"."""
+class FetchCredit(_FromAgent, frozen=True):
+    """More credit for content that the agent fetches, in bytes; 0 closes the stream."""
 
     stream: Count
     credit: Count
 
 
 class Endpoint(Struct, frozen=True):
-    """Where a memory server listens: the address, what proves it (the fingerprint of its certificate; none: a plain
-    connection), the Unix socket for programs of its own machine, and which life of its memory this is."""
+    """Where a memory server listens: the address, the fingerprint of its certificate (none: a plain connection), the
+    Unix socket for programs of its own machine, and the incarnation of its memory."""
 
     host: Name
     port: Count
@@ -157,7 +156,7 @@ class Endpoint(Struct, frozen=True):
 
 
 class Ticket(Struct, frozen=True):
-    """What lets somebody use one copy of a block for a while: what it says, and the secret that proves it."""
+    """Short-lived capability for one copy of a block: its claims, and the secret that proves them."""
 
     claims: Annotated[bytes, Meta(max_length=4096)]
     secret: Annotated[bytes, Meta(max_length=64)]
@@ -166,58 +165,57 @@ class Ticket(Struct, frozen=True):
         return "Ticket(...)"
 
 
-class MemoryServed(_FromAgent, frozen=True):
-    """The memory of a node can be used: where, with which key tickets are made, and which copies are there, in memory
-    and on disk."""
+class MemoryServedReport(_FromAgent, frozen=True):
+    """The memory server of a node is up: its endpoint, the key that signs tickets, and the copies it has in memory and
+    on disk."""
 
     node: Name
     endpoint: Endpoint
     key: Annotated[bytes, Meta(max_length=64)]
-    copies: Annotated[tuple[Id, ...], Meta(max_length=MOST_COPIES)] = ()
-    on_disk: Annotated[tuple[Id, ...], Meta(max_length=MOST_COPIES)] = ()
+    copies: Annotated[tuple[Id, ...], Meta(max_length=MAX_COPIES)] = ()
+    on_disk: Annotated[tuple[Id, ...], Meta(max_length=MAX_COPIES)] = ()
 
     def __repr__(self) -> str:
-        return f"MemoryServed({self.node}, {self.endpoint})"
+        return f"MemoryServedReport({self.node}, {self.endpoint})"
 
 
-class MemoryFailed(_FromAgent, frozen=True):
-    """The memory of a node cannot be used, and why."""
+class MemoryFailedReport(_FromAgent, frozen=True):
+    """The memory server of a node could not be started, and why."""
 
     node: Name
     problem: Text
 
 
-class CopyMade(_FromAgent, frozen=True):
-    """A copy of a block was made elsewhere under this generation, or could not be."""
+class CopyMadeReport(_FromAgent, frozen=True):
+    """Result of a `MakeCopyOrder` under this generation."""
 
     source: Id
     generation: Count
     problem: Text = ""
 
 
-class CopiesFreed(_FromAgent, frozen=True):
-    """Nothing is left here of these copies."""
+class CopiesFreedReport(_FromAgent, frozen=True):
+    """These copies are freed; nothing of them is left."""
 
-    copies: Annotated[tuple[Id, ...], Meta(max_length=MOST_COPIES)]
+    copies: Annotated[tuple[Id, ...], Meta(max_length=MAX_COPIES)]
 
 
-class MemoryWanted(_FromAgent, frozen=True):
+class MemoryReclaimReport(_FromAgent, frozen=True):
     """The owner of a node needs so much of the memory back that blocks hold there."""
 
     node: Name
     memory_bytes: Count
 
 
-class MemoryAsked(_FromAgent, frozen=True):
-    """A program of the node asks something about the memory pool; the body is a message of the control plane's own
-    socket."""
+class MemoryQuery(_FromAgent, frozen=True):
+    """Request of a program on the node about the memory pool; the body is a message of the daemon's own socket."""
 
     number: Count
-    body: Annotated[bytes, Meta(max_length=LARGEST_QUESTION)]
+    body: Annotated[bytes, Meta(max_length=MAX_QUERY_BYTES)]
 
 
 class Welcome(_ToAgent, frozen=True):
-    """The control plane takes the agent in; what it has to know to serve."""
+    """The control plane accepts the agent, and sends its settings."""
 
     protocol: int
     version: Name
@@ -228,7 +226,7 @@ class Welcome(_ToAgent, frozen=True):
 
 
 class OwnerRules(Struct, frozen=True):
-    """How to give way to the owner: from which outside use on, and by which steps."""
+    """Yielding to the owner: the thresholds of outside use, and the steps that are allowed."""
 
     cpu_busy_max_milli: int
     memory_used_max_milli: int
@@ -242,16 +240,16 @@ class OwnerRules(Struct, frozen=True):
     grace_ms: int = 10_000
 
 
-class Refuse(_ToAgent, frozen=True):
-    """The control plane does not take the agent in; one sentence says what to do."""
+class RejectAgent(_ToAgent, frozen=True):
+    """The control plane rejects the agent; one sentence says what to do."""
 
     message: Text
 
 
-class Heard(_ToAgent, frozen=True):
-    """A heartbeat arrived: everything may go on for so long from when it was sent (0: without end).
+class HeartbeatReply(_ToAgent, frozen=True):
+    """A heartbeat arrived: attempts may run for `hold_ms` more, counted from when it was sent (0: without end).
 
-    What is lent of the node through Ray is told with it: what Ray's workers use of that is not the owner's.
+    `ray_…` is what is lent of the node through Ray: what Ray's workers use of it is not the owner's use.
     """
 
     beat: Count
@@ -261,8 +259,8 @@ class Heard(_ToAgent, frozen=True):
     ray_gpu_milli: Count = 0
 
 
-class Start(_ToAgent, frozen=True):
-    """Run a command under a lease; `beat` and `hold_ms` say until when this order is any good."""
+class StartAttemptOrder(_ToAgent, frozen=True):
+    """Run a command under a lease; `beat` and `hold_ms` say until when this order is valid."""
 
     node: Name
     lease_id: Id
@@ -276,7 +274,7 @@ class Start(_ToAgent, frozen=True):
 
 
 class StopAttemptOrder(_ToAgent, frozen=True):
-    """Stop what runs under a lease; `ending` is what the end is to be called."""
+    """Stop what runs under a lease; `ending` is recorded as the reason."""
 
     lease_id: Id
     fence: Count
@@ -285,13 +283,13 @@ class StopAttemptOrder(_ToAgent, frozen=True):
     grace_ms: Count
 
 
-class Acknowledge(_ToAgent, frozen=True):
+class AcknowledgeReport(_ToAgent, frozen=True):
     """The report of this number is in the ledger: the agent may forget it."""
 
     seq: Count
 
 
-class Read(_ToAgent, frozen=True):
+class ReadFile(_ToAgent, frozen=True):
     """Send a file of an attempt from an offset on (or from so far before its end), as far as the credit goes."""
 
     stream: Count
@@ -302,37 +300,37 @@ class Read(_ToAgent, frozen=True):
     from_end: bool = False
 
 
-class More(_ToAgent, frozen=True):
-    """Credit for a stream: so many bytes more."""
+class ReadCredit(_ToAgent, frozen=True):
+    """More credit for a file that the control plane reads, in bytes."""
 
     stream: Count
     credit: Count
 
 
-class Enough(_ToAgent, frozen=True):
-    """Nobody reads this stream any more."""
+class CloseStream(_ToAgent, frozen=True):
+    """Close a file stream: nobody reads it any more."""
 
     stream: Count
 
 
-class List(_ToAgent, frozen=True):
-    """Say which files of an attempt's working directory fit these patterns."""
+class ListFiles(_ToAgent, frozen=True):
+    """List the files of an attempt's working directory that match these patterns."""
 
     stream: Count
     lease_id: Id
     patterns: Annotated[tuple[Text, ...], Meta(max_length=1000)]
 
 
-class FilePart(_ToAgent, frozen=True):
-    """The next bytes of what an agent fetches; no bytes is the end, and `problem` why there is nothing to come."""
+class FetchedChunk(_ToAgent, frozen=True):
+    """Next bytes of the content that an agent fetches; no bytes is the end, and `problem` says why."""
 
     stream: Count
     data: Bytes
     problem: Text = ""
 
 
-class OpenMemory(_ToAgent, frozen=True):
-    """Let the memory of a node be used; where that is so already, say so again. Without a certificate connections are
+class ServeMemoryOrder(_ToAgent, frozen=True):
+    """Start the memory server of a node; if it runs already, report it again. Without a certificate connections are
     plain: the network is trusted."""
 
     node: Name
@@ -341,10 +339,10 @@ class OpenMemory(_ToAgent, frozen=True):
     host: Name = ""
 
     def __repr__(self) -> str:
-        return f"OpenMemory({self.node})"
+        return f"ServeMemoryOrder({self.node})"
 
 
-class MakeCopy(_ToAgent, frozen=True):
+class MakeCopyOrder(_ToAgent, frozen=True):
     """Make a copy of a copy at another memory server, whole; until it is known what became of it, nobody may write
     to the source."""
 
@@ -354,61 +352,61 @@ class MakeCopy(_ToAgent, frozen=True):
     ticket: Ticket
 
 
-class FreeCopies(_ToAgent, frozen=True):
-    """Let go of these copies; those that are not there are told as freed, too."""
+class FreeCopiesOrder(_ToAgent, frozen=True):
+    """Free these copies; those that are not there are reported as freed, too."""
 
-    copies: Annotated[tuple[Id, ...], Meta(max_length=MOST_COPIES)]
+    copies: Annotated[tuple[Id, ...], Meta(max_length=MAX_COPIES)]
 
 
-class MemoryAnswered(_ToAgent, frozen=True):
-    """The answer to what a program of the node asked."""
+class MemoryReply(_ToAgent, frozen=True):
+    """Answer to a `MemoryQuery`."""
 
     number: Count
-    body: Annotated[bytes, Meta(max_length=LARGEST_CHUNK)]
+    body: Annotated[bytes, Meta(max_length=MAX_CHUNK_BYTES)]
 
     def __repr__(self) -> str:
-        return f"MemoryAnswered({self.number})"
+        return f"MemoryReply({self.number})"
 
 
-MemoryReport = MemoryServed | MemoryFailed | CopyMade | CopiesFreed | MemoryWanted
-MemoryOrder = OpenMemory | MakeCopy | FreeCopies
+MemoryReport = MemoryServedReport | MemoryFailedReport | CopyMadeReport | CopiesFreedReport | MemoryReclaimReport
+MemoryOrder = ServeMemoryOrder | MakeCopyOrder | FreeCopiesOrder
 FromAgent = (
-    Hello
+    AgentHello
     | Heartbeat
-    | Started
-    | Paused
-    | Ended
-    | ContentChunk
-    | Listing
+    | AttemptStartedReport
+    | AttemptPausedReport
+    | AttemptEndedReport
+    | FileChunk
+    | FileListing
     | FetchContent
-    | Credit
+    | FetchCredit
     | MemoryReport
-    | MemoryAsked
+    | MemoryQuery
 )
-_Order = Start | StopAttemptOrder | Read | More | Enough | List | MemoryOrder
-ToAgent = Welcome | Refuse | Heard | Acknowledge | FilePart | _Order | MemoryAnswered
+_Order = StartAttemptOrder | StopAttemptOrder | ReadFile | ReadCredit | CloseStream | ListFiles | MemoryOrder
+ToAgent = Welcome | RejectAgent | HeartbeatReply | AcknowledgeReport | FetchedChunk | _Order | MemoryReply
 
 
 class AgentSide(Protocol):
-    """Where the control plane's orders go."""
+    """An agent, as the control plane sees it."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The nodes this agent serves; what it says of others does not count."""
+        """The nodes this agent serves; its reports about other nodes are ignored."""
 
     def send(self, message: ToAgent) -> None:
-        """Pass an order on, in order; a repeated one changes nothing."""
+        """Send a message, in order; a repeated one changes nothing."""
 
 
 class ControlSide(Protocol):
-    """Where an agent's messages go."""
+    """The control plane, as an agent sees it."""
 
     def received(self, message: FromAgent, via: AgentSide) -> None:
-        """Take a message in; a repeated one changes nothing. Answers go back the way it came."""
+        """Handle a message; a repeated one changes nothing. Replies go to `via`."""
 
 
 class _Greeting(Struct):
-    """What any version of a greeting has."""
+    """The fields that the first message has in every protocol version."""
 
     protocol: int
     version: str = "of unknown version"
@@ -421,27 +419,27 @@ _greeting = msgspec.msgpack.Decoder(_Greeting)
 
 
 def encode(message: FromAgent | ToAgent) -> bytes:
-    """The message as it travels."""
+    """Encode a message as msgpack."""
     return _encoder.encode(message)
 
 
 def decode_from_agent(data: bytes) -> FromAgent:
-    """What an agent said; ProtocolError for anything that is not a message of this protocol."""
+    """Decode and check a message of an agent; raises ProtocolError for anything else."""
     message = _decoded(data, _from_agent)
-    if isinstance(message, Hello) and message.capacity is not None:
-        _make_sure_of(message.capacity)
+    if isinstance(message, AgentHello) and message.capacity is not None:
+        _check_capacity(message.capacity)
     if isinstance(message, Heartbeat):
-        _make_sure_of_usage(message.usage)
+        _check_usage(message.usage)
     return message
 
 
 def decode_to_agent(data: bytes) -> ToAgent:
-    """What the control plane said; ProtocolError for anything that is not a message of this protocol."""
+    """Decode a message of the control plane; raises ProtocolError for anything else."""
     return _decoded(data, _to_agent)
 
 
-def greeting_of(data: bytes, *, mine: str, theirs: str) -> None:
-    """Raise ProtocolError with what to upgrade, where a first message is of another protocol version."""
+def check_greeting(data: bytes, *, mine: str, theirs: str) -> None:
+    """Raise ProtocolError, saying what to upgrade, if a first message is of another protocol version."""
     try:
         found = _greeting.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -455,7 +453,7 @@ def greeting_of(data: bytes, *, mine: str, theirs: str) -> None:
 
 
 def _decoded(data: bytes, decoder: msgspec.msgpack.Decoder[T]) -> T:
-    if len(data) > LARGEST_MESSAGE:
+    if len(data) > MAX_MESSAGE_BYTES:
         raise ProtocolError(f"a message of {len(data)} bytes is too large")
     try:
         return decoder.decode(data)
@@ -463,25 +461,26 @@ def _decoded(data: bytes, decoder: msgspec.msgpack.Decoder[T]) -> T:
         raise ProtocolError(f"not a message of this protocol: {error}") from None
 
 
-def _make_sure_of(capacity: Capacity) -> None:
-    """An agent may be wrong about its machine, but not absurd."""
+def _check_capacity(capacity: Capacity) -> None:
+    """Raise ProtocolError for a capacity that no machine has."""
     amounts = [capacity.cpu_milli, capacity.memory_bytes, *(count for _, count in capacity.custom)]
     amounts += [device.memory_bytes for device in capacity.gpus] + [device.index for device in capacity.gpus]
     if len(capacity.gpus) > 1024 or len(capacity.custom) > 1024 or capacity.cpu_milli > 10**9:
         raise ProtocolError("no machine has that much")
-    if any(not 0 <= amount <= LARGEST_AMOUNT for amount in amounts):
+    if any(not 0 <= amount <= MAX_AMOUNT for amount in amounts):
         raise ProtocolError("no machine has that much")
     if len({device.index for device in capacity.gpus}) < len(capacity.gpus):
         raise ProtocolError("a GPU is named twice")
 
 
-def _make_sure_of_usage(usage: Usage) -> None:
+def _check_usage(usage: Usage) -> None:
+    """Raise ProtocolError for a measurement that no machine reports."""
     milli = [usage.cpu_busy_milli, usage.cpu_outside_milli]
     sizes = [usage.memory_bytes, usage.memory_outside_bytes]
     for gpu in usage.gpus:
         milli += [gpu.busy_milli, gpu.all_busy_milli]
         sizes += [gpu.memory_bytes, gpu.all_memory_bytes]
-    if any(not 0 <= one <= 1000 for one in milli) or any(not 0 <= one <= LARGEST_AMOUNT for one in sizes):
+    if any(not 0 <= one <= 1000 for one in milli) or any(not 0 <= one <= MAX_AMOUNT for one in sizes):
         raise ProtocolError("invalid measurement")
     if len(usage.gpus) > 1024:
         raise ProtocolError("no machine has that much")

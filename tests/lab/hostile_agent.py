@@ -16,7 +16,7 @@ from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.resources import Capacity
 
-HELLO = wire.Hello(wire.PROTOCOL, __version__, "gpu1", boot="liar")
+HELLO = wire.AgentHello(wire.PROTOCOL, __version__, "gpu1", boot="liar")
 
 
 async def connect(path: str) -> ClientConnection:
@@ -38,7 +38,7 @@ async def answers_to(path: str, *messages: bytes) -> str:
             async with asyncio.timeout(3):
                 while True:
                     answer = wire.decode_to_agent(await connection.recv(decode=False))
-                    if isinstance(answer, wire.Refuse):
+                    if isinstance(answer, wire.RejectAgent):
                         return answer.message
                     heard.append(type(answer).__name__)
         except ConnectionClosed as closed:
@@ -51,7 +51,7 @@ async def main() -> None:
     path, lease, fence = sys.argv[1], sys.argv[2], int(sys.argv[3])
     hello = wire.encode(HELLO)
     beat = wire.encode(wire.Heartbeat("gpu1", Usage(), 1))
-    lie = wire.encode(wire.Ended(1, lease, fence, Outcome(Ending.EXITED, exit_code=0)))
+    lie = wire.encode(wire.AttemptEndedReport(1, lease, fence, Outcome(Ending.EXITED, exit_code=0)))
     told = {
         "absurd capacity": await answers_to(
             path, wire.encode(replace(HELLO, capacity=Capacity(10**30 % 2**62, 2**61)))
@@ -59,7 +59,7 @@ async def main() -> None:
         "another node": await answers_to(path, wire.encode(replace(HELLO, node="gpu2"))),
         "garbage": await answers_to(path, hello, b"\xc1" * 100),
         "another protocol": await answers_to(path, wire.encode(replace(HELLO, protocol=99))),
-        "too large": await answers_to(path, hello, b"\0" * (wire.LARGEST_MESSAGE + 1)),
+        "too large": await answers_to(path, hello, b"\0" * (wire.MAX_MESSAGE_BYTES + 1)),
     }
     await answers_to(path, hello, beat, lie)
     told["somebody else's job"] = "no effect seen"

@@ -15,40 +15,42 @@ from distributed_grid.errors import ProtocolError
 
 ENDPOINT = wire.Endpoint("10.0.0.1", 7000, "ab" * 32, "/run/memory.sock", "life")
 FROM_AGENT: list[wire.FromAgent] = [
-    wire.Hello(1, "0.1.0", "gpu1", ("a.1",), Capacity(4000, 2**34, (GpuDevice(0, 2**33, "A"),)), 7, "boot"),
+    wire.AgentHello(1, "0.1.0", "gpu1", ("a.1",), Capacity(4000, 2**34, (GpuDevice(0, 2**33, "A"),)), 7, "boot"),
     wire.Heartbeat(
         "gpu1", Usage(10, 5, 2**30, 2**29, (GpuUsage(0, 1, 2, 3, 4),)), 12, 3, True, (wire.CheckpointAge("a.1", 5, 9),)
     ),
-    wire.Started(1, "a.1", 5, 77, (0, 1)),
-    wire.Paused(2, "a.1", 5, True, "its owner is back"),
-    wire.Ended(3, "a.1", 5, Outcome(Ending.EXITED, exit_code=3), mark_age_ms=7),
-    wire.ContentChunk(4, b"output", at=9),
-    wire.Listing(5, b"files", ("a: a socket",)),
+    wire.AttemptStartedReport(1, "a.1", 5, 77, (0, 1)),
+    wire.AttemptPausedReport(2, "a.1", 5, True, "its owner is back"),
+    wire.AttemptEndedReport(3, "a.1", 5, Outcome(Ending.EXITED, exit_code=3), mark_age_ms=7),
+    wire.FileChunk(4, b"output", at=9),
+    wire.FileListing(5, b"files", ("a: a socket",)),
     wire.FetchContent(6, "ab" * 32, 100),
-    wire.Credit(6, 50),
-    wire.MemoryServed("gpu1", ENDPOINT, b"k" * 32, ("b1:1",), ("b2:3",)),
-    wire.MemoryFailed("gpu1", "no space left"),
-    wire.CopyMade("b1:1", 2, "refused"),
-    wire.CopiesFreed(("b1:1",)),
-    wire.MemoryWanted("gpu1", 2**30),
-    wire.MemoryAsked(1, b"{}"),
+    wire.FetchCredit(6, 50),
+    wire.MemoryServedReport("gpu1", ENDPOINT, b"k" * 32, ("b1:1",), ("b2:3",)),
+    wire.MemoryFailedReport("gpu1", "no space left"),
+    wire.CopyMadeReport("b1:1", 2, "refused"),
+    wire.CopiesFreedReport(("b1:1",)),
+    wire.MemoryReclaimReport("gpu1", 2**30),
+    wire.MemoryQuery(1, b"{}"),
 ]
 TO_AGENT: list[wire.ToAgent] = [
     wire.Welcome(1, "0.1.0", 4, 60_000, 2000, wire.OwnerRules(300, 500, 2**31, 200, 2**30)),
-    wire.Refuse("no"),
-    wire.Heard(12, 60_000),
-    wire.Start("gpu1", "a.1", 5, "job", Command(("true",)), Claim(1000, 0, (GpuShare(0, 1000),)), 60_000, 12, 3),
+    wire.RejectAgent("no"),
+    wire.HeartbeatReply(12, 60_000),
+    wire.StartAttemptOrder(
+        "gpu1", "a.1", 5, "job", Command(("true",)), Claim(1000, 0, (GpuShare(0, 1000),)), 60_000, 12, 3
+    ),
     wire.StopAttemptOrder("a.1", 5, "cancelled", "by ada", 5000),
-    wire.Acknowledge(3),
-    wire.Read(4, "a.1", b"stdout", 9, 100),
-    wire.More(4, 100),
-    wire.Enough(4),
-    wire.List(5, "a.1", ("out/**",)),
-    wire.FilePart(6, b"content"),
-    wire.OpenMemory("gpu1", b"certificate", b"key", "10.0.0.1"),
-    wire.MakeCopy("b1:1", 2, ENDPOINT, wire.Ticket(b"claims", b"secret")),
-    wire.FreeCopies(("b1:1",)),
-    wire.MemoryAnswered(1, b"{}"),
+    wire.AcknowledgeReport(3),
+    wire.ReadFile(4, "a.1", b"stdout", 9, 100),
+    wire.ReadCredit(4, 100),
+    wire.CloseStream(4),
+    wire.ListFiles(5, "a.1", ("out/**",)),
+    wire.FetchedChunk(6, b"content"),
+    wire.ServeMemoryOrder("gpu1", b"certificate", b"key", "10.0.0.1"),
+    wire.MakeCopyOrder("b1:1", 2, ENDPOINT, wire.Ticket(b"claims", b"secret")),
+    wire.FreeCopiesOrder(("b1:1",)),
+    wire.MemoryReply(1, b"{}"),
 ]
 
 
@@ -105,7 +107,7 @@ def test_a_message_damaged_on_its_way_is_refused_or_still_a_message(message, dat
             except ProtocolError:
                 pass
         try:
-            wire.greeting_of(candidate, mine="one", theirs="the other")
+            wire.check_greeting(candidate, mine="one", theirs="the other")
         except ProtocolError:
             pass
 
@@ -137,9 +139,9 @@ def test_deep_nesting_does_not_exhaust_the_stack() -> None:
 
 def test_a_message_beyond_the_largest_size_is_refused_unread() -> None:
     with pytest.raises(ProtocolError, match="too large"):
-        wire.decode_from_agent(b"\0" * (wire.LARGEST_MESSAGE + 1))
+        wire.decode_from_agent(b"\0" * (wire.MAX_MESSAGE_BYTES + 1))
     with pytest.raises(ProtocolError):
-        wire.decode_from_agent(wire.encode(wire.ContentChunk(1, b"x" * (wire.LARGEST_CHUNK + 1))))
+        wire.decode_from_agent(wire.encode(wire.FileChunk(1, b"x" * (wire.MAX_CHUNK_BYTES + 1))))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,7 @@ def test_a_message_beyond_the_largest_size_is_refused_unread() -> None:
 )
 def test_a_machine_that_cannot_be_is_refused(capacity: Capacity) -> None:
     with pytest.raises(ProtocolError, match=r"no machine has|named twice"):
-        wire.decode_from_agent(wire.encode(wire.Hello(1, "0", "gpu1", (), capacity)))
+        wire.decode_from_agent(wire.encode(wire.AgentHello(1, "0", "gpu1", (), capacity)))
 
 
 @pytest.mark.parametrize("usage", [Usage(1001), Usage(-1), Usage(0, 0, -1), Usage(gpus=(GpuUsage(0, 5000),))])
@@ -167,7 +169,7 @@ def test_a_measurement_that_cannot_be_is_refused(usage: Usage) -> None:
 
 
 def test_an_agent_from_before_there_were_marks_is_understood() -> None:
-    for message in (wire.Heartbeat("gpu1", Usage(), 12), wire.Ended(3, "a.1", 5, Outcome(Ending.LOST))):
+    for message in (wire.Heartbeat("gpu1", Usage(), 12), wire.AttemptEndedReport(3, "a.1", 5, Outcome(Ending.LOST))):
         old = msgspec.msgpack.decode(wire.encode(message))
         for field in ("marks", "mark_age_ms"):
             old.pop(field, None)
@@ -177,7 +179,7 @@ def test_an_agent_from_before_there_were_marks_is_understood() -> None:
 def test_another_version_is_told_which_side_to_upgrade() -> None:
     newer = msgspec.msgpack.encode({"type": "Hello", "protocol": wire.PROTOCOL + 1, "version": "9.0", "what": "ever"})
     with pytest.raises(ProtocolError, match=r"version 9\.0.*upgrade this control plane"):
-        wire.greeting_of(newer, mine="this control plane", theirs="the agent of gpu1")
+        wire.check_greeting(newer, mine="this control plane", theirs="the agent of gpu1")
     older = msgspec.msgpack.encode({"protocol": wire.PROTOCOL - 1})
     with pytest.raises(ProtocolError, match="upgrade the agent of gpu1"):
-        wire.greeting_of(older, mine="this control plane", theirs="the agent of gpu1")
+        wire.check_greeting(older, mine="this control plane", theirs="the agent of gpu1")

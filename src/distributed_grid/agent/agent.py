@@ -35,16 +35,16 @@ from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.wire import (
     HEARTBEAT_MS,
     PROTOCOL,
-    Acknowledge,
+    AcknowledgeReport,
+    AgentHello,
+    AttemptEndedReport,
     ControlSide,
-    Ended,
-    FilePart,
+    FetchedChunk,
     FromAgent,
-    Heard,
     Heartbeat,
-    Hello,
-    MemoryAnswered,
+    HeartbeatReply,
     MemoryOrder,
+    MemoryReply,
     ToAgent,
     Welcome,
 )
@@ -119,11 +119,11 @@ class Agent:
             await self._memory.stop()
         await self.host.close()
 
-    def hello(self, node: str) -> Hello:
+    def hello(self, node: str) -> AgentHello:
         """The greeting for a new link: all that runs or is being prepared, and every end that is not acknowledged."""
         attempts = tuple(dict.fromkeys((*self.host.running(), *self._orders.preparing(), *self._outbox.ends())))
         capacity = self._capacity() if self._capacity is not None else None
-        return Hello(PROTOCOL, __version__, node, attempts, capacity, self._epoch, boot_id())
+        return AgentHello(PROTOCOL, __version__, node, attempts, capacity, self._epoch, boot_id())
 
     def welcomed(self, welcome: Welcome) -> None:
         """A new link is there: tell again what may have been lost with the last one."""
@@ -148,19 +148,19 @@ class Agent:
             self._memory.unlinked()
 
     def send(self, message: ToAgent) -> None:
-        if isinstance(message, FilePart):
+        if isinstance(message, FetchedChunk):
             if self._workdirs is not None:
                 self._workdirs.received(message)
-        elif isinstance(message, Heard):
+        elif isinstance(message, HeartbeatReply):
             self._marks.heard(message.beat)
             self._loans.append(RayLoan(message.ray_cpu_milli, message.ray_memory_bytes, message.ray_gpu_milli))
             self._meter.ray.loan = together(self._loans)
             if message.hold_ms:
                 self._orders.renew(message.beat + message.hold_ms)
-        elif isinstance(message, MemoryOrder | MemoryAnswered):
+        elif isinstance(message, MemoryOrder | MemoryReply):
             if self._memory is not None:
                 self._memory.order(message)
-        elif isinstance(message, Acknowledge):
+        elif isinstance(message, AcknowledgeReport):
             self._acknowledged(message.seq)
         else:
             self._orders.take(message)
@@ -181,7 +181,7 @@ class Agent:
 
     def _acknowledged(self, seq: int) -> None:
         report = self._outbox.acknowledged(seq)
-        if isinstance(report, Ended):
+        if isinstance(report, AttemptEndedReport):
             self._orders.forget(report.lease_id)
             self.host.forget(report.lease_id)
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed_grid.errors import BadInput, GridError, Refused, Unreachable
 from distributed_grid.posix.private_files import write_private
-from distributed_grid.wire import LARGEST_MESSAGE
+from distributed_grid.wire import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -118,7 +118,7 @@ async def open_channel(found: JoinedKey) -> ClientConnection:
             compression=None,
             ping_interval=None,
             open_timeout=TIMEOUT_SECONDS,
-            max_size=LARGEST_MESSAGE,
+            max_size=MAX_MESSAGE_BYTES,
             proxy=None,
         )
     except ssl.SSLCertVerificationError:

@@ -20,20 +20,20 @@ from distributed_grid.agent.memory_proxy import MemoryQueryProxy
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.memory.supervisor.supervisor import ServerSupervisor
 from distributed_grid.wire import (
-    CopiesFreed,
-    CopyMade,
+    CopiesFreedReport,
+    CopyMadeReport,
     Endpoint,
-    FreeCopies,
-    MakeCopy,
-    MemoryAnswered,
-    MemoryAsked,
-    MemoryFailed,
+    FreeCopiesOrder,
+    MakeCopyOrder,
+    MemoryFailedReport,
     MemoryOrder,
+    MemoryQuery,
+    MemoryReclaimReport,
+    MemoryReply,
     MemoryReport,
-    MemoryServed,
-    MemoryWanted,
-    OpenMemory,
+    MemoryServedReport,
     OwnerRules,
+    ServeMemoryOrder,
 )
 
 DESK = "memory.sock"
@@ -59,7 +59,7 @@ class LentMemory:
         nodes: Iterable[str],
         meter: UsageMeter,
         host: AttemptHost,
-        tell: Callable[[MemoryReport | MemoryAsked], None],
+        tell: Callable[[MemoryReport | MemoryQuery], None],
         *,
         addresses: Callable[[], Iterable[str]] = tuple,
         has_desk: bool = True,
@@ -93,9 +93,9 @@ class LentMemory:
             await self.desk.stop()
         await self._keeper.stop()
 
-    def order(self, order: MemoryOrder | MemoryAnswered) -> None:
+    def order(self, order: MemoryOrder | MemoryReply) -> None:
         """Take an order in; they are carried out one after the other. Answers go to the program that asked."""
-        if not isinstance(order, MemoryAnswered):
+        if not isinstance(order, MemoryReply):
             self._orders.put_nowait(order)
         elif self.desk is not None:
             self.desk.answered(order)
@@ -123,8 +123,8 @@ class LentMemory:
 
     # ------------------------------------------------------------------ orders
 
-    def _heard(self, report: MemoryServed | MemoryFailed | CopyMade | CopiesFreed) -> None:
-        if isinstance(report, MemoryServed):
+    def _heard(self, report: MemoryServedReport | MemoryFailedReport | CopyMadeReport | CopiesFreedReport) -> None:
+        if isinstance(report, MemoryServedReport):
             for node in self._nodes:
                 self._tell(replace(report, node=node))
         else:
@@ -137,20 +137,20 @@ class LentMemory:
                 await self._carry_out(order)
             except Exception as failure:  # the outermost loop: the next order may well succeed
                 log.warning("a memory order failed", exc_info=failure)
-                if isinstance(order, OpenMemory):
-                    self._tell(MemoryFailed(order.node, str(failure) or type(failure).__name__))
+                if isinstance(order, ServeMemoryOrder):
+                    self._tell(MemoryFailedReport(order.node, str(failure) or type(failure).__name__))
 
     async def _carry_out(self, order: MemoryOrder) -> None:
-        if isinstance(order, OpenMemory):
+        if isinstance(order, ServeMemoryOrder):
             host = await asyncio.to_thread(own_address, [*self._addresses(), order.host])
             served = self._keeper.served(order.node)
             if served is not None and _is_as_ordered(served.endpoint, host, order):
                 self._heard(served)
             else:
                 await self._keeper.open(replace(order, host=host))
-        elif isinstance(order, MakeCopy):
+        elif isinstance(order, MakeCopyOrder):
             self._keeper.make_copy(order)
-        elif isinstance(order, FreeCopies):
+        elif isinstance(order, FreeCopiesOrder):
             self._keeper.free(order.copies)
 
     # ------------------------------------------------------------------ the owner
@@ -164,7 +164,7 @@ class LentMemory:
             looks = looks + 1 if wanted else 0
             if looks % TELL_EVERY == 2:
                 log.info("the owner needs %d bytes of what blocks hold", wanted)
-                self._tell(MemoryWanted(self._nodes[0], wanted))
+                self._tell(MemoryReclaimReport(self._nodes[0], wanted))
 
     def _wanted(self) -> int:
         if self.rules is None or not self.resident_bytes:
@@ -173,7 +173,7 @@ class LentMemory:
         return min(wanted_back(self.rules, total=total, used=used, outside=outside), self.resident_bytes)
 
 
-def _is_as_ordered(endpoint: Endpoint, host: str, order: OpenMemory) -> bool:
+def _is_as_ordered(endpoint: Endpoint, host: str, order: ServeMemoryOrder) -> bool:
     """Whether what is served is what is wanted; another certificate is as good as the one it has."""
     return endpoint.host == host and bool(endpoint.fingerprint) == bool(order.certificate)
 

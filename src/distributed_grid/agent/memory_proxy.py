@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distributed_grid.posix.unix_sockets import is_own_peer, short_path
-from distributed_grid.wire import LARGEST_QUESTION, MemoryAnswered, MemoryAsked
+from distributed_grid.wire import MAX_QUERY_BYTES, MemoryQuery, MemoryReply
 
 ANSWER_SECONDS = 60.0
 MOST_AT_ONCE = 256
@@ -25,7 +25,7 @@ HEAD = struct.Struct(">I1s")
 class MemoryQueryProxy:
     """Serves the programs of one login; `tell` is where their questions go."""
 
-    def __init__(self, path: Path, tell: Callable[[MemoryAsked], None]) -> None:
+    def __init__(self, path: Path, tell: Callable[[MemoryQuery], None]) -> None:
         self.path = path
         self._tell = tell
         self._numbers = itertools.count(1)
@@ -52,7 +52,7 @@ class MemoryQueryProxy:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def answered(self, answer: MemoryAnswered) -> None:
+    def answered(self, answer: MemoryReply) -> None:
         """Pass an answer on; one that nobody waits for any more is dropped."""
         waiting = self._waiting.pop(answer.number, None)
         if waiting is not None and not waiting.done():
@@ -61,7 +61,7 @@ class MemoryQueryProxy:
     def unlinked(self) -> None:
         """The link is gone, and with it the answers: whoever waits may ask again."""
         for number in tuple(self._waiting):
-            self.answered(MemoryAnswered(number, _no_answer("the link to the control plane was lost")))
+            self.answered(MemoryReply(number, _no_answer("the link to the control plane was lost")))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -81,7 +81,7 @@ class MemoryQueryProxy:
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             length, kind = HEAD.unpack(await reader.readexactly(HEAD.size))
-            if length > LARGEST_QUESTION or kind != b"J":
+            if length > MAX_QUERY_BYTES or kind != b"J":
                 return
             body = await self._asked(await reader.readexactly(length))
             writer.write(HEAD.pack(len(body), b"J") + body)
@@ -91,7 +91,7 @@ class MemoryQueryProxy:
         number = next(self._numbers)
         self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            self._tell(MemoryAsked(number, body))
+            self._tell(MemoryQuery(number, body))
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await self._waiting[number]
         except TimeoutError:

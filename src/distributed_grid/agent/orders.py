@@ -22,7 +22,16 @@ from distributed_grid.agent.outbox import Outbox
 from distributed_grid.agent.owner.guard import OwnerGuard
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.posix.boot_clock import boot_ms
-from distributed_grid.wire import Enough, FilePart, List, More, Read, Start, StopAttemptOrder, ToAgent
+from distributed_grid.wire import (
+    CloseStream,
+    FetchedChunk,
+    ListFiles,
+    ReadCredit,
+    ReadFile,
+    StartAttemptOrder,
+    StopAttemptOrder,
+    ToAgent,
+)
 
 LEAST_HOLD_MS = 200
 MOST_REFUSED = 10_000
@@ -35,7 +44,7 @@ class WorkDirs(Protocol):
     async def lay_out(self, digest: str, target: Path) -> None:
         """Lay out the tree of this digest in a directory; done again it changes nothing."""
 
-    def received(self, piece: FilePart) -> None:
+    def received(self, piece: FetchedChunk) -> None:
         """Bytes that were asked for."""
 
     def unlinked(self) -> None:
@@ -62,7 +71,7 @@ class OrderExecutor:
         self._workdirs = workdirs
         self._memory = memory
         self._waiting: asyncio.Queue[ToAgent] = asyncio.Queue()
-        self._preparing: dict[str, tuple[Start, asyncio.Task[None]]] = {}
+        self._preparing: dict[str, tuple[StartAttemptOrder, asyncio.Task[None]]] = {}
         self._fences: dict[str, int] = {}
         self._refused: dict[str, None] = {}
         self._displaced: dict[str, asyncio.Task[None]] = {}
@@ -97,18 +106,18 @@ class OrderExecutor:
                 await self._carry_out(order)
             except Exception as failure:  # the outermost loop: the next order may well succeed
                 log.warning("order %s failed", type(order).__name__, exc_info=failure)
-                if isinstance(order, Start):
+                if isinstance(order, StartAttemptOrder):
                     self._refuse(order, Ending.NEVER_STARTED, f"{order.node}: {failure}")
 
     async def _carry_out(self, order: ToAgent) -> None:
-        if isinstance(order, Start):
+        if isinstance(order, StartAttemptOrder):
             await self._start(order)
         elif isinstance(order, StopAttemptOrder):
             await self._stop(order)
-        elif isinstance(order, Read | More | Enough | List):
+        elif isinstance(order, ReadFile | ReadCredit | CloseStream | ListFiles):
             self._reading.received(order)
 
-    def _refuse(self, order: Start, ending: Ending, detail: str) -> None:
+    def _refuse(self, order: StartAttemptOrder, ending: Ending, detail: str) -> None:
         """Answer an order that is not carried out; that is final."""
         self._refused[order.lease_id] = None
         if len(self._refused) > MOST_REFUSED:
@@ -117,7 +126,7 @@ class OrderExecutor:
 
     # ------------------------------------------------------------------ starting
 
-    async def _start(self, order: Start) -> None:
+    async def _start(self, order: StartAttemptOrder) -> None:
         if order.lease_id in self._preparing or order.lease_id in self._refused:
             return  # what was refused stays so: the refusal and this order have crossed
         if self._is_stale(order.lease_id, order.fence):
@@ -141,7 +150,7 @@ class OrderExecutor:
     def _is_stale(self, lease_id: str, fence: int) -> bool:
         return fence < self._fences.get(lease_id, 0)
 
-    def _is_in_time(self, order: Start) -> bool:
+    def _is_in_time(self, order: StartAttemptOrder) -> bool:
         """Whether the order's hold, counted from the heartbeat it names, has not run out; what it says holds."""
         now = boot_ms()
         if order.beat > now or order.beat + order.hold_ms < now + LEAST_HOLD_MS:
@@ -160,7 +169,7 @@ class OrderExecutor:
         if self._memory is not None:
             self._memory.hold(until_boot_ms)
 
-    async def _prepare(self, order: Start, workdirs: WorkDirs) -> None:
+    async def _prepare(self, order: StartAttemptOrder, workdirs: WorkDirs) -> None:
         """Bring the working directory, then run; other orders go on meanwhile."""
         try:
             await workdirs.lay_out(order.command.workdir, self._host.work_dir(order.lease_id))
@@ -218,7 +227,7 @@ class OrderExecutor:
         """Whether the control plane is on another machine: then nothing here is the caller's."""
         return self._workdirs is not None
 
-    def _spec(self, order: Start) -> AttemptSpec:
+    def _spec(self, order: StartAttemptOrder) -> AttemptSpec:
         command, claim = order.command, order.claim
         env = dict(command.env)
         return AttemptSpec(

@@ -13,12 +13,12 @@ from typing import Any
 
 from distributed_grid.agent.execution.attempt import AttemptExit, AttemptLaunch
 from distributed_grid.domain.jobs import Ending, Outcome
-from distributed_grid.wire import Ended, Paused, Started
+from distributed_grid.wire import AttemptEndedReport, AttemptPausedReport, AttemptStartedReport
 
 SHORT_SECONDS = 0.03
 """What ends within this time after its start is over at once (Rule 2)."""
 _ENDINGS = {"hold_expired": Ending.LOST}
-Report = Started | Paused | Ended
+Report = AttemptStartedReport | AttemptPausedReport | AttemptEndedReport
 
 
 class Outbox:
@@ -45,16 +45,18 @@ class Outbox:
             pid, cores = started.pid, tuple(started.cores)
         outcome = _outcome(report)
         self._keep(
-            Ended(next(self._numbers), report.attempt_id, report.fence, outcome, pid, cores, mark_age_ms=mark_age_ms)
+            AttemptEndedReport(
+                next(self._numbers), report.attempt_id, report.fence, outcome, pid, cores, mark_age_ms=mark_age_ms
+            )
         )
 
     def never_run(self, lease_id: str, fence: int, outcome: Outcome) -> None:
         """Say why nothing of an attempt was or will be run here."""
-        self._keep(Ended(next(self._numbers), lease_id, fence, outcome))
+        self._keep(AttemptEndedReport(next(self._numbers), lease_id, fence, outcome))
 
     def paused(self, attempt_id: str, fence: int, paused: bool, detail: str) -> None:
         """Say that an attempt stands still, or goes on."""
-        self._keep(Paused(next(self._numbers), attempt_id, fence, paused, detail))
+        self._keep(AttemptPausedReport(next(self._numbers), attempt_id, fence, paused, detail))
 
     def acknowledged(self, seq: int) -> Report | None:
         """It is known where it matters: forget it; what was said under this number, None the second time."""
@@ -67,7 +69,7 @@ class Outbox:
 
     def ends(self) -> list[str]:
         """The attempts whose end is not acknowledged."""
-        return [report.lease_id for report in self._unacknowledged.values() if isinstance(report, Ended)]
+        return [report.lease_id for report in self._unacknowledged.values() if isinstance(report, AttemptEndedReport)]
 
     def stop(self) -> None:
         """Say nothing more by itself. Safe twice."""
@@ -76,7 +78,9 @@ class Outbox:
 
     def _tell_started(self, report: AttemptLaunch) -> None:
         self._starting.pop(report.attempt_id, None)
-        self._keep(Started(next(self._numbers), report.attempt_id, report.fence, report.pid, tuple(report.cores)))
+        self._keep(
+            AttemptStartedReport(next(self._numbers), report.attempt_id, report.fence, report.pid, tuple(report.cores))
+        )
 
     def _keep(self, report: Report) -> None:
         self._unacknowledged[report.seq] = report

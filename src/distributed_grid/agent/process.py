@@ -33,7 +33,7 @@ from distributed_grid.posix.boot_clock import boot_id
 from distributed_grid.posix.locks import try_lock
 from distributed_grid.posix.private_files import write_private
 from distributed_grid.posix.unix_sockets import short_path
-from distributed_grid.wire import LARGEST_MESSAGE
+from distributed_grid.wire import MAX_MESSAGE_BYTES
 
 END_GRACE_MS = 5_000
 END_SECONDS = 30.0
@@ -189,7 +189,7 @@ def _dial(house: AgentDir) -> Dial:
                 "ws://control-plane/v1/agent",
                 compression=None,
                 ping_interval=None,
-                max_size=LARGEST_MESSAGE,
+                max_size=MAX_MESSAGE_BYTES,
                 open_timeout=10,
                 close_timeout=1,
                 user_agent_header=None,

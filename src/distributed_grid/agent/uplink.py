@@ -21,15 +21,15 @@ from websockets.exceptions import WebSocketException
 
 from distributed_grid.errors import GridError, ProtocolError
 from distributed_grid.wire import (
+    AgentHello,
     AgentSide,
     FromAgent,
-    Hello,
-    Refuse,
+    RejectAgent,
     ToAgent,
     Welcome,
+    check_greeting,
     decode_to_agent,
     encode,
-    greeting_of,
 )
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ Dial = Callable[[], Awaitable[ClientConnection]]
 class Served(Protocol):
     """The agent behind the link."""
 
-    def hello(self, node: str) -> Hello: ...
+    def hello(self, node: str) -> AgentHello: ...
     def welcomed(self, welcome: Welcome) -> None: ...
     def send(self, message: ToAgent) -> None: ...
     def unlinked(self) -> None:
@@ -82,7 +82,7 @@ class Uplink:
 
     def received(self, message: FromAgent, via: AgentSide) -> None:
         """Send a message; without a link it is dropped, because everything that matters is told again."""
-        if self._is_up and not isinstance(message, Hello):
+        if self._is_up and not isinstance(message, AgentHello):
             self._outbox.append(encode(message))
             self._waiting.set()
 
@@ -124,7 +124,7 @@ class Uplink:
                 async with asyncio.timeout(self._timing.silence):
                     data = await connection.recv(decode=False)
                 message = decode_to_agent(data)
-                if isinstance(message, Refuse):
+                if isinstance(message, RejectAgent):
                     raise ProtocolError(f"refused by the control plane: {message.message}")
                 agent.send(message)
         finally:
@@ -141,9 +141,9 @@ class Uplink:
 
 def _welcome(data: bytes) -> Welcome:
     message = decode_to_agent(data)
-    if isinstance(message, Refuse):
+    if isinstance(message, RejectAgent):
         raise ProtocolError(f"refused by the control plane: {message.message}")
     if not isinstance(message, Welcome):
         raise ProtocolError("the control plane did not welcome this agent")
-    greeting_of(data, mine="this agent", theirs="the control plane")
+    check_greeting(data, mine="this agent", theirs="the control plane")
     return message

@@ -14,17 +14,17 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.reactor import lent
 from distributed_grid.wire import (
     AgentSide,
-    CopiesFreed,
-    CopyMade,
-    MemoryFailed,
+    CopiesFreedReport,
+    CopyMadeReport,
+    FreeCopiesOrder,
+    MakeCopyOrder,
+    MemoryFailedReport,
     MemoryOrder,
+    MemoryReclaimReport,
     MemoryReport,
-    MemoryServed,
-    MemoryWanted,
-    OpenMemory,
+    MemoryServedReport,
+    ServeMemoryOrder,
 )
-from distributed_grid.wire import FreeCopies as FreeCopiesOrder
-from distributed_grid.wire import MakeCopy as MakeCopyOrder
 
 MOST_AT_ONCE = 10_000
 """So many copies are named in one order."""
@@ -79,16 +79,19 @@ class MemoryGateway:
         """Take a report in; a repeated one changes nothing."""
         assert self._grid is not None
         nodes = (*via.nodes, "") if via is self._local else via.nodes
-        if isinstance(message, MemoryServed | MemoryFailed | MemoryWanted) and message.node not in nodes:
+        if (
+            isinstance(message, MemoryServedReport | MemoryFailedReport | MemoryReclaimReport)
+            and message.node not in nodes
+        ):
             return
-        if isinstance(message, CopiesFreed):
+        if isinstance(message, CopiesFreedReport):
             for at in range(0, len(message.copies), MOST_IN_ONE_EVENT):
                 await self._grid.handle_with_retry(
                     events.CopiesFreed(message.copies[at : at + MOST_IN_ONE_EVENT], nodes)
                 )
             return
         await self._grid.handle_with_retry(event_of(message, nodes))
-        if isinstance(message, MemoryServed):
+        if isinstance(message, MemoryServedReport):
             unwanted = await self._grid.read(lambda ledger, now: _unwanted(ledger, message))
             for at in range(0, len(unwanted), MOST_AT_ONCE):
                 via.send(FreeCopiesOrder(tuple(unwanted[at : at + MOST_AT_ONCE])))
@@ -110,7 +113,7 @@ class MemoryGateway:
         if isinstance(effect, ServeMemory):
             certificate, key = self._certificates(effect.node)
             node = ledger.nodes.get(effect.node)
-            return OpenMemory(effect.node, certificate, key, node.host if node is not None else "local")
+            return ServeMemoryOrder(effect.node, certificate, key, node.host if node is not None else "local")
         moving = effect.block.moving
         assert moving is not None
         target = endpoint_of(ledger.lenders[moving.place.node])
@@ -118,20 +121,22 @@ class MemoryGateway:
         return MakeCopyOrder(moving.source, moving.generation, target, ticket)
 
 
-def event_of(message: MemoryServed | MemoryFailed | CopyMade | MemoryWanted, nodes: tuple[str, ...]) -> events.Event:
+def event_of(
+    message: MemoryServedReport | MemoryFailedReport | CopyMadeReport | MemoryReclaimReport, nodes: tuple[str, ...]
+) -> events.Event:
     """What a report of an agent that serves these nodes means."""
-    if isinstance(message, MemoryServed):
+    if isinstance(message, MemoryServedReport):
         at = message.endpoint
         lender = MemoryServerRow(message.node, at.host, at.port, at.fingerprint, at.path, at.incarnation, message.key)
         return events.MemoryServed(lender, message.on_disk)
-    if isinstance(message, MemoryFailed):
+    if isinstance(message, MemoryFailedReport):
         return events.MemoryServed(MemoryServerRow(message.node, gone=True), problem=message.problem)
-    if isinstance(message, CopyMade):
+    if isinstance(message, CopyMadeReport):
         return events.CopyMade(message.source, message.generation, message.problem, nodes)
     return events.MemoryWanted(message.node, message.memory_bytes)
 
 
-def _unwanted(ledger: Ledger, message: MemoryServed) -> list[str]:
+def _unwanted(ledger: Ledger, message: MemoryServedReport) -> list[str]:
     """The copies that a node has and no block knows of."""
     return [copy for copy in (*message.copies, *message.on_disk) if not _is_known(ledger, copy)]
 

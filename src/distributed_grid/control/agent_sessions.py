@@ -35,18 +35,18 @@ from distributed_grid.reactor import pending
 from distributed_grid.wire import (
     HEARTBEAT_MS,
     PROTOCOL,
-    Acknowledge,
+    AcknowledgeReport,
+    AgentHello,
     AgentSide,
+    AttemptEndedReport,
+    AttemptPausedReport,
+    AttemptStartedReport,
     CheckpointAge,
-    Ended,
-    Heard,
     Heartbeat,
-    Hello,
+    HeartbeatReply,
     OwnerRules,
-    Paused,
-    Refuse,
-    Start,
-    Started,
+    RejectAgent,
+    StartAttemptOrder,
     StopAttemptOrder,
     ToAgent,
     Welcome,
@@ -55,8 +55,8 @@ from distributed_grid.wire import (
 UNWANTED_GRACE_MS = 5_000
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Report = Started | Paused | Ended
-SessionMessage = Hello | Heartbeat | Report
+Report = AttemptStartedReport | AttemptPausedReport | AttemptEndedReport
+SessionMessage = AgentHello | Heartbeat | Report
 
 
 class LedgerOwner(Protocol):
@@ -123,17 +123,17 @@ class AgentSessions:
         self._registry = registry
         self._agents = agents
         self._memory = memory
-        self._greeted: dict[tuple[AgentSide, str], Hello] = {}
+        self._greeted: dict[tuple[AgentSide, str], AgentHello] = {}
 
     async def received(self, message: SessionMessage, via: AgentSide) -> None:
         """Take in what an agent says. Raises the refusal."""
         if isinstance(message, Heartbeat):
             await self._renew(message, via)
-        elif isinstance(message, Hello):
+        elif isinstance(message, AgentHello):
             await self._welcome(message, via)
         else:
             await self._grid.handle_with_retry(event_of(message, via.nodes))
-            via.send(Acknowledge(message.seq))
+            via.send(AcknowledgeReport(message.seq))
 
     def gone(self, via: AgentSide) -> None:
         """An agent's connection has ended; its node is doubted when it stays silent."""
@@ -170,13 +170,13 @@ class AgentSessions:
             if self._memory is not None:
                 self._memory.catch_up(message.node)
 
-    async def _welcome(self, hello: Hello, via: AgentSide) -> None:
+    async def _welcome(self, hello: AgentHello, via: AgentSide) -> None:
         """Take an agent in: what it has, what it runs. Orders follow with its first heartbeat: they count from it."""
         known = await self._grid.read(lambda ledger, now: (ledger.nodes.get(hello.node), ledger.counters["epoch"]))
         node, epoch = known
         node = node or self._registry.newcomer(hello.node)
         if node is None:
-            via.send(Refuse(f"no node is called {hello.node} in this grid"))
+            via.send(RejectAgent(f"no node is called {hello.node} in this grid"))
             return
         if hello.epoch > epoch:  # restored from a backup: start above what this agent has seen of us
             epoch = hello.epoch + 1
@@ -191,7 +191,7 @@ class AgentSessions:
         )
         await self._grid.handle_with_retry(AttemptsListed(hello.node, hello.attempts, hello.boot))
 
-    async def _catch_up(self, hello: Hello, via: AgentSide) -> None:
+    async def _catch_up(self, hello: AgentHello, via: AgentSide) -> None:
         """Order again what the ledger calls for on a node that has just (re)appeared, and stop what it does not."""
         found = await self._grid.read(lambda ledger, now: compare_attempts(ledger, hello))
         for lease_id in found.unwanted:
@@ -209,7 +209,7 @@ class AttemptComparison(Struct):
     fence: int
 
 
-def compare_attempts(ledger: Ledger, hello: Hello) -> AttemptComparison:
+def compare_attempts(ledger: Ledger, hello: AgentHello) -> AttemptComparison:
     """Compare what an agent has listed with what the ledger calls for on its node."""
     missing = [effect for effect in pending(ledger) if effect.node == hello.node]
     unwanted = [lease_id for lease_id in hello.attempts if lease_id not in ledger.leases]
@@ -217,17 +217,17 @@ def compare_attempts(ledger: Ledger, hello: Hello) -> AttemptComparison:
     return AttemptComparison(missing, unwanted, above << 32)
 
 
-def heard(ledger: Ledger, message: Heartbeat) -> Heard:
+def heard(ledger: Ledger, message: Heartbeat) -> HeartbeatReply:
     """The answer to a heartbeat: how long the node's work may go on, and what of the node is lent through Ray."""
     hold_ms = hold_of(ledger, message.node)
     if not ledger.bindings:
-        return Heard(message.beat, hold_ms)
+        return HeartbeatReply(message.beat, hold_ms)
     book = NodeClaims(
         lease.claim
         for lease in ledger.leases_of(message.node)
         if lease.engine and not lease.job and lease.claim is not None
     )
-    return Heard(message.beat, hold_ms, book.cpu_milli, book.memory_bytes, sum(book.gpu_milli.values()))
+    return HeartbeatReply(message.beat, hold_ms, book.cpu_milli, book.memory_bytes, sum(book.gpu_milli.values()))
 
 
 def hold_of(ledger: Ledger, name: str) -> int:
@@ -245,7 +245,7 @@ def order_of(ledger: Ledger, effect: Effect) -> ToAgent:
         claim = used.claim
         assert claim is not None
         seen = ledger.sightings.get(effect.node)
-        return Start(
+        return StartAttemptOrder(
             effect.node,
             attempt.lease_id,
             attempt.fence,
@@ -266,9 +266,9 @@ def event_of(message: Report | CheckpointAge, nodes: tuple[str, ...]) -> Event:
     """What the report of an agent that serves these nodes means."""
     uid, _, number = message.lease_id.rpartition(".")
     attempt = int(number) if number.isdecimal() else 0
-    if isinstance(message, Started):
+    if isinstance(message, AttemptStartedReport):
         return AttemptStarted(uid, attempt, message.fence, message.pid, message.cores, nodes)
-    if isinstance(message, Paused):
+    if isinstance(message, AttemptPausedReport):
         return AttemptPaused(uid, attempt, message.fence, message.paused, message.detail, nodes)
     if isinstance(message, CheckpointAge):
         return AttemptMarked(uid, attempt, message.fence, message.age_ms, nodes)

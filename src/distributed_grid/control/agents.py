@@ -14,15 +14,15 @@ from distributed_grid.control.remote_files import RemoteFiles
 from distributed_grid.domain.effects import Effect
 from distributed_grid.errors import GridError
 from distributed_grid.wire import (
+    AgentHello,
     AgentSide,
-    ContentChunk,
-    Credit,
     FetchContent,
+    FetchCredit,
+    FileChunk,
+    FileListing,
     FromAgent,
-    Hello,
-    Listing,
-    MemoryAnswered,
-    MemoryAsked,
+    MemoryQuery,
+    MemoryReply,
     MemoryReport,
 )
 
@@ -65,25 +65,25 @@ class AgentGateway:
             self._task = None
 
     def received(self, message: FromAgent, via: AgentSide) -> None:
-        if isinstance(message, ContentChunk | Listing):
+        if isinstance(message, FileChunk | FileListing):
             self.files.received(message, via)
-        elif isinstance(message, MemoryAsked):
+        elif isinstance(message, MemoryQuery):
             self._forward(message, via)
-        elif isinstance(message, FetchContent | Credit):
+        elif isinstance(message, FetchContent | FetchCredit):
             self._content.received(message, via)
         else:
             self._inbox.put_nowait((message, via))
 
-    def _forward(self, question: MemoryAsked, via: AgentSide) -> None:
+    def _forward(self, question: MemoryQuery, via: AgentSide) -> None:
         """Have a program's question answered; that may take a while, and others do not wait for it."""
         if any(self._agents.get(name) is via for name in via.nodes):
             task = asyncio.create_task(self._answer(question, via))
             self._questions.add(task)
             task.add_done_callback(self._questions.discard)
 
-    async def _answer(self, question: MemoryAsked, via: AgentSide) -> None:
+    async def _answer(self, question: MemoryQuery, via: AgentSide) -> None:
         answer = self._answer_program or _refuse_program
-        via.send(MemoryAnswered(question.number, await answer(via.nodes[0], question.body)))
+        via.send(MemoryReply(question.number, await answer(via.nodes[0], question.body)))
 
     def gone(self, via: AgentSide) -> None:
         """An agent's connection has ended; its node is doubted when it stays silent."""
@@ -107,7 +107,7 @@ class AgentGateway:
             messages = [await self._inbox.get()]
             while not self._inbox.empty():
                 messages.append(self._inbox.get_nowait())
-            greeting = {via for message, via in messages if isinstance(message, Hello)}
+            greeting = {via for message, via in messages if isinstance(message, AgentHello)}
             at_once = [self._process(message, via) for message, via in messages if via not in greeting]
             await asyncio.gather(*at_once, *(self._process_in_order(messages, via) for via in greeting))
             for _ in messages:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import BinaryIO, Protocol
 
 from distributed_grid.errors import GridError
-from distributed_grid.wire import LARGEST_CHUNK, AgentSide, Credit, FetchContent, FilePart
+from distributed_grid.wire import MAX_CHUNK_BYTES, AgentSide, FetchContent, FetchCredit, FetchedChunk
 
 MOST_AT_ONCE = 64
 
@@ -30,13 +30,13 @@ class ContentSender:
         self._contents = contents
         self._sending: dict[AgentSide, dict[int, _Sending]] = {}
 
-    def received(self, message: FetchContent | Credit, via: AgentSide) -> None:
+    def received(self, message: FetchContent | FetchCredit, via: AgentSide) -> None:
         """Begin a stream, or go on with one."""
         streams = self._sending.setdefault(via, {})
         if isinstance(message, FetchContent):
             problem = self._begin(message, streams)
             if problem:
-                via.send(FilePart(message.stream, b"", problem))
+                via.send(FetchedChunk(message.stream, b"", problem))
                 return
         elif message.stream in streams and message.credit:
             streams[message.stream].credit += message.credit
@@ -62,8 +62,8 @@ class ContentSender:
     def _go_on(self, stream: int, streams: dict[int, _Sending], via: AgentSide) -> None:
         sending = streams[stream]
         while sending.credit > 0:
-            data = sending.source.read(min(sending.credit, LARGEST_CHUNK))
-            via.send(FilePart(stream, data))
+            data = sending.source.read(min(sending.credit, MAX_CHUNK_BYTES))
+            via.send(FetchedChunk(stream, data))
             if not data:
                 self._end(streams, stream)
                 return

@@ -11,10 +11,19 @@ import itertools
 from collections.abc import Mapping
 
 from distributed_grid.errors import GridError, NotFound, ProtocolError, Unreachable
-from distributed_grid.wire import STREAM_CREDIT, AgentSide, ContentChunk, Enough, List, Listing, More, Read
+from distributed_grid.wire import (
+    STREAM_CREDIT_BYTES,
+    AgentSide,
+    CloseStream,
+    FileChunk,
+    FileListing,
+    ListFiles,
+    ReadCredit,
+    ReadFile,
+)
 
 ANSWER_SECONDS = 30.0
-Answer = ContentChunk | Listing | GridError
+Answer = FileChunk | FileListing | GridError
 
 
 class RemoteFiles:
@@ -25,7 +34,7 @@ class RemoteFiles:
         self._numbers = itertools.count(1)
         self._streams: dict[tuple[AgentSide, int], asyncio.Queue[Answer]] = {}
 
-    def received(self, message: ContentChunk | Listing, via: AgentSide) -> None:
+    def received(self, message: FileChunk | FileListing, via: AgentSide) -> None:
         """Pass an answer on to whoever asked; what nobody asked for is dropped."""
         answers = self._streams.get((via, message.stream))
         if answers is not None:
@@ -43,12 +52,12 @@ class RemoteFiles:
         """Where, and what there is of a file from an offset on, at most so much; empty where there is nothing (yet)."""
         agent, stream, answers = self._open(node)
         parts: list[bytes] = []
-        start, size, credit = -1, 0, min(most, STREAM_CREDIT)
-        agent.send(Read(stream, lease_id, name, offset, credit, from_end))
+        start, size, credit = -1, 0, min(most, STREAM_CREDIT_BYTES)
+        agent.send(ReadFile(stream, lease_id, name, offset, credit, from_end))
         try:
             while True:
                 answer = await self._answer(answers, node)
-                if not isinstance(answer, ContentChunk):
+                if not isinstance(answer, FileChunk):
                     raise ProtocolError(f"{node} sent something else than what was asked for")
                 if answer.problem:
                     raise NotFound(f"{node}: {answer.problem}")
@@ -60,20 +69,20 @@ class RemoteFiles:
                 parts.append(answer.data)
                 if not answer.data or size >= most:
                     return start, b"".join(parts)
-                if credit < STREAM_CREDIT // 2 and size + credit < most:
-                    more = min(most - size - credit, STREAM_CREDIT - credit)
+                if credit < STREAM_CREDIT_BYTES // 2 and size + credit < most:
+                    more = min(most - size - credit, STREAM_CREDIT_BYTES - credit)
                     credit += more
-                    agent.send(More(stream, more))
+                    agent.send(ReadCredit(stream, more))
         finally:
             self._close(agent, stream)
 
-    async def find(self, node: str, lease_id: str, patterns: tuple[str, ...]) -> Listing:
+    async def find(self, node: str, lease_id: str, patterns: tuple[str, ...]) -> FileListing:
         """The files of an attempt's working directory that fit the patterns."""
         agent, stream, answers = self._open(node)
-        agent.send(List(stream, lease_id, patterns))
+        agent.send(ListFiles(stream, lease_id, patterns))
         try:
             answer = await self._answer(answers, node)
-            if not isinstance(answer, Listing):
+            if not isinstance(answer, FileListing):
                 raise ProtocolError(f"{node} sent something else than what was asked for")
             if answer.problem:
                 raise NotFound(f"{node}: {answer.problem}")
@@ -92,9 +101,9 @@ class RemoteFiles:
 
     def _close(self, agent: AgentSide, stream: int) -> None:
         del self._streams[agent, stream]
-        agent.send(Enough(stream))
+        agent.send(CloseStream(stream))
 
-    async def _answer(self, answers: asyncio.Queue[Answer], node: str) -> ContentChunk | Listing:
+    async def _answer(self, answers: asyncio.Queue[Answer], node: str) -> FileChunk | FileListing:
         try:
             answer = await asyncio.wait_for(answers.get(), ANSWER_SECONDS)
         except TimeoutError:

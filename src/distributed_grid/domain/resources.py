@@ -17,7 +17,7 @@ from msgspec import Struct
 from distributed_grid.errors import BadInput
 
 WHOLE_GPU = 1000
-LARGEST_AMOUNT = 2**60
+MAX_AMOUNT = 2**60
 """Amounts above this are refused, so that sums stay far from the edge of 64 bits."""
 
 
@@ -71,7 +71,7 @@ class Amounts(Struct, frozen=True):
         numbers += [count for _, count in self.custom]
         if min(numbers) < 0:
             return "amounts must not be negative"
-        if max(numbers) > LARGEST_AMOUNT:
+        if max(numbers) > MAX_AMOUNT:
             return "the amount is larger than any machine"
         if not (self.cpu_milli or self.memory_bytes or self.gpu_milli or self.custom):
             return "nothing is asked for: the amount must be more than zero"

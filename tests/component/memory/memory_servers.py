@@ -16,7 +16,15 @@ from distributed_grid.errors import NotFound
 from distributed_grid.memory.protocol.ticket import FILL, READ, WRITE, TicketClaims, issue
 from distributed_grid.memory.supervisor.supervisor import Report, ServerSupervisor
 from distributed_grid.posix.boot_clock import boot_ms
-from distributed_grid.wire import CopiesFreed, CopyMade, MakeCopy, MemoryFailed, MemoryServed, OpenMemory, Ticket
+from distributed_grid.wire import (
+    CopiesFreedReport,
+    CopyMadeReport,
+    MakeCopyOrder,
+    MemoryFailedReport,
+    MemoryServedReport,
+    ServeMemoryOrder,
+    Ticket,
+)
 
 
 def wait_for(reached: Callable[[], Any], seconds: float = 20.0) -> Any:
@@ -53,15 +61,15 @@ class Lender:
 
         return self.run(done())
 
-    def open(self) -> MemoryServed:
+    def open(self) -> MemoryServedReport:
         before = len(self.reports)
-        self.run(self.keeper.open(OpenMemory(self.node, **self._order)))
-        told = [one for one in self.reports[before:] if isinstance(one, MemoryServed | MemoryFailed)][-1]
-        assert isinstance(told, MemoryServed), told
+        self.run(self.keeper.open(ServeMemoryOrder(self.node, **self._order)))
+        told = [one for one in self.reports[before:] if isinstance(one, MemoryServedReport | MemoryFailedReport)][-1]
+        assert isinstance(told, MemoryServedReport), told
         return told
 
     @property
-    def served(self) -> MemoryServed | None:
+    def served(self) -> MemoryServedReport | None:
         return self.do(lambda: self.keeper.served(self.node))
 
     @property
@@ -80,19 +88,19 @@ class Lender:
 
         def all_told() -> bool:
             for report in self.reports:
-                if isinstance(report, CopiesFreed):
+                if isinstance(report, CopiesFreedReport):
                     freed.update(report.copies)
             return freed.issuperset(copies)
 
         wait_for(all_told)
 
-    def make_copy(self, order: MakeCopy) -> CopyMade:
+    def make_copy(self, order: MakeCopyOrder) -> CopyMadeReport:
         before = len(self.reports)
         self.do(lambda: self.keeper.make_copy(order))
 
-        def told() -> CopyMade | None:
+        def told() -> CopyMadeReport | None:
             for report in self.reports[before:]:
-                if isinstance(report, CopyMade) and report.generation == order.generation:
+                if isinstance(report, CopyMadeReport) and report.generation == order.generation:
                     return report
             return None
 
@@ -138,7 +146,7 @@ class TinyDesk:
         self.ticket_ms = 600_000
         self.ends_boot_ms = 0
         self.use_path = True
-        self.endpoint: Callable[[MemoryServed], tuple[str, int]] = lambda served: (
+        self.endpoint: Callable[[MemoryServedReport], tuple[str, int]] = lambda served: (
             served.endpoint.host,
             served.endpoint.port,
         )
@@ -189,7 +197,7 @@ class TinyDesk:
             "on_disk": on_disk,
         }
 
-    def move(self, block_id: str, to: Lender, *, on_disk: bool = False) -> CopyMade:
+    def move(self, block_id: str, to: Lender, *, on_disk: bool = False) -> CopyMadeReport:
         """Move the first place of a block: copy, then the new place with the next generation, then free."""
         block = self.blocks[block_id]
         source, copy, _ = block["places"][0]
@@ -198,7 +206,7 @@ class TinyDesk:
         block["next"] += 1
         ticket = self.ticket(block_id, to, fresh, on_disk, generation, READ | WRITE | FILL)
         endpoint = wait_for(lambda: to.served).endpoint
-        made = source.make_copy(MakeCopy(copy, generation, endpoint, ticket))
+        made = source.make_copy(MakeCopyOrder(copy, generation, endpoint, ticket))
         with self._lock:
             block["generation"] = generation + bool(made.problem)
             if not made.problem:

@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 
 from distributed_grid.agent.memory_proxy import HEAD, MemoryQueryProxy
-from distributed_grid.wire import LARGEST_QUESTION, MemoryAnswered, MemoryAsked
+from distributed_grid.wire import MAX_QUERY_BYTES, MemoryQuery, MemoryReply
 
 
-class Asked(list[MemoryAsked]):
+class Asked(list[MemoryQuery]):
     """The questions that would go over the link."""
 
     def __init__(self) -> None:
         super().__init__()
         self.came = asyncio.Event()
 
-    def tell(self, question: MemoryAsked) -> None:
+    def tell(self, question: MemoryQuery) -> None:
         self.append(question)
         self.came.set()
 
-    async def next(self) -> MemoryAsked:
+    async def next(self) -> MemoryQuery:
         async with asyncio.timeout(5):
             await self.came.wait()
         self.came.clear()
@@ -66,9 +66,9 @@ def test_a_question_goes_over_the_link_as_it_is_and_its_answer_comes_back(tmp_pa
             reader, writer = await send(desk, b'{"op": "list_blocks"}')
             question = await asked.next()
             assert question.body == b'{"op": "list_blocks"}'
-            desk.answered(MemoryAnswered(question.number, b'{"blocks": []}'))
-            desk.answered(MemoryAnswered(question.number, b'{"again": true}'))
-            desk.answered(MemoryAnswered(999, b"{}"))
+            desk.answered(MemoryReply(question.number, b'{"blocks": []}'))
+            desk.answered(MemoryReply(question.number, b'{"again": true}'))
+            desk.answered(MemoryReply(999, b"{}"))
             assert await received(reader) == {"blocks": []}
             writer.close()
             assert desk.path.stat().st_mode & 0o777 == 0o600
@@ -85,7 +85,7 @@ def test_several_programs_get_each_their_own_answer(tmp_path: Path) -> None:
                 lines.append(await send(desk, f'{{"n": {number}}}'.encode()))
                 await asked.next()
             for question in reversed(asked):
-                desk.answered(MemoryAnswered(question.number, question.body))
+                desk.answered(MemoryReply(question.number, question.body))
             for number, (reader, writer) in enumerate(lines):
                 assert await received(reader) == {"n": number}
                 writer.close()
@@ -105,7 +105,7 @@ def test_a_link_that_breaks_is_told_as_unreachable_so_that_the_program_asks_agai
     asyncio.run(story())
 
 
-@pytest.mark.parametrize(("length", "kind"), [(LARGEST_QUESTION + 1, b"J"), (2, b"O")])
+@pytest.mark.parametrize(("length", "kind"), [(MAX_QUERY_BYTES + 1, b"J"), (2, b"O")])
 def test_what_is_no_question_ends_its_connection_and_no_other(tmp_path: Path, length: int, kind: bytes) -> None:
     async def story() -> None:
         async with a_desk(tmp_path) as (desk, asked):
@@ -115,7 +115,7 @@ def test_what_is_no_question_ends_its_connection_and_no_other(tmp_path: Path, le
                 assert await reader.read() == b""
             writer.close()
             reader, writer = await send(desk, b"{}")
-            desk.answered(MemoryAnswered((await asked.next()).number, b"{}"))
+            desk.answered(MemoryReply((await asked.next()).number, b"{}"))
             assert await received(reader) == {}
             writer.close()
             assert len(asked) == 1

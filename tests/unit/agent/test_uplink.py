@@ -30,8 +30,8 @@ class Agent:
         self.unlinks = 0
         self.told: list[wire.ToAgent] = []
 
-    def hello(self, node: str) -> wire.Hello:
-        return wire.Hello(wire.PROTOCOL, "0.1.0", node)
+    def hello(self, node: str) -> wire.AgentHello:
+        return wire.AgentHello(wire.PROTOCOL, "0.1.0", node)
 
     def welcomed(self, welcome: wire.Welcome) -> None:
         self.welcomes += 1
@@ -73,14 +73,14 @@ def play(path: Path, behave: Behave, until: Callable[[Agent], bool]) -> Agent:
 def test_it_waits_for_a_way_greets_and_passes_orders_on(tmp_path: Path) -> None:
     async def behave(link: ServerConnection) -> None:
         hello = wire.decode_from_agent(await link.recv(decode=False))
-        assert isinstance(hello, wire.Hello)
+        assert isinstance(hello, wire.AgentHello)
         await link.send(wire.encode(WELCOME))
         beat = wire.decode_from_agent(await link.recv(decode=False))
         assert isinstance(beat, wire.Heartbeat)
-        await link.send(wire.encode(wire.Heard(beat.beat, 60_000)))
+        await link.send(wire.encode(wire.HeartbeatReply(beat.beat, 60_000)))
         await link.wait_closed()
 
-    agent = play(tmp_path / "s", behave, lambda agent: wire.Heard(5, 60_000) in agent.told)
+    agent = play(tmp_path / "s", behave, lambda agent: wire.HeartbeatReply(5, 60_000) in agent.told)
     assert agent.welcomes == 1
 
 
@@ -116,7 +116,11 @@ def test_one_that_never_welcomes_is_asked_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [wire.Refuse("no node is called gpu1"), wire.Heard(1, 1), wire.Welcome(wire.PROTOCOL + 1, "9", 1, 0, 2000)],
+    [
+        wire.RejectAgent("no node is called gpu1"),
+        wire.HeartbeatReply(1, 1),
+        wire.Welcome(wire.PROTOCOL + 1, "9", 1, 0, 2000),
+    ],
     ids=["refused", "not welcomed", "another protocol"],
 )
 def test_a_refusal_is_logged_and_asked_again(

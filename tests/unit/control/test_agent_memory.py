@@ -14,14 +14,14 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.memory.protocol.ticket import FILL, read_claims
 from distributed_grid.wire import (
-    CopiesFreed,
-    CopyMade,
+    CopiesFreedReport,
+    CopyMadeReport,
     Endpoint,
-    FreeCopies,
-    MakeCopy,
-    MemoryFailed,
-    MemoryServed,
-    OpenMemory,
+    FreeCopiesOrder,
+    MakeCopyOrder,
+    MemoryFailedReport,
+    MemoryServedReport,
+    ServeMemoryOrder,
     ToAgent,
 )
 from tests.support.builders import NOW, a_node
@@ -48,8 +48,8 @@ class Agent:
         return [order for order in self.orders if isinstance(order, kind)][-1]
 
 
-def served(node: str, *copies: str) -> MemoryServed:
-    return MemoryServed(node, Endpoint("10.0.0.1", 7000, "", "", f"{node}-life"), b"k" * 32, copies)
+def served(node: str, *copies: str) -> MemoryServedReport:
+    return MemoryServedReport(node, Endpoint("10.0.0.1", 7000, "", "", f"{node}-life"), b"k" * 32, copies)
 
 
 def in_a_pool(story: Any) -> None:
@@ -80,7 +80,7 @@ async def ledger_of(grid: Grid) -> Ledger:
 def test_a_node_is_told_to_open_its_memory_with_a_certificate_of_its_own() -> None:
     async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
         await grid.handle(BlockAsked("b1", "ann", MB, 1000, prefer="ash"))
-        assert ash.orders == [OpenMemory("ash", b"certificate", b"key", "local")]
+        assert ash.orders == [ServeMemoryOrder("ash", b"certificate", b"key", "local")]
         assert not birch.orders
 
     in_a_pool(story)
@@ -92,16 +92,16 @@ def test_a_block_that_has_to_leave_is_copied_with_a_ticket_that_fills_then_freed
         await lending.received(served("birch"), birch)
         await grid.handle(BlockAsked("b1", "ann", MB, 1000, prefer="ash"))
         await grid.handle(NodeDrained("ash"))
-        order = ash.last(MakeCopy)
+        order = ash.last(MakeCopyOrder)
         claims = read_claims(order.ticket.claims)
         assert (claims.copy, claims.generation, claims.incarnation) == ("b1:2", 2, "birch-life")
         assert claims.rights & FILL
         assert claims.expires_boot_ms == 5000 + 600_000, "counted from the last heartbeat"
-        await lending.received(CopyMade("b1:1", 2), birch)
+        await lending.received(CopyMadeReport("b1:1", 2), birch)
         assert (await ledger_of(grid)).blocks["b1"].generation == 1, "it is not birch's copy to tell of"
-        await lending.received(CopyMade("b1:1", 2), ash)
-        assert ash.last(FreeCopies).copies == ("b1:1",)
-        await lending.received(CopiesFreed(("b1:1",)), ash)
+        await lending.received(CopyMadeReport("b1:1", 2), ash)
+        assert ash.last(FreeCopiesOrder).copies == ("b1:1",)
+        await lending.received(CopiesFreedReport(("b1:1",)), ash)
         assert [place.node for place in (await ledger_of(grid)).blocks["b1"].places] == ["birch"]
 
     in_a_pool(story)
@@ -115,9 +115,9 @@ def test_an_agent_that_comes_back_gets_its_orders_again_and_frees_what_nobody_kn
         ash.orders.clear()
         await lending.unknown("ash")
         lending.catch_up("ash")
-        assert set(ash.orders) == {FreeCopies(("b1:1",))}
+        assert set(ash.orders) == {FreeCopiesOrder(("b1:1",))}
         await lending.received(served("ash", "b1:1", "old:7"), ash)
-        assert set(ash.orders) == {FreeCopies(("b1:1",)), FreeCopies(("old:7",))}
+        assert set(ash.orders) == {FreeCopiesOrder(("b1:1",)), FreeCopiesOrder(("old:7",))}
 
     in_a_pool(story)
 
@@ -137,7 +137,7 @@ def test_what_an_agent_says_of_another_nodes_memory_is_not_believed() -> None:
 def test_memory_that_cannot_be_opened_loses_what_was_to_be_there() -> None:
     async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
         await grid.handle(BlockAsked("b1", "ann", MB, 1000, prefer="ash"))
-        await lending.received(MemoryFailed("ash", "no address"), ash)
+        await lending.received(MemoryFailedReport("ash", "no address"), ash)
         assert (await ledger_of(grid)).blocks["b1"].lost
 
     in_a_pool(story)
@@ -149,7 +149,7 @@ def test_thousands_of_freed_copies_are_settled_a_few_at_a_time() -> None:
         for number in range(450):
             await grid.handle(BlockAsked(f"b{number}", "ann", 4096, 100_000, prefer="ash"))
             await grid.handle(BlockReleased(f"b{number}", "ann"))
-        await lending.received(CopiesFreed(tuple(f"b{number}:1" for number in range(450))), ash)
+        await lending.received(CopiesFreedReport(tuple(f"b{number}:1" for number in range(450))), ash)
         found = await ledger_of(grid)
         assert not found.blocks
         assert not found.leases

@@ -26,14 +26,14 @@ class Wire:
         self.credit = self.sent = 0
 
     def send(self, message: wire.ToAgent) -> None:
-        if isinstance(message, wire.Read | wire.More):
+        if isinstance(message, wire.ReadFile | wire.ReadCredit):
             self.credit += message.credit
-        assert isinstance(message, wire.Read | wire.More | wire.Enough | wire.List)
+        assert isinstance(message, wire.ReadFile | wire.ReadCredit | wire.CloseStream | wire.ListFiles)
         asyncio.get_running_loop().call_soon(self.reading.received, message)
 
-    def _answer(self, message: wire.ContentChunk | wire.Listing) -> None:
-        if isinstance(message, wire.ContentChunk):
-            assert len(message.data) <= wire.LARGEST_CHUNK
+    def _answer(self, message: wire.FileChunk | wire.FileListing) -> None:
+        if isinstance(message, wire.FileChunk):
+            assert len(message.data) <= wire.MAX_CHUNK_BYTES
             self.sent += len(message.data)
             assert self.sent <= self.credit, "more than was given credit for"
         self.files.received(message, self)
@@ -89,8 +89,8 @@ def test_an_agent_that_sends_more_than_it_was_asked_for_is_not_believed() -> Non
             self.files = RemoteFiles({"gpu2": self})
 
         def send(self, message: wire.ToAgent) -> None:
-            if isinstance(message, wire.Read):
-                self.files.received(wire.ContentChunk(message.stream, b"x" * (message.credit + 1)), self)
+            if isinstance(message, wire.ReadFile):
+                self.files.received(wire.FileChunk(message.stream, b"x" * (message.credit + 1)), self)
 
     async def story() -> None:
         with pytest.raises(ProtocolError, match="more than it was asked for"):
@@ -126,10 +126,10 @@ class Fetcher:
     nodes = ("gpu2",)
 
     def __init__(self) -> None:
-        self.pieces: list[wire.FilePart] = []
+        self.pieces: list[wire.FetchedChunk] = []
 
     def send(self, message: wire.ToAgent) -> None:
-        assert isinstance(message, wire.FilePart)
+        assert isinstance(message, wire.FetchedChunk)
         self.pieces.append(message)
 
     @property
@@ -155,9 +155,9 @@ def test_content_is_sent_as_far_as_the_credit_goes_and_closed_at_its_end() -> No
     supply = ContentSender(contents)
     supply.received(wire.FetchContent(1, "there", 300_000), agent)
     assert agent.size == 300_000
-    supply.received(wire.Credit(1, 100_000), agent)
+    supply.received(wire.FetchCredit(1, 100_000), agent)
     assert agent.size == 400_000
-    supply.received(wire.Credit(1, 10_000_000), agent)
+    supply.received(wire.FetchCredit(1, 10_000_000), agent)
     assert agent.size == 1_000_000
     assert agent.pieces[-1].data == b""
     assert contents.opened[0].closed

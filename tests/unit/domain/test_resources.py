@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.domain.resources import LARGEST_AMOUNT, Amounts, Priority, ResourceType, counts
+from distributed_grid.domain.resources import MAX_AMOUNT, Amounts, Priority, ResourceType, counts
 from distributed_grid.errors import BadInput
 
 
@@ -17,12 +17,12 @@ from distributed_grid.errors import BadInput
         (Amounts(gpu_memory_bytes=1), "nothing is asked for: the amount must be more than zero"),
         (Amounts(cpu_milli=-1), "amounts must not be negative"),
         (Amounts(cpu_milli=1, custom=(("fpga", -1),)), "amounts must not be negative"),
-        (Amounts(memory_bytes=LARGEST_AMOUNT + 1), "the amount is larger than any machine"),
+        (Amounts(memory_bytes=MAX_AMOUNT + 1), "the amount is larger than any machine"),
         (Amounts(gpu_milli=1500), "more than one GPU can only be asked for in whole devices"),
         (Amounts(cpu_milli=1, custom=(("fpga", 0),)), "the amount must be more than zero"),
         (Amounts(custom=(("fpga", 1), ("fpga", 1))), "a resource is asked for twice"),
         (Amounts(cpu_milli=1), None),
-        (Amounts(memory_bytes=LARGEST_AMOUNT), None),
+        (Amounts(memory_bytes=MAX_AMOUNT), None),
         (Amounts(gpu_milli=300), None),
         (Amounts(gpu_milli=3000), None),
         (Amounts(custom=(("fpga", 1),)), None),

@@ -25,7 +25,7 @@ from distributed_grid.simulation.model.agent import SimulatedAgent
 from distributed_grid.simulation.model.machine import LARGEST_SKEW, Machine, SimulatedProcess
 from distributed_grid.simulation.scenario import Scenario, drawn
 from distributed_grid.simulation.world import Report, World
-from distributed_grid.wire import Ended, Hello, Start, StopAttemptOrder
+from distributed_grid.wire import AgentHello, AttemptEndedReport, StartAttemptOrder, StopAttemptOrder
 from tests.unit.simulation.scenarios import a_cancel, a_fault, a_job, a_scenario
 
 FEW = 36
@@ -166,7 +166,7 @@ def test_a_grace_that_outlasts_the_hold_is_caught() -> None:
 class NeverTooLate(SimulatedAgent):
     """Takes every order for a fresh one."""
 
-    def is_in_time(self, order: Start) -> bool:
+    def is_in_time(self, order: StartAttemptOrder) -> bool:
         self.renew_hold(self.machine.boot_ms + order.hold_ms)
         return True
 
@@ -194,7 +194,7 @@ def test_a_clock_that_is_slower_than_the_grace_of_a_hold_covers_is_caught() -> N
 class Absentminded(SimulatedAgent):
     """Greets without telling what runs."""
 
-    def hello(self) -> Hello:
+    def hello(self) -> AgentHello:
         return replace(super().hello(), attempts=())
 
 
@@ -210,7 +210,7 @@ class GoesOnPreparing(SimulatedAgent):
     def renew_hold(self, until_boot_ms: int) -> None:
         self.machine.hold(until_boot_ms)
 
-    def hello(self) -> Hello:
+    def hello(self) -> AgentHello:
         greeting = super().hello()
         return replace(greeting, attempts=tuple(one for one in greeting.attempts if one not in self.preparing))
 
@@ -246,7 +246,7 @@ class KnowsNoFence(SimulatedAgent):
         if order.lease_id in self.preparing:
             self.preparing.pop(order.lease_id).done.call_off()
         outcome = Outcome(Ending.NEVER_STARTED, detail="not known here")
-        self.tell(Ended(self.number(), order.lease_id, 0, outcome))
+        self.tell(AttemptEndedReport(self.number(), order.lease_id, 0, outcome))
 
 
 def test_a_job_that_never_comes_to_its_end_is_caught() -> None:
@@ -257,7 +257,7 @@ def test_a_job_that_never_comes_to_its_end_is_caught() -> None:
 class StartsStale(Machine):
     """Runs what it is told to under an older fence."""
 
-    def launch(self, order: Start) -> SimulatedProcess:
+    def launch(self, order: StartAttemptOrder) -> SimulatedProcess:
         return super().launch(replace(order, fence=order.fence - 1))
 
 
@@ -269,7 +269,7 @@ def test_a_run_under_a_stale_fence_is_caught() -> None:
 class RunsTwice(Machine):
     """Starts everything once more."""
 
-    def launch(self, order: Start) -> SimulatedProcess:
+    def launch(self, order: StartAttemptOrder) -> SimulatedProcess:
         super().launch(order)
         return super().launch(order)
 

@@ -18,7 +18,7 @@ from distributed_grid.simulation.model.network import UP, Network, SimulatedLink
 from distributed_grid.simulation.model.scripted_job import ScriptedJob
 from distributed_grid.simulation.scenario import drawn
 from distributed_grid.simulation.world import BEGIN_MS, World
-from distributed_grid.wire import Acknowledge, FromAgent, Heard, Started, ToAgent
+from distributed_grid.wire import AcknowledgeReport, AttemptStartedReport, FromAgent, HeartbeatReply, ToAgent
 from tests.unit.simulation.scenarios import a_cancel, a_fault, a_job, a_scenario
 
 
@@ -96,7 +96,7 @@ def pass_time(agenda: EventQueue, until: int = 1_000_000) -> None:
 def test_a_link_keeps_the_order_of_its_messages() -> None:
     agenda, network, link, ends = a_link()
     network.routes["ash"].longest_ms = 5_000
-    sent = [Acknowledge(number) for number in range(50)]
+    sent = [AcknowledgeReport(number) for number in range(50)]
     for message in sent:
         link.send(message)
     pass_time(agenda)
@@ -106,7 +106,7 @@ def test_a_link_keeps_the_order_of_its_messages() -> None:
 def test_a_scrambled_link_keeps_the_order_of_one_lease_only() -> None:
     agenda, network, link, ends = a_link()
     network.routes["ash"].longest_ms, network.routes["ash"].scrambled = 5_000, True
-    sent = [Started(number, f"job.{number % 3}", 1, 7, ()) for number in range(60)]
+    sent = [AttemptStartedReport(number, f"job.{number % 3}", 1, 7, ()) for number in range(60)]
     for message in sent:
         link.say(message)
     pass_time(agenda)
@@ -121,8 +121,8 @@ def test_a_blocked_direction_delivers_late_and_the_other_one_does_not_care() -> 
     agenda, network, link, ends = a_link()
     network.block("ash", UP)
     assert not network.routes["ash"].is_open
-    link.say(Started(1, "job.1", 1, 7, ()))
-    link.send(Heard(1, 2))
+    link.say(AttemptStartedReport(1, "job.1", 1, 7, ()))
+    link.send(HeartbeatReply(1, 2))
     pass_time(agenda, 5_000)
     assert (ends.up, len(ends.down)) == ([], 1)
     network.unblock("ash", UP)
@@ -133,13 +133,13 @@ def test_a_blocked_direction_delivers_late_and_the_other_one_does_not_care() -> 
 def test_what_is_lost_takes_everything_after_it_along_until_the_link_breaks() -> None:
     agenda, network, link, ends = a_link()
     network.routes["ash"].lose = 1.0
-    link.send(Acknowledge(1))
+    link.send(AcknowledgeReport(1))
     network.routes["ash"].lose = 0.0
-    link.send(Acknowledge(2))
+    link.send(AcknowledgeReport(2))
     pass_time(agenda, 20_000)
     assert ends.down == []
     assert sorted(ends.over) == ["agent", "control"]
-    link.send(Acknowledge(3))
+    link.send(AcknowledgeReport(3))
     pass_time(agenda)
     assert ends.down == []
 
@@ -148,7 +148,7 @@ def test_a_repeating_route_delivers_some_messages_twice() -> None:
     agenda, network, link, ends = a_link()
     network.routes["ash"].repeat = 0.5
     for number in range(40):
-        link.send(Acknowledge(number))
+        link.send(AcknowledgeReport(number))
     pass_time(agenda)
     assert 40 < len(ends.down) < 80
     assert {message.seq for message in ends.down} == {*range(40)}
@@ -158,7 +158,7 @@ def test_a_repeating_route_delivers_some_messages_twice() -> None:
 def test_what_a_side_said_that_has_left_arrives_late_or_never(seed: int) -> None:
     agenda, network, link, ends = a_link(seed)
     network.block("ash", UP)
-    link.say(Started(1, "job.1", 1, 7, ()))
+    link.say(AttemptStartedReport(1, "job.1", 1, 7, ()))
     link.hang_up()
     network.unblock("ash", UP)
     pass_time(agenda)
@@ -169,7 +169,7 @@ def test_a_control_plane_that_is_gone_is_noticed_unless_its_machine_went_along()
     for silently in (False, True):
         agenda, network, link, ends = a_link()
         network.drop_all(silently=silently)
-        link.send(Acknowledge(1))
+        link.send(AcknowledgeReport(1))
         pass_time(agenda)
         assert (ends.down, ends.over) == ([], [] if silently else ["agent"])
 

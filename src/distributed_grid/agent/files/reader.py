@@ -15,7 +15,16 @@ from distributed_grid.adapters.workdir.directory_walker import open_inside
 from distributed_grid.adapters.workdir.paths import shown
 from distributed_grid.agent.files.job_dir import STDERR, STDOUT, WORK, JobDir
 from distributed_grid.errors import GridError
-from distributed_grid.wire import LARGEST_CHUNK, LARGEST_LISTING, ContentChunk, Enough, List, Listing, More, Read
+from distributed_grid.wire import (
+    MAX_CHUNK_BYTES,
+    MAX_LISTING_BYTES,
+    CloseStream,
+    FileChunk,
+    FileListing,
+    ListFiles,
+    ReadCredit,
+    ReadFile,
+)
 
 MOST_AT_ONCE = 256
 OUTPUT = (STDOUT.encode(), STDERR.encode())
@@ -30,20 +39,20 @@ class _Stream:
 class AttemptFileReader:
     """The streams on which files are read."""
 
-    def __init__(self, root: Path, tell: Callable[[ContentChunk | Listing], None]) -> None:
+    def __init__(self, root: Path, tell: Callable[[FileChunk | FileListing], None]) -> None:
         self._root = str(root.absolute())
         self._tell = tell
         self._streams: dict[int, _Stream] = {}
 
-    def received(self, order: Read | More | Enough | List) -> None:
+    def received(self, order: ReadFile | ReadCredit | CloseStream | ListFiles) -> None:
         """Begin a stream, go on with it, or end it; what goes wrong is the answer."""
-        if isinstance(order, Enough):
+        if isinstance(order, CloseStream):
             self._end(order.stream)
-        elif isinstance(order, More):
+        elif isinstance(order, ReadCredit):
             if order.stream in self._streams:
                 self._streams[order.stream].credit += order.credit
                 self._go_on(order.stream)
-        elif isinstance(order, List):
+        elif isinstance(order, ListFiles):
             self._tell(self._listing(order))
         else:
             self._begin(order)
@@ -53,21 +62,21 @@ class AttemptFileReader:
         for stream in list(self._streams):
             self._end(stream)
 
-    def _begin(self, order: Read) -> None:
+    def _begin(self, order: ReadFile) -> None:
         try:
             fd = open_file(self._root, order.lease_id, order.name)
             start = max(os.fstat(fd).st_size - order.offset, 0) if order.from_end else order.offset
             os.lseek(fd, start, os.SEEK_SET)
         except FileNotFoundError:
             problem = "" if order.name in OUTPUT else f"there is no {shown(order.name)}"
-            self._tell(ContentChunk(order.stream, b"", problem))
+            self._tell(FileChunk(order.stream, b"", problem))
             return
         except (OSError, ValueError) as failure:
-            self._tell(ContentChunk(order.stream, b"", f"{shown(order.name)} cannot be read: {failure}"))
+            self._tell(FileChunk(order.stream, b"", f"{shown(order.name)} cannot be read: {failure}"))
             return
         if len(self._streams) >= MOST_AT_ONCE:
             os.close(fd)
-            self._tell(ContentChunk(order.stream, b"", "too many files are being read at once"))
+            self._tell(FileChunk(order.stream, b"", "too many files are being read at once"))
             return
         self._end(order.stream)
         self._streams[order.stream] = _Stream(fd, order.credit)
@@ -77,9 +86,9 @@ class AttemptFileReader:
         stream = self._streams[number]
         while stream.credit > 0:
             at = os.lseek(stream.fd, 0, os.SEEK_CUR)
-            data = os.read(stream.fd, min(stream.credit, LARGEST_CHUNK))
+            data = os.read(stream.fd, min(stream.credit, MAX_CHUNK_BYTES))
             stream.credit -= len(data)
-            self._tell(ContentChunk(number, data, at=at))
+            self._tell(FileChunk(number, data, at=at))
             if not data:
                 self._end(number)
                 return
@@ -89,19 +98,19 @@ class AttemptFileReader:
         if ended is not None:
             os.close(ended.fd)
 
-    def _listing(self, order: List) -> Listing:
+    def _listing(self, order: ListFiles) -> FileListing:
         try:
             with JobDir(self._root, order.lease_id) as job:
                 found = file_selection.collect(Path(job.path, WORK), order.patterns)
         except FileNotFoundError:
-            return Listing(order.stream, problem="its directory is not there any more")
+            return FileListing(order.stream, problem="its directory is not there any more")
         except (GridError, OSError, ValueError) as failure:
-            return Listing(order.stream, problem=str(failure))
+            return FileListing(order.stream, problem=str(failure))
         files = manifest.encode_listing(found.entries)
-        if len(files) > LARGEST_LISTING:
-            return Listing(order.stream, problem=f"{len(found.entries)} files are too many to list at once")
+        if len(files) > MAX_LISTING_BYTES:
+            return FileListing(order.stream, problem=f"{len(found.entries)} files are too many to list at once")
         skipped = tuple(f"{shown(one.path)}: {one.why}" for one in found.skipped[:1000])
-        return Listing(order.stream, files, skipped)
+        return FileListing(order.stream, files, skipped)
 
 
 def open_file(root: str, lease_id: str, name: bytes) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from distributed_grid.adapters.workdir import manifest, materializer
 from distributed_grid.adapters.workdir.content_store import ContentMissing, ContentStore
 from distributed_grid.errors import GridError, Unreachable
-from distributed_grid.wire import STREAM_CREDIT, Credit, FetchContent, FilePart
+from distributed_grid.wire import STREAM_CREDIT_BYTES, FetchContent, FetchCredit, FetchedChunk
 
 KEEP_BYTES = 4 * 1024**3
 PIECE_SECONDS = 30.0
@@ -21,15 +21,15 @@ RETRY_SECONDS = 1.0
 class FetchedWorkDirs:
     """Lays out trees whose content it asks the control plane for; a broken link delays, it does not fail."""
 
-    def __init__(self, folder: Path, ask: Callable[[FetchContent | Credit], None]) -> None:
+    def __init__(self, folder: Path, ask: Callable[[FetchContent | FetchCredit], None]) -> None:
         self._folder = folder
         self._ask = ask
         self._numbers = itertools.count(1)
-        self._pieces: dict[int, asyncio.Queue[FilePart | None]] = {}
+        self._pieces: dict[int, asyncio.Queue[FetchedChunk | None]] = {}
         self._store: ContentStore | None = None
         self._alone = asyncio.Lock()
 
-    def received(self, piece: FilePart) -> None:
+    def received(self, piece: FetchedChunk) -> None:
         """Bytes that were asked for; what nobody asked for is dropped."""
         waiting = self._pieces.get(piece.stream)
         if waiting is not None:
@@ -74,9 +74,9 @@ class FetchedWorkDirs:
 
     async def _fetch(self, store: ContentStore, digest: str, most: int) -> None:
         stream = next(self._numbers)
-        pieces: asyncio.Queue[FilePart | None] = asyncio.Queue()
+        pieces: asyncio.Queue[FetchedChunk | None] = asyncio.Queue()
         self._pieces[stream] = pieces
-        self._ask(FetchContent(stream, digest, STREAM_CREDIT))
+        self._ask(FetchContent(stream, digest, STREAM_CREDIT_BYTES))
         taken = used = 0
         try:
             with store.writer(digest=digest) as writer:
@@ -97,9 +97,9 @@ class FetchedWorkDirs:
                     if taken > most:
                         raise GridError("more was sent than was promised")
                     writer.write(piece.data)
-                    if used >= STREAM_CREDIT // 2:
-                        self._ask(Credit(stream, used))
+                    if used >= STREAM_CREDIT_BYTES // 2:
+                        self._ask(FetchCredit(stream, used))
                         used = 0
         finally:
             del self._pieces[stream]
-            self._ask(Credit(stream, 0))
+            self._ask(FetchCredit(stream, 0))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from distributed_grid.config.kinds.scalars import plain_scalar
 from distributed_grid.config.parse_context import InvalidValue, KeyPath, ParseContext
 from distributed_grid.config.yaml_document import YamlNode
-from distributed_grid.domain.resources import LARGEST_AMOUNT
+from distributed_grid.domain.resources import MAX_AMOUNT
 
 GIB = 1024**3
 MIB = 1024**2
@@ -65,7 +65,7 @@ class Amount:
     def read(self, spot: YamlNode, place: KeyPath, desk: ParseContext) -> int:
         expected = f"{self.what}, {'more than 0' if self.above_zero else '0 or more'}"
         value = _number(spot, desk, expected)
-        if value < 0 or value > LARGEST_AMOUNT / self.scale:
+        if value < 0 or value > MAX_AMOUNT / self.scale:
             raise InvalidValue(expected)
         inside = round(value * self.scale)
         if inside == 0 and (value > 0 or self.above_zero):
@@ -171,7 +171,7 @@ class Size:
         if match is None or len(match[1]) > 20:
             raise InvalidValue(expected)
         size: int = round(float(match[1]) * 1024 ** ("kmgt".index(match[2].lower()) + 1))
-        if not 0 < size <= LARGEST_AMOUNT:
+        if not 0 < size <= MAX_AMOUNT:
             raise InvalidValue(expected)
         return size
 

@@ -14,7 +14,7 @@ from typing import Final
 from distributed_grid.memory.protocol.control_messages import Begin, NewIncarnation, ServerReady
 from distributed_grid.memory.server.copy_store import KEY_BYTES
 from distributed_grid.memory.server.saved_incarnation import take_life
-from distributed_grid.wire import OpenMemory
+from distributed_grid.wire import ServeMemoryOrder
 
 ANY_HOST: Final = "127.0.0.1"
 
@@ -27,7 +27,7 @@ class ServerIdentity:
         self._alone_ms = alone_ms
         self._life: tuple[str, bytes] | None = None
         self._at = ("", 0)
-        self.order: OpenMemory | None = None
+        self.order: ServeMemoryOrder | None = None
         self.until_boot_ms = 0
 
     def forget(self) -> None:
@@ -41,12 +41,12 @@ class ServerIdentity:
 
     # ------------------------------------------------------------------ what is ordered
 
-    def take_order(self, order: OpenMemory, *, is_serving: bool) -> None:
+    def take_order(self, order: ServeMemoryOrder, *, is_serving: bool) -> None:
         """Be what is ordered, where nobody else's word counts."""
         if not is_serving or self.order is None or self.order.node in ("", order.node):
             self.order = order
 
-    def differs(self, order: OpenMemory, serving: ServerReady) -> bool:
+    def differs(self, order: ServeMemoryOrder, serving: ServerReady) -> bool:
         """Whether the server has to be another one for this order."""
         if self.order is not None and self.order.node not in ("", order.node):
             return False
@@ -81,7 +81,7 @@ class ServerIdentity:
         self._life = (endpoint.incarnation, serving.key)
         self._at = (endpoint.host, endpoint.port)
         if self.order is None:
-            self.order = OpenMemory("", serving.certificate, serving.private_key, endpoint.host)
+            self.order = ServeMemoryOrder("", serving.certificate, serving.private_key, endpoint.host)
         if self.until_boot_ms and self.until_boot_ms != serving.until_boot_ms:
             return True
         self.until_boot_ms = serving.until_boot_ms

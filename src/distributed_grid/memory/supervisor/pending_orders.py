@@ -15,7 +15,7 @@ from distributed_grid.memory.protocol.control_messages import FreeCopy, MakeRepl
 from distributed_grid.memory.protocol.ticket import is_copy_id
 from distributed_grid.memory.server.copy_file import ENDING
 from distributed_grid.memory.supervisor.server_link import ServerLink
-from distributed_grid.wire import CopiesFreed, CopyMade, MakeCopy
+from distributed_grid.wire import CopiesFreedReport, CopyMadeReport, MakeCopyOrder
 
 TOGETHER_SECONDS: Final = 0.005
 
@@ -30,7 +30,7 @@ class PendingOrders:
         spill: Path,
         *,
         is_wanted: Callable[[], bool],
-        tell: Callable[[CopyMade | CopiesFreed], None],
+        tell: Callable[[CopyMadeReport | CopiesFreedReport], None],
     ) -> None:
         self._grip = grip
         self._spill = spill
@@ -55,11 +55,11 @@ class PendingOrders:
 
     # ------------------------------------------------------------------ given and answered
 
-    def make_copy(self, order: MakeCopy) -> None:
+    def make_copy(self, order: MakeCopyOrder) -> None:
         """Have a copy made elsewhere, and tell how that went; an order given twice is done once."""
         wanted = MakeReplica(order.source, order.generation, order.target, order.ticket)
         if not self._is_wanted():
-            self._tell(CopyMade(order.source, order.generation, "no memory server runs here"))
+            self._tell(CopyMadeReport(order.source, order.generation, "no memory server runs here"))
             return
         self._copying[order.source, order.generation] = wanted
         self._grip.say(wanted)
@@ -67,7 +67,7 @@ class PendingOrders:
     def made(self, answer: ReplicaMade) -> None:
         """A copy was made, or could not be."""
         if self._copying.pop((answer.source, answer.generation), None) is not None:
-            self._tell(CopyMade(answer.source, answer.generation, answer.problem))
+            self._tell(CopyMadeReport(answer.source, answer.generation, answer.problem))
 
     def free(self, copies: Iterable[str]) -> None:
         """Have these let go of, and tell; those that are not here are told, too."""
@@ -109,7 +109,7 @@ class PendingOrders:
             self._free_without_server()
         if self._freed:
             freed, self._freed = tuple(self._freed), []
-            self._tell(CopiesFreed(freed))
+            self._tell(CopiesFreedReport(freed))
 
     def _free_without_server(self) -> None:
         """Nothing is in memory; what is on disk is deleted here."""

@@ -36,12 +36,20 @@ from distributed_grid.memory.supervisor.pending_orders import PendingOrders
 from distributed_grid.memory.supervisor.process import lock, unlock
 from distributed_grid.memory.supervisor.server_link import ServerLink
 from distributed_grid.posix.boot_clock import boot_ms
-from distributed_grid.wire import CopiesFreed, CopyMade, FreeCopies, MakeCopy, MemoryFailed, MemoryServed, OpenMemory
+from distributed_grid.wire import (
+    CopiesFreedReport,
+    CopyMadeReport,
+    FreeCopiesOrder,
+    MakeCopyOrder,
+    MemoryFailedReport,
+    MemoryServedReport,
+    ServeMemoryOrder,
+)
 
 LONGEST_PAUSE_SECONDS: Final = 5.0
 LEAVE_SECONDS: Final = 3.0
 LOCK_SECONDS: Final = 2.0
-Report = MemoryServed | MemoryFailed | CopyMade | CopiesFreed
+Report = MemoryServedReport | MemoryFailedReport | CopyMadeReport | CopiesFreedReport
 
 
 class ServerSupervisor:
@@ -134,12 +142,12 @@ class ServerSupervisor:
 
     # ------------------------------------------------------------------ orders
 
-    async def open(self, order: OpenMemory) -> None:
+    async def open(self, order: ServeMemoryOrder) -> None:
         """Have the memory of a node served, and tell where, also when it was already; or tell why it cannot be."""
         self._nodes[order.node] = None
         async with self._opening:
             if not await self._take_folder():
-                self._tell(MemoryFailed(order.node, f"another agent keeps the memory in {self._folder}"))
+                self._tell(MemoryFailedReport(order.node, f"another agent keeps the memory in {self._folder}"))
                 return
             if self._serving is not None and self._identity.differs(order, self._serving):
                 self._succession.end()
@@ -151,23 +159,23 @@ class ServerSupervisor:
         if found is not None:
             self._tell(found)
         else:
-            self._tell(MemoryFailed(order.node, problem or "the memory server has ended again"))
+            self._tell(MemoryFailedReport(order.node, problem or "the memory server has ended again"))
             self._start_again()
 
-    def served(self, node: str) -> MemoryServed | None:
+    def served(self, node: str) -> MemoryServedReport | None:
         """What can be used, and where; None where nothing can."""
         if self._serving is None:
             return None
         on_disk = tuple(sorted(self._holding.on_disk))
-        return MemoryServed(node, self._serving.endpoint, self._serving.key, self._holding.in_memory, on_disk)
+        return MemoryServedReport(node, self._serving.endpoint, self._serving.key, self._holding.in_memory, on_disk)
 
-    def make_copy(self, order: MakeCopy) -> None:
+    def make_copy(self, order: MakeCopyOrder) -> None:
         """Have a copy made elsewhere, and tell how that went; an order given twice is done once."""
         self._orders.make_copy(order)
 
-    def free(self, copies: Iterable[str] | FreeCopies) -> None:
+    def free(self, copies: Iterable[str] | FreeCopiesOrder) -> None:
         """Have these let go of, and tell; those that are not here are told, too."""
-        self._orders.free(copies.copies if isinstance(copies, FreeCopies) else copies)
+        self._orders.free(copies.copies if isinstance(copies, FreeCopiesOrder) else copies)
 
     def hold(self, until_boot_ms: int) -> None:
         """Keep what is in memory until then (0: without end); the server sees to it without this keeper, too."""

@@ -21,15 +21,15 @@ from websockets.server import ServerProtocol
 
 from distributed_grid.errors import ProtocolError
 from distributed_grid.wire import (
-    LARGEST_MESSAGE,
+    MAX_MESSAGE_BYTES,
+    AgentHello,
     AgentSide,
     FromAgent,
-    Hello,
-    Refuse,
+    RejectAgent,
     ToAgent,
+    check_greeting,
     decode_from_agent,
     encode,
-    greeting_of,
 )
 
 MOST_UNSENT = 32 * 1024 * 1024
@@ -54,7 +54,7 @@ class AgentWebSocket(asyncio.Protocol):
         self._reception = reception
         self._admit = admit
         self._hello_seconds = hello_seconds
-        self._socket = ServerProtocol(max_size=LARGEST_MESSAGE, logger=log.getChild("websocket"))
+        self._socket = ServerProtocol(max_size=MAX_MESSAGE_BYTES, logger=log.getChild("websocket"))
         self._transport: asyncio.Transport | None = None
         self._node = ""
         self._greeted = False
@@ -160,12 +160,12 @@ class AgentWebSocket(asyncio.Protocol):
 
     def _received(self, data: bytes) -> None:
         if not self._greeted:
-            greeting_of(data, mine="this control plane", theirs=f"the agent of {self._node}")
+            check_greeting(data, mine="this control plane", theirs=f"the agent of {self._node}")
         message = decode_from_agent(data)
-        if isinstance(message, Hello) is self._greeted:
+        if isinstance(message, AgentHello) is self._greeted:
             raise ProtocolError("an agent greets once, and first of all")
         if not self._greeted:
-            assert isinstance(message, Hello)
+            assert isinstance(message, AgentHello)
             if message.node != self._node:
                 raise ProtocolError(f"this connection is {self._node}'s, not {message.node[:60]}'s")
             self._greeted = True
@@ -174,5 +174,5 @@ class AgentWebSocket(asyncio.Protocol):
         self._reception.received(message, self)
 
     def _refuse(self, message: str) -> None:
-        self.send(Refuse(message[:1000]))
+        self.send(RejectAgent(message[:1000]))
         self.close("refused")

@@ -21,15 +21,15 @@ from distributed_grid.simulation.model.uplink import Exchange, SimulatedUplink
 from distributed_grid.wire import (
     HEARTBEAT_MS,
     PROTOCOL,
-    Acknowledge,
+    AcknowledgeReport,
+    AgentHello,
+    AttemptEndedReport,
+    AttemptPausedReport,
+    AttemptStartedReport,
     CheckpointAge,
-    Ended,
-    Heard,
     Heartbeat,
-    Hello,
-    Paused,
-    Start,
-    Started,
+    HeartbeatReply,
+    StartAttemptOrder,
     StopAttemptOrder,
     ToAgent,
     Welcome,
@@ -39,13 +39,13 @@ LEAST_HOLD_MS = 200
 SHORT_MS = 30
 FETCH_MS = 1_000
 MARKS_EVERY_MS = 10_000
-Report = Started | Paused | Ended
+Report = AttemptStartedReport | AttemptPausedReport | AttemptEndedReport
 
 
 class _Preparing(Struct):
     """An order whose working directory is being brought."""
 
-    order: Start
+    order: StartAttemptOrder
     done: ScheduledEvent
 
 
@@ -64,7 +64,7 @@ class SimulatedAgent:
         self._unacknowledged: dict[int, Report] = {}
         self._fences: dict[str, int] = {}
         self._refused: dict[str, None] = {}
-        self._orders: list[Start | StopAttemptOrder] = []
+        self._orders: list[StartAttemptOrder | StopAttemptOrder] = []
         self._busy = False
         self.preparing: dict[str, _Preparing] = {}
         self._noticed: dict[str, ScheduledEvent] = {}
@@ -104,13 +104,13 @@ class SimulatedAgent:
 
     # ------------------------------------------------------------------ the link
 
-    def hello(self) -> Hello:
+    def hello(self) -> AgentHello:
         """The greeting: everything that runs or is being prepared, and every end that is not acknowledged."""
-        ended = (report.lease_id for report in self._unacknowledged.values() if isinstance(report, Ended))
+        ended = (report.lease_id for report in self._unacknowledged.values() if isinstance(report, AttemptEndedReport))
         running = (run.lease_id for run in self.machine.running)
         attempts = tuple(dict.fromkeys((*running, *self.preparing, *ended)))
         capacity = self.machine.node.capacity
-        return Hello(
+        return AgentHello(
             PROTOCOL, __version__, self.name, attempts, capacity, self.machine.epoch_on_disk, self.machine.boot
         )
 
@@ -122,12 +122,12 @@ class SimulatedAgent:
             for report in list(self._unacknowledged.values()):
                 self._uplink.say(report)
             self.measure()
-        elif isinstance(message, Heard):
+        elif isinstance(message, HeartbeatReply):
             if message.hold_ms:
                 self.renew_hold(message.beat + message.hold_ms)
-        elif isinstance(message, Acknowledge):
+        elif isinstance(message, AcknowledgeReport):
             self._acknowledged(message.seq)
-        elif isinstance(message, Start | StopAttemptOrder):
+        elif isinstance(message, StartAttemptOrder | StopAttemptOrder):
             self._orders.append(message)
             self._obey_soon()
 
@@ -141,7 +141,7 @@ class SimulatedAgent:
 
     def _acknowledged(self, seq: int) -> None:
         report = self._unacknowledged.pop(seq, None)
-        if isinstance(report, Ended):
+        if isinstance(report, AttemptEndedReport):
             self._fences.pop(report.lease_id, None)
             run = self.machine.records.get(report.lease_id)
             if run is not None and run.outcome is not None:
@@ -202,7 +202,7 @@ class SimulatedAgent:
         if not self.alive:
             return
         order = self._orders.pop(0)
-        if isinstance(order, Start):
+        if isinstance(order, StartAttemptOrder):
             self._start(order)
         else:
             self.stop(order)
@@ -214,7 +214,7 @@ class SimulatedAgent:
         run = self.machine.records.get(lease_id)
         return fence < max(self._fences.get(lease_id, 0), run.fence if run is not None else 0)
 
-    def is_in_time(self, order: Start) -> bool:
+    def is_in_time(self, order: StartAttemptOrder) -> bool:
         """Whether the order's hold, counted from the heartbeat it names, has not run out; what it says holds."""
         now = self.machine.boot_ms
         if order.beat > now or order.beat + order.hold_ms < now + LEAST_HOLD_MS:
@@ -226,11 +226,11 @@ class SimulatedAgent:
         """Whether this was refused before: that is final, though the control plane may not have heard of it yet."""
         return lease_id in self._refused
 
-    def is_withdrawn(self, order: Start) -> bool:
+    def is_withdrawn(self, order: StartAttemptOrder) -> bool:
         """Whether the offer that the order counts on was taken back since."""
         return order.generation < self.guard.generation
 
-    def _start(self, order: Start) -> None:
+    def _start(self, order: StartAttemptOrder) -> None:
         if order.lease_id in self.preparing or self.is_stale(order.lease_id, order.fence):
             return
         if self.has_refused(order.lease_id):
@@ -253,7 +253,7 @@ class SimulatedAgent:
         else:
             self.machine.launch(order)
 
-    def prepared(self, order: Start) -> None:
+    def prepared(self, order: StartAttemptOrder) -> None:
         """What is missing comes over the link, so without one it takes until there is one again."""
         if not self._uplink.is_up or self.agenda.now - self._uplink.told_at > HEARTBEAT_MS + FETCH_MS:
             self.preparing[order.lease_id].done = self.agenda.after(FETCH_MS, lambda: self.prepared(order))
@@ -264,10 +264,10 @@ class SimulatedAgent:
         else:
             self.machine.launch(order)
 
-    def _refuse(self, order: Start, why: str) -> None:
+    def _refuse(self, order: StartAttemptOrder, why: str) -> None:
         self._refused[order.lease_id] = None
         outcome = Outcome(Ending.RECLAIMED, detail=f"{self.name}: {why}")
-        self.tell(Ended(self.number(), order.lease_id, order.fence, outcome))
+        self.tell(AttemptEndedReport(self.number(), order.lease_id, order.fence, outcome))
 
     def _tell_again(self, run: SimulatedProcess, fence: int) -> None:
         run.fence = max(run.fence, fence)
@@ -285,7 +285,7 @@ class SimulatedAgent:
             preparing.done.call_off()
         if run is None:
             outcome = Outcome(Ending.NEVER_STARTED, detail="not known here")
-            self.tell(Ended(self.number(), order.lease_id, order.fence, outcome))
+            self.tell(AttemptEndedReport(self.number(), order.lease_id, order.fence, outcome))
         elif run.outcome is not None:
             self._tell_ended(run)
         elif order.ending == Ending.PREEMPTED and run.runs and run.stop is None:
@@ -314,13 +314,15 @@ class SimulatedAgent:
 
     def tell_paused(self, run: SimulatedProcess, *, paused: bool) -> None:
         """A run stands still for the owner's sake, or goes on."""
-        self.tell(Paused(self.number(), run.lease_id, run.fence, paused, "its owner is back" if paused else ""))
+        self.tell(
+            AttemptPausedReport(self.number(), run.lease_id, run.fence, paused, "its owner is back" if paused else "")
+        )
 
     def _tell_started(self, run: SimulatedProcess) -> None:
-        self.tell(Started(self.number(), run.lease_id, run.fence, 7, ()))
+        self.tell(AttemptStartedReport(self.number(), run.lease_id, run.fence, 7, ()))
 
     def _tell_ended(self, run: SimulatedProcess) -> None:
         assert run.outcome is not None
         pid = 7 if run.began_at else 0
         age_ms = self.machine.mark_age_ms(run)
-        self.tell(Ended(self.number(), run.lease_id, run.fence, run.outcome, pid, mark_age_ms=age_ms))
+        self.tell(AttemptEndedReport(self.number(), run.lease_id, run.fence, run.outcome, pid, mark_age_ms=age_ms))

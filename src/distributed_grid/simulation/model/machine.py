@@ -18,7 +18,7 @@ from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Claim
 from distributed_grid.simulation.model.event_queue import EventQueue, ScheduledEvent
 from distributed_grid.simulation.model.scripted_job import ScriptedJob
-from distributed_grid.wire import Start
+from distributed_grid.wire import StartAttemptOrder
 
 MILLION = 1_000_000
 USUAL_DRIFT, LARGEST_SKEW = 500, 15_000
@@ -36,7 +36,7 @@ class Owner(enum.StrEnum):
 class SimulatedProcess:
     """One attempt on a machine: its record on the disk and, while it has one, its process."""
 
-    def __init__(self, order: Start, boot: str, launched_boot_ms: int) -> None:
+    def __init__(self, order: StartAttemptOrder, boot: str, launched_boot_ms: int) -> None:
         self.order = order
         self.fence = order.fence
         self.boot = boot
@@ -162,7 +162,7 @@ class Machine:
         """The attempts that have a record and no end, the oldest first."""
         return [run for run in map(self.records.__getitem__, self.live) if run.outcome is None]
 
-    def launch(self, order: Start) -> SimulatedProcess:
+    def launch(self, order: StartAttemptOrder) -> SimulatedProcess:
         """Record an attempt and have it started in a moment."""
         run = SimulatedProcess(order, self.boot, self.boot_ms)
         self.records[run.lease_id] = run

@@ -13,7 +13,7 @@ from random import Random
 from typing import Protocol
 
 from distributed_grid.simulation.model.event_queue import EventQueue
-from distributed_grid.wire import FromAgent, Heartbeat, Hello, ToAgent, Welcome
+from distributed_grid.wire import AgentHello, FromAgent, Heartbeat, ToAgent, Welcome
 
 BREAK_MS = 15_000
 """A link on which something was lost breaks within this time."""
@@ -118,14 +118,14 @@ class SimulatedLink:
             self._network.agenda.after(random.randrange(BREAK_MS), self._break)
             return
         self._carry(direction, message, self._arrival(direction, message))
-        if route.repeat and random.random() < route.repeat and not isinstance(message, Hello | Welcome | None):
+        if route.repeat and random.random() < route.repeat and not isinstance(message, AgentHello | Welcome | None):
             self._carry(direction, message, self._network.agenda.now + random.randint(1, 4 * route.longest_ms))
 
     def _arrival(self, direction: int, message: Message) -> int:
         """When a message arrives: after its delay, and after what it must not overtake."""
         route, lanes = self._route, self._lanes[direction]
         when = self._network.agenda.now + self._network.random.randint(route.shortest_ms, route.longest_ms)
-        if not route.scrambled or isinstance(message, Heartbeat | Hello | Welcome | None):
+        if not route.scrambled or isinstance(message, Heartbeat | AgentHello | Welcome | None):
             when = max(when, max(lanes.values(), default=0))
             lanes.clear()
             lanes[""] = when

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.e2e
 RULES = wire.OwnerRules(1000, 1000, 0, 1000, 0, throttle=False, pause=False, evict=False, notice_ms=1_200)
 
 
-def a_start(script: str, *, lease: str = "a.1", cwd: str = "") -> wire.Start:
+def a_start(script: str, *, lease: str = "a.1", cwd: str = "") -> wire.StartAttemptOrder:
     command = Command(("/bin/sh", "-c", script), (("PATH", "/usr/bin:/bin"),), cwd=cwd, grace_ms=5_000)
-    return wire.Start("gpu1", lease, 7, "job", command, Claim(), 0)
+    return wire.StartAttemptOrder("gpu1", lease, 7, "job", command, Claim(), 0)
 
 
 def a_stop(ending: Ending = Ending.PREEMPTED, *, lease: str = "a.1") -> wire.StopAttemptOrder:

@@ -68,7 +68,7 @@ class Files:
         self.asked += 1
         await self.arrive.wait()
 
-    def received(self, piece: wire.FilePart) -> None:
+    def received(self, piece: wire.FetchedChunk) -> None:
         """Nothing is asked for."""
 
     def unlinked(self) -> None:
@@ -99,7 +99,7 @@ def with_files(root: Path, story: Story) -> None:
     asyncio.run(play())
 
 
-def with_workdir(order: wire.Start, hold_ms: int = 60_000) -> wire.Start:
+def with_workdir(order: wire.StartAttemptOrder, hold_ms: int = 60_000) -> wire.StartAttemptOrder:
     return replace(order, command=replace(order.command, workdir="0" * 64), hold_ms=hold_ms)
 
 
@@ -122,7 +122,7 @@ def test_a_hold_that_is_renewed_too_late_gives_up_what_was_being_prepared(tmp_pa
         agent.send(with_workdir(a_start("a.1", "sleep", "1000"), hold_ms=400))
         await until(lambda: files.asked)
         await asyncio.sleep(0.6)
-        agent.send(wire.Heard(boot_ms(), 60_000))
+        agent.send(wire.HeartbeatReply(boot_ms(), 60_000))
         await until(control.ends)
         files.arrive.set()
         await asyncio.sleep(0.1)
@@ -136,7 +136,7 @@ def test_a_hold_that_is_renewed_in_time_lets_it_be_prepared_and_run(tmp_path: Pa
     async def story(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
         agent.send(with_workdir(a_start("a.1", "true"), hold_ms=30_000))
         await until(lambda: files.asked)
-        agent.send(wire.Heard(boot_ms(), 60_000))
+        agent.send(wire.HeartbeatReply(boot_ms(), 60_000))
         files.arrive.set()
         await until(control.ends)
         assert control.ends()[0].outcome.exit_code == 0
@@ -161,7 +161,7 @@ def test_an_order_that_crosses_its_refusal_starts_nothing(tmp_path: Path) -> Non
         agent.send(replace(a_start("a.1", "sleep", "1000"), beat=boot_ms() - 3_600_000))
         await until(control.ends)
         agent.send(a_start("a.1", "sleep", "1000"))
-        agent.send(wire.Acknowledge(control.ends()[0].seq))
+        agent.send(wire.AcknowledgeReport(control.ends()[0].seq))
         agent.send(a_start("a.2", "true"))
         await until(lambda: len(control.ends()) == 2)
         assert host.running() == ()

@@ -31,16 +31,16 @@ class Control:
     def received(self, message: wire.FromAgent, via: wire.AgentSide) -> None:
         self.heard.append(message)
 
-    def ends(self) -> list[wire.Ended]:
-        return [message for message in self.heard if isinstance(message, wire.Ended)]
+    def ends(self) -> list[wire.AttemptEndedReport]:
+        return [message for message in self.heard if isinstance(message, wire.AttemptEndedReport)]
 
-    def starts(self) -> list[wire.Started]:
-        return [message for message in self.heard if isinstance(message, wire.Started)]
+    def starts(self) -> list[wire.AttemptStartedReport]:
+        return [message for message in self.heard if isinstance(message, wire.AttemptStartedReport)]
 
 
-def a_start(lease: str = "a.1", *argv: str, fence: int = 7) -> wire.Start:
+def a_start(lease: str = "a.1", *argv: str, fence: int = 7) -> wire.StartAttemptOrder:
     command = Command(argv or ("true",), (("PATH", "/usr/bin:/bin"),))
-    return wire.Start("gpu1", lease, fence, "job", command, Claim(), HOLD_MS, boot_ms())
+    return wire.StartAttemptOrder("gpu1", lease, fence, "job", command, Claim(), HOLD_MS, boot_ms())
 
 
 def with_an_agent(root: Path, story: Callable[[Agent, AttemptHost, Control], Awaitable[None]]) -> None:
@@ -78,7 +78,7 @@ def test_an_order_in_time_runs_and_is_told_until_it_is_acknowledged(tmp_path: Pa
         assert "a.1" in agent.hello("gpu1").attempts
         agent.welcomed(wire.Welcome(wire.PROTOCOL, "0", 1, HOLD_MS, 2000))
         assert control.ends() == [told, told]
-        agent.send(wire.Acknowledge(told.seq))
+        agent.send(wire.AcknowledgeReport(told.seq))
         assert agent.hello("gpu1").attempts == ()
 
     with_an_agent(tmp_path / "jobs", story)

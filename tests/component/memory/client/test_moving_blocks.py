@@ -15,7 +15,7 @@ from distributed_grid.errors import Corrupt, NotFound, TimedOut
 from distributed_grid.memory.client.block_client import BlockClient
 from distributed_grid.memory.protocol.frames import CHUNK
 from distributed_grid.memory.protocol.ticket import FILL, READ, WRITE
-from distributed_grid.wire import CopyMade, MakeCopy
+from distributed_grid.wire import CopyMadeReport, MakeCopyOrder
 from tests.component.memory.memory_servers import Lender, TinyDesk, lenders, wait_for
 
 MIB = 1024 * 1024
@@ -139,7 +139,7 @@ def test_a_copy_that_cannot_be_made_is_told_and_the_block_is_usable_again(
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
     gone = type(other.served.endpoint)("127.0.0.1", port)
-    made = one.make_copy(MakeCopy(f"{block}:1", 2, gone, ticket))
+    made = one.make_copy(MakeCopyOrder(f"{block}:1", 2, gone, ticket))
     assert "refused" in made.problem
     impatient = BlockClient(desk, patience_seconds=0.1)
     assert impatient.read(block, 4) == b"safe", "a frozen copy can be read"
@@ -148,7 +148,7 @@ def test_a_copy_that_cannot_be_made_is_told_and_the_block_is_usable_again(
     desk.blocks[block]["generation"] = 3  # the control plane's answer to a failed move
     impatient.write(block, b"more", 4)
     assert impatient.read(block, 8) == b"safemore"
-    late = one.make_copy(MakeCopy(f"{block}:1", 2, gone, ticket))  # the old order comes once more
+    late = one.make_copy(MakeCopyOrder(f"{block}:1", 2, gone, ticket))  # the old order comes once more
     assert "past" in late.problem
     impatient.write(block, b"MORE", 4)
     impatient.close()
@@ -179,7 +179,7 @@ def test_an_order_given_twice_is_done_once_and_told_again(
     desk.allocate(block, MIB, one)
     blocks.write(block, b"x" * MIB)
     ticket = desk.ticket(block, other, f"{block}:2", False, 2, READ | WRITE | FILL)
-    order = MakeCopy(f"{block}:1", 2, other.served.endpoint, ticket)
+    order = MakeCopyOrder(f"{block}:1", 2, other.served.endpoint, ticket)
     assert one.make_copy(order).problem == ""
     desk.blocks[block] |= {"places": [(other, f"{block}:2", False)], "generation": 2}
     blocks.forget(block)
@@ -198,7 +198,7 @@ def test_a_server_killed_while_it_copies_copies_again(desk: TinyDesk, blocks: Bl
     block, data = an_id(), os.urandom(MIB) * 24
     desk.allocate(block, len(data), one)
     blocks.write(block, data)
-    made: list[CopyMade] = []
+    made: list[CopyMadeReport] = []
     mover = threading.Thread(target=lambda: made.append(desk.move(block, other)))
     mover.start()
     one.kill_server()

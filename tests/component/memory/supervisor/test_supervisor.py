@@ -18,7 +18,7 @@ from distributed_grid.memory.client.block_client import BlockClient
 from distributed_grid.memory.protocol.control_messages import JOURNAL
 from distributed_grid.memory.protocol.frames import CHUNK
 from distributed_grid.posix.boot_clock import boot_ms
-from distributed_grid.wire import CopiesFreed, MemoryFailed, MemoryServed, OpenMemory
+from distributed_grid.wire import CopiesFreedReport, MemoryFailedReport, MemoryServedReport, ServeMemoryOrder
 from tests.component.memory.memory_servers import Lender, TinyDesk, end, lenders, wait_for
 
 MIB = 1024 * 1024
@@ -178,12 +178,12 @@ AGENT = """
 import asyncio, sys, time
 from pathlib import Path
 from distributed_grid.memory.supervisor.supervisor import ServerSupervisor
-from distributed_grid.wire import OpenMemory
+from distributed_grid.wire import ServeMemoryOrder
 
 async def main():
     keeper = ServerSupervisor(Path(sys.argv[1]), tell=lambda report: None)
     await keeper.start()
-    await keeper.open(OpenMemory("gpu1"))
+    await keeper.open(ServeMemoryOrder("gpu1"))
     print("ready", flush=True)
     await asyncio.sleep(60)
 
@@ -220,13 +220,13 @@ def test_a_second_keeper_is_told_that_the_folder_is_kept(folder: Path, lender: L
     async def second() -> None:
         other = module.ServerSupervisor(folder, tell=told.append)
         try:
-            await other.open(OpenMemory("gpu2"))
+            await other.open(ServeMemoryOrder("gpu2"))
         finally:
             await other.stop()
 
     lender.run(second())
     (report,) = told
-    assert isinstance(report, MemoryFailed)
+    assert isinstance(report, MemoryFailedReport)
     assert "another agent" in report.problem
     assert lender.served is not None
 
@@ -243,8 +243,8 @@ def test_frees_that_come_together_are_told_together(desk: TinyDesk, blocks: Bloc
             lender.keeper.free((f"{name}:1",))
 
     lender.do(free_each)
-    wait_for(lambda: sum(len(one.copies) for one in lender.reports if isinstance(one, CopiesFreed)) == 201)
-    assert sum(isinstance(one, CopiesFreed) for one in lender.reports) <= 5
+    wait_for(lambda: sum(len(one.copies) for one in lender.reports if isinstance(one, CopiesFreedReport)) == 201)
+    assert sum(isinstance(one, CopiesFreedReport) for one in lender.reports) <= 5
     assert lender.served.copies == ()
     assert lender.keeper._holding.descriptors.keys() == {JOURNAL}
 
@@ -262,7 +262,7 @@ def test_a_hold_that_runs_out_lets_go_of_memory_and_begins_another_life(
     lender.do(lambda: lender.keeper.hold(boot_ms() + 100))
     wait_for(lambda: lender.served.endpoint.incarnation != life)
     assert (lender.served.copies, lender.served.on_disk) == ((), ("d:1",))
-    told = [one for one in lender.reports if isinstance(one, MemoryServed)][-1]
+    told = [one for one in lender.reports if isinstance(one, MemoryServedReport)][-1]
     assert told.endpoint.incarnation == lender.served.endpoint.incarnation
     wait_for(lambda: lender.keeper.resident_bytes == 0)
     assert blocks.read("d", 3) == b"yyy"
@@ -332,9 +332,9 @@ def test_a_server_that_nobody_comes_for_keeps_what_has_not_ended(
 def test_a_server_that_cannot_listen_says_why(folder: Path) -> None:
     lender = Lender(folder, host="203.0.113.7")
     try:
-        lender.run(lender.keeper.open(OpenMemory("gpu1", host="203.0.113.7")))
+        lender.run(lender.keeper.open(ServeMemoryOrder("gpu1", host="203.0.113.7")))
         (report,) = lender.reports
-        assert isinstance(report, MemoryFailed)
+        assert isinstance(report, MemoryFailedReport)
         assert "cannot begin" in report.problem
     finally:
         lender.close()

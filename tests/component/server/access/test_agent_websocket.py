@@ -16,7 +16,7 @@ from distributed_grid import wire
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.server.access.agent_websocket import AgentWebSocket
 
-HELLO = wire.Hello(wire.PROTOCOL, "0.1.0", "gpu1")
+HELLO = wire.AgentHello(wire.PROTOCOL, "0.1.0", "gpu1")
 
 
 class Reception:
@@ -31,7 +31,7 @@ class Reception:
         self.heard.append(message)
         self.via = via
         if isinstance(message, wire.Heartbeat):
-            via.send(wire.Heard(message.beat, 0))
+            via.send(wire.HeartbeatReply(message.beat, 0))
 
     def gone(self, via: wire.AgentSide) -> None:
         self.lost.append(via)
@@ -63,7 +63,7 @@ def test_a_greeted_agent_is_heard_and_answered() -> None:
         async with a_door() as (reception, port), await a_link(port) as link:
             await link.send(wire.encode(HELLO))
             await link.send(wire.encode(wire.Heartbeat("gpu1", Usage(), 7)))
-            assert wire.decode_to_agent(await link.recv(decode=False)) == wire.Heard(7, 0)
+            assert wire.decode_to_agent(await link.recv(decode=False)) == wire.HeartbeatReply(7, 0)
             assert reception.heard[0] == HELLO
             assert reception.via.nodes == ("gpu1",)
         await asyncio.sleep(0.05)
@@ -87,8 +87,8 @@ def test_who_has_no_key_is_not_let_in() -> None:
     ("first", "says"),
     [
         (wire.encode(wire.Heartbeat("gpu1", Usage())), "does not speak|greets"),
-        (wire.encode(wire.Hello(99, "9", "gpu1")), "upgrade"),
-        (wire.encode(wire.Hello(wire.PROTOCOL, "0", "gpu2")), "gpu1's, not gpu2's"),
+        (wire.encode(wire.AgentHello(99, "9", "gpu1")), "upgrade"),
+        (wire.encode(wire.AgentHello(wire.PROTOCOL, "0", "gpu2")), "gpu1's, not gpu2's"),
         (b"", "does not speak"),
         (b"\xff" * 5000, "does not speak"),
     ],
@@ -98,7 +98,7 @@ def test_a_wrong_greeting_is_refused_with_a_sentence(first: bytes, says: str) ->
         async with a_door() as (reception, port), await a_link(port) as link:
             await link.send(first)
             refusal = wire.decode_to_agent(await link.recv(decode=False))
-            assert isinstance(refusal, wire.Refuse)
+            assert isinstance(refusal, wire.RejectAgent)
             assert any(word in refusal.message for word in says.split("|")), refusal
             with pytest.raises(ConnectionClosed):
                 await link.recv()
@@ -112,7 +112,7 @@ def test_greeting_twice_ends_the_link() -> None:
         async with a_door() as (_, port), await a_link(port) as link:
             await link.send(wire.encode(HELLO))
             await link.send(wire.encode(HELLO))
-            assert isinstance(wire.decode_to_agent(await link.recv(decode=False)), wire.Refuse)
+            assert isinstance(wire.decode_to_agent(await link.recv(decode=False)), wire.RejectAgent)
 
     asyncio.run(story())
 
@@ -170,7 +170,7 @@ def test_random_bytes_neither_break_nor_hang_the_door() -> None:
             async with await a_link(port) as link:
                 await link.send(wire.encode(HELLO))
                 await link.send(wire.encode(wire.Heartbeat("gpu1", Usage(), 9)))
-                assert wire.decode_to_agent(await link.recv(decode=False)) == wire.Heard(9, 0)
+                assert wire.decode_to_agent(await link.recv(decode=False)) == wire.HeartbeatReply(9, 0)
         assert failures == []
 
     asyncio.run(story())
@@ -200,7 +200,7 @@ def test_who_does_not_read_is_cut_off() -> None:
             await asyncio.sleep(0.05)
             link.transport.pause_reading()
             for number in range(400):
-                reception.via.send(wire.FilePart(number, b"x" * wire.LARGEST_CHUNK))
+                reception.via.send(wire.FetchedChunk(number, b"x" * wire.MAX_CHUNK_BYTES))
             async with asyncio.timeout(10):
                 while not reception.lost:
                     await asyncio.sleep(0.02)

@@ -15,7 +15,7 @@ from distributed_grid.domain.events import PolicySet
 from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.leases import LONGEST_MS
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.resources import LARGEST_AMOUNT, Claim
+from distributed_grid.domain.resources import MAX_AMOUNT, Claim
 from distributed_grid.domain.rows import decode_row, encode_row
 from distributed_grid.domain.scheduling_policy import HOUR_MS, Quota, SchedulingPolicy
 from distributed_grid.scheduling.queue.fairness import MOST, Shares, fading, settled
@@ -220,7 +220,7 @@ def test_settling_more_often_changes_nothing_but_roundings(held, more):
 
 def test_the_largest_use_there_can_be_is_stored_and_read_back():
     ledger = Ledger([Account("ann", 0, MOST, MOST, MOST), SchedulingPolicy(half_life_ms=LONGEST_MS)])
-    ledger.held["ann"] = NodeClaims([Claim(LARGEST_AMOUNT, LARGEST_AMOUNT)])
+    ledger.held["ann"] = NodeClaims([Claim(MAX_AMOUNT, MAX_AMOUNT)])
     account = settled(ledger, "ann", LONGEST_MS)
     assert (account.cpu, account.memory) == (MOST, MOST)
     assert decode_row("account", encode_row(account)) == account
