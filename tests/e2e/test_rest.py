@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from distributed_grid.server.access.address import own_addresses
+from distributed_grid.server.rest.listener import own_addresses
 from tests.support.shell import Shell, wait_until
 
 pytestmark = pytest.mark.e2e

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator
 
 PROTOCOL = 1
-LARGEST_FRAME = 64 * 1024 * 1024
+MAX_FRAME_BYTES = 64 * 1024 * 1024
 JSON, STDOUT, STDERR = b"J", b"O", b"E"
 _HEAD = struct.Struct(">I1s")
 
@@ -27,7 +27,7 @@ def frame(kind: bytes, body: bytes) -> bytes:
 class Unpacker:
     """Cuts a stream of bytes into frames, however the bytes arrive."""
 
-    def __init__(self, largest: int = LARGEST_FRAME) -> None:
+    def __init__(self, largest: int = MAX_FRAME_BYTES) -> None:
         self._bytes = bytearray()
         self._largest = largest
 

@@ -17,30 +17,30 @@ from distributed_grid.domain.rebalancing import RebalanceRules
 from distributed_grid.errors import GridError
 from distributed_grid.monitoring.monitor import Monitor
 
-KEEP_BYTES = 10 * 1024**3
-EVERY_SECONDS = 3600.0
+MAX_CONTENT_BYTES = 10 * 1024**3
+TRIM_SECONDS = 3600.0
 log = logging.getLogger(__name__)
 
 
-async def keep_tidy(grid: Grid, content: ContentStore) -> None:
+async def trim_content_forever(grid: Grid, content: ContentStore) -> None:
     """Tidy up at once and every hour, for ever."""
     while True:
         try:
-            await tidy(grid, content)
+            await trim_content(grid, content)
         except (GridError, OSError) as failure:
             log.warning("could not tidy up: %s", failure)
-        await asyncio.sleep(EVERY_SECONDS)
+        await asyncio.sleep(TRIM_SECONDS)
 
 
-async def tidy(
-    grid: Grid, content: ContentStore, *, most_bytes: int = KEEP_BYTES, grace_seconds: float = GRACE_SECONDS
+async def trim_content(
+    grid: Grid, content: ContentStore, *, most_bytes: int = MAX_CONTENT_BYTES, grace_seconds: float = GRACE_SECONDS
 ) -> int:
     """Remove the oldest content beyond `most_bytes`, nothing that a living job is to find; how many bytes went."""
-    wanted = await grid.read(_wanted)
+    wanted = await grid.read(_manifests_in_use)
     return await asyncio.to_thread(_trim, content, wanted, most_bytes, grace_seconds)
 
 
-def _wanted(ledger: Ledger, now: int) -> set[str]:
+def _manifests_in_use(ledger: Ledger, now: int) -> set[str]:
     return {job.command.workdir for job in ledger.jobs.values() if job.command.workdir}
 
 
@@ -55,19 +55,19 @@ def _trim(content: ContentStore, manifests: set[str], most_bytes: int, grace_sec
     return content.trim(most_bytes, keep=keep, grace_seconds=grace_seconds)
 
 
-async def keep_balance(grid: Grid, monitor: Monitor, rules: RebalanceRules | None) -> None:
+async def rebalance_forever(grid: Grid, monitor: Monitor, rules: RebalanceRules | None) -> None:
     """A round at every interval, for ever; without rules nothing is ever done."""
     if rules is None:
         return
     while True:
         await asyncio.sleep(rules.interval_ms / 1000)
         try:
-            await balance(grid, monitor, rules)
+            await rebalance_once(grid, monitor, rules)
         except Exception:  # the outermost loop: the next round may well succeed
             log.exception("the grid could not be balanced")
 
 
-async def balance(grid: Grid, monitor: Monitor, rules: RebalanceRules) -> None:
+async def rebalance_once(grid: Grid, monitor: Monitor, rules: RebalanceRules) -> None:
     """One round."""
     readings = await monitor.readings(rules.policy.ahead * rules.interval_ms)
     await grid.handle(PressureRead(readings, rules))

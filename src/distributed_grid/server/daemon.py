@@ -41,23 +41,28 @@ from distributed_grid.domain.events import AlertChanged
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.monitoring.alerts import Alert
 from distributed_grid.monitoring.monitor import Monitor
-from distributed_grid.server.access.agent_sockets import AgentSockets
-from distributed_grid.server.access.listener import Listener
-from distributed_grid.server.background import keep_balance, keep_tidy
+from distributed_grid.server.access.agent_websocket import AgentSockets
+from distributed_grid.server.background import rebalance_forever, trim_content_forever
 from distributed_grid.server.cluster import ClusterService
-from distributed_grid.server.config_selection import SelectedConfig, choose_config, remember, was_to_stay
-from distributed_grid.server.idle_exit import IdleTimer, is_unused
+from distributed_grid.server.cluster_config import (
+    ConfigRegistry,
+    SelectedConfig,
+    choose_config,
+    declare_nodes,
+    save_selection,
+    should_keep_running,
+)
+from distributed_grid.server.exit_policy import IdleTimer, is_unused, should_hand_over
 from distributed_grid.server.instance_lock import BACKLOG, InstanceLock, StartupReport
-from distributed_grid.server.local_agent import nodes_here, own_agent
-from distributed_grid.server.node_registry import ConfigRegistry, declare
+from distributed_grid.server.local_agent import local_nodes, make_local_agent
 from distributed_grid.server.ray.attached_node_sync import AttachedNodeSync
 from distributed_grid.server.ray.attachment import RayAttachment
 from distributed_grid.server.ray.connector import RayConnector
 from distributed_grid.server.ray.reconciler import EngineReconciler
+from distributed_grid.server.rest.listener import RestListener
 from distributed_grid.server.rpc.connection import Connection
-from distributed_grid.server.rpc.dispatch import Dispatcher, login
+from distributed_grid.server.rpc.dispatch import Dispatcher, login_name
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
-from distributed_grid.server.takeover import hands_over
 from distributed_grid.state_dir import StateDir
 from distributed_grid.wiring import balance_rules
 
@@ -82,7 +87,7 @@ class Daemon:
     def __init__(self, places: StateDir, seat: InstanceLock, options: argparse.Namespace) -> None:
         self._places = places
         self._seat = seat
-        stays = bool(options.stay) or was_to_stay(places)
+        stays = bool(options.stay) or should_keep_running(places)
         self._patience = IdleTimer(stays=stays, idle_seconds=float(options.idle_seconds))
         self._leaving = False
         self._open_ones: set[Connection] = set()
@@ -118,7 +123,7 @@ class Daemon:
             following=following,
             grid_id=grid_id,
         )
-        self._port = Listener(
+        self._port = RestListener(
             self,
             places.host_dir,
             self._chosen.config.server,
@@ -145,7 +150,7 @@ class Daemon:
     async def run(self, starter: StartupReport) -> None:
         """Serve until the end; then leave in good order."""
         save_anchor(self._places, self._clock.anchor())
-        remember(self._chosen, self._places, stay=self._patience.stays)
+        save_selection(self._chosen, self._places, stay=self._patience.stays)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.end)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -157,10 +162,10 @@ class Daemon:
             self._links.start(self.grid, registry, answer_program=self._api.answer_program)
             self.engines.start(self.grid)
             await self.monitor.start()
-            await declare(self.grid, self._chosen.config, HardwareDetector(probe, gpus).capacity())
+            await declare_nodes(self.grid, self._chosen.config, HardwareDetector(probe, gpus).capacity())
             await self.boosts_kept.recover()
-            local = tuple(await self.grid.read(nodes_here))
-            agent = own_agent(
+            local = tuple(await self.grid.read(local_nodes))
+            agent = make_local_agent(
                 local, self._chosen.config, places=self._places, links=self._links, probe=probe, gpus=gpus
             )
             self._links.memory.attach_local(agent)
@@ -170,7 +175,7 @@ class Daemon:
             await self.cluster.start()
             self.attaching.start()
             await self._links.settled()
-            await self._port.start(login())
+            await self._port.start(login_name())
             listener = self._seat.listen()
             server = await asyncio.get_running_loop().create_unix_server(self._accept, sock=listener, backlog=BACKLOG)
             gc.freeze()  # what is loaded stays: the collector need not look at it again and again
@@ -178,8 +183,8 @@ class Daemon:
             starter.tell("ready")
             rules = balance_rules(self._chosen.config)
             chores = [
-                asyncio.create_task(keep_tidy(self.grid, self.content)),
-                asyncio.create_task(keep_balance(self.grid, self.monitor, rules)),
+                asyncio.create_task(trim_content_forever(self.grid, self.content)),
+                asyncio.create_task(rebalance_forever(self.grid, self.monitor, rules)),
                 asyncio.create_task(self.boosts_kept.keep()),
                 asyncio.create_task(self._way.keep()),
             ]
@@ -280,7 +285,7 @@ class Daemon:
 
     async def greet(self, hello: ClientHello) -> bool:
         """Hand over to a newer version, or to another config when nothing is held."""
-        if not await hands_over(hello, self._chosen, self.grid):
+        if not await should_hand_over(hello, self._chosen, self.grid):
             return False
         self.end()
         return True
@@ -295,7 +300,7 @@ class Daemon:
         if not wanted:
             self._port.forget()
         self._patience.stays = wanted
-        remember(self._chosen, self._places, stay=wanted)
+        save_selection(self._chosen, self._places, stay=wanted)
 
     @property
     def is_leaving(self) -> bool:

@@ -14,7 +14,7 @@ from distributed_grid.posix.unix_sockets import short_path
 from distributed_grid.state_dir import StateDir
 
 BACKLOG = 4096
-LOOKS, LOOK_SECONDS = 10, 0.01
+LOCK_ATTEMPTS, LOCK_RETRY_SECONDS = 10, 0.01
 
 
 class AlreadyRunning(Exception):
@@ -38,11 +38,11 @@ class InstanceLock:
             lock = os.open(self._places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as failure:
             raise GridError(f"cannot use the state directory {self._places.state_dir}: {failure.strerror}") from failure
-        for _ in range(LOOKS):
+        for _ in range(LOCK_ATTEMPTS):
             if try_lock(lock):
                 self._lock = lock
                 return
-            time.sleep(LOOK_SECONDS)  # held, or a client is just looking whether it is (`StateDir.is_owned`)
+            time.sleep(LOCK_RETRY_SECONDS)  # held, or a client is just looking whether it is (`StateDir.is_owned`)
         os.close(lock)
         raise AlreadyRunning
 

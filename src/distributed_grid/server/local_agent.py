@@ -13,7 +13,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.state_dir import StateDir
 
 
-def own_agent(
+def make_local_agent(
     local: tuple[str, ...],
     config: ClusterConfig,
     *,
@@ -41,7 +41,7 @@ def own_agent(
     )
 
 
-def nodes_here(ledger: Ledger, now: int) -> list[str]:
+def local_nodes(ledger: Ledger, now: int) -> list[str]:
     """The nodes of this machine, those too that only an earlier config named: work goes on there until it is over."""
     return [node.name for node in ledger.nodes.values() if node.host == "local"]
 

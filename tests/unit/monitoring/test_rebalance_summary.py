@@ -23,7 +23,7 @@ from distributed_grid.monitoring.pressure_readings import readings
 from distributed_grid.ports import Batch
 from distributed_grid.scheduling.rebalancing.pressure import automatic
 from distributed_grid.scheduling.rebalancing.sharing_policies import POLICIES
-from distributed_grid.server.background import balance, keep_balance
+from distributed_grid.server.background import rebalance_forever, rebalance_once
 from tests.support.builders import GB, Scenario, a_node
 
 START_MS = 1_700_000_040_000
@@ -55,7 +55,7 @@ class House:
         await self.grid.read(self.monitor.look)
 
     async def round(self, policy: str, mode: str = "dynamic_balancing") -> None:
-        await balance(self.grid, self.monitor, RebalanceRules(SharingMode(mode), POLICIES[policy], 30_000))
+        await rebalance_once(self.grid, self.monitor, RebalanceRules(SharingMode(mode), POLICIES[policy], 30_000))
 
 
 class SometimesFull(MemoryStore):
@@ -195,7 +195,7 @@ def test_what_is_recommended_is_shown() -> None:
 
 def test_without_rules_nothing_is_ever_done() -> None:
     async def story(house: House) -> None:
-        await asyncio.wait_for(keep_balance(house.grid, house.monitor, None), 5)
+        await asyncio.wait_for(rebalance_forever(house.grid, house.monitor, None), 5)
 
     run(story)
 
@@ -207,7 +207,7 @@ def test_a_round_that_fails_does_not_end_the_rounds() -> None:
         await house.beat(master=9, gpu1=1)
         store.full = True
         rules = RebalanceRules(SharingMode.SHARE_AND_OFFLOAD, POLICIES["aggressive"], 10)
-        keeping = asyncio.create_task(keep_balance(house.grid, house.monitor, rules))
+        keeping = asyncio.create_task(rebalance_forever(house.grid, house.monitor, rules))
         async with asyncio.timeout(20):
             while not store.refused:
                 await asyncio.sleep(0.01)

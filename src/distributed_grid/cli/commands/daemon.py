@@ -85,7 +85,7 @@ def _listening(listen: str | None, tls: bool | None, force_plain: bool) -> dict[
         if tls is not None or force_plain:
             raise click.UsageError("--tls, --no-tls and --force-plain go with --listen HOST:PORT")
         return {}
-    from distributed_grid.server.access.address import parse_address
+    from distributed_grid.server.rest.listener import parse_address
 
     parse_address(listen, tls=tls, force_plain=force_plain)
     if force_plain:

@@ -40,9 +40,9 @@ def token() -> None:
 @click.pass_obj
 def create(session: CliSession, user: str, team: str, ttl: float) -> None:
     """Make a token; it is shown this once."""
-    from distributed_grid.server.access.token_format import bearer_text, hash_of, new_id, new_secret
+    from distributed_grid.server.access.tokens import bearer_text, hash_of, new_secret, new_token_id
 
-    token_id, secret = new_id(), new_secret()
+    token_id, secret = new_token_id(), new_secret()
     asked = {"token_id": token_id, "secret_hash": hash_of(secret), "user": user, "team": team, "ttl_seconds": ttl}
     with session.client() as client:
         made = client.call("create_token", **asked)["token"]
@@ -94,9 +94,9 @@ def join_token() -> None:
 def create_join(session: CliSession, node: str, ttl: float, address: tuple[str, ...]) -> None:
     """Make a join token; it is shown this once. On the machine type: grid agent --join TOKEN"""
     from distributed_grid.agent.join_client import JoinToken
-    from distributed_grid.server.access.token_format import hash_of, new_id, new_secret
+    from distributed_grid.server.access.tokens import hash_of, new_secret, new_token_id
 
-    token_id, secret = new_id(), new_secret()
+    token_id, secret = new_token_id(), new_secret()
     asked = {"token_id": token_id, "secret_hash": hash_of(secret), "node": node, "ttl_seconds": ttl}
     with session.client() as client:
         rest = client.call("get_daemon_info")["rest"]

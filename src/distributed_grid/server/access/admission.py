@@ -15,7 +15,7 @@ from distributed_grid.agent.join_client import JoinToken
 from distributed_grid.api import requests
 from distributed_grid.config.kinds.text import LOGIN, NAME_PATTERN
 from distributed_grid.errors import BadInput, Refused
-from distributed_grid.server.access.token_store import JoinGrant, TokenStore, UserToken
+from distributed_grid.server.access.tokens import JoinGrant, TokenStore, UserToken
 
 AGENT_PATH = "/v1/agent"
 log = logging.getLogger(__name__)

@@ -3,14 +3,23 @@
 Rule 1: who may come in, and as which node, is decided before the upgrade; what it says of other nodes is its lie.
 Rule 2: no input crashes or hangs this side: what is not a message of the protocol ends the connection with a word.
 Rule 3: an agent that does not read is cut off before its unread orders fill the memory.
+
+Where the agents of other machines come in: one private Unix socket each, to which SSH or a hand in Ray forwards.
+
+A socket speaks only the agents' protocol, and only for its own node.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http
 import logging
-from collections.abc import Callable, Mapping
+import os
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 from websockets.exceptions import WebSocketException
@@ -19,7 +28,9 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
+from distributed_grid.control.agents import AgentGateway
 from distributed_grid.errors import ProtocolError
+from distributed_grid.posix.unix_sockets import short_path
 from distributed_grid.wire import (
     MAX_MESSAGE_BYTES,
     AgentHello,
@@ -32,7 +43,7 @@ from distributed_grid.wire import (
     encode,
 )
 
-MOST_UNSENT = 32 * 1024 * 1024
+MAX_UNSENT_BYTES = 32 * 1024 * 1024
 HELLO_SECONDS = 15.0
 log = logging.getLogger(__name__)
 Admit = Callable[[str, Mapping[str, str]], str | None]
@@ -69,7 +80,7 @@ class AgentWebSocket(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.set_write_buffer_limits(high=MOST_UNSENT)
+        transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
         self._deadline = asyncio.get_running_loop().call_later(self._hello_seconds, self._hang_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -176,3 +187,72 @@ class AgentWebSocket(asyncio.Protocol):
     def _refuse(self, message: str) -> None:
         self.send(RejectAgent(message[:1000]))
         self.close("refused")
+
+
+BACKLOG = 64
+
+
+class AgentSockets:
+    """The sockets of a daemon's nodes on other machines, below one folder."""
+
+    def __init__(self, folder: Path, links: AgentGateway) -> None:
+        self._folder = folder
+        self._links = links
+        self._servers: dict[str, asyncio.Server] = {}
+        self._doors: set[AgentWebSocket] = set()
+
+    def path_of(self, node: str) -> Path:
+        return self._folder / f"{node}.sock"
+
+    async def open(self, nodes: Iterable[str]) -> None:
+        """Listen for each node; what an earlier daemon left is replaced."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.chmod(0o700)
+        for left in self._folder.glob("*.sock"):
+            left.unlink(missing_ok=True)
+        for node in nodes:
+            await self.add(node)
+
+    async def add(self, node: str) -> None:
+        """Listen for one more node; adding one twice changes nothing."""
+        if node not in self._servers:
+            listener = _bind_private(self.path_of(node))
+            self._servers[node] = await asyncio.get_running_loop().create_unix_server(
+                partial(self._door, node), sock=listener, backlog=BACKLOG
+            )
+
+    def remove(self, node: str) -> None:
+        """Listen for a node no more; removing one that is not there is harmless."""
+        server = self._servers.pop(node, None)
+        if server is not None:
+            server.close()
+            self.path_of(node).unlink(missing_ok=True)
+
+    def _door(self, node: str) -> AgentWebSocket:
+        door = AgentWebSocket(self._links, lambda path, headers: node)
+        self._doors.add(door)
+        door.on_close = self._doors.discard
+        return door
+
+    async def close(self) -> None:
+        """Let nobody in any more, and hang up. Safe to call twice."""
+        for server in self._servers.values():
+            server.close()
+        self._servers = {}
+        for door in list(self._doors):
+            door.close("the control plane is leaving")
+        for left in self._folder.glob("*.sock"):
+            with contextlib.suppress(OSError):
+                left.unlink()
+
+
+def _bind_private(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        with short_path(path) as name:
+            listener.bind(name)
+    finally:
+        os.umask(before)
+    listener.setblocking(False)
+    return listener

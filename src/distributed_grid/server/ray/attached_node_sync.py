@@ -25,7 +25,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import NodeState
 from distributed_grid.errors import Refused, TimedOut
 from distributed_grid.ports import EngineView
-from distributed_grid.server.access.agent_sockets import AgentSockets
+from distributed_grid.server.access.agent_websocket import AgentSockets
 from distributed_grid.server.ray.node_mapping import RAY_HOST, NodeMapping, newcomer_of, planned
 from distributed_grid.server.ray.reconciler import NAME
 

@@ -26,7 +26,7 @@ from distributed_grid.errors import (
     TimedOut,
     Unreachable,
 )
-from distributed_grid.server.access.token_store import Forbidden
+from distributed_grid.server.access.tokens import Forbidden
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"

@@ -15,7 +15,7 @@ from distributed_grid.api.framing import JSON, BrokenFrame, Unpacker, frame
 from distributed_grid.errors import GridError
 from distributed_grid.posix.unix_sockets import is_own_peer, peer_uid
 
-LARGEST_REQUEST = 8 * 1024 * 1024
+MAX_REQUEST_BYTES = 8 * 1024 * 1024
 log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 
@@ -26,7 +26,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, serve: Callable[[Connection, bytes], Awaitable[None]], open_ones: set[Connection]) -> None:
         self._serve = serve
         self._open_ones = open_ones
-        self._unpacker = Unpacker(LARGEST_REQUEST)
+        self._unpacker = Unpacker(MAX_REQUEST_BYTES)
         self._messages: asyncio.Queue[bytes] = asyncio.Queue()
         self._may_write = asyncio.Event()
         self._may_write.set()
@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
 
     def send(self, message: Any) -> None:
         """Send a JSON message."""
-        self.send_frame(JSON, encoded(message))
+        self.send_frame(JSON, encode_answer(message))
 
     def send_frame(self, kind: bytes, body: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -103,6 +103,6 @@ class Connection(asyncio.Protocol):
         await self._may_write.wait()
 
 
-def encoded(message: Any) -> bytes:
+def encode_answer(message: Any) -> bytes:
     """A message as it travels."""
     return _encoder.encode(message)

@@ -15,11 +15,10 @@ from distributed_grid.api.framing import PROTOCOL, STDOUT
 from distributed_grid.errors import GridError, ProtocolError, Refused
 from distributed_grid.server.context import DaemonContext
 from distributed_grid.server.ray.attach_status import status
-from distributed_grid.server.rpc.connection import Connection, encoded
+from distributed_grid.server.rpc.connection import Connection, encode_answer
 from distributed_grid.server.services.boosts import BoostService, run_in_boost
 from distributed_grid.server.services.drain import cooled
-from distributed_grid.server.services.file_stream import FileParcel
-from distributed_grid.server.services.jobs import Caller, JobService
+from distributed_grid.server.services.jobs import Caller, FileSink, JobService
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.memory import Op as MemoryOp
 from distributed_grid.server.services.metrics import measured
@@ -33,7 +32,7 @@ class Dispatcher:
         self._deeds = JobService(house)
         self._boosts = BoostService(house, self._deeds)
         self._memory = MemoryService(house)
-        self._caller = Caller(login(), admin=True)
+        self._caller = Caller(login_name(), admin=True)
         self._handlers: dict[type, Callable[[Connection, Any], Awaitable[None]]] = {
             requests.ClientHello: self._hello,
             requests.GetStatus: self._status,
@@ -92,12 +91,12 @@ class Dispatcher:
             if isinstance(op, requests.ClientHello):
                 if op.protocol != PROTOCOL:
                     raise ProtocolError(f"this control plane speaks protocol {PROTOCOL}, not {op.protocol}")
-                return encoded({"protocol": PROTOCOL, "version": __version__, "handing_over": False})
+                return encode_answer({"protocol": PROTOCOL, "version": __version__, "handing_over": False})
             if not isinstance(op, MemoryOp):
                 raise Refused("from another node only the memory pool can be asked for")
-            return encoded(await self._memory.serve(op, Caller(self._caller.user), node))
+            return encode_answer(await self._memory.serve(op, Caller(self._caller.user), node))
         except GridError as error:
-            return encoded({"error": error_view(error)})
+            return encode_answer({"error": error_view(error)})
 
     async def _hello(self, client: Connection, op: requests.ClientHello) -> None:
         handing_over = await self._house.greet(op)
@@ -194,7 +193,7 @@ class Dispatcher:
             client.send_frame(STDOUT, chunk)
             await client.drain()
 
-        client.send({**await self._deeds.fetch(op, FileParcel(header, data)), "done": True})
+        client.send({**await self._deeds.fetch(op, FileSink(header, data)), "done": True})
 
     async def _events(self, client: Connection, op: requests.ListEvents) -> None:
         async with contextlib.aclosing(self._deeds.events(op)) as events:
@@ -250,7 +249,7 @@ class Dispatcher:
         self._house.end()
 
 
-def login() -> str:
+def login_name() -> str:
     """The user of this process."""
     try:
         return getpass.getuser()

@@ -29,10 +29,10 @@ from distributed_grid.monitoring.snapshots import utc
 from distributed_grid.reactor.recovered_leases import CLAIMS_READ
 from distributed_grid.state_dir import machine_id
 
-SETTLE_SECONDS, SETTLE_MOST, SETTLE_TIMES = 0.2, 2.0, 10
+SETTLE_SECONDS, MAX_SETTLE_SECONDS, SETTLE_FACTOR = 0.2, 2.0, 10
 """So long changes are gathered before they are written: at least the first, at most the second, and so many times what
 the last writing took, for many boosts take long and change often."""
-LOOK_SECONDS = 30.0
+CHECK_SECONDS = 30.0
 """The file is looked after so often though nothing has changed: somebody may have removed it."""
 log = logging.getLogger(__name__)
 
@@ -98,9 +98,9 @@ class BoostFileSync:
                     await self.write()
                 except GridError as failure:  # the store is full: what it could not take in, it does not tell
                     log.warning("the file of boosts may be behind: %s", failure)
-                pause = min(max(SETTLE_SECONDS, SETTLE_TIMES * (time.monotonic() - began)), SETTLE_MOST)
+                pause = min(max(SETTLE_SECONDS, SETTLE_FACTOR * (time.monotonic() - began)), MAX_SETTLE_SECONDS)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_SECONDS):  # `wait_for` may swallow a cancellation
+                    async with asyncio.timeout(CHECK_SECONDS):  # `wait_for` may swallow a cancellation
                         await changed.wait()
                         await asyncio.sleep(pause)
                 changed.clear()
@@ -118,7 +118,7 @@ class BoostFileSync:
         """Have the file as the ledger is; what is wrong with it is a warning."""
         async with self._turn:
             offset_ms = self._offset_ms()
-            boosts = await self._grid.read(lambda ledger, now: stored(ledger, offset_ms, self._machine))
+            boosts = await self._grid.read(lambda ledger, now: stored_boosts(ledger, offset_ms, self._machine))
             if boosts == self._written and await asyncio.to_thread(self.path.is_file):
                 return
             if not boosts and self._written is None and not await asyncio.to_thread(self.path.exists):
@@ -143,7 +143,7 @@ class BoostFileSync:
         )
 
 
-def stored(ledger: Ledger, offset_ms: int, machine: str) -> list[StoredBoost]:
+def stored_boosts(ledger: Ledger, offset_ms: int, machine: str) -> list[StoredBoost]:
     """Every boost that holds something, as it is written down."""
     held = (lease for lease in ledger.leases.values() if lease.holds and is_boost(lease.request))
     return [_stored(lease, lease.claim, offset_ms, machine) for lease in held if lease.claim is not None]

@@ -37,7 +37,7 @@ def amounts_of(resource_type: str, amount: float, custom: Collection[str] = ()) 
     return Amounts(custom=((names[kind], _whole(amount, names[kind])),))
 
 
-def together(*parts: Amounts) -> Amounts:
+def combine_amounts(*parts: Amounts) -> Amounts:
     """Several asks as one; asking twice for the same is refused."""
     total = Amounts()
     for part in parts:
@@ -98,7 +98,7 @@ def _ask(op: requests.RequestLease | requests.SubmitJob, custom: Collection[str]
     named = amounts_of(op.resource_type, op.amount, custom)
     others = [amounts_of(kind, amount, custom) for kind, amount in sorted(op.resources.items())]
     memory = round(op.gpu_memory_gb * GB)
-    return together(named, *others, Amounts(gpu_memory_bytes=memory, gpu_models=op.gpu_models))
+    return combine_amounts(named, *others, Amounts(gpu_memory_bytes=memory, gpu_models=op.gpu_models))
 
 
 def _label(word: str) -> tuple[str, str]:

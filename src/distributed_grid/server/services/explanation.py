@@ -21,9 +21,15 @@ from distributed_grid.reactor.jobs import FOREVER_MS
 from distributed_grid.scheduling.queue import reasons
 from distributed_grid.scheduling.queue.queue import in_order
 from distributed_grid.scheduling.queue.start_estimate import outlook
-from distributed_grid.server.services.audit import event_view
-from distributed_grid.server.services.decisions import DecisionRecord, choice_in, decision_view, grants, history_of
-from distributed_grid.server.services.decisions import told as read_event
+from distributed_grid.server.services.audit import (
+    DecisionRecord,
+    choice_in,
+    decision_view,
+    event_view,
+    grants_of,
+    history_of,
+)
+from distributed_grid.server.services.audit import decode_record as read_event
 from distributed_grid.server.services.lookup import find_job, find_lease
 
 REFUSALS = 2_000
@@ -105,7 +111,7 @@ async def _of_job(grid: Grid, viewer: Viewer, job: Job) -> View:
     lease = await grid.read(lambda ledger, now: ledger.leases.get(job.lease_id))
     placements = []
     for attempt in job.attempts:
-        grant = next(iter(grants(told, attempt.lease_id)), None)
+        grant = next(iter(grants_of(told, attempt.lease_id)), None)
         shown = viewer.attempt(attempt)
         shown |= await _placement(grid, viewer, grant, told, attempt.lease_id)
         placements.append(shown)
@@ -125,7 +131,7 @@ async def _of_job(grid: Grid, viewer: Viewer, job: Job) -> View:
 
 async def _of_lease(grid: Grid, viewer: Viewer, lease: Lease) -> View:
     told = history_of(grid, lease.job or lease.gang or lease.id)
-    grant = next(iter(grants(told, lease.gang or lease.id)), None)
+    grant = next(iter(grants_of(told, lease.gang or lease.id)), None)
     shown = viewer.lease(lease)
     placements = []
     if lease.granted_at_ms:

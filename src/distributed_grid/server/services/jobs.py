@@ -2,17 +2,24 @@
 
 Rule 1: a deed takes a message of `requests` and who asks, and returns what is shown or raises the refusal.
 Rule 2: only the owner of a job or a lease, or an admin, ends or extends it; everybody sees everything.
+
+A job's output as it comes: from the files of its attempts, in order, at the reader's pace.
+
+Bringing back what a job has left in its directory, file by file, at the reader's pace.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
 
 from msgspec import Struct
 
+from distributed_grid.adapters.workdir.manifest import EXECUTABLE, ManifestEntry
 from distributed_grid.api import requests
 from distributed_grid.api.framing import STDERR, STDOUT
+from distributed_grid.control.attempt_files import AttemptFiles, in_work
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View
 from distributed_grid.domain.events import (
@@ -23,22 +30,153 @@ from distributed_grid.domain.events import (
     LeaseReleased,
     RequestRefused,
 )
-from distributed_grid.domain.jobs import Command, Job
+from distributed_grid.domain.jobs import Attempt, Command, Ending, Job
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import LeaseEnd, LeaseState
-from distributed_grid.errors import GridError, NotFound, Refused, TimedOut
+from distributed_grid.errors import GridError, NotFound, Refused, TimedOut, Unreachable
 from distributed_grid.reactor import JobAnswer, LeaseAnswer
-from distributed_grid.server.access.token_store import Forbidden
+from distributed_grid.server.access.tokens import Forbidden
 from distributed_grid.server.context import DaemonContext
-from distributed_grid.server.services.audit import told
+from distributed_grid.server.services.audit import decision_on, stream_events
 from distributed_grid.server.services.conversion import request_of
-from distributed_grid.server.services.decisions import decision_on
 from distributed_grid.server.services.explanation import explain
-from distributed_grid.server.services.file_stream import FileParcel, fetch
-from distributed_grid.server.services.lending_report import lent
+from distributed_grid.server.services.lending_report import lending_report
 from distributed_grid.server.services.lookup import ended_job, find_job, find_lease
-from distributed_grid.server.services.output_stream import OutputStream, follow
+
+OUTPUT_CHUNK_BYTES = 256 * 1024
+LOCAL_POLL_SECONDS, MAX_POLL_SECONDS = 0.02, 0.2
+REMOTE_POLL_SECONDS = 0.05
+UNREACHABLE_OUTPUT_SECONDS = 10.0
+"""How long the rest of an ended job's output is waited for while its node cannot be reached."""
+OutputSink = Callable[[bytes, bytes], Awaitable[None]]
+_NAMES = ((STDOUT, b"stdout"), (STDERR, b"stderr"))
+
+
+class OutputStream:
+    """Reads the output of one job's attempts and remembers how far it got.
+
+    `seen` is how many bytes of each kind a reader who comes back has had already.
+    """
+
+    def __init__(self, files: AttemptFiles, send: OutputSink, seen: dict[bytes, int]) -> None:
+        self._files = files
+        self._send = send
+        self._seen = seen
+        self._read: dict[tuple[str, bytes], int] = {}
+        self._tail: int | None = None
+        self._over: set[str] = set()
+
+    def skip_to_tail(self, tail_bytes: int) -> None:
+        """Begin so many bytes before the end of each attempt's output."""
+        self._tail = tail_bytes
+
+    async def pass_on(self, attempts: tuple[Attempt, ...]) -> bool:
+        """Send what is new; whether there was anything. Unreachable while an attempt's node is."""
+        anything = False
+        for attempt in attempts:
+            if attempt.lease_id in self._over:
+                continue
+            for kind, name in _NAMES:
+                while chunk := await self._next(attempt, name):
+                    anything = True
+                    known = min(self._seen[kind], len(chunk))
+                    self._seen[kind] -= known
+                    if known < len(chunk):
+                        await self._send(kind, chunk[known:])
+            if attempt.outcome is not None:
+                self._over.add(attempt.lease_id)
+        return anything
+
+    def is_near(self, attempt: Attempt | None) -> bool:
+        """Whether looking costs next to nothing."""
+        return attempt is None or self._files.is_here(attempt)
+
+    async def _next(self, attempt: Attempt, name: bytes) -> bytes:
+        key = (attempt.lease_id, name)
+        from_end = self._tail is not None and key not in self._read
+        offset = self._tail or 0 if from_end else self._read.get(key, 0)
+        try:
+            start, chunk = await self._files.read(attempt, name, offset, OUTPUT_CHUNK_BYTES, from_end=from_end)
+        except NotFound:
+            return b""
+        self._read[key] = start + len(chunk)
+        return chunk
+
+
+async def follow(output: OutputStream, current: Callable[[], Awaitable[Job]], changed: asyncio.Event) -> Job:
+    """Pass output on until the job is over and all of it was passed on; the job as it ended.
+
+    While a node cannot be reached its output waits there. Of a job that is over, the rest is waited for a while.
+    """
+    pause = LOCAL_POLL_SECONDS
+    patience = UNREACHABLE_OUTPUT_SECONDS
+    while True:
+        changed.clear()
+        job = await current()
+        try:
+            anything = await output.pass_on(job.attempts)
+        except Unreachable:
+            if job.is_over and (patience <= 0 or _is_lost(job)):
+                return job
+            patience -= MAX_POLL_SECONDS if job.is_over else 0
+            await asyncio.sleep(MAX_POLL_SECONDS)
+            continue
+        if job.is_over:
+            return job
+        quick = LOCAL_POLL_SECONDS if output.is_near(job.attempt) else REMOTE_POLL_SECONDS
+        pause = quick if anything else min(pause * 1.5, MAX_POLL_SECONDS)
+        try:
+            await asyncio.wait_for(changed.wait(), pause if job.attempt is not None else None)
+        except TimeoutError:
+            continue
+
+
+def _is_lost(job: Job) -> bool:
+    return job.outcome is not None and job.outcome.ending is Ending.LOST
+
+
+FILE_CHUNK_BYTES = 4 * 1024 * 1024
+
+
+class FileSink:
+    """What a reader gets: a header for each file, its bytes, and at last the sum."""
+
+    def __init__(
+        self, header: Callable[[dict[str, Any]], Awaitable[None]], data: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        self.header = header
+        self.data = data
+
+
+async def send_files(files: AttemptFiles, job: Job, patterns: tuple[str, ...], parcel: FileSink) -> dict[str, Any]:
+    """Send the files of a job's last attempt that fit; the sum of it. A job that ran in its caller's own directory
+    has left them there already."""
+    attempt = job.attempts[-1] if job.attempts else None
+    if attempt is None or not (attempt.started_at_ms or attempt.outcome is not None):
+        raise Refused(f"{job.id} has not run yet")
+    if files.is_here(attempt) and job.command.cwd:
+        return {"files": 0, "bytes": 0, "in_place": True, "skipped": []}
+    found = await files.find(attempt, patterns)
+    total = 0
+    for entry in found.entries:
+        total += await _send_file(files, attempt, entry, parcel)
+    return {"files": len(found.entries), "bytes": total, "in_place": False, "skipped": list(found.skipped)}
+
+
+async def _send_file(files: AttemptFiles, attempt: Attempt, entry: ManifestEntry, parcel: FileSink) -> int:
+    """One file as it was listed; of one that has grown meanwhile no more than that."""
+    executable = entry.mode == EXECUTABLE
+    await parcel.header({"file": entry.path.encode("utf-8", "surrogateescape").hex(), "size": entry.size,
+                         "executable": executable})  # fmt: skip
+    sent = 0
+    while sent < entry.size:
+        _, data = await files.read(attempt, in_work(entry), sent, min(FILE_CHUNK_BYTES, entry.size - sent))
+        if not data:
+            raise NotFound(f"{entry.path!r} became shorter while it was fetched")
+        await parcel.data(data)
+        sent += len(data)
+    return sent
 
 
 class Caller(Struct, frozen=True):
@@ -199,7 +337,7 @@ class JobService:
     async def ledger(self, op: requests.GetLendingReport) -> View:
         """Who lent whom how much."""
         since_ms = max(self._grid.now_ms() - round(1000 * op.since_seconds), 1)
-        return await lent(self._grid, self._house.viewer, since_ms=since_ms, by=op.by)
+        return await lending_report(self._grid, self._house.viewer, since_ms=since_ms, by=op.by)
 
     async def cancel(self, op: requests.CancelJob, caller: Caller) -> View:
         """Cancelling what is over already is harmless."""
@@ -254,10 +392,10 @@ class JobService:
             await output.pass_on(job.attempts)
         return {"job": self._house.viewer.job(job)}
 
-    async def fetch(self, op: requests.FetchFiles, parcel: FileParcel) -> View:
+    async def fetch(self, op: requests.FetchFiles, parcel: FileSink) -> View:
         """Bring back what a job has left; the sum of it."""
         job = await find_job(self._grid, op.job_id)
-        return await fetch(self._house.files, job, op.patterns, parcel)
+        return await send_files(self._house.files, job, op.patterns, parcel)
 
     async def reach(self) -> View:
         """The names of all nodes, and of those on other machines: whoever submits has to know what to ship."""
@@ -270,4 +408,4 @@ class JobService:
 
     def events(self, op: requests.ListEvents) -> AsyncGenerator[View, None]:
         """The audit trail, one event after the other, and with `follow` without an end."""
-        return told(self._grid, self._house.viewer, op)
+        return stream_events(self._grid, self._house.viewer, op)

@@ -61,7 +61,7 @@ class LentEntry(Struct, frozen=True):
     sum: LentSum
 
 
-async def lent(grid: Grid, viewer: Viewer, *, since_ms: int, by: str) -> View:
+async def lending_report(grid: Grid, viewer: Viewer, *, since_ms: int, by: str) -> View:
     """The answer to `grid ledger`: lender by borrower, or summed up by one of them or by day."""
     now, living = await grid.read(lambda ledger, now: (now, _living(ledger, now, since_ms)))
     over = await asyncio.to_thread(grid.store.lent, since_ms=since_ms)

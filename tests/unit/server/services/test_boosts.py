@@ -14,7 +14,7 @@ from distributed_grid.control.boost_file import ResourceBoostPersistence
 from distributed_grid.domain.events import NodeDrained
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import Ambiguous, BadInput, NotFound, Refused, TimedOut
-from distributed_grid.server.access.token_store import Forbidden
+from distributed_grid.server.access.tokens import Forbidden
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
 from distributed_grid.server.services.boosts import BoostService
 from distributed_grid.server.services.jobs import Caller

@@ -19,7 +19,7 @@ from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, LeaseReleased, NodeDeclared
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.ports import Store
-from distributed_grid.server.services.lending_report import DAY_MS, lent
+from distributed_grid.server.services.lending_report import DAY_MS, lending_report
 from tests.support.builders import GB, a_node, a_request
 
 HOUR_MS = 3_600_000
@@ -139,7 +139,7 @@ def test_every_row_is_the_sum_of_its_leases(kind: str, seed: int, tmp_path: Path
                 ("user", ("user",)),
                 ("node", ("node_id",)),
             ):
-                found = await lent(told.grid, viewer, since_ms=since_ms, by=by)
+                found = await lending_report(told.grid, viewer, since_ms=since_ms, by=by)
                 expected = told.by_hand(since_ms, *keys)
                 shown = {tuple(row[key] for key in keys): amounts(row) for row in found["rows"]}
                 assert shown == {key: in_hours(sums) for key, sums in expected.items()}
@@ -154,7 +154,7 @@ def test_by_day_each_lease_is_on_the_day_it_ended_and_what_is_held_is_todays() -
     async def story() -> None:
         told = Story(MemoryStore(), 7)
         await told.happen(40)
-        found = await lent(told.grid, Viewer(0), since_ms=BEGIN_MS, by="day")
+        found = await lending_report(told.grid, Viewer(0), since_ms=BEGIN_MS, by="day")
         expected = told.by_hand(BEGIN_MS, "day")
         assert [row["day"] for row in found["rows"]] == sorted(row["day"] for row in found["rows"])
         assert [amounts(row) for row in found["rows"]] == [in_hours(expected[key]) for key in sorted(expected)]
@@ -168,11 +168,11 @@ def test_folding_history_changes_no_sum_of_whole_days() -> None:
         store = MemoryStore()
         told = Story(store, 8)
         await told.happen(60)
-        before = await lent(told.grid, Viewer(0), since_ms=BEGIN_MS, by="")
+        before = await lending_report(told.grid, Viewer(0), since_ms=BEGIN_MS, by="")
         while store.summarise(before_ms=told.clock.ms - DAY_MS):
             pass
         assert store.summaries()
-        assert await lent(told.grid, Viewer(0), since_ms=BEGIN_MS, by="") == before
+        assert await lending_report(told.grid, Viewer(0), since_ms=BEGIN_MS, by="") == before
         await told.grid.stop()
 
     asyncio.run(story())
@@ -187,7 +187,7 @@ def test_what_is_held_is_told_in_the_amounts_of_now() -> None:
         await grid.handle(HeartbeatReceived("ash", Usage()))
         await grid.handle(LeaseAsked(a_request("r1", cores=1.5, memory_gb=2, gpus=1)))
         clock.ms += 2 * HOUR_MS
-        (row,) = (await lent(grid, Viewer(0), since_ms=BEGIN_MS - DAY_MS, by=""))["rows"]
+        (row,) = (await lending_report(grid, Viewer(0), since_ms=BEGIN_MS - DAY_MS, by=""))["rows"]
         assert row == {
             "node_id": "ash",
             "user": "ada",
@@ -214,7 +214,7 @@ def test_who_only_waited_had_nothing() -> None:
         await grid.handle(LeaseAsked(a_request("r1", cores=1)))
         await grid.handle(LeaseReleased("r1", "ada"))
         await grid.handle(LeaseAsked(a_request("r2", cores=1)))
-        found = await lent(grid, Viewer(0), since_ms=1, by="")
+        found = await lending_report(grid, Viewer(0), since_ms=1, by="")
         assert (found["rows"], found["total"]["leases"]) == ([], 0)
         await grid.stop()
 

@@ -17,7 +17,7 @@ from distributed_grid.domain.effects import MemoryEffect, ServeMemory
 from distributed_grid.domain.events import LeaseLost, MemoryServed
 from distributed_grid.errors import Ambiguous, BadInput, BlockLost, NotFound, Refused, Unreachable
 from distributed_grid.memory.protocol.ticket import READ, WRITE, read_claims, secret_for
-from distributed_grid.server.access.token_store import Forbidden
+from distributed_grid.server.access.tokens import Forbidden
 from distributed_grid.server.services.jobs import Caller
 from distributed_grid.server.services.memory import MemoryService
 from tests.support.builders import a_node

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from distributed_grid.errors import BadInput, GridError, Refused
-from distributed_grid.server.access.address import PORT, Address, own_addresses, parse_address, text_of
+from distributed_grid.server.rest.listener import DEFAULT_PORT, Address, host_port, own_addresses, parse_address
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_where_the_usual_port_is_taken_this_machine_gets_another() -> None:
     first = Address().bind()
     second = Address().bind()
     try:
-        assert second.getsockname()[1] not in (PORT, first.getsockname()[1])
+        assert second.getsockname()[1] not in (DEFAULT_PORT, first.getsockname()[1])
     finally:
         first.close()
         second.close()
@@ -73,8 +73,8 @@ def test_a_listener_is_passed_on_to_nobody_and_never_blocks() -> None:
 
 
 def test_addresses_are_written_as_they_are_read() -> None:
-    assert text_of("::1", 80) == "[::1]:80"
-    assert parse_address(text_of("10.0.0.1", 80)) == Address("10.0.0.1", 80)
+    assert host_port("::1", 80) == "[::1]:80"
+    assert parse_address(host_port("10.0.0.1", 80)) == Address("10.0.0.1", 80)
 
 
 def test_own_addresses_are_addresses_of_other_interfaces_than_loopback() -> None:

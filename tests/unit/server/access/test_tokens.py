@@ -9,8 +9,17 @@ from pathlib import Path
 import pytest
 
 from distributed_grid.errors import Conflict, GridError, NotFound, Refused, StoreFailed
-from distributed_grid.server.access.token_format import bearer_text, hash_of, new_id, new_secret
-from distributed_grid.server.access.token_store import KEPT_MS, Forbidden, JoinGrant, TokenStore, UserToken
+from distributed_grid.server.access.tokens import (
+    KEPT_MS,
+    Forbidden,
+    JoinGrant,
+    TokenStore,
+    UserToken,
+    bearer_text,
+    hash_of,
+    new_secret,
+    new_token_id,
+)
 
 KEY, OTHER_KEY = hash_of("a key"), hash_of("another key")
 
@@ -36,13 +45,13 @@ def tokens(tmp_path: Path, wall: Wall) -> TokenStore:
 
 
 def a_grant(tokens: TokenStore, *, node: str = "", minutes: int = 60) -> tuple[str, str]:
-    token_id, secret = new_id(), new_secret()
+    token_id, secret = new_token_id(), new_secret()
     tokens.add_grant(JoinGrant(token_id, hash_of(secret), node, expires_ms=tokens.now_ms() + minutes * 60_000))
     return token_id, secret
 
 
 def a_token(tokens: TokenStore, user: str = "ana", expires_ms: int = 0) -> str:
-    token_id, secret = new_id(), new_secret()
+    token_id, secret = new_token_id(), new_secret()
     tokens.add(UserToken(token_id, hash_of(secret), user, expires_ms=expires_ms))
     return bearer_text(token_id, secret)
 
@@ -76,7 +85,7 @@ def test_deleting_the_owners_token_replaces_it(tokens: TokenStore, tmp_path: Pat
 
 
 def test_a_crash_between_the_two_files_of_the_owner_leaves_a_token_that_works(tmp_path: Path, wall: Wall) -> None:
-    (tmp_path / "token").write_text(bearer_text(new_id(), new_secret()))  # its hash was never stored
+    (tmp_path / "token").write_text(bearer_text(new_token_id(), new_secret()))  # its hash was never stored
     tokens = TokenStore(tmp_path, wall)
     tokens.ensure_owner("ana")
     assert tokens.user_of((tmp_path / "token").read_text().strip()) is not None
@@ -136,7 +145,7 @@ def test_a_token_that_is_not_there_cannot_be_revoked(tokens: TokenStore, name: s
 
 
 def test_making_the_same_token_twice_makes_one_and_another_under_its_id_is_refused(tokens: TokenStore) -> None:
-    token = UserToken(new_id(), hash_of("s"), "ana")
+    token = UserToken(new_token_id(), hash_of("s"), "ana")
     assert tokens.add(token) == tokens.add(token)
     assert len(tokens.tokens()) == 1
     with pytest.raises(Conflict):
@@ -213,7 +222,7 @@ def test_a_join_token_that_is_no_good_is_refused_with_the_reason(
     elif spoil == "secret":
         secret = new_secret()
     else:
-        token_id = new_id()
+        token_id = new_token_id()
     with pytest.raises(Forbidden, match=why):
         join(tokens, (token_id, secret))
 

@@ -3,11 +3,16 @@
 Rule 1. Only hashes of secrets are stored; the one clear text on disk is the owner's own, 0600, beside them.
 Rule 2. What was granted, used or revoked is durable before anybody hears of it.
 Rule 3. A join token is good for one key: the same key again gets the same answer, another one is refused.
+
+The text of a token: an id to look it up by and a secret, of which only the hash is ever stored.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +25,42 @@ from msgspec.structs import replace
 
 from distributed_grid.errors import Conflict, GridError, NotFound, Refused, StoreFailed
 from distributed_grid.posix.private_files import write_private
-from distributed_grid.server.access.token_format import bearer_text, fits, hash_of, new_id, new_secret, parts_of
+
+PREFIX = "grid_"
+
+
+def new_token_id() -> str:
+    """An id for a token; it may be shown."""
+    return secrets.token_hex(6)
+
+
+def new_secret() -> str:
+    """256 bits that only their holder knows."""
+    return secrets.token_urlsafe(32)
+
+
+def hash_of(secret: str) -> str:
+    """What is stored of a secret. A plain hash is enough for 256 random bits."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def secret_matches(secret: str, stored_hash: str) -> bool:
+    """Whether this is the secret of that hash, in the same time whatever the answer."""
+    return hmac.compare_digest(hash_of(secret), stored_hash)
+
+
+def bearer_text(token_id: str, secret: str) -> str:
+    """What a person copies and a program sends."""
+    return f"{PREFIX}{token_id}_{secret}"
+
+
+def split_token(text: str) -> tuple[str, str]:
+    """Id and secret; two empty words where it is no token."""
+    if not text.startswith(PREFIX):
+        return "", ""
+    token_id, _, secret = text.removeprefix(PREFIX).partition("_")
+    return token_id, secret
+
 
 KEPT_MS = 30 * 86_400_000
 """How long a token that is of no use any more stays listed."""
@@ -97,7 +137,7 @@ class TokenStore:
             found = self.user_of(self._clear.read_text().strip())
             if found is not None and found.admin:
                 return
-        token_id, secret = new_id(), new_secret()
+        token_id, secret = new_token_id(), new_secret()
         with self._lock:
             kept = {name: token for name, token in self._book.tokens.items() if not token.admin}
             kept[token_id] = UserToken(token_id, hash_of(secret), user, admin=True, created_ms=self.now_ms())
@@ -106,16 +146,16 @@ class TokenStore:
 
     def user_of(self, text: str) -> UserToken | None:
         """The token with this text, if it still opens the door."""
-        token_id, secret = parts_of(text)
+        token_id, secret = split_token(text)
         token = self._book.tokens.get(token_id)
-        if token is None or not fits(secret, token.hash) or token.problem(self.now_ms()):
+        if token is None or not secret_matches(secret, token.hash) or token.problem(self.now_ms()):
             return None
         return token
 
     def node_of(self, name: str, key: str) -> str | None:
         """The node's name, where this is the key it joined with."""
         holders = [grant for grant in self._book.grants.values() if grant.holds_a_key and grant.used_by == name]
-        return name if any([fits(key, grant.key_hash) for grant in holders]) else None  # noqa: C419 - all are compared
+        return name if any([secret_matches(key, grant.key_hash) for grant in holders]) else None  # noqa: C419 - all are compared
 
     def tokens(self) -> list[UserToken]:
         return list(self._book.tokens.values())
@@ -153,7 +193,7 @@ class TokenStore:
         """
         with self._lock:
             grant = self._book.grants.get(token_id)
-            if grant is None or not fits(secret, grant.hash):
+            if grant is None or not secret_matches(secret, grant.hash):
                 raise Forbidden("the join token is unknown")
             if problem := grant.problem(self.now_ms()):
                 raise Forbidden(f"the join token {problem}")

@@ -3,42 +3,147 @@
 Rule 1: until somebody knocks it costs a socket; what serves it is loaded then, in a thread.
 Rule 2: nothing but loopback is spoken to in the clear, unless that was forced.
 Rule 3: where it listens is in `rest.json` (0600) while it does.
+
+The address of the REST port, and the rule that nobody's traffic crosses a network in the clear by accident.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
+import fcntl
 import ipaddress
 import logging
 import socket
+import struct
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.api.requests import KeepRunning
 from distributed_grid.config.sections import ServerConfig
-from distributed_grid.errors import GridError
+from distributed_grid.errors import BadInput, GridError, Refused
 from distributed_grid.posix.private_files import write_private
-from distributed_grid.server.access.address import WILDCARDS, Address, own_addresses, parse_address, text_of
 from distributed_grid.server.access.admission import Admission, AdvertisedAddress
 from distributed_grid.server.access.agent_websocket import AgentMessageSink, AgentWebSocket
-from distributed_grid.server.access.token_store import TokenStore
+from distributed_grid.server.access.tokens import TokenStore
 from distributed_grid.server.context import DaemonContext
 
 if TYPE_CHECKING:
     from distributed_grid.server.access.certificates import Certificate
-    from distributed_grid.server.rest.uvicorn_server import UvicornServer
+    from distributed_grid.server.rest.app import UvicornServer
+
+
+DEFAULT_PORT = 7433
+LISTEN_BACKLOG = 1024
+WILDCARDS = ("0.0.0.0", "::")
+_SIOCGIFADDR = 0x8915
+
+
+class Address(Struct, frozen=True):
+    """Where to listen. `port` None is 7433, or another where that is taken and only this machine can tell;
+    `tls` None is "as the address calls for"."""
+
+    host: str = "127.0.0.1"
+    port: int | None = None
+    tls: bool | None = None
+    force_plain: bool = False
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def is_wildcard(self) -> bool:
+        return self.host in WILDCARDS
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether traffic is encrypted; refuses to leave this machine in the clear unless forced."""
+        if self.force_plain:
+            return False
+        if self.tls is not None and not self.tls and not self.is_local:
+            raise Refused(f"{self.host} is reached from other machines: without TLS only with --force-plain")
+        return not self.is_local if self.tls is None else self.tls
+
+    def bind(self) -> socket.socket:
+        """A socket that listens; a port that was named is used or the failure is told."""
+        default = DEFAULT_PORT if self.port is None else self.port
+        ports = [default, 0] if self.port is None and self.is_local else [default]
+        for port in ports:
+            try:
+                return self._bind(port)
+            except OSError as failure:
+                if port is not ports[-1]:
+                    continue
+                at = host_port(self.host, port)
+                raise GridError(f"cannot listen on {at}: {failure.strerror or failure}") from failure
+        raise AssertionError("there is always a port to try")
+
+    def _bind(self, port: int) -> socket.socket:
+        found = socket.getaddrinfo(self.host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(LISTEN_BACKLOG)
+            listener.setblocking(False)
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+
+def parse_address(text: str, *, tls: bool | None = None, force_plain: bool = False) -> Address:
+    """The address in `HOST:PORT`, `[V6]:PORT`, `HOST` or `:PORT` (all of this machine's)."""
+    host, colon, port = text.rpartition(":")
+    if not colon or (text.count(":") > 1 and not host.startswith("[")):
+        host, port = text, ""
+    if port and not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise BadInput(f"{text!r} is no address: expected HOST:PORT, such as 127.0.0.1:7433")
+    host = host.strip("[]") or ("0.0.0.0" if colon else "")
+    if not host or any(letter.isspace() or letter in "/@" for letter in host):
+        raise BadInput(f"{text!r} is no address: expected HOST:PORT, such as 127.0.0.1:7433")
+    address = Address(host, int(port) if port else None, tls, force_plain)
+    assert address.uses_tls in (True, False)  # raises where plain traffic would leave this machine
+    return address
+
+
+def host_port(host: str, port: int) -> str:
+    """Host and port as they stand in an address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def own_addresses() -> list[str]:
+    """The IPv4 addresses of this machine that others might reach it by, interface by interface."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            asked = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, asked)
+            except OSError:  # an interface without an address
+                continue
+            address = socket.inet_ntoa(answer[20:24])
+            if not address.startswith("127."):
+                found.append(address)
+    return found
+
 
 log = logging.getLogger(__name__)
 
 
-class Listener:
+class RestListener:
     """Listens for REST and for agents that joined. `stop` is safe to call twice."""
 
     def __init__(
@@ -94,7 +199,7 @@ class Listener:
             return None
         host, port = self._at
         scheme = "https" if self._certificate else "http"
-        return f"{scheme}://{text_of('127.0.0.1' if host in WILDCARDS else host, port)}"
+        return f"{scheme}://{host_port('127.0.0.1' if host in WILDCARDS else host, port)}"
 
     @property
     def is_busy(self) -> bool:
@@ -116,7 +221,7 @@ class Listener:
         self._at = (address.host, listener.getsockname()[1])
         self._known_hosts = frozenset(name.lower() for name in ("localhost", "127.0.0.1", "::1", *self._names(address)))
         if address.force_plain and not address.is_local:
-            log.warning("listening on %s WITHOUT TLS, as it was forced to", text_of(*self._at))
+            log.warning("listening on %s WITHOUT TLS, as it was forced to", host_port(*self._at))
         self._write("rest.json", msgspec.json.encode(self._card()))
         asyncio.get_running_loop().add_reader(listener.fileno(), self._knocked, listener)
 
@@ -139,11 +244,11 @@ class Listener:
 
     async def _serve(self, listener: socket.socket) -> None:
         try:
-            serving = await asyncio.to_thread(importlib.import_module, "distributed_grid.server.rest.uvicorn_server")
+            server_class = await asyncio.to_thread(_load_server)
             if self._listener is not listener:
                 return
             files = (self._certificate.certificate, self._certificate.key) if self._certificate else None
-            self._serving = serving.Serving(
+            self._serving = server_class(
                 listener,
                 self._house,
                 is_known_host=self._is_known_host,
@@ -207,7 +312,7 @@ class Listener:
     def _way(self) -> AdvertisedAddress:
         """The addresses that other machines may try, best first."""
         hosts = [*self._settings.names, *(own_addresses() if self._address.is_wildcard else [self._address.host])]
-        addresses = tuple(text_of(host, self._at[1]) for host in dict.fromkeys(hosts))
+        addresses = tuple(host_port(host, self._at[1]) for host in dict.fromkeys(hosts))
         return AdvertisedAddress(addresses, self._certificate.fingerprint if self._certificate else "")
 
     def _card(self) -> dict[str, Any]:
@@ -216,3 +321,10 @@ class Listener:
 
     def _write(self, name: str, content: bytes) -> None:
         write_private(self._folder / name, content, durable=False)
+
+
+def _load_server() -> type[UvicornServer]:
+    """The HTTP server with everything it imports: a second and 40 MB, spent on the first connection."""
+    from distributed_grid.server.rest.app import UvicornServer
+
+    return UvicornServer

@@ -1,22 +1,89 @@
-"""What the config says about nodes whose agents have just told what they have.
+"""Which config the control plane uses: the one it was given, unless work goes on under another one.
+
+What the config says about nodes whose agents have just told what they have.
 
 The ledger in line with the config: its rules, its nodes, and nothing of what the config before it named.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
+import socket
+from pathlib import Path
+from typing import Any
+
 import msgspec
 from msgspec.structs import replace
 
+from distributed_grid.client.client import file_digest
 from distributed_grid.config import ClusterConfig, NodeConfig
 from distributed_grid.control.agent_sessions import NodeRegistry
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import NodeDeclared, NodeForgotten, PolicySet
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Capacity
+from distributed_grid.ports import Store
 from distributed_grid.server.access.certificates import made_certificate
+from distributed_grid.state_dir import StateDir
 from distributed_grid.wire import OwnerRules
 from distributed_grid.wiring import capacity_of, newcomer, nodes_of, owner_rules, policy_of
+
+log = logging.getLogger(__name__)
+
+
+class SelectedConfig:
+    """A loaded config and where it came from."""
+
+    def __init__(self, config: ClusterConfig, path: str | None) -> None:
+        self.config = config
+        self.path = path
+        self.digest = file_digest(path) if path else None
+
+
+def choose_config(path: str | None, explicit: bool, store: Store, places: StateDir) -> SelectedConfig:
+    """The config named by the user; else the one that work still goes on under; else the one that was found."""
+    if not explicit and any(row.kind in ("lease", "job") for row in store.load().live):
+        last = _last_path(places)
+        if last != path:
+            log.info("work goes on: using the config of before, %s", last)
+        path = last
+    return SelectedConfig(_load(path), path)
+
+
+def _load(path: str | None) -> ClusterConfig:
+    return ClusterConfig.from_yaml(path) if path else ClusterConfig.embedded(socket.gethostname())
+
+
+def save_selection(chosen: SelectedConfig, places: StateDir, *, stay: bool) -> None:
+    """Note the config, and whether to stay, for a control plane that has to go on in this one's place."""
+    fresh = _note(places).with_suffix(".new")  # whole or not at all: a full disk must not empty the note
+    with contextlib.suppress(OSError):
+        fresh.write_text(json.dumps({"config": chosen.path, "stay": stay}))
+        fresh.replace(_note(places))
+
+
+def should_keep_running(places: StateDir) -> bool:
+    """Whether the last control plane was to stay, and nobody has stopped it since."""
+    return bool(_read_note(places).get("stay"))
+
+
+def _last_path(places: StateDir) -> str | None:
+    found = _read_note(places).get("config")
+    return str(found) if found else None
+
+
+def _read_note(places: StateDir) -> dict[str, Any]:
+    try:
+        found = json.loads(_note(places).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _note(places: StateDir) -> Path:
+    return places.host_dir / "config.json"
 
 
 class ConfigRegistry(NodeRegistry):
@@ -44,7 +111,7 @@ class ConfigRegistry(NodeRegistry):
         return (b"", b"") if self._config.trusted_network else made_certificate(f"grid memory {node}", ())
 
 
-async def declare(grid: Grid, config: ClusterConfig, machine: Capacity) -> None:
+async def declare_nodes(grid: Grid, config: ClusterConfig, machine: Capacity) -> None:
     """Bring the ledger in line with the config; what another machine has, its agent said last time."""
     await grid.handle(PolicySet(policy_of(config)))
     nodes = nodes_of(config, machine)
