@@ -19,7 +19,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from bench.house import a_house, start
+from bench.control_plane import start_control_plane, temporary_grid
 from bench.table import Line
 from distributed_grid.api.framing import JSON, Unpacker, frame
 from distributed_grid.client.client import Client, ClientConfig, greeting
@@ -36,8 +36,8 @@ def measure() -> list[Line]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     config = "nodes:\n" + "".join(NODE.format(number=number) for number in range(AGENTS))
-    with a_house(config) as (places, wanted):
-        start(places, wanted)
+    with temporary_grid(config) as (places, wanted):
+        start_control_plane(places, wanted)
         with Client(places, wanted) as client:
             pid = client.call("get_daemon_info")["pid"]
         agents = subprocess.Popen(

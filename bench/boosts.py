@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 
 from bench.commands import BARE
-from bench.house import GRID, a_house, start
+from bench.control_plane import GRID, start_control_plane, temporary_grid
 from bench.table import Line
 from distributed_grid.client.client import Client, ClientConfig
 from distributed_grid.state_dir import StateDir
@@ -25,8 +25,8 @@ nodes:
 
 def measure() -> list[Line]:
     """The median grant, the warm command as a multiple of a bare interpreter, and a list of a thousand."""
-    with a_house(PAIR) as (places, wanted):
-        start(places, wanted)
+    with temporary_grid(PAIR) as (places, wanted):
+        start_control_plane(places, wanted)
         grants = _grants(places, wanted)
         bare, status = _commands(places)
         began = time.perf_counter()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 
-from bench.house import GRID, a_house, start
+from bench.control_plane import GRID, start_control_plane, temporary_grid
 from bench.table import Line
 from distributed_grid.state_dir import StateDir
 
@@ -18,8 +18,8 @@ BARE = [sys.executable, "-c", "import argparse, json, socket"]
 
 def measure() -> list[Line]:
     """The ratio of medians, all commands taken in turn so that noise hits them alike."""
-    with a_house() as (places, wanted):
-        start(places, wanted)
+    with temporary_grid() as (places, wanted):
+        start_control_plane(places, wanted)
         commands = {
             "bare": BARE,
             "grid status": [GRID, "status"],

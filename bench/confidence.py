@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from bench.lending import DEFAULT, SAMPLE_MS, Trace, _machines
+from bench.idle_offers import DEFAULT, SAMPLE_MS, Trace, _machines
 from bench.table import Line
 from bench.traces import TRACES
 from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, LeaseReleased

@@ -13,7 +13,7 @@ import time
 import uuid
 from pathlib import Path
 
-from bench.house import a_house, start
+from bench.control_plane import start_control_plane, temporary_grid
 from bench.table import Line
 from distributed_grid.api.framing import JSON, Unpacker, frame
 from distributed_grid.client.client import ClientConfig, greeting
@@ -34,8 +34,8 @@ nodes:
 def measure() -> list[Line]:
     """The better of three rounds, because the machine is not ours alone; the peer in between."""
     rates, peers = [], []
-    with a_house(TWO_CORES) as (places, wanted):
-        start(places, wanted)
+    with temporary_grid(TWO_CORES) as (places, wanted):
+        start_control_plane(places, wanted)
         for _ in range(3):
             rates.append(JOBS / asyncio.run(_round(places)))
             peer = _hyperqueue()

@@ -1,6 +1,6 @@
 """How much work is lost to urgent requests and to owners, by who has to go: ours beside youngest-first.
 
-Machines of others, kept full (`owned_days.py` says of what); urgent jobs arrive, owners need memory back. Whoever has
+Machines of others, kept full (`owner_traces.py` says of what); urgent jobs arrive, owners need memory back. Whoever has
 to go is back in the line and goes on from its last mark. Everything is decided by the real reactor, and for owners by
 the agent's own rule, in virtual time; only the order of victims differs. Urgent jobs have to start at the same moments
 in all runs, or nothing is compared. An urgent job whose machine is taken back is done with.
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from bench.owned_days import BATCH, LOADS, LONG, MINUTE, PODS, PUBLIC, WHOLE, Trace, Work
+from bench.owner_traces import BATCH, LOADS, LONG, MINUTE, PODS, PUBLIC, WHOLE, Trace, Work
 from bench.table import Line
 from distributed_grid.agent.owner.eviction import Borrowed, cheapest
 from distributed_grid.domain import events

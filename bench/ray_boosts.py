@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.house import GRID, a_house, start
+from bench.control_plane import GRID, start_control_plane, temporary_grid
 from bench.table import Line
 from distributed_grid.client.async_client import AsyncClient
 from distributed_grid.client.client import Client, ClientConfig
@@ -64,8 +64,8 @@ print(json.dumps([rate, sorted(took)[len(took) // 2]]))
 
 def measure() -> list[Line]:
     """The median wait for one boost, and a thousand at once, each beside what Ray does without the grid."""
-    with a_ray() as (address, environ), a_house(HERE) as (places, wanted):
-        start(places, wanted)
+    with a_ray() as (address, environ), temporary_grid(HERE) as (places, wanted):
+        start_control_plane(places, wanted)
         plain_rate, plain_one = json.loads(
             _run([sys.executable, "-c", PLAIN, address, str(MANY), str(ONE_BY_ONE)], environ)
         )
@@ -97,14 +97,14 @@ def _one_by_one(places: StateDir, wanted: ClientConfig) -> float:
 
 
 async def _many(places: StateDir, wanted: ClientConfig) -> tuple[float, float, float]:
-    client, room = AsyncClient(places, wanted), asyncio.Semaphore(AT_ONCE)
+    client, slots = AsyncClient(places, wanted), asyncio.Semaphore(AT_ONCE)
 
     async def one(name: str) -> None:
-        async with room:
+        async with slots:
             await client.call("request_boost", request_id=name, **ASKED, amount=0.001)
 
     async def gone(name: str) -> None:
-        async with room:
+        async with slots:
             await client.call("release_boost", boost_id=name)
 
     names = [uuid.uuid4().hex for _ in range(MANY)]

@@ -15,13 +15,17 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
 from distributed_grid.api.framing import JSON, STDERR, STDOUT
-from distributed_grid.client.async_client import AsyncClient
+from distributed_grid.client.async_client import AsyncClient, locate_grid
 from distributed_grid.client.client import ReconnectBackoff
-from distributed_grid.client.download import FileDownload
-from distributed_grid.client.environment import caller_environment, make_sure_of_text
-from distributed_grid.client.placement_arguments import PlacementArguments, wishes
-from distributed_grid.client.session import way_to
-from distributed_grid.client.upload import NONE, Shipment, ship
+from distributed_grid.client.job_payload import (
+    NONE,
+    FileDownload,
+    WorkdirUpload,
+    caller_environment,
+    require_utf8,
+    upload_workdir,
+)
+from distributed_grid.client.placement_arguments import PlacementArguments, placement_fields
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority, ResourceType
 from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
@@ -57,7 +61,7 @@ class GridOrchestrator:
 
     def __init__(self, config: ClusterConfig | None = None, *, state_dir: str | os.PathLike[str] | None = None) -> None:
         self.config = config
-        self._places, wanted = way_to(config, state_dir)
+        self._places, wanted = locate_grid(config, state_dir)
         self._client = AsyncClient(self._places, wanted)
 
     async def __aenter__(self) -> GridOrchestrator:
@@ -104,8 +108,8 @@ class GridOrchestrator:
         if not math.isfinite(amount):
             raise BadInput(f"the amount must be a number, not {amount:g}")
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
-        make_sure_of_text(*argv)
-        wished = wishes(placing, preferred_nodes)
+        require_utf8(*argv)
+        wished = placement_fields(placing, preferred_nodes)
         here = os.path.abspath(cwd or os.getcwd())
         shipment = await self._ship(workdir, here, isolated=isolated, require=wished["require"])
         accepted = await self._client.call(
@@ -137,11 +141,11 @@ class GridOrchestrator:
 
     async def _ship(
         self, workdir: str | os.PathLike[str] | None, here: str, *, isolated: bool, require: Sequence[str]
-    ) -> Shipment:
+    ) -> WorkdirUpload:
         """Take a directory along, where there are other machines at all."""
         met = await self._client.greet()
         return await asyncio.to_thread(
-            ship,
+            upload_workdir,
             None if workdir is None else os.fspath(workdir),
             self._places,
             here=here,

@@ -53,7 +53,7 @@ class CliSession:
         return str(cluster) if os.path.exists(cluster) else None  # False, not an error, where we may not look
 
 
-def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+def _store(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
     def callback(context: click.Context, parameter: click.Parameter, value: Any) -> None:
         if value:
             setattr(context.find_object(CliSession), name, value)
@@ -63,16 +63,16 @@ def _keep(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
 
 def _config_option() -> click.Option:
     text = "Cluster file (default: $GRID_CONFIG, else what the running daemon uses, else the usual places)."
-    return click.Option(["-c", "--config"], metavar="PATH", help=text, expose_value=False, callback=_keep("config"))
+    return click.Option(["-c", "--config"], metavar="PATH", help=text, expose_value=False, callback=_store("config"))
 
 
 def _state_option() -> click.Option:
     text = "Where the grid keeps its things (default: $GRID_STATE_DIR, else ~/.distributed_grid)."
-    return click.Option(["--state-dir"], metavar="DIR", help=text, expose_value=False, callback=_keep("state_dir"))
+    return click.Option(["--state-dir"], metavar="DIR", help=text, expose_value=False, callback=_store("state_dir"))
 
 
 def _json_option() -> click.Option:
-    return click.Option(["--json"], is_flag=True, help="Answer in JSON.", expose_value=False, callback=_keep("json"))
+    return click.Option(["--json"], is_flag=True, help="Answer in JSON.", expose_value=False, callback=_store("json"))
 
 
 GLOBAL_OPTIONS = (_config_option, _state_option, _json_option)
@@ -128,6 +128,6 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, line) for name, (_, _, line) in self._lazy.items()])
 
 
-def on_a_terminal() -> bool:
+def is_terminal() -> bool:
     """Whether a person reads the output and may be shown colours."""
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -41,7 +41,7 @@ COMMANDS = {
     "cluster": ("cluster", "cluster", "Install, start, stop and look at the agents of other machines."),
     "simulate": ("simulate", "simulate", "What a policy would have done with the work of a log."),
     "daemon": ("daemon", "daemon", "Start, stop and look at the control plane."),
-    "agent": ("agent", "agent", "Serve as a node: the process of a machine without SSH."),
+    "agent": ("cluster", "agent", "Serve as a node: the process of a machine without SSH."),
     "init": ("config", "init", "Write a commented cluster file."),
     "config": ("config", "config", "Check and show the configuration."),
 }
@@ -71,13 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (click.Abort, KeyboardInterrupt):
         code = 130
     except GridError as error:
-        _say(str(error))
+        _print_error(str(error))
         code = error.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = 141
     except Exception:  # the outermost place: a bug becomes one line and a report
-        _say(_report(session))
+        _print_error(_report(session))
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -86,7 +86,7 @@ def _flush() -> None:
     sys.stdout.flush()
 
 
-def _say(message: str) -> None:
+def _print_error(message: str) -> None:
     lines = [line for line in message.splitlines() if line.strip()] or ["failed"]
     click.echo("grid: " + "\n".join(lines), err=True)
 

@@ -22,9 +22,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from distributed_grid.cli.output import clean
-from distributed_grid.cli.units import size_text
-from distributed_grid.client.environment import make_sure_of_text
+from distributed_grid.cli.output import format_size, printable
+from distributed_grid.client.job_payload import require_utf8
 from distributed_grid.client.memory.arguments import checked_name
 from distributed_grid.client.memory.directory import BlockDirectoryClient
 from distributed_grid.client.memory.mapping import EMPTY, length_of
@@ -41,7 +40,7 @@ BAR = 30
 
 def store_file(desk: BlockDirectoryClient, key: str, path: str, *, node: str, copies: int, ttl: float) -> BlockRow:
     """Keep a file's content under a key; the block it is in now."""
-    make_sure_of_text(checked_name(key))
+    require_utf8(checked_name(key))
     with (
         _stoppable(),
         _source(path) as (file, size),
@@ -86,7 +85,7 @@ def check_output(output: str, *, json: bool) -> bool:
 
 def found_by(pool: MemoryPool, name: str) -> BlockRow:
     """The block that goes by this name; else the one with this id, or a unique prefix of it."""
-    make_sure_of_text(checked_name(name))
+    require_utf8(checked_name(name))
     try:
         return pool.find(name=name)
     except NotFound:
@@ -225,9 +224,9 @@ class ProgressBar:
 
     def line(self, done: int, seconds: float) -> str:
         """The line as it is drawn."""
-        rate = size_text(round(done / max(seconds, 1e-3)))
+        rate = format_size(round(done / max(seconds, 1e-3)))
         if not self._size:
-            return clean(f"{self._what}: {size_text(done)}, {rate}/s")
+            return printable(f"{self._what}: {format_size(done)}, {rate}/s")
         full = BAR * done // self._size
         drawn = f"[{'#' * full}{'.' * (BAR - full)}]"
-        return clean(f"{self._what}: {drawn} {size_text(done)} of {size_text(self._size)}, {rate}/s")
+        return printable(f"{self._what}: {drawn} {format_size(done)} of {format_size(self._size)}, {rate}/s")

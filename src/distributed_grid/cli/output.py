@@ -1,8 +1,13 @@
-"""Showing: tables, units and times for people, JSON for programs."""
+"""Showing: tables, units and times for people, JSON for programs.
+
+Sizes and spans of time as people write and read them: GB is 1024³ bytes.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -10,10 +15,11 @@ from typing import Any
 import click
 
 from distributed_grid.api.framing import STDOUT
-from distributed_grid.cli.global_options import CliSession, on_a_terminal
+from distributed_grid.cli.global_options import CliSession, is_terminal
+from distributed_grid.errors import BadInput
 
 
-def answer(session: CliSession, data: Any, text: str) -> None:
+def print_answer(session: CliSession, data: Any, text: str) -> None:
     """Print the data as JSON where asked for, else the text."""
     click.echo(json.dumps(data, indent=2) if session.json else text)
 
@@ -22,7 +28,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, empty: s
     """Columns as wide as needed; one plain line where there are no rows."""
     if not rows:
         return empty
-    cells = [[clean(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(line[i]) for line in [list(headings), *cells]) for i in range(len(headings))]
     lines = ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in cells]
     head = "  ".join(word.ljust(width) for word, width in zip(headings, widths, strict=True)).rstrip()
@@ -30,10 +36,10 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, empty: s
 
 
 def bold(text: str) -> str:
-    return f"\x1b[1m{text}\x1b[0m" if on_a_terminal() else text
+    return f"\x1b[1m{text}\x1b[0m" if is_terminal() else text
 
 
-def clean(value: object) -> str:
+def printable(value: object) -> str:
     """A value as one safe line: control characters from outside never reach the terminal."""
     if value is None or value == "":
         return "-"
@@ -41,13 +47,13 @@ def clean(value: object) -> str:
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
-def amount(kind: str, value: float) -> str:
+def format_amount(kind: str, value: float) -> str:
     """An amount with its unit."""
     units = {"cpu": "core" if value == 1 else "cores", "memory": "GB", "gpu": "GPU" if value == 1 else "GPUs"}
     return f"{value:g} {units.get(kind, kind)}"
 
 
-def clock(moment: str | None) -> str:
+def format_time(moment: str | None) -> str:
     """A time of today as hours, another day's with its date."""
     if moment is None:
         return "-"
@@ -65,7 +71,7 @@ def write_output(kind: bytes, chunk: bytes) -> None:
     stream.flush()
 
 
-def outcome(job: dict[str, Any]) -> str:
+def format_outcome(job: dict[str, Any]) -> str:
     """How a job ended, in a few words."""
     if job["outcome"] is None:
         return "-"
@@ -74,3 +80,49 @@ def outcome(job: dict[str, Any]) -> str:
     if job["outcome"] == "signalled":
         return f"signal {job['signal']}"
     return str(job["outcome"]).replace("_", " ")
+
+
+UNITS = ("", "K", "M", "G", "T", "P")
+MAX_BLOCK_BYTES = 1 << 46
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:I?B)?", re.IGNORECASE)
+_SPANS = ((86_400, "d"), (3_600, "h"), (60, "min"))
+
+
+def parse_size(text: str) -> int:
+    """The bytes that a size such as `5GB`, `1.5GiB` or `4096` means; BadInput for what is none."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise BadInput(f"a size is written as 4096, 512MB or 1.5GB, not {text!r}")
+    size = float(found[1]) * 1024 ** UNITS.index(found[2].upper())
+    if not size.is_integer() and not found[2]:
+        raise BadInput(f"{text!r} is no whole number of bytes")
+    if not 1 <= size <= MAX_BLOCK_BYTES:
+        raise BadInput(f"a block has 1 byte to {format_size(MAX_BLOCK_BYTES)}, not {text}")
+    return int(found[1]) if found[1].isdigit() and not found[2] else round(size)
+
+
+def format_size(size: int) -> str:
+    """A size in the largest unit of which there is one: `1.5 GB`."""
+    if size < 1024:
+        return f"{size} byte{'' if size == 1 else 's'}"
+    power = min(int(math.log2(size)) // 10, len(UNITS) - 1)
+    return f"{size / 1024**power:.4g} {UNITS[power]}B"
+
+
+def format_span(seconds: float) -> str:
+    """A span of time in one unit: `55 min`."""
+    for length, unit in _SPANS:
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def parse_seconds(text: str | float) -> float:
+    """More than no seconds; BadInput for anything else."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise BadInput(f"a time is a number of seconds above zero, not {text!r}")
+    return seconds

@@ -1,17 +1,33 @@
-"""The grid as seen from a program with an event loop: the same socket, the same promises as `client`."""
+"""The grid as seen from a program with an event loop: the same socket, the same promises as `client`.
+
+How a façade finds its grid: the files of a state directory, and the config it insists on.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from distributed_grid.api.framing import JSON, BrokenFrame, Unpacker, frame
-from distributed_grid.client.client import ATTEMPTS, PAUSE_SECONDS, Client, ClientConfig, check_peer, checked, greeting
+from distributed_grid.client.client import (
+    MAX_ATTEMPTS,
+    RETRY_SECONDS,
+    Client,
+    ClientConfig,
+    check_peer,
+    checked,
+    greeting,
+)
 from distributed_grid.errors import Unreachable
 from distributed_grid.posix.unix_sockets import short_path
 from distributed_grid.state_dir import StateDir
+
+if TYPE_CHECKING:
+    from distributed_grid.config import ClusterConfig
+
 
 _LOST = (ConnectionError, FileNotFoundError, EOFError, BrokenFrame)
 
@@ -43,12 +59,12 @@ class AsyncClient:
         return await self._with_a_line(ask)
 
     async def _with_a_line(self, use: Callable[[_FramedStream], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             try:
                 async with _FramedStream(self._places, self._config) as line:
                     return await use(line)
             except _LOST:
-                await asyncio.sleep(PAUSE_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
                 await self.start()
         raise Unreachable("the control plane does not answer; see `grid daemon status`")
 
@@ -113,3 +129,42 @@ class _FramedStream:
                 raise EOFError
             self._frames += self._unpacker.feed(chunk)
         return self._frames.pop(0)
+
+
+def locate_grid(
+    config: ClusterConfig | None, state_dir: str | os.PathLike[str] | None
+) -> tuple[StateDir, ClientConfig]:
+    """Where the control plane of this config is reached; without a config it is whichever one runs."""
+    places = StateDir(state_dir)
+    path = config.file_for(places.state_dir / "configs") if config is not None else None
+    return places, ClientConfig(path, explicit=path is not None)
+
+
+class GridSession:
+    """What holds the way to the control plane and nothing else; in an `async with` it is started and stopped."""
+
+    def __init__(
+        self,
+        cluster_config: ClusterConfig | None = None,
+        ssh_manager: object | None = None,
+        *,
+        state_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """`ssh_manager` may be left out: the control plane holds the SSH connections."""
+        self.config = cluster_config
+        self._places, self._wanted = locate_grid(cluster_config, state_dir)
+        self._client = AsyncClient(self._places, self._wanted)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Attach to the control plane, starting one where none runs. Safe to call twice."""
+        await self._client.start()
+
+    async def stop(self) -> None:
+        """Let go of the grid; what was borrowed stays borrowed until it is given back or its time is over."""

@@ -28,9 +28,9 @@ from distributed_grid.errors import (
 from distributed_grid.posix.unix_sockets import UNCONNECTED, peer_uid, short_path
 from distributed_grid.state_dir import StateDir
 
-ATTEMPTS = 20
-LOSSES = 6
-PAUSE_SECONDS = 0.05
+MAX_ATTEMPTS = 20
+MAX_LOSSES = 6
+RETRY_SECONDS = 0.05
 IDLE_SECONDS = 900.0
 START_SECONDS = 60.0
 
@@ -89,14 +89,14 @@ class Client:
 
     def call(self, op: str, **arguments: Any) -> dict[str, Any]:
         """One question, one answer; asked again when the control plane went away before it answered."""
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             try:
                 self._connect()
                 self._send({"op": op, **arguments})
                 return self._answer()
             except (ConnectionError, EOFError, BrokenFrame):
                 self.close()
-                time.sleep(PAUSE_SECONDS)
+                time.sleep(RETRY_SECONDS)
         raise Unreachable("the control plane does not answer; see `grid daemon status`")
 
     def stream(self, op: str, **arguments: Any) -> Iterator[tuple[bytes, bytes | dict[str, Any]]]:
@@ -134,12 +134,12 @@ class Client:
                 if not self._may_start:
                     raise Unreachable(f"no control plane runs for {self.places.state_dir}") from None
                 if self.places.is_owned():  # one is just starting, or just leaving
-                    time.sleep(PAUSE_SECONDS)
+                    time.sleep(RETRY_SECONDS)
                 else:
                     self.start(stay=False)
             except _HandedOver:
                 self.close()
-                time.sleep(PAUSE_SECONDS)
+                time.sleep(RETRY_SECONDS)
         raise Unreachable("the control plane could not be reached; see `grid daemon status`")
 
     def start(self, *, stay: bool) -> None:
@@ -148,7 +148,7 @@ class Client:
         idle = float(os.environ.get("GRID_IDLE_SECONDS") or IDLE_SECONDS)
         began = start_daemon(self.places, config=config.path, explicit=config.explicit, stay=stay, idle_seconds=idle)
         if not began:
-            time.sleep(4 * PAUSE_SECONDS)
+            time.sleep(4 * RETRY_SECONDS)
 
     def _dial(self) -> None:
         connection = socket.socket(socket.AF_UNIX)
@@ -197,9 +197,9 @@ class ReconnectBackoff:
     def pause_after(self, loss: Unreachable) -> float:
         """Seconds to wait before the next try; raises the loss when there were too many in a row."""
         self._lost += 1
-        if self._lost > LOSSES:
+        if self._lost > MAX_LOSSES:
             raise loss
-        return PAUSE_SECONDS * float(2**self._lost)
+        return RETRY_SECONDS * float(2**self._lost)
 
 
 class _HandedOver(Exception):

@@ -16,15 +16,15 @@ from pathlib import Path
 from distributed_grid.errors import BadInput, GridError, Unreachable
 from distributed_grid.state_dir import StateDir
 
-LARGEST_LOG = 10 * 1024 * 1024
-KEPT_VARIABLES = ("HOME", "USER", "LOGNAME", "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+MAX_LOG_BYTES = 10 * 1024 * 1024
+INHERITED_VARIABLES = ("HOME", "USER", "LOGNAME", "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 """What the daemon inherits; LD_PRELOAD and FAKETIME variables pass only where a test sets GRID_KEEP_ENV."""
 
 
 def start_daemon(places: StateDir, *, config: str | None, explicit: bool, stay: bool, idle_seconds: float) -> bool:
     """Start a control plane and wait until it serves; False where another one was quicker."""
     places.make()
-    _turn_over(places.log)
+    _rotate_log(places.log)
     reader, writer = os.pipe()
     try:
         with open(places.log, "ab", opener=_private) as log:
@@ -50,12 +50,12 @@ def start_daemon(places: StateDir, *, config: str | None, explicit: bool, stay: 
         raise GridError(f"the control plane could not be started: {what}: {failure.strerror}") from failure
     finally:
         os.close(writer)
-    return _hear(reader, process, places)
+    return _await_report(reader, process, places)
 
 
 def _environment() -> dict[str, str]:
     """A clean environment: nothing of the caller's secrets gets into a process that serves everybody."""
-    kept = KEPT_VARIABLES + tuple(filter(None, os.environ.get("GRID_KEEP_ENV", "").split(",")))
+    kept = INHERITED_VARIABLES + tuple(filter(None, os.environ.get("GRID_KEEP_ENV", "").split(",")))
     clean = {name: os.environ[name] for name in kept if name in os.environ}
     clean["GRID_ROLE"] = "daemon"
     if "PYTHONPATH" in os.environ:
@@ -63,10 +63,10 @@ def _environment() -> dict[str, str]:
     return clean
 
 
-def _turn_over(log: Path) -> None:
+def _rotate_log(log: Path) -> None:
     """Keep the log from growing without bound: one old one stays."""
     with contextlib.suppress(OSError):
-        if log.stat().st_size > LARGEST_LOG:
+        if log.stat().st_size > MAX_LOG_BYTES:
             log.replace(log.with_suffix(".log.old"))
 
 
@@ -74,13 +74,15 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _hear(reader: int, process: subprocess.Popen[bytes], places: StateDir) -> bool:
+def _await_report(reader: int, process: subprocess.Popen[bytes], places: StateDir) -> bool:
     """Wait for the report; a daemon that dies without one is told from its log."""
     with os.fdopen(reader, "rb") as pipe:
         line = pipe.readline()
     if not line:
         code = process.wait()
-        raise Unreachable(f"the control plane ended while starting (exit {code}); see {places.log}{_tail(places.log)}")
+        raise Unreachable(
+            f"the control plane ended while starting (exit {code}); see {places.log}{_last_line(places.log)}"
+        )
     report = json.loads(line)
     if report["state"] == "failed":
         raise BadInput(report["message"]) if report.get("bad_input") else GridError(report["message"])
@@ -88,7 +90,7 @@ def _hear(reader: int, process: subprocess.Popen[bytes], places: StateDir) -> bo
     return bool(report["state"] == "ready")
 
 
-def _tail(log: Path) -> str:
+def _last_line(log: Path) -> str:
     try:
         lines = log.read_text(errors="replace").strip().splitlines()
     except OSError:

@@ -38,7 +38,7 @@ class PlacementArguments(TypedDict, total=False):
     deadline: Moment | None
 
 
-def wishes(placing: PlacementArguments, prefer: Sequence[str] = ()) -> dict[str, Any]:
+def placement_fields(placing: PlacementArguments, prefer: Sequence[str] = ()) -> dict[str, Any]:
     """The fields of a message; with the strategy `node_specific` the preferred nodes are musts."""
     unknown = set(placing) - PlacementArguments.__optional_keys__
     if unknown:

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 from distributed_grid.domain.rebalancing import SharingPolicy
 from distributed_grid.monitoring.scheduling_metrics import SchedulingFigures
-from distributed_grid.monitoring.summary import ClusterSummary
+from distributed_grid.monitoring.snapshots import ClusterSummary
 
 
 class NodeRow(TypedDict):

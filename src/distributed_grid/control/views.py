@@ -14,10 +14,10 @@ from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.pressure import pressure
 from distributed_grid.domain.rebalancing import Advice, is_boost
 from distributed_grid.domain.resources import Amounts, Claim
 from distributed_grid.domain.states import LeaseState, NodeState
-from distributed_grid.monitoring.pressure import pressure
 from distributed_grid.monitoring.snapshots import utc
 from distributed_grid.scheduling.queue.reasons import kept_back
 

@@ -1,10 +1,9 @@
-"""When to tell somebody that a node is short of something, and when that is over.
+"""Alert rules: when an alert of a node is raised and when it is cleared.
 
-Rule 1: an alert is raised when a value has been above its mark for `raise_after_ms`, and cleared when it has been
-`margin` below the mark, or lower, for `clear_after_ms`; in between nothing changes, so alerts do not flap.
-Rule 2: raised and cleared take turns, per node and resource.
-Rule 3: silence is not evidence: a node that is not heard from raises nothing and clears nothing, and a streak that a
-silence interrupted begins anew.
+An alert is raised when a value has been above its threshold for `raise_after_ms`, and cleared when it has been `margin`
+below the threshold, or lower, for `clear_after_ms`; in between nothing changes, so alerts do not flap. Raised and
+cleared alternate, per node and resource. Silence is not evidence: a node that is not heard from raises nothing and
+clears nothing, and a streak that a silence interrupted begins anew.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ from msgspec import Struct
 
 from distributed_grid.config.sections import Alerts
 from distributed_grid.domain.nodes import Usage
+from distributed_grid.domain.pressure import cpu_part, gpu_part, memory_part
 from distributed_grid.domain.resources import Capacity
-from distributed_grid.monitoring.pressure import cpu_part, gpu_part, memory_part
 from distributed_grid.reactor.nodes import SUSPECT_AFTER_MS
 
 MARGIN = 0.05
-BUSY_MS = 30_000
-"""Cores and GPUs are there to be used: only what stays that busy is worth a word. Memory is told at once."""
-CALM_MS = 60_000
+RAISE_AFTER_MS = 30_000
+"""Cores and GPUs are there to be used: only what stays that busy is worth an alert. Memory is reported at once."""
+CLEAR_AFTER_MS = 60_000
 
 
 class AlertThreshold(Struct, frozen=True):
@@ -29,7 +28,7 @@ class AlertThreshold(Struct, frozen=True):
     high: float
     margin: float = MARGIN
     raise_after_ms: int = 0
-    clear_after_ms: int = CALM_MS
+    clear_after_ms: int = CLEAR_AFTER_MS
 
 
 class AlertState(Struct, frozen=True):
@@ -56,72 +55,72 @@ class Alert(Struct, frozen=True):
         return "raised" if self.raised else "cleared"
 
 
-CALM = AlertState()
+CLEARED = AlertState()
 
 
-def judge(standing: AlertState, mark: AlertThreshold, value: float, at_ms: int) -> AlertState:
-    """The standing after one more measurement."""
-    if standing.raised:
-        leans, dwell = value <= mark.high - mark.margin, mark.clear_after_ms
+def next_state(state: AlertState, threshold: AlertThreshold, value: float, at_ms: int) -> AlertState:
+    """The alert state after one more measurement."""
+    if state.raised:
+        crossed, dwell = value <= threshold.high - threshold.margin, threshold.clear_after_ms
     else:
-        leans, dwell = value > mark.high, mark.raise_after_ms
-    if not leans:
-        return standing if standing.since_ms is None else AlertState(standing.raised, None, at_ms)
-    unbroken = standing.since_ms is not None and at_ms - standing.last_ms <= SUSPECT_AFTER_MS
-    since = standing.since_ms if unbroken and standing.since_ms is not None else at_ms
+        crossed, dwell = value > threshold.high, threshold.raise_after_ms
+    if not crossed:
+        return state if state.since_ms is None else AlertState(state.raised, None, at_ms)
+    unbroken = state.since_ms is not None and at_ms - state.last_ms <= SUSPECT_AFTER_MS
+    since = state.since_ms if unbroken and state.since_ms is not None else at_ms
     if at_ms - since >= dwell:
-        return AlertState(not standing.raised, None, at_ms)
-    return AlertState(standing.raised, since, at_ms)
+        return AlertState(not state.raised, None, at_ms)
+    return AlertState(state.raised, since, at_ms)
 
 
-def marks_of(alerts: Alerts) -> dict[str, AlertThreshold]:
-    """The marks that a config sets, by resource."""
-    marks: dict[str, AlertThreshold] = {}
+def alert_thresholds(alerts: Alerts) -> dict[str, AlertThreshold]:
+    """The thresholds that a config sets, by resource."""
+    thresholds: dict[str, AlertThreshold] = {}
     if alerts.memory_high is not None:
-        marks["memory"] = AlertThreshold(alerts.memory_high)
+        thresholds["memory"] = AlertThreshold(alerts.memory_high)
     if alerts.cpu_high is not None:
-        marks["cpu"] = AlertThreshold(alerts.cpu_high, raise_after_ms=BUSY_MS)
+        thresholds["cpu"] = AlertThreshold(alerts.cpu_high, raise_after_ms=RAISE_AFTER_MS)
     if alerts.gpu_high is not None:
-        marks["gpu"] = AlertThreshold(alerts.gpu_high, raise_after_ms=BUSY_MS)
-    return marks
+        thresholds["gpu"] = AlertThreshold(alerts.gpu_high, raise_after_ms=RAISE_AFTER_MS)
+    return thresholds
 
 
 class AlertRules:
-    """The standings of all nodes; says what changed with each measurement."""
+    """The alert states of all nodes; returns what changed with each measurement."""
 
-    def __init__(self, marks: dict[str, AlertThreshold]) -> None:
-        self._marks = marks
-        self._standings: dict[str, dict[str, AlertState]] = {}
+    def __init__(self, thresholds: dict[str, AlertThreshold]) -> None:
+        self._thresholds = thresholds
+        self._states: dict[str, dict[str, AlertState]] = {}
 
     def observe(self, node: str, usage: Usage, capacity: Capacity, at_ms: int) -> list[Alert]:
         """What this measurement raises or clears; mostly nothing."""
-        standings = self._standings.setdefault(node, {})
+        states = self._states.setdefault(node, {})
         changed: list[Alert] = []
-        for resource, mark in self._marks.items():
+        for resource, threshold in self._thresholds.items():
             value = _value(resource, usage, capacity)
             if value is None:
                 continue
-            old = standings.get(resource, CALM)
-            new = standings[resource] = judge(old, mark, value, at_ms)
+            old = states.get(resource, CLEARED)
+            new = states[resource] = next_state(old, threshold, value, at_ms)
             if new.raised is not old.raised:
-                changed.append(_alert(node, resource, mark, value, new))
+                changed.append(_alert(node, resource, threshold, value, new))
         return changed
 
     def forget(self, node: str, at_ms: int) -> list[Alert]:
-        """Let go of a node that left the grid; what was raised there is cleared, for nobody else would."""
+        """Drop a node that left the grid; what was raised there is cleared, for nobody else would."""
         return [
-            Alert(node, resource, False, 0.0, self._marks[resource].high, at_ms, f"{node} left the grid")
-            for resource, standing in self._standings.pop(node, {}).items()
-            if standing.raised
+            Alert(node, resource, False, 0.0, self._thresholds[resource].high, at_ms, f"{node} left the grid")
+            for resource, state in self._states.pop(node, {}).items()
+            if state.raised
         ]
 
     def raised(self) -> list[tuple[str, str]]:
         """The nodes and resources with an alert that is not cleared."""
         return [
             (node, resource)
-            for node, standings in self._standings.items()
-            for resource, standing in standings.items()
-            if standing.raised
+            for node, states in self._states.items()
+            for resource, state in states.items()
+            if state.raised
         ]
 
 
@@ -132,8 +131,8 @@ def _value(resource: str, usage: Usage, capacity: Capacity) -> float | None:
     return cpu_part(usage) if resource == "cpu" else gpu_part(usage)
 
 
-def _alert(node: str, resource: str, mark: AlertThreshold, value: float, standing: AlertState) -> Alert:
+def _alert(node: str, resource: str, threshold: AlertThreshold, value: float, state: AlertState) -> Alert:
     name = resource if resource == "memory" else resource.upper()
-    says = "above" if standing.raised else "back below"
-    detail = f"{node}: {name} at {value:.0%}, {says} the mark of {mark.high:.0%}"
-    return Alert(node, resource, standing.raised, round(value, 4), mark.high, standing.last_ms, detail)
+    position = "above" if state.raised else "back below"
+    detail = f"{node}: {name} at {value:.0%}, {position} the mark of {threshold.high:.0%}"
+    return Alert(node, resource, state.raised, round(value, 4), threshold.high, state.last_ms, detail)

@@ -17,8 +17,8 @@ from prometheus_client.registry import Collector
 
 from distributed_grid import __version__
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.pressure import cpu_part, gpu_part, pressure
 from distributed_grid.domain.states import JobState, LeaseState, NodeState
-from distributed_grid.monitoring.pressure import cpu_part, gpu_part, pressure
 from distributed_grid.monitoring.scheduling_metrics import SchedulingFigures
 from distributed_grid.monitoring.snapshots import fresh_usage, silence_seconds
 from distributed_grid.reactor.rebalancing import ACTIONS
@@ -113,11 +113,13 @@ def exposition(
     """The text of a scrape: a reading of the ledger, what was counted since the start, how well requests are served."""
     registry = CollectorRegistry()
     counted = (*_counters(events, outcomes), *_rebalanced(events, rebalances or {}))
-    registry.register(_Told([*_gauges(reading), *counted, *(_served(figures) if figures is not None else ())]))
+    registry.register(
+        _FixedCollector([*_gauges(reading), *counted, *(_served(figures) if figures is not None else ())])
+    )
     return generate_latest(registry)
 
 
-class _Told(Collector):
+class _FixedCollector(Collector):
     """A collector that has everything at hand already."""
 
     def __init__(self, families: list[Metric]) -> None:

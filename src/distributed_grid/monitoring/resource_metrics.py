@@ -1,24 +1,30 @@
 """`ResourceMetricsCollector`: the metrics of a grid for Python programs.
 
-It measures nothing itself: agents measure, and the control plane remembers. The collector shows that, so two programs
-and a terminal always see the same numbers.
+It measures nothing itself: agents measure, and the control plane remembers. Two programs and a terminal always see the
+same numbers. This module is a façade under the import path of the guides, so it may use the client; the rest of the
+package may not.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib
-from typing import Protocol
+import threading
+from typing import Any, Protocol
 
+import msgspec
+
+from distributed_grid.client.async_client import locate_grid
+from distributed_grid.client.client import Client, ClientConfig
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import ResourceType
-from distributed_grid.monitoring.history import MinuteRow
-from distributed_grid.monitoring.snapshots import ResourceSnapshot
-from distributed_grid.monitoring.summary import ClusterSummary
+from distributed_grid.monitoring.snapshots import ClusterSummary, ResourceSnapshot
 from distributed_grid.monitoring.trends import ResourceTrend, Trend
+from distributed_grid.monitoring.usage_history import MinuteRow
+from distributed_grid.state_dir import StateDir
 
 __all__ = [
     "ClusterSummary",
+    "ControlPlaneMetrics",
     "MetricsSource",
     "MinuteRow",
     "ResourceMetricsCollector",
@@ -29,13 +35,13 @@ __all__ = [
 
 
 class MetricsSource(Protocol):
-    """Where a collector's numbers come from. All of it blocks, for milliseconds."""
+    """Source of a collector's numbers. Every method blocks, for milliseconds."""
 
     def open(self) -> None:
-        """Attach to where the numbers are; opening twice is harmless, and the other methods do it where needed."""
+        """Connect; opening twice is harmless, and the other methods do it where needed."""
 
     def close(self) -> None:
-        """Let go; closing twice is harmless."""
+        """Disconnect; closing twice is harmless."""
 
     def snapshots(self) -> list[ResourceSnapshot]:
         """Every node at this moment."""
@@ -48,6 +54,38 @@ class MetricsSource(Protocol):
 
     def history(self, node: str, minutes: int) -> list[MinuteRow]:
         """The last so many minutes of a node; NotFound where there is no such node."""
+
+
+class ControlPlaneMetrics:
+    """The control plane as a metrics source: one call at a time, so several threads may share one."""
+
+    def __init__(self, state_dir: StateDir, config: ClientConfig | None = None) -> None:
+        self._client = Client(state_dir, config)
+        self._lock = threading.Lock()
+
+    def open(self) -> None:
+        with self._lock:
+            self._client.call("get_daemon_info")
+
+    def close(self) -> None:
+        with self._lock:
+            self._client.close()
+
+    def snapshots(self) -> list[ResourceSnapshot]:
+        return msgspec.convert(self._request("snapshots")["snapshots"], list[ResourceSnapshot])
+
+    def trend(self, node: str, resource: str) -> ResourceTrend:
+        return msgspec.convert(self._request("trend", node=node, resource_type=resource)["trend"], ResourceTrend)
+
+    def summary(self) -> ClusterSummary:
+        return msgspec.convert(self._request("summary")["summary"], ClusterSummary)
+
+    def history(self, node: str, minutes: int) -> list[MinuteRow]:
+        return msgspec.convert(self._request("history", node=node, window=minutes)["history"], list[MinuteRow])
+
+    def _request(self, kind: str, **arguments: Any) -> dict[str, Any]:
+        with self._lock:
+            return self._client.call("get_metrics", kind=kind, **arguments)
 
 
 class ResourceMetricsCollector:
@@ -64,14 +102,14 @@ class ResourceMetricsCollector:
 
         `ssh_manager` is taken because the guides pass one; the control plane has its own way to the nodes.
         """
-        self._source = source if source is not None else _control_plane(cluster_config)
+        self._source = source if source is not None else ControlPlaneMetrics(*locate_grid(cluster_config, None))
 
     async def start(self) -> None:
         """Attach to the control plane, starting one where none runs. Safe to call twice."""
         await asyncio.to_thread(self._source.open)
 
     async def stop(self) -> None:
-        """Let go of the control plane, which goes on measuring; a later call attaches again. Safe to call twice."""
+        """Disconnect; the control plane goes on measuring, and a later call attaches again. Safe to call twice."""
         await asyncio.to_thread(self._source.close)
 
     def get_all_latest_snapshots(self) -> dict[str, ResourceSnapshot]:
@@ -89,14 +127,3 @@ class ResourceMetricsCollector:
     def get_history(self, node_id: str, minutes: int = 60) -> list[MinuteRow]:
         """The last so many minutes of a node, at most a day of them."""
         return self._source.history(node_id, minutes)
-
-
-def _control_plane(config: ClusterConfig | None) -> MetricsSource:
-    """The source that asks the control plane.
-
-    The one upward look of this package: the client lives in `orchestration`, whose parts are built on this one. It is
-    found by name when a program makes a collector without a source, and only then.
-    """
-    there = importlib.import_module("distributed_grid.client.metrics_source")
-    source: MetricsSource = there.DaemonMetrics.for_config(config)
-    return source

@@ -1,8 +1,7 @@
-"""How well requests are served: how long jobs take, what they use of what they hold, who gets what they ask for.
+"""Metrics out of the audit trail: how well requests are served, event counters, and rebalancing.
 
-Rule 1: it all comes out of the audit trail and the rows of ended jobs, so a restart forgets nothing of the last day.
-Rule 2: only what is new is read, and only so much is kept: the last 1,000 jobs, and a day of minutes.
-Rule 3: what nobody can know yet is None, not zero.
+They are read from the audit trail and the rows of ended jobs, so `SchedulingMetrics` survives a restart; only what is
+new is read, and memory is bounded: the last 1,000 jobs and a day of minutes. What is not known yet is None, not zero.
 """
 
 from __future__ import annotations
@@ -10,22 +9,24 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 import msgspec
 
 from distributed_grid.domain.jobs import Job
+from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import AUTOMATIC, GRID_USER
 from distributed_grid.domain.rows import decode_row
 from distributed_grid.ports import EventRow, Store
+from distributed_grid.scheduling.rebalancing.pressure import automatic
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
-JOBS_KEPT = 1_000
-FIRST_EVENTS = 20_000
+MAX_JOBS = 1_000
+MAX_FIRST_EVENTS = 20_000
 """Where to begin: so many of the newest events, none older than a day."""
 BATCH = 1_000
-MOST_BATCHES = 100
+MAX_BATCHES = 100
 """Per call; where more has happened, the next call goes on from there."""
 GRANTED, REFUSED, WITHDRAWN, STOPPED, REBALANCED = "granted", "refused", "withdrawn", "stopped", "rebalanced"
 TYPES = (GRANTED, REFUSED, WITHDRAWN, STOPPED, REBALANCED)
@@ -61,19 +62,19 @@ class FinishedRun(msgspec.Struct, frozen=True):
 
 
 class SchedulingMetrics:
-    """Follows the audit trail when somebody asks; several threads may."""
+    """Scheduling figures of the last day, read from the audit trail on demand; several threads may share one."""
 
-    def __init__(self, store: Store, *, jobs_kept: int = JOBS_KEPT) -> None:
+    def __init__(self, store: Store, *, max_jobs: int = MAX_JOBS) -> None:
         self._store = store
         self._seq: int | None = None
-        self._jobs_kept = jobs_kept
-        self._runs: deque[FinishedRun] = deque(maxlen=jobs_kept)
+        self._max_jobs = max_jobs
+        self._runs: deque[FinishedRun] = deque(maxlen=max_jobs)
         self._minutes: deque[tuple[int, Counter[str]]] = deque()
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def read(self, now: int) -> SchedulingFigures:
         """The figures as of this moment; blocks while it reads what is new."""
-        with self._turn:
+        with self._lock:
             self._catch_up(now)
             self._forget(now - DAY_MS)
             return self._figures(now)
@@ -82,21 +83,21 @@ class SchedulingMetrics:
         if self._seq is None:
             newest = self._store.events(limit=1, newest=True)
             self._seq = newest[-1].seq if newest else 0
-            self._take(self._store.events(since_ms=now - DAY_MS, types=TYPES, limit=FIRST_EVENTS, newest=True))
-        for _ in range(MOST_BATCHES):
+            self._count(self._store.events(since_ms=now - DAY_MS, types=TYPES, limit=MAX_FIRST_EVENTS, newest=True))
+        for _ in range(MAX_BATCHES):
             rows = self._store.events(after_seq=self._seq, types=TYPES, limit=BATCH)
-            self._take(rows)
+            self._count(rows)
             if len(rows) < BATCH:
                 return
 
-    def _take(self, rows: Sequence[EventRow]) -> None:
+    def _count(self, rows: Sequence[EventRow]) -> None:
         for row in rows:
-            what = self._kind(row)
-            if what:
-                self._minute_of(row.at_ms)[what] += 1
+            kind = self._kind(row)
+            if kind:
+                self._minute_of(row.at_ms)[kind] += 1
             self._seq = max(self._seq or 0, row.seq)
         ended = [row for row in rows if row.type == STOPPED]
-        for row in ended[-self._jobs_kept :]:
+        for row in ended[-self._max_jobs :]:
             self._runs.extend(self._run(row.subject))
 
     def _kind(self, row: EventRow) -> str:
@@ -130,10 +131,10 @@ class SchedulingMetrics:
 
     def _figures(self, now: int) -> SchedulingFigures:
         counts: Counter[str] = Counter()
-        of_late = 0
+        last_hour = 0
         for minute, counted in self._minutes:
             counts += counted
-            of_late += counted[REBALANCED] if (minute + 1) * MINUTE_MS > now - HOUR_MS else 0
+            last_hour += counted[REBALANCED] if (minute + 1) * MINUTE_MS > now - HOUR_MS else 0
         times = sorted(run.ran_ms for run in self._runs)
         asked = counts[GRANTED] + counts[REFUSED] + counts[WITHDRAWN]
         reserved = sum(run.reserved_ms for run in self._runs)
@@ -146,34 +147,90 @@ class SchedulingMetrics:
             "refused": counts[REFUSED],
             "withdrawn": counts[WITHDRAWN],
             "allocation_success_rate": round(counts[GRANTED] / asked, 4) if asked else None,
-            "rebalances_per_hour": of_late,
+            "rebalances_per_hour": last_hour,
         }
 
 
 def run_of(job: Job) -> FinishedRun | None:
     """An ended job in numbers; None where it never ran."""
-    begun = [one for one in job.attempts if one.started_at_ms]
-    if not begun:
+    started = [one for one in job.attempts if one.started_at_ms]
+    if not started:
         return None
     cores_milli = job.request.ask.cpu_milli
     held_ms = sum(one.ended_at_ms - one.assigned_at_ms for one in job.attempts)
-    used_ms = sum(one.outcome.cpu_ms for one in begun if one.outcome is not None)
+    used_ms = sum(one.outcome.cpu_ms for one in started if one.outcome is not None)
     return FinishedRun(
         job.ended_at_ms,
-        sum(one.ended_at_ms - one.started_at_ms for one in begun),
+        sum(one.ended_at_ms - one.started_at_ms for one in started),
         used_ms if cores_milli else 0,
         held_ms * cores_milli // 1000,
     )
 
 
-class _Record(msgspec.Struct):
+class _AuditRecord(msgspec.Struct):
     """What is needed of a line of the audit trail."""
 
     data: dict[str, Any] = {}
 
 
-_decoder = msgspec.json.Decoder(_Record)
+_decoder = msgspec.json.Decoder(_AuditRecord)
 
 
 def _data(row: EventRow) -> dict[str, Any]:
     return _decoder.decode(row.blob).data
+
+
+class EventCounters:
+    """Counters of audit events since this object was made, as Prometheus wants them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        newest = store.events(limit=1, newest=True)
+        self._seq = newest[-1].seq if newest else 0
+        self.events: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
+        self.rebalances: Counter[str] = Counter()
+
+    def catch_up(self) -> None:
+        """Count what has happened since the last call; blocks while it reads."""
+        for _ in range(MAX_BATCHES):
+            rows = self._store.events(after_seq=self._seq, limit=BATCH)
+            for row in rows:
+                self.events[row.type] += 1
+                if row.type == STOPPED:
+                    self.outcomes[str(_data(row).get("ending"))] += 1
+                elif row.type == REBALANCED:
+                    self.rebalances[str(_data(row).get("action"))] += 1
+                self._seq = row.seq
+            if len(rows) < BATCH:
+                return
+
+
+class RebalancingSummary(TypedDict):
+    """Rebalances are automatic leases asked for or given back; the last hour also counts what an earlier control
+    plane did, the other totals begin with this one."""
+
+    rebalances_per_hour: int
+    asked: int
+    refused: int
+    given_back: int
+    automatic_leases: int
+    recommendations: int
+
+
+def count_automatic(ledger: Ledger) -> tuple[int, int]:
+    """How many automatic leases are held, and how many recommendations stand."""
+    advised = sum(1 for balance in ledger.balances.values() if balance.advice is not None)
+    return len(automatic(ledger)), advised
+
+
+def rebalancing_summary(hourly: int, totals: Mapping[str, int], *, held: int, recommended: int) -> RebalancingSummary:
+    """The summary out of what was counted."""
+    return {
+        "rebalances_per_hour": hourly,
+        "asked": totals.get("asked", 0),
+        "refused": totals.get("refused", 0),
+        "given_back": totals.get("given_back", 0),
+        "automatic_leases": held,
+        "recommendations": recommended,
+    }

@@ -20,9 +20,9 @@ from msgspec import Struct
 WINDOWS = (5, 15, 60)
 """Minutes: short-term changes, medium-term patterns, the long run."""
 POINTS = 60
-FEWEST_SAMPLES = 10
-FEWEST_POINTS = 6
-MATERIAL = 0.02
+MIN_SAMPLES = 10
+MIN_POINTS = 6
+MIN_CHANGE = 0.02
 """A change over the window that is smaller than this is no change, however certain."""
 CONFIDENCE_Z = 1.6449
 """Standard deviations on each side of what holds nine of ten."""
@@ -86,10 +86,10 @@ def trend(minutes: Floats, values: Floats, *, now: float, window: int, horizon: 
     `minutes` are times in order; the forecast is for `horizon` minutes (by default the window) after `now`.
     """
     times, values = _unbroken(minutes, values, now=now, window=window)
-    if len(times) < FEWEST_SAMPLES or times[-1] - times[0] < window / 2:
+    if len(times) < MIN_SAMPLES or times[-1] - times[0] < window / 2:
         return None
     at, points = _points(times, values)
-    if len(at) < FEWEST_POINTS:
+    if len(at) < MIN_POINTS:
         return None
     line = theil_sen(at, points)
     rests = points - line.along(at)
@@ -100,7 +100,7 @@ def trend(minutes: Floats, values: Floats, *, now: float, window: int, horizon: 
     change = line.slope * window
     certain = line.slope_low > 0 or line.slope_high < 0
     direction: Direction = "steady"
-    if certain and abs(change) >= MATERIAL:
+    if certain and abs(change) >= MIN_CHANGE:
         direction = "rising" if change > 0 else "falling"
     return Trend(
         window,

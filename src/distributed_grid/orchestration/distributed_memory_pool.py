@@ -13,11 +13,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from distributed_grid.client.async_client import GridSession
 from distributed_grid.client.memory.directory import memory_desk
 from distributed_grid.client.memory.mapping import PoolMapping
 from distributed_grid.client.memory.pool import MemoryPool
 from distributed_grid.client.memory.threads import BlockingWorkers
-from distributed_grid.client.session import GridSession
 from distributed_grid.errors import Refused
 
 if TYPE_CHECKING:

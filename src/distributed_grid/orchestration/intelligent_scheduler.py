@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from distributed_grid.client.async_client import GridSession
 from distributed_grid.client.placement_arguments import (
     Moment,
     PlacementArguments,
     Span,
     amount_of,
     kind_of,
+    placement_fields,
     seconds_of,
-    wishes,
 )
-from distributed_grid.client.session import GridSession
 from distributed_grid.control.view_types import AllocationRow, SchedulingStatus
 from distributed_grid.domain.resources import Priority as TaskPriority
 from distributed_grid.domain.resources import ResourceType
@@ -94,7 +94,7 @@ class SchedulingRequest:
             "deadline": self.deadline,
         }
         return {
-            **wishes(where, self.preferred_nodes),
+            **placement_fields(where, self.preferred_nodes),
             "request_id": self.task_id,
             "again": True,
             "resource_type": kind_of(main.resource_type),

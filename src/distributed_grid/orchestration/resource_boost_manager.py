@@ -15,8 +15,8 @@ from datetime import datetime
 from typing import Any
 
 from distributed_grid.agent.ray_boost.ray_boost import used
+from distributed_grid.client.async_client import GridSession
 from distributed_grid.client.placement_arguments import amount_of, kind_of, seconds_of
-from distributed_grid.client.session import GridSession
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.view_types import BoostRow, BoostStatus
 from distributed_grid.domain.resources import Priority as AllocationPriority

@@ -13,8 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from distributed_grid.api.framing import JSON
-from distributed_grid.client.async_client import AsyncClient
-from distributed_grid.client.session import way_to
+from distributed_grid.client.async_client import AsyncClient, locate_grid
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import Priority as AllocationPriority
 from distributed_grid.domain.resources import ResourceType
@@ -63,7 +62,7 @@ class ResourceSharingProtocol:
         state_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         """`ssh_manager` may be left out: the control plane holds the SSH connections."""
-        self._client = AsyncClient(*way_to(config, state_dir))
+        self._client = AsyncClient(*locate_grid(config, state_dir))
 
     async def get_offers(self) -> list[ResourceOffer]:
         """What can be had, node by node."""

@@ -11,8 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distributed_grid.client.placement_arguments import PlacementArguments, Span, amount_of, kind_of, seconds_of, wishes
-from distributed_grid.client.session import GridSession
+from distributed_grid.client.async_client import GridSession
+from distributed_grid.client.placement_arguments import (
+    PlacementArguments,
+    Span,
+    amount_of,
+    kind_of,
+    placement_fields,
+    seconds_of,
+)
 from distributed_grid.control.view_types import AllocationRow, ResourceStatus
 from distributed_grid.domain.rebalancing import SharingPolicy
 from distributed_grid.domain.resources import Priority as AllocationPriority
@@ -47,7 +54,7 @@ class ResourceRequest:
             "anti_affinity": [self.node_id] if self.node_id else [],
         }
         return {
-            **wishes(where),
+            **placement_fields(where),
             "request_id": uuid.uuid4().hex,
             "target": self.node_id,
             "resource_type": kind_of(self.resource_type),

@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from distributed_grid.client.metrics_source import DaemonMetrics
+from distributed_grid.client.async_client import GridSession
 from distributed_grid.client.placement_arguments import Span
-from distributed_grid.client.session import GridSession
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.view_types import AllocationRow, ClusterStatus
 from distributed_grid.domain.rebalancing import SharingPolicy
 from distributed_grid.domain.resources import Priority, ResourceType
-from distributed_grid.monitoring.resource_metrics import ResourceMetricsCollector, ResourceSnapshot
+from distributed_grid.monitoring.resource_metrics import ControlPlaneMetrics, ResourceMetricsCollector, ResourceSnapshot
 from distributed_grid.orchestration.intelligent_scheduler import IntelligentScheduler
 from distributed_grid.orchestration.resource_sharing_manager import ResourceSharingManager
 
@@ -32,7 +31,7 @@ class ResourceSharingOrchestrator(GridSession):
         state_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(cluster_config, ssh_manager, state_dir=state_dir)
-        self.metrics = ResourceMetricsCollector(source=DaemonMetrics(self._places, self._wanted))
+        self.metrics = ResourceMetricsCollector(source=ControlPlaneMetrics(self._places, self._wanted))
         self.sharing = ResourceSharingManager(cluster_config, state_dir=state_dir)
         self.scheduler = IntelligentScheduler(cluster_config, state_dir=state_dir)
 

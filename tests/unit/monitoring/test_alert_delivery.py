@@ -18,9 +18,14 @@ import pytest
 
 from distributed_grid.config import Alerts
 from distributed_grid.errors import BadInput
-from distributed_grid.monitoring.alert_command import CommandFailed, run_command
-from distributed_grid.monitoring.alert_delivery import AlertDelivery, split_command
-from distributed_grid.monitoring.alert_webhook import CallFailed, Webhook
+from distributed_grid.monitoring.alert_delivery import (
+    AlertCommandFailed,
+    AlertDelivery,
+    Webhook,
+    WebhookFailed,
+    run_alert_command,
+    split_command,
+)
 from distributed_grid.monitoring.alerts import Alert
 
 ALERT = Alert("gpu1", "memory", True, 0.8125, 0.75, 1_700_000_000_000, "gpu1: memory at 81%, above the mark of 75%")
@@ -82,17 +87,17 @@ def tell(alerts: Alerts, until: Callable[[], Any], *told: Alert) -> float:
     """Have alerts delivered until something is so; how long stopping took."""
 
     async def story() -> float:
-        notices = AlertDelivery(alerts, offset_ms=lambda: 5, pauses_seconds=(0.01, 0.01))
-        await notices.start()
-        await notices.start()
+        delivery = AlertDelivery(alerts, offset_ms=lambda: 5, retry_seconds=(0.01, 0.01))
+        await delivery.start()
+        await delivery.start()
         for alert in told or (ALERT,):
-            notices.tell(alert)
+            delivery.send(alert)
         async with asyncio.timeout(15):
             while not until():
                 await asyncio.sleep(0.01)
         began = time.monotonic()
-        await notices.stop()
-        await notices.stop()
+        await delivery.stop()
+        await delivery.stop()
         return time.monotonic() - began
 
     return asyncio.run(story())
@@ -141,8 +146,12 @@ def is_gone(pid: int) -> bool:
 def test_nothing_of_a_command_outlives_it(tmp_path: Path, ending: str) -> None:
     script = f"sleep 300 & echo $! > {tmp_path}/child; {ending}"
     began = time.monotonic()
-    with contextlib.nullcontext() if ending == "exit 0" else pytest.raises(CommandFailed, match=r"ended after 0.5 s"):
-        run_command(["sh", "-c", script], b"{}", {}, leaving=threading.Event(), deadline_seconds=0.5)
+    with (
+        contextlib.nullcontext()
+        if ending == "exit 0"
+        else pytest.raises(AlertCommandFailed, match=r"ended after 0.5 s")
+    ):
+        run_alert_command(["sh", "-c", script], b"{}", {}, stopping=threading.Event(), deadline_seconds=0.5)
     assert time.monotonic() - began < 5
     child = int((tmp_path / "child").read_text())
     deadline = time.monotonic() + 5
@@ -190,7 +199,7 @@ def test_a_webhook_that_is_not_there_yet_is_called_again_and_its_secret_never_lo
     assert site.address in caplog.text
     assert "hunter2" not in caplog.text
     assert "pass" not in caplog.text
-    assert "was not told" not in caplog.text
+    assert "was not called" not in caplog.text
 
 
 @pytest.mark.parametrize(("answers", "calls"), [([500], 3), ([404], 1), ([302], 1)])
@@ -198,7 +207,7 @@ def test_a_webhook_that_says_no_is_given_up(
     site: Site, caplog: pytest.LogCaptureFixture, answers: list[int], calls: int
 ) -> None:
     site.answers = answers
-    tell(Alerts.model_validate({"webhook": f"http://{site.address}/x"}), lambda: "was not told" in caplog.text)
+    tell(Alerts.model_validate({"webhook": f"http://{site.address}/x"}), lambda: "was not called" in caplog.text)
     assert len(site.heard) == calls
 
 
@@ -236,10 +245,10 @@ def hang_up(caller: socket.socket) -> None:
 def test_no_server_holds_a_call_beyond_its_deadline(behaves: Callable[[socket.socket], None], says: str) -> None:
     with a_server_that(behaves) as address:
         began = time.monotonic()
-        with pytest.raises(CallFailed, match=says) as failed:
+        with pytest.raises(WebhookFailed, match=says) as failed:
             asyncio.run(Webhook(address).post(b"{}", deadline_seconds=0.3))
         assert time.monotonic() - began < 2
-        assert failed.value.again
+        assert failed.value.retryable
 
 
 @pytest.mark.parametrize(
@@ -251,23 +260,23 @@ def test_only_web_addresses_are_called_and_others_not_repeated(address: str) -> 
     assert address not in str(refused.value)
 
 
-def test_too_many_notices_drop_the_oldest(caplog: pytest.LogCaptureFixture) -> None:
+def test_too_many_alerts_drop_the_oldest(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
-        notices = AlertDelivery(Alerts(command="true"), offset_ms=lambda: 0)
+        delivery = AlertDelivery(Alerts(command="true"), offset_ms=lambda: 0)
         for place in range(105):
-            notices.tell(Alert("n", "memory", True, 0.8, 0.75, 1, f"number {place}."))
-        await notices.stop()
+            delivery.send(Alert("n", "memory", True, 0.8, 0.75, 1, f"number {place}."))
+        await delivery.stop()
 
     asyncio.run(story())
-    assert [place for place in range(105) if f"not told: number {place}." in caplog.text] == [0, 1, 2, 3, 4]
+    assert [place for place in range(105) if f"not delivered: number {place}." in caplog.text] == [0, 1, 2, 3, 4]
 
 
 def test_without_command_and_webhook_the_log_is_told(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
-        notices = AlertDelivery(Alerts(), offset_ms=lambda: 0)
-        await notices.start()
-        notices.tell(ALERT)
-        await notices.stop()
+        delivery = AlertDelivery(Alerts(), offset_ms=lambda: 0)
+        await delivery.start()
+        delivery.send(ALERT)
+        await delivery.stop()
 
     asyncio.run(story())
     assert caplog.messages == ["alert raised: gpu1: memory at 81%, above the mark of 75%"]

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.nodes import GpuUsage, Usage
 from distributed_grid.domain.resources import Capacity
-from distributed_grid.monitoring.alerts import CALM, Alert, AlertRules, AlertState, AlertThreshold, judge, marks_of
+from distributed_grid.monitoring.alerts import (
+    CLEARED,
+    Alert,
+    AlertRules,
+    AlertState,
+    AlertThreshold,
+    alert_thresholds,
+    next_state,
+)
 from tests.support.builders import GB, NOW, a_capacity
 
 MARK = AlertThreshold(0.75, margin=0.05, clear_after_ms=60_000)
@@ -16,7 +24,7 @@ SIXTEEN = a_capacity(memory_gb=16)
 
 
 def alarms_of(text: str) -> AlertRules:
-    return AlertRules(marks_of(ClusterConfig.from_text(text).alerts))
+    return AlertRules(alert_thresholds(ClusterConfig.from_text(text).alerts))
 
 
 class Watched:
@@ -100,11 +108,11 @@ def test_raised_and_cleared_take_turns_and_never_come_without_cause(
     told: list[tuple[float, int]], raise_after_ms: int
 ) -> None:
     mark = AlertThreshold(0.75, 0.05, raise_after_ms, 20_000)
-    standing, at_ms, since_change = CALM, NOW, list[tuple[int, float]]()
+    standing, at_ms, since_change = CLEARED, NOW, list[tuple[int, float]]()
     for value, step in told:
         at_ms += step
         since_change.append((at_ms, value))
-        before, standing = standing, judge(standing, mark, value, at_ms)
+        before, standing = standing, next_state(standing, mark, value, at_ms)
         if standing.raised is before.raised:
             continue
         dwell = raise_after_ms if standing.raised else mark.clear_after_ms
@@ -121,5 +129,5 @@ def test_raised_and_cleared_take_turns_and_never_come_without_cause(
 def test_between_the_marks_nothing_changes(told: list[float], raised: bool) -> None:
     standing = AlertState(raised)
     for place, value in enumerate(told):
-        standing = judge(standing, MARK, value, NOW + 2_000 * place)
+        standing = next_state(standing, MARK, value, NOW + 2_000 * place)
     assert standing.raised is raised

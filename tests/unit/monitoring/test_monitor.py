@@ -54,7 +54,7 @@ class House:
     async def beat(self, cpu: float = 0, memory_gb: float = 0, *, seconds: float = 2, name: str = "here") -> None:
         self.clock.ms += round(1000 * seconds)
         await self.grid.handle(HeartbeatReceived(name, Usage(round(1000 * cpu), 0, round(memory_gb * GB), 0)))
-        await self.grid.read(self.monitor.look)
+        await self.grid.read(self.monitor.poll)
 
 
 def run(story: Callable[[House], Coroutine[Any, Any, None]]) -> None:
@@ -124,9 +124,9 @@ def test_memory_above_the_mark_is_told_and_told_over_when_the_node_goes() -> Non
         assert [(alert.node, alert.resource, alert.state) for alert in house.alerts] == [("here", "memory", "raised")]
         assert b'grid_alert_raised{node="here",resource="memory"} 1.0' in await house.monitor.prometheus()
         await house.grid.handle(NodeForgotten("here"))
-        await house.grid.read(house.monitor.look)
+        await house.grid.read(house.monitor.poll)
         assert house.alerts[-1].detail == "here left the grid"
-        assert house.monitor.past.nodes() == []
+        assert house.monitor.histories.nodes() == []
 
     run(story)
 
@@ -136,7 +136,7 @@ def test_a_silent_node_raises_nothing_and_clears_nothing() -> None:
         await house.beat(memory_gb=15)
         for _ in range(100):
             house.clock.ms += 2_000
-            await house.grid.read(house.monitor.look)
+            await house.grid.read(house.monitor.poll)
         assert [alert.state for alert in house.alerts] == ["raised"]
 
     run(story)

@@ -19,7 +19,7 @@ from distributed_grid.domain.rebalancing import WATCHED, Forecast, PressureReadi
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.errors import StoreFailed
 from distributed_grid.monitoring.monitor import Monitor
-from distributed_grid.monitoring.pressure_readings import readings
+from distributed_grid.monitoring.snapshots import pressure_readings
 from distributed_grid.ports import Batch
 from distributed_grid.scheduling.rebalancing.pressure import automatic
 from distributed_grid.scheduling.rebalancing.sharing_policies import POLICIES
@@ -52,7 +52,7 @@ class House:
         self.clock.ms += round(1000 * seconds)
         for name, used in memory_gb.items():
             await self.grid.handle(HeartbeatReceived(name, Usage(100, 100, round(used * GB), 0)))
-        await self.grid.read(self.monitor.look)
+        await self.grid.read(self.monitor.poll)
 
     async def round(self, policy: str, mode: str = "dynamic_balancing") -> None:
         await rebalance_once(self.grid, self.monitor, RebalanceRules(SharingMode(mode), POLICIES[policy], 30_000))
@@ -93,7 +93,7 @@ async def held(house: House) -> list[Lease]:
 def a_known(node: Node, usage: Usage) -> PressureReading:
     story = Scenario(node)
     story.hear(node.name, usage)
-    return readings(story.ledger, story.now)[0]
+    return pressure_readings(story.ledger, story.now)[0]
 
 
 def test_a_reading_is_in_thousandths_of_what_the_node_has() -> None:
@@ -108,7 +108,7 @@ def test_of_a_node_nobody_hears_nothing_is_known() -> None:
     story = Scenario(a_node("gpu1"), a_node("gpu2"))
     story.now += 7_000
     story.hear("gpu2")
-    silent, heard = readings(story.ledger, story.now)
+    silent, heard = pressure_readings(story.ledger, story.now)
     assert silent == PressureReading("gpu1")
     assert heard.score == 0
 

@@ -22,8 +22,8 @@ from distributed_grid.errors import Refused
 from distributed_grid.monitoring.prometheus import exposition, take_reading
 from distributed_grid.monitoring.scheduling_metrics import (
     DAY_MS,
-    FIRST_EVENTS,
     HOUR_MS,
+    MAX_FIRST_EVENTS,
     SchedulingFigures,
     SchedulingMetrics,
 )
@@ -199,7 +199,7 @@ def test_reading_again_counts_nothing_twice_and_a_restart_forgets_nothing(kind: 
 
 def test_only_so_much_is_kept_and_the_newest_counts() -> None:
     trail = Trail()
-    metrics = SchedulingMetrics(trail.store, jobs_kept=50)
+    metrics = SchedulingMetrics(trail.store, max_jobs=50)
     for _ in range(50):
         trail.end_job(ran_s=100)
     assert metrics.read(trail.now)["task_time_p95_seconds"] == 100
@@ -207,16 +207,16 @@ def test_only_so_much_is_kept_and_the_newest_counts() -> None:
         trail.end_job(ran_s=1)
     told = metrics.read(trail.now)
     assert (told["jobs_measured"], told["task_time_mean_seconds"]) == (50, 1)
-    assert SchedulingMetrics(trail.store, jobs_kept=50).read(trail.now) == told
+    assert SchedulingMetrics(trail.store, max_jobs=50).read(trail.now) == told
 
 
 def test_a_long_history_is_begun_near_its_end() -> None:
     trail = Trail()
     for _ in range(3):
-        trail.note(*(Record("refused", "ada", f"r{number}") for number in range(FIRST_EVENTS // 2)))
+        trail.note(*(Record("refused", "ada", f"r{number}") for number in range(MAX_FIRST_EVENTS // 2)))
     trail.tell("granted")
     told = trail.figures()
-    assert (told["granted"], told["refused"]) == (1, FIRST_EVENTS - 1)
+    assert (told["granted"], told["refused"]) == (1, MAX_FIRST_EVENTS - 1)
 
 
 def test_what_comes_between_two_reads_is_taken_in_however_much_it_is() -> None:

@@ -1,4 +1,7 @@
-"""`grid cluster`: the agents of other machines, by SSH."""
+"""`grid cluster`: the agents of other machines, by SSH.
+
+`grid agent`: the process of a node, for machines that are not reached by SSH.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from typing import Any
 
 import click
 
-from distributed_grid.cli.global_options import CliSession, GridGroup
-from distributed_grid.cli.output import answer, clean, table
+from distributed_grid.cli.global_options import CliSession, GridCommand, GridGroup
+from distributed_grid.cli.output import print_answer, printable, table
 from distributed_grid.errors import BadInput
 
-PASSED_ON = (
+INHERITED_VARIABLES = (
     *("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX", "PIP_CONFIG_FILE", "PIP_CERT"),
     *("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "GRID_WHEELS"),
@@ -63,7 +66,7 @@ def stop(session: CliSession, nodes: tuple[str, ...], force: bool, purge: bool) 
 @click.pass_obj
 def status(session: CliSession, nodes: tuple[str, ...]) -> None:
     """Each node: its state, its link, what runs there."""
-    view = _asked(session, "status", nodes, lambda node, step: None)
+    view = _request(session, "status", nodes, lambda node, step: None)
     found, ray = view["nodes"], view["ray"]
     rows = [
         (
@@ -81,7 +84,7 @@ def status(session: CliSession, nodes: tuple[str, ...]) -> None:
         for row in found
     ]
     headings = ("NODE", "ADDRESS", "STATE", "LINK", "VERSION", "PYTHON", "HEARD", "JOBS", "RAY", "DETAIL")
-    answer(session, found, "\n".join([table(headings, rows, empty="no nodes"), *_about_ray(ray)]))
+    print_answer(session, found, "\n".join([table(headings, rows, empty="no nodes"), *_ray_lines(ray)]))
 
 
 @cluster.command()
@@ -93,11 +96,11 @@ def env(session: CliSession, node: str | None) -> None:
     \b
     $ eval "$(grid cluster env)"
     """
-    view = _asked(session, "env", (node,) if node else (), lambda node, step: None)
+    view = _request(session, "env", (node,) if node else (), lambda node, step: None)
     lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(view["environ"].items())]
     if not node and view["ray"]["head"]:
         lines.append(f"# from here: ray status --address {view['ray']['head']}")
-    answer(session, view["environ"], "\n".join(lines))
+    print_answer(session, view["environ"], "\n".join(lines))
 
 
 @cluster.command()
@@ -109,7 +112,7 @@ def attach(session: CliSession, address: str) -> int:
     ADDRESS is `auto` (a Ray on this machine), HOST:PORT (where this machine is a node of it), or ray://HOST:10001. Its
     token is found as Ray finds it: $RAY_AUTH_TOKEN, $RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token.
     """
-    options = {"address": address, "token": _ray_token(), "environ": _passed_on()}
+    options = {"address": address, "token": _ray_token(), "environ": _inherited_variables()}
     return _carried_out(session, "attach_ray", **options)
 
 
@@ -126,9 +129,9 @@ def _carried_out(session: CliSession, op: str, **options: Any) -> int:
     with _progress(session) as show, session.client() as client:
         last = _last(client.stream(op, **options), show)
     for warning in last.get("warnings", ()):
-        click.echo(f"RISK: {clean(warning)}", err=True)
+        click.echo(f"RISK: {printable(warning)}", err=True)
     rows = [(row["node_id"], "done" if row["ok"] else "FAILED", row["detail"]) for row in last["results"]]
-    answer(session, last["results"], table(("NODE", "RESULT", "DETAIL"), rows, empty="no nodes"))
+    print_answer(session, last["results"], table(("NODE", "RESULT", "DETAIL"), rows, empty="no nodes"))
     return 0 if all(row["ok"] for row in last["results"]) else 1
 
 
@@ -146,13 +149,13 @@ def _ray_token() -> str:
         return ""
 
 
-def _about_ray(ray: dict[str, Any] | None) -> list[str]:
+def _ray_lines(ray: dict[str, Any] | None) -> list[str]:
     """The grid's Ray in a few lines; none where there is none."""
     if ray is None:
         return []
     lines = [f"Ray: {ray['address']}, {'with a token' if ray['authenticated'] else 'without a token'}"]
-    lines.append(f"  dashboard  {clean(ray['dashboard'])}")
-    lines.append(f"  client     {clean(ray['client'])}")
+    lines.append(f"  dashboard  {printable(ray['dashboard'])}")
+    lines.append(f"  client     {printable(ray['client'])}")
     lines.append('  ray status, and programs: eval "$(grid cluster env)"; on a node: grid cluster env NODE')
     return [*lines, f"  RISK: {ray['risk']}"] if ray["risk"] else lines
 
@@ -160,20 +163,20 @@ def _about_ray(ray: dict[str, Any] | None) -> list[str]:
 def _carry_out(session: CliSession, verb: str, nodes: tuple[str, ...], **options: bool) -> int:
     """Do it on every node at once and say what became of each; 1 when any failed."""
     with _progress(session) as show:
-        results = _asked(session, verb, nodes, show, **options)["results"]
+        results = _request(session, verb, nodes, show, **options)["results"]
     rows = [(row["node_id"], "done" if row["ok"] else "FAILED", row["detail"]) for row in results]
-    answer(session, results, table(("NODE", "RESULT", "DETAIL"), rows, empty="no nodes"))
+    print_answer(session, results, table(("NODE", "RESULT", "DETAIL"), rows, empty="no nodes"))
     return 0 if all(row["ok"] for row in results) else 1
 
 
-def _asked(session: CliSession, verb: str, nodes: tuple[str, ...], show: Show, **options: bool) -> dict[str, Any]:
-    caller = {"auth_sock": os.environ.get("SSH_AUTH_SOCK", ""), "environ": _passed_on()}
+def _request(session: CliSession, verb: str, nodes: tuple[str, ...], show: Show, **options: bool) -> dict[str, Any]:
+    caller = {"auth_sock": os.environ.get("SSH_AUTH_SOCK", ""), "environ": _inherited_variables()}
     with session.client() as client:
         return _last(client.stream("manage_cluster", verb=verb, nodes=nodes, **caller, **options), show)
 
 
-def _passed_on() -> dict[str, str]:
-    return {name: os.environ[name] for name in PASSED_ON if os.environ.get(name)}
+def _inherited_variables() -> dict[str, str]:
+    return {name: os.environ[name] for name in INHERITED_VARIABLES if os.environ.get(name)}
 
 
 def _last(messages: Iterable[tuple[bytes, Any]], show: Show) -> dict[str, Any]:
@@ -193,14 +196,14 @@ def _progress(session: CliSession) -> Iterator[Show]:
     if session.json:
         yield lambda node, step: None
     elif sys.stdout.isatty():
-        with _living_lines() as show:
+        with _live_lines() as show:
             yield show
     else:
-        yield lambda node, step: click.echo(f"{node}: {clean(step)}")
+        yield lambda node, step: click.echo(f"{node}: {printable(step)}")
 
 
 @contextmanager
-def _living_lines() -> Iterator[Show]:
+def _live_lines() -> Iterator[Show]:
     from rich.live import Live
     from rich.spinner import Spinner
     from rich.table import Table
@@ -211,7 +214,7 @@ def _living_lines() -> Iterator[Show]:
     def drawn() -> Table:
         lines = Table.grid(padding=(0, 1))
         for node, step in steps.items():
-            lines.add_row(Spinner("dots"), Text(clean(node), style="bold"), Text(clean(step)))
+            lines.add_row(Spinner("dots"), Text(printable(node), style="bold"), Text(printable(step)))
         return lines
 
     with Live(drawn(), transient=True, refresh_per_second=8) as live:
@@ -221,3 +224,33 @@ def _living_lines() -> Iterator[Show]:
             live.update(drawn())
 
         yield show
+
+
+@click.command(cls=GridCommand)
+@click.option("--dir", "directory", metavar="DIR", help="Where it keeps everything (default: agent in the state dir).")
+@click.option(
+    "--join", "token", metavar="TOKEN", help="Join a grid with this token of `grid daemon join-token create`."
+)
+@click.option("--address", metavar="HOST:PORT", help="Where the control plane is, if not where the token says.")
+@click.option("--name", help="The name of this node when joining (default: the host name).")
+@click.option(
+    "--declare-gpus", type=click.IntRange(0, 1024), default=0, help="Pretend to have so many GPUs (for labs)."
+)
+@click.option("--end", is_flag=True, help="Stop every job that is left there, then exit.")
+@click.pass_obj
+def agent(
+    session: CliSession, directory: str | None, token: str | None, address: str | None, name: str | None,
+    declare_gpus: int, end: bool,
+) -> int:  # fmt: skip
+    """Serve as a node until stopped; what runs goes on, and the next agent finds it again.
+
+    Over SSH nobody types this: `grid cluster start` does it. On other machines, join with a token once; after that
+    `grid agent` alone is enough.
+    """
+    from distributed_grid.agent.__main__ import main
+
+    words = ["--dir", directory or str(session.places.state_dir / "agent")]
+    words += ["--declare-gpus", str(declare_gpus)] if declare_gpus else []
+    for option, value in (("--join", token), ("--address", address), ("--name", name)):
+        words += [option, value] if value else []
+    return main([*words, "--end"] if end else words)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from distributed_grid.cli.global_options import CliSession, GridCommand, GridGroup
-from distributed_grid.cli.output import answer
+from distributed_grid.cli.output import print_answer
 from distributed_grid.errors import BadInput, GridError
 
 
@@ -31,7 +31,7 @@ def init(session: CliSession, path: str | None, force: bool) -> None:
         raise GridError(f"{target} is there already; --force replaces it") from None
     except OSError as failure:
         raise GridError(f"cannot write {target}: {failure.strerror}") from failure
-    answer(session, {"path": str(target)}, f"wrote {target}; now edit it and try: grid config check {target}")
+    print_answer(session, {"path": str(target)}, f"wrote {target}; now edit it and try: grid config check {target}")
 
 
 @click.group(cls=GridGroup)
@@ -61,11 +61,11 @@ def check(session: CliSession, path: str | None) -> int:
             }
             for p in problems.problems
         ]
-        answer(session, {"ok": False, "path": chosen, "problems": listed}, str(problems))
+        print_answer(session, {"ok": False, "path": chosen, "problems": listed}, str(problems))
         return 1
     lines = [f"warning: {warning}" for warning in found.warnings]
     lines.append(f"{chosen}: fine, {len(found.nodes)} node{'' if len(found.nodes) == 1 else 's'}")
-    answer(session, {"ok": True, "path": chosen, "warnings": list(found.warnings)}, "\n".join(lines))
+    print_answer(session, {"ok": True, "path": chosen, "warnings": list(found.warnings)}, "\n".join(lines))
     return 0
 
 
@@ -82,7 +82,7 @@ def show(session: CliSession, path: str | None) -> None:
             shown = client.call("get_config")["config"]
     else:
         shown = ClusterConfig.from_yaml(_chosen(session, path)).as_dict()
-    answer(session, shown, render(shown))
+    print_answer(session, shown, render(shown))
 
 
 def _chosen(session: CliSession, path: str | None) -> str:

@@ -1,4 +1,9 @@
-"""`grid daemon`: the control plane."""
+"""`grid daemon`: the control plane.
+
+`grid daemon token` and `grid daemon join-token`: who may come in over the network.
+
+The secret is made here and only its hash is sent: it is shown once and stored nowhere.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,143 @@ from typing import Any
 
 import click
 
-from distributed_grid.cli.commands.tokens import join_token, token
 from distributed_grid.cli.global_options import CliSession, GridGroup
-from distributed_grid.cli.output import answer
-from distributed_grid.errors import TimedOut, Unreachable
+from distributed_grid.cli.output import format_time, print_answer, table
+from distributed_grid.errors import Refused, TimedOut, Unreachable
+
+TTL_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def _parse_ttl(context: click.Context, parameter: click.Parameter, value: str) -> float:
+    """The seconds in a time such as 90, 15m, 2h or 30d."""
+    number, unit = (value[:-1], value[-1]) if value[-1:] in TTL_UNITS else (value, "s")
+    try:
+        seconds = float(number) * TTL_UNITS[unit]
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 3.2e9:
+        raise click.BadParameter(f"{value!r} is no time: write seconds, or 15m, 2h, 30d")
+    return seconds
+
+
+@click.group(cls=GridGroup)
+def token() -> None:
+    """Tokens for people who use REST. Your own is in the file `token` of the state directory."""
+
+
+@token.command()
+@click.option("--user", required=True, help="Who is let in; jobs and leases are theirs.")
+@click.option("--team", default="", help="Whom they belong to.")
+@click.option(
+    "--ttl", default="0", callback=_parse_ttl, help="How long it is good for, such as 30d (default: until revoked)."
+)
+@click.pass_obj
+def create(session: CliSession, user: str, team: str, ttl: float) -> None:
+    """Make a token; it is shown this once."""
+    from distributed_grid.server.access.tokens import bearer_text, hash_of, new_secret, new_token_id
+
+    token_id, secret = new_token_id(), new_secret()
+    asked = {"token_id": token_id, "secret_hash": hash_of(secret), "user": user, "team": team, "ttl_seconds": ttl}
+    with session.client() as client:
+        made = client.call("create_token", **asked)["token"]
+    text = bearer_text(token_id, secret)
+    print_answer(session, {**made, "token": text}, text)
+
+
+@token.command("list")
+@click.pass_obj
+def list_(session: CliSession) -> None:
+    """The tokens there are, without their secrets."""
+    with session.client() as client:
+        found = client.call("list_tokens")["tokens"]
+    rows = [
+        (
+            one["token_id"],
+            one["user"],
+            one["team"],
+            "yes" if one["admin"] else None,
+            format_time(one["created_at"]),
+            format_time(one["expires_at"]),
+            one["problem"] or "good",
+        )
+        for one in found
+    ]
+    print_answer(
+        session, found, table(("TOKEN", "USER", "TEAM", "ADMIN", "CREATED", "EXPIRES", "STATE"), rows, empty="none")
+    )
+
+
+@token.command()
+@click.argument("token_id")
+@click.pass_obj
+def revoke(session: CliSession, token_id: str) -> None:
+    """Shut a token out, from the next request on."""
+    with session.client() as client:
+        gone = client.call("revoke_token", token_id=token_id)["token"]
+    print_answer(session, gone, f"revoked {gone['token_id']} of {gone['user']}")
+
+
+@click.group("join-token", cls=GridGroup)
+def join_token() -> None:
+    """Tokens that let a machine join as a node, once, without SSH."""
+
+
+@join_token.command("create")
+@click.option("--node", default="", help="The name the node must have (default: the machine's own).")
+@click.option("--ttl", default="1h", callback=_parse_ttl, help="How long it can be used (default: 1h).")
+@click.option("--address", multiple=True, metavar="HOST:PORT", help="Where the machine finds this one.")
+@click.pass_obj
+def create_join(session: CliSession, node: str, ttl: float, address: tuple[str, ...]) -> None:
+    """Make a join token; it is shown this once. On the machine type: grid agent --join TOKEN"""
+    from distributed_grid.agent.join_client import JoinToken
+    from distributed_grid.server.access.tokens import hash_of, new_secret, new_token_id
+
+    token_id, secret = new_token_id(), new_secret()
+    asked = {"token_id": token_id, "secret_hash": hash_of(secret), "node": node, "ttl_seconds": ttl}
+    with session.client() as client:
+        rest = client.call("get_daemon_info")["rest"]
+        if rest is None:
+            raise Refused("the control plane does not listen; type: grid daemon start --listen HOST:PORT")
+        made = client.call("create_join_token", **asked)
+    addresses = address or tuple(made["addresses"])
+    text = JoinToken(addresses, made["fingerprint"], token_id, secret).text()
+    shown = {**made["join_token"], "join_token": text, "addresses": list(addresses)}
+    print_answer(session, {**shown, "fingerprint": made["fingerprint"] or None}, text)
+    if not session.json and all(one.startswith(("127.", "localhost", "[::1]")) for one in addresses):
+        note = "only this machine can reach it there; to let others join: grid daemon start --listen HOST:PORT"
+        click.echo(f"grid: the control plane listens on {', '.join(addresses)}: {note}", err=True)
+
+
+@join_token.command("list")
+@click.pass_obj
+def list_join(session: CliSession) -> None:
+    """The join tokens there are, and who used them."""
+    with session.client() as client:
+        found = client.call("list_join_tokens")["join_tokens"]
+    rows = [
+        (
+            one["token_id"],
+            one["node_id"] or "any",
+            one["used_by"],
+            format_time(one["used_at"]),
+            format_time(one["expires_at"]),
+            one["problem"] or ("used" if one["used_by"] else "good"),
+        )
+        for one in found
+    ]
+    print_answer(session, found, table(("TOKEN", "NODE", "USED BY", "USED", "EXPIRES", "STATE"), rows, empty="none"))
+
+
+@join_token.command("revoke")
+@click.argument("token_id")
+@click.pass_obj
+def revoke_join(session: CliSession, token_id: str) -> None:
+    """Shut a join token out, and at once the node that joined with it."""
+    with session.client() as client:
+        gone = client.call("revoke_join_token", token_id=token_id)["join_token"]
+    whom = f", and {gone['used_by']} with it" if gone["used_by"] else ""
+    print_answer(session, gone, f"revoked {gone['token_id']}{whom}")
+
 
 STOP_SECONDS = 30.0
 
@@ -36,14 +174,14 @@ def start(session: CliSession, listen: str | None, tls: bool | None, force_plain
     try:
         with session.client(may_start=False) as client:
             info = client.call("keep_running", **where)
-        answer(session, info, f"already running, pid {info['pid']}")
+        print_answer(session, info, f"already running, pid {info['pid']}")
         return
     except Unreachable:
         pass
     with session.client() as client:
         client.start(stay=True)
         info = client.call("keep_running", **where)  # where another command was quicker, its daemon stays, too
-    answer(session, info, f"running, pid {info['pid']}")
+    print_answer(session, info, f"running, pid {info['pid']}")
 
 
 @daemon.command()
@@ -55,14 +193,14 @@ def stop(session: CliSession) -> None:
             pid = client.call("get_daemon_info")["pid"]
             client.call("stop_daemon")
     except Unreachable:
-        answer(session, {"stopped": False}, "not running")
+        print_answer(session, {"stopped": False}, "not running")
         return
     deadline = time.monotonic() + STOP_SECONDS
     while session.places.is_owned() or _is_alive(pid):
         if time.monotonic() > deadline:
             raise TimedOut(f"the control plane (pid {pid}) has not stopped within {STOP_SECONDS:g} s")
         time.sleep(0.02)
-    answer(session, {"stopped": True, "pid": pid}, f"stopped, pid {pid}")
+    print_answer(session, {"stopped": True, "pid": pid}, f"stopped, pid {pid}")
 
 
 @daemon.command()
@@ -76,7 +214,7 @@ def status(session: CliSession) -> None:
         for name in ("pid", "socket", "rest", "uptime_seconds", "version")
     ]
     lines.append(f"{'config:':16}{info['config'] or 'none (this machine alone)'}")
-    answer(session, info, "\n".join(lines + [f"warning: {warning}" for warning in info["warnings"]]))
+    print_answer(session, info, "\n".join(lines + [f"warning: {warning}" for warning in info["warnings"]]))
 
 
 def _listening(listen: str | None, tls: bool | None, force_plain: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from distributed_grid.cli.global_options import CliSession, GridCommand
-from distributed_grid.cli.output import clean, clock
+from distributed_grid.cli.output import format_time, printable
 from distributed_grid.client.client import ReconnectBackoff
 from distributed_grid.errors import Unreachable
 
@@ -47,8 +47,8 @@ def events(
 
 
 def _line(event: dict[str, Any]) -> str:
-    parts = [clock(event["time"]), event["type"].ljust(10), event["job_id"] or event["subject"][:16]]
+    parts = [format_time(event["time"]), event["type"].ljust(10), event["job_id"] or event["subject"][:16]]
     parts += [f"on {event['node_id']}"] if event["node_id"] else []
     parts += [f"by {event['user']}"] if event["user"] else []
     parts += [f"({event['reason']})"] if event["reason"] else []
-    return clean("  ".join(parts))
+    return printable("  ".join(parts))

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from distributed_grid.cli.global_options import CliSession, GridCommand
-from distributed_grid.cli.output import answer, clean, clock, outcome
+from distributed_grid.cli.output import format_outcome, format_time, print_answer, printable
 
 View = dict[str, Any]
 WIDTH = 14
@@ -24,15 +24,17 @@ def explain(session: CliSession, id_: str) -> None:
     """
     with session.client() as client:
         found = client.call("explain", id=id_)
-    answer(session, found, "\n".join(_lines(found)))
+    print_answer(session, found, "\n".join(_lines(found)))
 
 
 def _lines(found: View) -> Iterator[str]:
-    yield clean(_summary(found))
+    yield printable(_summary(found))
     if found["refusal"] is not None:
-        yield _row("refused", f"{clock(found['refusal']['at'])}: {found['refusal']['reason']}")
+        yield _row("refused", f"{format_time(found['refusal']['at'])}: {found['refusal']['reason']}")
         return
-    yield _row("asked", f"{found['asked']}, {found['priority']}, by {found['user']} at {clock(found['requested_at'])}")
+    yield _row(
+        "asked", f"{found['asked']}, {found['priority']}, by {found['user']} at {format_time(found['requested_at'])}"
+    )
     if found["waiting"] is not None:
         yield from _waiting(found["waiting"])
     if found["stopping"]:
@@ -41,7 +43,9 @@ def _lines(found: View) -> Iterator[str]:
         last = found["end"] is not None and place is found["placements"][-1] and place["made_room_for"] is None
         yield from _placement(place, one_of=len(found["placements"]), tell_end=not last)
     if found["end"] is not None:
-        yield _row("ended", f"{clock(found['end']['at'])}: {found['end']['detail'] or _word(found['end']['reason'])}")
+        yield _row(
+            "ended", f"{format_time(found['end']['at'])}: {found['end']['detail'] or _word(found['end']['reason'])}"
+        )
 
 
 def _summary(found: View) -> str:
@@ -49,7 +53,8 @@ def _summary(found: View) -> str:
     if found["refusal"] is not None:
         return f"{name} was refused"
     if found["end"] is not None:
-        return f"{name} is over: {outcome(found['job']) if found['kind'] == 'job' else _word(found['end']['reason'])}"
+        how = format_outcome(found["job"]) if found["kind"] == "job" else _word(found["end"]["reason"])
+        return f"{name} is over: {how}"
     where = found["placements"][-1]["node_id"] if found["placements"] else ""
     if found["waiting"] is not None and found["waiting"]["for"]:
         return f"{name} will be on {where}, when those that make room for it are gone"
@@ -60,8 +65,8 @@ def _summary(found: View) -> str:
 
 
 def _waiting(waiting: View) -> Iterator[str]:
-    since = f"since {clock(waiting['since'])}, {_seconds(waiting['waited_seconds'])}"
-    yield _row("waits", since + (f", until {clock(waiting['gives_up_at'])}" if waiting["gives_up_at"] else ""))
+    since = f"since {format_time(waiting['since'])}, {_seconds(waiting['waited_seconds'])}"
+    yield _row("waits", since + (f", until {format_time(waiting['gives_up_at'])}" if waiting["gives_up_at"] else ""))
     if waiting["for"]:
         yield from _rows("after", (_neighbour(one) for one in waiting["for"]))
         return
@@ -69,7 +74,7 @@ def _waiting(waiting: View) -> Iterator[str]:
     more = waiting["position"] - 1 - len(waiting["ahead"])
     ahead = [_neighbour(one) for one in waiting["ahead"]] + ([f"and {more} more"] if more > 0 else [])
     yield from _rows("ahead", ahead)
-    starts = clock(waiting["estimated_start"]) if waiting["estimated_start"] else "not known"
+    starts = format_time(waiting["estimated_start"]) if waiting["estimated_start"] else "not known"
     yield _row("starts", f"{starts}: {waiting['start_reason']}")
     names = [one["node_id"] or "" for one in waiting["reasons"]]
     wide = max(map(len, names), default=0)
@@ -85,8 +90,8 @@ def _neighbour(one: View) -> str:
 def _placement(place: View, *, one_of: int, tell_end: bool) -> Iterator[str]:
     name = "place" if one_of == 1 else f"attempt {place['number']}"
     since = place["started_at"] or place["assigned_at"]
-    until = f" to {clock(place['ended_at'])}" if place["ended_at"] else ""
-    yield _row(name, f"{place['node_id']}, {'' if until else 'since '}{clock(since)}{until}")
+    until = f" to {format_time(place['ended_at'])}" if place["ended_at"] else ""
+    yield _row(name, f"{place['node_id']}, {'' if until else 'since '}{format_time(since)}{until}")
     decision = place["decision"]
     if decision is not None:
         yield from _rows("why there", decision["reasoning"])
@@ -100,7 +105,9 @@ def _placement(place: View, *, one_of: int, tell_end: bool) -> Iterator[str]:
 
 def _how_it_ended(place: View) -> str:
     if place["made_room_for"] is None:
-        return f"{outcome(place) if 'exit_code' in place else _word(place['outcome'])}{_because(place['detail'])}"
+        return (
+            f"{format_outcome(place) if 'exit_code' in place else _word(place['outcome'])}{_because(place['detail'])}"
+        )
     who = place["made_room_for"]
     name = who["job_id"] or (who["allocation_id"] or "")[:16]
     by = f" ({name} of {who['user']})" if who["user"] else ""
@@ -130,4 +137,4 @@ def _rows(name: str, lines: Iterable[str]) -> Iterator[str]:
 
 
 def _row(name: str, text: str) -> str:
-    return f"  {name:{WIDTH}}{clean(text)}".rstrip()
+    return f"  {name:{WIDTH}}{printable(text)}".rstrip()

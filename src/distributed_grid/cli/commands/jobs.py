@@ -8,9 +8,17 @@ from typing import Any
 import click
 
 from distributed_grid.api.framing import JSON, STDERR, STDOUT
-from distributed_grid.cli.file_fetch import fetch as fetch_files
+from distributed_grid.cli.commands.run import fetch_files
 from distributed_grid.cli.global_options import CliSession, GridGroup
-from distributed_grid.cli.output import amount, answer, clean, clock, outcome, table, write_output
+from distributed_grid.cli.output import (
+    format_amount,
+    format_outcome,
+    format_time,
+    print_answer,
+    printable,
+    table,
+    write_output,
+)
 from distributed_grid.client.client import ReconnectBackoff
 from distributed_grid.errors import Unreachable
 
@@ -32,16 +40,16 @@ def list_(session: CliSession, all_: bool, limit: int) -> None:
         (
             job["job_id"],
             job["state"],
-            outcome(job),
+            format_outcome(job),
             job["node_id"],
-            amount(job["resource_type"], job["amount"]),
-            clock(job["submitted_at"]),
+            format_amount(job["resource_type"], job["amount"]),
+            format_time(job["submitted_at"]),
             job["command"][:50],
         )
         for job in found
     ]
     headings = ("JOB", "STATE", "OUTCOME", "NODE", "ASKED", "SUBMITTED", "COMMAND")
-    answer(session, found, table(headings, rows, empty="no jobs"))
+    print_answer(session, found, table(headings, rows, empty="no jobs"))
 
 
 @jobs.command()
@@ -51,32 +59,34 @@ def show(session: CliSession, job_id: str) -> None:
     """Everything known about one job."""
     with session.client() as client:
         job = client.call("get_job", job_id=job_id)["job"]
-    answer(session, job, "\n".join(_lines(job)))
+    print_answer(session, job, "\n".join(_lines(job)))
 
 
 def _lines(job: dict[str, Any]) -> list[str]:
     shown = [
         ("job", job["job_id"]),
         ("state", job["state"]),
-        ("outcome", outcome(job)),
+        ("outcome", format_outcome(job)),
         ("detail", job["detail"]),
         ("command", job["command"]),
         ("directory", job["cwd"] or "its own"),
         ("user", job["user"]),
-        ("asked", amount(job["resource_type"], job["amount"])),
+        ("asked", format_amount(job["resource_type"], job["amount"])),
         ("priority", job["priority"]),
-        ("submitted", clock(job["submitted_at"])),
-        ("ended", clock(job["ended_at"])),
+        ("submitted", format_time(job["submitted_at"])),
+        ("ended", format_time(job["ended_at"])),
         ("retries left", job["retries_left"]),
     ]
-    lines = [f"{name + ':':14}{clean(value)}" for name, value in shown if value not in (None, "-")]
+    lines = [f"{name + ':':14}{printable(value)}" for name, value in shown if value not in (None, "-")]
     for attempt in job["attempts"]:
         cores = ",".join(map(str, attempt["cores"]))
         where = f"{attempt['node_id']}" + (f", cores {cores}" if cores else "")
-        times = f"{clock(attempt['started_at'])} to {clock(attempt['ended_at'])}"
+        times = f"{format_time(attempt['started_at'])} to {format_time(attempt['ended_at'])}"
         if attempt.get("checkpoint_at"):
-            times += f", last checkpoint {clock(attempt['checkpoint_at'])}"
-        lines.append(clean(f"attempt {attempt['number']}:".ljust(14) + f"{where}, {times}, {outcome(attempt)}"))
+            times += f", last checkpoint {format_time(attempt['checkpoint_at'])}"
+        lines.append(
+            printable(f"attempt {attempt['number']}:".ljust(14) + f"{where}, {times}, {format_outcome(attempt)}")
+        )
     return lines
 
 
@@ -114,12 +124,12 @@ def logs(session: CliSession, job_id: str, follow: bool, tail: int | None) -> No
 def fetch(session: CliSession, job_id: str, patterns: tuple[str, ...], target: str) -> None:
     """Bring back files that a job has left in its private directory: all of them, or those that fit PATTERNS."""
     came = fetch_files(session, job_id, patterns or ("**",), target)
-    lines = [f"not fetched: {clean(reason)}" for reason in came["skipped"]]
+    lines = [f"not fetched: {printable(reason)}" for reason in came["skipped"]]
     if came["in_place"]:
         lines.append("it ran in a directory of this machine: its files are there")
     else:
-        lines.append(f"{came['files']} files, {came['bytes']} bytes, in {clean(target)}")
-    answer(session, came, "\n".join(lines))
+        lines.append(f"{came['files']} files, {came['bytes']} bytes, in {printable(target)}")
+    print_answer(session, came, "\n".join(lines))
 
 
 @jobs.command()
@@ -129,12 +139,14 @@ def cancel(session: CliSession, job_ids: tuple[str, ...]) -> None:
     """Stop jobs for good, with everything they have started."""
     with session.client() as client:
         found = [client.call("cancel_job", job_id=job_id)["job"] for job_id in job_ids]
-    answer(session, found, "\n".join(f"{job['job_id']}: {_fate(job)}" for job in found))
+    print_answer(session, found, "\n".join(f"{job['job_id']}: {_fate(job)}" for job in found))
 
 
 def _fate(job: dict[str, Any]) -> str:
     return (
-        f"over already ({outcome(job)})" if job["state"] == "ended" and job["outcome"] != "cancelled" else "cancelled"
+        f"over already ({format_outcome(job)})"
+        if job["state"] == "ended" and job["outcome"] != "cancelled"
+        else "cancelled"
     )
 
 
@@ -148,7 +160,7 @@ def wait(session: CliSession, job_ids: tuple[str, ...], timeout: float | None) -
         names = job_ids or [job["uid"] for job in client.call("get_status")["jobs"]]
         deadline = time.monotonic() + timeout if timeout is not None else None
         found = [client.call("wait_for_job", job_id=name, timeout_seconds=_left(deadline))["job"] for name in names]
-    answer(session, found, "\n".join(f"{job['job_id']}: {outcome(job)}" for job in found) or "no jobs")
+    print_answer(session, found, "\n".join(f"{job['job_id']}: {format_outcome(job)}" for job in found) or "no jobs")
     return next((int(job["shell_code"]) for job in found if job["shell_code"]), 0)
 
 

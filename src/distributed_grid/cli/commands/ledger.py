@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from distributed_grid.cli.global_options import CliSession, GridCommand
-from distributed_grid.cli.output import answer, clock, table
+from distributed_grid.cli.output import format_time, print_answer, table
 from distributed_grid.errors import BadInput
 
 UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
@@ -29,7 +29,7 @@ def ledger(session: CliSession, since: str, by: str | None) -> None:
     """
     with session.client() as client:
         found = client.call("get_lending_report", since_seconds=seconds(since), by=by or "")
-    answer(session, found, _text(found))
+    print_answer(session, found, _text(found))
 
 
 def seconds(word: str) -> float:
@@ -48,7 +48,7 @@ def _text(found: dict[str, Any]) -> str:
     if len(rows) > 1:
         lines.append((*("all" if at == 0 else "" for at in range(len(keys))), *_amounts(total)))
     headings = (*(NAMES[key] for key in keys), *AMOUNTS)
-    since = f"since {clock(found['since'])}"
+    since = f"since {format_time(found['since'])}"
     parts = [_table(headings, lines, left=len(keys)) if rows else f"nothing was lent {since}"]
     if rows and found["by"] is None:
         parts += [_totals("LENDER", "node_id", found["lenders"]), _totals("BORROWER", "user", found["borrowers"])]

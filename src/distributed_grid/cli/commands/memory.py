@@ -12,8 +12,16 @@ from typing import Any, TypeVar
 import click
 
 from distributed_grid.cli.global_options import CliSession, GridGroup
-from distributed_grid.cli.output import answer, clean, clock, table
-from distributed_grid.cli.units import bytes_in, seconds_in, size_text, span_text
+from distributed_grid.cli.output import (
+    format_size,
+    format_span,
+    format_time,
+    parse_seconds,
+    parse_size,
+    print_answer,
+    printable,
+    table,
+)
 from distributed_grid.client.memory.directory import BlockDirectoryClient, near_desk
 from distributed_grid.client.memory.mapping import length_of
 from distributed_grid.errors import Ambiguous, NotFound
@@ -31,7 +39,7 @@ def placing_options(command: F) -> F:
         click.option("--copies", type=int, default=1, show_default=True, help="On so many nodes: one may be lost."),
         click.option(
             "--ttl",
-            type=seconds_in,
+            type=parse_seconds,
             default=DAY_SECONDS,
             metavar="SECONDS",
             help="When it ends by itself: no program renews what the shell makes (default: one day, 86400).",
@@ -48,7 +56,7 @@ def memory() -> None:
 
 
 @memory.command()
-@click.argument("size", metavar="SIZE", type=bytes_in)
+@click.argument("size", metavar="SIZE", type=parse_size)
 @placing_options
 @click.option("--key", default="", metavar="KEY", help="A name for it; what went by that name before is freed.")
 @click.pass_obj
@@ -64,7 +72,7 @@ def allocate(session: CliSession, size: int, node: str, copies: int, ttl: float,
             ttl_seconds=ttl,
             name=key,
         )["block"]
-    answer(session, found, told(found))
+    print_answer(session, found, told(found))
 
 
 @memory.command()
@@ -76,7 +84,9 @@ def deallocate(session: CliSession, names: tuple[str, ...]) -> None:
         blocks = desk.call("list_blocks")["blocks"]
         meant = {block["block_id"]: block for block in (one_of(blocks, name) for name in names)}
         freed = [desk.call("free_block", block_id=block_id)["block"] for block_id in meant]
-    answer(session, freed, "\n".join(clean(f"block {block['block_id']}{_called(block)}: freed") for block in freed))
+    print_answer(
+        session, freed, "\n".join(printable(f"block {block['block_id']}{_called(block)}: freed") for block in freed)
+    )
 
 
 @memory.command()
@@ -93,7 +103,7 @@ def store(session: CliSession, /, key: str, file: str, **options: Any) -> None:
 
     with desk_of(session) as desk:
         found = store_file(desk, key, file, node=options["node"], copies=options["copies"], ttl=options["ttl"])
-    answer(session, found, told(found))
+    print_answer(session, found, told(found))
 
 
 @memory.command()
@@ -114,7 +124,7 @@ def retrieve(session: CliSession, name: str, output: str) -> None:
             return
         found, size = retrieve_file(desk, name, output)
     data = {**found, "path": output, "bytes": size}
-    answer(session, data, clean(f"wrote {output}: {size_text(size)} of block {found['block_id']}"))
+    print_answer(session, data, printable(f"wrote {output}: {format_size(size)} of block {found['block_id']}"))
 
 
 @memory.command("list")
@@ -123,7 +133,7 @@ def list_(session: CliSession) -> None:
     """The blocks there are, where they are, and when they end."""
     with desk_of(session) as desk:
         blocks = desk.call("list_blocks")["blocks"]
-    answer(session, blocks, list_text(blocks, datetime.now(UTC)))
+    print_answer(session, blocks, list_text(blocks, datetime.now(UTC)))
 
 
 @memory.command()
@@ -132,7 +142,7 @@ def stats(session: CliSession) -> None:
     """How much of the nodes' memory blocks hold, and what nodes still lend."""
     with desk_of(session) as desk:
         found = desk.call("get_memory_stats")
-    answer(session, found, stats_text(found))
+    print_answer(session, found, stats_text(found))
 
 
 def desk_of(session: CliSession) -> contextlib.closing[BlockDirectoryClient]:
@@ -157,8 +167,10 @@ def one_of(blocks: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 def told(block: Mapping[str, Any]) -> str:
     """A block that was just made, in lines."""
-    where = f"{size_text(length_of(block))} on {_places(block)}{_called(block)}, until {clock(block['expires_at'])}"
-    return f"block {block['block_id']}\n{clean(where)}"
+    where = (
+        f"{format_size(length_of(block))} on {_places(block)}{_called(block)}, until {format_time(block['expires_at'])}"
+    )
+    return f"block {block['block_id']}\n{printable(where)}"
 
 
 def list_text(blocks: list[dict[str, Any]], now: datetime) -> str:
@@ -167,11 +179,11 @@ def list_text(blocks: list[dict[str, Any]], now: datetime) -> str:
         (
             block["block_id"][:SHOWN],
             block["name"],
-            size_text(length_of(block)),
+            format_size(length_of(block)),
             _places(block),
             block["copies"],
             block["state"] + (f": {block['detail']}" if block["state"] == "lost" else ""),
-            span_text((datetime.fromisoformat(block["expires_at"]) - now).total_seconds()),
+            format_span((datetime.fromisoformat(block["expires_at"]) - now).total_seconds()),
         )
         for block in blocks
     ]
@@ -181,16 +193,16 @@ def list_text(blocks: list[dict[str, Any]], now: datetime) -> str:
 def stats_text(found: dict[str, Any]) -> str:
     """What is held in all, and node by node."""
     count = found["blocks"]
-    parts = [f"{count} block{'' if count == 1 else 's'}, {size_text(found['bytes'])}"]
+    parts = [f"{count} block{'' if count == 1 else 's'}, {format_size(found['bytes'])}"]
     if found["bytes_on_disk"]:
-        parts.append(f"{size_text(found['bytes_on_disk'])} on disk")
+        parts.append(f"{format_size(found['bytes_on_disk'])} on disk")
     parts += [f"{found[what]} {what}" for what in ("moving", "lost") if found[what]]
     rows = [
         (
             node["node"],
             node["blocks"],
-            size_text(node["bytes"]),
-            size_text(node["free_bytes"]),
+            format_size(node["bytes"]),
+            format_size(node["free_bytes"]),
             node["address"] if node["serving"] else "not used yet",
         )
         for node in found["nodes"]

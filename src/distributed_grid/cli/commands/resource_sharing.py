@@ -1,4 +1,4 @@
-"""`grid resource-sharing`: what can be had and what is lent, borrowing for a node, and giving an owner a node back."""
+"""`grid resource-sharing`: offers and allocations, borrowing for a node, and giving a node back to its owner."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Any
 
 import click
 
-from distributed_grid.cli.commands.boost import BY_GRID_ALONE, ask, lending_options, verdict, would
+from distributed_grid.cli.commands.boost import BY_GRID_ALONE, lent_text, request_boost
 from distributed_grid.cli.commands.status import allocations_table, offers_table
 from distributed_grid.cli.global_options import CliSession, GridGroup
-from distributed_grid.cli.output import amount, answer, clean, clock
-from distributed_grid.cli.sharing_diagnosis import notes
+from distributed_grid.cli.output import print_answer, printable
+from distributed_grid.cli.request_options import lending_options
 
 OFF = "Resource sharing not enabled: set resource_sharing.enabled to true in the config"
+MAX_NODES = 5
+"""How many nodes a note names."""
 
 
 @click.group(cls=GridGroup)
@@ -24,23 +26,18 @@ def resource_sharing() -> None:
 @resource_sharing.command()
 @click.option("--node", required=True, metavar="NODE", help="The node it is for; another one lends it.")
 @click.option("--type", "resource_type", required=True, metavar="TYPE", help="cpu, gpu, memory or a declared name.")
-@click.option("--amount", "number", required=True, type=float, help="Cores, GPUs or GB.")
+@click.option("--amount", required=True, type=float, help="Cores, GPUs or GB.")
 @lending_options
 @click.pass_obj
-def request(session: CliSession, /, node: str, resource_type: str, number: float, **options: Any) -> None:
+def request(session: CliSession, /, node: str, resource_type: str, amount: float, **options: Any) -> None:
     """Borrow for a node from the others: the same as `grid boost request`."""
-    found = ask(session, node, resource_type, number, options)
-    if options["dry_run"]:
-        answer(session, {**found["decision"], "verdict": verdict(found)}, would(found))
+    found = request_boost(session, node, resource_type, amount, options)
+    if found is None:
         return
     lease = found["allocation"]
-    asked = amount(lease["resource_type"], lease["amount"])
-    lines = [
-        f"allocation {lease['allocation_id']}",
-        clean(f"{asked} from {lease['node_id']} for {lease['target_node']}, until {clock(lease['expires_at'])}"),
-        *([BY_GRID_ALONE] if found["boost"]["enforced_by"] == "grid" else []),
-    ]
-    answer(session, lease, "\n".join(lines))
+    lines = [f"allocation {lease['allocation_id']}", lent_text(lease, lease["node_id"])]
+    lines += [BY_GRID_ALONE] if found["boost"]["enforced_by"] == "grid" else []
+    print_answer(session, lease, "\n".join(lines))
 
 
 @resource_sharing.command()
@@ -59,7 +56,7 @@ def status(session: CliSession) -> None:
         "allocations": found["allocations"],
         "waiting": found["waiting"],
         "cooling": cooling,
-        "notes": notes(found, sharing),
+        "notes": sharing_notes(found, sharing),
     }
     head = f"sharing is on: mode {sharing['mode']}, policy {sharing['policy']}"
     parts = [
@@ -69,9 +66,9 @@ def status(session: CliSession) -> None:
     ]
     parts.append(f"{found['waiting']} waiting")
     if cooling:
-        parts.append(clean(f"cooling down, lending nothing: {', '.join(cooling)}"))
-    parts += [clean(note) for note in shown["notes"]]
-    answer(session, shown, "\n\n".join(parts))
+        parts.append(printable(f"cooling down, lending nothing: {', '.join(cooling)}"))
+    parts += [printable(note) for note in shown["notes"]]
+    print_answer(session, shown, "\n\n".join(parts))
 
 
 @resource_sharing.command()
@@ -81,7 +78,7 @@ def release(session: CliSession, allocation_id: str) -> None:
     """Give an allocation back, by its id or any unique prefix; a second time is harmless."""
     with session.client() as client:
         found = client.call("release_lease", allocation_id=allocation_id)["allocation"]
-    answer(session, found, clean(f"allocation {found['allocation_id']}: {found['reason'] or found['state']}"))
+    print_answer(session, found, printable(f"allocation {found['allocation_id']}: {found['reason'] or found['state']}"))
 
 
 @resource_sharing.command()
@@ -100,15 +97,54 @@ def release(session: CliSession, allocation_id: str) -> None:
 def cooldown(session: CliSession, node: str, off: bool, wait: float) -> None:
     """Give a node's owner everything back, and lend nothing of it until --off, not even after a restart.
 
-    Jobs there get notice and go back into the line; boosts end.
+    Jobs there get notice and go back into the queue; boosts end.
     """
     last: dict[str, Any] = {}
     with session.client() as client:
         for _, message in client.stream("drain_node", node=node, off=off, wait_seconds=wait):
             assert isinstance(message, dict)
             if "step" in message and not session.json:
-                click.echo(clean(f"{message['node_id']}: {message['step']}"), file=sys.stderr)
+                click.echo(printable(f"{message['node_id']}: {message['step']}"), file=sys.stderr)
             last = message
     last.pop("done", None)
     given = f", {last['given_back']} given back" if last["given_back"] else ""
-    answer(session, last, clean(f"{node}: {last['detail']}{given}"))
+    print_answer(session, last, printable(f"{node}: {last['detail']}{given}"))
+
+
+def sharing_notes(found: dict[str, Any], sharing: dict[str, Any]) -> list[str]:
+    """The issues of a grid: nothing offered, nodes that work too hard, requests that wait."""
+    notes = []
+    if not sharing["enabled"]:
+        notes.append("Resources not being shared: set resource_sharing.enabled to true in the config")
+    elif not found["offers"]:
+        why = "; ".join(
+            f"{node['node_id']}: {', '.join(node['keeps']) or 'nothing left'}" for node in found["nodes"][:MAX_NODES]
+        )
+        notes.append(
+            f"Resources not being shared: {why or 'no nodes'}; check the thresholds, can_share and max_share_… of each "
+            "node"
+        )
+    hard = [one for node in found["nodes"] if (one := _pressure_text(node, sharing["thresholds"]))]
+    if hard:
+        notes.append(
+            f"High resource pressure: {'; '.join(hard[:MAX_NODES])}; add nodes, raise the …_pressure_high marks, or "
+            "look for what leaks there"
+        )
+    if found["waiting"]:
+        count = found["waiting"]
+        notes.append(
+            f"Tasks not scheduling: {count} request{' waits' if count == 1 else 's wait'}; `grid explain ID` says why: "
+            "check the amounts, the affinity and the strategy"
+        )
+    return notes
+
+
+def _pressure_text(node: dict[str, Any], marks: dict[str, Any]) -> str:
+    """What a node uses beyond its marks, in words; empty where nothing is."""
+    cpu, memory = node["cpu_percent"], node["memory_used_gb"]
+    parts = []
+    if cpu is not None and cpu > 100 * marks["cpu_pressure_high"]:
+        parts.append(f"CPU at {cpu:.0f} %")
+    if memory is not None and memory > marks["memory_pressure_high"] * node["memory_gb"] > 0:
+        parts.append(f"memory at {100 * memory / node['memory_gb']:.0f} %")
+    return f"{node['node_id']}: {', '.join(parts)}" if parts else ""

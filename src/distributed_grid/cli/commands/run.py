@@ -1,4 +1,4 @@
-"""`grid run-shared`: borrow, run, stream output live, give back."""
+"""`grid run-shared`: borrow, run a command, stream its output, give back; and following a job for other commands."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ import os
 import signal
 import time
 import uuid
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
 import click
 
 from distributed_grid.api.framing import JSON, STDERR, STDOUT
-from distributed_grid.cli.file_fetch import fetch
 from distributed_grid.cli.global_options import CliSession, GridCommand
-from distributed_grid.cli.output import amount as with_unit
-from distributed_grid.cli.output import answer, clean, write_output
-from distributed_grid.cli.placement_options import placing, placing_options
-from distributed_grid.client.client import ReconnectBackoff
-from distributed_grid.client.environment import caller_environment, make_sure_of_text
-from distributed_grid.client.upload import NONE, ship
+from distributed_grid.cli.output import format_amount, print_answer, printable, write_output
+from distributed_grid.cli.request_options import job_options, placement_fields, placement_options
+from distributed_grid.client.client import Client, ReconnectBackoff
+from distributed_grid.client.job_payload import NONE, FileDownload, caller_environment, require_utf8, upload_workdir
 from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
 
 
@@ -30,7 +28,7 @@ from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
 @click.option("-a", "--amount", type=float, default=1.0, show_default=True, help="Cores, GPUs or GB.")
 @click.option("-p", "--priority", default="medium", show_default=True, help="low, medium, high or urgent.")
 @click.option("-n", "--node", multiple=True, help="Preferred node; may be given several times.")
-@placing_options
+@placement_options
 @click.option(
     "-w",
     "--wait",
@@ -39,15 +37,7 @@ from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
     show_default=True,
     help="Seconds to wait for resources; 0 refuses at once.",
 )
-@click.option("-j", "--job-id", default="", help="A name of your own for the job.")
-@click.option("-d", "--detach", is_flag=True, help="Do not wait: print the job's id and return.")
-@click.option(
-    "-e",
-    "--env",
-    multiple=True,
-    metavar="K[=V]",
-    help="A variable for the job; without =V your own value is passed on.",
-)
+@job_options
 @click.option("--timeout", type=click.FloatRange(min=0), default=0.0, help="Stop the job after this many seconds.")
 @click.option(
     "--grace",
@@ -57,9 +47,6 @@ from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
     help="Seconds between asking a job to stop and killing it.",
 )
 @click.option("--retries", type=click.IntRange(0, 1000), default=0, help="Run again so many times after a failure.")
-@click.option("--isolated", is_flag=True, help="Run in an empty private directory instead of the current one.")
-@click.option("--workdir", metavar="DIR", help="What is shipped to another node, or none (default: this directory).")
-@click.option("--fetch", multiple=True, metavar="GLOB", help="Bring these files back afterwards, such as 'out/**'.")
 @click.option("--shell", is_flag=True, help="The command is one string for sh -c.")
 @click.option("--dry-run", is_flag=True, help="Only say what would happen.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -72,26 +59,12 @@ def run_shared(session: CliSession, /, **options: Any) -> int:
     output is shown as it comes, Ctrl-C cancels it, and its exit code is the exit code of this command.
     """
     submission = _submission(options)
-    try:
-        with session.client() as client:
-            ship_along(session, client.greet(), options, submission)
-            accepted = client.call("submit_job", **submission)
-        job = accepted["job"]
-        if options["dry_run"]:
-            return _tell_verdict(session, accepted)
-        if options["detach"]:
-            answer(session, job, job["job_id"])
-            return 0
-        if accepted["reasons"]:
-            click.echo(f"grid: {job['job_id']} waits: {'; '.join(accepted['reasons'])}", err=True)
-        code = Follower(session, job["uid"]).run()
-        if options["fetch"]:
-            fetch_back(session, job["uid"], options)
-        return code
-    except KeyboardInterrupt:  # before the follower looks after it
-        with contextlib.suppress(GridError), session.client(may_start=False) as client:
-            client.call("cancel_job", job_id=submission["request_id"])
-        return 130
+
+    def submit(client: Client) -> dict[str, Any]:
+        upload = upload_for(session, client, options, submission["require"])
+        return client.call("submit_job", **submission | upload)
+
+    return run_job(session, options, submission["request_id"], submit)
 
 
 def _submission(options: dict[str, Any]) -> dict[str, Any]:
@@ -102,19 +75,14 @@ def _submission(options: dict[str, Any]) -> dict[str, Any]:
         if len(words) != 1:
             raise BadInput("--shell takes the command as one quoted string")
         words = ["/bin/sh", "-c", words[0]]
-    make_sure_of_text(*words, options["job_id"], options["resource_type"], options["priority"])
+    require_utf8(options["resource_type"], options["priority"])
     return {
-        **placing(options),
-        "request_id": uuid.uuid4().hex,
-        "argv": words,
+        **placement_fields(options),
+        **job_fields(words, options),
         "resource_type": options["resource_type"],
         "amount": options["amount"],
         "priority": options["priority"],
         "wait_seconds": options["wait"],
-        "job_id": options["job_id"],
-        "env": caller_environment(variables_of(options["env"])),
-        "given": list(variables_of(options["env"])),
-        "cwd": "" if options["isolated"] else here(),
         "timeout_seconds": options["timeout"],
         "grace_seconds": options["grace"],
         "retries": options["retries"],
@@ -122,45 +90,97 @@ def _submission(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def ship_along(
-    session: CliSession, welcome: dict[str, Any], options: dict[str, Any], submission: dict[str, Any]
-) -> None:
-    """Take the directory along where the job may run on another machine."""
-    shipment = ship(
+def job_fields(argv: list[str], options: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a submission that every job has, with a new request id."""
+    require_utf8(*argv, options["job_id"])
+    variables = parse_variables(options["env"])
+    return {
+        "request_id": uuid.uuid4().hex,
+        "argv": argv,
+        "job_id": options["job_id"],
+        "env": caller_environment(variables),
+        "given": list(variables),
+        "cwd": "" if options["isolated"] else current_directory(),
+    }
+
+
+def upload_for(session: CliSession, client: Client, options: dict[str, Any], require: Sequence[str]) -> dict[str, Any]:
+    """Upload the working directory if the job may run on another machine; the fields that say so."""
+    welcome = client.greet()
+    upload = upload_workdir(
         options["workdir"],
         session.places,
         nodes=welcome.get("nodes", ()),
         far=welcome.get("far_nodes", ()),
-        require=submission["require"],
+        require=require,
         isolated=options["isolated"],
     )
-    for note in shipment.notes:
+    for note in upload.notes:
         click.echo(f"grid: {note}", err=True)
-    submission["workdir"], submission["require"] = shipment.workdir, list(shipment.require)
+    return {"workdir": upload.workdir, "require": list(upload.require)}
 
 
-def fetch_back(session: CliSession, uid: str, options: dict[str, Any]) -> None:
+def run_job(
+    session: CliSession, options: dict[str, Any], request_id: str, submit: Callable[[Client], dict[str, Any]]
+) -> int:
+    """Submit a job and follow it to its end; the exit code. An interrupt before it is followed cancels it."""
+    try:
+        with session.client() as client:
+            accepted = submit(client)
+        job = accepted["job"]
+        if options.get("dry_run"):
+            return _print_verdict(session, accepted)
+        if options["detach"]:
+            print_answer(session, job, job["job_id"])
+            return 0
+        if accepted.get("reasons"):
+            click.echo(f"grid: {job['job_id']} waits: {'; '.join(accepted['reasons'])}", err=True)
+        code = JobFollower(session, job["uid"]).run()
+        if options["fetch"]:
+            fetch_results(session, job["uid"], options)
+        return code
+    except KeyboardInterrupt:
+        with contextlib.suppress(GridError), session.client(may_start=False) as client:
+            client.call("cancel_job", job_id=request_id)
+        return 130
+
+
+def fetch_results(session: CliSession, uid: str, options: dict[str, Any]) -> None:
     """Bring back what `--fetch` names."""
     workdir = options["workdir"]
     target = workdir if workdir and workdir != NONE else "."
-    came = fetch(session, uid, options["fetch"], target)
+    came = fetch_files(session, uid, options["fetch"], target)
     for reason in came["skipped"]:
-        click.echo(f"grid: not fetched: {clean(reason)}", err=True)
+        click.echo(f"grid: not fetched: {printable(reason)}", err=True)
     if not came["in_place"]:
         click.echo(f"grid: fetched {came['files']} file{'' if came['files'] == 1 else 's'}", err=True)
 
 
-def here() -> str:
+def fetch_files(session: CliSession, job_id: str, patterns: Sequence[str], target: str) -> dict[str, Any]:
+    """Bring the files that fit into a directory; what came, and what could not."""
+    download = FileDownload(target, patterns)
+    try:
+        with session.client() as client:
+            for kind, part in client.stream("fetch_files", job_id=job_id, patterns=list(patterns)):
+                done = download.take(kind, part)
+                if done is not None:
+                    return {**done, "target": target, "paths": download.paths}
+    finally:
+        download.close()
+    raise AssertionError("a stream ends with its sum")
+
+
+def current_directory() -> str:
     """The current directory, as a job's."""
     try:
         found = os.getcwd()
     except FileNotFoundError:
         raise BadInput("the current directory does not exist any more; use --isolated") from None
-    make_sure_of_text(found)
+    require_utf8(found)
     return found
 
 
-def variables_of(given: tuple[str, ...]) -> dict[str, str]:
+def parse_variables(given: tuple[str, ...]) -> dict[str, str]:
     """What `--env` says."""
     variables = {}
     for entry in given:
@@ -175,14 +195,14 @@ def variables_of(given: tuple[str, ...]) -> dict[str, str]:
     return variables
 
 
-def _tell_verdict(session: CliSession, accepted: dict[str, Any]) -> int:
+def _print_verdict(session: CliSession, accepted: dict[str, Any]) -> int:
     job = accepted["job"]
-    asked = with_unit(job["resource_type"], job["amount"])
+    asked = format_amount(job["resource_type"], job["amount"])
     if job["state"] == "queued":
         text = f"would wait for {asked}: " + "; ".join(accepted["reasons"])
     else:
         text = f"would run on {job['node_id']} with {asked}"
-    answer(session, {"verdict": "wait" if job["state"] == "queued" else "run", **accepted}, text)
+    print_answer(session, {"verdict": "wait" if job["state"] == "queued" else "run", **accepted}, text)
     return 0
 
 
@@ -190,7 +210,7 @@ class _Interrupted(Exception):
     """The user, or the system, wants this command to stop."""
 
 
-class Follower:
+class JobFollower:
     """Shows a job's output until it is over; survives a control plane that goes away meanwhile."""
 
     def __init__(self, session: CliSession, uid: str) -> None:
@@ -198,8 +218,8 @@ class Follower:
         self._uid = uid
         self._seen = {STDOUT: 0, STDERR: 0}
         self._cancelled = False
-        self._deaf = False
-        self._patience = ReconnectBackoff()
+        self._output_closed = False
+        self._backoff = ReconnectBackoff()
 
     def run(self) -> int:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -222,10 +242,10 @@ class Follower:
                     raise
                 self._cancel()
             except BrokenPipeError:
-                self._deaf = True
+                self._output_closed = True
                 self._cancel()
             except Unreachable as loss:  # the control plane went away: the next one knows the job
-                time.sleep(self._patience.pause_after(loss))
+                time.sleep(self._backoff.pause_after(loss))
 
     def _on_signal(self, number: int, stack: FrameType | None) -> None:
         raise _Interrupted
@@ -239,7 +259,7 @@ class Follower:
         with self._session.client() as client:
             seen = {"stdout_seen": self._seen[STDOUT], "stderr_seen": self._seen[STDERR]}
             for kind, part in client.stream("read_logs", job_id=self._uid, follow=True, **seen):
-                self._patience.heard()
+                self._backoff.heard()
                 if kind == JSON:
                     assert isinstance(part, dict)
                     if part.get("done"):
@@ -251,12 +271,12 @@ class Follower:
 
     def _show(self, kind: bytes, chunk: bytes) -> None:
         self._seen[kind] += len(chunk)
-        if self._deaf:
+        if self._output_closed:
             return
         write_output(kind, chunk)
 
     def _finish(self, job: dict[str, Any]) -> int:
-        if self._deaf:
+        if self._output_closed:
             return 141
         if job["outcome"] == "waited_too_long":
             raise TimedOut(f"No resource offers available: {job['detail']}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from distributed_grid.cli.global_options import CliSession, GridCommand
-from distributed_grid.cli.output import answer, table
+from distributed_grid.cli.output import print_answer, table
 from distributed_grid.errors import BadInput, GridError
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ def simulate(
     if compare is not None and not words:
         raise BadInput("--compare names nothing: strategies and cluster files, separated by commas")
     if plot:
-        _make_sure_of(plot)
-    bar = _Bar()
+        _check_writable(plot)
+    bar = _ProgressBar()
     try:
         found = read_trace(trace).first(limit)
         policies = candidates(found, session.config, words, _this_machine)
@@ -82,7 +82,7 @@ def simulate(
         "policies": [{"policy": name, **_fields(figures)} for name, figures in tables],
         "plot": plot,
     }
-    answer(session, data, _text(tables, found.left_out, plot))
+    print_answer(session, data, _text(tables, found.left_out, plot))
     return 0
 
 
@@ -138,7 +138,7 @@ def _time(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def _make_sure_of(path: str) -> None:
+def _check_writable(path: str) -> None:
     """Refuse now, and not after all the work, what cannot be written."""
     folder = Path(path).parent
     target = path if Path(path).exists() else folder
@@ -154,7 +154,7 @@ def _write(path: str, content: bytes) -> None:
         raise GridError(f"cannot write {path}: {failure.strerror}") from None
 
 
-class _Bar:
+class _ProgressBar:
     """A line that grows on the terminal while a person waits; nothing where nobody looks."""
 
     def __init__(self) -> None:

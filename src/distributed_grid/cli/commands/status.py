@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from distributed_grid.cli.global_options import CliSession, GridCommand
-from distributed_grid.cli.output import amount, answer, clock, table
+from distributed_grid.cli.output import format_amount, format_time, print_answer, table
 
 
 @click.command(cls=GridCommand)
@@ -24,7 +24,7 @@ def status(session: CliSession) -> None:
         parts.append(_jobs(jobs))
     if found["recommendations"]:
         parts.append(_recommendations(found["recommendations"]))
-    answer(session, found, "\n\n".join(parts))
+    print_answer(session, found, "\n\n".join(parts))
 
 
 @click.command(cls=GridCommand)
@@ -34,7 +34,7 @@ def shared_status(session: CliSession) -> None:
     with session.client() as client:
         found = client.call("get_status")
     shared = {"offers": found["offers"], "allocations": found["allocations"]}
-    answer(session, shared, offers_table(found["offers"]) + "\n\n" + allocations_table(found["allocations"]))
+    print_answer(session, shared, offers_table(found["offers"]) + "\n\n" + allocations_table(found["allocations"]))
 
 
 def _nodes(nodes: list[dict[str, Any]]) -> str:
@@ -54,7 +54,13 @@ def _nodes(nodes: list[dict[str, Any]]) -> str:
 
 def _jobs(jobs: list[dict[str, Any]]) -> str:
     rows = [
-        (job["job_id"], job["state"], job["node_id"], amount(job["resource_type"], job["amount"]), job["command"][:60])
+        (
+            job["job_id"],
+            job["state"],
+            job["node_id"],
+            format_amount(job["resource_type"], job["amount"]),
+            job["command"][:60],
+        )
         for job in jobs
     ]
     return table(("JOB", "STATE", "NODE", "ASKED", "COMMAND"), rows, empty="no jobs")
@@ -68,7 +74,11 @@ def _recommendations(recommendations: list[dict[str, Any]]) -> str:
 def offers_table(offers: list[dict[str, Any]]) -> str:
     """What can be had right now."""
     rows = [
-        (offer["node_id"], amount(offer["resource_type"], round(offer["amount"], 1)), clock(offer["expires_at"]))
+        (
+            offer["node_id"],
+            format_amount(offer["resource_type"], round(offer["amount"], 1)),
+            format_time(offer["expires_at"]),
+        )
         for offer in offers
     ]
     return table(("NODE", "OFFERS", "UNTIL"), rows, empty="No resource offers available")
@@ -80,12 +90,12 @@ def allocations_table(allocations: list[dict[str, Any]]) -> str:
         (
             lease["allocation_id"][:12],
             lease["node_id"],
-            amount(lease["resource_type"], lease["amount"]),
+            format_amount(lease["resource_type"], lease["amount"]),
             lease["user"],
             lease["priority"],
             lease["state"],
             lease["job_id"],
-            clock(lease["expires_at"]),
+            format_time(lease["expires_at"]),
         )
         for lease in allocations
     ]

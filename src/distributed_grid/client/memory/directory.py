@@ -85,9 +85,9 @@ def memory_desk(
     near = near_desk(StateDir(state_dir), named=config is not None)
     if near is not None:
         return near
-    from distributed_grid.client.session import way_to
+    from distributed_grid.client.async_client import locate_grid
 
-    places, wanted = way_to(config, state_dir)
+    places, wanted = locate_grid(config, state_dir)
     return BlockDirectoryClient(lambda: Client(places, wanted))
 
 

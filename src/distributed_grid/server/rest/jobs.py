@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Query
 
 from distributed_grid.api import requests
 from distributed_grid.api.framing import STDERR, STDOUT
-from distributed_grid.client.environment import caller_environment
+from distributed_grid.client.job_payload import caller_environment
 from distributed_grid.server.rest.auth import AuthenticatedRequest, Visit, takes
 from distributed_grid.server.rest.leases import Key
 from distributed_grid.server.rest.models import Explanation, Jobs, OneJob

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.room import own_room
+from bench.cpu_cgroup import exclusive_cpu_cgroup
 from distributed_grid.adapters.probes.machine import MachineProbe
 from distributed_grid.agent.execution.attempt import AttemptExit
 from distributed_grid.agent.files import job_dir
@@ -49,7 +49,7 @@ SPIN_EVERYWHERE = f"import os\nfor _ in range({len(CORES) - 1}):\n    if os.fork
 @pytest.fixture
 def room() -> Iterator[None]:
     """Nobody else's work in sight; where that cannot be arranged, a machine that is quiet enough."""
-    with own_room(len(CORES)) as alone:
+    with exclusive_cpu_cgroup(len(CORES)) as alone:
         if not alone:
             probe = MachineProbe()
             probe.outside_now(0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from distributed_grid.cli.commands.memory import list_text, one_of, stats_text, told
 from distributed_grid.cli.memory_transfer import ProgressBar
-from distributed_grid.cli.units import LARGEST_BYTES, bytes_in, seconds_in, size_text, span_text
+from distributed_grid.cli.output import MAX_BLOCK_BYTES, format_size, format_span, parse_seconds, parse_size
 from distributed_grid.errors import Ambiguous, BadInput, NotFound
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
@@ -45,41 +45,41 @@ def a_block(block_id: str = "ab12" * 8, **fields: Any) -> dict[str, Any]:
         ("2k", 2048),
         ("7B", 7),
         ("1T", 1024**4),
-        ("70368744177664", LARGEST_BYTES),
+        ("70368744177664", MAX_BLOCK_BYTES),
     ],
 )
 def test_a_size_means_what_people_mean_by_it(text: str, size: int) -> None:
-    assert bytes_in(text) == size
+    assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "5XB", "GB", "nan", "inf", "1e9", "9" * 400, "65TB", "1,5GB"])
 def test_what_is_no_size_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(BadInput) as no:
-        bytes_in(text)
+        parse_size(text)
     assert len(str(no.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon", ""])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(BadInput):
-        seconds_in(text)
+        parse_seconds(text)
 
 
-@given(st.integers(1, LARGEST_BYTES))
+@given(st.integers(1, MAX_BLOCK_BYTES))
 def test_a_size_that_is_shown_is_about_the_size_it_stands_for(size: int) -> None:
-    shown = size_text(size)
-    assert abs(bytes_in(shown.replace(" bytes", "").replace(" byte", "")) - size) <= size / 1000
+    shown = format_size(size)
+    assert abs(parse_size(shown.replace(" bytes", "").replace(" byte", "")) - size) <= size / 1000
 
 
 def test_sizes_and_times_are_shown_in_one_unit() -> None:
-    assert [size_text(size) for size in (0, 1, 1023, 1024, 1536 * 1024**2)] == [
+    assert [format_size(size) for size in (0, 1, 1023, 1024, 1536 * 1024**2)] == [
         "0 bytes",
         "1 byte",
         "1023 bytes",
         "1 KB",
         "1.5 GB",
     ]
-    assert [span_text(seconds) for seconds in (-5, 59.6, 119, 3600, 86400, 200_000)] == [
+    assert [format_span(seconds) for seconds in (-5, 59.6, 119, 3600, 86400, 200_000)] == [
         "0 s",
         "60 s",
         "119 s",

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bench.preempting import KINDS, NOW, an_ask, full_grid
+from bench.preemption import KINDS, NOW, an_ask, full_grid
 from distributed_grid.domain.events import AttemptMarked, LeaseAsked, PolicySet
 from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.jobs import Ending

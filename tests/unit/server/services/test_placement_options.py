@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distributed_grid.api.requests import RequestLease, convert
-from distributed_grid.client.placement_arguments import wishes
+from distributed_grid.client.placement_arguments import placement_fields
 from distributed_grid.domain.resources import Priority, ResourceType
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.errors import BadInput
@@ -128,7 +128,7 @@ def test_a_task_id_that_cannot_name_a_lease_is_refused(task_id: str) -> None:
 def test_insisting_makes_the_preferred_nodes_musts() -> None:
     asked = as_asked(SchedulingRequest("t", {"cpu": 1}, strategy="node_specific", preferred_nodes=["gpu2"]))
     assert (asked.prefer, asked.require) == ((), ("gpu2",))
-    both = wishes({"strategy": "node_specific", "required_nodes": ["gpu1"]}, ["gpu2"])
+    both = placement_fields({"strategy": "node_specific", "required_nodes": ["gpu1"]}, ["gpu2"])
     assert (both["prefer"], both["require"]) == (["gpu2"], ["gpu1"])
 
 
@@ -147,4 +147,4 @@ def test_two_requests_never_have_the_same_id() -> None:
 
 def test_a_wish_that_does_not_exist_is_a_mistake_in_the_program() -> None:
     with pytest.raises(TypeError, match="no such wish: stratgy"):
-        wishes({"stratgy": "spread"})  # type: ignore[typeddict-unknown-key]
+        placement_fields({"stratgy": "spread"})  # type: ignore[typeddict-unknown-key]

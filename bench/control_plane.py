@@ -26,7 +26,7 @@ nodes:
 
 
 @contextlib.contextmanager
-def a_house(config: str | None = None) -> Iterator[tuple[StateDir, ClientConfig]]:
+def temporary_grid(config: str | None = None) -> Iterator[tuple[StateDir, ClientConfig]]:
     """A state directory on a real disk; the control plane that was started in it is stopped afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="grid-bench-"))
     wanted = ClientConfig()
@@ -47,7 +47,7 @@ def run_grid(places: StateDir, *words: str) -> None:
     subprocess.run([GRID, *words], env=env, cwd="/", check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def start(places: StateDir, wanted: ClientConfig) -> None:
+def start_control_plane(places: StateDir, wanted: ClientConfig) -> None:
     """Have the control plane running."""
     with Client(places, wanted) as client:
         client.call("get_daemon_info")

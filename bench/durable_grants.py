@@ -8,7 +8,7 @@ import statistics
 import time
 import uuid
 
-from bench.house import BIG_NODE, a_house, start
+from bench.control_plane import BIG_NODE, start_control_plane, temporary_grid
 from bench.table import Line
 from distributed_grid.api.framing import JSON, Unpacker, frame
 from distributed_grid.client.client import ClientConfig, greeting
@@ -20,8 +20,8 @@ SECONDS = 5.0
 
 def measure() -> list[Line]:
     """Rate and tail with 64 clients, the median with one; every grant is given back at once."""
-    with a_house(BIG_NODE) as (places, wanted):
-        start(places, wanted)
+    with temporary_grid(BIG_NODE) as (places, wanted):
+        start_control_plane(places, wanted)
         many = asyncio.run(_load(places, CLIENTS))
         one = asyncio.run(_load(places, 1))
     p99 = statistics.quantiles(many, n=100)[98]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from bench.house import BIG_NODE, a_house
+from bench.control_plane import BIG_NODE, temporary_grid
 from bench.table import Line
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.client.client import Client
@@ -24,7 +24,7 @@ DAY_MS = 86_400_000
 
 def measure() -> list[Line]:
     """Seconds to the first answer after a start, and the size of the file before and after folding."""
-    with a_house(BIG_NODE) as (places, wanted):
+    with temporary_grid(BIG_NODE) as (places, wanted):
         places.make()
         _fill(places)
         began = time.perf_counter()
@@ -74,7 +74,7 @@ def _fill(places: StateDir) -> None:
 
 def _folding() -> tuple[int, int]:
     """The size of a full database, and of the same one when all its history is older than 30 days."""
-    with a_house() as (places, _):
+    with temporary_grid() as (places, _):
         places.make()
         _fill(places)
         before = places.database.stat().st_size

@@ -1,4 +1,4 @@
-"""A control group of one's own, in which a measurement is not disturbed by whatever else the machine does."""
+"""A CPU control group of its own for a measurement, so that other work on the machine does not disturb it."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PERIOD_US = 100_000
-MOST_SHARES = 262_144
+MAX_SHARES = 262_144
 
 
 @contextlib.contextmanager
-def own_room(cores: int) -> Iterator[bool]:
+def exclusive_cpu_cgroup(cores: int) -> Iterator[bool]:
     """Be alone on so many cores, as far as a probe can see and the scheduler can arrange.
 
     Needs control groups of version 1 and the right to make some; False where that is not to be had. Whatever is
-    started inside must have ended before the room is left.
+    started inside must have ended before the group is left.
     """
     before = _own_groups()
-    rooms = {name: path / f"grid-room-{os.getpid()}" for name, path in before.items()}
+    groups = {name: path / f"grid-bench-{os.getpid()}" for name, path in before.items()}
     made: list[Path] = []
     try:
         try:
-            if len(rooms) < 2:
+            if len(groups) < 2:
                 raise FileNotFoundError("no control groups of version 1")
-            for room in dict.fromkeys(rooms.values()):
-                room.mkdir()
-                made.append(room)
-            (rooms["cpu"] / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-            (rooms["cpu"] / "cpu.cfs_quota_us").write_text(str(cores * PERIOD_US))
-            (rooms["cpu"] / "cpu.shares").write_text(str(MOST_SHARES))
-            for room in made:
-                (room / "cgroup.procs").write_text(str(os.getpid()))
+            for group in dict.fromkeys(groups.values()):
+                group.mkdir()
+                made.append(group)
+            (groups["cpu"] / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (groups["cpu"] / "cpu.cfs_quota_us").write_text(str(cores * PERIOD_US))
+            (groups["cpu"] / "cpu.shares").write_text(str(MAX_SHARES))
+            for group in made:
+                (group / "cgroup.procs").write_text(str(os.getpid()))
         except OSError:
             yield False
         else:
@@ -40,8 +40,8 @@ def own_room(cores: int) -> Iterator[bool]:
     finally:
         for path in dict.fromkeys(before.values()) if made else ():
             (path / "cgroup.procs").write_text(str(os.getpid()))
-        for room in made:
-            room.rmdir()
+        for group in made:
+            group.rmdir()
 
 
 def _own_groups() -> dict[str, Path]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.client.upload import NONE, Shipment, ship
+from distributed_grid.client.job_payload import NONE, WorkdirUpload, upload_workdir
 from distributed_grid.errors import BadInput
 from distributed_grid.state_dir import StateDir
 
@@ -21,35 +21,37 @@ def test_a_directory_that_is_not_there_is_refused_wherever_the_job_would_run(
     places: StateDir, far: tuple[str, ...]
 ) -> None:
     with pytest.raises(BadInput, match="no such directory"):
-        ship("/nowhere", places, nodes=("here", *far), far=far)
+        upload_workdir("/nowhere", places, nodes=("here", *far), far=far)
     assert not places.state_dir.exists()
 
 
 def test_nothing_is_shipped_where_no_other_machine_may_get_the_job(places: StateDir, tmp_path: Path) -> None:
     nodes = ("here", "gpu2")
-    assert ship(None, places, nodes=("here",), far=()) == Shipment()
-    assert ship(NONE, places, nodes=nodes, far=("gpu2",)) == Shipment()
-    assert ship(None, places, nodes=nodes, far=("gpu2",), isolated=True) == Shipment()
-    assert ship(str(tmp_path), places, nodes=nodes, far=("gpu2",), require=("here",)) == Shipment(require=("here",))
+    assert upload_workdir(None, places, nodes=("here",), far=()) == WorkdirUpload()
+    assert upload_workdir(NONE, places, nodes=nodes, far=("gpu2",)) == WorkdirUpload()
+    assert upload_workdir(None, places, nodes=nodes, far=("gpu2",), isolated=True) == WorkdirUpload()
+    assert upload_workdir(str(tmp_path), places, nodes=nodes, far=("gpu2",), require=("here",)) == WorkdirUpload(
+        require=("here",)
+    )
 
 
 def test_the_same_tree_has_the_same_name(places: StateDir, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "a").write_text("one")
-    first = ship(None, places, nodes=("gpu2",), far=("gpu2",), here=str(tree))
+    first = upload_workdir(None, places, nodes=("gpu2",), far=("gpu2",), here=str(tree))
     assert len(first.workdir) == 64
-    assert ship(str(tree), places, nodes=("gpu2",), far=("gpu2",)) == first
+    assert upload_workdir(str(tree), places, nodes=("gpu2",), far=("gpu2",)) == first
     (tree / "a").write_text("two")
-    assert ship(str(tree), places, nodes=("gpu2",), far=("gpu2",)).workdir != first.workdir
+    assert upload_workdir(str(tree), places, nodes=("gpu2",), far=("gpu2",)).workdir != first.workdir
 
 
 def test_a_link_that_leads_out_keeps_the_job_here_or_refuses_it(places: StateDir, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "out").symlink_to("/etc/passwd")
-    stays = ship(None, places, nodes=("here", "gpu2"), far=("gpu2",), here=str(tree))
+    stays = upload_workdir(None, places, nodes=("here", "gpu2"), far=("gpu2",), here=str(tree))
     assert (stays.workdir, stays.require) == ("", ("here",))
     assert "stays on this machine" in stays.notes[0]
     with pytest.raises(BadInput, match="leads out"):
-        ship(None, places, nodes=("gpu2",), far=("gpu2",), here=str(tree))
+        upload_workdir(None, places, nodes=("gpu2",), far=("gpu2",), here=str(tree))

@@ -1,4 +1,4 @@
-"""The options that say where a request should go, shared by every command that makes one."""
+"""Options shared by the commands that make requests: placement, lending and job options."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import click
 from distributed_grid.errors import BadInput
 
 F = TypeVar("F", bound=Callable[..., Any])
+PRIORITIES = ("low", "normal", "medium", "high", "critical", "urgent")
 STRATEGIES = (
     "load_balanced", "local_first", "best_fit", "spread", "performance_optimized", "cost_optimized",
     "node_specific", "fragmentation_aware",
 )  # fmt: skip
 
-_OPTIONS = (
+_PLACEMENT_OPTIONS = (
     click.option(
         "--strategy",
         type=click.Choice(STRATEGIES, case_sensitive=False),
@@ -40,17 +41,75 @@ _OPTIONS = (
         "--deadline", metavar="TIME", help="When it must be over: +SECONDS, or a time such as 2026-05-01T18:00."
     ),
 )
+_LENDING_OPTIONS = (
+    click.option(
+        "--priority",
+        type=click.Choice(PRIORITIES, case_sensitive=False),
+        default="normal",
+        show_default=True,
+        help="normal is medium, critical is urgent: that one displaces others.",
+    ),
+    click.option(
+        "--duration",
+        type=click.FloatRange(min=0, min_open=True),
+        default=3600.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="When it ends by itself.",
+    ),
+    click.option("--source", metavar="NODE", default="", help="The node that has to lend it; nobody else does."),
+    click.option(
+        "-w",
+        "--wait",
+        type=click.FloatRange(min=0),
+        default=0.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long to wait in the queue where nobody can lend it now.",
+    ),
+    click.option("--dry-run", is_flag=True, help="Say what would happen, and do nothing."),
+)
+_JOB_OPTIONS = (
+    click.option("-j", "--job-id", default="", help="A name of your own for the job."),
+    click.option("-d", "--detach", is_flag=True, help="Do not wait: print the job's id and return."),
+    click.option(
+        "-e",
+        "--env",
+        multiple=True,
+        metavar="K[=V]",
+        help="A variable for the job; without =V your own value is passed on.",
+    ),
+    click.option("--isolated", is_flag=True, help="Run in an empty private directory instead of the current one."),
+    click.option(
+        "--workdir", metavar="DIR", help="What is shipped to another node, or none (default: this directory)."
+    ),
+    click.option("--fetch", multiple=True, metavar="GLOB", help="Bring these files back afterwards, such as 'out/**'."),
+)
 
 
-def placing_options(command: F) -> F:
-    """Give a command these options."""
-    for option in reversed(_OPTIONS):
+def placement_options(command: F) -> F:
+    """Add the options that say where a request may be placed; `placement_fields` reads them."""
+    return _with_options(command, _PLACEMENT_OPTIONS)
+
+
+def lending_options(command: F) -> F:
+    """Add the options of a request that one node makes to the others."""
+    return _with_options(command, _LENDING_OPTIONS)
+
+
+def job_options(command: F) -> F:
+    """Add the options of a command that runs as a job."""
+    return _with_options(command, _JOB_OPTIONS)
+
+
+def _with_options(command: F, options: tuple[Callable[[F], F], ...]) -> F:
+    for option in reversed(options):
         command = option(command)
     return command
 
 
-def placing(options: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a request that the options mean."""
+def placement_fields(options: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a request that the placement options mean."""
     named = options["node"]
     insists = options["strategy"] == "node_specific"
     if insists and not named:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed_grid.domain.nodes import GpuUsage, Usage
-from distributed_grid.monitoring.history import FULL_RATE_ROWS, MINUTE_MS, MINUTE_ROWS, NodeHistory
 from distributed_grid.monitoring.snapshots import utc
+from distributed_grid.monitoring.usage_history import FULL_RATE_ROWS, MINUTE_MS, MINUTE_ROWS, NodeHistory
 from tests.support.builders import GB
 
 BEGIN = 1_000_000 * MINUTE_MS

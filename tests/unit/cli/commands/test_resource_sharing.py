@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distributed_grid.cli.sharing_diagnosis import notes
+from distributed_grid.cli.commands.resource_sharing import sharing_notes
 
 ON = {"enabled": True, "thresholds": {"cpu_pressure_high": 0.8, "memory_pressure_high": 0.7}}
 
@@ -20,22 +20,24 @@ def a_status(*nodes: dict[str, Any], offers: int = 1, waiting: int = 0) -> dict[
 
 
 def test_a_grid_that_shares_well_has_nothing_to_tell() -> None:
-    assert notes(a_status(a_row("gpu1"), a_row("gpu2", cpu=None, used=None)), ON) == []
+    assert sharing_notes(a_status(a_row("gpu1"), a_row("gpu2", cpu=None, used=None)), ON) == []
 
 
 def test_where_nothing_is_offered_each_node_says_why() -> None:
     status = a_status(a_row("gpu1", keeps=("CPU 41 % busy, may be 30 %",)), a_row("gpu2"), offers=0)
-    (note,) = notes(status, ON)
+    (note,) = sharing_notes(status, ON)
     assert note.startswith("Resources not being shared: gpu1: CPU 41 % busy, may be 30 %; gpu2: nothing left; check ")
-    (off,) = notes(a_status(a_row("gpu1")), ON | {"enabled": False})
+    (off,) = sharing_notes(a_status(a_row("gpu1")), ON | {"enabled": False})
     assert off == "Resources not being shared: set resource_sharing.enabled to true in the config"
 
 
 def test_nodes_above_their_marks_are_named_with_their_numbers() -> None:
-    (note,) = notes(a_status(a_row("gpu1", cpu=93.2), a_row("gpu2", used=7.6), a_row("gpu3", cpu=80.0, used=7.0)), ON)
+    (note,) = sharing_notes(
+        a_status(a_row("gpu1", cpu=93.2), a_row("gpu2", used=7.6), a_row("gpu3", cpu=80.0, used=7.0)), ON
+    )
     assert note.startswith("High resource pressure: gpu1: CPU at 93 %; gpu2: memory at 76 %; add nodes")
 
 
 def test_requests_that_wait_are_counted() -> None:
-    assert notes(a_status(waiting=1), ON)[0].startswith("Tasks not scheduling: 1 request waits; ")
-    assert notes(a_status(waiting=3), ON)[0].startswith("Tasks not scheduling: 3 requests wait; ")
+    assert sharing_notes(a_status(waiting=1), ON)[0].startswith("Tasks not scheduling: 1 request waits; ")
+    assert sharing_notes(a_status(waiting=3), ON)[0].startswith("Tasks not scheduling: 3 requests wait; ")

@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.house import a_house, start
+from bench.control_plane import start_control_plane, temporary_grid
 from bench.table import Line
 from distributed_grid.client.client import Client
 
@@ -24,8 +24,8 @@ nodes:
 
 def measure() -> list[Line]:
     """CPU of the agent's whole tree and its memory, shared pages counted once for each process."""
-    with a_house(CONFIG) as (places, wanted), tempfile.TemporaryDirectory(prefix="grid-bench-agent-") as folder:
-        start(places, wanted)
+    with temporary_grid(CONFIG) as (places, wanted), tempfile.TemporaryDirectory(prefix="grid-bench-agent-") as folder:
+        start_control_plane(places, wanted)
         link = {"node": "far", "socket": str(places.host_dir / "links" / "far.sock")}
         Path(folder, "link.json").write_text(json.dumps(link))
         agent = subprocess.Popen([sys.executable, "-m", "distributed_grid.agent", "--dir", folder], cwd="/")

@@ -1,11 +1,8 @@
-"""What one node did: an hour of every heartbeat, a day of minutes, in fixed memory.
+"""Usage history of the nodes: an hour of every heartbeat and a day of minutes, in fixed memory, with their trends.
 
-Rule 1: the memory of a node is set aside once and never grows, below 200 kB with everything around it.
-Rule 2: taking a heartbeat in costs the same however much is there already.
-Rule 3: only what is later than the last sample is taken in, so the same heartbeat may be told twice.
-Rule 4: what was not measured is absent: a silent minute has no row, a node without GPUs no GPU numbers.
-
-The histories of all nodes, and where they lead. Pure: time comes in as an argument.
+The memory of a node is allocated once and never grows: below 200 kB with everything around it, and adding a heartbeat
+costs the same however much is there. Only what is later than the last sample is added, so the same heartbeat may be
+reported twice. What was not measured is absent: a silent minute has no row, a node without GPUs no GPU numbers.
 """
 
 from __future__ import annotations
@@ -13,8 +10,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from msgspec.structs import replace
 
 from distributed_grid.domain.nodes import Usage
+from distributed_grid.domain.rebalancing import WATCHED, Forecast, PressureReading
 from distributed_grid.domain.resources import NOTHING, Capacity, ResourceType
 from distributed_grid.errors import BadInput
 from distributed_grid.monitoring.snapshots import gigabytes, utc
@@ -23,14 +22,14 @@ from distributed_grid.reactor.nodes import SUSPECT_AFTER_MS
 
 FULL_RATE_ROWS = 1_800
 """An hour of heartbeats, one every two seconds."""
-NEAREST_MS = 1_500
+MIN_SAMPLE_GAP_MS = 1_500
 """Heartbeats that come nearer together than this only count for their minute, so that an hour stays an hour."""
 MINUTE_ROWS = 1_440
 MINUTE_MS = 60_000
 UNMEASURED = 0xFFFF
 """The busy thousandths of GPUs that nobody measured."""
-_MOST_MILLI = 0xFFFE
-_MOST_BYTES = 2**62
+_MAX_MILLI = 0xFFFE
+_MAX_BYTES = 2**62
 
 Rows = npt.NDArray[np.void]
 FIELDS = ("cpu", "cpu_outside", "gpu", "memory", "memory_outside", "gpu_memory")
@@ -47,23 +46,23 @@ _Numbers = tuple[int, ...]
 class Ring:
     """The last so many rows, in the order of their time."""
 
-    __slots__ = ("_next", "_rows", "_taken")
+    __slots__ = ("_length", "_next", "_rows")
 
     def __init__(self, kind: np.dtype[np.void], size: int) -> None:
         self._rows: Rows = np.zeros(size, kind)
         self._next = 0
-        self._taken = 0
+        self._length = 0
 
     def add(self, row: tuple[int, ...]) -> None:
-        """Take a row in; the oldest makes room for it."""
+        """Append a row, overwriting the oldest."""
         self._rows[self._next] = row
         self._next = (self._next + 1) % len(self._rows)
-        self._taken = min(self._taken + 1, len(self._rows))
+        self._length = min(self._length + 1, len(self._rows))
 
     def since(self, at_ms: int) -> Rows:
         """A copy of the rows from that moment on, oldest first."""
-        if self._taken < len(self._rows):
-            rows = self._rows[: self._taken]
+        if self._length < len(self._rows):
+            rows = self._rows[: self._length]
         else:
             rows = np.concatenate((self._rows[self._next :], self._rows[: self._next]))
         return rows[np.searchsorted(rows["at_ms"], at_ms) :].copy()
@@ -90,19 +89,19 @@ class MinuteRow(Struct, frozen=True):
 
 
 class NodeHistory:
-    """The past of one node."""
+    """The history of one node."""
 
-    __slots__ = ("_begin_ms", "_count", "_gpu_count", "_kept_ms", "_most", "_sums", "last_ms", "minutes", "samples")
+    __slots__ = ("_begin_ms", "_count", "_gpu_count", "_max", "_sampled_ms", "_sums", "last_ms", "minutes", "samples")
 
     def __init__(self) -> None:
         self.samples = Ring(SAMPLE, FULL_RATE_ROWS)
         self.minutes = Ring(MINUTE, MINUTE_ROWS)
         self.last_ms = 0
-        self._kept_ms = -NEAREST_MS
+        self._sampled_ms = -MIN_SAMPLE_GAP_MS
         self._begin(0)
 
     def add(self, usage: Usage, at_ms: int) -> bool:
-        """Take a heartbeat in; False where it is not later than the last."""
+        """Add a heartbeat; False where it is not later than the last."""
         if at_ms <= self.last_ms:
             return False
         if at_ms - self._begin_ms >= MINUTE_MS:
@@ -110,26 +109,26 @@ class NodeHistory:
             self._begin(at_ms - at_ms % MINUTE_MS)
         self.last_ms = at_ms
         numbers = _numbers(usage)
-        if at_ms - self._kept_ms >= NEAREST_MS:
-            self._kept_ms = at_ms
+        if at_ms - self._sampled_ms >= MIN_SAMPLE_GAP_MS:
+            self._sampled_ms = at_ms
             self.samples.add((at_ms, *numbers))
         self._count += 1
         if numbers[GPU] == UNMEASURED:
             numbers = (*numbers[:GPU], 0, *numbers[GPU + 1 :])
         else:
             self._gpu_count += 1
-        sums, most = self._sums, self._most
+        sums, highest = self._sums, self._max
         for place, number in enumerate(numbers):
             sums[place] += number
-            if number > most[place]:
-                most[place] = number
+            if number > highest[place]:
+                highest[place] = number
         return True
 
     def _begin(self, at_ms: int) -> None:
         self._begin_ms = at_ms
         self._count = self._gpu_count = 0
         self._sums = [0] * len(FIELDS)
-        self._most = [0] * len(FIELDS)
+        self._max = [0] * len(FIELDS)
 
     def _end_minute(self) -> None:
         if self._count:
@@ -137,12 +136,12 @@ class NodeHistory:
 
     def _minute(self) -> tuple[int, ...]:
         means = [total // self._count for total in self._sums]
-        most = list(self._most)
+        most = list(self._max)
         if self._gpu_count:
             means[GPU], means[GPU_MEMORY] = (self._sums[place] // self._gpu_count for place in (GPU, GPU_MEMORY))
         else:
             means[GPU] = most[GPU] = UNMEASURED
-        return (self._begin_ms, min(self._count, _MOST_MILLI), *means, *most)
+        return (self._begin_ms, min(self._count, _MAX_MILLI), *means, *most)
 
     def minute_rows(self, since_ms: int, offset_ms: int = 0) -> list[MinuteRow]:
         """The minutes that began at that moment or later, the one that still goes on included.
@@ -156,7 +155,7 @@ class NodeHistory:
 
     @property
     def size_bytes(self) -> int:
-        """What the buffers take."""
+        """How many bytes the buffers take."""
         return self.samples.size_bytes + self.minutes.size_bytes
 
 
@@ -165,20 +164,20 @@ def _numbers(usage: Usage) -> _Numbers:
     gpus = usage.gpus
     busy, used = UNMEASURED, 0
     if gpus:
-        busy = _within(sum([gpu.in_use_milli for gpu in gpus]) // len(gpus), _MOST_MILLI)
-        used = _within(sum([gpu.in_use_bytes for gpu in gpus]), _MOST_BYTES)
+        busy = _clamp(sum([gpu.in_use_milli for gpu in gpus]) // len(gpus), _MAX_MILLI)
+        used = _clamp(sum([gpu.in_use_bytes for gpu in gpus]), _MAX_BYTES)
     return (
-        _within(usage.cpu_busy_milli, _MOST_MILLI),
-        _within(usage.cpu_outside_milli, _MOST_MILLI),
+        _clamp(usage.cpu_busy_milli, _MAX_MILLI),
+        _clamp(usage.cpu_outside_milli, _MAX_MILLI),
         busy,
-        _within(usage.memory_bytes, _MOST_BYTES),
-        _within(usage.memory_outside_bytes, _MOST_BYTES),
+        _clamp(usage.memory_bytes, _MAX_BYTES),
+        _clamp(usage.memory_outside_bytes, _MAX_BYTES),
         used,
     )
 
 
-def _within(number: int, most: int) -> int:
-    return 0 if number < 0 else min(number, most)
+def _clamp(number: int, high: int) -> int:
+    return 0 if number < 0 else min(number, high)
 
 
 def _minute_row(row: tuple[int, ...], offset_ms: int) -> MinuteRow:
@@ -201,14 +200,14 @@ def _minute_row(row: tuple[int, ...], offset_ms: int) -> MinuteRow:
 
 
 class ClusterHistory:
-    """What is remembered of all nodes."""
+    """The histories of all nodes. Pure: time comes in as an argument."""
 
     def __init__(self) -> None:
         self._histories: dict[str, NodeHistory] = {}
         self._capacities: dict[str, Capacity] = {}
 
     def add(self, node: str, usage: Usage, capacity: Capacity, at_ms: int) -> bool:
-        """Take a heartbeat in; False where it is not later than the node's last."""
+        """Add a heartbeat; False where it is not later than the node's last."""
         history = self._histories.get(node)
         if history is None:
             history = self._histories[node] = NodeHistory()
@@ -216,7 +215,7 @@ class ClusterHistory:
         return history.add(usage, at_ms)
 
     def forget(self, node: str) -> None:
-        """Let go of a node; forgetting it twice is harmless."""
+        """Drop the history of a node; dropping it twice is harmless."""
         self._histories.pop(node, None)
         self._capacities.pop(node, None)
 
@@ -248,6 +247,18 @@ class ClusterHistory:
         rows = history.samples.since(now - window * MINUTE_MS)
         times, values = self._series(rows, kind, self._capacities.get(node, NOTHING), now)
         return trend(times, values, now=0.0, window=window, horizon=ahead_minutes)
+
+    def with_forecasts(self, reading: PressureReading, now: int, ahead_ms: int) -> PressureReading:
+        """A pressure reading with the levels expected so much later, where enough is known to say."""
+        ahead = {}
+        for resource in WATCHED:
+            if reading.level(resource) is None:
+                continue
+            trend = self.forecast(reading.node, resource, now, ahead_ms / MINUTE_MS)
+            if trend is not None:
+                reach = max(trend.forecast - trend.low, trend.high - trend.forecast)
+                ahead[f"{resource}_ahead"] = Forecast(round(1000 * trend.forecast), round(1000 * reach))
+        return replace(reading, **ahead) if ahead else reading
 
     def _series(self, rows: Rows, kind: ResourceType, capacity: Capacity, now: int) -> tuple[Floats, Floats]:
         """Minutes (0 is now) and parts of the whole, where they were measured."""

@@ -1,0 +1,163 @@
+"""What a job gets of its caller's environment: enough that a command means what was typed, and no secrets.
+
+Taking the caller's directory along, for a job that may run on another machine.
+
+Taking in what a job has left in its directory: only what was asked for, and never outside the target.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distributed_grid.api.framing import JSON
+from distributed_grid.errors import BadInput, ProtocolError
+from distributed_grid.state_dir import StateDir
+
+INHERITED_VARIABLES = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "TMPDIR", "LANG", "LANGUAGE",
+    "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "PYTHONPATH", "LD_LIBRARY_PATH",
+)  # fmt: skip
+
+
+def caller_environment(extra: dict[str, str]) -> dict[str, str]:
+    """A clean base out of this process's environment, plus what the user passed."""
+    base = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
+    base |= {name: value for name, value in os.environ.items() if name.startswith("LC_")}
+    base = {name: value for name, value in base.items() if is_utf8(value)}
+    base["PATH"] = _with_interpreter(base.get("PATH", os.defpath))
+    for word in (*extra, *extra.values()):
+        require_utf8(word)
+    return base | extra
+
+
+def _with_interpreter(path: str) -> str:
+    """The caller's PATH, and last of all this interpreter's folder: `python` works where the system has none."""
+    own = os.path.dirname(sys.executable)
+    return path if own in path.split(":") else f"{path}:{own}"
+
+
+def is_utf8(word: str) -> bool:
+    """Whether a word of the command line or the environment is UTF-8, as everything that travels must be."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in word)
+
+
+def require_utf8(*words: str) -> None:
+    """Refuse what is not UTF-8 with a clear line."""
+    for word in words:
+        if not is_utf8(word):
+            raise BadInput(f"only UTF-8 text can be passed on, not {os.fsencode(word)!r}")
+
+
+NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkdirUpload:
+    """What a submission says about directories: what is shipped, and on which nodes alone the job may run then."""
+
+    workdir: str = ""
+    require: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def upload_workdir(
+    workdir: str | None,
+    places: StateDir,
+    *,
+    nodes: Sequence[str],
+    far: Collection[str],
+    require: Sequence[str] = (),
+    isolated: bool = False,
+    here: str | None = None,
+) -> WorkdirUpload:
+    """Put what the job needs of a directory where agents can fetch it, if it may run on another machine at all.
+
+    None is the directory `here`, or the current one, if it is small enough; where it is not, the job stays on this
+    machine, or is refused where that is impossible.
+    """
+    check_workdir(workdir)
+    allowed = require or nodes
+    if workdir == NONE or not any(name in far for name in allowed) or (isolated and workdir is None):
+        return WorkdirUpload(require=tuple(require))
+    near = tuple(name for name in allowed if name not in far)
+    try:
+        return _store_directory(workdir or here or os.getcwd(), places, require)
+    except BadInput as problem:
+        if workdir is not None or not near:
+            raise
+        return WorkdirUpload("", near, (f"this job stays on this machine: {problem}",))
+    except FileNotFoundError:
+        raise BadInput("the current directory does not exist any more; use --workdir none") from None
+
+
+def check_workdir(workdir: str | None) -> None:
+    """Refuse a directory that was named and is not there, whether or not it would be shipped."""
+    if workdir is not None and workdir != NONE and not os.path.isdir(workdir):
+        raise BadInput(f"--workdir {workdir}: there is no such directory")
+
+
+def _store_directory(directory: str, places: StateDir, require: Sequence[str]) -> WorkdirUpload:
+    from distributed_grid.adapters import workdir  # only where something is shipped
+
+    store = workdir.ContentStore(content_store_dir(places))
+    taken = workdir.scan(directory, store, own=(places.state_dir,))
+    digest = store.keep(workdir.encode(taken.manifest))
+    notes = tuple(f"{workdir.shown(one.path)} is not shipped: {one.why}" for one in taken.skipped[:5])
+    return WorkdirUpload(digest, tuple(require), notes)
+
+
+def content_store_dir(places: StateDir) -> Path:
+    """Where what is shipped waits to be fetched."""
+    places.make()
+    return places.host_dir / "content"
+
+
+class FileDownload:
+    """Writes the frames of a `fetch` below a directory, file by file."""
+
+    def __init__(self, target: str | os.PathLike[str], patterns: Sequence[str]) -> None:
+        from distributed_grid.adapters import workdir  # only where something is fetched
+
+        self._receiver = workdir.Receiver(target)
+        self._wanted = workdir.Wanted(patterns)
+        self._left = 0
+        self._open = False
+        self.paths: list[str] = []
+
+    def take(self, kind: bytes, part: bytes | dict[str, Any]) -> dict[str, Any] | None:
+        """One frame; the sum when it was the last."""
+        if kind != JSON:
+            assert isinstance(part, bytes)
+            self._receiver.write(part)
+            self._left -= len(part)
+        else:
+            assert isinstance(part, dict)
+            if part.get("done"):
+                self._finish()
+                self._receiver.close()
+                return part
+            self._begin(part)
+        return None
+
+    def close(self) -> None:
+        """Let go; a file that is not whole leaves no trace. Safe twice."""
+        self._receiver.close()
+
+    def _begin(self, header: dict[str, Any]) -> None:
+        self._finish()
+        path = bytes.fromhex(header["file"]).decode("utf-8", "surrogateescape")
+        if not self._wanted.matching(path):
+            raise ProtocolError(f"{path!r} was not asked for")
+        self._receiver.begin(path, int(header["size"]), 0o700 if header["executable"] else 0o600)
+        self._open, self._left = True, int(header["size"])
+        self.paths.append(path)
+
+    def _finish(self) -> None:
+        if self._open:
+            self._receiver.finish()
+            self._open = False
