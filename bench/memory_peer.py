@@ -179,7 +179,7 @@ class Ours:
 
     def allocate(self, size: int) -> str:
         block = uuid.uuid4().hex
-        self.blocks.learn(self.desk.call("allocate_block", request_id=block, size=size, preferred_node=self._node))
+        self.blocks.add_location(self.desk.call("allocate_block", request_id=block, size=size, preferred_node=self._node))
         return block
 
     def fresh(self) -> None:
@@ -295,8 +295,8 @@ def mapped(node: str) -> dict[str, Any]:
     for _ in range(9):
         ours.blocks.forget(block)
         ours.blocks.read(block, 1)
-        took.append(timed(lambda: ours.blocks.mapped(block)))
-    view = ours.blocks.mapped(block)
+        took.append(timed(lambda: ours.blocks.map(block)))
+    view = ours.blocks.map(block)
     assert view is not None
     there, own, room = np.frombuffer(view, dtype="u1"), np.empty(size, dtype="u1"), np.zeros(size + 8192, dtype="u1")
     own[:] = room[:] = 1

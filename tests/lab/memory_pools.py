@@ -33,7 +33,7 @@ class Pool:
     def allocate(self, size: int, node: str = "", **more: Any) -> str:
         block_id = uuid.uuid4().hex
         found = self.desk.call("allocate_block", request_id=block_id, size=size, preferred_node=node, **more)
-        self.blocks.learn(found)
+        self.blocks.add_location(found)
         self._mine.append(block_id)
         return block_id
 

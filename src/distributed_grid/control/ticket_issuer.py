@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from distributed_grid.domain.blocks import Block, BlockCopy, MemoryServerRow
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.memory.protocol.ticket import FILL, READ, TICKET_LIFE_MS, WRITE, TicketClaims, issue
+from distributed_grid.memory.protocol.ticket import FILL, READ, TICKET_LIFE_MS, WRITE, TicketClaims, issue_ticket
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import Endpoint, Ticket
 
@@ -42,7 +42,7 @@ def _ticket(ledger: Ledger, block: Block, place: BlockCopy, generation: int, rig
         lender.incarnation,
         place.on_disk,
     )
-    return issue(lender.key_bytes, claims)
+    return issue_ticket(lender.key_bytes, claims)
 
 
 def _boot_time(ledger: Ledger, node: str, now: int) -> int:

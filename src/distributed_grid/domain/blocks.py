@@ -11,10 +11,10 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-LARGEST_BLOCK = 1 << 46
-MOST_COPIES = 3
-LONGEST_NAME = 512
-LONGEST_META = 4096
+MAX_BLOCK_BYTES = 1 << 46
+MAX_COPIES = 3
+MAX_NAME_CHARS = 512
+MAX_META_CHARS = 4096
 
 
 class BlockCopy(Struct, frozen=True):

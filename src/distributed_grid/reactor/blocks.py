@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.blocks import LARGEST_BLOCK, LONGEST_META, LONGEST_NAME, MOST_COPIES, Block
+from distributed_grid.domain.blocks import MAX_BLOCK_BYTES, MAX_COPIES, MAX_META_CHARS, MAX_NAME_CHARS, Block
 from distributed_grid.domain.events import BlockAsked, BlockNamed, BlockReleased, BlocksRenewed, CopyAdded
 from distributed_grid.domain.leases import LONGEST_MS
 from distributed_grid.domain.ledger import Ledger
@@ -140,10 +140,10 @@ def _replaced(ledger: Ledger, block: Block) -> list[BlockReleased]:
 
 
 def _make_sure_it_makes_sense(ledger: Ledger, event: BlockAsked) -> None:
-    if not 1 <= event.size_bytes <= LARGEST_BLOCK:
-        raise BadInput(f"a block must have 1 to {LARGEST_BLOCK:,} bytes, not {event.size_bytes:,}")
-    if not 1 <= event.copies <= MOST_COPIES:
-        raise BadInput(f"a block can have 1 to {MOST_COPIES} copies, not {event.copies}")
+    if not 1 <= event.size_bytes <= MAX_BLOCK_BYTES:
+        raise BadInput(f"a block must have 1 to {MAX_BLOCK_BYTES:,} bytes, not {event.size_bytes:,}")
+    if not 1 <= event.copies <= MAX_COPIES:
+        raise BadInput(f"a block can have 1 to {MAX_COPIES} copies, not {event.copies}")
     _make_sure_of_words(event.name, event.meta)
     _sensible(event.term_ms)
     if event.prefer and event.prefer not in ledger.nodes:
@@ -151,8 +151,8 @@ def _make_sure_it_makes_sense(ledger: Ledger, event: BlockAsked) -> None:
 
 
 def _make_sure_of_words(name: str, meta: str) -> None:
-    if len(name) > LONGEST_NAME or len(meta) > LONGEST_META:
-        raise BadInput(f"a key has at most {LONGEST_NAME} letters, and what is noted of a block {LONGEST_META}")
+    if len(name) > MAX_NAME_CHARS or len(meta) > MAX_META_CHARS:
+        raise BadInput(f"a key has at most {MAX_NAME_CHARS} letters, and what is noted of a block {MAX_META_CHARS}")
 
 
 def _sensible(term_ms: int) -> int:

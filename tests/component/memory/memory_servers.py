@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed_grid.errors import NotFound
-from distributed_grid.memory.protocol.ticket import FILL, READ, WRITE, TicketClaims, issue
+from distributed_grid.memory.protocol.ticket import FILL, READ, WRITE, TicketClaims, issue_ticket
 from distributed_grid.memory.supervisor.supervisor import Report, ServerSupervisor
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import (
@@ -161,10 +161,10 @@ class TinyDesk:
         block = self.blocks[block_id]
         expires, life = boot_ms() + self.ticket_ms, served.endpoint.incarnation
         claims = TicketClaims(copy, generation, block["size"], rights, expires, self.ends_boot_ms, life, on_disk)
-        return issue(served.key, claims)
+        return issue_ticket(served.key, claims)
 
     def call(self, op: str, **arguments: Any) -> dict[str, Any]:
-        assert op == "memfind"
+        assert op == "find_block"
         self.calls += 1
         block_id = arguments["block_id"]
         block = self.blocks.get(block_id)

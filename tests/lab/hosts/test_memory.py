@@ -223,7 +223,7 @@ def test_a_ticket_with_a_wrong_secret_opens_nothing(pool: Pool) -> None:
         def call(self, op: str, **arguments: object) -> dict:
             return found
 
-    stranger = BlockClient(Liar(), patience_seconds=3)
+    stranger = BlockClient(Liar(), retry_seconds=3)
     with pytest.raises(GridError):
         stranger.read(block, 10)
     stranger.close()

@@ -124,7 +124,7 @@ class MemoryPool(PoolMapping):
             name=name,
             meta=meta,
         )
-        blocks.learn(found)
+        blocks.add_location(found)
         if ttl is None:
             term = float(found["block"]["term_seconds"])
             self._renewals.keep(self._session, term / 3, partial(self._call, "renew_blocks", session=self._session))
@@ -151,7 +151,7 @@ class MemoryPool(PoolMapping):
                     raise
                 time.sleep(pause)
                 pause = min(2 * pause, 0.5)
-        self._blocks.learn(found)
+        self._blocks.add_location(found)
         return cast("BlockRow", found["block"])
 
     def read(self, block_id: str, size: int | None = None, offset: int = 0) -> bytes:
@@ -170,7 +170,7 @@ class MemoryPool(PoolMapping):
 
     def mapped(self, block_id: str) -> memoryview | None:
         """The block's memory itself, to read; None where it is on another machine."""
-        return self._blocks.mapped(self._full(block_id))
+        return self._blocks.map(self._full(block_id))
 
     def list_blocks(self) -> list[BlockRow]:
         """Every block there is."""

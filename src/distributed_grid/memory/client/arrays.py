@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from distributed_grid.errors import BadInput
 from distributed_grid.memory.client.array_slices import Asked, Axis, ByteRun, Layout, asked_of
-from distributed_grid.memory.client.buffers import make_ready
+from distributed_grid.memory.client.buffers import populate_pages
 
 PASSED_OVER = 32 * 1024
 """So many bytes cost about as much to read as another request."""
@@ -169,7 +169,7 @@ class RemoteArray:
             return found
         if layout.is_exact and layout.length >= DIRECT:
             flat, at = bytes_of(found), 0
-            make_ready(found, found.ctypes.data, found.nbytes)
+            populate_pages(found, found.ctypes.data, found.nbytes)
             for run in layout.runs():
                 self._blocks.read_into(self.block_id, flat[at : at + run.length], run.offset)
                 at += run.length

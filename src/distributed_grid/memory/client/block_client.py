@@ -1,11 +1,8 @@
-"""Reading and writing blocks by their ids, wherever they are.
+"""Client of memory blocks: reads and writes them by their ids, wherever their copies are.
 
-Rule 1. A move, a crash of a server, an expired ticket: a reader or writer sees a delay, never an error, until its
-        patience ends.
-Rule 2. A read comes from the first place, and what is not there as it was written from the next. A write goes to all
-        places, the first one last, and is done when all have it: what nobody was told of may appear later, but never
-        vanishes.
-Rule 3. What makes no sense is refused here, with numbers, before anything is sent.
+A move, a crash of a server or an expired ticket is a delay, not an error, until the retry budget is spent. A read comes
+from the first copy, and what is corrupt there from the next. A write goes to all copies, the first one last, and
+returns when all have it: data of a write that failed may appear later, but what was read once never vanishes.
 """
 
 from __future__ import annotations
@@ -14,36 +11,32 @@ import logging
 import mmap
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any, Final, Protocol
 
-from distributed_grid.domain.blocks import LARGEST_BLOCK
+from distributed_grid.domain.blocks import MAX_BLOCK_BYTES
 from distributed_grid.errors import BadInput, Corrupt, ProtocolError, Refused, Unreachable
-from distributed_grid.memory.client.buffered_socket import SMALL
-from distributed_grid.memory.client.buffers import fresh_bytes
-from distributed_grid.memory.client.chunks import ChunkRange, WriteProgress, cut
+from distributed_grid.memory.client.buffers import ReadBuffer
 from distributed_grid.memory.client.compression import AdaptiveCompression
-from distributed_grid.memory.client.connection import ConnectionBroken, StatusError
-from distributed_grid.memory.client.connection_pool import ConnectionPool
-from distributed_grid.memory.client.locations import BlockLocation, CopyLocation, known_from
-from distributed_grid.memory.client.retry import RetryBudget
-from distributed_grid.memory.client.transfer import Move, move_pieces, move_together
-from distributed_grid.memory.protocol.frames import CHUNK, FrameStatus
+from distributed_grid.memory.client.connection import ConnectionBroken
+from distributed_grid.memory.client.connection_pool import BlockLocation, ConnectionPool, CopyLocation, parse_location
+from distributed_grid.memory.client.transfer import Move, RetryBudget, WriteProgress, transfer, transfer_many
+from distributed_grid.memory.client.transfer_queue import SMALL_BYTES, TransferQueue
+from distributed_grid.memory.protocol.frames import CHUNK_BYTES, FrameStatus, StatusError
 
 Buffer = bytes | bytearray | memoryview
-MANY_AT_ONCE: Final = 4096
-MOST_STREAMS: Final = 16
-BEST_READ_STREAMS: Final = 1  # measured: more only wait for each other
-BEST_WRITE_STREAMS: Final = 2  # one hashes while the other sends
-_ELSEWHERE = frozenset((FrameStatus.MOVED, FrameStatus.STALE, FrameStatus.EXPIRED, FrameStatus.GONE_LIFE))
+MAX_BATCH: Final = 4096
+MAX_STREAMS: Final = 16
+DEFAULT_READ_STREAMS: Final = 1  # measured: more only wait for each other
+DEFAULT_WRITE_STREAMS: Final = 2  # one hashes while the other sends
+_OUT_OF_DATE = frozenset((FrameStatus.MOVED, FrameStatus.STALE, FrameStatus.EXPIRED, FrameStatus.WRONG_INCARNATION))
 
 log = logging.getLogger(__name__)
 
 
 class BlockDirectory(Protocol):
-    """Where blocks are asked for: the control plane."""
+    """Where locations of blocks are looked up: the control plane."""
 
     def call(self, op: str, **arguments: Any) -> dict[str, Any]:
         """The answer; NotFound, BlockLost and Unreachable are raised."""
@@ -53,281 +46,280 @@ class BlockClient:
     """All blocks a program uses; safe from several threads."""
 
     def __init__(
-        self, desk: BlockDirectory, *, compression: str = "auto", streams: int = 0, patience_seconds: float = 120.0
+        self, directory: BlockDirectory, *, compression: str = "auto", streams: int = 0, retry_seconds: float = 120.0
     ) -> None:
-        if not 0 <= streams <= MOST_STREAMS:
-            raise BadInput(f"{streams} streams make no sense: 1 to {MOST_STREAMS}, or 0 for what is best")
-        self._desk = desk
-        self._patience_seconds = patience_seconds
-        self._read_streams = streams or BEST_READ_STREAMS
-        self._write_streams = streams or BEST_WRITE_STREAMS
-        self._known: dict[str, BlockLocation] = {}
-        self._seen: dict[str, int] = {}  # generations, also of what is out of date
+        if not 0 <= streams <= MAX_STREAMS:
+            raise BadInput(f"streams must be 1 to {MAX_STREAMS}, or 0 for the default, not {streams}")
+        self._directory = directory
+        self._retry_seconds = retry_seconds
+        self._read_streams = streams or DEFAULT_READ_STREAMS
+        self._write_streams = streams or DEFAULT_WRITE_STREAMS
+        self._locations: dict[str, BlockLocation] = {}
+        self._generations: dict[str, int] = {}  # the highest seen, also of locations that are out of date
         self._lock = threading.Lock()
-        self._switchboard = ConnectionPool()
-        self._squeezing = AdaptiveCompression(compression)
+        self._pool = ConnectionPool()
+        self._compression = AdaptiveCompression(compression)
         self._maps: dict[str, tuple[tuple[str, int], memoryview]] = {}
         self._moves = self._retries = 0
 
-    # ------------------------------------------------------------------ what is known
+    # ------------------------------------------------------------------ locations
 
-    def learn(self, found: dict[str, Any]) -> None:
-        """Take in an answer of the desk, so that it need not be asked again."""
-        known = known_from(found)
+    def add_location(self, answer: dict[str, Any]) -> None:
+        """Remember an answer of the directory, so that it need not be asked again."""
+        block = parse_location(answer)
         with self._lock:
-            self._moves += self._seen.get(known.block_id, known.generation) < known.generation
-            self._seen[known.block_id] = known.generation
-            self._known[known.block_id] = known
+            self._moves += self._generations.get(block.block_id, block.generation) < block.generation
+            self._generations[block.block_id] = block.generation
+            self._locations[block.block_id] = block
 
     def forget(self, block_id: str) -> None:
-        """Know nothing of this block any more."""
+        """Drop all that is known of this block."""
         with self._lock:
-            self._known.pop(block_id, None)
-            self._seen.pop(block_id, None)
+            self._locations.pop(block_id, None)
+            self._generations.pop(block_id, None)
             self._maps.pop(block_id, None)
 
-    def _find(self, block_id: str, patience: RetryBudget) -> BlockLocation:
+    def _locate(self, block_id: str, budget: RetryBudget) -> BlockLocation:
         while True:
-            known = self._known.get(block_id)
-            if known is not None:
-                return known
+            block = self._locations.get(block_id)
+            if block is not None:
+                return block
             try:
-                found = self._desk.call("find_block", block_id=block_id)
+                answer = self._directory.call("find_block", block_id=block_id)
             except Unreachable as error:
-                patience.wait(str(error))
+                budget.wait(str(error))
                 continue
-            self.learn(found)
-            known = self._known.get(found["block"]["block_id"])  # only the beginning of its id may have been given
-            if known is not None:
-                return known
+            self.add_location(answer)
+            block = self._locations.get(answer["block"]["block_id"])  # `block_id` may be a prefix
+            if block is not None:
+                return block
 
-    def _lose(self, known: BlockLocation) -> None:
-        """What was known is out of date, unless somebody has learned better already."""
+    def _invalidate(self, block: BlockLocation) -> None:
+        """This location is out of date, unless a newer one is known already."""
         with self._lock:
-            if self._known.get(known.block_id) is known:
-                del self._known[known.block_id]
+            if self._locations.get(block.block_id) is block:
+                del self._locations[block.block_id]
+
+    def _budget(self, block_id: str) -> RetryBudget:
+        return RetryBudget(block_id, self._retry_seconds)
 
     # ------------------------------------------------------------------ reading
 
     def read(self, block_id: str, size: int, offset: int = 0) -> bytes:
-        """So many bytes from there on."""
+        """So many bytes from an offset on."""
         if size < 0:
             raise BadInput(f"cannot read {size} bytes")
-        if size > LARGEST_BLOCK:
-            raise BadInput(f"cannot read {size} bytes: a block has at most {LARGEST_BLOCK}")
-        if 0 < size <= SMALL and 0 <= offset % CHUNK <= CHUNK - size:
-            quick = self._read_quickly(block_id, size, offset)
-            if quick is not None:
-                return quick
-        patience = RetryBudget(block_id, self._patience_seconds)
-        _within(self._find(block_id, patience), size, offset, "read")
-        if size < 2:
-            small = bytearray(size)
-            self._read_into(block_id, memoryview(small), offset, patience)
-            return bytes(small)
-        made, view = fresh_bytes(size)
-        self._read_into(block_id, view, offset, patience)
-        return made
+        if size > MAX_BLOCK_BYTES:
+            raise BadInput(f"cannot read {size} bytes: a block has at most {MAX_BLOCK_BYTES}")
+        if 0 < size <= SMALL_BYTES and 0 <= offset % CHUNK_BYTES <= CHUNK_BYTES - size:
+            small = self._read_small(block_id, size, offset)
+            if small is not None:
+                return small
+        budget = self._budget(block_id)
+        _check_range(self._locate(block_id, budget), size, offset, "read")
+        buffer = ReadBuffer(size)
+        self._read_into(block_id, buffer.view, offset, budget)
+        return buffer.to_bytes()
 
-    def _read_quickly(self, block_id: str, size: int, offset: int) -> bytes | None:
-        """A few bytes of a block that is known, by the shortest way; None where that way is not open."""
-        known = self._known.get(block_id)
-        if known is None or offset < 0 or offset + size > known.size:
+    def _read_small(self, block_id: str, size: int, offset: int) -> bytes | None:
+        """A few bytes of a block whose location is known, in one request; None where that does not work."""
+        block = self._locations.get(block_id)
+        if block is None or offset < 0 or offset + size > block.size:
             return None
-        place = known.places[0]
+        location = block.copies[0]
         try:
-            channel = self._switchboard.take(place)
+            connection = self._pool.acquire(location)
             try:
-                opened = channel.opened.get(place.ticket.claims) or channel.open(place.ticket)
-                data = channel.read_small(opened.handle, offset, size)
-            except StatusError as answer:
-                self._switchboard.answered(answer, place, channel)
+                opened = connection.opened.get(location.ticket.claims) or connection.open(location.ticket)
+                data = connection.read_small(opened.handle, offset, size)
+            except StatusError as error:
+                self._pool.release_refused(location, connection, error)
                 return None
             except BaseException:
-                self._switchboard.broke(place, channel)
+                self._pool.discard(location, connection)
                 raise
-            self._switchboard.give(place, channel)
+            self._pool.release(location, connection)
         except ConnectionBroken:
             return None
-        self._squeezing.count_small(size)
+        self._compression.count_small(size)
         return data
 
     def read_into(self, block_id: str, buffer: Buffer, offset: int = 0) -> None:
-        """Fill the buffer from there on."""
+        """Fill the buffer from an offset on."""
         view = memoryview(buffer).cast("B")
         if view.readonly:
             raise BadInput("cannot read into a buffer that is read-only")
-        self._read_into(block_id, view, offset, RetryBudget(block_id, self._patience_seconds))
+        self._read_into(block_id, view, offset, self._budget(block_id))
 
-    def _read_into(self, block_id: str, view: memoryview, offset: int, patience: RetryBudget) -> None:
-        pieces = cut(view, offset)
-        self._see_through(block_id, patience, len(view), offset, "read", lambda known: self._read_from(known, pieces))
+    def _read_into(self, block_id: str, view: memoryview, offset: int, budget: RetryBudget) -> None:
+        queue = TransferQueue.of_range(view, offset)
+        self._retry(block_id, budget, len(view), offset, "read", lambda block: self._read_from(block, queue))
 
-    def _read_from(self, known: BlockLocation, pieces: deque[ChunkRange]) -> None:
-        for place, another in zip_longest(known.places, known.places[1:]):
+    def _read_from(self, block: BlockLocation, queue: TransferQueue) -> None:
+        for location, another in zip_longest(block.copies, block.copies[1:]):
             try:
-                move_pieces(self._switchboard, place, pieces, self._squeezing.read, self._read_streams)
+                transfer(self._pool, location, queue, self._compression.read, self._read_streams)
                 return
-            except StatusError as answer:
-                if answer.status is not FrameStatus.CORRUPT or another is None:
+            except StatusError as error:
+                if error.status is not FrameStatus.CORRUPT or another is None:
                     raise
-            log.warning("%s of %s is not what was written; %s is read instead", place.copy, place.node, another.copy)
-            for _ in range(len(pieces)):
-                pieces.append(pieces.popleft()._replace(again=False))
+            log.warning("%s on %s is corrupt; reading %s instead", location.copy, location.node, another.copy)
+            queue.clear_retries()
 
-    def read_many(self, asks: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Several reads (block, size, offset), sent together where they go to the same place."""
-        found: list[bytes] = []
-        wanted: list[tuple[str, memoryview, int]] = []
-        for block_id, size, offset in asks:
+    def read_many(self, requests: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Several reads (block, size, offset), batched by server."""
+        buffers: list[ReadBuffer] = []
+        ranges: list[tuple[str, memoryview, int]] = []
+        for block_id, size, offset in requests:
             if size < 0:
                 raise BadInput(f"cannot read {size} bytes")
-            known = self._find(block_id, RetryBudget(block_id, self._patience_seconds))
-            _within(known, size, offset, "read")
-            made, view = fresh_bytes(max(size, 2))
-            found.append(made)
-            wanted.append((block_id, view[:size], offset))
-        for start in range(0, len(wanted), MANY_AT_ONCE):
-            self._many(wanted[start : start + MANY_AT_ONCE], self._read_places, self._squeezing.read, self.read_into)
-        return [made if ask[1] >= 2 else made[: ask[1]] for made, ask in zip(found, asks, strict=True)]
+            _check_range(self._locate(block_id, self._budget(block_id)), size, offset, "read")
+            buffer = ReadBuffer(size)
+            buffers.append(buffer)
+            ranges.append((block_id, buffer.view, offset))
+        for start in range(0, len(ranges), MAX_BATCH):
+            batch = ranges[start : start + MAX_BATCH]
+            self._transfer_many(batch, _first_copy, self._compression.read, self.read_into)
+        return [buffer.to_bytes() for buffer in buffers]
 
     # ------------------------------------------------------------------ writing
 
     def write(self, block_id: str, data: Buffer, offset: int = 0) -> None:
-        """Put the data there; all of it is at every place of the block when this returns."""
+        """Write the data at an offset; every copy has all of it when this returns."""
         view = memoryview(data).cast("B")
-        patience = RetryBudget(block_id, self._patience_seconds)
         progress = WriteProgress(view, offset)
-        self._see_through(block_id, patience, len(view), offset, "write", lambda known: self._write_to(known, progress))
+        budget = self._budget(block_id)
+        self._retry(block_id, budget, len(view), offset, "write", lambda block: self._write_to(block, progress))
 
-    def _write_to(self, known: BlockLocation, progress: WriteProgress) -> None:
-        progress.begin(known)
-        for place in (*known.places[1:], known.places[0]):
-            left = progress.left[place.copy]
-            move_pieces(self._switchboard, place, left, self._squeezing.write, self._write_streams)
+    def _write_to(self, block: BlockLocation, progress: WriteProgress) -> None:
+        progress.resume(block)
+        for location in _first_copy_last(block):
+            left = progress.left[location.copy]
+            transfer(self._pool, location, left, self._compression.write, self._write_streams)
 
-    def write_many(self, asks: Sequence[tuple[str, Buffer, int]]) -> None:
-        """Several writes (block, data, offset), sent together where they go to the same place."""
-        wanted = [(block_id, memoryview(data).cast("B"), offset) for block_id, data, offset in asks]
-        for block_id, view, offset in wanted:
-            known = self._find(block_id, RetryBudget(block_id, self._patience_seconds))
-            _within(known, len(view), offset, "write")
-        for start in range(0, len(wanted), MANY_AT_ONCE):
-            self._many(wanted[start : start + MANY_AT_ONCE], self._write_places, self._squeezing.write, self.write)
+    def write_many(self, requests: Sequence[tuple[str, Buffer, int]]) -> None:
+        """Several writes (block, data, offset), batched by server."""
+        ranges = [(block_id, memoryview(data).cast("B"), offset) for block_id, data, offset in requests]
+        for block_id, view, offset in ranges:
+            _check_range(self._locate(block_id, self._budget(block_id)), len(view), offset, "write")
+        for start in range(0, len(ranges), MAX_BATCH):
+            batch = ranges[start : start + MAX_BATCH]
+            self._transfer_many(batch, _first_copy_last, self._compression.write, self.write)
 
-    # ------------------------------------------------------------------ several at once
-
-    def _read_places(self, known: BlockLocation) -> tuple[CopyLocation, ...]:
-        return known.places[:1]
-
-    def _write_places(self, known: BlockLocation) -> tuple[CopyLocation, ...]:
-        return (*known.places[1:], known.places[0])
-
-    def _many(
+    def _transfer_many(
         self,
-        wanted: list[tuple[str, memoryview, int]],
-        places_of: Callable[[BlockLocation], tuple[CopyLocation, ...]],
+        ranges: list[tuple[str, memoryview, int]],
+        copies_of: Callable[[BlockLocation], tuple[CopyLocation, ...]],
         move: Move,
         one_by_one: Callable[[str, memoryview, int], None],
     ) -> None:
-        """All of these, together per server; whatever cannot be done so is done one by one, with patience."""
+        """All of these, batched by server; where that fails, one by one, with retries."""
         try:
-            moves = [(places_of(self._still_known(block_id)), view, offset) for block_id, view, offset in wanted]
-            move_together(self._switchboard, moves, move)
+            moves = [(copies_of(self._known(block_id)), view, offset) for block_id, view, offset in ranges]
+            transfer_many(self._pool, moves, move)
         except (StatusError, ConnectionBroken):
             self._retries += 1
-            for block_id, view, offset in wanted:
+            for block_id, view, offset in ranges:
                 one_by_one(block_id, view, offset)
 
-    def _still_known(self, block_id: str) -> BlockLocation:
-        known = self._known.get(block_id)
-        if known is None:
-            raise ConnectionBroken("it was forgotten meanwhile")
-        return known
+    def _known(self, block_id: str) -> BlockLocation:
+        block = self._locations.get(block_id)
+        if block is None:
+            raise ConnectionBroken("the location was invalidated meanwhile")
+        return block
 
-    # ------------------------------------------------------------------ with patience
+    # ------------------------------------------------------------------ retries
 
-    def _see_through(
+    def _retry(
         self,
         block_id: str,
-        patience: RetryBudget,
+        budget: RetryBudget,
         size: int,
         offset: int,
-        deed: str,
-        do: Callable[[BlockLocation], None],
+        verb: str,
+        attempt: Callable[[BlockLocation], None],
     ) -> None:
         while True:
-            known = self._find(block_id, patience)
-            _within(known, size, offset, deed)
+            block = self._locate(block_id, budget)
+            _check_range(block, size, offset, verb)
             if size == 0:
                 return
             try:
-                do(known)
+                attempt(block)
                 return
-            except StatusError as answer:
-                self._after(answer.status, known, patience, deed)
+            except StatusError as error:
+                self._after_refusal(error.status, block, budget, verb)
             except ConnectionBroken as problem:
-                self._lose(known)
-                patience.wait(str(problem))
+                self._invalidate(block)
+                budget.wait(str(problem))
             self._retries += 1
 
-    def _after(self, status: FrameStatus, known: BlockLocation, patience: RetryBudget, deed: str) -> None:
-        where = f"{known.places[0].node}: {status.name.lower()}"
+    def _after_refusal(self, status: FrameStatus, block: BlockLocation, budget: RetryBudget, verb: str) -> None:
+        """Wait before the next try, or raise what retrying will not change."""
+        node = block.copies[0].node
+        problem = f"{node}: {status.name.lower()}"
         if status is FrameStatus.CORRUPT:
-            raise Corrupt(f"block {known.block_id}: what {where.partition(':')[0]} holds is not what was written")
+            raise Corrupt(f"block {block.block_id}: what {node} holds is not what was written")
         if status is FrameStatus.BAD:
-            raise ProtocolError(f"the memory server of {known.places[0].node} did not understand a {deed}")
-        self._lose(known)
-        if status in _ELSEWHERE:
-            patience.wait(where, at_once=patience.last != where)
-        elif status is FrameStatus.FROZEN or not patience.refused():
-            patience.wait(where)
+            raise ProtocolError(f"the memory server of {node} did not understand a {verb}")
+        self._invalidate(block)
+        if status in _OUT_OF_DATE:
+            budget.wait(problem, retry_at_once=budget.last_problem != problem)
+        elif status is FrameStatus.FROZEN or not budget.is_refused_for_good():
+            budget.wait(problem)
         elif status is FrameStatus.FULL:
-            raise Refused(f"{known.places[0].node} has no room for block {known.block_id}")
+            raise Refused(f"{node} has no room for block {block.block_id}")
         else:
-            raise Refused(f"{known.places[0].node} does not accept the ticket for a {deed} of {known.block_id}")
+            raise Refused(f"{node} does not accept the ticket for a {verb} of {block.block_id}")
 
     # ------------------------------------------------------------------ mapping
 
-    def mapped(self, block_id: str) -> memoryview | None:
-        """The block itself, read-only, without a copy; None where it is not on this machine. It shows what is written
-        later, too, until the block moves: then it shows what was."""
-        patience = RetryBudget(block_id, self._patience_seconds)
-        known = self._find(block_id, patience)
-        place = known.places[0]
-        key = (place.copy, known.generation)
+    def map(self, block_id: str) -> memoryview | None:
+        """The block's memory itself, read-only; None where it is not on this machine. It shows later writes, too,
+        until the block moves: then it shows the state before the move."""
+        budget = self._budget(block_id)
+        block = self._locate(block_id, budget)
+        key = (block.copies[0].copy, block.generation)
         kept = self._maps.get(block_id)
         if kept is not None and kept[0] == key:
             return kept[1]
         fd = -1
 
-        def get(known: BlockLocation) -> None:
+        def attempt(block: BlockLocation) -> None:
             nonlocal fd
-            fd = self._switchboard.descriptor(known.places[0])
+            fd = self._pool.open_descriptor(block.copies[0])
 
-        self._see_through(block_id, patience, known.size, 0, "map", get)
+        self._retry(block_id, budget, block.size, 0, "map", attempt)
         if fd < 0:
             return None
         try:
-            view = memoryview(mmap.mmap(fd, known.size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
+            view = memoryview(mmap.mmap(fd, block.size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
         finally:
             os.close(fd)
         self._maps[block_id] = (key, view)
         return view
 
-    # ------------------------------------------------------------------ numbers and the end
+    # ------------------------------------------------------------------ counters and closing
 
     def stats(self) -> dict[str, int | float]:
-        """Bytes sent and received, plain and as they travelled, and how often something had to be tried again."""
-        return {**self._squeezing.stats(), "moves": self._moves, "retries": self._retries}
+        """Bytes sent and received, plain and on the wire, and how often something was retried."""
+        return {**self._compression.stats(), "moves": self._moves, "retries": self._retries}
 
     def close(self) -> None:
         """Close all connections; safe twice."""
-        self._switchboard.close()
+        self._pool.close()
         self._maps.clear()
 
 
-def _within(known: BlockLocation, size: int, offset: int, deed: str) -> None:
-    if offset < 0 or offset + size > known.size:
+def _first_copy(block: BlockLocation) -> tuple[CopyLocation, ...]:
+    return block.copies[:1]
+
+
+def _first_copy_last(block: BlockLocation) -> tuple[CopyLocation, ...]:
+    return (*block.copies[1:], block.copies[0])
+
+
+def _check_range(block: BlockLocation, size: int, offset: int, verb: str) -> None:
+    if offset < 0 or offset + size > block.size:
         end = offset + size
-        raise BadInput(f"cannot {deed} bytes {offset} to {end} of block {known.block_id}: it has {known.size}")
+        raise BadInput(f"cannot {verb} bytes {offset} to {end} of block {block.block_id}: it has {block.size}")

@@ -1,56 +1,52 @@
-"""Whether to compress what goes over a connection: only where that is clearly quicker than sending it as it is.
+"""Adaptive compression of transfers: LZ4 only where that is clearly quicker than sending plain data.
 
-Rule 1. What is known is measured: the rate of each link, and of a few chunks of the data how fast and how far they
-        shrink.
-Rule 2. Within one machine nothing is compressed.
-Rule 3. Where nothing is known yet, data go plain, and that is how it becomes known.
+Decided by measurement: the rate of each link, and how fast and how far a few chunks of the data shrink. Where nothing
+is measured yet, data are sent plain, which measures the link. Within one machine nothing is compressed.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from typing import Final, NamedTuple
 
 import lz4.block
 
 from distributed_grid.errors import BadInput
-from distributed_grid.memory.client.buffered_socket import SMALL
-from distributed_grid.memory.client.chunks import ChunkRange
 from distributed_grid.memory.client.connection import ServerConnection
-from distributed_grid.memory.client.locations import CopyLocation
-from distributed_grid.memory.protocol.frames import CHUNK
+from distributed_grid.memory.client.connection_pool import CopyLocation
+from distributed_grid.memory.client.transfer_queue import SMALL_BYTES, TransferQueue
+from distributed_grid.memory.protocol.frames import CHUNK_BYTES
 
-MEASURED_BYTES: Final = 1024 * 1024  # fewer say nothing about a link
-FIRST_PIECES: Final = 16
-ALL_PIECES: Final = 2**31
+MIN_MEASURED_BYTES: Final = 1024 * 1024  # fewer say nothing about a link
+FIRST_RANGES: Final = 16
+ALL_RANGES: Final = 2**31
 ROUND_SECONDS: Final = 0.2  # decided anew after about so long
-PROBE_PIECES: Final = 4
-CLEARLY: Final = 0.85
+PROBE_RANGES: Final = 4
+CLEAR_GAIN: Final = 0.85
 SAMPLES: Final = 3
-PROBE_EVERY: Final = 32  # rounds of plain reading after which it is tried again whether the data shrink
-WORDS: Final = ("auto", "off", "lz4")
+PROBE_EVERY: Final = 32  # rounds of plain reading after which the data are sampled again
+MODES: Final = ("auto", "off", "lz4")
 
 
 class Sample(NamedTuple):
-    """How some data take to compression: what is left of a byte, and seconds a byte for both directions."""
+    """How well some data compress: compressed bytes per byte, and seconds per byte for both directions."""
 
     ratio: float
     seconds_per_byte: float
 
 
 class LinkStats:
-    """What is known of the way to one server."""
+    """What was measured on the link to one server."""
 
     def __init__(self) -> None:
         self.plain_rate = 0.0  # bytes a second
         self.sample = Sample(1.0, 0.0)
         self.rounds_until_probe = 0
 
-    def saw(self, wire: int, seconds: float) -> None:
-        """So many bytes went through in so long."""
-        if wire >= MEASURED_BYTES and seconds > 0:
+    def record(self, wire: int, seconds: float) -> None:
+        """Take in that so many plain bytes were moved in so long."""
+        if wire >= MIN_MEASURED_BYTES and seconds > 0:
             rate = wire / seconds
             self.plain_rate = rate if not self.plain_rate else 0.7 * self.plain_rate + 0.3 * rate
 
@@ -58,91 +54,95 @@ class LinkStats:
         """Whether data like these are clearly quicker when compressed."""
         if not self.plain_rate:
             return False
-        return sample.ratio / self.plain_rate + sample.seconds_per_byte < CLEARLY / self.plain_rate
+        return sample.ratio / self.plain_rate + sample.seconds_per_byte < CLEAR_GAIN / self.plain_rate
 
 
 class AdaptiveCompression:
-    """Moves pieces, compressed where that is quicker, and counts them."""
+    """Moves transfer queues in rounds, each compressed where that is quicker, and counts the bytes."""
 
-    def __init__(self, wanted: str) -> None:
-        if wanted not in WORDS:
-            raise BadInput(f"compression is one of {', '.join(WORDS)}, not {wanted!r}")
-        self._wanted = wanted
+    def __init__(self, mode: str) -> None:
+        if mode not in MODES:
+            raise BadInput(f"compression is one of {', '.join(MODES)}, not {mode!r}")
+        self._mode = mode
         self._links: dict[str, LinkStats] = {}
         self._lock = threading.Lock()
         self._sent = self._received = self._wire_sent = self._wire_received = 0
-        self._squeezed = self._squeezed_wire = 0
+        self._compressed = self._compressed_wire = 0
 
-    def write(self, place: CopyLocation, channel: ServerConnection, pieces: deque[ChunkRange]) -> None:
-        """Write all pieces; the deque has what is left when that does not work."""
-        link = self._link(place.line)
-        while pieces:
-            some = _some(pieces, self._round_of(link, channel))
-            compress = self._always(channel) or (self._asks(channel) and link.pays(_sampled(some)))
-            self._round(link, channel, some, pieces, compress=compress, is_read=False)
+    def write(self, location: CopyLocation, connection: ServerConnection, queue: TransferQueue) -> None:
+        """Write all of the queue; it has what is left when that fails."""
+        link = self._link(location.server_key)
+        while queue:
+            batch = queue.take_batch(self._round_size(link, connection))
+            compress = self._is_forced(connection) or (
+                self._is_adaptive(connection) and link.pays(_measure(batch.samples(SAMPLES)))
+            )
+            self._run_round(link, connection, batch, queue, compress=compress, is_read=False)
 
-    def read(self, place: CopyLocation, channel: ServerConnection, pieces: deque[ChunkRange]) -> None:
-        """Fill all pieces; the deque has what is left when that does not work."""
-        link = self._link(place.line)
-        while pieces:
-            always, asks = self._always(channel), self._asks(channel)
+    def read(self, location: CopyLocation, connection: ServerConnection, queue: TransferQueue) -> None:
+        """Fill all of the queue; it has what is left when that fails."""
+        link = self._link(location.server_key)
+        while queue:
+            is_adaptive = self._is_adaptive(connection)
             link.rounds_until_probe -= 1
-            probe = asks and link.plain_rate > 0 and link.rounds_until_probe < 0 and len(pieces[0].view) > SMALL
-            some = _some(pieces, PROBE_PIECES if probe else self._round_of(link, channel))
+            probe = is_adaptive and link.plain_rate > 0 and link.rounds_until_probe < 0 and not queue.has_small_ranges
+            batch = queue.take_batch(PROBE_RANGES if probe else self._round_size(link, connection))
+            samples = batch.samples(SAMPLES) if probe else []
             if probe:
                 link.rounds_until_probe = PROBE_EVERY
-            compress = always or probe or (asks and link.pays(link.sample))
-            tried = list(some)
-            self._round(link, channel, some, pieces, compress=compress, is_read=True)
+            compress = self._is_forced(connection) or probe or (is_adaptive and link.pays(link.sample))
+            self._run_round(link, connection, batch, queue, compress=compress, is_read=True)
             if probe:
-                link.sample = _sampled(tried)
+                link.sample = _measure(samples)
 
-    def _round(
+    def _run_round(
         self,
         link: LinkStats,
-        channel: ServerConnection,
-        some: deque[ChunkRange],
-        pieces: deque[ChunkRange],
+        connection: ServerConnection,
+        batch: TransferQueue,
+        queue: TransferQueue,
         *,
         compress: bool,
         is_read: bool,
     ) -> None:
-        size = sum(len(piece.view) for piece in some)
-        before = channel.wire_received if is_read else channel.wire_sent
+        size = batch.total_bytes
+        before = connection.wire_received if is_read else connection.wire_sent
         began = time.perf_counter()
         try:
             if is_read:
-                channel.read(some, compress=compress)
+                connection.read(batch, compress=compress)
             else:
-                channel.write(some, compress=compress)
+                connection.write(batch, compress=compress)
         finally:
-            pieces.extendleft(reversed(some))
-        wire = (channel.wire_received if is_read else channel.wire_sent) - before
+            queue.give_back(batch)
+        wire = (connection.wire_received if is_read else connection.wire_sent) - before
         if not compress:
-            link.saw(wire, time.perf_counter() - began)
+            link.record(wire, time.perf_counter() - began)
         self._count(size, wire, compress=compress, is_read=is_read)
 
-    def _round_of(self, link: LinkStats, channel: ServerConnection) -> int:
-        """How many pieces to decide about at once: between rounds a link stands still for a moment, and a fast one is
-        not asked about often."""
-        if not self._asks(channel):
-            return ALL_PIECES
-        return FIRST_PIECES if not link.plain_rate else max(FIRST_PIECES, int(link.plain_rate * ROUND_SECONDS) // CHUNK)
+    def _round_size(self, link: LinkStats, connection: ServerConnection) -> int:
+        """How many ranges to decide about at once: between rounds a link stands still for a moment, so a fast one gets
+        long rounds."""
+        if not self._is_adaptive(connection):
+            return ALL_RANGES
+        if not link.plain_rate:
+            return FIRST_RANGES
+        return max(FIRST_RANGES, int(link.plain_rate * ROUND_SECONDS) // CHUNK_BYTES)
 
-    def _link(self, line: str) -> LinkStats:
+    def _link(self, server_key: str) -> LinkStats:
         with self._lock:
-            return self._links.setdefault(line, LinkStats())
+            return self._links.setdefault(server_key, LinkStats())
 
-    def _always(self, channel: ServerConnection) -> bool:
-        return self._wanted == "lz4" and not channel.is_local
+    def _is_forced(self, connection: ServerConnection) -> bool:
+        return self._mode == "lz4" and not connection.is_local
 
-    def _asks(self, channel: ServerConnection) -> bool:
-        return self._wanted == "auto" and not channel.is_near
+    def _is_adaptive(self, connection: ServerConnection) -> bool:
+        return self._mode == "auto" and not connection.is_near
 
-    # ------------------------------------------------------------------ numbers
+    # ------------------------------------------------------------------ counters
 
     def count_small(self, size: int) -> None:
-        """So many bytes were read on their own."""
+        """Count a read that bypassed the queue."""
         self._received += size
         self._wire_received += size
 
@@ -155,35 +155,30 @@ class AdaptiveCompression:
                 self._sent += size
                 self._wire_sent += wire
             if compress:
-                self._squeezed += size
-                self._squeezed_wire += wire
+                self._compressed += size
+                self._compressed_wire += wire
 
     def stats(self) -> dict[str, int | float]:
-        """Bytes as they are and as they travelled; `compression_ratio` is of those that were compressed."""
+        """Bytes plain and on the wire; `compression_ratio` is of those that were compressed."""
         return {
             "bytes_sent": self._sent,
             "bytes_received": self._received,
             "wire_bytes_sent": self._wire_sent,
             "wire_bytes_received": self._wire_received,
-            "compressed_bytes": self._squeezed,
-            "compressed_wire_bytes": self._squeezed_wire,
-            "compression_ratio": round(self._squeezed / self._squeezed_wire, 3) if self._squeezed_wire else 1.0,
+            "compressed_bytes": self._compressed,
+            "compressed_wire_bytes": self._compressed_wire,
+            "compression_ratio": round(self._compressed / self._compressed_wire, 3) if self._compressed_wire else 1.0,
         }
 
 
-def _some(pieces: deque[ChunkRange], most: int) -> deque[ChunkRange]:
-    return deque(pieces.popleft() for _ in range(min(most, len(pieces))))
-
-
-def _sampled(pieces: deque[ChunkRange] | list[ChunkRange]) -> Sample:
-    """What a few of these show; small ones are not worth it."""
-    chosen = [pieces[len(pieces) * number // SAMPLES] for number in range(min(SAMPLES, len(pieces)))]
-    plain = sum(len(piece.view) for piece in chosen)
-    if not chosen or len(chosen[0].view) <= SMALL:
+def _measure(samples: list[memoryview]) -> Sample:
+    """Compress and decompress these; small ones are not worth it."""
+    if not samples or len(samples[0]) <= SMALL_BYTES:
         return Sample(1.0, 0.0)
+    plain = sum(map(len, samples))
     began = time.perf_counter()
-    packed = [lz4.block.compress(piece.view, store_size=False) for piece in chosen]
-    for piece, one in zip(chosen, packed, strict=True):
-        lz4.block.decompress(one, uncompressed_size=len(piece.view))
+    packed = [lz4.block.compress(view, store_size=False) for view in samples]
+    for view, one in zip(samples, packed, strict=True):
+        lz4.block.decompress(one, uncompressed_size=len(view))
     seconds = time.perf_counter() - began
     return Sample(sum(map(len, packed)) / plain, seconds / plain)

@@ -1,48 +1,57 @@
-"""One blocking connection to a memory server, used by one thread at a time.
+"""Blocking connection of a client to a memory server, used by one thread at a time.
 
-Rule 1. Requests are pipelined; reads and writes never in one pipeline, so neither side waits for the other to drain.
-Rule 2. What arrives is hashed right after it was received, while it is still in the cache.
-Rule 3. When something goes wrong, what is not done is still in the list of what is to be done.
-
-The bytes are in `line`, the two pipelines in `reading` and `writing`.
+Requests are pipelined, reads and writes never in one pipeline, so that neither side waits for the other to drain. Data
+are hashed right after they were received, while they are in the cache. Any I/O error closes the connection: nobody can
+go on in the middle of an answer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hmac
+import os
 import secrets
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import Iterable
+from struct import pack
 from typing import Final, NamedTuple
 
-from distributed_grid.memory.client.buffered_socket import (
-    ANSWER_SECONDS,
-    SCRATCH,
-    BufferedSocket,
-    ConnectionBroken,
-    StatusError,
-)
-from distributed_grid.memory.client.read_pipeline import read_pieces, read_small_piece
-from distributed_grid.memory.client.write_pipeline import Filling, write_pieces
+import lz4.block
+
+from distributed_grid.errors import GridError
+from distributed_grid.memory.client.transfer_queue import SMALL_BYTES, WINDOW, ChunkRange, TransferQueue
 from distributed_grid.memory.protocol.frames import (
     ANSWER,
+    ANSWER_MAGIC,
+    CHUNK_BYTES,
+    COMPRESSED,
     MAGIC,
-    NONCE,
+    NONCE_BYTES,
     OPENED,
-    PROOF,
+    PROOF_BYTES,
     REQUEST,
+    STEADY,
     VERSION,
+    ZEROS,
     FrameStatus,
     Op,
+    StatusError,
+    digest_of,
 )
 from distributed_grid.memory.protocol.ticket import client_proof, server_proof
-from distributed_grid.memory.protocol.tls import proven
+from distributed_grid.memory.protocol.tls import connect_tls
 from distributed_grid.posix.unix_sockets import short_path
 from distributed_grid.wire import Endpoint, Ticket
 
-__all__ = ["ConnectionBroken", "Opened", "ServerConnection", "StatusError"]
+BUFFER_BYTES: Final = 64 * 1024
+ANSWER_SECONDS: Final = 10
 FILL_END_SECONDS: Final = 120
+MAX_PARTS: Final = 64  # of one sendmsg
+
+
+class ConnectionBroken(GridError):
+    """The connection can no longer be used."""
 
 
 class Opened(NamedTuple):
@@ -54,22 +63,28 @@ class Opened(NamedTuple):
     complete: bool
 
 
-class ServerConnection(BufferedSocket):
-    """A connection, ready to use. Methods raise `ConnectionBroken` when it breaks, `StatusError` when refused."""
+class ServerConnection:
+    """A connection past its handshake. Methods raise `ConnectionBroken` when it breaks, `StatusError` when refused."""
 
     def __init__(self, sock: socket.socket, *, is_local: bool) -> None:
-        super().__init__(sock)
+        self.sock = sock
         self.is_local = is_local
         self.is_near = is_local or _is_loopback(sock)
         self.opened: dict[bytes, Opened] = {}
         self.used_at = 0.0
-        self._nonces = (secrets.token_bytes(NONCE), b"")
+        self.wire_received = self.wire_sent = 0
+        self._is_tls = isinstance(sock, ssl.SSLSocket)
+        self._nonces = (secrets.token_bytes(NONCE_BYTES), b"")
+        self._seq = 0  # of the last request
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._start = self._end = 0  # what is received and not consumed
+        self._compressed = memoryview(b"")  # where compressed answers are received
 
-    # ------------------------------------------------------------------ beginning and end
+    # ------------------------------------------------------------------ connecting
 
     @classmethod
-    def to(cls, endpoint: Endpoint, *, seconds: float) -> ServerConnection:
-        """A connection over the network, the certificate proven by its fingerprint where there is one."""
+    def connect(cls, endpoint: Endpoint, *, seconds: float) -> ServerConnection:
+        """Connect over the network; the certificate is checked by its fingerprint where the endpoint has one."""
         try:
             sock = socket.create_connection((endpoint.host, endpoint.port), timeout=seconds)
         except OSError as error:
@@ -77,8 +92,8 @@ class ServerConnection(BufferedSocket):
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if endpoint.fingerprint:
-                sock = proven(sock, endpoint)
-            return cls._greeted(sock, is_local=False)
+                sock = connect_tls(sock, endpoint)
+            return cls.handshake(sock, is_local=False)
         except (OSError, ValueError) as error:
             sock.close()
             raise ConnectionBroken(f"{endpoint.host}:{endpoint.port}: {error}") from None
@@ -87,14 +102,14 @@ class ServerConnection(BufferedSocket):
             raise
 
     @classmethod
-    def local(cls, path: str, *, seconds: float) -> ServerConnection:
-        """A connection within this machine."""
+    def connect_local(cls, path: str, *, seconds: float) -> ServerConnection:
+        """Connect within this machine."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(seconds)
         try:
             with short_path(path) as name:
                 sock.connect(name)
-            return cls._greeted(sock, is_local=True)
+            return cls.handshake(sock, is_local=True)
         except OSError as error:
             sock.close()
             raise ConnectionBroken(f"{path}: {error.strerror or error}") from None
@@ -103,94 +118,315 @@ class ServerConnection(BufferedSocket):
             raise
 
     @classmethod
-    def _greeted(cls, sock: socket.socket, *, is_local: bool) -> ServerConnection:
+    def handshake(cls, sock: socket.socket, *, is_local: bool) -> ServerConnection:
+        """Exchange nonces and versions on a connected socket."""
         sock.setblocking(True)
-        channel = cls(sock, is_local=is_local)
-        channel.wait_at_most(ANSWER_SECONDS)
-        nonce = channel._nonces[0]
-        _, body = channel._ask(Op.HELLO, body=nonce + VERSION.to_bytes(2, "little"))
-        if len(body) != NONCE + 2:
+        connection = cls(sock, is_local=is_local)
+        connection._set_timeout(ANSWER_SECONDS)
+        nonce = connection._nonces[0]
+        body = connection._request(Op.HELLO, body=nonce + VERSION.to_bytes(2, "little"))
+        if len(body) != NONCE_BYTES + 2:
             raise ConnectionBroken("the memory server does not speak this protocol")
-        channel._nonces = (nonce, body[:NONCE])
-        return channel
+        connection._nonces = (nonce, body[:NONCE_BYTES])
+        return connection
 
-    # ------------------------------------------------------------------ reading and writing
-
-    read = read_pieces
-    read_small = read_small_piece
-    write = write_pieces
-
-    @contextlib.contextmanager
-    def writing(self, opened: Opened) -> Iterator[Filling]:
-        """A stream of chunks, each sent when it is put; all are there when this ends."""
-        filling = Filling(self, opened.handle)
-        yield filling
-        filling.settle(0)
-
-    # ------------------------------------------------------------------ single requests
-
-    def open(self, ticket: Ticket) -> Opened:
-        """What this ticket opens here; the server is proven to know its secret."""
-        found = self.opened.get(ticket.claims)
-        if found is not None:
-            return found
-        proof = client_proof(ticket.secret, *self._nonces, ticket.claims)
-        _, body = self._ask(Op.OPEN, body=len(ticket.claims).to_bytes(2, "little") + ticket.claims + proof)
-        expected = server_proof(ticket.secret, *self._nonces, ticket.claims)
-        if len(body) != OPENED.size + PROOF or not hmac.compare_digest(body[OPENED.size :], expected):
-            self.close()
-            raise ConnectionBroken("the memory server could not prove who it is")
-        handle, generation, size, complete = OPENED.unpack_from(body)
-        opened = self.opened[ticket.claims] = Opened(handle, generation, size, bool(complete))
-        return opened
+    def close(self) -> None:
+        """Close it; safe twice."""
+        self.sock.close()
 
     @property
     def nonce(self) -> bytes:
         """By this the server knows the connection."""
         return self._nonces[1]
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether nothing has come, not even the end, since the last answer."""
+        if self._start != self._end:
+            return False
+        try:
+            with socket.socket(fileno=os.dup(self.sock.fileno())) as plain:
+                found = plain.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except (OSError, ValueError):
+            return False
+        return self._is_tls and bool(found)  # session tickets may wait to be read
+
+    # ------------------------------------------------------------------ single requests
+
+    def open(self, ticket: Ticket) -> Opened:
+        """Open a copy by its ticket; the server has to prove that it knows the ticket's secret."""
+        found = self.opened.get(ticket.claims)
+        if found is not None:
+            return found
+        proof = client_proof(ticket.secret, *self._nonces, ticket.claims)
+        body = self._request(Op.OPEN, body=len(ticket.claims).to_bytes(2, "little") + ticket.claims + proof)
+        expected = server_proof(ticket.secret, *self._nonces, ticket.claims)
+        if len(body) != OPENED.size + PROOF_BYTES or not hmac.compare_digest(body[OPENED.size :], expected):
+            self.close()
+            raise ConnectionBroken("the memory server could not prove who it is")
+        handle, generation, size, complete = OPENED.unpack_from(body)
+        opened = self.opened[ticket.claims] = Opened(handle, generation, size, bool(complete))
+        return opened
+
     def sever(self, nonce: bytes) -> None:
         """Have the server end another connection: what was sent on it and not done yet is never done."""
-        self._ask(Op.SEVER, body=nonce)
+        self._request(Op.SEVER, body=nonce)
 
     def end_fill(self, opened: Opened) -> None:
         """The copy is complete; where it is on disk, durably."""
-        self.wait_at_most(FILL_END_SECONDS)
+        self._set_timeout(FILL_END_SECONDS)
         try:
-            self._ask(Op.FILL_END, handle=opened.handle)
+            self._request(Op.FILL_END, handle=opened.handle)
         finally:
             with contextlib.suppress(OSError):  # closed by now, where it broke
-                self.wait_at_most(ANSWER_SECONDS)
+                self._set_timeout(ANSWER_SECONDS)
 
-    def mapped(self, opened: Opened) -> int:
-        """A read-only descriptor of the copy, which is the caller's to close."""
-        self.send([self._request(Op.MAP, handle=opened.handle)])
+    def open_descriptor(self, opened: Opened) -> int:
+        """A read-only descriptor of the copy, which the caller closes; only for local connections."""
+        self._send([self._header(Op.MAP, handle=opened.handle)])
         try:
             packed, fds, _, _ = socket.recv_fds(self.sock, ANSWER.size, 1)
         except OSError as error:
-            raise self.broken(error) from None
+            raise self._broken(error) from None
         if len(packed) == ANSWER.size and ANSWER.unpack(packed)[1] == FrameStatus.OK and len(fds) == 1:
             return fds[0]
         for fd in fds:
             socket.close(fd)
         if len(packed) != ANSWER.size:
-            raise self.broken(EOFError("it was closed"))
+            raise self._broken(EOFError("it was closed"))
         raise StatusError(FrameStatus(ANSWER.unpack(packed)[1]))
 
-    def _ask(self, op: Op, *, handle: int = 0, body: bytes = b"") -> tuple[int, bytes]:
-        self.send([self._request(op, handle=handle, wire=len(body)) + body])
-        status, flags, length, _ = self.answer(0)
-        if length > SCRATCH:
-            raise self.broken(ValueError("an answer is too long"))
+    def _request(self, op: Op, *, handle: int = 0, body: bytes = b"") -> bytes:
+        self._send([self._header(op, handle=handle, wire=len(body)) + body])
+        status, _, length, _ = self._receive_answer(0)
+        if length > BUFFER_BYTES:
+            raise self._broken(ValueError("an answer is too long"))
         found = bytearray(length)
-        self.take(memoryview(found))
+        self._receive_exactly(memoryview(found))
         if status:
             raise StatusError(FrameStatus(status))
-        return flags, bytes(found)
+        return bytes(found)
 
-    def _request(self, op: Op, *, handle: int = 0, wire: int = 0) -> bytes:
-        self.seq = (self.seq + 1) & 0xFFFFFFFF
-        return REQUEST.pack(MAGIC, op, 0, handle, self.seq, 0, wire, 0, 0)
+    def _header(
+        self, op: Op, flags: int = 0, handle: int = 0, length: int = 0, wire: int = 0, offset: int = 0, digest: int = 0
+    ) -> bytes:
+        self._seq = (self._seq + 1) & 0xFFFFFFFF
+        return REQUEST.pack(MAGIC, op, flags, handle, self._seq, length, wire, offset, digest)
+
+    # ------------------------------------------------------------------ reading
+
+    def read(self, queue: TransferQueue, *, compress: bool = False) -> None:
+        """Fill every range of the queue, which is empty afterwards; after an error it has what is still to do.
+
+        A range that does not match its digest, as when somebody writes to it meanwhile, is requested once more, as a
+        consistent snapshot; `StatusError(CORRUPT)` when that does not match either.
+        """
+        seq = self._seq + 1
+        with queue:
+            while queue.may_send or queue.in_flight:
+                if queue.may_send and queue.in_flight <= queue.window // 2:
+                    count = min(queue.window, len(queue))
+                    self._send([self._read_header(queue.take(), compress) for _ in range(count)])
+                status = self._receive_range(queue.oldest.view, seq)
+                seq += 1
+                queue.acknowledge(status)
+
+    def _read_header(self, item: ChunkRange, compress: bool) -> bytes:
+        flags = COMPRESSED if compress else STEADY if item.is_retry else 0
+        return self._header(Op.READ, flags, item.handle, len(item.view), 0, item.offset)
+
+    def _receive_range(self, view: memoryview, seq: int) -> int:
+        size = len(view)
+        status, flags, length, digest = self._receive_answer(size, seq)
+        if status:
+            return status
+        if flags & ZEROS:
+            view[:] = bytes(size)
+            return 0
+        if flags & COMPRESSED:
+            if length >= size:
+                raise self._broken(ValueError("an answer is too long"))
+            return self._receive_compressed(view, length, digest)
+        if length != size:
+            raise self._broken(ValueError("an answer has the wrong length"))
+        self._receive_exactly(view)
+        self.wire_received += length
+        return 0 if digest_of(view) == digest else FrameStatus.CORRUPT
+
+    def _receive_compressed(self, view: memoryview, length: int, digest: int) -> int:
+        if len(self._compressed) < length:
+            self._compressed = memoryview(bytearray(CHUNK_BYTES))
+        self._receive_exactly(self._compressed[:length])
+        self.wire_received += length
+        try:
+            plain = lz4.block.decompress(self._compressed[:length], uncompressed_size=len(view))
+        except (lz4.block.LZ4BlockError, ValueError):
+            return FrameStatus.CORRUPT
+        if len(plain) != len(view) or digest_of(plain) != digest:
+            return FrameStatus.CORRUPT
+        view[:] = plain
+        return 0
+
+    def read_small(self, handle: int, offset: int, size: int) -> bytes | None:
+        """A few bytes within one chunk, with as little overhead as possible; None where they do not match their
+        digest."""
+        self._seq = seq = (self._seq + 1) & 0xFFFFFFFF
+        try:
+            self.sock.sendall(REQUEST.pack(MAGIC, Op.READ, 0, handle, seq, size, 0, offset, 0))
+        except (OSError, ValueError) as error:
+            raise self._broken(error) from None
+        status, flags, length, digest = self._receive_answer(size, seq)
+        if status:
+            raise StatusError(FrameStatus(status))
+        if flags & ZEROS:
+            return bytes(size)
+        if length != size:
+            raise self._broken(ValueError("an answer has the wrong length"))
+        while self._end - self._start < size:
+            self._end += self._receive_some(self._buffer[self._end :])
+        data = bytes(self._buffer[self._start : self._start + size])
+        self._start += size
+        self.wire_received += size
+        return data if digest_of(data) == digest else None
+
+    # ------------------------------------------------------------------ writing
+
+    def write(self, queue: TransferQueue, *, compress: bool = False) -> None:
+        """Write every range of the queue, which is empty afterwards; after an error it has what is still to do."""
+        with queue:
+            while queue.may_send or queue.in_flight:
+                while queue.may_send and queue.in_flight < queue.window:
+                    self._send(self._write_batch(queue, compress))
+                status, _, _, _ = self._receive_answer(0)
+                queue.acknowledge(status)
+
+    def _write_batch(self, queue: TransferQueue, compress: bool) -> list[bytes | memoryview]:
+        """The requests for one large range, or for several small ones."""
+        item = queue.take()
+        parts = self._write_parts(item.handle, item.offset, item.view, digest_of(item.view), compress=compress)
+        room = CHUNK_BYTES - len(item.view)
+        while queue.next_fits(room) and len(parts) < MAX_PARTS:
+            item = queue.take()
+            parts += self._write_parts(item.handle, item.offset, item.view, digest_of(item.view), compress=compress)
+            room -= len(item.view)
+        return parts
+
+    def _write_parts(
+        self, handle: int, offset: int, view: memoryview, digest: int, *, compress: bool
+    ) -> list[bytes | memoryview]:
+        payload: bytes | memoryview = view
+        flags = 0
+        if compress:
+            packed = lz4.block.compress(view, store_size=False)
+            if len(packed) < len(view):
+                payload, flags = packed, COMPRESSED
+        wire = len(payload)
+        self.wire_sent += wire
+        return [self._header(Op.WRITE, flags, handle, len(view), wire, offset, digest), payload]
+
+    def write_chunks(self, opened: Opened, chunks: Iterable[tuple[int, memoryview, int]]) -> None:
+        """Stream chunks (offset, data, digest) to a new copy, which has them all when this returns. A buffer may be
+        used again for the next chunk."""
+        unanswered = 0
+        for offset, view, digest in chunks:
+            self._send(self._write_parts(opened.handle, offset, view, digest, compress=False))
+            unanswered += 1
+            if unanswered > WINDOW:
+                self._receive_ok()
+                unanswered -= 1
+        for _ in range(unanswered):
+            self._receive_ok()
+
+    def _receive_ok(self) -> None:
+        status, _, _, _ = self._receive_answer(0)
+        if status:
+            raise StatusError(FrameStatus(status))
+
+    # ------------------------------------------------------------------ bytes
+
+    def _set_timeout(self, seconds: int) -> None:
+        """From now on a call that takes longer than this breaks the connection."""
+        # By the kernel: Python's own time-outs cost a poll with every call. Its TLS does not know those, though.
+        if self._is_tls:
+            self.sock.settimeout(seconds)
+            return
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self.sock.setsockopt(socket.SOL_SOCKET, option, pack("@ll", seconds, 0))
+
+    def _send(self, parts: list[bytes | memoryview] | list[bytes]) -> None:
+        """Send all of these, in as few calls as possible."""
+        try:
+            if self._is_tls:
+                for part in parts:
+                    self.sock.sendall(part)
+                return
+            left = sum(map(len, parts))
+            sent = self.sock.sendmsg(parts)
+            while sent < left:
+                left -= sent
+                parts = _rest(parts, sent)
+                sent = self.sock.sendmsg(parts)
+        except (OSError, ValueError) as error:
+            raise self._broken(error) from None
+
+    def _receive_answer(self, expected: int, seq: int = 0) -> tuple[int, int, int, int]:
+        """The next answer's status, flags, length and digest; small data that follow may be received along."""
+        have = self._end - self._start
+        if have < ANSWER.size:
+            if have == 0:
+                self._start = self._end = 0
+            elif self._start:
+                rest = bytes(self._buffer[self._start : self._end])
+                self._buffer[:have] = rest
+                self._start, self._end = 0, have
+            limit = BUFFER_BYTES if expected <= SMALL_BYTES else ANSWER.size
+            while self._end < ANSWER.size:
+                self._end += self._receive_some(self._buffer[self._end : limit])
+        magic, status, flags, got_seq, length, digest = ANSWER.unpack_from(self._buffer, self._start)
+        self._start += ANSWER.size
+        if magic != ANSWER_MAGIC or (seq and got_seq != seq & 0xFFFFFFFF) or status not in _STATUSES:
+            raise self._broken(ValueError("the memory server does not speak this protocol"))
+        return status, flags, length, digest
+
+    def _receive_exactly(self, view: memoryview) -> None:
+        ready = min(self._end - self._start, len(view))
+        if ready:
+            view[:ready] = self._buffer[self._start : self._start + ready]
+            self._start += ready
+        while ready < len(view):
+            ready += self._receive_some(view[ready:], fill=True)
+
+    def _receive_some(self, view: memoryview, *, fill: bool = False) -> int:
+        """Receive at least a byte; how many."""
+        try:
+            if self._is_tls:
+                got = self.sock.recv_into(view)
+            else:
+                got = self.sock.recv_into(view, 0, socket.MSG_WAITALL if fill else 0)
+        except (OSError, ValueError) as error:
+            raise self._broken(error) from None
+        if got == 0:
+            raise self._broken(EOFError("it was closed"))
+        return got
+
+    def _broken(self, error: Exception) -> ConnectionBroken:
+        """Close it; the exception to raise because of this error."""
+        self.close()
+        waited = isinstance(error, BlockingIOError | TimeoutError)
+        return ConnectionBroken(f"no answer for {ANSWER_SECONDS} s" if waited else str(error) or type(error).__name__)
+
+
+def _rest(parts: list[bytes | memoryview] | list[bytes], sent: int) -> list[bytes | memoryview]:
+    left: list[bytes | memoryview] = []
+    for part in parts:
+        if sent >= len(part):
+            sent -= len(part)
+        else:
+            left.append(memoryview(part)[sent:])
+            sent = 0
+    return left
 
 
 def _is_loopback(sock: socket.socket) -> bool:
@@ -199,3 +435,6 @@ def _is_loopback(sock: socket.socket) -> bool:
     except OSError:
         return False
     return bool(here == there)
+
+
+_STATUSES = frozenset(FrameStatus)

@@ -1,144 +1,198 @@
-"""Connections to memory servers, kept for the next one who needs them; each is one thread's at a time.
+"""Locations of blocks, and the pool of connections to the memory servers that hold them.
 
-Rule 1. Programs of the server's own machine use its Unix socket, and those of others the network; which it is shows
-        when the socket is there, answers, and belongs to the life of the memory that is looked for.
-Rule 2. A connection on which something went wrong is not used again, and the server is told to forget it before
-        anything else is said: a write that was tried again must not be done once more, later, over newer bytes.
+A connection on which something went wrong is not used again, and the server is told to drop it before anything else is
+sent: a write that was retried must not be done once more, later, over newer bytes.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
 import os
 import threading
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from distributed_grid.memory.client.connection import ConnectionBroken, ServerConnection, StatusError
-from distributed_grid.memory.client.locations import CopyLocation
-from distributed_grid.memory.protocol.frames import MOST_HANDLES, FrameStatus
+from distributed_grid.errors import ProtocolError
+from distributed_grid.memory.client.connection import ConnectionBroken, ServerConnection
+from distributed_grid.memory.protocol.frames import MAX_HANDLES, FrameStatus, StatusError
+from distributed_grid.wire import Endpoint, Ticket
 
 CONNECT_SECONDS: Final = 5.0
-MOST_IDLE: Final = 8
-LOOK_AFTER_SECONDS: Final = 1.0
+MAX_IDLE: Final = 8
+CHECK_AFTER_SECONDS: Final = 1.0
+
+
+class CopyLocation(NamedTuple):
+    """A copy of a block: its server, and the ticket for it. `server_key` is the same for all copies of one server, and
+    cheap to look up."""
+
+    node: str
+    copy: str
+    endpoint: Endpoint
+    ticket: Ticket
+    on_disk: bool
+    server_key: str
+
+
+class BlockLocation(NamedTuple):
+    """A block and where its copies are; reads go to the first."""
+
+    block_id: str
+    size: int
+    generation: int
+    copies: tuple[CopyLocation, ...]
+
+
+def parse_location(answer: dict[str, Any]) -> BlockLocation:
+    """The block directory's answer as a value; ProtocolError where it is not valid."""
+    try:
+        block = answer["block"]
+        copies = tuple(_parse_copy(entry) for entry in answer["places"])
+        found = BlockLocation(str(block["block_id"]), int(block["size"]), int(block["generation"]), copies)
+    except (KeyError, TypeError, ValueError, binascii.Error) as error:
+        raise ProtocolError(f"invalid answer about a block: {error!r}") from None
+    if not copies:
+        raise ProtocolError(f"the answer names no copy of block {found.block_id}")
+    return found
+
+
+def _parse_copy(entry: dict[str, Any]) -> CopyLocation:
+    endpoint = Endpoint(
+        str(entry["host"]),
+        int(entry["port"]),
+        str(entry.get("fingerprint") or ""),
+        str(entry.get("path") or ""),
+        str(entry.get("incarnation") or ""),
+    )
+    key = "|".join((endpoint.host, str(endpoint.port), endpoint.fingerprint, endpoint.path, endpoint.incarnation))
+    ticket = Ticket(base64.b64decode(entry["claims"]), base64.b64decode(entry["secret"]))
+    return CopyLocation(str(entry["node"]), str(entry["copy"]), endpoint, ticket, bool(entry.get("on_disk")), key)
 
 
 class ConnectionPool:
-    """The connections of one program."""
+    """The connections of one program; each is one thread's at a time.
+
+    A server on the same machine is reached by its Unix socket, others over the network. A socket file counts as the
+    server's if it accepts connections and serves the incarnation the ticket names.
+    """
 
     def __init__(self) -> None:
         self._idle: dict[str, list[ServerConnection]] = {}
         self._not_local: set[str] = set()
-        self._severed: dict[str, list[bytes]] = {}
-        self._calling_off = threading.Lock()
+        self._broken: dict[str, list[bytes]] = {}  # nonces of broken connections, until their server has severed them
+        self._severing = threading.Lock()
         self._lock = threading.Lock()
         self._closed = False
         self._pid = os.getpid()
 
     @contextlib.contextmanager
-    def channel(self, place: CopyLocation) -> Iterator[ServerConnection]:
+    def connection(self, location: CopyLocation) -> Iterator[ServerConnection]:
         """A connection to the server of this copy, for this thread. Raises `ConnectionBroken` where there is none."""
-        channel = self.take(place)
+        connection = self.acquire(location)
         try:
-            yield channel
-        except StatusError as answer:
-            self.answered(answer, place, channel)
+            yield connection
+        except StatusError as error:
+            self.release_refused(location, connection, error)
             raise
         except BaseException:
-            self.broke(place, channel)
+            self.discard(location, connection)
             raise
         else:
-            self.give(place, channel)
+            self.release(location, connection)
 
-    def broke(self, place: CopyLocation, channel: ServerConnection) -> None:
-        """Do away with a connection; what may still be under way on it is called off with the next one."""
-        channel.close()
-        if channel.wire_sent:
-            with self._lock:
-                self._severed.setdefault(place.line, []).append(channel.nonce)
-
-    def answered(self, answer: StatusError, place: CopyLocation, channel: ServerConnection) -> None:
-        """Give a connection back on which a no was heard: it is as good as before."""
-        if channel.is_local and answer.status is FrameStatus.GONE_LIFE:
-            self._not_local.add(place.line)  # somebody else's socket by the same name
-            channel.close()
-        else:
-            self.give(place, channel)
-
-    def descriptor(self, place: CopyLocation) -> int:
-        """A read-only descriptor of the copy at this place; -1 where its server is not on this machine."""
-        with self.channel(place) as channel:
-            return channel.mapped(channel.open(place.ticket)) if channel.is_local else -1
-
-    def take(self, place: CopyLocation) -> ServerConnection:
-        """A connection, this thread's until it gives it back or closes it."""
+    def acquire(self, location: CopyLocation) -> ServerConnection:
+        """A connection, this thread's until it releases or discards it."""
         if self._pid != os.getpid():
-            self._forked()
-        channel = self._rested(place.line) or self._connect(place)
-        if place.line in self._severed:
-            self._call_off(place.line, channel)
-        return channel
+            self._reset_after_fork()
+        connection = self._pop_idle(location.server_key) or self._connect(location)
+        if location.server_key in self._broken:
+            self._sever_broken(location.server_key, connection)
+        return connection
 
-    def _forked(self) -> None:
-        """A child must not speak on its parent's connections; it begins with none."""
-        self._pid = os.getpid()
-        self._lock, self._calling_off = threading.Lock(), threading.Lock()
-        idle, self._idle, self._severed = self._idle, {}, {}
-        for channels in idle.values():
-            for channel in channels:
-                channel.close()
-
-    def _rested(self, line: str) -> ServerConnection | None:
-        now = time.monotonic()
-        while True:
-            try:
-                channel = self._idle[line].pop()  # one step, so two threads never get the same
-            except (KeyError, IndexError):
-                return None
-            rested = now - channel.used_at > LOOK_AFTER_SECONDS
-            if len(channel.opened) < MOST_HANDLES - 1 and not (rested and not channel.is_usable):
-                return channel
-            channel.close()
-
-    def _call_off(self, line: str, channel: ServerConnection) -> None:
-        with self._calling_off:  # who comes meanwhile waits until it is done
-            for nonce in list(self._severed.get(line, ())):
-                try:
-                    channel.sever(nonce)
-                except BaseException:
-                    channel.close()
-                    raise
-                with self._lock:
-                    self._severed[line].remove(nonce)
-            with self._lock:
-                if not self._severed.get(line, True):
-                    del self._severed[line]
-
-    def _connect(self, place: CopyLocation) -> ServerConnection:
-        endpoint = place.endpoint
-        if endpoint.path and place.line not in self._not_local and os.path.exists(endpoint.path):
-            with contextlib.suppress(ConnectionBroken):
-                return ServerConnection.local(endpoint.path, seconds=CONNECT_SECONDS)
-        return ServerConnection.to(endpoint, seconds=CONNECT_SECONDS)
-
-    def give(self, place: CopyLocation, channel: ServerConnection) -> None:
-        """Keep a connection for the next one."""
-        channel.used_at = time.monotonic()
-        idle = self._idle.get(place.line)
+    def release(self, location: CopyLocation, connection: ServerConnection) -> None:
+        """Keep a connection for the next transfer."""
+        connection.used_at = time.monotonic()
+        idle = self._idle.get(location.server_key)
         if idle is None:
             with self._lock:
-                idle = self._idle.setdefault(place.line, [])
-        if len(idle) < MOST_IDLE and not self._closed:
-            idle.append(channel)
+                idle = self._idle.setdefault(location.server_key, [])
+        if len(idle) < MAX_IDLE and not self._closed:
+            idle.append(connection)
         else:
-            channel.close()
+            connection.close()
+
+    def release_refused(self, location: CopyLocation, connection: ServerConnection, error: StatusError) -> None:
+        """Release a connection on which a request was refused: it is as good as before."""
+        if connection.is_local and error.status is FrameStatus.WRONG_INCARNATION:
+            self._not_local.add(location.server_key)  # another server's socket by the same name
+            connection.close()
+        else:
+            self.release(location, connection)
+
+    def discard(self, location: CopyLocation, connection: ServerConnection) -> None:
+        """Close a broken connection; what may still be in flight on it is severed by the next one."""
+        connection.close()
+        if connection.wire_sent:
+            with self._lock:
+                self._broken.setdefault(location.server_key, []).append(connection.nonce)
+
+    def open_descriptor(self, location: CopyLocation) -> int:
+        """A read-only descriptor of this copy; -1 where its server is not on this machine."""
+        with self.connection(location) as connection:
+            return connection.open_descriptor(connection.open(location.ticket)) if connection.is_local else -1
 
     def close(self) -> None:
         """Close what is idle, and what will be; safe twice."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, {}
-        for channels in idle.values():
-            for channel in channels:
-                channel.close()
+        _close_all(idle)
+
+    def _reset_after_fork(self) -> None:
+        """A child must not send on its parent's connections; it starts with none."""
+        self._pid = os.getpid()
+        self._lock, self._severing = threading.Lock(), threading.Lock()
+        idle, self._idle, self._broken = self._idle, {}, {}
+        _close_all(idle)
+
+    def _pop_idle(self, server_key: str) -> ServerConnection | None:
+        now = time.monotonic()
+        while True:
+            try:
+                connection = self._idle[server_key].pop()  # one step, so two threads never get the same
+            except (KeyError, IndexError):
+                return None
+            must_check = now - connection.used_at > CHECK_AFTER_SECONDS
+            if len(connection.opened) < MAX_HANDLES - 1 and not (must_check and not connection.is_usable):
+                return connection
+            connection.close()
+
+    def _sever_broken(self, server_key: str, connection: ServerConnection) -> None:
+        with self._severing:  # who comes meanwhile waits until it is done
+            for nonce in list(self._broken.get(server_key, ())):
+                try:
+                    connection.sever(nonce)
+                except BaseException:
+                    connection.close()
+                    raise
+                with self._lock:
+                    self._broken[server_key].remove(nonce)
+            with self._lock:
+                if not self._broken.get(server_key, True):
+                    del self._broken[server_key]
+
+    def _connect(self, location: CopyLocation) -> ServerConnection:
+        endpoint = location.endpoint
+        if endpoint.path and location.server_key not in self._not_local and os.path.exists(endpoint.path):
+            with contextlib.suppress(ConnectionBroken):
+                return ServerConnection.connect_local(endpoint.path, seconds=CONNECT_SECONDS)
+        return ServerConnection.connect(endpoint, seconds=CONNECT_SECONDS)
+
+
+def _close_all(idle: dict[str, list[ServerConnection]]) -> None:
+    for connections in idle.values():
+        for connection in connections:
+            connection.close()

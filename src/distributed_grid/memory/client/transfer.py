@@ -1,57 +1,54 @@
-"""Moving pieces to and from places: over one connection, many pieces over several at once, or many ranges together."""
+"""Transfers between buffers and copies: over one connection or several at once, batched by server, with retries."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+import time
 from collections.abc import Callable
-from itertools import islice
 from typing import Final
 
-from distributed_grid.memory.client.chunks import ChunkRange, cut
+from distributed_grid.errors import TimedOut
 from distributed_grid.memory.client.connection import ServerConnection
-from distributed_grid.memory.client.connection_pool import ConnectionPool
-from distributed_grid.memory.client.locations import CopyLocation
+from distributed_grid.memory.client.connection_pool import BlockLocation, ConnectionPool, CopyLocation
+from distributed_grid.memory.client.transfer_queue import TransferQueue
 
-STREAM_PIECES: Final = 64
-Move = Callable[[CopyLocation, ServerConnection, deque[ChunkRange]], None]
+MIN_RANGES_PER_TRANSFER: Final = 64  # fewer are not worth a second connection
+MAX_PAUSE_SECONDS: Final = 0.5
+MAX_REFUSALS: Final = 3
+Move = Callable[[CopyLocation, ServerConnection, TransferQueue], None]
 
 
-def move_pieces(
-    switchboard: ConnectionPool, place: CopyLocation, pieces: deque[ChunkRange], move: Move, streams: int
-) -> None:
-    """Move all of these to or from one place, over up to so many connections; after an error the list has what is still
+def transfer(pool: ConnectionPool, location: CopyLocation, queue: TransferQueue, move: Move, streams: int) -> None:
+    """Move all of the queue to or from one copy, over up to so many connections; after an error it has what is still
     to do."""
-    if not pieces:
+    if not queue:
         return
-    if streams > 1 and len(pieces) >= STREAM_PIECES:
-        _in_streams(switchboard, place, pieces, move, streams)
-        return
-    with switchboard.channel(place) as channel:
-        handle = channel.open(place.ticket).handle
-        if pieces[0].handle != handle or pieces[-1].handle != handle:
-            for _ in range(len(pieces)):
-                pieces.append(pieces.popleft()._replace(handle=handle))
-        move(place, channel, pieces)
+    if streams > 1 and len(queue) >= MIN_RANGES_PER_TRANSFER:
+        _transfer_in_streams(pool, location, queue, move, streams)
+    else:
+        _transfer_over_one(pool, location, queue, move)
 
 
-def _in_streams(
-    switchboard: ConnectionPool, place: CopyLocation, pieces: deque[ChunkRange], move: Move, streams: int
+def _transfer_over_one(pool: ConnectionPool, location: CopyLocation, queue: TransferQueue, move: Move) -> None:
+    with pool.connection(location) as connection:
+        queue.bind_handle(connection.open(location.ticket).handle)
+        move(location, connection, queue)
+
+
+def _transfer_in_streams(
+    pool: ConnectionPool, location: CopyLocation, queue: TransferQueue, move: Move, streams: int
 ) -> None:
-    """The same over several connections at once, each with a part of its own."""
-    share = max(STREAM_PIECES // 2, -(-len(pieces) // streams))
-    parts = [deque(islice(pieces, start, start + share)) for start in range(0, len(pieces), share)]
-    problems: list[BaseException] = []
+    share = max(MIN_RANGES_PER_TRANSFER // 2, -(-len(queue) // streams))
+    parts: list[TransferQueue] = []
+    while queue:
+        parts.append(queue.take_batch(share))
+    errors: list[BaseException] = []
 
-    def run(part: deque[ChunkRange]) -> None:
+    def run(part: TransferQueue) -> None:
         try:
-            with switchboard.channel(place) as channel:
-                handle = channel.open(place.ticket).handle
-                for _ in range(len(part)):
-                    part.append(part.popleft()._replace(handle=handle))
-                move(place, channel, part)
-        except BaseException as problem:
-            problems.append(problem)
+            _transfer_over_one(pool, location, part, move)
+        except BaseException as error:
+            errors.append(error)
 
     threads = [threading.Thread(target=run, args=(part,), daemon=True) for part in parts[1:]]
     for thread in threads:
@@ -59,28 +56,81 @@ def _in_streams(
     run(parts[0])
     for thread in threads:
         thread.join()
-    pieces.clear()
-    for part in parts:
-        pieces.extend(part)
-    if problems:
-        raise problems[0]
+    for part in reversed(parts):
+        queue.give_back(part)
+    if errors:
+        raise errors[0]
 
 
-def move_together(
-    switchboard: ConnectionPool, wanted: list[tuple[tuple[CopyLocation, ...], memoryview, int]], move: Move
+def transfer_many(
+    pool: ConnectionPool, ranges: list[tuple[tuple[CopyLocation, ...], memoryview, int]], move: Move
 ) -> None:
-    """Move ranges (places, buffer, offset) of several blocks, those of a server in one go."""
+    """Move ranges (copies, buffer, offset) of several blocks, those of one server together."""
     rounds: dict[int, dict[str, list[tuple[CopyLocation, memoryview, int]]]] = {}
-    for places, view, offset in wanted:
-        for place in places:
-            # The first places of all blocks come last, as with a single write.
-            at = 1 if place is places[-1] else 0
-            rounds.setdefault(at, {}).setdefault(place.line, []).append((place, view, offset))
-    for at in sorted(rounds):
-        for parts in rounds[at].values():
-            with switchboard.channel(parts[0][0]) as channel:
-                pieces: deque[ChunkRange] = deque()
-                for place, view, offset in parts:
-                    handle = channel.open(place.ticket).handle
-                    pieces.extend(piece._replace(handle=handle) for piece in cut(view, offset))
-                move(parts[0][0], channel, pieces)
+    for locations, view, offset in ranges:
+        for location in locations:
+            # The first copies of all blocks come last, as with a single write.
+            number = 1 if location is locations[-1] else 0
+            rounds.setdefault(number, {}).setdefault(location.server_key, []).append((location, view, offset))
+    for number in sorted(rounds):
+        for parts in rounds[number].values():
+            with pool.connection(parts[0][0]) as connection:
+                queue = TransferQueue()
+                for location, view, offset in parts:
+                    handle = connection.open(location.ticket).handle
+                    queue.extend(TransferQueue.of_range(view, offset, handle))
+                move(parts[0][0], connection, queue)
+
+
+class WriteProgress:
+    """What is left of a write, copy by copy, across moves of the block.
+
+    Where a block had one copy, what was written there moves with it to the next. Where it had several, a new copy may
+    have been made from any of them, so the write starts over.
+    """
+
+    def __init__(self, view: memoryview, offset: int) -> None:
+        self._view = view
+        self._offset = offset
+        self._generation = -1
+        self._copies = 0
+        self.left: dict[str, TransferQueue] = {}
+
+    def resume(self, block: BlockLocation) -> None:
+        """Go on with the copies of this generation."""
+        names = [location.copy for location in block.copies]
+        if block.generation == self._generation and set(names) == self.left.keys():
+            return
+        if self._copies == 1:
+            rest = next(iter(self.left.values()))
+        else:
+            rest = TransferQueue.of_range(self._view, self._offset)
+        self.left = {name: rest.copy() for name in names}
+        self._generation, self._copies = block.generation, len(names)
+
+
+class RetryBudget:
+    """How long an operation on a block is retried before `TimedOut`, with exponential backoff."""
+
+    def __init__(self, block_id: str, seconds: float) -> None:
+        self._block_id = block_id
+        self._seconds = seconds
+        self._began = time.monotonic()
+        self._pause = 0.005
+        self._refusals = 0
+        self.last_problem = ""
+
+    def wait(self, problem: str, *, retry_at_once: bool = False) -> None:
+        """Note the problem and sleep before the next try; TimedOut, naming it, when the budget is spent."""
+        self.last_problem = problem
+        if time.monotonic() - self._began + self._pause > self._seconds:
+            waited = f"{time.monotonic() - self._began:.0f} s"
+            raise TimedOut(f"block {self._block_id} could not be used for {waited}; last: {problem}")
+        if not retry_at_once:
+            time.sleep(self._pause)
+            self._pause = min(2 * self._pause, MAX_PAUSE_SECONDS)
+
+    def is_refused_for_good(self) -> bool:
+        """Count a refusal; whether there were enough to report it."""
+        self._refusals += 1
+        return self._refusals >= MAX_REFUSALS

@@ -1,7 +1,4 @@
-"""The certificate of a memory server: what TLS needs of it, and the fingerprint by which clients know it.
-
-A memory server on the network is who its endpoint says: proven by the fingerprint of its certificate.
-"""
+"""TLS of memory servers: self-signed certificates, which clients check by the fingerprint in the endpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from distributed_grid.wire import Endpoint
 
 
 def tls_context(certificate: bytes, private_key: bytes) -> ssl.SSLContext:
-    """A context with this certificate; both go through memory, never through a file on disk."""
+    """A server's context with this certificate; both go through memory, never through a file on disk."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     fd = os.memfd_create("grid-certificate", os.MFD_CLOEXEC)
@@ -36,12 +33,12 @@ def fingerprint_of(certificate: bytes) -> str:
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(text[start:end] + "-----END CERTIFICATE-----")).hexdigest()
 
 
-def proven(sock: socket.socket, endpoint: Endpoint) -> ssl.SSLSocket:
-    """TLS over this socket, with the one that has the certificate; OSError where another one answers."""
+def connect_tls(sock: socket.socket, endpoint: Endpoint) -> ssl.SSLSocket:
+    """Start TLS on a connected socket; OSError where the peer's certificate has another fingerprint."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # proven by its fingerprint instead
+    context.verify_mode = ssl.CERT_NONE  # checked by its fingerprint instead
     wrapped = context.wrap_socket(sock, server_hostname=endpoint.host)
     der = wrapped.getpeercert(binary_form=True) or b""
     if not hmac.compare_digest(hashlib.sha256(der).hexdigest(), endpoint.fingerprint):

@@ -17,11 +17,11 @@ import lz4.block
 from distributed_grid.memory.protocol.frames import (
     ANSWER,
     ANSWER_MAGIC,
-    CHUNK,
+    CHUNK_BYTES,
     COMPRESSED,
-    LONGEST_OPEN,
     MAGIC,
-    NONCE,
+    MAX_OPEN_BYTES,
+    NONCE_BYTES,
     REQUEST,
     STAT,
     ZEROS,
@@ -115,7 +115,12 @@ class ClientConnection(ClientStream):
         if op == Op.READ and wire == 0:
             return self._read(header)
         if op == Op.WRITE:
-            if not 1 <= wire <= CHUNK or wire > length or length > CHUNK or offset % CHUNK + length > CHUNK:
+            if (
+                not 1 <= wire <= CHUNK_BYTES
+                or wire > length
+                or length > CHUNK_BYTES
+                or offset % CHUNK_BYTES + length > CHUNK_BYTES
+            ):
                 raise ConnectionClosed
         elif wire > _LONGEST.get(op, 0):
             raise ConnectionClosed
@@ -186,7 +191,7 @@ class ClientConnection(ClientStream):
         _, _, flags, number, seq, length, _, offset, _ = header
         status, handle = self._handles.usable(number, READ)
         if handle is not None:
-            beyond = not 1 <= length <= CHUNK or offset % CHUNK + length > CHUNK
+            beyond = not 1 <= length <= CHUNK_BYTES or offset % CHUNK_BYTES + length > CHUNK_BYTES
             if beyond or offset + length > handle.backing.size:
                 status, handle = FrameStatus.BAD, None
             elif not handle.backing.complete and not handle.claims.rights & FILL:
@@ -200,8 +205,8 @@ class ClientConnection(ClientStream):
                 self._shelf.counters.wire_out += length
                 self.queue(ANSWER.pack(ANSWER_MAGIC, FrameStatus.OK, 0, seq, length, digest_of(data)) + data)
                 return REQUEST.size + length
-        if not flags and not self.is_tls and length == handle.backing.chunk_length(offset // CHUNK):
-            digest = self._shelf.look(handle.backing, offset // CHUNK)
+        if not flags and not self.is_tls and length == handle.backing.chunk_length(offset // CHUNK_BYTES):
+            digest = self._shelf.look(handle.backing, offset // CHUNK_BYTES)
             if digest:
                 self._shelf.counters.wire_out += length
                 self.queue(ANSWER.pack(ANSWER_MAGIC, FrameStatus.OK, 0, seq, length, digest))
@@ -282,4 +287,4 @@ class ClientConnection(ClientStream):
 
 
 _OPS = frozenset(Op)
-_LONGEST: dict[int, int] = {Op.HELLO: NONCE + 2, Op.OPEN: LONGEST_OPEN, Op.SEVER: NONCE}
+_LONGEST: dict[int, int] = {Op.HELLO: NONCE_BYTES + 2, Op.OPEN: MAX_OPEN_BYTES, Op.SEVER: NONCE_BYTES}

@@ -20,9 +20,9 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
-from distributed_grid.domain.blocks import LARGEST_BLOCK
+from distributed_grid.domain.blocks import MAX_BLOCK_BYTES
 from distributed_grid.errors import ProtocolError
-from distributed_grid.memory.protocol.frames import CHUNK, digest_of
+from distributed_grid.memory.protocol.frames import CHUNK_BYTES, digest_of
 from distributed_grid.memory.protocol.ticket import is_copy_id
 from distributed_grid.posix.boot_clock import boot_id
 
@@ -110,7 +110,7 @@ class CopyFile:
             raise ProtocolError("a file that holds no copy")
         _, size, generation, ends, frozen, complete, letters, boot, name = TRAILER.unpack(packed)
         copy = name[:letters].decode("ascii", "replace")
-        if not 1 <= size <= LARGEST_BLOCK or file_bytes(size) != length or not is_copy_id(copy):
+        if not 1 <= size <= MAX_BLOCK_BYTES or file_bytes(size) != length or not is_copy_id(copy):
             raise ProtocolError("a copy whose trailer makes no sense")
         found = cls(fd, copy, size, path)
         found.generation, found.frozen, found.complete = generation, bool(frozen), bool(complete)
@@ -126,7 +126,7 @@ class CopyFile:
             if digest == 0 and first is None:
                 first = index
             elif digest != 0 and first is not None:
-                self.empty(first * CHUNK, min(index * CHUNK, self.size) - first * CHUNK)
+                self.empty(first * CHUNK_BYTES, min(index * CHUNK_BYTES, self.size) - first * CHUNK_BYTES)
                 first = None
 
     def empty(self, offset: int, length: int) -> None:
@@ -136,9 +136,9 @@ class CopyFile:
         number = ctypes.get_errno()
         if number != errno.EOPNOTSUPP:
             raise OSError(number, os.strerror(number))
-        zeros = memoryview(bytes(CHUNK))
-        for start in range(offset, offset + length, CHUNK):
-            self.put(zeros[: min(CHUNK, offset + length - start)], start)
+        zeros = memoryview(bytes(CHUNK_BYTES))
+        for start in range(offset, offset + length, CHUNK_BYTES):
+            self.put(zeros[: min(CHUNK_BYTES, offset + length - start)], start)
 
     def reset(self) -> None:
         """Forget all data, as before the first write."""
@@ -190,7 +190,7 @@ class CopyFile:
 
     def chunk_length(self, index: int) -> int:
         """How long this chunk is: the last may be shorter."""
-        return min(CHUNK, self.size - index * CHUNK)
+        return min(CHUNK_BYTES, self.size - index * CHUNK_BYTES)
 
     def set_digest(self, index: int, digest: int) -> None:
         """Record what a chunk holds."""
@@ -215,7 +215,7 @@ class CopyFile:
     def seal(self, index: int, scratch: memoryview) -> None:
         """Record the digest of a chunk from what it holds now."""
         view = scratch[: self.chunk_length(index)]
-        self.get_into(view, index * CHUNK)
+        self.get_into(view, index * CHUNK_BYTES)
         self.set_digest(index, digest_of(view))
 
     @property
@@ -226,7 +226,7 @@ class CopyFile:
 
 def chunks_in(size: int) -> int:
     """How many chunks a block of this size has."""
-    return -(-size // CHUNK)
+    return -(-size // CHUNK_BYTES)
 
 
 def padded(size: int) -> int:

@@ -18,7 +18,7 @@ from typing import Final
 
 from distributed_grid.errors import ProtocolError
 from distributed_grid.memory.protocol.control_messages import MakeReplica
-from distributed_grid.memory.protocol.frames import CHUNK, FrameStatus, digest_of
+from distributed_grid.memory.protocol.frames import CHUNK_BYTES, FrameStatus, digest_of
 from distributed_grid.memory.protocol.ticket import (
     FILL,
     READ,
@@ -31,7 +31,7 @@ from distributed_grid.memory.protocol.ticket import (
 from distributed_grid.memory.server.copy_file import CopyFile, found_on_disk
 from distributed_grid.memory.server.write_journal import Slot, StagedWrite, WriteJournal
 
-MOST_COPIES: Final = 50_000
+MAX_COPIES: Final = 50_000
 MOST_REMEMBERED: Final = 500_000
 KEY_BYTES: Final = 32
 VERIFIED_MS: Final = 10_000
@@ -63,7 +63,7 @@ class CopyStore:
         self._last_expiry: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
         self._touched: set[str] = set()
-        self._scratch = memoryview(bytearray(CHUNK))
+        self._scratch = memoryview(bytearray(CHUNK_BYTES))
         self._verified: set[tuple[CopyFile, int]] = set()
         self._verified_until = 0
 
@@ -90,7 +90,7 @@ class CopyStore:
     def open(self, claims: TicketClaims, now: int) -> tuple[FrameStatus, CopyFile | None, bool]:
         """What becomes of somebody with these (proven) claims: status, the copy, and whether it is a new one."""
         if claims.incarnation != self.incarnation:
-            return FrameStatus.GONE_LIFE, None, False
+            return FrameStatus.WRONG_INCARNATION, None, False
         if claims.expires_boot_ms <= now:
             return FrameStatus.EXPIRED, None, False
         backing = self.held.get(claims.copy)
@@ -102,7 +102,7 @@ class CopyStore:
     def _first(self, claims: TicketClaims, now: int) -> tuple[FrameStatus, CopyFile | None, bool]:
         if self._tombs.get(claims.copy, 0) > now:
             return FrameStatus.MOVED, None, False
-        if len(self.held) >= MOST_COPIES:
+        if len(self.held) >= MAX_COPIES:
             return FrameStatus.FULL, None, False
         try:
             backing = CopyFile.make(claims.copy, claims.size, self.spill if claims.on_disk else None)
@@ -162,7 +162,7 @@ class CopyStore:
 
     def write(self, backing: CopyFile, offset: int, slot: Slot, length: int, digest: int) -> FrameStatus:
         """Put checked data from a slot where they belong: all of them, or none."""
-        index = offset // CHUNK
+        index = offset // CHUNK_BYTES
         whole = length == backing.chunk_length(index)
         self._touched.add(backing.copy)
         try:
@@ -174,7 +174,7 @@ class CopyStore:
                     chunk = self._load(backing, index)
                     if chunk is None:
                         return FrameStatus.CORRUPT
-                    chunk[offset - index * CHUNK : offset - index * CHUNK + length] = slot.view[:length]
+                    chunk[offset - index * CHUNK_BYTES : offset - index * CHUNK_BYTES + length] = slot.view[:length]
                     digest = digest_of(chunk)
                 self._journalled(backing, offset, slot, length, digest)
         except OSError as error:
@@ -197,14 +197,14 @@ class CopyStore:
         if slot.index < 0 or backing.on_disk:
             journal.slots[0].view[:length] = slot.view[:length]
             slot = journal.slots[0]
-        index = offset // CHUNK
+        index = offset // CHUNK_BYTES
         before = backing.digests[index]
         journal.intend(slot, backing.copy, offset, length)
         try:
             backing.put(slot.view[:length], offset)
         except OSError:  # only pages that did not exist can have failed: those of a chunk with nothing or holes in it
             if before == 0:
-                backing.empty(index * CHUNK, backing.chunk_length(index))
+                backing.empty(index * CHUNK_BYTES, backing.chunk_length(index))
             else:
                 backing.seal(index, self._scratch)
             raise
@@ -218,7 +218,7 @@ class CopyStore:
 
         A part of a chunk is given only when the whole chunk is as it was written; -1 where it is not.
         """
-        index = offset // CHUNK
+        index = offset // CHUNK_BYTES
         stored = backing.digests[index]
         self.counters.reads += 1
         self.counters.bytes_out += len(view)
@@ -232,7 +232,7 @@ class CopyStore:
         elif self._load(backing, index) is None:
             return -1
         else:
-            start = offset - index * CHUNK
+            start = offset - index * CHUNK_BYTES
             view[:] = self._scratch[start : start + len(view)]
         return digest_of(view)
 
@@ -246,7 +246,7 @@ class CopyStore:
 
     def read_small(self, backing: CopyFile, offset: int, length: int) -> bytes | None:
         """A few bytes of a chunk that was verified within the last seconds; None where it was not."""
-        if (backing, offset // CHUNK) not in self._verified:
+        if (backing, offset // CHUNK_BYTES) not in self._verified:
             return None
         self.counters.reads += 1
         self.counters.bytes_out += length
@@ -260,7 +260,7 @@ class CopyStore:
         if stored == 0:
             chunk[:] = bytes(len(chunk))
             return chunk
-        backing.get_into(chunk, index * CHUNK)
+        backing.get_into(chunk, index * CHUNK_BYTES)
         if digest_of(chunk) != stored:
             return None
         self._verified.add((backing, index))

@@ -12,12 +12,12 @@ import secrets
 from typing import NamedTuple, Protocol
 
 from distributed_grid.errors import ProtocolError
-from distributed_grid.memory.protocol.frames import MOST_HANDLES, NONCE, OPENED, VERSION, FrameStatus
+from distributed_grid.memory.protocol.frames import MAX_HANDLES, NONCE_BYTES, OPENED, VERSION, FrameStatus
 from distributed_grid.memory.protocol.ticket import (
     TicketClaims,
     client_proof,
+    derive_secret,
     read_claims,
-    secret_for,
     server_proof,
 )
 from distributed_grid.memory.server.copy_file import CopyFile
@@ -62,9 +62,9 @@ class Handles:
 
     def greet(self, payload: bytes) -> tuple[FrameStatus, bytes]:
         """The answer to a greeting; nonces are new with each."""
-        if len(payload) != NONCE + 2 or int.from_bytes(payload[NONCE:], "little") != VERSION:
+        if len(payload) != NONCE_BYTES + 2 or int.from_bytes(payload[NONCE_BYTES:], "little") != VERSION:
             return FrameStatus.BAD, b""
-        self._nonces = (payload[:NONCE], secrets.token_bytes(NONCE))
+        self._nonces = (payload[:NONCE_BYTES], secrets.token_bytes(NONCE_BYTES))
         return FrameStatus.OK, self._nonces[1] + VERSION.to_bytes(2, "little")
 
     def open(self, payload: bytes) -> tuple[FrameStatus, bytes]:
@@ -73,7 +73,7 @@ class Handles:
             raise ConnectionClosed
         letters = int.from_bytes(payload[:2], "little")
         packed, proof = payload[2 : 2 + letters], payload[2 + letters :]
-        secret = secret_for(self._shelf.key, packed)
+        secret = derive_secret(self._shelf.key, packed)
         if not hmac.compare_digest(proof, client_proof(secret, *self._nonces, packed)):
             # A ticket of another life has another key; which life it is of is no secret, and helps an honest client.
             return self._why_unproven(packed), b""
@@ -81,7 +81,7 @@ class Handles:
             claims = read_claims(packed)
         except ProtocolError:
             return FrameStatus.DENIED, b""
-        if len(self._opened) >= MOST_HANDLES:
+        if len(self._opened) >= MAX_HANDLES:
             return FrameStatus.BAD, b""
         status, backing, is_new = self._shelf.open(claims, boot_ms())
         if backing is not None and is_new and not self._keeping.secure(backing):
@@ -101,7 +101,7 @@ class Handles:
             other_life = read_claims(packed).incarnation != self._shelf.incarnation
         except ProtocolError:
             other_life = False
-        return FrameStatus.GONE_LIFE if other_life else FrameStatus.DENIED
+        return FrameStatus.WRONG_INCARNATION if other_life else FrameStatus.DENIED
 
     def usable(self, number: int, right: int) -> tuple[FrameStatus, Handle | None]:
         """What this number opened, where it may be used so now; or why not."""

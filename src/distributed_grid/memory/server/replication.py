@@ -13,13 +13,13 @@ import os
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from distributed_grid.errors import GridError
 from distributed_grid.memory.client.connection import ServerConnection
 from distributed_grid.memory.protocol.control_messages import MakeReplica
-from distributed_grid.memory.protocol.frames import CHUNK
+from distributed_grid.memory.protocol.frames import CHUNK_BYTES
 from distributed_grid.memory.protocol.ticket import read_claims
 from distributed_grid.memory.server.copy_file import CopyFile
 from distributed_grid.memory.server.event_loop import EventLoop
@@ -58,25 +58,25 @@ class ReplicationTask:
     def _copy(self) -> None:
         if read_claims(self.order.ticket.claims).size != self.size:
             raise GridError("the ticket is for a block of another size")
-        channel = ServerConnection.to(self.order.target, seconds=CONNECT_SECONDS)
+        connection = ServerConnection.connect(self.order.target, seconds=CONNECT_SECONDS)
         try:
-            opened = channel.open(self.order.ticket)
-            if opened.complete:
-                return
-            buffer = memoryview(bytearray(CHUNK))
-            with channel.writing(opened) as writer:
-                for index, digest in enumerate(self.digests):
-                    if self.is_cancelled:
-                        raise GridError("the source was let go of meanwhile")
-                    if digest:
-                        length = min(CHUNK, self.size - index * CHUNK)
-                        view = buffer[:length]
-                        if os.preadv(self.fd, [view], index * CHUNK) != length:
-                            raise GridError("the source could not be read")
-                        writer.put(index * CHUNK, view, digest)
-            channel.end_fill(opened)
+            opened = connection.open(self.order.ticket)
+            if not opened.complete:
+                connection.write_chunks(opened, self._chunks())
+                connection.end_fill(opened)
         finally:
-            channel.close()
+            connection.close()
+
+    def _chunks(self) -> Iterator[tuple[int, memoryview, int]]:
+        buffer = memoryview(bytearray(CHUNK_BYTES))
+        for index, digest in enumerate(self.digests):
+            if self.is_cancelled:
+                raise GridError("the source was freed meanwhile")
+            if digest:
+                view = buffer[: min(CHUNK_BYTES, self.size - index * CHUNK_BYTES)]
+                if os.preadv(self.fd, [view], index * CHUNK_BYTES) != len(view):
+                    raise GridError("the source could not be read")
+                yield index * CHUNK_BYTES, view, digest
 
 
 class CopyReplicator:

@@ -16,7 +16,7 @@ from struct import Struct
 from typing import Final
 
 from distributed_grid.errors import ProtocolError
-from distributed_grid.memory.protocol.frames import CHUNK
+from distributed_grid.memory.protocol.frames import CHUNK_BYTES
 from distributed_grid.memory.server.copy_file import CopyFile, padded
 
 SLOTS: Final = 32
@@ -40,7 +40,7 @@ class WriteJournal:
 
     def __init__(self, fd: int, slots: int = SLOTS) -> None:
         self.fd = fd
-        length = padded(slots * _RECORD_BYTES) + slots * CHUNK
+        length = padded(slots * _RECORD_BYTES) + slots * CHUNK_BYTES
         found = os.fstat(fd).st_size
         if found not in (0, length):
             raise ProtocolError(f"a journal of {found} bytes instead of {length}")
@@ -49,7 +49,7 @@ class WriteJournal:
         self._map = mmap.mmap(fd, length)
         whole = memoryview(self._map)
         start = padded(slots * _RECORD_BYTES)
-        self.slots = [Slot(whole[start + i * CHUNK : start + (i + 1) * CHUNK], i) for i in range(slots)]
+        self.slots = [Slot(whole[start + i * CHUNK_BYTES : start + (i + 1) * CHUNK_BYTES], i) for i in range(slots)]
 
     @classmethod
     def make(cls) -> WriteJournal:
@@ -70,14 +70,14 @@ class WriteJournal:
     def replay(self, held: Mapping[str, CopyFile]) -> int:
         """Finish what was intended for these copies, and say how many chunks that were."""
         done = 0
-        scratch = memoryview(bytearray(CHUNK))
+        scratch = memoryview(bytearray(CHUNK_BYTES))
         for slot in self.slots:
             valid, length, offset, letters, name = _RECORD.unpack_from(self._map, slot.index * _RECORD_BYTES)
             backing = held.get(name[:letters].decode("ascii", "replace"))
-            fits = 1 <= length <= CHUNK and offset // CHUNK == (offset + length - 1) // CHUNK
+            fits = 1 <= length <= CHUNK_BYTES and offset // CHUNK_BYTES == (offset + length - 1) // CHUNK_BYTES
             if valid == _VALID and backing is not None and fits and offset + length <= backing.size:
                 backing.put(slot.view[:length], offset)
-                backing.seal(offset // CHUNK, scratch)
+                backing.seal(offset // CHUNK_BYTES, scratch)
                 done += 1
             self.settle(slot)
         return done
@@ -104,7 +104,7 @@ class StagedWrite:
             return self._free.pop()
         if self._plain:
             return self._plain.pop()
-        return Slot(memoryview(bytearray(CHUNK)), -1)
+        return Slot(memoryview(bytearray(CHUNK_BYTES)), -1)
 
     def give(self, slot: Slot) -> None:
         """Take it back. What it held stays readable to nobody: a slot is filled before it is read."""

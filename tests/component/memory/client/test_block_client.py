@@ -14,7 +14,7 @@ import pytest
 
 from distributed_grid.errors import BadInput, NotFound
 from distributed_grid.memory.client.block_client import BlockClient
-from distributed_grid.memory.client.buffers import fresh_bytes
+from distributed_grid.memory.client.buffers import ReadBuffer
 from tests.component.memory.memory_servers import Lender, TinyDesk, lenders, wait_for
 
 MIB = 1024 * 1024
@@ -35,7 +35,7 @@ def desk(request: pytest.FixtureRequest) -> TinyDesk:
 
 @pytest.fixture
 def blocks(desk: TinyDesk) -> Iterator[BlockClient]:
-    blocks = BlockClient(desk, patience_seconds=20)
+    blocks = BlockClient(desk, retry_seconds=20)
     yield blocks
     blocks.close()
 
@@ -127,7 +127,7 @@ def test_any_buffer_will_do(desk: TinyDesk, blocks: BlockClient, lender: Lender)
 
 
 def test_several_streams_carry_one_transfer(desk: TinyDesk, lender: Lender) -> None:
-    blocks = BlockClient(desk, streams=4, patience_seconds=20)
+    blocks = BlockClient(desk, streams=4, retry_seconds=20)
     size = 40 * MIB + 3
     block, data = a_block(desk, lender, size), os.urandom(MIB) * 40 + b"end"
     blocks.write(block, data)
@@ -156,18 +156,18 @@ def test_a_forked_child_makes_connections_of_its_own(desk: TinyDesk, blocks: Blo
 
 def test_a_block_of_this_machine_is_mapped_read_only_and_shows_what_is_written(lender: Lender) -> None:
     desk = TinyDesk()
-    blocks = BlockClient(desk, patience_seconds=20)
+    blocks = BlockClient(desk, retry_seconds=20)
     block = a_block(desk, lender, 2 * MIB + 5)
     blocks.write(block, b"hello", MIB)
-    view = blocks.mapped(block)
+    view = blocks.map(block)
     assert view is not None
     assert view.readonly
     assert len(view) == 2 * MIB + 5
     assert bytes(view[MIB : MIB + 5]) == b"hello"
     blocks.write(block, b"j", MIB)
     assert bytes(view[MIB : MIB + 5]) == b"jello"
-    assert blocks.mapped(block) is view
-    fd = blocks._switchboard.descriptor(blocks._known[block].places[0])
+    assert blocks.map(block) is view
+    fd = blocks._pool.open_descriptor(blocks._locations[block].copies[0])
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.write(fd, b"!")
     with pytest.raises(PermissionError):
@@ -182,16 +182,17 @@ def test_a_block_of_this_machine_is_mapped_read_only_and_shows_what_is_written(l
 def test_a_block_of_another_machine_is_not_mapped(lender: Lender) -> None:
     desk = TinyDesk()
     desk.use_path = False
-    blocks = BlockClient(desk, patience_seconds=20)
-    assert blocks.mapped(a_block(desk, lender, MIB)) is None
+    blocks = BlockClient(desk, retry_seconds=20)
+    assert blocks.map(a_block(desk, lender, MIB)) is None
     blocks.close()
 
 
-@pytest.mark.parametrize("size", [2, 3, 100, 4096, 5 * MIB + 1, 40 * MIB])
-def test_fresh_bytes_are_bytes_like_any_other(size: int) -> None:
-    made, view = fresh_bytes(size)
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 100, 4096, 5 * MIB + 1, 40 * MIB])
+def test_bytes_that_were_filled_in_place_are_bytes_like_any_other(size: int) -> None:
+    buffer = ReadBuffer(size)
     content = os.urandom(size)
-    view[:] = content
+    buffer.view[:] = content
+    made = buffer.to_bytes()
     assert made == content
     assert type(made) is bytes
     assert hash(made) == hash(content)
@@ -199,9 +200,13 @@ def test_fresh_bytes_are_bytes_like_any_other(size: int) -> None:
 
 
 def test_bytes_that_the_interpreter_shares_are_never_filled() -> None:
-    for size in (-1, 0, 1):
-        with pytest.raises(ValueError, match="two"):
-            fresh_bytes(size)
+    for content in (b"", b"a"):
+        buffer = ReadBuffer(len(content))
+        buffer.view[:] = b"b"[: len(content)]
+        assert buffer.to_bytes() == b"b"[: len(content)]
+        assert bytes([97]) == b"a"
+    with pytest.raises(ValueError, match="negative"):
+        ReadBuffer(-1)
 
 
 def test_memory_is_made_ready_as_long_as_somebody_wants_it() -> None:
@@ -211,13 +216,13 @@ def test_memory_is_made_ready_as_long_as_somebody_wants_it() -> None:
         return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
     start = resident()
-    made, view = fresh_bytes(128 * MIB)
+    buffer = ReadBuffer(128 * MIB)
     wait_for(lambda: resident() > start + 100 * MIB)  # nobody has written to it
     wait_for(lambda: set(threading.enumerate()) <= before)
-    view[:5] = b"other"
-    assert made[:5] == b"other"
-    del made, view
-    made, view = fresh_bytes(1024 * MIB)
-    del made, view
+    buffer.view[:5] = b"other"
+    assert buffer.to_bytes()[:5] == b"other"
+    del buffer
+    buffer = ReadBuffer(1024 * MIB)
+    del buffer
     wait_for(lambda: set(threading.enumerate()) <= before)
     assert resident() < start + 64 * MIB

@@ -82,7 +82,7 @@ def desk(lender: Lender) -> Iterator[TinyDesk]:
 
 
 def through(desk: TinyDesk, lender: Lender, name: str, data: bytes, compression: str) -> dict[str, int | float]:
-    blocks = BlockClient(desk, compression=compression, patience_seconds=30)
+    blocks = BlockClient(desk, compression=compression, retry_seconds=30)
     size = len(data)
     desk.allocate(name, 3 * size, lender)
     for number in range(3):

@@ -13,7 +13,7 @@ import pytest
 
 from distributed_grid.errors import Corrupt, NotFound, TimedOut
 from distributed_grid.memory.client.block_client import BlockClient
-from distributed_grid.memory.protocol.frames import CHUNK
+from distributed_grid.memory.protocol.frames import CHUNK_BYTES
 from distributed_grid.memory.protocol.ticket import FILL, READ, WRITE
 from distributed_grid.wire import CopyMadeReport, MakeCopyOrder
 from tests.component.memory.memory_servers import Lender, TinyDesk, lenders, wait_for
@@ -35,7 +35,7 @@ def desk() -> TinyDesk:
 
 @pytest.fixture
 def blocks(desk: TinyDesk) -> Iterator[BlockClient]:
-    blocks = BlockClient(desk, patience_seconds=30)
+    blocks = BlockClient(desk, retry_seconds=30)
     yield blocks
     blocks.close()
 
@@ -66,7 +66,7 @@ def test_only_what_was_written_takes_room_at_the_new_place(
     one, other = two
     block = an_id()
     desk.allocate(block, 64 * MIB, one)
-    blocks.write(block, b"x" * CHUNK, 8 * MIB)
+    blocks.write(block, b"x" * CHUNK_BYTES, 8 * MIB)
     assert not desk.move(block, other).problem
     wait_for(lambda: other.keeper.stats()["copies"] == 1)
     assert other.keeper.resident_bytes < MIB
@@ -75,7 +75,7 @@ def test_only_what_was_written_takes_room_at_the_new_place(
 
 def test_a_block_goes_to_disk_and_back(desk: TinyDesk, blocks: BlockClient, two: list[Lender]) -> None:
     one, other = two
-    block, data = an_id(), os.urandom(CHUNK + 99)
+    block, data = an_id(), os.urandom(CHUNK_BYTES + 99)
     desk.allocate(block, len(data), one)
     blocks.write(block, data)
     assert not desk.move(block, other, on_disk=True).problem
@@ -99,11 +99,11 @@ def test_writers_in_flight_only_wait_while_a_block_moves_back_and_forth(
     def write_on(number: int) -> None:
         share = size // 3
         start, model, seed = number * share, bytearray(share), random.Random(number)
-        own = BlockClient(desk, patience_seconds=30)
+        own = BlockClient(desk, retry_seconds=30)
         try:
             while not stop.is_set():
                 at = seed.randrange(share - 1)
-                data = seed.randbytes(min(seed.choice([3, 5000, CHUNK, 2 * CHUNK]), share - at))
+                data = seed.randbytes(min(seed.choice([3, 5000, CHUNK_BYTES, 2 * CHUNK_BYTES]), share - at))
                 own.write(block, data, start + at)
                 model[at : at + len(data)] = data
                 assert own.read(block, len(data), start + at) == data
@@ -141,7 +141,7 @@ def test_a_copy_that_cannot_be_made_is_told_and_the_block_is_usable_again(
     gone = type(other.served.endpoint)("127.0.0.1", port)
     made = one.make_copy(MakeCopyOrder(f"{block}:1", 2, gone, ticket))
     assert "refused" in made.problem
-    impatient = BlockClient(desk, patience_seconds=0.1)
+    impatient = BlockClient(desk, retry_seconds=0.1)
     assert impatient.read(block, 4) == b"safe", "a frozen copy can be read"
     with pytest.raises(TimedOut, match="frozen"):
         impatient.write(block, b"more", 4)
@@ -216,14 +216,14 @@ def test_a_second_copy_gets_every_write_and_can_take_over(
 ) -> None:
     one, other = two
     block = an_id()
-    desk.allocate(block, 2 * CHUNK, one, other)
-    data = os.urandom(2 * CHUNK)
+    desk.allocate(block, 2 * CHUNK_BYTES, one, other)
+    data = os.urandom(2 * CHUNK_BYTES)
     blocks.write(block, data)
-    blocks.write(block, b"both", CHUNK - 2)
+    blocks.write(block, b"both", CHUNK_BYTES - 2)
     known = desk.blocks[block]
     known["places"], known["generation"] = known["places"][1:], 2  # the first lender was lost
     blocks.forget(block)
-    assert blocks.read(block, 2 * CHUNK) == data[: CHUNK - 2] + b"both" + data[CHUNK + 2 :]
+    assert blocks.read(block, 2 * CHUNK_BYTES) == data[: CHUNK_BYTES - 2] + b"both" + data[CHUNK_BYTES + 2 :]
     one.free(f"{block}:1")
     other.free(f"{block}:2")
 
@@ -231,7 +231,7 @@ def test_a_second_copy_gets_every_write_and_can_take_over(
 @pytest.mark.parametrize("streams", [1, 3])
 def test_what_one_copy_has_lost_is_read_from_the_other(desk: TinyDesk, two: list[Lender], streams: int) -> None:
     one, other = two
-    block, size, edge = an_id(), 200 * CHUNK, 100 * CHUNK
+    block, size, edge = an_id(), 200 * CHUNK_BYTES, 100 * CHUNK_BYTES
     desk.allocate(block, size, one, other)
     data = os.urandom(size)
     with contextlib.closing(BlockClient(desk, streams=streams)) as blocks:
@@ -240,7 +240,7 @@ def test_what_one_copy_has_lost_is_read_from_the_other(desk: TinyDesk, two: list
         assert blocks.read(block, size) == data
         assert blocks.read(block, 7, edge + 2) == data[edge + 2 : edge + 9]
         assert blocks.read_many([(block, 8, 0), (block, 8, edge)]) == [data[:8], data[edge : edge + 8]]
-        spoil(other, f"{block}:2", edge + CHUNK - 1)
+        spoil(other, f"{block}:2", edge + CHUNK_BYTES - 1)
         with pytest.raises(Corrupt, match="not what was written"):
             blocks.read(block, size)
         assert blocks.read(block, edge) == data[:edge]
@@ -270,7 +270,7 @@ def test_expired_tickets_are_renewed_on_the_way(desk: TinyDesk, blocks: BlockCli
             return desk.call(op, **arguments)
 
     later = Later()
-    patient = BlockClient(later, patience_seconds=10)
+    patient = BlockClient(later, retry_seconds=10)
     patient.write(block, b"there")
     assert patient.read(block, 5) == b"there"
     assert later.calls == 3
@@ -298,7 +298,7 @@ def test_any_story_of_reads_writes_moves_and_faults_ends_as_the_model(
     luck = random.Random(seed)
     desk.use_path = seed % 2 == 0
     block = an_id()
-    size = luck.choice([100, CHUNK, 3 * CHUNK + 1234])
+    size = luck.choice([100, CHUNK_BYTES, 3 * CHUNK_BYTES + 1234])
     desk.allocate(block, size, two[0])
     model = bytearray(size)
     at_now = 0
@@ -326,7 +326,7 @@ def test_any_story_of_reads_writes_moves_and_faults_ends_as_the_model(
         elif deed == "kill":
             luck.choice(two).kill_server()
         elif deed == "cut":
-            for channels in blocks._switchboard._idle.values():
+            for channels in blocks._pool._idle.values():
                 for channel in channels:
                     with contextlib.suppress(OSError):
                         channel.sock.shutdown(socket.SHUT_RDWR)

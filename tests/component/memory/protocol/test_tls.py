@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 
 from distributed_grid.memory.client.block_client import BlockClient
 from distributed_grid.memory.client.connection import ConnectionBroken, ServerConnection
-from distributed_grid.memory.protocol.frames import CHUNK
+from distributed_grid.memory.protocol.frames import CHUNK_BYTES
 from distributed_grid.wire import Endpoint
 from tests.component.memory.memory_servers import Lender, TinyDesk, lenders, wait_for
 
@@ -56,8 +56,8 @@ def desk() -> TinyDesk:
 
 
 def test_everything_works_encrypted_through_a_crash_and_a_move(desk: TinyDesk, two: list[Lender]) -> None:
-    blocks = BlockClient(desk, patience_seconds=30)
-    size = 5 * CHUNK + 77
+    blocks = BlockClient(desk, retry_seconds=30)
+    size = 5 * CHUNK_BYTES + 77
     data = os.urandom(size)
     desk.allocate("b", size, two[0])
     assert two[0].served.endpoint.fingerprint
@@ -67,8 +67,11 @@ def test_everything_works_encrypted_through_a_crash_and_a_move(desk: TinyDesk, t
     two[0].kill_server()
     assert blocks.read("b", size) == data
     assert not desk.move("b", two[1]).problem
-    blocks.write("b", b"!", CHUNK)
-    assert blocks.read("b", 3, CHUNK - 1) == data[CHUNK - 1 : CHUNK] + b"!" + data[CHUNK + 1 : CHUNK + 2]
+    blocks.write("b", b"!", CHUNK_BYTES)
+    assert (
+        blocks.read("b", 3, CHUNK_BYTES - 1)
+        == data[CHUNK_BYTES - 1 : CHUNK_BYTES] + b"!" + data[CHUNK_BYTES + 1 : CHUNK_BYTES + 2]
+    )
     assert blocks.read_many([("b", 100, at) for at in range(0, 50_000, 100)]) == [
         data[at : at + 100] for at in range(0, 50_000, 100)
     ]
@@ -79,13 +82,13 @@ def test_another_certificate_than_the_one_that_was_told_is_refused(two: list[Len
     right = two[0].served.endpoint
     wrong = Endpoint(right.host, right.port, "0" * 64, "", right.incarnation)
     with pytest.raises(ConnectionBroken, match="certificate"):
-        ServerConnection.to(wrong, seconds=5)
+        ServerConnection.connect(wrong, seconds=5)
 
 
 def test_a_plain_client_gets_nothing_out_of_an_encrypted_server(two: list[Lender]) -> None:
     right = two[0].served.endpoint
     with pytest.raises(ConnectionBroken):
-        ServerConnection.to(Endpoint(right.host, right.port), seconds=5)
+        ServerConnection.connect(Endpoint(right.host, right.port), seconds=5)
     assert wait_for(lambda: two[0].served) is not None
 
 
@@ -97,8 +100,8 @@ def test_the_private_key_is_in_no_file(two: list[Lender]) -> None:
 
 def test_a_server_is_started_again_when_the_network_is_trusted_no_more(tmp_path: Path, desk: TinyDesk) -> None:
     with lenders(tmp_path / "memory") as (lender,):
-        blocks = BlockClient(desk, patience_seconds=30)
-        desk.allocate("b", CHUNK, lender)
+        blocks = BlockClient(desk, retry_seconds=30)
+        desk.allocate("b", CHUNK_BYTES, lender)
         blocks.write("b", b"kept")
         assert not lender.served.endpoint.fingerprint
         lender._order = dict(zip(("certificate", "private_key"), a_certificate(), strict=True))

@@ -8,7 +8,6 @@ import random
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,20 +18,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distributed_grid.memory.client.block_client import BlockClient
-from distributed_grid.memory.client.chunks import ChunkRange
-from distributed_grid.memory.client.connection import ConnectionBroken, Opened, ServerConnection, StatusError
+from distributed_grid.memory.client.connection import ConnectionBroken, Opened, ServerConnection
+from distributed_grid.memory.client.transfer_queue import ChunkRange, TransferQueue
 from distributed_grid.memory.protocol.frames import (
     ANSWER,
-    CHUNK,
+    CHUNK_BYTES,
     MAGIC,
-    NONCE,
+    NONCE_BYTES,
     REQUEST,
     STEADY,
     FrameStatus,
     Op,
+    StatusError,
     digest_of,
 )
-from distributed_grid.memory.protocol.ticket import READ, WRITE, TicketClaims, client_proof, issue
+from distributed_grid.memory.protocol.ticket import READ, WRITE, TicketClaims, client_proof, issue_ticket
 from distributed_grid.memory.server.connection import ClientConnection
 from distributed_grid.memory.server.copy_store import CopyStore
 from distributed_grid.memory.server.stream import ConnectionClosed
@@ -42,7 +42,7 @@ from distributed_grid.wire import Ticket
 from tests.component.memory.memory_servers import Lender, TinyDesk, lenders
 
 KEY = b"k" * 32
-SIZE = 2 * CHUNK + 100
+SIZE = 2 * CHUNK_BYTES + 100
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def some_claims(lender: Lender, rights: int = READ | WRITE, **changes: object) -
 
 
 def a_channel(lender: Lender) -> ServerConnection:
-    return ServerConnection.to(lender.served.endpoint, seconds=5)
+    return ServerConnection.connect(lender.served.endpoint, seconds=5)
 
 
 def said_to(lender: Lender, ticket: Ticket) -> FrameStatus:
@@ -73,30 +73,35 @@ def said_to(lender: Lender, ticket: Ticket) -> FrameStatus:
 
 
 def test_a_ticket_opens_its_copy_and_the_server_proves_itself(lender: Lender) -> None:
-    assert said_to(lender, issue(lender.served.key, some_claims(lender))) is FrameStatus.OK
+    assert said_to(lender, issue_ticket(lender.served.key, some_claims(lender))) is FrameStatus.OK
 
 
 def test_a_wrong_secret_is_denied_without_a_reason(lender: Lender) -> None:
-    ticket = issue(lender.served.key, some_claims(lender))
+    ticket = issue_ticket(lender.served.key, some_claims(lender))
     assert said_to(lender, Ticket(ticket.claims, b"x" * 32)) is FrameStatus.DENIED
-    more = issue(lender.served.key, some_claims(lender, size=SIZE + 1)).claims
+    more = issue_ticket(lender.served.key, some_claims(lender, size=SIZE + 1)).claims
     assert said_to(lender, Ticket(more, ticket.secret)) is FrameStatus.DENIED
 
 
 def test_an_expired_ticket_and_one_of_another_life_are_told_apart(lender: Lender) -> None:
     key = lender.served.key
-    assert said_to(lender, issue(key, some_claims(lender, expires_boot_ms=boot_ms() - 1))) is FrameStatus.EXPIRED
-    assert said_to(lender, issue(key, some_claims(lender, incarnation="before"))) is FrameStatus.GONE_LIFE
-    assert said_to(lender, issue(b"old key", some_claims(lender, incarnation="before"))) is FrameStatus.GONE_LIFE
+    assert said_to(lender, issue_ticket(key, some_claims(lender, expires_boot_ms=boot_ms() - 1))) is FrameStatus.EXPIRED
+    assert (
+        said_to(lender, issue_ticket(key, some_claims(lender, incarnation="before"))) is FrameStatus.WRONG_INCARNATION
+    )
+    assert (
+        said_to(lender, issue_ticket(b"old key", some_claims(lender, incarnation="before")))
+        is FrameStatus.WRONG_INCARNATION
+    )
 
 
 def test_a_server_that_cannot_prove_itself_is_not_believed(lender: Lender) -> None:
     """Somebody who answers at that address, but has not the key."""
-    ticket = issue(lender.served.key, some_claims(lender))
+    ticket = issue_ticket(lender.served.key, some_claims(lender))
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        theirs.sendall(ANSWER.pack(0x6D61, 0, 0, 1, NONCE + 2, 0) + bytes(NONCE) + b"\1\0")
-        channel = ServerConnection._greeted(ours, is_local=True)
+        theirs.sendall(ANSWER.pack(0x6D61, 0, 0, 1, NONCE_BYTES + 2, 0) + bytes(NONCE_BYTES) + b"\1\0")
+        channel = ServerConnection.handshake(ours, is_local=True)
         theirs.sendall(ANSWER.pack(0x6D61, 0, 0, 2, 53, 0) + bytes(53))
         with pytest.raises(ConnectionBroken, match="prove"):
             channel.open(ticket)
@@ -104,17 +109,17 @@ def test_a_server_that_cannot_prove_itself_is_not_believed(lender: Lender) -> No
 
 def test_a_reader_may_not_write(lender: Lender) -> None:
     channel = a_channel(lender)
-    opened = channel.open(issue(lender.served.key, some_claims(lender, READ)))
+    opened = channel.open(issue_ticket(lender.served.key, some_claims(lender, READ)))
     with pytest.raises(StatusError) as answer:
-        channel.write(deque([ChunkRange(opened.handle, 0, memoryview(b"x"))]))
+        channel.write(TransferQueue([ChunkRange(opened.handle, 0, memoryview(b"x"))]))
     assert answer.value.status is FrameStatus.DENIED
     channel.close()
 
 
-@pytest.mark.parametrize(("offset", "length"), [(SIZE - 1, 2), (SIZE, 1), (2**63, 1), (CHUNK - 1, 2), (0, 0)])
+@pytest.mark.parametrize(("offset", "length"), [(SIZE - 1, 2), (SIZE, 1), (2**63, 1), (CHUNK_BYTES - 1, 2), (0, 0)])
 def test_a_read_outside_the_block_or_across_chunks_is_refused(lender: Lender, offset: int, length: int) -> None:
     channel = a_channel(lender)
-    opened = channel.open(issue(lender.served.key, some_claims(lender)))
+    opened = channel.open(issue_ticket(lender.served.key, some_claims(lender)))
     channel.sock.sendall(REQUEST.pack(MAGIC, Op.READ, 0, opened.handle, 9, length, 0, offset, 0))
     assert ANSWER.unpack(channel.sock.recv(ANSWER.size, socket.MSG_WAITALL))[1] == FrameStatus.BAD
     assert read(channel, opened, 0, 5) == bytes(5), "the connection is as good as before"
@@ -123,70 +128,70 @@ def test_a_read_outside_the_block_or_across_chunks_is_refused(lender: Lender, of
 
 def read(channel: ServerConnection, opened: Opened, offset: int, size: int) -> bytes:
     buffer = bytearray(size)
-    channel.read(deque([ChunkRange(opened.handle, offset, memoryview(buffer))]))
+    channel.read(TransferQueue([ChunkRange(opened.handle, offset, memoryview(buffer))]))
     return bytes(buffer)
 
 
 def test_a_write_whose_digest_does_not_fit_changes_nothing(lender: Lender) -> None:
     channel = a_channel(lender)
-    opened = channel.open(issue(lender.served.key, some_claims(lender)))
-    channel.write(deque([ChunkRange(opened.handle, 0, memoryview(b"a" * CHUNK))]))
-    for data, flags in ((b"b" * CHUNK, 0), (b"b" * 10, 0), (b"\xff" * 9, 1)):
+    opened = channel.open(issue_ticket(lender.served.key, some_claims(lender)))
+    channel.write(TransferQueue([ChunkRange(opened.handle, 0, memoryview(b"a" * CHUNK_BYTES))]))
+    for data, flags in ((b"b" * CHUNK_BYTES, 0), (b"b" * 10, 0), (b"\xff" * 9, 1)):
         channel.sock.sendall(
-            REQUEST.pack(MAGIC, Op.WRITE, flags, opened.handle, 9, CHUNK if flags else len(data), len(data), 0, 1)
+            REQUEST.pack(MAGIC, Op.WRITE, flags, opened.handle, 9, CHUNK_BYTES if flags else len(data), len(data), 0, 1)
             + data
         )
         assert ANSWER.unpack(channel.sock.recv(ANSWER.size, socket.MSG_WAITALL))[1] == FrameStatus.CORRUPT
-    assert read(channel, opened, 0, CHUNK) == b"a" * CHUNK
+    assert read(channel, opened, 0, CHUNK_BYTES) == b"a" * CHUNK_BYTES
     channel.close()
 
 
 def test_who_goes_away_half_way_leaves_nothing_behind(lender: Lender) -> None:
     channel, other = a_channel(lender), a_channel(lender)
-    ticket = issue(lender.served.key, some_claims(lender))
+    ticket = issue_ticket(lender.served.key, some_claims(lender))
     opened, again = channel.open(ticket), other.open(ticket)
-    other.write(deque([ChunkRange(again.handle, 0, memoryview(b"a" * CHUNK))]))
-    for offset in (0, CHUNK):
+    other.write(TransferQueue([ChunkRange(again.handle, 0, memoryview(b"a" * CHUNK_BYTES))]))
+    for offset in (0, CHUNK_BYTES):
         late = a_channel(lender)
         handle = late.open(ticket).handle
-        data = b"b" * CHUNK
-        head = REQUEST.pack(MAGIC, Op.WRITE, 0, handle, 9, CHUNK, CHUNK, offset, digest_of(data))
-        late.sock.sendall(head + data[: CHUNK // 2])
+        data = b"b" * CHUNK_BYTES
+        head = REQUEST.pack(MAGIC, Op.WRITE, 0, handle, 9, CHUNK_BYTES, CHUNK_BYTES, offset, digest_of(data))
+        late.sock.sendall(head + data[: CHUNK_BYTES // 2])
         late.close()
-    assert read(channel, opened, 0, CHUNK) == b"a" * CHUNK
-    assert read(channel, opened, CHUNK, CHUNK) == bytes(CHUNK)
+    assert read(channel, opened, 0, CHUNK_BYTES) == b"a" * CHUNK_BYTES
+    assert read(channel, opened, CHUNK_BYTES, CHUNK_BYTES) == bytes(CHUNK_BYTES)
     channel.close()
     other.close()
 
 
 def test_what_is_under_way_on_a_severed_connection_is_never_done(lender: Lender) -> None:
     old, new = a_channel(lender), a_channel(lender)
-    ticket = issue(lender.served.key, some_claims(lender))
+    ticket = issue_ticket(lender.served.key, some_claims(lender))
     handle, opened = old.open(ticket).handle, new.open(ticket)
-    data = b"a" * CHUNK
-    head = REQUEST.pack(MAGIC, Op.WRITE, 0, handle, 9, CHUNK, CHUNK, 0, digest_of(data))
+    data = b"a" * CHUNK_BYTES
+    head = REQUEST.pack(MAGIC, Op.WRITE, 0, handle, 9, CHUNK_BYTES, CHUNK_BYTES, 0, digest_of(data))
     old.sock.sendall(head + data[:-1])
-    new.sever(b"x" * NONCE)  # somebody else's guess
+    new.sever(b"x" * NONCE_BYTES)  # somebody else's guess
     new.sever(old.nonce)
-    new.write(deque([ChunkRange(opened.handle, 0, memoryview(b"b" * CHUNK))]))
+    new.write(TransferQueue([ChunkRange(opened.handle, 0, memoryview(b"b" * CHUNK_BYTES))]))
     with contextlib.suppress(OSError):
         old.sock.sendall(data[-1:])
     assert _is_closed(old.sock)
-    assert read(new, opened, 0, CHUNK) == b"b" * CHUNK
+    assert read(new, opened, 0, CHUNK_BYTES) == b"b" * CHUNK_BYTES
     old.close()
     new.close()
 
 
 def test_a_client_that_stalls_half_way_holds_nobody_up(lender: Lender) -> None:
-    ticket = issue(lender.served.key, some_claims(lender))
+    ticket = issue_ticket(lender.served.key, some_claims(lender))
     stalled = [a_channel(lender) for _ in range(SLOTS + 5)]  # more than there are warm slots
     for one in stalled:
         handle = one.open(ticket).handle
-        one.sock.sendall(REQUEST.pack(MAGIC, Op.WRITE, 0, handle, 9, CHUNK, CHUNK, 0, 1) + b"some")
+        one.sock.sendall(REQUEST.pack(MAGIC, Op.WRITE, 0, handle, 9, CHUNK_BYTES, CHUNK_BYTES, 0, 1) + b"some")
     channel = a_channel(lender)
     opened = channel.open(ticket)
-    channel.write(deque([ChunkRange(opened.handle, 0, memoryview(b"w" * CHUNK))]))
-    channel.write(deque([ChunkRange(opened.handle, 7, memoryview(b"over"))]))
+    channel.write(TransferQueue([ChunkRange(opened.handle, 0, memoryview(b"w" * CHUNK_BYTES))]))
+    channel.write(TransferQueue([ChunkRange(opened.handle, 7, memoryview(b"over"))]))
     assert read(channel, opened, 0, 12) == b"w" * 7 + b"over" + b"w"
     for one in (channel, *stalled):
         one.close()
@@ -194,14 +199,16 @@ def test_a_client_that_stalls_half_way_holds_nobody_up(lender: Lender) -> None:
 
 def test_a_steady_reader_that_takes_nothing_sees_each_chunk_as_it_was_at_one_moment(lender: Lender) -> None:
     slow, writer = a_channel(lender), a_channel(lender)
-    ticket = issue(lender.served.key, some_claims(lender, size=64 * CHUNK))
+    ticket = issue_ticket(lender.served.key, some_claims(lender, size=64 * CHUNK_BYTES))
     handle, opened = slow.open(ticket).handle, writer.open(ticket)
-    old, new = os.urandom(CHUNK), os.urandom(CHUNK)
-    writer.write(deque(ChunkRange(opened.handle, at * CHUNK, memoryview(old)) for at in range(64)))
+    old, new = os.urandom(CHUNK_BYTES), os.urandom(CHUNK_BYTES)
+    writer.write(TransferQueue(ChunkRange(opened.handle, at * CHUNK_BYTES, memoryview(old)) for at in range(64)))
     slow.sock.sendall(
-        b"".join(REQUEST.pack(MAGIC, Op.READ, STEADY, handle, at, CHUNK, 0, at * CHUNK, 0) for at in range(64))
+        b"".join(
+            REQUEST.pack(MAGIC, Op.READ, STEADY, handle, at, CHUNK_BYTES, 0, at * CHUNK_BYTES, 0) for at in range(64)
+        )
     )
-    writer.write(deque(ChunkRange(opened.handle, at * CHUNK, memoryview(new)) for at in range(64)))
+    writer.write(TransferQueue(ChunkRange(opened.handle, at * CHUNK_BYTES, memoryview(new)) for at in range(64)))
     seen = set()
     for _ in range(64):
         _, status, _, _, length, digest = ANSWER.unpack(slow.sock.recv(ANSWER.size, socket.MSG_WAITALL))
@@ -217,8 +224,8 @@ def test_a_steady_reader_that_takes_nothing_sees_each_chunk_as_it_was_at_one_mom
 def test_readers_and_writers_of_the_same_chunks_never_see_a_mixture(lender: Lender) -> None:
     desk = TinyDesk()
     desk.use_path = False
-    desk.allocate("same", 32 * CHUNK, lender)
-    versions = [bytes([number]) * CHUNK for number in (1, 2, 3)]
+    desk.allocate("same", 32 * CHUNK_BYTES, lender)
+    versions = [bytes([number]) * CHUNK_BYTES for number in (1, 2, 3)]
     writer, reader = BlockClient(desk), BlockClient(desk)
     writer.write("same", versions[0] * 32)
     enough = threading.Event()
@@ -232,8 +239,8 @@ def test_readers_and_writers_of_the_same_chunks_never_see_a_mixture(lender: Lend
     thread.start()
     try:
         for _ in range(20):
-            found = reader.read("same", 32 * CHUNK)
-            assert {found[at : at + CHUNK] for at in range(0, len(found), CHUNK)} <= set(versions)
+            found = reader.read("same", 32 * CHUNK_BYTES)
+            assert {found[at : at + CHUNK_BYTES] for at in range(0, len(found), CHUNK_BYTES)} <= set(versions)
     finally:
         enough.set()
         thread.join()
@@ -245,22 +252,22 @@ def test_readers_and_writers_of_the_same_chunks_never_see_a_mixture(lender: Lend
 def test_sixty_four_clients_at_once(lender: Lender) -> None:
     desk = TinyDesk()
     desk.use_path = False
-    desk.allocate("many", 64 * CHUNK, lender)
+    desk.allocate("many", 64 * CHUNK_BYTES, lender)
     found = desk.call("find_block", block_id="many")
     barrier = threading.Barrier(64, timeout=30)
 
     def one_client(number: int) -> None:
         blocks = BlockClient(desk)
-        blocks.learn(found)
-        mine = bytes([number]) * CHUNK
-        blocks.write("many", mine, number * CHUNK)
+        blocks.add_location(found)
+        mine = bytes([number]) * CHUNK_BYTES
+        blocks.write("many", mine, number * CHUNK_BYTES)
         barrier.wait()
         at = (number + 7) % 64
-        theirs = blocks.read("many", CHUNK, at * CHUNK)
+        theirs = blocks.read("many", CHUNK_BYTES, at * CHUNK_BYTES)
         barrier.wait()
-        assert theirs == bytes([at]) * CHUNK
-        blocks.write("many", b"!", number * CHUNK + 99)
-        assert blocks.read("many", 10, number * CHUNK + 95) == mine[:4] + b"!" + mine[:5]
+        assert theirs == bytes([at]) * CHUNK_BYTES
+        blocks.write("many", b"!", number * CHUNK_BYTES + 99)
+        assert blocks.read("many", 10, number * CHUNK_BYTES + 95) == mine[:4] + b"!" + mine[:5]
         blocks.close()
 
     with ThreadPoolExecutor(64) as crowd:
@@ -281,7 +288,7 @@ def test_who_shows_no_ticket_is_bounded_in_number(lender: Lender) -> None:
     deadline = time.monotonic() + 5
     while said is not FrameStatus.OK and time.monotonic() < deadline:
         try:
-            said = said_to(lender, issue(lender.served.key, some_claims(lender)))
+            said = said_to(lender, issue_ticket(lender.served.key, some_claims(lender)))
         except ConnectionBroken:
             time.sleep(0.01)
     assert said is FrameStatus.OK
@@ -356,10 +363,10 @@ class Bench:
 
 def a_valid_conversation(bench: Bench, copy: str, steps: list[tuple[int, int, int]]) -> list[bytes]:
     """Greeting and opening are said; the requests that could follow are returned."""
-    nonce = bytes(NONCE)
-    answer = bench.say(REQUEST.pack(MAGIC, Op.HELLO, 0, 0, 1, 0, NONCE + 2, 0, 0) + nonce + b"\1\0")
-    theirs = answer[ANSWER.size : ANSWER.size + NONCE]
-    ticket = issue(KEY, TicketClaims(copy, 1, SIZE, 7 & (READ | WRITE), boot_ms() + 60_000, 0, "life"))
+    nonce = bytes(NONCE_BYTES)
+    answer = bench.say(REQUEST.pack(MAGIC, Op.HELLO, 0, 0, 1, 0, NONCE_BYTES + 2, 0, 0) + nonce + b"\1\0")
+    theirs = answer[ANSWER.size : ANSWER.size + NONCE_BYTES]
+    ticket = issue_ticket(KEY, TicketClaims(copy, 1, SIZE, 7 & (READ | WRITE), boot_ms() + 60_000, 0, "life"))
     body = len(ticket.claims).to_bytes(2, "little") + ticket.claims
     body += client_proof(ticket.secret, nonce, theirs, ticket.claims)
     bench.say(REQUEST.pack(MAGIC, Op.OPEN, 0, 0, 2, 0, len(body), 0, 0) + body)
@@ -417,6 +424,6 @@ def test_a_real_server_goes_on_serving_after_a_lot_of_rubbish(lender: Lender) ->
         with socket.create_connection((lender.served.endpoint.host, lender.served.endpoint.port)) as sock:
             head = REQUEST.pack(MAGIC, seed.randrange(256), 0, 0, 1, 0, seed.choice([0, 18, 2**31]), 0, 0)
             sock.sendall(seed.choice([b"", head]) + seed.randbytes(seed.randrange(2000)))
-    assert said_to(lender, issue(lender.served.key, some_claims(lender))) is FrameStatus.OK
+    assert said_to(lender, issue_ticket(lender.served.key, some_claims(lender))) is FrameStatus.OK
     assert lender.pid == pid
     assert "mistake" not in (lender.folder / "memory.log").read_text()

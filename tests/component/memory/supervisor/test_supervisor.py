@@ -16,7 +16,7 @@ import pytest
 from distributed_grid.errors import TimedOut
 from distributed_grid.memory.client.block_client import BlockClient
 from distributed_grid.memory.protocol.control_messages import JOURNAL
-from distributed_grid.memory.protocol.frames import CHUNK
+from distributed_grid.memory.protocol.frames import CHUNK_BYTES
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import CopiesFreedReport, MemoryFailedReport, MemoryServedReport, ServeMemoryOrder
 from tests.component.memory.memory_servers import Lender, TinyDesk, end, lenders, wait_for
@@ -36,7 +36,7 @@ def desk() -> TinyDesk:
 
 @pytest.fixture
 def blocks(desk: TinyDesk) -> Iterator[BlockClient]:
-    blocks = BlockClient(desk, patience_seconds=30)
+    blocks = BlockClient(desk, retry_seconds=30)
     yield blocks
     blocks.close()
 
@@ -122,7 +122,7 @@ def test_a_reader_sees_a_killed_server_as_a_delay(desk: TinyDesk, blocks: BlockC
 def test_a_new_keeper_adopts_the_server_that_outlived_the_last(
     desk: TinyDesk, blocks: BlockClient, folder: Path, lender: Lender
 ) -> None:
-    desk.allocate("b", 3 * CHUNK, lender)
+    desk.allocate("b", 3 * CHUNK_BYTES, lender)
     blocks.write("b", b"kept" * 1000)
     before, pid = lender.served, lender.pid
     lender.leave()
@@ -155,10 +155,10 @@ def _is_zombie(pid: int) -> bool:
 def test_when_both_are_gone_it_is_another_life_and_only_disk_copies_are_left(
     desk: TinyDesk, folder: Path, blocks: BlockClient, lender: Lender
 ) -> None:
-    desk.allocate("ram", CHUNK, lender)
-    desk.allocate("disk", 2 * CHUNK + 5, lender, on_disk=True)
-    blocks.write("ram", b"r" * CHUNK)
-    blocks.write("disk", b"d" * (2 * CHUNK + 5))
+    desk.allocate("ram", CHUNK_BYTES, lender)
+    desk.allocate("disk", 2 * CHUNK_BYTES + 5, lender, on_disk=True)
+    blocks.write("ram", b"r" * CHUNK_BYTES)
+    blocks.write("disk", b"d" * (2 * CHUNK_BYTES + 5))
     blocks.write("disk", b"over", 7)
     life, pid = lender.served.endpoint.incarnation, lender.pid
     assert lender.served.on_disk == ("disk:1",)
@@ -169,7 +169,7 @@ def test_when_both_are_gone_it_is_another_life_and_only_disk_copies_are_left(
     served = lender.open()
     assert served.endpoint.incarnation != life
     assert (served.copies, served.on_disk) == ((), ("disk:1",))
-    assert blocks.read("disk", 2 * CHUNK + 5) == b"d" * 7 + b"over" + b"d" * (2 * CHUNK - 6)
+    assert blocks.read("disk", 2 * CHUNK_BYTES + 5) == b"d" * 7 + b"over" + b"d" * (2 * CHUNK_BYTES - 6)
     lender.free("disk:1")
     assert not list((folder / "spill").glob("*.block"))
 
@@ -204,7 +204,7 @@ def test_a_killed_agent_leaves_its_server_to_the_next(desk: TinyDesk, folder: Pa
         pid = lender.pid
         assert lender.open().endpoint.port == lender.served.endpoint.port
         assert lender.pid == pid
-        desk.allocate("b", CHUNK, lender)
+        desk.allocate("b", CHUNK_BYTES, lender)
         blocks.write("b", b"x" * 10)
         assert blocks.read("b", 12) == b"x" * 10 + b"\0\0"
     finally:
@@ -253,9 +253,9 @@ def test_a_hold_that_runs_out_lets_go_of_memory_and_begins_another_life(
     desk: TinyDesk, blocks: BlockClient, lender: Lender
 ) -> None:
     desk.allocate("b", 4 * MIB, lender)
-    desk.allocate("d", CHUNK, lender, on_disk=True)
+    desk.allocate("d", CHUNK_BYTES, lender, on_disk=True)
     blocks.write("b", b"x" * 4 * MIB)
-    blocks.write("d", b"y" * CHUNK)
+    blocks.write("d", b"y" * CHUNK_BYTES)
     wait_for(lambda: lender.keeper.resident_bytes >= 4 * MIB)
     life = lender.served.endpoint.incarnation
     lender.do(lambda: lender.keeper.hold(boot_ms() + 60_000))
@@ -270,7 +270,7 @@ def test_a_hold_that_runs_out_lets_go_of_memory_and_begins_another_life(
 
 def test_a_server_without_a_keeper_keeps_its_hold_too(desk: TinyDesk, lender: Lender) -> None:
     desk.allocate("b", MIB, lender)
-    impatient = BlockClient(desk, patience_seconds=0.2)
+    impatient = BlockClient(desk, retry_seconds=0.2)
     impatient.write("b", b"x" * MIB)
     pid = lender.pid
     before = desk.call("find_block", block_id="b")
@@ -281,13 +281,13 @@ def test_a_server_without_a_keeper_keeps_its_hold_too(desk: TinyDesk, lender: Le
         def call(self, op: str, **arguments: object) -> dict[str, object]:
             return before
 
-    outside = BlockClient(StillTheSame(), patience_seconds=0.1)
+    outside = BlockClient(StillTheSame(), retry_seconds=0.1)
 
     def is_let_go() -> bool:
         try:
             outside.read("b", 10)
         except TimedOut as error:
-            return "gone_life" in str(error) or "moved" in str(error)
+            return "wrong_incarnation" in str(error) or "moved" in str(error)
         return False
 
     wait_for(is_let_go)
@@ -303,7 +303,7 @@ def test_a_server_that_nobody_comes_for_lets_go_of_what_has_ended_and_then_of_it
 ) -> None:
     with lenders(folder, alone_ms=100) as (lender,):
         desk.ends_boot_ms = boot_ms() + 600
-        desk.allocate("ending", CHUNK, lender)
+        desk.allocate("ending", CHUNK_BYTES, lender)
         blocks.write("ending", b"e")
         pid = lender.pid
         lender.leave()
@@ -316,10 +316,10 @@ def test_a_server_that_nobody_comes_for_keeps_what_has_not_ended(
     desk: TinyDesk, folder: Path, blocks: BlockClient
 ) -> None:
     with lenders(folder, alone_ms=50) as (lender,):
-        desk.allocate("kept", CHUNK, lender)
+        desk.allocate("kept", CHUNK_BYTES, lender)
         blocks.write("kept", b"k")
         desk.ends_boot_ms = boot_ms() + 300
-        desk.allocate("ending", CHUNK, lender)
+        desk.allocate("ending", CHUNK_BYTES, lender)
         blocks.write("ending", b"e")
         pid = lender.pid
         lender.leave()
@@ -384,7 +384,7 @@ def test_a_block_that_was_never_used_is_there_under_the_next_server(tmp_path: Pa
         lender.run(lender.keeper.start())
         lender.open()
         blocks = BlockClient(desk)
-        blocks.learn(found)
+        blocks.add_location(found)
         assert blocks.read("b1", 10) == bytes(10)
         assert desk.call("find_block", block_id="b1")["places"][0]["incarnation"] == found["places"][0]["incarnation"]
         blocks.close()

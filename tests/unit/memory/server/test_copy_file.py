@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from distributed_grid.errors import ProtocolError
-from distributed_grid.memory.protocol.frames import CHUNK, FrameStatus, digest_of
+from distributed_grid.memory.protocol.frames import CHUNK_BYTES, FrameStatus, digest_of
 from distributed_grid.memory.protocol.ticket import FILL, READ, WRITE, TicketClaims
 from distributed_grid.memory.server.copy_file import CopyFile, file_bytes, found_on_disk
 from distributed_grid.memory.server.copy_store import CopyStore
@@ -30,12 +30,12 @@ def whole(backing: CopyFile) -> bytes:
 
 def fill(backing: CopyFile, index: int, letter: bytes) -> bytes:
     data = letter * backing.chunk_length(index)
-    backing.put(memoryview(data), index * CHUNK)
+    backing.put(memoryview(data), index * CHUNK_BYTES)
     backing.set_digest(index, digest_of(data))
     return data
 
 
-@pytest.mark.parametrize("size", [1, 4096, CHUNK, CHUNK + 1, 5 * CHUNK - 3])
+@pytest.mark.parametrize("size", [1, 4096, CHUNK_BYTES, CHUNK_BYTES + 1, 5 * CHUNK_BYTES - 3])
 def test_the_descriptor_alone_says_everything(size: int) -> None:
     made = a_copy(size)
     last = len(made.digests) - 1
@@ -53,12 +53,12 @@ def test_the_descriptor_alone_says_everything(size: int) -> None:
 
 
 def test_a_chunk_whose_writer_died_reads_as_zeros_in_the_next_life() -> None:
-    made = a_copy(3 * CHUNK)
+    made = a_copy(3 * CHUNK_BYTES)
     kept = fill(made, 1, b"k")
     made.put(memoryview(b"half" * 1000), 0)  # died before the digest
-    made.put(memoryview(b"half" * 1000), 2 * CHUNK)
+    made.put(memoryview(b"half" * 1000), 2 * CHUNK_BYTES)
     found = CopyFile.take_over(os.dup(made.fd))
-    assert whole(found) == bytes(CHUNK) + kept + bytes(CHUNK)
+    assert whole(found) == bytes(CHUNK_BYTES) + kept + bytes(CHUNK_BYTES)
     made.close()
     found.close()
 
@@ -74,15 +74,15 @@ def test_a_file_that_holds_no_copy_is_refused_and_closed(tmp_path: Path) -> None
 
 
 def test_an_empty_copy_takes_next_to_no_memory() -> None:
-    made = a_copy(64 * CHUNK)
+    made = a_copy(64 * CHUNK_BYTES)
     assert made.resident_bytes <= 8192
     fill(made, 3, b"x")
-    assert CHUNK <= made.resident_bytes <= CHUNK + 16384
+    assert CHUNK_BYTES <= made.resident_bytes <= CHUNK_BYTES + 16384
     made.close()
 
 
 def test_a_copy_on_disk_is_private_and_found_again(tmp_path: Path) -> None:
-    made = a_copy(CHUNK + 5, tmp_path)
+    made = a_copy(CHUNK_BYTES + 5, tmp_path)
     data = fill(made, 1, b"d")
     unfinished = a_copy(10, tmp_path, "mem-2:1")
     unfinished.complete = False
@@ -93,7 +93,7 @@ def test_a_copy_on_disk_is_private_and_found_again(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     (found,) = found_on_disk(tmp_path)
     assert found.copy == "mem-1:1"
-    assert whole(found) == bytes(CHUNK) + data
+    assert whole(found) == bytes(CHUNK_BYTES) + data
     assert [one.name for one in tmp_path.iterdir()] == [path.name], "a fill that never ended was left"
     found.remove()
     assert not list(tmp_path.iterdir())
@@ -105,26 +105,26 @@ def test_the_layout_keeps_tiny_copies_small() -> None:
 
 @pytest.mark.parametrize("copied", [0, 1000, 5000])
 def test_an_intent_is_finished_by_the_next_server_however_far_it_came(copied: int, tmp_path: Path) -> None:
-    made, journal = a_copy(2 * CHUNK), WriteJournal.make()
+    made, journal = a_copy(2 * CHUNK_BYTES), WriteJournal.make()
     before = bytearray(fill(made, 0, b"a") + fill(made, 1, b"b"))
     slot, data = journal.slots[3], os.urandom(5000)
     slot.view[:5000] = data
-    journal.intend(slot, "mem-1:1", CHUNK + 100, 5000)
-    made.put(memoryview(data)[:copied], CHUNK + 100)  # and then it was killed
+    journal.intend(slot, "mem-1:1", CHUNK_BYTES + 100, 5000)
+    made.put(memoryview(data)[:copied], CHUNK_BYTES + 100)  # and then it was killed
 
     taken = CopyStore(tmp_path, "life", b"k", WriteJournal(os.dup(journal.fd)))
     found = CopyFile.take_over(os.dup(made.fd))
     assert taken.take_over([found]) == 1
-    before[CHUNK + 100 : CHUNK + 5100] = data
+    before[CHUNK_BYTES + 100 : CHUNK_BYTES + 5100] = data
     assert whole(found) == before
-    assert found.digests[1] == digest_of(before[CHUNK:])
+    assert found.digests[1] == digest_of(before[CHUNK_BYTES:])
     assert taken.take_over([found]) == 0, "it was finished twice"
     made.close()
     found.close()
 
 
 def test_what_was_never_intended_is_not_replayed(tmp_path: Path) -> None:
-    made, journal = a_copy(CHUNK), WriteJournal.make()
+    made, journal = a_copy(CHUNK_BYTES), WriteJournal.make()
     before = fill(made, 0, b"a")
     journal.slots[1].view[:100] = bytes(100)  # received, but it was killed before the intent
     shelf = CopyStore(tmp_path, "life", b"k", WriteJournal(os.dup(journal.fd)))
@@ -138,7 +138,7 @@ def a_shelf(tmp_path: Path) -> CopyStore:
 
 
 def claims(generation: int = 1, rights: int = READ | WRITE, **other: object) -> TicketClaims:
-    return TicketClaims("m:1", generation, 2 * CHUNK, rights, boot_ms() + 60_000, 0, "life", **other)  # type: ignore[arg-type]
+    return TicketClaims("m:1", generation, 2 * CHUNK_BYTES, rights, boot_ms() + 60_000, 0, "life", **other)  # type: ignore[arg-type]
 
 
 def test_a_freed_copy_is_not_made_again_by_an_old_ticket(tmp_path: Path) -> None:
@@ -194,14 +194,14 @@ def test_an_overwritten_disk_copy_is_finished_by_the_journal_beside_it(tmp_path:
     assert backing is not None
     slot = shelf.staging.take()
     for letter in (b"a", b"b"):
-        slot.view[:] = letter * CHUNK
-        assert shelf.write(backing, 0, slot, CHUNK, digest_of(slot.view)) is FrameStatus.OK
+        slot.view[:] = letter * CHUNK_BYTES
+        assert shelf.write(backing, 0, slot, CHUNK_BYTES, digest_of(slot.view)) is FrameStatus.OK
     journal = WriteJournal(os.open(tmp_path / "journal", os.O_RDWR), slots=1)
-    journal.slots[0].view[:] = b"c" * CHUNK
-    journal.intend(journal.slots[0], "m:1", 0, CHUNK)  # and then machine power stayed, but every process died
+    journal.slots[0].view[:] = b"c" * CHUNK_BYTES
+    journal.intend(journal.slots[0], "m:1", 0, CHUNK_BYTES)  # and then machine power stayed, but every process died
     backing.close()
     again = a_shelf(tmp_path)
     assert again.take_over([]) == 1
-    assert whole(again.held["m:1"])[:CHUNK] == b"c" * CHUNK
+    assert whole(again.held["m:1"])[:CHUNK_BYTES] == b"c" * CHUNK_BYTES
     again.free("m:1", boot_ms())
     assert [one.name for one in tmp_path.iterdir()] == ["journal"]

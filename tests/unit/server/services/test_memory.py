@@ -16,7 +16,7 @@ from distributed_grid.domain.blocks import MemoryServerRow
 from distributed_grid.domain.effects import MemoryEffect, ServeMemory
 from distributed_grid.domain.events import LeaseLost, MemoryServed
 from distributed_grid.errors import Ambiguous, BadInput, BlockLost, NotFound, Refused, Unreachable
-from distributed_grid.memory.protocol.ticket import READ, WRITE, read_claims, secret_for
+from distributed_grid.memory.protocol.ticket import READ, WRITE, derive_secret, read_claims
 from distributed_grid.server.access.tokens import Forbidden
 from distributed_grid.server.services.jobs import Caller
 from distributed_grid.server.services.memory import MemoryService
@@ -83,7 +83,7 @@ def test_a_block_is_answered_with_tickets_once_its_node_serves_its_memory(tell: 
         claims = read_claims(packed)
         assert (claims.copy, claims.size, claims.rights) == (place["copy"], 5 * MB, READ | WRITE)
         assert claims.incarnation == place["incarnation"] == "birch-life"
-        assert base64.b64decode(place["secret"]) == secret_for(KEY, packed)
+        assert base64.b64decode(place["secret"]) == derive_secret(KEY, packed)
         assert house.ordered == [ServeMemory("birch")]
         assert (await house.allocate("b1", 5 * MB, preferred_node="birch", name="model", meta="{}"))["block"] == block
 

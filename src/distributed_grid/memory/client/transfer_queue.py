@@ -1,0 +1,150 @@
+"""Work list of a transfer: the chunk ranges of a block that are still to be moved."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from distributed_grid.memory.protocol.frames import CHUNK_BYTES, FrameStatus, StatusError
+
+SMALL_BYTES: Final = 32 * 1024
+WINDOW: Final = 16  # chunks in flight
+SMALL_WINDOW: Final = 128
+
+
+class ChunkRange(NamedTuple):
+    """A range of a copy (by its handle on the connection) within one chunk, and the buffer it is moved to or from."""
+
+    handle: int
+    offset: int
+    view: memoryview
+    is_retry: bool = False
+
+
+class TransferQueue:
+    """Ranges still to be moved, in order; a range is queued, in flight, or done and gone.
+
+    A connection moves ranges inside `with queue:`, by `take` (queued to in flight) and `acknowledge` (the oldest one in
+    flight is answered). Leaving the block, in whatever way, puts all that is not done back at the front, in order, and
+    raises `StatusError` where the server refused a range. So an empty queue means that everything was moved, and a
+    transfer that failed goes on with the same queue on another connection or to another copy.
+    """
+
+    def __init__(self, ranges: Iterable[ChunkRange] = ()) -> None:
+        self._queued = deque(ranges)
+        self._in_flight: deque[ChunkRange] = deque()
+        self._refused: list[ChunkRange] = []
+        self._refusal: FrameStatus | None = None
+        self.window = WINDOW
+
+    @classmethod
+    def of_range(cls, view: memoryview, offset: int, handle: int = 0) -> Self:
+        """A contiguous range of a block, cut at the edges of its chunks."""
+        ranges: list[ChunkRange] = []
+        done, size = 0, len(view)
+        while done < size:
+            length = min(CHUNK_BYTES - (offset + done) % CHUNK_BYTES, size - done)
+            ranges.append(ChunkRange(handle, offset + done, view[done : done + length]))
+            done += length
+        return cls(ranges)
+
+    def __len__(self) -> int:
+        """How many ranges are queued; those in flight do not count."""
+        return len(self._queued)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(len(item.view) for item in self._queued)
+
+    @property
+    def has_small_ranges(self) -> bool:
+        """Whether the ranges are too small for compression and large windows; the first one tells."""
+        return not self._queued or len(self._queued[0].view) <= SMALL_BYTES
+
+    def copy(self) -> TransferQueue:
+        return TransferQueue(self._queued)
+
+    def samples(self, count: int) -> list[memoryview]:
+        """The buffers of up to so many queued ranges, evenly spread."""
+        total = len(self._queued)
+        return [self._queued[total * number // count].view for number in range(min(count, total))]
+
+    # ------------------------------------------------------------------ before a pass
+
+    def bind_handle(self, handle: int) -> None:
+        """Address all queued ranges by this handle."""
+        self._queued = deque([item._replace(handle=handle) for item in self._queued])
+
+    def clear_retries(self) -> None:
+        """Allow every range a retry again, as for another copy."""
+        self._queued = deque([item._replace(is_retry=False) for item in self._queued])
+
+    def take_batch(self, count: int) -> TransferQueue:
+        """Remove up to so many ranges from the front; the caller gives back what it does not move."""
+        if count >= len(self._queued):
+            batch = TransferQueue()
+            batch._queued, self._queued = self._queued, batch._queued
+            return batch
+        return TransferQueue([self._queued.popleft() for _ in range(count)])
+
+    def give_back(self, batch: TransferQueue) -> None:
+        """Put what is left of a batch at the front again."""
+        self._queued.extendleft(reversed(batch._queued))
+        batch._queued.clear()
+
+    def extend(self, other: TransferQueue) -> None:
+        """Append the queued ranges of another queue."""
+        self._queued.extend(other._queued)
+
+    # ------------------------------------------------------------------ one pass over a connection
+
+    def __enter__(self) -> Self:
+        self.window = SMALL_WINDOW if self.has_small_ranges else WINDOW
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._queued.extendleft(reversed(self._in_flight))
+        self._queued.extendleft(reversed(self._refused))
+        self._in_flight.clear()
+        self._refused.clear()
+        refusal, self._refusal = self._refusal, None
+        if error is None and refusal is not None:
+            raise StatusError(refusal)
+
+    @property
+    def may_send(self) -> bool:
+        """Whether a range is queued and the server has refused none in this pass."""
+        return bool(self._queued) and self._refusal is None
+
+    @property
+    def in_flight(self) -> int:
+        """How many ranges were sent and not answered."""
+        return len(self._in_flight)
+
+    @property
+    def oldest(self) -> ChunkRange:
+        """The range in flight that is answered next."""
+        return self._in_flight[0]
+
+    def next_fits(self, room: int) -> bool:
+        """Whether a range is queued that is smaller than this."""
+        return bool(self._queued) and len(self._queued[0].view) < room
+
+    def take(self) -> ChunkRange:
+        """The next range, which is in flight from now on."""
+        item = self._queued.popleft()
+        self._in_flight.append(item)
+        return item
+
+    def acknowledge(self, status: int) -> None:
+        """The oldest range in flight was answered: done, queued for its one retry (CORRUPT), or refused."""
+        item = self._in_flight.popleft()
+        if status == FrameStatus.CORRUPT and not item.is_retry:
+            self._queued.append(item._replace(is_retry=True))
+        elif status:
+            self._refusal = self._refusal or FrameStatus(status)
+            self._refused.append(item)
