@@ -179,7 +179,9 @@ class Ours:
 
     def allocate(self, size: int) -> str:
         block = uuid.uuid4().hex
-        self.blocks.add_location(self.desk.call("allocate_block", request_id=block, size=size, preferred_node=self._node))
+        self.blocks.add_location(
+            self.desk.call("allocate_block", request_id=block, size=size, preferred_node=self._node)
+        )
         return block
 
     def fresh(self) -> None:
