@@ -12,7 +12,7 @@ from collections import Counter
 from random import Random
 
 from bench.table import Line
-from distributed_grid.adapters.stores.memory import MemoryStore
+from distributed_grid.adapters.stores.in_memory import MemoryStore
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import (
     AttemptEnded,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from distributed_grid.adapters.stores.memory import MemoryStore
+from distributed_grid.adapters.stores.in_memory import MemoryStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.ports import Store
 from tests.support.store_contract import StoreContract

@@ -1,11 +1,8 @@
-"""The grid's own time: milliseconds since the Unix epoch that only ever move on.
+"""Clock of the grid: milliseconds since the Unix epoch that never go back, and the anchor that survives restarts.
 
-Rule 1. Within one boot, time passes as CLOCK_BOOTTIME does: setting the wall clock changes nothing, and
-        sleep counts.
-Rule 2. A restart on the same boot continues the same line, given the anchor that was kept.
-Rule 3. After a reboot time starts from the wall clock, or from the last known time when that is later.
-
-The anchor of the grid's clock on disk, so that the next control plane goes on with the same time.
+Within one boot, time passes as CLOCK_BOOTTIME does: setting the wall clock changes nothing, and suspend counts. A
+restart on the same boot continues from the saved anchor; after a reboot time starts from the wall clock, or from the
+last known time when that is later.
 """
 
 from __future__ import annotations
@@ -21,11 +18,11 @@ from msgspec import Struct
 from distributed_grid.posix import boot_clock
 from distributed_grid.state_dir import StateDir
 
-STEADY_MS = 50
+MAX_JITTER_MS = 50
 
 
 class Anchor(Struct, frozen=True):
-    """A point on the grid's line of time: what it showed when that boot was so old."""
+    """The grid's time at one moment of a boot."""
 
     boot_id: str
     wall_ms: int
@@ -33,7 +30,7 @@ class Anchor(Struct, frozen=True):
 
 
 class GridClock:
-    """Tells the grid's time; the caller keeps `anchor()` somewhere durable now and then."""
+    """The grid's time; the caller saves `anchor()` durably now and then."""
 
     def __init__(
         self,
@@ -54,45 +51,45 @@ class GridClock:
             known_ms = anchor.wall_ms if anchor is not None else 0
             self._start = Anchor(here.boot_id, max(here.wall_ms, known_ms), here.boot_ms)
         self._latest_ms = self._start.wall_ms
-        self._shown_offset_ms: int | None = None
+        self._display_offset_ms: int | None = None
 
     def now_ms(self) -> int:
-        """The time; never less than any answer before."""
+        """The time; never less than any result before."""
         elapsed_ms = self._boottime() - self._start.boot_ms
         self._latest_ms = max(self._latest_ms, self._start.wall_ms + elapsed_ms)
         return self._latest_ms
 
     def anchor(self) -> Anchor:
-        """What a later `GridClock` needs in order to continue this line."""
+        """What a later `GridClock` needs in order to continue this time."""
         boot_ms = self._boottime()
         return Anchor(self._start.boot_id, self._start.wall_ms + boot_ms - self._start.boot_ms, boot_ms)
 
     def wall_offset_ms(self) -> int:
-        """What to add to the grid's times to show them as the wall clock would.
+        """What to add to the grid's times to display them as wall clock times.
 
-        It stays the same until the wall clock was really moved: a time that was shown once is shown the same again.
+        It stays the same until the wall clock was really moved, so that a time is always displayed the same.
         """
         offset_ms = self._wall() - self.now_ms()
-        if self._shown_offset_ms is None or abs(offset_ms - self._shown_offset_ms) > STEADY_MS:
-            self._shown_offset_ms = offset_ms
-        return self._shown_offset_ms
+        if self._display_offset_ms is None or abs(offset_ms - self._display_offset_ms) > MAX_JITTER_MS:
+            self._display_offset_ms = offset_ms
+        return self._display_offset_ms
 
 
-def load_anchor(places: StateDir) -> Anchor | None:
-    """What was saved last; None where there is nothing, or nothing that makes sense."""
+def load_anchor(state_dir: StateDir) -> Anchor | None:
+    """The anchor saved last; None where there is none, or it is unreadable."""
     try:
-        return msgspec.json.decode(_note(places).read_bytes(), type=Anchor)
+        return msgspec.json.decode(_anchor_file(state_dir).read_bytes(), type=Anchor)
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def save_anchor(places: StateDir, anchor: Anchor) -> None:
-    """Keep it, whole or not at all; a full disk leaves the one before."""
-    fresh = _note(places).with_suffix(".new")
+def save_anchor(state_dir: StateDir, anchor: Anchor) -> None:
+    """Save the anchor, whole or not at all; on a full disk the previous one stays."""
+    temporary = _anchor_file(state_dir).with_suffix(".new")
     with contextlib.suppress(OSError):
-        fresh.write_bytes(msgspec.json.encode(anchor))
-        fresh.replace(_note(places))
+        temporary.write_bytes(msgspec.json.encode(anchor))
+        temporary.replace(_anchor_file(state_dir))
 
 
-def _note(places: StateDir) -> Path:
-    return places.host_dir / "clock.json"
+def _anchor_file(state_dir: StateDir) -> Path:
+    return state_dir.host_dir / "clock.json"

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any
 
-from distributed_grid.adapters.probes import inventory
+from distributed_grid.adapters.probes import procfs
 from distributed_grid.adapters.probes.gpus import Gpu, GpuSample
 from distributed_grid.adapters.probes.machine import MachineProbe, UsageSample
 from distributed_grid.adapters.probes.nvml import GpuProbe
@@ -61,8 +61,8 @@ class HardwareDetector:
             "cpu": now["cpu"]
             | {
                 "usable_cores": machine.cpu_milli / 1000,
-                "model": inventory.cpu_model(root),
-                "max_mhz": inventory.cpu_max_mhz(root),
+                "model": procfs.cpu_model(root),
+                "max_mhz": procfs.cpu_max_mhz(root),
             },
             "memory": now["memory"] | {"swap_total_mb": machine.swap_bytes // MIB},
             "gpu": now["gpu"]
@@ -80,7 +80,7 @@ class HardwareDetector:
                     "total_mb": disk.total_bytes // MIB,
                     "free_mb": disk.free_bytes // MIB,
                 }
-                for disk in inventory.disks()
+                for disk in procfs.disks()
             ],
             "limits": {
                 "cpu_cores": None if limits.cpu_milli is None else limits.cpu_milli / 1000,
@@ -107,7 +107,7 @@ class HardwareDetector:
             "resources": {
                 "cpu": {
                     "cores": len(machine.cpu_cores),
-                    "physical_cores": inventory.physical_cores(self._probe.root, machine.cpu_cores),
+                    "physical_cores": procfs.physical_cores(self._probe.root, machine.cpu_cores),
                     "available_cores": round(max(FEWEST_CORES, machine.cpu_milli / 1000 - load), 2),
                 },
                 "memory": {

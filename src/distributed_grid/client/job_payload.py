@@ -102,12 +102,16 @@ def check_workdir(workdir: str | None) -> None:
 
 
 def _store_directory(directory: str, places: StateDir, require: Sequence[str]) -> WorkdirUpload:
-    from distributed_grid.adapters import workdir  # only where something is shipped
+    # Imported here because most commands ship nothing.
+    from distributed_grid.adapters.workdir.content_store import ContentStore
+    from distributed_grid.adapters.workdir.manifest import encode
+    from distributed_grid.adapters.workdir.paths import display_path
+    from distributed_grid.adapters.workdir.scan import scan_directory
 
-    store = workdir.ContentStore(content_store_dir(places))
-    taken = workdir.scan(directory, store, own=(places.state_dir,))
-    digest = store.keep(workdir.encode(taken.manifest))
-    notes = tuple(f"{workdir.shown(one.path)} is not shipped: {one.why}" for one in taken.skipped[:5])
+    store = ContentStore(content_store_dir(places))
+    taken = scan_directory(directory, store, own_dirs=(places.state_dir,))
+    digest = store.add(encode(taken.manifest))
+    notes = tuple(f"{display_path(one.path)} is not shipped: {one.reason}" for one in taken.skipped[:5])
     return WorkdirUpload(digest, tuple(require), notes)
 
 
@@ -121,10 +125,12 @@ class FileDownload:
     """Writes the frames of a `fetch` below a directory, file by file."""
 
     def __init__(self, target: str | os.PathLike[str], patterns: Sequence[str]) -> None:
-        from distributed_grid.adapters import workdir  # only where something is fetched
+        # Imported here because most commands fetch nothing.
+        from distributed_grid.adapters.workdir.file_selection import FilePatterns
+        from distributed_grid.adapters.workdir.tree_writer import FileReceiver
 
-        self._receiver = workdir.Receiver(target)
-        self._wanted = workdir.Wanted(patterns)
+        self._receiver = FileReceiver(target)
+        self._patterns = FilePatterns(patterns)
         self._left = 0
         self._open = False
         self.paths: list[str] = []
@@ -151,7 +157,7 @@ class FileDownload:
     def _begin(self, header: dict[str, Any]) -> None:
         self._finish()
         path = bytes.fromhex(header["file"]).decode("utf-8", "surrogateescape")
-        if not self._wanted.matching(path):
+        if not self._patterns.matches(path):
             raise ProtocolError(f"{path!r} was not asked for")
         self._receiver.begin(path, int(header["size"]), 0o700 if header["executable"] else 0o600)
         self._open, self._left = True, int(header["size"])

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from distributed_grid.adapters.workdir import file_selection
 from distributed_grid.adapters.workdir.manifest import ManifestEntry, decode_listing
-from distributed_grid.adapters.workdir.paths import shown, to_bytes
+from distributed_grid.adapters.workdir.paths import display_path, to_bytes
 from distributed_grid.agent.files.job_dir import WORK
 from distributed_grid.agent.files.reader import open_file
 from distributed_grid.control.remote_files import RemoteFiles
@@ -69,8 +69,10 @@ class AttemptFiles:
         work = Path(self._jobs, attempt.lease_id, WORK)
         if not work.is_dir():
             raise NotFound(f"the directory of {attempt.lease_id} is not there any more")
-        found = await asyncio.to_thread(file_selection.collect, work, patterns)
-        return AttemptOutputFile(found.entries, tuple(f"{shown(one.path)}: {one.why}" for one in found.skipped))
+        found = await asyncio.to_thread(file_selection.select_files, work, patterns)
+        return AttemptOutputFile(
+            found.entries, tuple(f"{display_path(one.path)}: {one.reason}" for one in found.skipped)
+        )
 
 
 def in_work(entry: ManifestEntry) -> bytes:

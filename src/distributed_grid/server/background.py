@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from distributed_grid.adapters.workdir import ContentMissing, ContentStore, decode
-from distributed_grid.adapters.workdir.content_store import GRACE_SECONDS
+from distributed_grid.adapters.workdir.content_store import GRACE_SECONDS, ContentMissing, ContentStore
+from distributed_grid.adapters.workdir.manifest import decode
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import PressureRead
 from distributed_grid.domain.ledger import Ledger
@@ -49,7 +49,7 @@ def _trim(content: ContentStore, manifests: set[str], most_bytes: int, grace_sec
     for digest in manifests:
         try:
             with content.open(digest) as file:
-                keep |= decode(file.read()).blobs().keys()
+                keep |= decode(file.read()).contents().keys()
         except ContentMissing:
             continue
     return content.trim(most_bytes, keep=keep, grace_seconds=grace_seconds)

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distributed_grid.adapters.probes import inventory
+from distributed_grid.adapters.probes import procfs
 from distributed_grid.adapters.probes.machine import MachineProbe
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.domain.resources import Capacity, GpuDevice
@@ -223,18 +223,18 @@ def test_hyper_threads_of_one_core_count_once(container: Container) -> None:
     for number, core in enumerate((0, 0, 1, 1)):
         container.write(f"sys/devices/system/cpu/cpu{number}/topology/physical_package_id", "0\n")
         container.write(f"sys/devices/system/cpu/cpu{number}/topology/core_id", f"{core}\n")
-    assert inventory.physical_cores(container.root, (0, 1, 2, 3)) == 2
-    assert inventory.physical_cores(container.root, (0, 2)) == 2
-    assert inventory.physical_cores(container.root, (7, 8, 9)) == 3, "nobody says"
+    assert procfs.physical_cores(container.root, (0, 1, 2, 3)) == 2
+    assert procfs.physical_cores(container.root, (0, 2)) == 2
+    assert procfs.physical_cores(container.root, (7, 8, 9)) == 3, "nobody says"
 
 
 def test_a_processor_is_named_as_its_maker_does(container: Container) -> None:
-    assert inventory.cpu_model(container.root), "the architecture, at least"
-    assert inventory.cpu_max_mhz(container.root) is None
+    assert procfs.cpu_model(container.root), "the architecture, at least"
+    assert procfs.cpu_max_mhz(container.root) is None
     container.write(
         "proc/cpuinfo", "processor\t: 0\nmodel name\t: Fine Chip 9\ncpu MHz\t\t: 2445.6\n\nprocessor\t: 1\n"
     )
-    assert inventory.cpu_model(container.root) == "Fine Chip 9"
-    assert inventory.cpu_max_mhz(container.root) == 2446
+    assert procfs.cpu_model(container.root) == "Fine Chip 9"
+    assert procfs.cpu_max_mhz(container.root) == 2446
     container.write("sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq", "4700000\n")
-    assert inventory.cpu_max_mhz(container.root) == 4700
+    assert procfs.cpu_max_mhz(container.root) == 4700

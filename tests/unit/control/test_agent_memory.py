@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from distributed_grid.adapters.stores.memory import MemoryStore
+from distributed_grid.adapters.stores.in_memory import MemoryStore
 from distributed_grid.control.agent_memory import MemoryGateway
 from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distributed_grid.adapters.stores.memory import MemoryStore
+from distributed_grid.adapters.stores.in_memory import MemoryStore
 from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.effects import Effect, StartAttempt

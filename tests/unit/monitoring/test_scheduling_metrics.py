@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from distributed_grid.adapters.stores.memory import MemoryStore
+from distributed_grid.adapters.stores.in_memory import MemoryStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.control.batch import batch_of, refusal_record
 from distributed_grid.domain.events import JobCancelled, LeaseAsked, LeaseExtended

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from distributed_grid.adapters.stores.memory import MemoryStore
+from distributed_grid.adapters.stores.in_memory import MemoryStore
 from distributed_grid.api import requests
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import Viewer

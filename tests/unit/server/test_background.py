@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from distributed_grid.adapters.stores.memory import MemoryStore
-from distributed_grid.adapters.workdir import ContentStore, encode, scan
+from distributed_grid.adapters.stores.in_memory import MemoryStore
+from distributed_grid.adapters.workdir.content_store import ContentStore
+from distributed_grid.adapters.workdir.manifest import encode
+from distributed_grid.adapters.workdir.scan import scan_directory
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import JobCancelled, NodeDeclared
 from distributed_grid.domain.jobs import Command
@@ -24,7 +26,7 @@ class Still:
 def ship(store: ContentStore, tree: Path, content: str) -> str:
     tree.mkdir()
     (tree / "file").write_text(content)
-    return store.keep(encode(scan(tree, store).manifest))
+    return store.add(encode(scan_directory(tree, store).manifest))
 
 
 def test_the_oldest_goes_but_nothing_that_a_living_job_is_to_find(tmp_path: Path) -> None:

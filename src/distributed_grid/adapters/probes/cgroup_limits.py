@@ -1,7 +1,7 @@
-"""The limits that control groups, v1 or v2, put on this process, and what is used under them.
+"""Control group limits of this process, v1 or v2, and what is used under them.
 
-Rule 1. A limit anywhere up the hierarchy counts: the smallest one holds, and use is measured where it is set.
-Rule 2. What cannot be read is no limit: a missing file is normal at the root and in containers.
+A limit anywhere up the hierarchy counts: the smallest one applies, and use is measured where it is set. What cannot be
+read is no limit: a missing file is normal at the root and in containers.
 """
 
 import re
@@ -18,16 +18,16 @@ _UNLIMITED_BYTES = 1 << 60  # v1 says "no limit" with a number near 2**63
 class CgroupLimit:
     """A limit, and the control group that sets it."""
 
-    limit: int
+    value: int
     group: Path
 
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """Where a controller's hierarchy ("" is v2) is mounted, and which group of it is at the top there."""
+    """Where a controller's hierarchy ("" is v2) is mounted, and which group of it is at the root of the mount."""
 
     controller: str
-    place: Path
+    path: Path
     top: PurePosixPath
 
 
@@ -48,11 +48,11 @@ class Cgroups:
 
     def swap_bytes(self) -> int | None:
         """How much swap may be used; None when nothing limits it."""
-        fence = self._tightest("memory", _bytes_in("memory.swap.max"), _v1_swap)
-        return fence.limit if fence else None
+        limit = self._tightest("memory", _bytes_in("memory.swap.max"), _v1_swap)
+        return limit.value if limit else None
 
     def cpu_used_ms(self, group: Path) -> int | None:
-        """CPU time used so far in a group that `cpu` named, or None when it does not say."""
+        """CPU time used so far in a group that `cpu` named, or None when it is not counted."""
         usec = _field(group / "cpu.stat", "usage_usec")
         if usec is not None:
             return usec // 1000
@@ -71,7 +71,7 @@ class Cgroups:
         return None
 
     def _counter_of(self, group: Path) -> Path:
-        """The group of the cpuacct controller that stands beside one of the cpu controller, mounted apart or not."""
+        """The group of the cpuacct controller that matches one of the cpu controller, mounted together or not."""
         above = self._groups.get("cpu", [])
         beside = self._groups.get("cpuacct", [])
         if group not in above or not beside:
@@ -87,22 +87,22 @@ class Cgroups:
         read, groups = read_v1, self._groups.get(controller)
         if groups is None:
             read, groups = read_v2, self._groups.get("", [])
-        fences = [CgroupLimit(limit, group) for group in groups if (limit := read(group)) is not None]
-        return min(fences, key=lambda fence: fence.limit, default=None)
+        limits = [CgroupLimit(value, group) for group in groups if (value := read(group)) is not None]
+        return min(limits, key=lambda limit: limit.value, default=None)
 
 
 def _groups_of(root: Path) -> dict[str, list[Path]]:
-    """For each controller ("" is v2) the process's group and all above it that can be seen."""
+    """For each controller ("" is v2) the process's group and its visible ancestors."""
     mounts = list(_mounts(root))
     groups: dict[str, list[Path]] = {}
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, name = line.split(":", 2)
         path = PurePosixPath(name)
         for controller in controllers.split(","):
-            places = [mount for mount in mounts if mount.controller == controller]
-            fitting = [mount for mount in places if path.is_relative_to(mount.top)]
-            if places:
-                groups[controller] = list(_upwards((fitting or places)[-1], path))
+            mounted = [mount for mount in mounts if mount.controller == controller]
+            fitting = [mount for mount in mounted if path.is_relative_to(mount.top)]
+            if mounted:
+                groups[controller] = list(_upwards((fitting or mounted)[-1], path))
     return groups
 
 
@@ -112,14 +112,14 @@ def _mounts(root: Path) -> Iterator[_Mount]:
         kind, *_, options = after.split(" ")
         if kind not in ("cgroup", "cgroup2"):
             continue
-        top, place = (_unescape(field) for field in before.split(" ")[3:5])
+        top, path = (_unescape(field) for field in before.split(" ")[3:5])
         for controller in options.split(",") if kind == "cgroup" else [""]:
-            yield _Mount(controller, root / place.lstrip("/"), PurePosixPath(top))
+            yield _Mount(controller, root / path.lstrip("/"), PurePosixPath(top))
 
 
 def _upwards(mount: _Mount, path: PurePosixPath) -> Iterator[Path]:
     """The group and those above it, up to the top of the mount."""
-    base, top = mount.place, mount.top
+    base, top = mount.path, mount.top
     inside = path.relative_to(top if path.is_relative_to(top) else "/")
     group = base.joinpath(*inside.parts)
     if ".." in inside.parts or not group.is_dir():  # seen from another namespace
@@ -168,7 +168,7 @@ def _field(file: Path, name: str) -> int | None:
 
 def _text(file: Path) -> str:
     try:
-        return procfs.contents(file).decode(errors="surrogateescape")
+        return procfs.read_kernel_file(file).decode(errors="surrogateescape")
     except OSError:
         return ""
 

@@ -1,7 +1,6 @@
-"""A GPU, and who uses it: the part of a device's use that is not the grid's. Pure.
+"""GPU usage, divided between the grid and everybody else. Pure.
 
-Rule 1. What cannot be told apart is somebody else's, unless every process on the device is ours.
-Rule 2. The outside part is never more than the whole, and never negative.
+What cannot be told apart is somebody else's, unless every process on the device is the grid's.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from msgspec import Struct
 from distributed_grid.domain.nodes import GpuUsage
 from distributed_grid.domain.resources import GpuDevice
 
-FULL = 1000
+FULL_MILLI = 1000
 
 
 class Gpu(Struct, frozen=True):
-    """A device as NVML describes it; `mig` is cut into instances, `prohibited` runs nobody's computations."""
+    """A device as NVML describes it; `mig` is split into instances, `prohibited` runs no computations."""
 
     index: int
     uuid: str
@@ -29,12 +28,12 @@ class Gpu(Struct, frozen=True):
 
     @property
     def device(self) -> GpuDevice:
-        """The same for the ledger; one cut into instances is only lent whole, too."""
+        """The device for the ledger; one split into instances is lent only as a whole."""
         return GpuDevice(self.index, self.memory_bytes, self.name, exclusive=self.exclusive or self.mig)
 
 
 class GpuSample(Struct, frozen=True):
-    """How busy a device is: in all, and with work that is not the grid's. Not measured means full."""
+    """How busy a device is: in all, and with work outside the grid. One that is not measured counts as full."""
 
     index: int
     busy_milli: int
@@ -51,24 +50,24 @@ class GpuSample(Struct, frozen=True):
 
 
 class GpuObservation(Struct, frozen=True):
-    """What was read off a device; None is "the driver does not say"."""
+    """Raw counters of a device; None where the driver does not report one."""
 
     memory_bytes: int
     busy_milli: int | None
     processes: Mapping[int, int | None] | None
     """Bytes held, by pid."""
     busy_by_pid: Mapping[int, int]
-    """Thousandths of the device, by pid; empty when the driver does not say."""
+    """Thousandths of the device, by pid; empty when the driver does not report it."""
 
 
-def divided(index: int, seen: GpuObservation, own_pids: Collection[int]) -> GpuSample:
+def split_usage(index: int, seen: GpuObservation, own_pids: Collection[int]) -> GpuSample:
     """Divide a device's use between the grid and everybody else."""
     running = seen.processes or {}
     ours = {pid: held for pid, held in running.items() if pid in own_pids}
     others = {pid: held for pid, held in running.items() if pid not in own_pids}
     busy = seen.busy_milli
-    if busy is None:  # nobody says: busy when anything runs, or might run unseen
-        busy = FULL if running or seen.processes is None else 0
+    if busy is None:  # unknown: busy when anything runs, or might run unseen
+        busy = FULL_MILLI if running or seen.processes is None else 0
     return GpuSample(
         index,
         busy,
@@ -78,9 +77,9 @@ def divided(index: int, seen: GpuObservation, own_pids: Collection[int]) -> GpuS
     )
 
 
-def unmeasured(gpu: Gpu) -> GpuSample:
-    """A device that was there and cannot be asked: full of somebody else's work, so that it lends nothing."""
-    return GpuSample(gpu.index, FULL, gpu.memory_bytes, FULL, gpu.memory_bytes, measured=False)
+def unmeasured_sample(gpu: Gpu) -> GpuSample:
+    """A known device that cannot be measured: counted as full of outside work, so that it lends nothing."""
+    return GpuSample(gpu.index, FULL_MILLI, gpu.memory_bytes, FULL_MILLI, gpu.memory_bytes, measured=False)
 
 
 def _outside_busy(
@@ -97,8 +96,8 @@ def _outside_busy(
 
 
 def _outside_memory(used: int, ours: Mapping[int, int | None], others: Mapping[int, int | None]) -> int:
-    """All that is used minus what ours hold: the driver's own share stays with the owner."""
-    unsaid = any(held is None for held in ours.values())
-    if unsaid and all(held is not None for held in others.values()):
+    """All memory in use minus what the grid holds: the driver's own share counts as outside."""
+    unknown = any(held is None for held in ours.values())
+    if unknown and all(held is not None for held in others.values()):
         return sum(held or 0 for held in others.values())
     return used - sum(held or 0 for held in ours.values())

@@ -1,23 +1,95 @@
-"""What this machine can give, and how much of it is in use by whom.
+"""Machine probe: usable CPU and memory, and how much of it is used by the grid and by others.
 
-Rule 1. Only what this process may use counts: its allowed cores, its control groups' limits.
-Rule 2. Under a limit as large as the machine or smaller, use is what the limited group uses, so that neighbours in
-        other groups do not show; a limit above what there is limits nothing.
-Rule 3. CPU use in a sample is an average over about ten seconds; without such a window it says `warm=False`.
-Rule 4. Outside use is all use minus the grid's jobs and this process; it is never negative.
+- Only what this process may use counts: its allowed cores, its control groups' limits.
+- Under a limit as large as the machine or smaller, use is what the limited group uses, so that neighbours in other
+  groups do not show; a limit above the capacity limits nothing.
+- CPU use in a sample is an average over about ten seconds; without such a window it says `warm=False`.
+- Outside use is all use minus the grid's jobs and this process; it is never negative.
 """
+
+from __future__ import annotations
 
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from distributed_grid.adapters.probes import procfs
 from distributed_grid.adapters.probes.cgroup_limits import CgroupLimit, Cgroups
-from distributed_grid.adapters.probes.cpu_time import CpuTimes, CpuTimeSpan
 from distributed_grid.posix.boot_clock import boot_ms
+
+LONG_WINDOW_MS = 10_000
+SHORT_WINDOW_MS = 200
+STEP_MS = 50
+NOISE_MS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTimeSpan:
+    """A time window, and the CPU time used in it: in all, and by the grid."""
+
+    ms: int
+    busy_ms: int
+    ours_ms: int
+
+    @property
+    def outside_ms(self) -> int:
+        return max(0, self.busy_ms - self.ours_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _CpuReading:
+    at_ms: int
+    busy_ms: int
+    reported_ms: int
+    ours_ms: int
+
+
+class CpuTimeWindows:
+    """CPU time counters of the last ten seconds, at most one reading every 50 ms.
+
+    The long window is about ten seconds, the short one the shortest of at least 200 ms; after a pause both begin where
+    the pause began. The grid's own time is not trusted blindly: a step back counts as none, and a step larger than the
+    cores allow as the most they allow, so a process missed once spoils one step, not the window.
+
+    The kernel counts most CPU time in ticks (10 ms). Total time is off by at most a tick per core, own time by a tick
+    per process of the grid; over 200 ms a tick is 50 thousandths of a core. A control group's counter has no such
+    noise.
+    """
+
+    def __init__(self, cpu_milli: int) -> None:
+        self._milli = cpu_milli
+        self._readings: deque[_CpuReading] = deque()
+
+    def windows(self, *, at_ms: int, busy_ms: int, own_ms: int) -> tuple[CpuTimeSpan | None, CpuTimeSpan | None]:
+        """Record the counters, which only grow; the long and the short window that end now, if any."""
+        readings = self._readings
+        now = self._reading(at_ms, busy_ms, own_ms)
+        while len(readings) > 1 and at_ms - readings[0].at_ms > LONG_WINDOW_MS:
+            readings.popleft()
+        long = readings[0] if readings and at_ms - readings[0].at_ms >= SHORT_WINDOW_MS else None
+        short = next((reading for reading in reversed(readings) if at_ms - reading.at_ms >= SHORT_WINDOW_MS), None)
+        if not readings or at_ms - readings[-1].at_ms >= STEP_MS:
+            readings.append(now)
+        return _between(long, now), _between(short, now)
+
+    def _reading(self, at_ms: int, busy_ms: int, own_ms: int) -> _CpuReading:
+        """The counters, with the part of the own time that is plausible."""
+        if not self._readings:
+            return _CpuReading(at_ms, busy_ms, own_ms, 0)
+        last = self._readings[-1]
+        max_step_ms = (at_ms - last.at_ms) * self._milli // 1000 + NOISE_MS
+        step_ms = min(max(0, own_ms - last.reported_ms), max_step_ms)
+        return _CpuReading(at_ms, busy_ms, own_ms, last.ours_ms + step_ms)
+
+
+def _between(start: _CpuReading | None, end: _CpuReading) -> CpuTimeSpan | None:
+    if start is None:
+        return None
+    return CpuTimeSpan(end.at_ms - start.at_ms, max(0, end.busy_ms - start.busy_ms), end.ours_ms - start.ours_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +139,14 @@ class MachineProbe:
         self._boottime = boottime
         self._groups = Cgroups(root)
         allowed = sorted(os.sched_getaffinity(0))
-        there_is = procfs.memory(root)
-        self._cpu_fence = _binding(self._groups.cpu(), 1000 * len(allowed))
-        self._memory_fence = _binding(self._groups.memory(), there_is.total_bytes)
-        self._memory_bytes = self._memory_fence.limit if self._memory_fence else there_is.total_bytes
-        self._cpu_milli = max(1, self._cpu_fence.limit) if self._cpu_fence else 1000 * len(allowed)
+        capacity = procfs.read_memory(root)
+        self._cpu_limit = _effective_limit(self._groups.cpu(), 1000 * len(allowed))
+        self._memory_limit = _effective_limit(self._groups.memory(), capacity.total_bytes)
+        self._memory_bytes = self._memory_limit.value if self._memory_limit else capacity.total_bytes
+        self._cpu_milli = max(1, self._cpu_limit.value) if self._cpu_limit else 1000 * len(allowed)
         self._cores = tuple(allowed[: max(1, self._cpu_milli // 1000)])
         self._core_names = frozenset(b"cpu%d" % core for core in self._cores)
-        self._times, self._total_times = CpuTimes(self._cpu_milli), CpuTimes(self._cpu_milli)
+        self._times, self._total_times = CpuTimeWindows(self._cpu_milli), CpuTimeWindows(self._cpu_milli)
 
     @property
     def memory_bytes(self) -> int:
@@ -84,11 +156,11 @@ class MachineProbe:
     @property
     def sees_whole_machine(self) -> bool:
         """Whether all of the machine's cores may be used; only then does its load average mean anything here."""
-        return self._cpu_fence is None and len(self._cores) == os.cpu_count()
+        return self._cpu_limit is None and len(self._cores) == os.cpu_count()
 
     def capacity(self) -> MachineCapacity:
         """What there is to use; the smallest limit holds."""
-        swap, allowed = procfs.memory(self.root).swap_total_bytes, self._groups.swap_bytes()
+        swap, allowed = procfs.read_memory(self.root).swap_total_bytes, self._groups.swap_bytes()
         return MachineCapacity(
             cpu_cores=self._cores,
             cpu_milli=self._cpu_milli,
@@ -100,8 +172,8 @@ class MachineProbe:
     def limits(self) -> Limits:
         """What control groups limit, of all that `capacity` says."""
         return Limits(
-            cpu_milli=self._cpu_fence.limit if self._cpu_fence else None,
-            memory_bytes=self._memory_fence.limit if self._memory_fence else None,
+            cpu_milli=self._cpu_limit.value if self._cpu_limit else None,
+            memory_bytes=self._memory_limit.value if self._memory_limit else None,
             swap_bytes=self._groups.swap_bytes(),
         )
 
@@ -126,48 +198,50 @@ class MachineProbe:
         `own_cpu_ms` as for `sample`, read just before; the two share one history, so either warms up the other.
         The noise is one tick (10 ms) for every core and every process of the grid's: in 200 ms, 50 thousandths each.
         """
-        _, spell = self._spells(self._times, self._boottime(), own_cpu_ms)
-        return min(self._cpu_milli, 1000 * spell.outside_ms // spell.ms) if spell else 0
+        _, window = self._windows(self._times, self._boottime(), own_cpu_ms)
+        return min(self._cpu_milli, 1000 * window.outside_ms // window.ms) if window else 0
 
-    def _sample(self, times: CpuTimes, own_cpu_ms: int, own_memory_bytes: int) -> UsageSample:
+    def _sample(self, times: CpuTimeWindows, own_cpu_ms: int, own_memory_bytes: int) -> UsageSample:
         at_ms = self._boottime()
-        spell, _ = self._spells(times, at_ms, own_cpu_ms)
+        window, _ = self._windows(times, at_ms, own_cpu_ms)
         used = self.memory_used_bytes()
         return UsageSample(
             at_boot_ms=at_ms,
-            cpu_ratio_total=self._ratio(spell.busy_ms, spell) if spell else 0.0,
-            cpu_ratio_outside=self._ratio(spell.outside_ms, spell) if spell else 0.0,
+            cpu_ratio_total=self._ratio(window.busy_ms, window) if window else 0.0,
+            cpu_ratio_outside=self._ratio(window.outside_ms, window) if window else 0.0,
             memory_used_bytes=used,
             memory_outside_bytes=max(0, used - own_memory_bytes - procfs.resident_bytes()),
             load1=os.getloadavg()[0],
             cores=len(self._cores),
-            warm=spell is not None,
+            warm=window is not None,
         )
 
-    def _spells(self, times: CpuTimes, at_ms: int, own_cpu_ms: int) -> tuple[CpuTimeSpan | None, CpuTimeSpan | None]:
+    def _windows(
+        self, times: CpuTimeWindows, at_ms: int, own_cpu_ms: int
+    ) -> tuple[CpuTimeSpan | None, CpuTimeSpan | None]:
         own_ms = own_cpu_ms + int(time.process_time() * 1000)
-        return times.spells(at_ms=at_ms, busy_ms=self._busy_ms(), own_ms=own_ms)
+        return times.windows(at_ms=at_ms, busy_ms=self._busy_ms(), own_ms=own_ms)
 
-    def _ratio(self, cpu_ms: int, spell: CpuTimeSpan) -> float:
-        return min(1.0, 1000 * cpu_ms / (spell.ms * self._cpu_milli))
+    def _ratio(self, cpu_ms: int, window: CpuTimeSpan) -> float:
+        return min(1.0, 1000 * cpu_ms / (window.ms * self._cpu_milli))
 
     def _busy_ms(self) -> int:
         """CPU time spent so far, on the usable cores or under the quota, by anybody."""
-        if self._cpu_fence:
-            used = self._groups.cpu_used_ms(self._cpu_fence.group)
+        if self._cpu_limit:
+            used = self._groups.cpu_used_ms(self._cpu_limit.group)
             if used is not None:
                 return used
-        return procfs.busy_ms(self.root, self._core_names)
+        return procfs.read_busy_ms(self.root, self._core_names)
 
     def memory_used_bytes(self) -> int:
         """All that cannot be had without taking it from somebody, here or under the limit."""
-        available = procfs.memory(self.root).available_bytes
-        if self._memory_fence:
-            held = self._groups.memory_used_bytes(self._memory_fence.group) or 0
+        available = procfs.read_memory(self.root).available_bytes
+        if self._memory_limit:
+            held = self._groups.memory_used_bytes(self._memory_limit.group) or 0
             available = max(0, min(self._memory_bytes - held, available))
         return self._memory_bytes - available
 
 
-def _binding(fence: CgroupLimit | None, there_is: int) -> CgroupLimit | None:
-    """The fence, unless it allows more than there is anyway."""
-    return fence if fence and fence.limit <= there_is else None
+def _effective_limit(limit: CgroupLimit | None, capacity: int) -> CgroupLimit | None:
+    """The limit, unless it allows more than there is anyway."""
+    return limit if limit and limit.value <= capacity else None

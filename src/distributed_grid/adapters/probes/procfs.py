@@ -1,7 +1,10 @@
-"""Numbers straight from /proc, cheaply: reading one costs tens of microseconds, and no library is imported."""
+"""Kernel files: counters of /proc, read in tens of microseconds, and a description of the processor and disks."""
+
+from __future__ import annotations
 
 import os
-from collections.abc import Collection
+import platform
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,16 +16,16 @@ _CHUNK = 65536
 
 @dataclass(frozen=True, slots=True)
 class MemoryInfo:
-    """The machine's memory, whatever control groups say; `available` is what can be had without swapping."""
+    """The machine's memory, regardless of control groups; `available` is what can be used without swapping."""
 
     total_bytes: int
     available_bytes: int
     swap_total_bytes: int
 
 
-def memory(root: Path) -> MemoryInfo:
+def read_memory(root: Path) -> MemoryInfo:
     """The machine's memory now."""
-    text = contents(root / "proc/meminfo")
+    text = read_kernel_file(root / "proc/meminfo")
     free = sum(_kilobytes(text, name) or 0 for name in (b"MemFree", b"Buffers", b"Cached"))
     available = _kilobytes(text, b"MemAvailable")  # before Linux 3.14 there is none
     return MemoryInfo(
@@ -37,10 +40,10 @@ def _kilobytes(text: bytes, name: bytes) -> int | None:
     return int(rest.split(maxsplit=1)[0]) if found else None
 
 
-def busy_ms(root: Path, cores: Collection[bytes]) -> int:
-    """CPU time spent since boot, by anybody, on these cores (`cpu0` …)."""
+def read_busy_ms(root: Path, cores: Collection[bytes]) -> int:
+    """CPU time used since boot, by anybody, on these cores (`cpu0` …)."""
     ticks = 0
-    for line in contents(root / "proc/stat").splitlines():
+    for line in read_kernel_file(root / "proc/stat").splitlines():
         if not line.startswith(b"cpu"):
             break
         columns = line.split()
@@ -51,11 +54,11 @@ def busy_ms(root: Path, cores: Collection[bytes]) -> int:
 
 def resident_bytes() -> int:
     """Memory this process has in RAM."""
-    return int(contents(Path("/proc/self/statm")).split()[1]) * PAGE_BYTES
+    return int(read_kernel_file(Path("/proc/self/statm")).split()[1]) * PAGE_BYTES
 
 
-def contents(file: Path) -> bytes:
-    """All of a file of the kernel's; `OSError` when it cannot be read."""
+def read_kernel_file(file: Path) -> bytes:
+    """The content of a kernel file; `OSError` when it cannot be read."""
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []
@@ -64,3 +67,75 @@ def contents(file: Path) -> bytes:
         return b"".join(parts)
     finally:
         os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A mounted disk; `free_bytes` is what an ordinary user may still write."""
+
+    mountpoint: str
+    device: str
+    kind: str
+    total_bytes: int
+    free_bytes: int
+
+
+def physical_cores(root: Path, cores: Sequence[int]) -> int:
+    """How many cores these are when hyper-threads of one core count once; all of them where the topology is unknown."""
+    topology = [root / f"sys/devices/system/cpu/cpu{core}/topology" for core in cores]
+    whole = {(_read_text(at / "physical_package_id"), _read_text(at / "core_id")) for at in topology}
+    return len(cores) if ("", "") in whole else len(whole)
+
+
+def cpu_model(root: Path) -> str:
+    """The processor's name, as its maker writes it; the architecture where it has none."""
+    named: dict[str, str] = {}
+    for line in _read_text(root / "proc/cpuinfo").splitlines():
+        key, _, value = line.partition(":")
+        named.setdefault(key.strip(), value.strip())
+    return next(
+        (named[key] for key in ("model name", "Model", "Hardware", "cpu") if named.get(key)), platform.machine()
+    )
+
+
+def cpu_max_mhz(root: Path) -> int | None:
+    """The fastest the processor can run, or runs now; None where it is unknown, as in many virtual machines."""
+    khz = _read_text(root / "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
+    if khz.isdigit():
+        return int(khz) // 1000
+    for line in _read_text(root / "proc/cpuinfo").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "cpu MHz":
+            return round(float(value))
+    return None
+
+
+def disks() -> tuple[Disk, ...]:
+    """The disks with a file system on them, and the one `/` is on, each once. Network file systems are left out."""
+    import psutil  # slow to import, and only this needs it
+
+    found: dict[str, Disk] = {}
+    mounted = [(part.device, part.mountpoint, part.fstype) for part in psutil.disk_partitions(all=False)]
+    for device, mountpoint, kind in sorted(mounted, key=lambda one: len(one[1])):
+        if device not in found and Path(mountpoint).is_dir():  # a file can be mounted on, too: containers do it
+            found.update(_describe_disk(device, mountpoint, kind))
+    if not any(disk.mountpoint == "/" for disk in found.values()):
+        found = _describe_disk("/", "/", "") | found
+    return tuple(found.values())
+
+
+def _describe_disk(device: str, mountpoint: str, kind: str) -> dict[str, Disk]:
+    import psutil
+
+    try:
+        usage = psutil.disk_usage(mountpoint)
+    except OSError:  # unmounted meanwhile, or not accessible
+        return {}
+    return {device: Disk(mountpoint, device, kind, usage.total, usage.free)}
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return read_kernel_file(file).decode(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,36 +1,118 @@
-"""Opening `grid.db` without ever harming one that cannot be used.
+"""Schema of `grid.db`, and opening it without ever harming a file that cannot be used.
 
-Rule 1. A refused file keeps every byte, and so does its `-wal`: looking happens through a plain read
-        and a read-only connection, which neither recovers into the file nor checkpoints on closing.
-Rule 2. A new database is made beside its place and linked into it when complete; so an empty or partial
-        `grid.db` was not made here and is refused like any other damaged one.
-Rule 3. Before a migration a backup is kept: `grid.db.v<version>.bak`.
-Rule 4. Database and backup are readable by their owner only; directories made here are 0700, those
-        found are left as they are.
+- A refused file keeps every byte, and so does its `-wal`: inspection uses a plain read and a read-only connection,
+  which neither recovers into the file nor checkpoints on closing.
+- A new database is made beside its path and linked into place when complete; so an empty or partial `grid.db` was not
+  made here and is refused like any other damaged one.
+- Before a migration a backup is kept: `grid.db.v<version>.bak`.
+- Database and backup are readable by their owner only; directories made here are 0700, existing ones are left as they
+  are.
 
-What is checked, and why not more: `PRAGMA quick_check` reads the whole file, seconds for a big history.
-The checks here read the header, the schema and every live row: all the daemon is about to act on. Damage in
-old history shows when it is read, and `check_integrity` looks for it on demand.
+Opening reads the header, the schema and every live row: all the daemon is about to act on. `PRAGMA quick_check` would
+read the whole file, seconds for a big history; `check_integrity` does that on demand.
 """
+
+from __future__ import annotations
 
 import errno
 import os
 import sqlite3
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from distributed_grid.adapters.stores.errors import REPAIR
-from distributed_grid.adapters.stores.tables import APPLICATION_ID, TABLES, Migration, migrate, version_of
 from distributed_grid.errors import StoreRefused
 
+APPLICATION_ID = 0x47524944  # "GRID"
+
+TABLES = ("live", "ended", "events", "summaries", "marks")
+
+Migration = Callable[[sqlite3.Connection], None]
+
+# Totals are decimal text: a terabyte for a month, in byte-milliseconds, exceeds 64 bits.
+_VERSION_1 = """
+CREATE TABLE live (
+    kind TEXT NOT NULL, key TEXT NOT NULL, blob BLOB NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID;
+
+CREATE TABLE ended (
+    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, request_id TEXT NOT NULL,
+    user TEXT NOT NULL, node TEXT NOT NULL, ended_at_ms INTEGER NOT NULL, started_at_ms INTEGER NOT NULL,
+    reason TEXT NOT NULL, cpu_milli INTEGER NOT NULL, memory_bytes INTEGER NOT NULL,
+    gpu_milli INTEGER NOT NULL, blob BLOB NOT NULL);
+CREATE INDEX ended_by_time ON ended (kind, ended_at_ms);
+CREATE INDEX ended_by_key ON ended (kind, key);
+CREATE INDEX ended_by_request ON ended (request_id);
+CREATE INDEX ended_by_user ON ended (kind, user, ended_at_ms);
+
+CREATE TABLE events (
+    seq INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, type TEXT NOT NULL, user TEXT NOT NULL,
+    subject TEXT NOT NULL, node TEXT NOT NULL, reason TEXT NOT NULL, blob BLOB NOT NULL);
+CREATE INDEX events_by_time ON events (at_ms);
+CREATE INDEX events_by_subject ON events (subject);
+
+CREATE TABLE summaries (
+    day INTEGER NOT NULL, kind TEXT NOT NULL, user TEXT NOT NULL, node TEXT NOT NULL, reason TEXT NOT NULL,
+    count INTEGER NOT NULL, cpu_milli_ms TEXT NOT NULL, memory_byte_ms TEXT NOT NULL,
+    gpu_milli_ms TEXT NOT NULL, PRIMARY KEY (day, kind, user, node, reason)) WITHOUT ROWID;
+
+CREATE TABLE marks (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO marks VALUES ('last_folded_event', 0), ('times_opened', 0)
+"""
+
+
+def _create_tables(db: sqlite3.Connection) -> None:
+    for statement in _VERSION_1.split(";"):
+        db.execute(statement)
+
+
+_VERSION_2 = """
+ALTER TABLE ended ADD COLUMN target TEXT NOT NULL DEFAULT '';
+
+ALTER TABLE summaries RENAME TO summaries_1;
+CREATE TABLE summaries (
+    day INTEGER NOT NULL, kind TEXT NOT NULL, user TEXT NOT NULL, node TEXT NOT NULL, reason TEXT NOT NULL,
+    target TEXT NOT NULL DEFAULT '', count INTEGER NOT NULL, cpu_milli_ms TEXT NOT NULL,
+    memory_byte_ms TEXT NOT NULL, gpu_milli_ms TEXT NOT NULL,
+    PRIMARY KEY (day, kind, user, node, reason, target)) WITHOUT ROWID;
+INSERT INTO summaries (day, kind, user, node, reason, count, cpu_milli_ms, memory_byte_ms, gpu_milli_ms)
+    SELECT day, kind, user, node, reason, count, cpu_milli_ms, memory_byte_ms, gpu_milli_ms FROM summaries_1;
+DROP TABLE summaries_1
+"""
+
+
+def _add_targets(db: sqlite3.Connection) -> None:
+    """Lending for a target node is kept apart; what was lent before has no target."""
+    for statement in _VERSION_2.split(";"):
+        db.execute(statement)
+
+
+MIGRATIONS: Mapping[int, Migration] = {1: _create_tables, 2: _add_targets}
+"""The step *to* each version. A released step is never edited; a change is a new step."""
+
+
+def version_of(db: sqlite3.Connection) -> int:
+    """The schema version a database has."""
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+def migrate(db: sqlite3.Connection, migrations: Mapping[int, Migration]) -> None:
+    """Bring a database to the newest version in one transaction, or leave it unchanged."""
+    with db:
+        db.execute("BEGIN IMMEDIATE")
+        for version in range(version_of(db) + 1, max(migrations) + 1):
+            migrations[version](db)
+        db.execute(f"PRAGMA user_version = {max(migrations)}")
+
+
+REPAIR = "move it away to start afresh, or put a backup in its place"
 MAGIC = b"SQLite format 3\x00"
 HEADER_BYTES = 100
 BUSY_TIMEOUT_MS = 5000
 CHECKPOINT_PAGES = 2000
-WAL_KEPT_BYTES = 16 << 20
+MAX_WAL_BYTES = 16 << 20
 CACHE_KIB = 16 << 10
 
 
@@ -43,15 +125,15 @@ def connect(path: Path, *, writable: bool) -> sqlite3.Connection:
         if writable:
             db.execute("PRAGMA synchronous = FULL")
             db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-            db.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
+            db.execute(f"PRAGMA journal_size_limit = {MAX_WAL_BYTES}")
     except sqlite3.Error:
         db.close()
         raise
     return db
 
 
-def prepare(path: Path, migrations: Mapping[int, Migration]) -> None:
-    """See to it that `path` is a sound database of the newest version, or raise and leave it alone."""
+def prepare_database(path: Path, migrations: Mapping[int, Migration]) -> None:
+    """Make `path` a sound database of the newest version, or raise and leave it untouched."""
     _make_private_directory(path.parent)
     if os.statvfs(path.parent).f_flag & os.ST_RDONLY:
         raise StoreRefused(f"{path}: is on a read-only file system; use another state directory")
@@ -78,20 +160,20 @@ def _create(path: Path, migrations: Mapping[int, Migration]) -> None:
             db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             db.execute("PRAGMA journal_mode = WAL")
             migrate(db, migrations)
-        _put_in_place(unfinished, path)
+        _link_into_place(unfinished, path)
     finally:
         _remove_with_logs(unfinished)
     _sync_directory(path.parent)
 
 
 def _refuse_orphaned_log(path: Path) -> None:
-    log = _beside(path, "-wal")
+    log = _with_suffix(path, "-wal")
     if log.exists() and log.stat().st_size:
         raise StoreRefused(f"{path}: is missing but its log {log.name} is not; put it back or move the log away")
 
 
 def _inspect_header(path: Path, *, newest: int) -> None:
-    """Refuse what can be seen from the first 100 bytes, and files cut short."""
+    """Refuse what the first 100 bytes show to be no database of ours, and truncated files."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise StoreRefused(f"{path}: is not a file; move it away")
     with path.open("rb") as file:
@@ -102,7 +184,7 @@ def _inspect_header(path: Path, *, newest: int) -> None:
     if application_id != APPLICATION_ID:
         raise StoreRefused(f"{path}: is a database of another program; move it away")
     _refuse_newer(path, version, newest)
-    log = _beside(path, "-wal")
+    log = _with_suffix(path, "-wal")
     if log.exists() and log.stat().st_size:
         return  # the log may hold what the file lacks: a checkpoint was interrupted
     (page_bytes,) = struct.unpack_from(">H", header, 16)
@@ -112,7 +194,7 @@ def _inspect_header(path: Path, *, newest: int) -> None:
 
 
 def _inspect_rows(path: Path, db: sqlite3.Connection, *, newest: int) -> int:
-    """The version, once every live row could be read; the log is taken into account."""
+    """The schema version, once every live row could be read; the log is taken into account."""
     version = version_of(db)
     _refuse_newer(path, version, newest)
     try:
@@ -121,7 +203,7 @@ def _inspect_rows(path: Path, db: sqlite3.Connection, *, newest: int) -> int:
         for table in TABLES:
             db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone()
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:  # no such table, no such column
+        if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:  # no such table or column
             raise StoreRefused(f"{path}: is damaged ({error}); {REPAIR}") from error
         raise
     return version
@@ -150,13 +232,13 @@ def _upgrade(path: Path, found: int, migrations: Mapping[int, Migration]) -> Non
         _remove_with_logs(unfinished)
 
 
-def _put_in_place(complete: Path, path: Path) -> None:
+def _link_into_place(complete: Path, path: Path) -> None:
     try:
-        os.link(complete, path)  # unlike a rename, never replaces what is there
+        os.link(complete, path)  # unlike a rename, never replaces an existing file
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise
-        complete.rename(path)  # a file system without links
+        complete.rename(path)  # the file system has no hard links
 
 
 def _make_private_directory(directory: Path) -> None:
@@ -168,7 +250,7 @@ def _make_private_directory(directory: Path) -> None:
 
 
 def _make_private_file(path: Path) -> None:
-    """An empty file that nobody else could ever read, in place of what a crash left under that name."""
+    """An empty file that nobody else can read, replacing what a crash left under that name."""
     _remove_with_logs(path)
     handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     os.fchmod(handle, 0o600)
@@ -177,10 +259,10 @@ def _make_private_file(path: Path) -> None:
 
 def _remove_with_logs(path: Path) -> None:
     for suffix in ("", "-wal", "-shm", "-journal"):
-        _beside(path, suffix).unlink(missing_ok=True)
+        _with_suffix(path, suffix).unlink(missing_ok=True)
 
 
-def _beside(path: Path, suffix: str) -> Path:
+def _with_suffix(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 

@@ -1,78 +1,141 @@
-"""The grid's memory on disk: `grid.db`, one SQLite file in WAL mode, synced on every commit.
+"""SQLite store: `grid.db`, one file in WAL mode, synced on every commit.
 
-Rule 1. When `commit` returns, the batch survives a crash and a power cut; when it raises, this store is
-        as it was and works again once the cause is gone.
-Rule 2. One connection writes and one reads, each behind its own lock: history being read never holds up a
-        commit, and a commit waiting for the disk never holds up a reader.
-Rule 3. The log does not grow for ever: commits checkpoint it, and what is longer than a few MiB is cut.
-Rule 4. One `SqliteStore` per file and process: SQLite's locks belong to the process.
+When `commit` returns, the batch survives a crash and a power cut; when it raises, the store is unchanged and works
+again once the cause is gone. One connection writes and one reads, each behind its own lock: reading history never
+delays a commit, and a commit that waits for the disk never delays a reader. One `SqliteStore` per file and process:
+SQLite's locks belong to the process.
 """
 
+from __future__ import annotations
+
+import os
 import sqlite3
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from msgspec.structs import astuple
 
-from distributed_grid.adapters.stores import ended_rows
-from distributed_grid.adapters.stores.database import connect, prepare
-from distributed_grid.adapters.stores.errors import refusing, translated
-from distributed_grid.adapters.stores.row_order import last_seq_after
-from distributed_grid.adapters.stores.tables import MIGRATIONS, Migration, version_of
-from distributed_grid.errors import StoreRefused
+from distributed_grid.adapters.stores import history_queries
+from distributed_grid.adapters.stores.database import (
+    MIGRATIONS,
+    REPAIR,
+    Migration,
+    connect,
+    prepare_database,
+    version_of,
+)
+from distributed_grid.adapters.stores.rollup import last_seq_after
+from distributed_grid.errors import StoreFailed, StoreRefused
 from distributed_grid.ports import Batch, EndedRow, EventRow, LentRow, LiveRow, LoadedRows, SummaryRow
+
+_TRANSIENT = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_AUTH,
+    sqlite3.SQLITE_PROTOCOL,
+}
+_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+LOW_SPACE_BYTES = 1 << 20
+
+
+@contextmanager
+def translate_sqlite_errors(path: Path, action: str) -> Iterator[None]:
+    """Raise SQLite's errors in the body as the grid's own.
+
+    What may pass (full, busy, I/O error, read-only for now) is `StoreFailed`, worth trying again; damage is
+    `StoreRefused`. Anything else is a bug in this package, and is raised as it is.
+    """
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        primary = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if primary in _TRANSIENT:
+            raise StoreFailed(f"{path}: could not {action}: {error}{low_space_note(path.parent)}") from error
+        if primary in _DAMAGED:
+            raise StoreRefused(f"{path}: is damaged ({error}); {REPAIR}") from error
+        raise
+
+
+@contextmanager
+def refuse_on_failure(path: Path) -> Iterator[None]:
+    """Raise every failure of the body as `StoreRefused`: without the database nothing can start."""
+    try:
+        with translate_sqlite_errors(path, "open it"):
+            yield
+    except StoreFailed as error:
+        raise StoreRefused(f"{error}; fix that and start again") from error
+    except OSError as error:
+        problem = f"{path}: could not open it: {error.strerror}{low_space_note(path.parent)}"
+        raise StoreRefused(f"{problem}; fix that and start again") from error
+
+
+def low_space_note(directory: Path) -> str:
+    """How little space there is, or nothing when there is enough."""
+    try:
+        system = os.statvfs(directory)
+    except OSError:
+        return ""
+    free = system.f_bavail * system.f_frsize
+    return f" ({free} bytes free on that disk)" if free < LOW_SPACE_BYTES else ""
+
 
 FOLD_STEP_ROWS = 200
 VACUUM_STEP_PAGES = 200
 VACUUM_STEPS = 10
-PAGES_KEPT_FREE = 1000
+MIN_FREE_PAGES = 1000
 
 _PUT = "INSERT INTO live VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET blob = excluded.blob"
 _REMOVE = "DELETE FROM live WHERE kind = ? AND key = ?"
-_ALIVE = "SELECT kind, key, blob FROM live ORDER BY kind, key"
+_LIVE = "SELECT kind, key, blob FROM live ORDER BY kind, key"
 
 
 class SqliteStore:
-    """The `Store` port on one SQLite file; made with its directory when it is not there."""
+    """The `Store` port on one SQLite file, which is created with its directory when missing."""
 
     def __init__(self, path: Path, *, migrations: Mapping[int, Migration] = MIGRATIONS) -> None:
         """Open or create; `StoreRefused` says in one line what is wrong and what to do."""
         self._path = path
         self._writing = threading.Lock()
         self._reading = threading.Lock()
-        with refusing(path):
-            prepare(path, migrations)
+        with refuse_on_failure(path):
+            prepare_database(path, migrations)
             self._writer = connect(path, writable=True)
             try:
-                self._prove_writable()
+                self._check_writable()
                 self._reader = connect(path, writable=False)
-                self._last_event_seq = ended_rows.last_event_seq(self._writer)
+                self._last_event_seq = history_queries.last_event_seq(self._writer)
             except sqlite3.Error:
                 self._writer.close()
                 raise
 
     def load(self) -> LoadedRows:
-        """Everything alive, by kind and key, from one moment."""
-        with self._reading, translated(self._path, "read it"), self._reader as db:
+        """All live rows, by kind and key, from one snapshot."""
+        with self._reading, translate_sqlite_errors(self._path, "read it"), self._reader as db:
             db.execute("BEGIN")
-            live = [LiveRow(*row) for row in db.execute(_ALIVE)]
-            return LoadedRows(live, ended_rows.last_event_seq(db), version_of(db))
+            live = [LiveRow(*row) for row in db.execute(_LIVE)]
+            return LoadedRows(live, history_queries.last_event_seq(db), version_of(db))
 
     def commit(self, batch: Batch) -> None:
         """Make the batch durable in one transaction, or leave everything as it was."""
         last_live = {(row.kind, row.key): row for row in batch.live}
         put = [astuple(row) for row in last_live.values() if row.blob is not None]
         remove = [at for at, row in last_live.items() if row.blob is None]
-        with self._writing, translated(self._path, "write to it"):
+        with self._writing, translate_sqlite_errors(self._path, "write to it"):
             last_seq = last_seq_after(batch.events, self._last_event_seq)
             with self._writer as db:
                 db.execute("BEGIN IMMEDIATE")
                 db.executemany(_PUT, put)
                 db.executemany(_REMOVE, remove)
-                db.executemany(ended_rows.INSERT_ENDED, map(astuple, batch.ended))
-                db.executemany(ended_rows.INSERT_EVENT, map(astuple, batch.events))
+                db.executemany(history_queries.INSERT_ENDED, map(astuple, batch.ended))
+                db.executemany(history_queries.INSERT_EVENT, map(astuple, batch.events))
             self._last_event_seq = last_seq
 
     def ended(
@@ -86,9 +149,9 @@ class SqliteStore:
         since_ms: int | None = None,
         limit: int = 100,
     ) -> list[EndedRow]:
-        """What ended and fits all that is given, newest first."""
-        with self._reading, translated(self._path, "read it"):
-            return ended_rows.select_ended(
+        """Ended rows that match every filter given, newest first."""
+        with self._reading, translate_sqlite_errors(self._path, "read it"):
+            return history_queries.select_ended(
                 self._reader,
                 kind,
                 key=key,
@@ -109,9 +172,9 @@ class SqliteStore:
         limit: int = 1000,
         newest: bool = False,
     ) -> list[EventRow]:
-        """What happened, in the order it did; the first `limit`, or the newest."""
-        with self._reading, translated(self._path, "read it"):
-            return ended_rows.select_events(
+        """Events in order; the first `limit`, or the newest."""
+        with self._reading, translate_sqlite_errors(self._path, "read it"):
+            return history_queries.select_events(
                 self._reader,
                 after_seq=after_seq,
                 since_ms=since_ms,
@@ -122,7 +185,7 @@ class SqliteStore:
             )
 
     def summarise(self, *, before_ms: int, limit: int = 5000) -> int:
-        """Fold at most `limit` old rows, in short transactions; then give some free pages back."""
+        """Fold at most `limit` old rows into summaries, in short transactions; then free some pages."""
         total = 0
         while total < limit:
             folded = self._fold(before_ms, min(FOLD_STEP_ROWS, limit - total))
@@ -135,49 +198,49 @@ class SqliteStore:
         return total
 
     def summaries(self) -> list[SummaryRow]:
-        """All that was folded."""
-        with self._reading, translated(self._path, "read it"):
-            return ended_rows.select_summaries(self._reader)
+        """All summaries."""
+        with self._reading, translate_sqlite_errors(self._path, "read it"):
+            return history_queries.select_summaries(self._reader)
 
     def lent(self, *, since_ms: int, by_day: bool = False) -> list[LentRow]:
-        """What leases that ended since then had, from then on."""
-        with self._reading, translated(self._path, "read it"), self._reader as db:
-            db.execute("BEGIN")  # what is being folded meanwhile is in one of the two places, never in both
-            return ended_rows.select_lent(db, since_ms=since_ms, by_day=by_day)
+        """What leases that ended since then held, from then on."""
+        with self._reading, translate_sqlite_errors(self._path, "read it"), self._reader as db:
+            db.execute("BEGIN")  # rows being folded meanwhile are then seen once, never twice
+            return history_queries.select_lent(db, since_ms=since_ms, by_day=by_day)
 
     def check_integrity(self) -> tuple[str, ...]:
-        """What SQLite finds wrong in the whole file, nothing when sound; may take seconds."""
+        """Problems SQLite finds in the whole file, none when sound; may take seconds."""
         try:
-            with translated(self._path, "check it"), closing(connect(self._path, writable=False)) as db:
+            with translate_sqlite_errors(self._path, "check it"), closing(connect(self._path, writable=False)) as db:
                 found = tuple(str(line) for (line,) in db.execute("PRAGMA integrity_check"))
-        except StoreRefused as error:  # damaged beyond walking through it
+        except StoreRefused as error:  # too damaged to be checked
             return (str(error),)
         return () if found == ("ok",) else found
 
     def close(self) -> None:
-        """Fold the log into the file and let go of both. Closing twice is not an error."""
+        """Checkpoint the log and close both connections. Closing twice is not an error."""
         with self._reading:
             self._reader.close()
-        with self._writing, translated(self._path, "close it"):
+        with self._writing, translate_sqlite_errors(self._path, "close it"):
             self._writer.close()
 
     def _fold(self, before_ms: int, limit: int) -> int:
-        with self._writing, translated(self._path, "summarise it"), self._writer as db:
+        with self._writing, translate_sqlite_errors(self._path, "summarise it"), self._writer as db:
             db.execute("BEGIN IMMEDIATE")
-            return ended_rows.fold_step(db, before_ms=before_ms, limit=limit)
+            return history_queries.fold_step(db, before_ms=before_ms, limit=limit)
 
     def _shrink(self) -> bool:
-        """Give some pages back to the disk, unless few are free: those will be used again soon."""
-        with self._writing, translated(self._path, "shrink it"):
+        """Return some free pages to the disk, unless few are free: those will be reused soon."""
+        with self._writing, translate_sqlite_errors(self._path, "shrink it"):
             (free,) = self._writer.execute("PRAGMA freelist_count").fetchone()
-            pages = min(VACUUM_STEP_PAGES, free - PAGES_KEPT_FREE)
+            pages = min(VACUUM_STEP_PAGES, free - MIN_FREE_PAGES)
             if pages > 0:
                 # The pragma frees one page per step, and only a script is stepped to its end.
                 self._writer.executescript(f"PRAGMA incremental_vacuum({pages})")
             return bool(pages > 0)
 
-    def _prove_writable(self) -> None:
-        """One small durable write: a full or dying disk is told to the person who starts the grid."""
+    def _check_writable(self) -> None:
+        """One small durable write, so that a full or failing disk is reported at start."""
         with self._writer as db:
             db.execute("BEGIN IMMEDIATE")
             db.execute("UPDATE marks SET value = value + 1 WHERE name = 'times_opened'")

@@ -1,9 +1,8 @@
-"""File contents kept by what they are: `<root>/ab/<sha256>`.
+"""Content store: file contents by digest at `<root>/ab/<sha256>`, and the digest cache of scanned directories.
 
-Rule 1. A blob is whole or absent: it is written aside, checked against its digest, and renamed.
-Rule 2. Several processes may share a store. What a dead one left half-written is removed by the next that opens it;
-        a lock on the unfinished file tells the dead from the living.
-Rule 3. What was asked for lately is the last to go.
+A content is whole or absent: it is written to a temporary file, checked against its digest, and renamed. Several
+processes may share a store: a lock on each unfinished file tells whether its writer still lives, and the next process
+that opens the store removes what a dead one left.
 """
 
 from __future__ import annotations
@@ -14,14 +13,17 @@ import re
 import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import BinaryIO
 
-from distributed_grid.adapters.workdir.errors import translated
+import msgspec
+
+from distributed_grid.adapters.workdir.paths import translate_os_errors
 from distributed_grid.errors import NotFound, ProtocolError, StoreFailed
 from distributed_grid.posix.locks import try_lock
 
-UNFINISHED = "new"
+INCOMING_DIR = "new"
 GRACE_SECONDS = 600
 TOUCH_SECONDS = 60
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -29,7 +31,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ContentMissing(NotFound):
-    """Contents that are needed are not (or no longer) here; `digests` says which. Put them, and ask again."""
+    """Contents that are needed are not in the store; `digests` says which. Put them, and try again."""
 
     def __init__(self, digests: Iterable[str]) -> None:
         self.digests = tuple(digests)
@@ -37,18 +39,18 @@ class ContentMissing(NotFound):
 
 
 class ContentStore:
-    """One directory of blobs; a `durable` one has each on the disk before it says so."""
+    """One directory of contents; a `durable` one syncs each to the disk before it is reported stored."""
 
     def __init__(self, root: str | os.PathLike[str], *, durable: bool = False) -> None:
         self.root = os.path.abspath(os.fspath(root))
         self.durable = durable
-        with translated(self.root, "open the store"):
-            os.makedirs(f"{self.root}/{UNFINISHED}", mode=0o700, exist_ok=True)
+        with translate_os_errors(self.root, "open the store"):
+            os.makedirs(f"{self.root}/{INCOMING_DIR}", mode=0o700, exist_ok=True)
             os.chmod(self.root, 0o700)
-            self._sweep()
+            self._remove_abandoned()
 
     def has(self, digest: str, size: int) -> bool:
-        """Whether this content is here. Asking counts as using it."""
+        """Whether this content is stored. Asking counts as a use."""
         path = self._path(digest)
         try:
             found = os.stat(path, follow_symlinks=False)
@@ -60,12 +62,12 @@ class ContentStore:
             return False
         return True
 
-    def missing(self, wanted: Mapping[str, int]) -> list[str]:
-        """Which of these (digest and size) are not here. Asking counts as using the others."""
-        return [digest for digest, size in wanted.items() if not self.has(digest, size)]
+    def missing(self, sizes: Mapping[str, int]) -> list[str]:
+        """Which of these (digest and size) are not stored. Asking counts as a use of the others."""
+        return [digest for digest, size in sizes.items() if not self.has(digest, size)]
 
     def open(self, digest: str) -> BinaryIO:
-        """The content, unbuffered; `ContentMissing` when it is not here."""
+        """The content, unbuffered; `ContentMissing` when it is not stored."""
         try:
             fd = os.open(self._path(digest), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError as error:
@@ -73,34 +75,34 @@ class ContentStore:
         return open(fd, "rb", buffering=0)
 
     def put(self, digest: str, parts: Iterable[bytes], *, size: int | None = None) -> None:
-        """Keep this content; other content than promised is a `ProtocolError`, and nothing is kept.
+        """Store this content; other content than announced is a `ProtocolError`, and nothing is stored.
 
-        Putting what is already here is not an error.
+        Putting what is already stored is not an error.
         """
         with self.writer(digest=digest, size=size) as writer:
             for part in parts:
                 writer.write(part)
             writer.finish()
 
-    def keep(self, content: bytes) -> str:
-        """Keep this content, and return its digest."""
+    def add(self, content: bytes) -> str:
+        """Store this content, and return its digest."""
         digest = hashlib.sha256(content).hexdigest()
         if not self.has(digest, len(content)):
             self.put(digest, [content])
         return digest
 
     def writer(self, *, digest: str | None = None, size: int | None = None) -> ContentWriter:
-        """Begin a content that comes in pieces; what it has to be, where that is known, is checked."""
+        """Begin a content that comes in pieces; its digest and size are checked where they are given."""
         if digest is not None:
             self._path(digest)
         return ContentWriter(self, digest, size)
 
     def trim(self, max_bytes: int, *, keep: Collection[str] = frozenset(), grace_seconds: float = GRACE_SECONDS) -> int:
-        """Remove what was not used for longest until `max_bytes` are left, and return how many bytes went.
+        """Remove the least recently used until `max_bytes` are left, and return how many bytes were freed.
 
-        What is in `keep`, or was used within the grace, stays even if that is too much.
+        What is in `keep`, or was used within the grace period, stays even if that is too much.
         """
-        found = sorted(self._blobs())
+        found = sorted(self._contents())
         surplus = sum(size for _, size, _, _ in found) - max_bytes
         freed = 0
         for used_ns, size, digest, path in found:
@@ -110,10 +112,10 @@ class ContentStore:
                 continue
             try:
                 if os.stat(path, follow_symlinks=False).st_mtime_ns != used_ns:
-                    continue  # somebody has just asked for it
+                    continue  # just used by another process
                 os.unlink(path)
             except FileNotFoundError:
-                pass  # another process trims too
+                pass  # trimmed by another process
             freed += size
         return freed
 
@@ -122,7 +124,7 @@ class ContentStore:
             raise ProtocolError(f"{digest[:80]!a} is not a digest")
         return f"{self.root}/{digest[:2]}/{digest}"
 
-    def _blobs(self) -> Iterator[tuple[int, int, str, str]]:
+    def _contents(self) -> Iterator[tuple[int, int, str, str]]:
         for folder in os.listdir(self.root):
             if len(folder) != 2:
                 continue
@@ -134,9 +136,9 @@ class ContentStore:
                         continue
                     yield found.st_mtime_ns, found.st_size, entry.name, entry.path
 
-    def _sweep(self) -> None:
-        for name in os.listdir(f"{self.root}/{UNFINISHED}"):
-            path = f"{self.root}/{UNFINISHED}/{name}"
+    def _remove_abandoned(self) -> None:
+        for name in os.listdir(f"{self.root}/{INCOMING_DIR}"):
+            path = f"{self.root}/{INCOMING_DIR}/{name}"
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except OSError:
@@ -145,7 +147,7 @@ class ContentStore:
                 if try_lock(fd):
                     os.unlink(path)
             except FileNotFoundError:
-                pass  # somebody has finished it
+                pass  # another process has finished it
             finally:
                 os.close(fd)
 
@@ -158,8 +160,8 @@ class ContentWriter:
         self._hash = hashlib.sha256()
         self._written = 0
         self._fd = -1
-        with translated(store.root, "write there"):
-            self._fd, self._aside = _unfinished(f"{store.root}/{UNFINISHED}")
+        with translate_os_errors(store.root, "write there"):
+            self._fd, self._temporary = _create_incoming(f"{store.root}/{INCOMING_DIR}")
 
     def __enter__(self) -> ContentWriter:
         return self
@@ -170,33 +172,33 @@ class ContentWriter:
         self.abort()
 
     def write(self, data: bytes) -> None:
-        """Take the next piece."""
+        """Append the next piece."""
         self._written += len(data)
         if self._size is not None and self._written > self._size:
             raise ProtocolError(f"a file sent as {self._size} bytes is longer than that")
         self._hash.update(data)
         view = memoryview(data)
-        with translated(self._store.root, "write there"):
+        with translate_os_errors(self._store.root, "write there"):
             while view:
                 view = view[os.write(self._fd, view) :]
 
     def finish(self) -> str:
-        """Put it in place, and return its digest; a `ProtocolError` when it is not what was promised."""
+        """Put it in place, and return its digest; a `ProtocolError` when it is not what was announced."""
         digest = self._hash.hexdigest()
         if self._size is not None and self._written != self._size:
             raise ProtocolError(f"a file sent as {self._size} bytes ended after {self._written}")
         if self._digest is not None and digest != self._digest:
-            raise ProtocolError(f"a file arrived damaged: its digest is {digest}, {self._digest} was promised")
-        place = self._store.root + "/" + digest[:2]
-        with translated(self._store.root, "write there"):
-            os.makedirs(place, mode=0o700, exist_ok=True)
+            raise ProtocolError(f"a file arrived damaged: its digest is {digest}, {self._digest} was announced")
+        directory = self._store.root + "/" + digest[:2]
+        with translate_os_errors(self._store.root, "write there"):
+            os.makedirs(directory, mode=0o700, exist_ok=True)
             if self._store.durable:
                 os.fsync(self._fd)
-            os.rename(self._aside, f"{place}/{digest}")
+            os.rename(self._temporary, f"{directory}/{digest}")
             os.close(self._fd)
             self._fd = -1
             if self._store.durable:
-                _sync(place)
+                _sync_directory(directory)
         return digest
 
     def abort(self) -> None:
@@ -204,15 +206,15 @@ class ContentWriter:
         if self._fd < 0:
             return
         try:
-            os.unlink(self._aside)
+            os.unlink(self._temporary)
         except FileNotFoundError:
             pass
         os.close(self._fd)
         self._fd = -1
 
 
-def _unfinished(folder: str) -> tuple[int, str]:
-    """A new locked file. One that a sweep took before it was locked is given up for another."""
+def _create_incoming(folder: str) -> tuple[int, str]:
+    """A new locked file; when another process removed it before it was locked, try again with another name."""
     for _ in range(100):
         path = f"{folder}/{os.getpid()}-{secrets.token_hex(8)}"
         fd = os.open(path, _NEW, 0o600)
@@ -222,12 +224,78 @@ def _unfinished(folder: str) -> tuple[int, str]:
         if os.fstat(fd).st_nlink:
             return fd, path
         os.close(fd)
-    raise StoreFailed(f"{folder}: could not write there: other processes keep removing what is begun")
+    raise StoreFailed(f"{folder}: could not write there: other processes keep removing new files")
 
 
-def _sync(folder: str) -> None:
+def _sync_directory(folder: str) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+SETTLED_NS = 2 * 10**9
+MAX_TREES = 64
+MAX_CACHE_BYTES = 64 << 20
+CACHE_DIR = "scans"
+
+Fingerprint = tuple[int, int, int, int]
+_cache_decoder = msgspec.msgpack.Decoder(dict[bytes, tuple[Fingerprint, str]])
+
+
+def fingerprint(seen: os.stat_result) -> Fingerprint:
+    """Changes whenever the file does: the change time is the kernel's own and cannot be set back."""
+    return seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino
+
+
+class HashCache:
+    """Digests of one tree's files as last read, kept next to the contents so that an unchanged tree is not read again.
+
+    It is bounded: one cache file per tree, and only the trees used last.
+    """
+
+    def __init__(self, store_root: str, tree: bytes) -> None:
+        self._folder = f"{store_root}/{CACHE_DIR}"
+        self._path = f"{self._folder}/{hashlib.sha256(tree).hexdigest()[:32]}"
+        self._known: dict[bytes, tuple[Fingerprint, str]] = {}
+        self._kept: dict[bytes, tuple[Fingerprint, str]] = {}
+        # Without the cache the files are read again.
+        with suppress(OSError, msgspec.MsgspecError), open(self._path, "rb") as file:
+            self._known = _cache_decoder.decode(file.read(MAX_CACHE_BYTES))
+
+    def digest(self, path: bytes, seen: os.stat_result) -> str | None:
+        """The digest of this file as it is now; None when it is not known."""
+        known = self._known.get(path)
+        if known is None or known[0] != fingerprint(seen):
+            return None
+        self._kept[path] = known
+        return known[1]
+
+    def remember(self, path: bytes, seen: os.stat_result, digest: str, *, read_at_ns: int) -> None:
+        """Store the digest of a file read at `read_at_ns`, unless it had just changed.
+
+        File system clocks are coarse: a change right after the reading could bear the same time.
+        """
+        if read_at_ns - max(seen.st_mtime_ns, seen.st_ctime_ns) > SETTLED_NS:
+            self._kept[path] = (fingerprint(seen), digest)
+
+    def save(self) -> None:
+        """Save what this scan has seen, and only that. A failure to save is ignored."""
+        if self._kept == self._known:
+            return
+        temporary = f"{self._path}.{os.getpid()}"
+        with suppress(OSError):
+            os.makedirs(self._folder, mode=0o700, exist_ok=True)
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with open(fd, "wb") as file:
+                file.write(msgspec.msgpack.encode(self._kept))
+            os.rename(temporary, self._path)
+            self._remove_oldest()
+
+    def _remove_oldest(self) -> None:
+        with os.scandir(self._folder) as entries:
+            by_age = sorted((entry.stat(follow_symlinks=False).st_mtime, entry.path) for entry in entries)
+        for changed, path in by_age[:-MAX_TREES]:
+            if time.time() - changed > 60:
+                os.unlink(path)

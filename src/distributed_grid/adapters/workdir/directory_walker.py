@@ -1,8 +1,7 @@
-"""Reaching files below an open directory, and nothing else.
+"""File access below an open directory, and never outside it.
 
-Rule 1. A directory is entered name by name, never through a link, so what is opened lies below the root even
-        while somebody moves links about.
-Rule 2. A link is followed only by `open_inside`, which reads it itself and goes no step above the root.
+A directory is entered name by name, never through a link, so what is opened is below the root even while somebody moves
+links about. Only `open_inside` follows links: it resolves them itself and never goes above the root.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
 
-from distributed_grid.adapters.workdir.paths import shown
+from distributed_grid.adapters.workdir.paths import display_path
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -22,11 +21,11 @@ MAX_HOPS = 40  # as many links as the kernel follows
 
 
 class DirectoryWalker:
-    """A place below a root that somebody else keeps open; moving to a neighbour opens only what differs."""
+    """A position below a root that the caller keeps open; moving to a sibling opens only what differs."""
 
     def __init__(self, root: int) -> None:
         self._root = root
-        self._way: list[tuple[bytes, int]] = []
+        self._open: list[tuple[bytes, int]] = []
 
     def __enter__(self) -> DirectoryWalker:
         return self
@@ -36,33 +35,32 @@ class DirectoryWalker:
     ) -> None:
         self.close()
 
-    def to(self, names: tuple[bytes, ...], *, make: int | None = None) -> int:
-        """The directory at `names` as a descriptor that is good until the next call.
+    def enter(self, names: tuple[bytes, ...], *, make: int | None = None) -> int:
+        """The directory at `names` as a descriptor that is valid until the next call.
 
-        With `make` (a mode) directories that are missing are made. A link or a file on the way is a
-        `NotADirectoryError` that says so.
+        With `make` (a mode) missing directories are made. A link or a file on the path is a `NotADirectoryError`.
         """
         shared = 0
-        while shared < min(len(names), len(self._way)) and self._way[shared][0] == names[shared]:
+        while shared < min(len(names), len(self._open)) and self._open[shared][0] == names[shared]:
             shared += 1
-        self._back_to(shared)
+        self._close_below(shared)
         for name in names[shared:]:
-            self._way.append((name, self._enter(name, names, make)))
+            self._open.append((name, self._open_child(name, names, make)))
         return self._here
 
     def close(self) -> None:
-        """Let go of every directory but the root. A second call changes nothing."""
-        self._back_to(0)
+        """Close every directory but the root. A second call does nothing."""
+        self._close_below(0)
 
     @property
     def _here(self) -> int:
-        return self._way[-1][1] if self._way else self._root
+        return self._open[-1][1] if self._open else self._root
 
-    def _back_to(self, depth: int) -> None:
-        while len(self._way) > depth:
-            os.close(self._way.pop()[1])
+    def _close_below(self, depth: int) -> None:
+        while len(self._open) > depth:
+            os.close(self._open.pop()[1])
 
-    def _enter(self, name: bytes, names: tuple[bytes, ...], make: int | None) -> int:
+    def _open_child(self, name: bytes, names: tuple[bytes, ...], make: int | None) -> int:
         try:
             return os.open(name, DIRECTORY, dir_fd=self._here)
         except FileNotFoundError:
@@ -71,17 +69,17 @@ class DirectoryWalker:
         except OSError as error:
             if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                 raise
-            path = shown(b"/".join(names[: len(self._way) + 1]))
-            raise NotADirectoryError(errno.ENOTDIR, what_is(name, self._here), path) from error
+            path = display_path(b"/".join(names[: len(self._open) + 1]))
+            raise NotADirectoryError(errno.ENOTDIR, describe_file_type(name, self._here), path) from error
         try:
             os.mkdir(name, make, dir_fd=self._here)
         except FileExistsError:
-            pass  # somebody else was quicker; what it is shows next
+            pass  # made by somebody else meanwhile
         return os.open(name, DIRECTORY, dir_fd=self._here)
 
 
-def what_is(name: bytes, folder: int) -> str:
-    """What stands under that name, in words for a message."""
+def describe_file_type(name: bytes, folder: int) -> str:
+    """The type of the file of that name, in words for a message."""
     try:
         mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
     except OSError:
@@ -90,30 +88,30 @@ def what_is(name: bytes, folder: int) -> str:
         return "is a link, and links are not followed"
     if stat.S_ISDIR(mode):
         return "is a directory"
-    return "is a file" if stat.S_ISREG(mode) else "is no ordinary file"
+    return "is a file" if stat.S_ISREG(mode) else "is not a regular file"
 
 
 def open_root(root: str | bytes | os.PathLike[str]) -> int:
-    """The top directory itself, as the person named it: this one name may be a link."""
+    """The root directory as the user named it: this one name may be a link."""
     return os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def open_inside(root: int, path: bytes) -> int:
-    """The regular file at `path` for reading; links count as long as they stay inside, else `PermissionError`."""
+    """The regular file at `path` for reading; links are followed, and one that leads outside is a `PermissionError`."""
     here: list[bytes] = []
     ahead = deque(path.split(b"/"))
     hops = 0
-    with DirectoryWalker(root) as descent:
+    with DirectoryWalker(root) as walker:
         while ahead:
             name = ahead.popleft()
             if name in (b"", b"."):
                 continue
             if name == b"..":
                 if not here:
-                    raise PermissionError(errno.EACCES, "leads out of the directory", shown(path))
+                    raise PermissionError(errno.EACCES, "leads outside the directory", display_path(path))
                 here.pop()
                 continue
-            folder = descent.to(tuple(here))
+            folder = walker.enter(tuple(here))
             target = _link_target(name, folder)
             if target is None:
                 if not ahead:
@@ -122,23 +120,23 @@ def open_inside(root: int, path: bytes) -> int:
                 continue
             hops += 1
             if hops > MAX_HOPS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), shown(path))
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), display_path(path))
             if target.startswith(b"/"):
-                raise PermissionError(errno.EACCES, "leads out of the directory", shown(path))
+                raise PermissionError(errno.EACCES, "leads outside the directory", display_path(path))
             ahead.extendleft(reversed(target.split(b"/")))
-    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown(path))
+    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), display_path(path))
 
 
 def open_regular(name: bytes, folder: int) -> int:
-    """The regular file of that name for reading, without ever waiting for it; `OSError` when it is anything else."""
+    """The regular file of that name for reading, without ever blocking; `OSError` when it is anything else."""
     fd = os.open(name, READ, dir_fd=folder)
     mode = os.fstat(fd).st_mode
     if stat.S_ISREG(mode):
         return fd
     os.close(fd)
     if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown(name))
-    raise OSError(errno.EINVAL, "is no ordinary file", shown(name))
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), display_path(name))
+    raise OSError(errno.EINVAL, "is not a regular file", display_path(name))
 
 
 def _link_target(name: bytes, folder: int) -> bytes | None:
@@ -150,14 +148,11 @@ def _link_target(name: bytes, folder: int) -> bytes | None:
         raise
 
 
-def leads_out(path: bytes, links: Mapping[bytes, bytes]) -> bool:
-    """Whether following the link at `path` goes above the top, decided from names alone.
+def leads_outside(path: bytes, links: Mapping[bytes, bytes]) -> bool:
+    """Whether following the link at `path` goes above the root; `links` are all links of the tree, path to target.
 
-    All links of the tree are followed as the kernel would: `a/b/c/up -> ../../../x` stays inside, and so, read by
-    itself, does `a/b/c/out -> up/../..`; together they lead above the top.
-    `links` are all links of the tree, path to target.
-
-    What goes in circles leads nowhere, and so not out: the kernel gives up after as many links.
+    Links are followed as the kernel would: `a/b/c/up -> ../../../x` stays inside, and so, read by itself, does
+    `a/b/c/out -> up/../..`; together they lead above the root. A cycle leads nowhere, and so not outside.
     """
     here: list[bytes] = []
     ahead = deque(path.split(b"/"))

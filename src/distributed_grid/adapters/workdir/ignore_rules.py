@@ -1,11 +1,11 @@
-"""Which files of a directory are left out: `.gitignore`, `.gridignore`, and what nobody wants to have shipped.
+"""Ignore rules of a directory: `.gitignore`, `.gridignore`, and what is never shipped unasked.
 
-Rule 1. The last pattern that matches in the deepest file that has one decides, as in git; what lies in a directory
-        that is left out stays out.
-Rule 2. `.gridignore` outranks everything, and alone can bring back what is always left out (ALWAYS and the grid's
-        own state).
-Rule 3. In a git work tree the `.gitignore` files above the directory count too, unless they leave out the
-        directory itself: whoever works in there wants it.
+- As in git, the last matching pattern of the deepest ignore file that has one decides, and nothing below an ignored
+  directory can be brought back.
+- `.gridignore` outranks everything, and alone can bring back what is always ignored (`ALWAYS_IGNORED`, the grid's own
+  state).
+- In a git work tree the `.gitignore` files above the directory apply too, unless they ignore the directory itself:
+  whoever works in there wants it shipped.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from distributed_grid.adapters.workdir.globs import literal, translate
-from distributed_grid.adapters.workdir.paths import shown
+from distributed_grid.adapters.workdir.paths import display_path, escape_pattern, pattern_regex
 from distributed_grid.errors import BadInput
 
 GITIGNORE, GRIDIGNORE = b".gitignore", b".gridignore"
-ALWAYS = b".git\n.hg/\n__pycache__/\n.venv/\nnode_modules/\n.distributed_grid/\n"
+ALWAYS_IGNORED = b".git\n.hg/\n__pycache__/\n.venv/\nnode_modules/\n.distributed_grid/\n"
 MAX_IGNORE_BYTES = 1 << 20
 MAX_LEVELS_ABOVE = 64
 
@@ -49,11 +48,11 @@ class IgnoreRules:
             number = len(self._keeps)
             self._keeps.append(line.startswith(b"!"))
             for is_directory in (True,) if of_directories else (True, False):
-                parts.setdefault((by_path, is_directory), []).append((number, translate(pattern)))
-        self._matchers = {kind: _Matcher(numbered) for kind, numbered in parts.items()}
+                parts.setdefault((by_path, is_directory), []).append((number, pattern_regex(pattern)))
+        self._matchers = {kind: _LastMatch(numbered) for kind, numbered in parts.items()}
 
     def verdict(self, path: bytes, *, is_directory: bool) -> bool | None:
-        """Whether this path (from the ignore file's place) is left out; None when no pattern speaks of it."""
+        """Whether this path (relative to the ignore file) is ignored; None when no pattern matches."""
         last = -1
         if matcher := self._matchers.get((False, is_directory)):
             last = matcher.last(path.rpartition(b"/")[2])
@@ -62,8 +61,8 @@ class IgnoreRules:
         return None if last < 0 else not self._keeps[last]
 
 
-class _Matcher:
-    """Which is the last of several patterns that matches: one expression, the later patterns tried first."""
+class _LastMatch:
+    """The last of several patterns that matches: one expression, the later patterns tried first."""
 
     def __init__(self, numbered: list[tuple[int, bytes]]) -> None:
         newest_first = numbered[::-1]
@@ -76,34 +75,34 @@ class _Matcher:
 
 
 class _Layer(Struct, frozen=True):
-    """Rules and where they stand: paths lose `cut` bytes, or gain `lead`, to begin at their ignore file."""
+    """Rules of one ignore file: paths lose `cut` bytes, or gain `prefix`, to be relative to it."""
 
     rules: IgnoreRules
     cut: int = 0
-    lead: bytes = b""
+    prefix: bytes = b""
 
     def verdict(self, path: bytes, is_directory: bool) -> bool | None:
-        return self.rules.verdict(self.lead + path[self.cut :], is_directory=is_directory)
+        return self.rules.verdict(self.prefix + path[self.cut :], is_directory=is_directory)
 
 
 class IgnoreMatcher(Struct, frozen=True):
-    """All rules that hold in one directory, the strongest first."""
+    """All rules that apply in one directory, the strongest first."""
 
     grid: tuple[_Layer, ...] = ()
     always: tuple[_Layer, ...] = ()
     git: tuple[_Layer, ...] = ()
 
     def ignores(self, path: bytes, *, is_directory: bool) -> bool:
-        """Whether `path`, from the top of the tree, is left out; its parents are not looked at."""
+        """Whether `path`, relative to the top of the tree, is ignored; its parents are not checked."""
         for layer in (*self.grid, *self.always, *self.git):
             verdict = layer.verdict(path, is_directory)
             if verdict is not None:
                 return verdict
         return False
 
-    def entering(self, folder: int, path: bytes) -> IgnoreMatcher:
+    def inside(self, folder: int, path: bytes) -> IgnoreMatcher:
         """The rules inside the open directory at `path` (b"" is the top): these, and its own ignore files."""
-        git, grid = _read(folder, GITIGNORE, path), _read(folder, GRIDIGNORE, path)
+        git, grid = _read_ignore_file(folder, GITIGNORE, path), _read_ignore_file(folder, GRIDIGNORE, path)
         if git is None and grid is None:
             return self
         cut = len(path) + 1 if path else 0
@@ -112,45 +111,45 @@ class IgnoreMatcher(Struct, frozen=True):
         return IgnoreMatcher(grid=own_grid + self.grid, always=self.always, git=own_git + self.git)
 
 
-def rules_for(root: bytes, *, own: Iterable[bytes] = ()) -> IgnoreMatcher:
-    """The rules at the top of `root`, before its own ignore files; `own` are the grid's directories. Paths are real."""
+def rules_for(root: bytes, *, own_dirs: Iterable[bytes] = ()) -> IgnoreMatcher:
+    """The rules at the top of `root`, before its own ignore files; `own_dirs` are the grid's own. Paths are real."""
     top = root.rstrip(b"/") + b"/"
-    inside = [literal(place[len(top) :]) for place in own if place.startswith(top)]
-    always = ALWAYS + b"".join(b"/" + place + b"/\n" for place in inside)
-    return IgnoreMatcher(always=(_Layer(IgnoreRules(always)),), git=_above(root))
+    inside = [escape_pattern(directory[len(top) :]) for directory in own_dirs if directory.startswith(top)]
+    always = ALWAYS_IGNORED + b"".join(b"/" + path + b"/\n" for path in inside)
+    return IgnoreMatcher(always=(_Layer(IgnoreRules(always)),), git=_rules_above(root))
 
 
-def _above(root: bytes) -> tuple[_Layer, ...]:
+def _rules_above(root: bytes) -> tuple[_Layer, ...]:
     """The rules of the git work tree around `root`, the nearest first."""
     layers: list[_Layer] = []
-    here, lead = root, b""
+    here, below = root, b""
     for _ in range(MAX_LEVELS_ABOVE):
         if os.path.lexists(os.path.join(here, b".git")):
-            ignored = lead and _leaves_out(layers, lead.rstrip(b"/"))
+            ignored = below and _ignores_directory(layers, below.rstrip(b"/"))
             return () if ignored else tuple(layers)
         here, name = os.path.split(here)
         if not name:
             return ()
-        lead = name + b"/" + lead
+        below = name + b"/" + below
         try:
             folder = os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
             return ()
         try:
-            content = _read(folder, GITIGNORE, here)
+            content = _read_ignore_file(folder, GITIGNORE, here)
         finally:
             os.close(folder)
         if content is not None:
-            layers.append(_Layer(IgnoreRules(content), lead=lead))
+            layers.append(_Layer(IgnoreRules(content), prefix=below))
     return ()
 
 
-def _leaves_out(layers: list[_Layer], way: bytes) -> bool:
-    """Whether the rules leave out the directory at `way` below the work tree's top, or one it lies in."""
-    names = way.split(b"/")
+def _ignores_directory(layers: list[_Layer], path: bytes) -> bool:
+    """Whether the rules ignore the directory at `path` below the work tree's top, or a parent of it."""
+    names = path.split(b"/")
     for depth in range(1, len(names) + 1):
         for layer in layers:
-            above = len(names) - layer.lead.count(b"/")  # how many names of the way the ignore file stands below
+            above = len(names) - layer.prefix.count(b"/")  # how deep below the top the ignore file is
             if above < depth:
                 verdict = layer.rules.verdict(b"/".join(names[above:depth]), is_directory=True)
                 if verdict:
@@ -160,8 +159,8 @@ def _leaves_out(layers: list[_Layer], way: bytes) -> bool:
     return False
 
 
-def _read(folder: int, name: bytes, path: bytes) -> bytes | None:
-    """An ignore file's content; None where there is none that may be read."""
+def _read_ignore_file(folder: int, name: bytes, path: bytes) -> bytes | None:
+    """An ignore file's content; None where there is no readable one."""
     try:
         fd = os.open(name, _READ, dir_fd=folder)
     except OSError:
@@ -175,13 +174,13 @@ def _read(folder: int, name: bytes, path: bytes) -> bytes | None:
     finally:
         os.close(fd)
     if len(content) > MAX_IGNORE_BYTES:
-        place = shown(os.path.join(path, name))
-        raise BadInput(f"{place}: is larger than {MAX_IGNORE_BYTES >> 20} MB, which no ignore file should be")
+        shown = display_path(os.path.join(path, name))
+        raise BadInput(f"{shown}: is larger than {MAX_IGNORE_BYTES >> 20} MB, too large for an ignore file")
     return content
 
 
 def _without_trailing_spaces(line: bytes) -> bytes:
-    """Spaces at the end do not count, unless a backslash stands before them."""
+    """The line without trailing spaces, except one after a backslash."""
     kept = line.rstrip(b" ")
     backslashes = len(kept) - len(kept.rstrip(b"\\"))
     return line[: len(kept) + 1] if backslashes % 2 and len(kept) < len(line) else kept

@@ -1,10 +1,8 @@
-"""What a directory holds, as a value that can travel: names, sizes and digests, no content.
+"""Manifest of a directory: names, sizes and digests of everything in it, without content.
 
-Rule 1. A manifest has one encoding, so the digest of its bytes is its identity.
-Rule 2. Whatever comes from outside is checked before anybody uses it: each path is relative and normalised, stands
-        once, in order, below directories that stand before it; no link leads out of the tree, not even through
-        other links of the tree.
-Rule 3. Names are bytes on the wire: any name a file system allows travels.
+A manifest has exactly one encoding, so the digest of its bytes is its identity. Names are bytes on the wire: any name a
+file system allows travels. One from outside is checked before use: every path is relative and normalised, occurs once,
+in order, after its parent directory, and no link leads outside the tree, not even through other links of the tree.
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Struct
 
-from distributed_grid.adapters.workdir.directory_walker import leads_out
-from distributed_grid.adapters.workdir.paths import MAX_PATH_BYTES, components, shown, to_bytes, to_text
+from distributed_grid.adapters.workdir.directory_walker import leads_outside
+from distributed_grid.adapters.workdir.paths import MAX_PATH_BYTES, display_path, split_path, to_bytes, to_text
 from distributed_grid.errors import BadInput, ProtocolError
 
 LIMIT_BYTES = 100 << 20
@@ -33,7 +31,7 @@ _KINDS: dict[str, Kind] = {"f": "file", "d": "dir", "l": "link"}
 
 
 class ManifestEntry(Struct, frozen=True):
-    """One name in the tree."""
+    """One file, directory or link of the tree."""
 
     path: str  # surrogates stand for bytes that are not UTF-8
     kind: Kind
@@ -43,8 +41,15 @@ class ManifestEntry(Struct, frozen=True):
     target: str = ""  # of a link
 
 
+class SkippedFile(Struct, frozen=True):
+    """A file that is not shipped or fetched, and the reason."""
+
+    path: str
+    reason: str
+
+
 class Manifest(Struct, frozen=True):
-    """A whole tree, every directory included, each after the one it lies in."""
+    """A whole tree, every directory included, each after its parent."""
 
     entries: tuple[ManifestEntry, ...] = ()
 
@@ -59,11 +64,11 @@ class Manifest(Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """The identity: two trees that hold the same have the same."""
+        """The identity: equal trees have equal digests."""
         return hashlib.sha256(encode(self)).hexdigest()
 
-    def blobs(self) -> dict[str, int]:
-        """The contents needed to lay it out: digest and size, each once."""
+    def contents(self) -> dict[str, int]:
+        """Digest and size of the contents needed to materialize it, each once."""
         return {entry.digest: entry.size for entry in self.entries if entry.kind == "file"}
 
 
@@ -76,7 +81,7 @@ class _Row(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     target: bytes
 
 
-_rows = msgspec.msgpack.Decoder(Annotated[tuple[_Row, ...], msgspec.Meta(max_length=MAX_ENTRIES)])
+_rows_decoder = msgspec.msgpack.Decoder(Annotated[tuple[_Row, ...], msgspec.Meta(max_length=MAX_ENTRIES)])
 
 
 def manifest_of(entries: Iterable[ManifestEntry]) -> Manifest:
@@ -94,7 +99,7 @@ def decode(data: bytes, *, limit_bytes: int = LIMIT_BYTES, limit_files: int = LI
     manifest = Manifest(_decode(data))
     check(manifest, limit_bytes=limit_bytes, limit_files=limit_files)
     if encode(manifest) != data:
-        raise ProtocolError("this list of files is not in its one proper form")
+        raise ProtocolError("this list of files is not in canonical form")
     return manifest
 
 
@@ -110,31 +115,31 @@ def decode_listing(data: bytes, *, limit_files: int) -> tuple[ManifestEntry, ...
     if len({entry.path for entry in entries}) < len(entries):
         raise ProtocolError("the list of files names one of them twice")
     for entry in entries:
-        components(to_bytes(entry.path))
+        split_path(to_bytes(entry.path))
         if entry.kind != "file" or entry.target or (entry.digest and not _DIGEST.fullmatch(entry.digest)):
-            raise ProtocolError(f"'{shown(entry.path)}' is not a file as a list of files has them")
+            raise ProtocolError(f"'{display_path(entry.path)}' is not a valid file entry")
     return entries
 
 
 def check(manifest: Manifest, *, limit_bytes: int | None = None, limit_files: int | None = None) -> None:
-    """Raise unless every law above holds. A limit that is None does not count."""
+    """Raise unless the manifest is sound (see above) and within the limits given."""
     seen: dict[tuple[bytes, ...], str] = {(): "dir"}
     links: dict[bytes, bytes] = {}
     last: tuple[bytes, ...] = ()
     for entry in manifest.entries:
         path = to_bytes(entry.path)
-        names = components(path)
+        names = split_path(path)
         if names <= last:
-            raise ProtocolError(f"'{shown(path)}' stands twice in the list of files, or out of order")
+            raise ProtocolError(f"'{display_path(path)}' is twice in the list of files, or out of order")
         if seen.get(names[:-1]) != "dir":
-            raise ProtocolError(f"'{shown(path)}' does not lie in a directory of the list")
+            raise ProtocolError(f"'{display_path(path)}' is not in a directory of the list")
         seen[names], last = entry.kind, names
         _check_kind(entry)
         if entry.kind == "link":
             links[path] = to_bytes(entry.target)
     for path in links:
-        if leads_out(path, links):
-            raise ProtocolError(f"the link '{shown(path)}' leads out of the directory")
+        if leads_outside(path, links):
+            raise ProtocolError(f"the link '{display_path(path)}' leads outside the directory")
     if limit_files is not None:
         _check_count(manifest.total_files, limit_files, "files")
         _check_count(len(manifest.entries) - manifest.total_files, limit_files, "directories")
@@ -152,7 +157,7 @@ def _check_kind(entry: ManifestEntry) -> None:
         sound = (entry.size, entry.mode, entry.digest) == (0, PLAIN, "")
         sound = sound and 0 < len(target) <= MAX_PATH_BYTES and b"\0" not in target
     if not sound or entry.mode not in (PLAIN, EXECUTABLE):
-        raise ProtocolError(f"'{shown(entry.path)}' is not a {entry.kind} as the list of files has them")
+        raise ProtocolError(f"'{display_path(entry.path)}' is not a valid {entry.kind} entry")
 
 
 def _check_count(found: int, limit: int, noun: str) -> None:
@@ -179,7 +184,7 @@ def _decode(data: bytes) -> tuple[ManifestEntry, ...]:
     if len(data) > MAX_ENCODED_BYTES:
         raise BadInput(f"the list of files takes {len(data)} bytes, {MAX_ENCODED_BYTES} are allowed")
     try:
-        rows = _rows.decode(data)
+        rows = _rows_decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ProtocolError(f"this is not a list of files: {error}") from error
     return tuple(_entry(row) for row in rows)
@@ -188,6 +193,6 @@ def _decode(data: bytes) -> tuple[ManifestEntry, ...]:
 def _entry(row: _Row) -> ManifestEntry:
     kind = _KINDS.get(row.kind)
     if kind is None or not 0 <= row.size < 1 << 63:
-        raise ProtocolError(f"'{shown(row.path)}' is of no known kind or size")
+        raise ProtocolError(f"'{display_path(row.path)}' has an unknown kind or an invalid size")
     mode = EXECUTABLE if row.executable else PLAIN
     return ManifestEntry(to_text(row.path), kind, row.size, mode, row.digest.hex(), to_text(row.target))

@@ -1,165 +1,342 @@
-"""Taking a directory as it is now: its manifest, and the contents put into a blob store.
+"""Directory scan: the manifest of a directory as it is now, with its file contents put into the content store.
 
-Rule 1. What the manifest says of a file is what the store holds: content is hashed on its way into the store.
-Rule 2. A file that changes while it is read is read again, and refused when it does not come to rest.
-Rule 3. Nothing outside the directory is read, whatever links are moved about meanwhile; a link that leads out is
-        refused by name.
+The tree is surveyed first, so that one over the limits is refused before any file is read. Content is hashed on its way
+into the store, so the manifest never disagrees with the store; a file that changes while it is read is read again, and
+refused when it keeps changing. Nothing outside the directory is read, even while links in it are being moved.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import time
+from collections import deque
 from collections.abc import Iterable
+from typing import NoReturn
 
 from msgspec import Struct
 
-from distributed_grid.adapters.workdir.content_store import ContentStore
-from distributed_grid.adapters.workdir.directory_walker import DirectoryWalker, leads_out, open_regular, open_root
-from distributed_grid.adapters.workdir.errors import PASSING, translated
-from distributed_grid.adapters.workdir.hash_cache import HashCache, mark
-from distributed_grid.adapters.workdir.ignore_rules import rules_for
+from distributed_grid.adapters.workdir.content_store import ContentStore, HashCache, fingerprint
+from distributed_grid.adapters.workdir.directory_walker import DirectoryWalker, leads_outside, open_regular, open_root
+from distributed_grid.adapters.workdir.ignore_rules import IgnoreMatcher, rules_for
 from distributed_grid.adapters.workdir.manifest import (
+    EXECUTABLE,
     LIMIT_BYTES,
     LIMIT_FILES,
     MAX_ENCODED_BYTES,
+    PLAIN,
+    Kind,
     Manifest,
     ManifestEntry,
+    SkippedFile,
     encode,
     manifest_of,
 )
-from distributed_grid.adapters.workdir.paths import shown, to_text
-from distributed_grid.adapters.workdir.survey import Skipped, Survey, SurveyedFiles, amount
+from distributed_grid.adapters.workdir.paths import (
+    MAX_DEPTH,
+    MAX_PATH_BYTES,
+    TRANSIENT_ERRNOS,
+    display_path,
+    to_text,
+    translate_os_errors,
+)
 from distributed_grid.errors import BadInput
 
-SMALL_BYTES = 1 << 20
-TRIES = 3
+OVERSIZE_SURVEY_SECONDS = 0.5
+LARGEST_NAMED = 3
+_KINDS: dict[int, Kind] = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "link"}
+_SPECIAL_FILES = {stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a fifo", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
-class Scan(Struct, frozen=True):
-    """What was taken. `read_files` had to be read; the others were known from the last time."""
+class SurveyedFile(Struct, frozen=True):
+    """An entry of the tree, not read yet."""
+
+    path: bytes
+    kind: Kind
+    size: int
+    mode: int
+    target: bytes = b""
+
+
+class _TopLevelUsage:
+    """How much one top-level entry holds."""
+
+    __slots__ = ("bytes", "files", "is_directory")
+
+    def __init__(self, is_directory: bool) -> None:
+        self.bytes = self.files = 0
+        self.is_directory = is_directory
+
+
+class Survey:
+    """A tree's entries and total size, counted before any file is read; `found` and `skipped` are the result."""
+
+    def __init__(
+        self,
+        root: int,
+        name: str,
+        *,
+        limit_bytes: int,
+        limit_files: int,
+        oversize_seconds: float = OVERSIZE_SURVEY_SECONDS,
+    ) -> None:
+        self.found: list[SurveyedFile] = []
+        self.skipped: list[SkippedFile] = []
+        self._root, self._name = root, name
+        self._limit_bytes, self._limit_files = limit_bytes, limit_files
+        self._oversize_seconds = oversize_seconds
+        self._bytes = self._files = self._directories = self._seen = 0
+        self._shares: dict[bytes, _TopLevelUsage] = {}
+        self._deadline: float | None = None  # set once the limit is passed
+
+    def walk(self, rules: IgnoreMatcher) -> None:
+        """Record everything that is not ignored; more than the limits is a `BadInput` that names the largest parts.
+
+        The top-level directories take turns: of a tree far too large the largest parts are known after a moment, so a
+        survey over the limit goes on for a while to be able to name them.
+        """
+        with DirectoryWalker(self._root) as walker:
+            turns = deque(deque([below]) for below in self._visit_directory(b"", walker, rules))
+            while turns:
+                ahead = turns.popleft()
+                path, above = ahead.popleft()
+                ahead.extend(self._visit_directory(path, walker, above))
+                if ahead:
+                    turns.append(ahead)
+        if self._deadline is not None:
+            self._refuse(so_far="")
+
+    def _visit_directory(
+        self, path: bytes, walker: DirectoryWalker, above: IgnoreMatcher
+    ) -> list[tuple[bytes, IgnoreMatcher]]:
+        """Record one directory's entries; its subdirectories with the rules that apply in them."""
+        try:
+            folder = walker.enter(tuple(path.split(b"/")) if path else ())
+            rules = above.inside(folder, path)
+            return [(below, rules) for below in self._list(folder, path, rules)]
+        except OSError as error:
+            if error.errno in TRANSIENT_ERRNOS or not path:
+                raise
+            self.skipped.append(SkippedFile(to_text(path), error.strerror or "could not be read"))
+            return []
+
+    def _list(self, folder: int, path: bytes, rules: IgnoreMatcher) -> list[bytes]:
+        directories = []
+        lead = path + b"/" if path else b""
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                self._seen += 1
+                if self._deadline is not None and self._seen % 64 == 0 and time.monotonic() > self._deadline:
+                    self._refuse(so_far=" so far")
+                below = lead + os.fsencode(entry.name)
+                if rules.ignores(below, is_directory=entry.is_dir(follow_symlinks=False)):
+                    continue
+                try:
+                    kind = self._add_entry(folder, entry, below)
+                except FileNotFoundError:
+                    continue  # removed meanwhile
+                if kind == "dir":
+                    directories.append(below)
+        return directories
+
+    def _add_entry(self, folder: int, entry: os.DirEntry[str], path: bytes) -> Kind | None:
+        seen = entry.stat(follow_symlinks=False)
+        kind = _KINDS.get(stat.S_IFMT(seen.st_mode))
+        if kind is None:
+            self.skipped.append(
+                SkippedFile(to_text(path), f"is {_SPECIAL_FILES.get(stat.S_IFMT(seen.st_mode), 'no file')}")
+            )
+            return None
+        size = seen.st_size if kind == "file" else 0
+        self._count_usage(path, kind, size)
+        if self._deadline is None:
+            if len(path) > MAX_PATH_BYTES or path.count(b"/") >= MAX_DEPTH:
+                raise BadInput(f"the directory {self._name} is too deep to ship: '{display_path(path[:200])}…'")
+            mode = EXECUTABLE if kind == "dir" or (kind == "file" and seen.st_mode & stat.S_IXUSR) else PLAIN
+            target = os.readlink(os.fsencode(entry.name), dir_fd=folder) if kind == "link" else b""
+            self.found.append(SurveyedFile(path, kind, size, mode, target))
+        return kind
+
+    def _count_usage(self, path: bytes, kind: Kind, size: int) -> None:
+        top, _, rest = path.partition(b"/")
+        share = self._shares.setdefault(top, _TopLevelUsage(is_directory=bool(rest) or kind == "dir"))
+        self._bytes += size
+        share.bytes += size
+        share.files += kind != "dir"
+        self._files += kind != "dir"
+        self._directories += kind == "dir"
+        over = self._bytes > self._limit_bytes or max(self._files, self._directories) > self._limit_files
+        if over and self._deadline is None:
+            self._deadline = time.monotonic() + self._oversize_seconds
+
+    def _refuse(self, *, so_far: str) -> NoReturn:
+        shares = sorted(self._shares.items())
+        if self._bytes > self._limit_bytes:
+            excess, order = format_bytes(self._limit_bytes), "largest"
+            shares.sort(key=lambda item: -item[1].bytes)
+            named = [
+                f"{_top_level_name(name, share)} {format_bytes(share.bytes)}"
+                for name, share in shares[:LARGEST_NAMED]
+                if share.bytes
+            ]
+        else:
+            noun = "files" if self._files > self._limit_files else "directories"
+            excess, order = f"{self._limit_files:,} {noun}", "most"
+            shares.sort(key=lambda item: -item[1].files)
+            named = [
+                f"{_top_level_name(name, share)} {share.files:,} files"
+                for name, share in shares[:LARGEST_NAMED]
+                if share.files
+            ]
+        largest = f" ({order}{so_far}: {', '.join(named)})" if named else ""
+        raise BadInput(
+            f"the directory {self._name} is too large to ship: more than {excess} after the ignore rules{largest};"
+            " add them to .gridignore, or use --workdir DIR or --workdir none"
+        )
+
+
+def format_bytes(count: int) -> str:
+    """A number of bytes for a message: `3.2 GB`."""
+    value = float(count)
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "bytes" or value == int(value) else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TB"
+
+
+def _top_level_name(name: bytes, share: _TopLevelUsage) -> str:
+    return display_path(name) + ("/" if share.is_directory else "")
+
+
+READ_BYTES = 1 << 20
+MAX_READ_ATTEMPTS = 3
+
+
+class ScanResult(Struct, frozen=True):
+    """Manifest of a directory. `read_files` were read; the digests of the others were in the cache."""
 
     manifest: Manifest
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedFile, ...]
     read_files: int
     read_bytes: int
 
 
-def scan(
+def scan_directory(
     root: str | os.PathLike[str],
     store: ContentStore,
     *,
     limit_bytes: int = LIMIT_BYTES,
     limit_files: int = LIMIT_FILES,
-    own: Iterable[str | os.PathLike[str]] = (),
-) -> Scan:
-    """Take the directory after its ignore rules; `own` are the grid's directories, never shipped unasked.
+    own_dirs: Iterable[str | os.PathLike[str]] = (),
+) -> ScanResult:
+    """Store the directory's files and return their manifest; `own_dirs` are the grid's own and are ignored by default.
 
-    Sockets, fifos, devices and what this user may not read are left out and listed as skipped. More than the limits,
-    and links that lead out, are a `BadInput`. Scanning again is harmless, and quick where nothing changed.
+    Sockets, fifos, devices and what this user may not read are listed as skipped. More than the limits, and links that
+    lead outside, are a `BadInput`. Scanning again is harmless, and quick where nothing changed.
     """
-    name = shown(os.path.abspath(os.fspath(root)))
+    name = display_path(os.path.abspath(os.fspath(root)))
     try:
         fd = open_root(root)
     except OSError as error:
         raise BadInput(f"the directory {name} cannot be shipped: {error.strerror}") from error
-    with translated(name, "read the directory"):
+    with translate_os_errors(name, "read the directory"):
         try:
             tree = os.path.realpath(os.fsencode(root))
-            places = [os.path.realpath(os.fsencode(place)) for place in (store.root, *own)]
+            ignored = [os.path.realpath(os.fsencode(directory)) for directory in (store.root, *own_dirs)]
             survey = Survey(fd, name, limit_bytes=limit_bytes, limit_files=limit_files)
-            survey.walk(rules_for(tree, own=places))
-            _refuse_links_out(name, survey.found)
-            taking = _Taking(name, store, HashCache(store.root, tree), limit_bytes)
-            manifest = manifest_of(taking.entries(fd, survey.found))
+            survey.walk(rules_for(tree, own_dirs=ignored))
+            _refuse_links_outside(name, survey.found)
+            scanner = _Scanner(name, store, HashCache(store.root, tree), limit_bytes)
+            manifest = manifest_of(scanner.read_entries(fd, survey.found))
         finally:
             os.close(fd)
     if len(encode(manifest)) > MAX_ENCODED_BYTES:
         raise BadInput(f"the directory {name} is too large to ship: its file names alone take more than 16 MB")
-    skipped = tuple(sorted([*survey.skipped, *taking.skipped], key=lambda one: one.path))
-    return Scan(manifest, skipped, taking.read_files, taking.read_bytes)
+    skipped = tuple(sorted([*survey.skipped, *scanner.skipped], key=lambda one: one.path))
+    return ScanResult(manifest, skipped, scanner.read_files, scanner.read_bytes)
 
 
-def _refuse_links_out(name: str, found: list[SurveyedFiles]) -> None:
+def _refuse_links_outside(name: str, found: list[SurveyedFile]) -> None:
     links = {one.path: one.target for one in found if one.kind == "link"}
     for path in sorted(links):
-        if leads_out(path, links):
+        if leads_outside(path, links):
             raise BadInput(
-                f"the directory {name} cannot be shipped: the link {shown(path)} -> {shown(links[path])} leads out of"
-                " it; add it to .gridignore, or use --workdir DIR or --workdir none"
+                f"the directory {name} cannot be shipped: the link {display_path(path)} -> {display_path(links[path])}"
+                " leads outside it; add it to .gridignore, or use --workdir DIR or --workdir none"
             )
 
 
-class _Taking:
-    """The reading of the files that a survey found."""
+class _Scanner:
+    """Reads the files that a survey found into the store."""
 
-    def __init__(self, name: str, store: ContentStore, memory: HashCache, limit_bytes: int) -> None:
-        self.skipped: list[Skipped] = []
+    def __init__(self, name: str, store: ContentStore, cache: HashCache, limit_bytes: int) -> None:
+        self.skipped: list[SkippedFile] = []
         self.read_files = self.read_bytes = 0
-        self._name, self._store, self._memory = name, store, memory
-        self._limit_bytes = self._room = limit_bytes
+        self._name, self._store, self._cache = name, store, cache
+        self._limit_bytes = self._bytes_left = limit_bytes
 
-    def entries(self, root: int, found: list[SurveyedFiles]) -> list[ManifestEntry]:
+    def read_entries(self, root: int, found: list[SurveyedFile]) -> list[ManifestEntry]:
         entries = []
-        with DirectoryWalker(root) as descent:
+        with DirectoryWalker(root) as walker:
             for one in sorted(found, key=lambda one: one.path.split(b"/")):
                 if one.kind != "file":
                     entries.append(ManifestEntry(to_text(one.path), one.kind, 0, one.mode, target=to_text(one.target)))
                     continue
-                *way, last = one.path.split(b"/")
+                *parents, last = one.path.split(b"/")
                 try:
-                    fd = open_regular(last, descent.to(tuple(way)))
+                    fd = open_regular(last, walker.enter(tuple(parents)))
                 except OSError as error:
-                    if error.errno in PASSING:
+                    if error.errno in TRANSIENT_ERRNOS:
                         raise
-                    self.skipped.append(Skipped(to_text(one.path), error.strerror or "could not be read"))
+                    self.skipped.append(SkippedFile(to_text(one.path), error.strerror or "could not be read"))
                     continue
                 try:
-                    digest, size = self._content(fd, one.path)
+                    digest, size = self._store_content(fd, one.path)
                 finally:
                     os.close(fd)
                 entries.append(ManifestEntry(to_text(one.path), "file", size, one.mode, digest))
-        self._memory.save()
+        self._cache.save()
         return entries
 
-    def _content(self, fd: int, path: bytes) -> tuple[str, int]:
+    def _store_content(self, fd: int, path: bytes) -> tuple[str, int]:
         """The digest and size of an open file whose content is now in the store."""
-        for _ in range(TRIES):
+        for _ in range(MAX_READ_ATTEMPTS):
             read_at_ns = time.time_ns()
             before = os.fstat(fd)
-            self._refuse_growth(before.st_size)
-            known = self._memory.digest(path, before)
+            self._check_growth(before.st_size)
+            known = self._cache.digest(path, before)
             if known is not None and self._store.has(known, before.st_size):
-                self._room -= before.st_size
+                self._bytes_left -= before.st_size
                 return known, before.st_size
             digest, size = self._read(fd, before.st_size)
             after = os.fstat(fd)
-            if mark(before) == mark(after) and size == before.st_size:
-                self._memory.learn(path, after, digest, read_at_ns=read_at_ns)
-                self._room -= size
+            if fingerprint(before) == fingerprint(after) and size == before.st_size:
+                self._cache.remember(path, after, digest, read_at_ns=read_at_ns)
+                self._bytes_left -= size
                 self.read_files += 1
                 self.read_bytes += size
                 return digest, size
         raise BadInput(
-            f"{self._name}: {shown(path)} keeps changing while it is read;"
+            f"{self._name}: {display_path(path)} keeps changing while it is read;"
             " try again when nothing writes to it, or add it to .gridignore"
         )
 
     def _read(self, fd: int, size: int) -> tuple[str, int]:
-        if size <= SMALL_BYTES:
+        if size <= READ_BYTES:
             content = os.pread(fd, size + 1, 0)
-            return self._store.keep(content), len(content)
+            return self._store.add(content), len(content)
         at = 0
         with self._store.writer() as writer:
-            while part := os.pread(fd, SMALL_BYTES, at):
+            while part := os.pread(fd, READ_BYTES, at):
                 writer.write(part)
                 at += len(part)
-                self._refuse_growth(at)
+                self._check_growth(at)
             return writer.finish(), at
 
-    def _refuse_growth(self, size: int) -> None:
-        if size > self._room:
+    def _check_growth(self, size: int) -> None:
+        if size > self._bytes_left:
             raise BadInput(
-                f"the directory {self._name} is too large to ship: it grew past {amount(self._limit_bytes)} while it"
-                " was read; add what grows to .gridignore, or use --workdir DIR or --workdir none"
+                f"the directory {self._name} is too large to ship: it grew past {format_bytes(self._limit_bytes)} while"
+                " it was read; add what grows to .gridignore, or use --workdir DIR or --workdir none"
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from distributed_grid.adapters.workdir import file_selection, manifest
 from distributed_grid.adapters.workdir.directory_walker import open_inside
-from distributed_grid.adapters.workdir.paths import shown
+from distributed_grid.adapters.workdir.paths import display_path
 from distributed_grid.agent.files.job_dir import STDERR, STDOUT, WORK, JobDir
 from distributed_grid.errors import GridError
 from distributed_grid.wire import (
@@ -68,11 +68,11 @@ class AttemptFileReader:
             start = max(os.fstat(fd).st_size - order.offset, 0) if order.from_end else order.offset
             os.lseek(fd, start, os.SEEK_SET)
         except FileNotFoundError:
-            problem = "" if order.name in OUTPUT else f"there is no {shown(order.name)}"
+            problem = "" if order.name in OUTPUT else f"there is no {display_path(order.name)}"
             self._tell(FileChunk(order.stream, b"", problem))
             return
         except (OSError, ValueError) as failure:
-            self._tell(FileChunk(order.stream, b"", f"{shown(order.name)} cannot be read: {failure}"))
+            self._tell(FileChunk(order.stream, b"", f"{display_path(order.name)} cannot be read: {failure}"))
             return
         if len(self._streams) >= MOST_AT_ONCE:
             os.close(fd)
@@ -101,7 +101,7 @@ class AttemptFileReader:
     def _listing(self, order: ListFiles) -> FileListing:
         try:
             with JobDir(self._root, order.lease_id) as job:
-                found = file_selection.collect(Path(job.path, WORK), order.patterns)
+                found = file_selection.select_files(Path(job.path, WORK), order.patterns)
         except FileNotFoundError:
             return FileListing(order.stream, problem="its directory is not there any more")
         except (GridError, OSError, ValueError) as failure:
@@ -109,7 +109,7 @@ class AttemptFileReader:
         files = manifest.encode_listing(found.entries)
         if len(files) > MAX_LISTING_BYTES:
             return FileListing(order.stream, problem=f"{len(found.entries)} files are too many to list at once")
-        skipped = tuple(f"{shown(one.path)}: {one.why}" for one in found.skipped[:1000])
+        skipped = tuple(f"{display_path(one.path)}: {one.reason}" for one in found.skipped[:1000])
         return FileListing(order.stream, files, skipped)
 
 

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable
 from pathlib import Path
 
-from distributed_grid.adapters.workdir import manifest, materializer
+from distributed_grid.adapters.workdir import manifest, tree_writer
 from distributed_grid.adapters.workdir.content_store import ContentMissing, ContentStore
 from distributed_grid.errors import GridError, Unreachable
 from distributed_grid.wire import STREAM_CREDIT_BYTES, FetchContent, FetchCredit, FetchedChunk
@@ -45,10 +45,10 @@ class FetchedWorkDirs:
         store = self._store = self._store or ContentStore(self._folder)
         async with self._alone:  # two jobs with the same files fetch them once
             tree = await self._tree(store, digest)
-            blobs = tree.blobs()
+            blobs = tree.contents()
             for missing in store.missing(blobs):
                 await self._bring(store, missing, blobs[missing])
-        await asyncio.to_thread(materializer.lay_out, tree, store, target)
+        await asyncio.to_thread(tree_writer.materialize, tree, store, target)
         await asyncio.to_thread(store.trim, KEEP_BYTES)
 
     async def _tree(self, store: ContentStore, digest: str) -> manifest.Manifest:

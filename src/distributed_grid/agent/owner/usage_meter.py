@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from msgspec import Struct
 
-from distributed_grid.adapters.probes.cpu_time import SHORT_MS
-from distributed_grid.adapters.probes.machine import MachineCapacity, MachineProbe
+from distributed_grid.adapters.probes.machine import SHORT_WINDOW_MS, MachineCapacity, MachineProbe
 from distributed_grid.adapters.probes.nvml import GpuProbe
 from distributed_grid.agent.execution.attempt import AttemptUsage
 from distributed_grid.agent.owner.eviction import OwnerOnGpu
@@ -74,7 +73,7 @@ class UsageMeter:
         sample = self.probe.sample(own_cpu_ms, own_memory_bytes)
         before_ms, before_cpu_ms = self._last or (at_ms, own_cpu_ms)
         self._last = at_ms, own_cpu_ms
-        own_milli = 1000 * max(0, own_cpu_ms - before_cpu_ms) // max(at_ms - before_ms, SHORT_MS)
+        own_milli = 1000 * max(0, own_cpu_ms - before_cpu_ms) // max(at_ms - before_ms, SHORT_WINDOW_MS)
         return UsageSnapshot(
             machine_milli=there_is.cpu_milli,
             outside_milli=outside_milli,

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from distributed_grid.adapters.stores.memory import MemoryStore
+from distributed_grid.adapters.stores.in_memory import MemoryStore
 from distributed_grid.control.batch import BatchSettler, DecidedBatch, DecisionFailed, Entry, Question
 from distributed_grid.domain.events import (
     ControlPlaneStarted,

@@ -98,8 +98,8 @@ def test_v2_limits_hold_from_anywhere_up_the_hierarchy(machine: FakeMachine) -> 
     cpu, memory = groups.cpu(), groups.memory()
     assert cpu is not None
     assert memory is not None
-    assert (cpu.limit, cpu.group.name) == (1500, "user.slice")
-    assert (memory.limit, memory.group.name) == (1_000_000_000, "grid.scope")
+    assert (cpu.value, cpu.group.name) == (1500, "user.slice")
+    assert (memory.value, memory.group.name) == (1_000_000_000, "grid.scope")
     assert groups.swap_bytes() == 5000
     assert groups.cpu_used_ms(cpu.group) == 7000
     assert groups.memory_used_bytes(memory.group) == 500_000
@@ -124,9 +124,9 @@ def test_v1_limits_hold_as_seen_from_host_or_container(machine: FakeMachine, top
     machine.write(f"{memory}/memory.usage_in_bytes", "1500000\n")
     machine.write(f"{memory}/memory.stat", "inactive_file 9\ntotal_inactive_file 100000\n")
     groups = Cgroups(machine.root)
-    fence = groups.cpu()
-    assert fence is not None
-    assert (fence.limit, groups.cpu_used_ms(fence.group)) == (500, 3000)
+    limit = groups.cpu()
+    assert limit is not None
+    assert (limit.value, groups.cpu_used_ms(limit.group)) == (500, 3000)
     assert groups.swap_bytes() == 500_000
     probe = machine.probe()
     assert len(probe.capacity().cpu_cores) == 1
@@ -146,9 +146,9 @@ def test_v1_without_limits_says_so_with_huge_and_negative_numbers(machine: FakeM
 def test_a_group_outside_the_namespace_is_taken_at_the_top(machine: FakeMachine) -> None:
     v2_tree(machine, "/../../elsewhere")
     machine.write("sys/fs/cgroup/memory.max", "4096\n")
-    fence = Cgroups(machine.root).memory()
-    assert fence is not None
-    assert (fence.limit, fence.group) == (4096, machine.root / "sys/fs/cgroup")
+    limit = Cgroups(machine.root).memory()
+    assert limit is not None
+    assert (limit.value, limit.group) == (4096, machine.root / "sys/fs/cgroup")
 
 
 def test_a_mount_of_somebody_elses_group_is_left_aside(machine: FakeMachine) -> None:
@@ -157,9 +157,9 @@ def test_a_mount_of_somebody_elses_group_is_left_aside(machine: FakeMachine) -> 
         mountinfo.write("50 23 0:28 /theirs /mnt/their\\040group rw - cgroup2 cgroup2 rw\n")
     machine.write("sys/fs/cgroup/mine/memory.max", "8192\n")
     machine.write("mnt/their group/memory.max", "4096\n")
-    fence = Cgroups(machine.root).memory()
-    assert fence is not None
-    assert fence.limit == 8192
+    limit = Cgroups(machine.root).memory()
+    assert limit is not None
+    assert limit.value == 8192
 
 
 def test_a_quota_above_what_there_is_does_not_bind(machine: FakeMachine) -> None:
@@ -193,9 +193,9 @@ def test_with_equal_quotas_the_inner_group_is_measured(machine: FakeMachine) -> 
     v2_tree(machine, "/lab/host")
     for group in ("lab", "lab/host"):
         machine.write(f"sys/fs/cgroup/{group}/cpu.max", "100000 100000\n")
-    fence = Cgroups(machine.root).cpu()
-    assert fence is not None
-    assert fence.group.name == "host"
+    limit = Cgroups(machine.root).cpu()
+    assert limit is not None
+    assert limit.group.name == "host"
 
 
 def test_v1_time_is_counted_in_a_hierarchy_of_its_own(machine: FakeMachine) -> None:
@@ -211,9 +211,9 @@ def test_v1_time_is_counted_in_a_hierarchy_of_its_own(machine: FakeMachine) -> N
     machine.write("sys/fs/cgroup/cpu/lab/host/cpu.stat", "nr_periods 1\n")
     machine.write("sys/fs/cgroup/cpuacct/lab/host/cpuacct.usage", "7000000000\n")
     groups = Cgroups(machine.root)
-    fence = groups.cpu()
-    assert fence is not None
-    assert (fence.limit, groups.cpu_used_ms(fence.group)) == (1000, 7000)
+    limit = groups.cpu()
+    assert limit is not None
+    assert (limit.value, groups.cpu_used_ms(limit.group)) == (1000, 7000)
 
 
 def test_use_under_a_quota_is_that_of_the_group(machine: FakeMachine) -> None:
@@ -256,7 +256,7 @@ def test_many_samples_do_not_pile_up(machine: FakeMachine) -> None:
     for _ in range(3000):
         machine.passes(10)
         probe.sample(0, 0)
-    assert len(probe._times._points) <= 202
+    assert len(probe._times._readings) <= 202
 
 
 def test_what_the_grid_used_is_not_outside_and_outside_is_never_negative(machine: FakeMachine) -> None:
@@ -337,7 +337,7 @@ def test_a_real_busy_process_shows_and_is_not_outside_when_it_is_ours(
     busy_process: subprocess.Popen[bytes],
 ) -> None:
     theirs, ours = MachineProbe(), MachineProbe()
-    if theirs._cpu_fence:
+    if theirs._cpu_limit:
         pytest.skip("a CPU quota limits this machine's tests")
 
     def used_ms() -> int:
@@ -366,7 +366,7 @@ def test_real_memory_held_by_our_jobs_is_not_outside() -> None:
 
 def test_a_real_neighbour_shows_within_a_quarter_of_a_second(busy_process: subprocess.Popen[bytes]) -> None:
     probe = MachineProbe()
-    if probe._cpu_fence:
+    if probe._cpu_limit:
         pytest.skip("a CPU quota limits this machine's tests")
     probe.outside_now(0)
     used_ms = psutil.Process(busy_process.pid).cpu_times().user

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.adapters.probes.gpus import GpuObservation, divided
+from distributed_grid.adapters.probes.gpus import GpuObservation, split_usage
 from tests.support.nvml.nvml_machine import GIB, GpuMachine
 
 GPU_IS_LOST, UNKNOWN, NOT_SUPPORTED, NO_PERMISSION, NO_DRIVER = 15, 999, 3, 4, 9
@@ -305,7 +305,7 @@ HELD = st.dictionaries(PIDS, st.none() | st.integers(0, 500))
     own=st.frozensets(PIDS),
 )
 def test_the_outside_part_is_never_more_than_the_whole(used, busy, processes, by_pid, own) -> None:
-    seen = divided(0, GpuObservation(used, busy, processes, by_pid), own)
+    seen = split_usage(0, GpuObservation(used, busy, processes, by_pid), own)
     assert 0 <= seen.outside_busy_milli <= seen.busy_milli <= 1000
     assert 0 <= seen.outside_memory_bytes <= seen.memory_bytes == used
     if not own & set(processes or ()):

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.adapters.stores.database import connect
+from distributed_grid.adapters.stores.database import APPLICATION_ID, MIGRATIONS, TABLES, Migration, connect
 from distributed_grid.adapters.stores.sqlite import SqliteStore
-from distributed_grid.adapters.stores.tables import APPLICATION_ID, MIGRATIONS, TABLES, Migration
 from distributed_grid.errors import StoreFailed, StoreRefused
 from distributed_grid.ports import Batch, LentRow, LiveRow, SummaryRow
 from tests.support.store_contract import an_ended, an_event

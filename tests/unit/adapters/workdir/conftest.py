@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.adapters.workdir import ContentStore
+from distributed_grid.adapters.workdir.content_store import ContentStore
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.adapters.workdir import ContentMissing, ContentStore
+from distributed_grid.adapters.workdir.content_store import ContentMissing, ContentStore
 from distributed_grid.errors import ProtocolError, StoreFailed
 
 
@@ -38,7 +38,7 @@ def test_what_was_put_can_be_read_and_is_private(store: ContentStore) -> None:
 
 def test_putting_twice_is_harmless(store: ContentStore) -> None:
     for _ in range(2):
-        assert store.keep(b"x") == digest_of(b"x")
+        assert store.add(b"x") == digest_of(b"x")
         store.put(digest_of(b"x"), [b"x"])
     assert files_in(store) == [digest_of(b"x")]
 
@@ -60,7 +60,7 @@ def test_only_a_digest_is_a_name(store: ContentStore, digest: str) -> None:
 
 
 def test_what_is_missing_is_said_and_what_was_cut_short_counts_as_missing(store: ContentStore) -> None:
-    here, cut = store.keep(b"here"), store.keep(b"cut short")
+    here, cut = store.add(b"here"), store.add(b"cut short")
     os.truncate(Path(store.root) / cut[:2] / cut, 0)
     absent = digest_of(b"absent")
     assert store.missing({here: 4, cut: 9, absent: 6}) == [cut, absent]
@@ -72,7 +72,7 @@ def test_what_is_missing_is_said_and_what_was_cut_short_counts_as_missing(store:
 
 
 def test_trimming_takes_what_was_not_used_for_longest(store: ContentStore) -> None:
-    old, older, asked, kept, new = (store.keep(bytes([n]) * 100) for n in range(5))
+    old, older, asked, kept, new = (store.add(bytes([n]) * 100) for n in range(5))
     for days, digest in ((2, old), (3, older), (5, asked), (6, kept)):
         age(store, digest, days * 86400)
     store.missing({asked: 100})
@@ -85,7 +85,7 @@ def test_trimming_takes_what_was_not_used_for_longest(store: ContentStore) -> No
 
 def test_what_a_dead_writer_left_is_removed_and_what_a_living_one_writes_is_not(store: ContentStore) -> None:
     script = (
-        "import os, sys\nfrom distributed_grid.adapters.workdir import ContentStore\n"
+        "import os, sys\nfrom distributed_grid.adapters.workdir.content_store import ContentStore\n"
         "ContentStore(sys.argv[1]).writer().write(b'half')\nos._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", script, store.root], check=False).returncode == 9
@@ -106,9 +106,9 @@ def test_leaving_a_writer_unfinished_leaves_nothing(store: ContentStore) -> None
 
 def test_several_processes_at_once_lose_nothing(store: ContentStore) -> None:
     script = (
-        "import sys\nfrom distributed_grid.adapters.workdir import ContentStore\n"
+        "import sys\nfrom distributed_grid.adapters.workdir.content_store import ContentStore\n"
         "for n in range(60):\n"
-        "    store = ContentStore(sys.argv[1])\n    store.keep(b'%d' % n)\n    store.trim(10**9)\n"
+        "    store = ContentStore(sys.argv[1])\n    store.add(b'%d' % n)\n    store.trim(10**9)\n"
     )
     writers = [subprocess.Popen([sys.executable, "-c", script, store.root]) for _ in range(3)]
     assert [writer.wait(60) for writer in writers] == [0, 0, 0]
@@ -119,6 +119,6 @@ def test_several_processes_at_once_lose_nothing(store: ContentStore) -> None:
 def test_a_full_disk_is_said_and_leaves_nothing(small_disk: Path) -> None:
     store = ContentStore(small_disk / "store", durable=True)
     with pytest.raises(StoreFailed, match="No space left"):
-        store.keep(bytes(3 << 20))
+        store.add(bytes(3 << 20))
     assert files_in(store) == []
-    store.keep(b"small")
+    store.add(b"small")

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.adapters.workdir import Wanted, collect, open_inside, open_root
+from distributed_grid.adapters.workdir.directory_walker import open_inside, open_root
+from distributed_grid.adapters.workdir.file_selection import FilePatterns, select_files
 from distributed_grid.errors import BadInput
 from tests.unit.adapters.workdir.trees import plant
 
@@ -27,7 +28,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def listed(job: Path, *patterns: str) -> list[str]:
-    return [entry.path for entry in collect(job, patterns).entries]
+    return [entry.path for entry in select_files(job, patterns).entries]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def listed(job: Path, *patterns: str) -> list[str]:
 )
 def test_a_pattern_finds_what_it_says(job: Path, pattern: str, expected: list[str]) -> None:
     assert listed(job, pattern) == expected
-    assert collect(job, [pattern]).unmatched == ()
+    assert select_files(job, [pattern]).unmatched == ()
 
 
 def test_everything_is_everything_once(job: Path) -> None:
@@ -58,7 +59,7 @@ def test_everything_is_everything_once(job: Path) -> None:
 
 def test_sizes_and_x_bits_are_told_and_patterns_without_a_match_too(job: Path) -> None:
     (job / "model.bin").chmod(0o755)
-    found = collect(job, ["model.bin", "nothing/*"])
+    found = select_files(job, ["model.bin", "nothing/*"])
     assert [(entry.path, entry.size, entry.mode) for entry in found.entries] == [("model.bin", 9, 0o700)]
     assert found.unmatched == ("nothing/*",)
 
@@ -66,7 +67,7 @@ def test_sizes_and_x_bits_are_told_and_patterns_without_a_match_too(job: Path) -
 @pytest.mark.parametrize("pattern", ["/etc/*", "../x", "out/../../x", "", "~/x", "a\0b"])
 def test_patterns_that_point_elsewhere_are_refused(job: Path, pattern: str) -> None:
     with pytest.raises(BadInput):
-        collect(job, [pattern])
+        select_files(job, [pattern])
 
 
 def test_a_link_inside_counts_as_its_file_and_one_that_leads_out_is_skipped(job: Path) -> None:
@@ -79,11 +80,11 @@ def test_a_link_inside_counts_as_its_file_and_one_that_leads_out_is_skipped(job:
         },
     )  # fmt: skip
     (job.parent / "secret").write_bytes(b"secret")
-    found = collect(job, ["l"])
+    found = select_files(job, ["l"])
     assert [entry.path for entry in found.entries] == ["l/chain", "l/latest"]
-    reasons = {one.path: one.why for one in found.skipped}
+    reasons = {one.path: one.reason for one in found.skipped}
     assert set(reasons) == {"l/out", "l/abs", "l/dir", "l/loop", "l/sly", "l/up", "l/gone"}
-    assert reasons["l/out"] == reasons["l/abs"] == reasons["l/sly"] == "leads out of the directory"
+    assert reasons["l/out"] == reasons["l/abs"] == reasons["l/sly"] == "leads outside the directory"
     root = open_root(job)
     fd = open_inside(root, b"l/chain")
     assert os.read(fd, 99) == b"out/x"
@@ -99,18 +100,18 @@ def test_a_directory_that_is_a_link_is_not_entered(job: Path) -> None:
 
 def test_fifos_are_skipped_and_never_waited_for(job: Path) -> None:
     os.mkfifo(job / "fifo")
-    assert [one.path for one in collect(job, ["fifo"]).skipped] == ["fifo"]
+    assert [one.path for one in select_files(job, ["fifo"]).skipped] == ["fifo"]
 
 
 def test_the_limits_are_kept(job: Path) -> None:
     with pytest.raises(BadInput, match="more than 3 files match"):
-        collect(job, ["**"], limit_files=3)
+        select_files(job, ["**"], limit_files=3)
     with pytest.raises(BadInput, match="more than 10 bytes"):
-        collect(job, ["**"], limit_bytes=10)
+        select_files(job, ["**"], limit_bytes=10)
 
 
 def test_the_receiving_side_can_tell_what_it_did_not_ask_for() -> None:
-    wanted = Wanted(["out/**", "*.txt"])
-    assert wanted.matching("out/a/b") == [0]
-    assert wanted.matching("x.txt") == [1]
-    assert wanted.matching(".git/hooks/pre-commit") == []
+    patterns = FilePatterns(["out/**", "*.txt"])
+    assert patterns.matches("out/a/b") == [0]
+    assert patterns.matches("x.txt") == [1]
+    assert patterns.matches(".git/hooks/pre-commit") == []

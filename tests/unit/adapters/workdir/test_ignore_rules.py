@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distributed_grid.adapters.workdir.globs import literal, translate
 from distributed_grid.adapters.workdir.ignore_rules import rules_for
-from distributed_grid.adapters.workdir.survey import Survey
+from distributed_grid.adapters.workdir.scan import Survey
 from tests.unit.adapters.workdir.trees import Tree, look, plant, trees
 
 QUIET = {
@@ -27,7 +26,7 @@ def taken(root: Path, *, own: tuple[Path, ...] = ()) -> set[str]:
     fd = os.open(root, os.O_RDONLY)
     try:
         survey = Survey(fd, str(root), limit_bytes=10**9, limit_files=10**6)
-        survey.walk(rules_for(os.fsencode(root.resolve()), own=[os.fsencode(place.resolve()) for place in own]))
+        survey.walk(rules_for(os.fsencode(root.resolve()), own_dirs=[os.fsencode(place.resolve()) for place in own]))
     finally:
         os.close(fd)
     return {os.fsdecode(found.path) for found in survey.found}
@@ -184,18 +183,3 @@ def test_without_a_work_tree_nothing_above_counts(tmp_path: Path) -> None:
 def test_an_ignore_file_that_is_a_link_or_a_directory_holds_no_rules(tmp_path: Path) -> None:
     plant(tmp_path, {"rules": b"*", "sub/.gitignore": "../rules", "sub/a": b"", "d/.gridignore/x": b"", "d/a": b""})
     assert {"sub/a", "d/a", "rules"} < taken(tmp_path)
-
-
-@pytest.mark.parametrize("pattern", [b"*a" * 40 + b"b", b"**/a/" * 40 + b"b", b"*/" * 20 + b"**/" * 20 + b"b"])
-@pytest.mark.timeout(10)
-def test_no_pattern_takes_for_ever(pattern: bytes) -> None:
-    compiled = re.compile(translate(pattern), re.DOTALL)
-    assert not compiled.fullmatch(b"a" * 250)
-    assert not compiled.fullmatch(b"/".join([b"a"] * 100))
-
-
-@given(path=st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1))
-def test_a_path_made_a_pattern_matches_itself_and_nothing_longer(path: str) -> None:
-    pattern = re.compile(translate(literal(path.encode())), re.DOTALL)
-    assert pattern.fullmatch(path.encode())
-    assert not pattern.fullmatch(path.encode() + b"x")

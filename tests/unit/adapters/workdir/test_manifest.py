@@ -7,8 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.adapters.workdir import Manifest, ManifestEntry, decode, decode_listing, encode, encode_listing
-from distributed_grid.adapters.workdir.manifest import EXECUTABLE, MAX_ENCODED_BYTES, MAX_ENTRIES, manifest_of
+from distributed_grid.adapters.workdir.manifest import (
+    EXECUTABLE,
+    MAX_ENCODED_BYTES,
+    MAX_ENTRIES,
+    Manifest,
+    ManifestEntry,
+    decode,
+    decode_listing,
+    encode,
+    encode_listing,
+    manifest_of,
+)
 from distributed_grid.errors import BadInput, GridError, ProtocolError
 
 DIGEST = hashlib.sha256(b"x").hexdigest()
@@ -111,7 +121,7 @@ def test_any_other_bytes_are_refused_and_never_crash(data: bytes) -> None:
 def test_another_spelling_of_the_same_manifest_is_refused() -> None:
     data = encode(manifest_of([a_file("a")]))
     assert data.startswith(b"\x91")
-    with pytest.raises(ProtocolError, match="proper form"):
+    with pytest.raises(ProtocolError, match="canonical form"):
         decode(b"\xdc\x00\x01" + data[1:])
 
 

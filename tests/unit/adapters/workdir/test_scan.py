@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from distributed_grid.adapters.workdir import ContentStore, Scan, lay_out, scan
-from distributed_grid.adapters.workdir.hash_cache import MAX_TREES
+from distributed_grid.adapters.workdir.content_store import MAX_TREES, ContentStore
 from distributed_grid.adapters.workdir.ignore_rules import rules_for
-from distributed_grid.adapters.workdir.survey import Survey
+from distributed_grid.adapters.workdir.scan import ScanResult, Survey, scan_directory
+from distributed_grid.adapters.workdir.tree_writer import materialize
 from distributed_grid.errors import BadInput, GridError
 from tests.unit.adapters.workdir.trees import Tree, look, plant, trees
 
@@ -26,7 +26,7 @@ def settle() -> None:
     time.sleep(2.05)
 
 
-def names(result: Scan) -> list[str]:
+def names(result: ScanResult) -> list[str]:
     return [entry.path for entry in result.manifest.entries]
 
 
@@ -36,11 +36,11 @@ def test_what_was_taken_and_laid_out_is_the_same_tree(tmp_path_factory: pytest.T
     place = tmp_path_factory.mktemp("trip")
     root = plant(place / "from", tree)
     store = ContentStore(place / "store")
-    manifest = scan(root, store).manifest
+    manifest = scan_directory(root, store).manifest
     (place / "to").mkdir()
-    lay_out(manifest, store, place / "to")
+    materialize(manifest, store, place / "to")
     assert look(place / "to") == look(root)
-    assert scan(place / "to", store).manifest.digest == manifest.digest
+    assert scan_directory(place / "to", store).manifest.digest == manifest.digest
 
 
 def test_only_the_x_bit_of_a_mode_travels(tmp_path: Path, store: ContentStore) -> None:
@@ -48,10 +48,10 @@ def test_only_the_x_bit_of_a_mode_travels(tmp_path: Path, store: ContentStore) -
     (root / "run").chmod(0o4755)
     (root / "read").chmod(0o444)
     (root / "d").chmod(0o1777)
-    manifest = scan(root, store).manifest
+    manifest = scan_directory(root, store).manifest
     assert {entry.path: entry.mode for entry in manifest.entries} == {"run": 0o700, "read": 0o600, "d": 0o700}
     (tmp_path / "to").mkdir()
-    lay_out(manifest, store, tmp_path / "to")
+    materialize(manifest, store, tmp_path / "to")
     assert (tmp_path / "to/run").stat().st_mode & 0o7777 == 0o700
     assert (tmp_path / "to/read").stat().st_mode & 0o7777 == 0o600
 
@@ -59,29 +59,29 @@ def test_only_the_x_bit_of_a_mode_travels(tmp_path: Path, store: ContentStore) -
 def test_an_unchanged_tree_is_not_read_again_and_a_changed_file_is(tmp_path: Path, store: ContentStore) -> None:
     root = plant(tmp_path / "tree", {"a": b"one", "b": b"two", "sub/c": b"three"})
     settle()
-    first = scan(root, store)
-    second = scan(root, store)
+    first = scan_directory(root, store)
+    second = scan_directory(root, store)
     assert (first.read_files, second.read_files) == (3, 0)
     assert first.manifest == second.manifest
     before = (root / "b").stat()
     (root / "b").write_bytes(b"TWO")
     os.utime(root / "b", ns=(before.st_atime_ns, before.st_mtime_ns))  # same size, same time: still noticed
-    third = scan(root, store)
+    third = scan_directory(root, store)
     assert (third.read_files, third.manifest.digest != first.manifest.digest) == (1, True)
 
 
 def test_a_blob_that_was_trimmed_is_put_back_by_the_next_scan(tmp_path: Path, store: ContentStore) -> None:
     root = plant(tmp_path / "tree", {"a": b"one"})
     settle()
-    manifest = scan(root, store).manifest
+    manifest = scan_directory(root, store).manifest
     store.trim(0, grace_seconds=0)
-    assert scan(root, store).manifest == manifest
-    assert store.missing(manifest.blobs()) == []
+    assert scan_directory(root, store).manifest == manifest
+    assert store.missing(manifest.contents()) == []
 
 
 def test_what_has_only_just_changed_is_not_trusted(tmp_path: Path, store: ContentStore) -> None:
     root = plant(tmp_path / "tree", {"a": b"one"})
-    assert [scan(root, store).read_files for _ in range(2)] == [1, 1]
+    assert [scan_directory(root, store).read_files for _ in range(2)] == [1, 1]
 
 
 def test_memory_of_other_trees_is_bounded_and_damage_to_it_costs_only_time(tmp_path: Path, store: ContentStore) -> None:
@@ -92,14 +92,14 @@ def test_memory_of_other_trees_is_bounded_and_damage_to_it_costs_only_time(tmp_p
     for n in range(MAX_TREES + 10):
         (scans / str(n)).write_bytes(b"")
         os.utime(scans / str(n), (n, n))
-    scan(root, store)
+    scan_directory(root, store)
     kept = {path.name for path in scans.iterdir()}
     assert len(kept) == MAX_TREES
     assert "0" not in kept
     for path in scans.iterdir():
         path.write_bytes(b"\xc1 damaged")
-    assert scan(root, store).read_files == 1
-    assert scan(root, store).read_files == 0
+    assert scan_directory(root, store).read_files == 1
+    assert scan_directory(root, store).read_files == 0
 
 
 def test_sockets_fifos_and_devices_are_left_out_and_listed(tmp_path: Path, store: ContentStore) -> None:
@@ -107,9 +107,9 @@ def test_sockets_fifos_and_devices_are_left_out_and_listed(tmp_path: Path, store
     os.mkfifo(root / "fifo")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(root / "sock"))
-        result = scan(root, store)
+        result = scan_directory(root, store)
     assert names(result) == ["a"]
-    assert [(one.path, one.why) for one in result.skipped] == [("fifo", "is a fifo"), ("sock", "is a socket")]
+    assert [(one.path, one.reason) for one in result.skipped] == [("fifo", "is a fifo"), ("sock", "is a socket")]
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "..", "../tree2/x", "sub/../../x"])
@@ -117,10 +117,10 @@ def test_a_link_that_leads_out_is_refused_by_name_unless_it_is_ignored(
     tmp_path: Path, store: ContentStore, target: str
 ) -> None:
     root = plant(tmp_path / "tree", {"sub": None, "good": "sub", "bad": target})
-    with pytest.raises(BadInput, match=r"the link bad -> .* leads out of it; add it to \.gridignore"):
-        scan(root, store)
+    with pytest.raises(BadInput, match=r"the link bad -> .* leads outside it; add it to \.gridignore"):
+        scan_directory(root, store)
     (root / ".gridignore").write_text("bad\n")
-    assert names(scan(root, store)) == [".gridignore", "good", "sub"]
+    assert names(scan_directory(root, store)) == [".gridignore", "good", "sub"]
 
 
 def test_too_many_bytes_are_refused_and_the_largest_are_named(tmp_path: Path, store: ContentStore) -> None:
@@ -129,29 +129,29 @@ def test_too_many_bytes_are_refused_and_the_largest_are_named(tmp_path: Path, st
     os.truncate(root / "data/x", 3 << 30)
     os.truncate(root / "data/deep/y", 1 << 28)
     with pytest.raises(BadInput) as caught:
-        scan(root, store)
+        scan_directory(root, store)
     assert str(caught.value) == (
         f"the directory {root} is too large to ship: more than 100 MB after the ignore rules"
         " (largest: data/ 3.2 GB, ckpt.bin 1.4 GB, small 1 bytes); add them to .gridignore,"
         " or use --workdir DIR or --workdir none"
     )
     (root / ".gridignore").write_text("data/\n*.bin\n")
-    assert names(scan(root, store)) == [".gridignore", "small"]
+    assert names(scan_directory(root, store)) == [".gridignore", "small"]
 
 
 def test_too_many_files_or_directories_are_refused(tmp_path: Path, store: ContentStore) -> None:
     root = plant(tmp_path / "tree", {f"d{n % 2}/{n}": b"" for n in range(31)} | {f"e/{n}": None for n in range(30)})
     with pytest.raises(BadInput, match=r"more than 30 files .*\(most: d0/ 16 files, d1/ 15 files\)"):
-        scan(root, store, limit_files=30)
+        scan_directory(root, store, limit_files=30)
     with pytest.raises(BadInput, match="more than 32 directories"):
-        scan(root, store, limit_files=32)
-    assert scan(root, store, limit_files=33).manifest.total_files == 31
+        scan_directory(root, store, limit_files=32)
+    assert scan_directory(root, store, limit_files=33).manifest.total_files == 31
 
 
 def test_a_huge_tree_is_refused_without_looking_at_all_of_it(tmp_path: Path) -> None:
     root = plant(tmp_path / "tree", {f"d{n % 4}/{n}": b"" for n in range(2000)})
     fd = os.open(root, os.O_RDONLY)
-    survey = Survey(fd, str(root), limit_bytes=10**9, limit_files=100, look_on_seconds=0)
+    survey = Survey(fd, str(root), limit_bytes=10**9, limit_files=100, oversize_seconds=0)
     with pytest.raises(BadInput) as caught:
         survey.walk(rules_for(os.fsencode(root)))
     os.close(fd)
@@ -180,7 +180,7 @@ def test_nothing_is_read_through_a_link_that_takes_a_directorys_place(tmp_path: 
     try:
         for _ in range(300):
             try:
-                taken += scan(root, store).manifest.total_bytes > 0
+                taken += scan_directory(root, store).manifest.total_bytes > 0
             except GridError:
                 pass  # the link was seen, and refused
     finally:
@@ -205,22 +205,22 @@ def test_a_file_that_never_comes_to_rest_is_refused_by_name(tmp_path: Path, stor
     writer.start()
     try:
         with pytest.raises(BadInput, match=r"busy\.log keeps changing while it is read"):
-            scan(root, store)
+            scan_directory(root, store)
     finally:
         over.set()
         writer.join()
-    assert names(scan(root, store)) == ["busy.log"]
+    assert names(scan_directory(root, store)) == ["busy.log"]
 
 
 def test_a_directory_that_is_not_there_is_refused_in_one_line(tmp_path: Path, store: ContentStore) -> None:
     with pytest.raises(BadInput, match="nowhere cannot be shipped: No such file"):
-        scan(tmp_path / "nowhere", store)
+        scan_directory(tmp_path / "nowhere", store)
 
 
 def test_a_store_or_state_inside_the_directory_is_not_shipped(tmp_path: Path) -> None:
     root = plant(tmp_path / "tree", {"a": b"one", "state/grid.db": b"x"})
     store = ContentStore(root / "cache" / "blobs")
-    assert names(scan(root, store, own=[root / "state"])) == ["a", "cache"]
+    assert names(scan_directory(root, store, own_dirs=[root / "state"])) == ["a", "cache"]
 
 
 @pytest.fixture
@@ -240,6 +240,6 @@ def a_common_user() -> Iterator[Path]:
 def test_what_this_user_may_not_read_is_left_out_and_listed(a_common_user: Path) -> None:
     root = plant(a_common_user / "tree", {"a": b"one", "secret": b""})
     (root / "secret").chmod(0)
-    result = scan(root, ContentStore(a_common_user / "store"))
+    result = scan_directory(root, ContentStore(a_common_user / "store"))
     assert names(result) == ["a"]
-    assert [(one.path, one.why) for one in result.skipped] == [("secret", "Permission denied")]
+    assert [(one.path, one.reason) for one in result.skipped] == [("secret", "Permission denied")]

@@ -12,7 +12,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from distributed_grid.adapters.stores.memory import MemoryStore
+from distributed_grid.adapters.stores.in_memory import MemoryStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import Viewer

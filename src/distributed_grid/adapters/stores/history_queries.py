@@ -1,8 +1,7 @@
-"""Reading and folding the history in `grid.db`: SQL over `ended`, `events` and `summaries`.
+"""SQL over the history tables `ended`, `events` and `summaries`: reading and folding.
 
-Rule 1. Only constant text of this file goes into a statement; every value is bound.
-Rule 2. The index is named, not guessed: without statistics SQLite prefers the one that saves a sort, and
-        then walks all of history for one request id.
+Only constant text of this file goes into a statement; every value is bound. Each query names its index: without
+statistics SQLite prefers the one that saves a sort, and then walks all of history for one request id.
 """
 
 import sqlite3
@@ -10,21 +9,21 @@ from collections.abc import Sequence
 
 from distributed_grid.adapters.stores.rollup import (
     DAY_MS,
-    LEASE,
+    LEASE_KIND,
     Folded,
-    LendingTotals,
-    Lent,
+    LendingKey,
+    LentTotals,
     SummaryKey,
     SummaryTotals,
     add_folded,
     add_lent,
+    end_of_prefix,
     fold_ended,
     fold_events,
     lent_rows,
-    merge,
+    merge_totals,
     summary_rows,
 )
-from distributed_grid.adapters.stores.row_order import end_of_prefix
 from distributed_grid.ports import EndedRow, EventRow, LentRow, SummaryRow
 
 ENDED_COLUMNS = ", ".join(EndedRow.__struct_fields__)
@@ -40,21 +39,21 @@ CLOCK_SLACK_EVENTS = 1000
 Parameter = str | int
 
 
-class EventFilter:
-    """A conjunction in the making, with the values to bind."""
+class WhereClause:
+    """The terms of a WHERE clause, joined by AND, with the values to bind."""
 
     def __init__(self) -> None:
         self._terms: list[str] = []
         self.values: list[Parameter] = []
 
     def add(self, term: str, value: Parameter | None) -> None:
-        """Ask for one more thing; None asks for nothing."""
+        """Add a term; a value of None adds nothing."""
         if value is not None:
             self._terms.append(term)
             self.values.append(value)
 
     def add_any_of(self, column: str, values: Sequence[str]) -> None:
-        """Ask for one of several values; none at all asks for nothing."""
+        """Require one of several values; an empty sequence adds nothing."""
         if values:
             self._terms.append(f"{column} IN ({', '.join('?' * len(values))})")
             self.values.extend(values)
@@ -74,9 +73,9 @@ def select_ended(
     since_ms: int | None,
     limit: int,
 ) -> list[EndedRow]:
-    """What ended and fits, newest first."""
+    """Ended rows that match, newest first."""
     index = _index_for(has_key=bool(key or key_prefix), has_request=bool(request_id), has_user=bool(user))
-    where = EventFilter()
+    where = WhereClause()
     where.add("kind = ?", kind)
     where.add("key = ?", key)
     if key_prefix:
@@ -109,22 +108,22 @@ def select_events(
     limit: int,
     newest: bool,
 ) -> list[EventRow]:
-    """What happened and fits, in its order; the first `limit`, or the newest."""
-    where = EventFilter()
+    """Events that match, in order; the first `limit`, or the newest."""
+    where = WhereClause()
     where.add("seq > ?", after_seq if since_ms is None else max(after_seq, _last_before(db, since_ms)))
-    where.add("+at_ms >= ?", since_ms)  # plus: not by that index, but in the order of numbers
+    where.add("+at_ms >= ?", since_ms)  # the plus keeps SQLite from using the index on at_ms
     where.add("subject = ?", subject)
     where.add_any_of("type", types)
-    way = "DESC" if newest else "ASC"
-    sql = f"SELECT {EVENT_COLUMNS} FROM events WHERE {where} ORDER BY seq {way} LIMIT ?"
+    order = "DESC" if newest else "ASC"
+    sql = f"SELECT {EVENT_COLUMNS} FROM events WHERE {where} ORDER BY seq {order} LIMIT ?"
     rows = [EventRow(*row) for row in db.execute(sql, (*where.values, max(0, limit)))]
     return rows[::-1] if newest else rows
 
 
 def _last_before(db: sqlite3.Connection, since_ms: int) -> int:
-    """The number after which to look for events since then, so that older ones are not walked.
+    """The event number after which events since then begin, so that older ones are not scanned.
 
-    Numbers and times grow together, for the grid's clock never goes back; the slack forgives a little.
+    Numbers and times grow together, since the grid's clock never goes back; the slack tolerates small exceptions.
     """
     (first,) = db.execute(
         "SELECT min(seq) FROM (SELECT seq FROM events WHERE at_ms >= ? ORDER BY at_ms LIMIT ?)",
@@ -134,11 +133,11 @@ def _last_before(db: sqlite3.Connection, since_ms: int) -> int:
 
 
 def select_summaries(db: sqlite3.Connection) -> list[SummaryRow]:
-    """All that was folded, by its keys."""
-    return summary_rows(_folded(db, "TRUE"))
+    """All summaries, by key."""
+    return summary_rows(_select_folded(db, "TRUE"))
 
 
-def _folded(db: sqlite3.Connection, where: str, *values: Parameter) -> Folded:
+def _select_folded(db: sqlite3.Connection, where: str, *values: Parameter) -> Folded:
     sql = f"SELECT {KEY_COLUMNS}, {TOTAL_COLUMNS} FROM summaries WHERE {where}"
     folded: Folded = {}
     for *key, count, cpu, memory, gpu in db.execute(sql, values):
@@ -158,12 +157,14 @@ _SUMS = (
 
 
 def select_lent(db: sqlite3.Connection, *, since_ms: int, by_day: bool) -> list[LentRow]:
-    """What leases had since then. SQLite adds up, as far as 64 bits go; where they do not, it is done here."""
-    lent: Lent = {}
+    """What leases held since then, summed by SQLite, or in Python where 64 bits do not suffice."""
+    lent: LentTotals = {}
     first_day = -(-since_ms // DAY_MS)
-    add_folded(lent, _folded(db, "kind = ? AND day >= ?", LEASE, first_day), since_ms=since_ms, by_day=by_day)
+    add_folded(
+        lent, _select_folded(db, "kind = ? AND day >= ?", LEASE_KIND, first_day), since_ms=since_ms, by_day=by_day
+    )
     key = f"'' AS user, '' AS node, '' AS target, ended_at_ms / {DAY_MS} AS day" if by_day else _WITHOUT_DAY
-    leases, values = _LEASES.format(key=key), (since_ms, LEASE, since_ms)
+    leases, values = _LEASES.format(key=key), (since_ms, LEASE_KIND, since_ms)
     try:
         sums = db.execute(_SUMS.format(names="user, node, target, day", leases=leases), values).fetchall()
     except sqlite3.OperationalError as failure:
@@ -172,15 +173,15 @@ def select_lent(db: sqlite3.Connection, *, since_ms: int, by_day: bool) -> list[
         sums = None
     if sums is None or any(isinstance(number, float) for row in sums for number in row):
         for *names, cpu, memory, gpu, ms in db.execute(leases, values):
-            add_lent(lent, LendingTotals(*names), SummaryTotals(1, cpu * ms, memory * ms, gpu * ms))
+            add_lent(lent, LendingKey(*names), SummaryTotals(1, cpu * ms, memory * ms, gpu * ms))
         return lent_rows(lent)
     for *names, count, cpu, mebibytes, rest, gpu in sums:
-        add_lent(lent, LendingTotals(*names), SummaryTotals(count, cpu, (mebibytes << 20) + rest, gpu))
+        add_lent(lent, LendingKey(*names), SummaryTotals(count, cpu, (mebibytes << 20) + rest, gpu))
     return lent_rows(lent)
 
 
 def last_event_seq(db: sqlite3.Connection) -> int:
-    """The number of the last event ever stored, folded ones included."""
+    """The number of the last event ever stored, including folded ones."""
     (stored,) = db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()
     (folded,) = db.execute("SELECT coalesce(max(value), 0) FROM marks WHERE name = 'last_folded_event'").fetchone()
     return max(int(stored), int(folded))
@@ -198,7 +199,7 @@ def fold_step(db: sqlite3.Connection, *, before_ms: int, limit: int) -> int:
 
 
 def _kinds(db: sqlite3.Connection) -> list[str]:
-    """The kinds there are, by hopping through the index: DISTINCT would walk all of it."""
+    """The kinds of ended rows, by skipping through the index: DISTINCT would scan all of it."""
     kinds: list[str] = []
     while True:
         above = kinds[-1] if kinds else ""
@@ -213,7 +214,7 @@ def _fold_ended_of(db: sqlite3.Connection, kind: str, *, before_ms: int, limit: 
         f"SELECT id, {ENDED_COLUMNS} FROM ended WHERE kind = ? AND ended_at_ms < ? ORDER BY ended_at_ms LIMIT ?",
         (kind, before_ms, limit),
     ).fetchall()
-    merge(into, fold_ended(EndedRow(*row) for _, *row in found))
+    merge_totals(into, fold_ended(EndedRow(*row) for _, *row in found))
     db.executemany("DELETE FROM ended WHERE id = ?", [(row[0],) for row in found])
     return len(found)
 
@@ -221,7 +222,7 @@ def _fold_ended_of(db: sqlite3.Connection, kind: str, *, before_ms: int, limit: 
 def _fold_events(db: sqlite3.Connection, *, before_ms: int, limit: int, into: Folded) -> int:
     rows = db.execute(f"SELECT {EVENT_COLUMNS} FROM events WHERE at_ms < ? ORDER BY at_ms LIMIT ?", (before_ms, limit))
     found = [EventRow(*row) for row in rows]
-    merge(into, fold_events(found))
+    merge_totals(into, fold_events(found))
     db.executemany("DELETE FROM events WHERE seq = ?", [(row.seq,) for row in found])
     highest = max((row.seq for row in found), default=0)
     db.execute("UPDATE marks SET value = max(value, ?) WHERE name = 'last_folded_event'", (highest,))

@@ -1,4 +1,4 @@
-"""A store that forgets everything when it goes: for tests and for simulation."""
+"""In-memory store, for tests and simulation."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -6,20 +6,20 @@ from typing import TypeVar
 
 from distributed_grid.adapters.stores.rollup import (
     DAY_MS,
-    LEASE,
+    LEASE_KIND,
     Folded,
-    Lent,
+    LentTotals,
     SummaryTotals,
     add_folded,
     add_lent,
     fold_ended,
     fold_events,
-    lending,
+    last_seq_after,
+    lending_key,
     lent_rows,
-    merge,
+    merge_totals,
     summary_rows,
 )
-from distributed_grid.adapters.stores.row_order import last_seq_after
 from distributed_grid.ports import Batch, EndedRow, EventRow, LentRow, LiveRow, LoadedRows, SummaryRow
 
 SCHEMA_VERSION = 2
@@ -27,7 +27,7 @@ Row = TypeVar("Row")
 
 
 class MemoryStore:
-    """The `Store` port in dictionaries and lists; keeps the same promises, except that of lasting."""
+    """The `Store` port in dictionaries and lists: the same guarantees, except durability."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -38,12 +38,12 @@ class MemoryStore:
         self._last_event_seq = 0
 
     def load(self) -> LoadedRows:
-        """Everything alive, by kind and key."""
+        """All live rows, by kind and key."""
         with self._lock:
             return LoadedRows([self._live[at] for at in sorted(self._live)], self._last_event_seq, SCHEMA_VERSION)
 
     def commit(self, batch: Batch) -> None:
-        """Take the batch in, all of it or nothing."""
+        """Store the batch, all of it or nothing."""
         with self._lock:
             last = last_seq_after(batch.events, self._last_event_seq)
             for row in batch.live:
@@ -66,9 +66,9 @@ class MemoryStore:
         since_ms: int | None = None,
         limit: int = 100,
     ) -> list[EndedRow]:
-        """What ended and fits all that is given, newest first."""
+        """Ended rows that match every filter given, newest first."""
 
-        def fits(row: EndedRow) -> bool:
+        def matches(row: EndedRow) -> bool:
             return (
                 row.kind == kind
                 and key in (None, row.key)
@@ -79,7 +79,7 @@ class MemoryStore:
             )
 
         with self._lock:
-            found = [row for row in reversed(self._ended) if fits(row)]
+            found = [row for row in reversed(self._ended) if matches(row)]
         return sorted(found, key=lambda row: row.ended_at_ms, reverse=True)[:limit]
 
     def events(
@@ -92,9 +92,9 @@ class MemoryStore:
         limit: int = 1000,
         newest: bool = False,
     ) -> list[EventRow]:
-        """What happened, in the order it did; the first `limit`, or the newest."""
+        """Events in order; the first `limit`, or the newest."""
 
-        def fits(row: EventRow) -> bool:
+        def matches(row: EventRow) -> bool:
             return (
                 row.seq > after_seq
                 and (since_ms is None or row.at_ms >= since_ms)
@@ -103,40 +103,40 @@ class MemoryStore:
             )
 
         with self._lock:
-            found = [row for row in self._events if fits(row)]
+            found = [row for row in self._events if matches(row)]
         return found[max(0, len(found) - limit) :] if newest else found[:limit]
 
     def summarise(self, *, before_ms: int, limit: int = 5000) -> int:
-        """Fold at most `limit` rows older than that; how many were folded."""
+        """Fold at most `limit` rows older than that into summaries; how many were folded."""
         with self._lock:
-            old, self._ended = _take(self._ended, lambda row: row.ended_at_ms < before_ms, limit)
-            merge(self._folded, fold_ended(old))
-            past, self._events = _take(self._events, lambda row: row.at_ms < before_ms, limit - len(old))
-            merge(self._folded, fold_events(past))
+            old, self._ended = _split_old(self._ended, lambda row: row.ended_at_ms < before_ms, limit)
+            merge_totals(self._folded, fold_ended(old))
+            past, self._events = _split_old(self._events, lambda row: row.at_ms < before_ms, limit - len(old))
+            merge_totals(self._folded, fold_events(past))
             return len(old) + len(past)
 
     def summaries(self) -> list[SummaryRow]:
-        """All that was folded."""
+        """All summaries."""
         with self._lock:
             return summary_rows(self._folded)
 
     def lent(self, *, since_ms: int, by_day: bool = False) -> list[LentRow]:
-        """What leases that ended since then had, from then on."""
-        lent: Lent = {}
+        """What leases that ended since then held, from then on."""
+        lent: LentTotals = {}
         with self._lock:
             add_folded(lent, self._folded, since_ms=since_ms, by_day=by_day)
             for row in self._ended:
-                if row.kind == LEASE and row.node and row.started_at_ms > 0 and row.ended_at_ms >= since_ms:
+                if row.kind == LEASE_KIND and row.node and row.started_at_ms > 0 and row.ended_at_ms >= since_ms:
                     ms = max(row.ended_at_ms - max(row.started_at_ms, since_ms), 0)
-                    key = lending(row.user, row.node, row.target, row.ended_at_ms // DAY_MS, by_day=by_day)
+                    key = lending_key(row.user, row.node, row.target, row.ended_at_ms // DAY_MS, by_day=by_day)
                     add_lent(lent, key, SummaryTotals(1, row.cpu_milli * ms, row.memory_bytes * ms, row.gpu_milli * ms))
         return lent_rows(lent)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to close."""
 
 
-def _take(rows: list[Row], is_old: Callable[[Row], bool], limit: int) -> tuple[list[Row], list[Row]]:
+def _split_old(rows: list[Row], is_old: Callable[[Row], bool], limit: int) -> tuple[list[Row], list[Row]]:
     """The first `limit` old rows, and all the others."""
     taken: list[Row] = []
     kept: list[Row] = []
