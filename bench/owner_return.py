@@ -83,7 +83,7 @@ async def lent_machine(cores: int) -> AsyncIterator[AttemptHost]:
     """A machine on which one attempt keeps every core busy, with a guard over it."""
     folder = Path(tempfile.mkdtemp(prefix="grid-bench-"))
     host = AttemptHost(folder, report=lambda report: None)
-    guard = OwnerGuard(host, UsageMeter(MachineProbe()), lambda *told: None)
+    guard = OwnerGuard(host, UsageMeter(MachineProbe()), report_pause=lambda *told: None)
     guard.rules = RULES
     await host.start()
     watching = asyncio.create_task(guard.watch())

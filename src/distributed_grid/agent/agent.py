@@ -1,35 +1,36 @@
-"""The agent of a machine: takes orders, runs attempts, measures, reports.
+"""Agent of a machine: carries out orders, runs attempts, measures usage, reports.
 
 Usually a machine is one node, and its agent speaks over a link that may break. On the control plane's own machine
 a config may declare several nodes (`host: local`): they share one agent, its attempts and its measurements, over an
 in-memory link.
-
-Rule 1: a report is kept until it is acknowledged, and told again on every new link (`outbox.py`).
-Rule 2: an order that is too old, in its fence, its hold or the offer it counts on, is refused and changes nothing
-(`orders.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any, Protocol
 
 from distributed_grid import __version__
-from distributed_grid.agent.execution.attempt import AttemptExit, AttemptLaunch
+from distributed_grid.agent.execution.attempt import AttemptExit, AttemptLaunch, AttemptSpec
+from distributed_grid.agent.execution.environment import own_environment
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.files.checkpoints import CheckpointMarks
 from distributed_grid.agent.files.reader import AttemptFileReader
 from distributed_grid.agent.files.retention import sweep
 from distributed_grid.agent.lent_memory import LentMemory
 from distributed_grid.agent.limits.process_tree import quickly_below
-from distributed_grid.agent.orders import OrderExecutor, WorkDirs
+from distributed_grid.agent.orders import OrderExecutor
 from distributed_grid.agent.outbox import Outbox
 from distributed_grid.agent.owner.guard import OwnerGuard
 from distributed_grid.agent.owner.ray_usage import RayLoan, together
 from distributed_grid.agent.owner.usage_meter import UsageMeter
+from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.wire import (
@@ -37,20 +38,40 @@ from distributed_grid.wire import (
     PROTOCOL,
     AcknowledgeReport,
     AgentHello,
-    AttemptEndedReport,
+    CloseStream,
     ControlSide,
     FetchedChunk,
     FromAgent,
     Heartbeat,
     HeartbeatReply,
+    ListFiles,
     MemoryOrder,
     MemoryReply,
+    ReadCredit,
+    ReadFile,
+    StartAttemptOrder,
+    StopAttemptOrder,
     ToAgent,
     Welcome,
 )
 
 SWEEP_SECONDS = 3600.0
 SendToControl = Callable[[FromAgent], None]
+_ENDINGS = {"hold_expired": Ending.LOST}
+log = logging.getLogger(__name__)
+
+
+class WorkDirs(Protocol):
+    """Fetches what a job is to find in its directory."""
+
+    async def lay_out(self, digest: str, target: Path) -> None:
+        """Lay out the tree of this digest in a directory; done again it changes nothing."""
+
+    def received(self, piece: FetchedChunk) -> None:
+        """Bytes that were asked for."""
+
+    def unlinked(self) -> None:
+        """The link is gone, and with it what was on its way."""
 
 
 class Agent:
@@ -84,26 +105,30 @@ class Agent:
         self._beat_seconds = HEARTBEAT_MS / 1000
         self._reading = AttemptFileReader(jobs, self._send_to_control)
         self._memory = memory(self.host, self._send_to_control) if memory is not None else None
-        self._outbox = Outbox(self._send_to_control)
-        self.guard = OwnerGuard(self.host, meter, self._outbox.paused)
-        self.guard.on_change = self._measure
-        self.guard.marked_ago_ms = self._marks.ago_ms
-        self._orders = OrderExecutor(
-            self.host, self.guard, self._outbox, self._reading, workdirs=self._workdirs, memory=self._memory
+        self._outbox = Outbox(self._send_to_control, _call_later)
+        self.guard = OwnerGuard(
+            self.host,
+            meter,
+            report_pause=self._outbox.paused,
+            on_change=self._send_heartbeats,
+            marked_ago_ms=self._marks.ago_ms,
         )
+        attempts = HostedAttempts(self.host, self._workdirs, self._memory)
+        self._orders = OrderExecutor(attempts, self.guard, self._outbox, AsyncioTasks(), boot_ms)
+        self._queue: asyncio.Queue[ToAgent] = asyncio.Queue()
 
     async def start(self) -> None:
         """Find the attempts that outlived the last agent, report them, then begin to measure and to obey."""
         await self.host.start()
-        await self._look_around()
+        await self._observe_attempts()
         for node in self.nodes:
             self._send_to_control(self.hello(node))
-        self._measure()
+        self._send_heartbeats()
         if self._memory is not None:
             await self._memory.start()
             self._memory.tell_again()
         self._tasks = [
-            asyncio.create_task(work) for work in (self._orders.obey(), self._beat(), self._sweep(), self.guard.watch())
+            asyncio.create_task(work) for work in (self._obey(), self._beat(), self._sweep(), self.guard.watch())
         ]
 
     async def stop(self) -> None:
@@ -121,12 +146,11 @@ class Agent:
 
     def hello(self, node: str) -> AgentHello:
         """The greeting for a new link: all that runs or is being prepared, and every end that is not acknowledged."""
-        attempts = tuple(dict.fromkeys((*self.host.running(), *self._orders.preparing(), *self._outbox.ends())))
         capacity = self._capacity() if self._capacity is not None else None
-        return AgentHello(PROTOCOL, __version__, node, attempts, capacity, self._epoch, boot_id())
+        return AgentHello(PROTOCOL, __version__, node, self._orders.listed(), capacity, self._epoch, boot_id())
 
     def welcomed(self, welcome: Welcome) -> None:
-        """A new link is there: tell again what may have been lost with the last one."""
+        """A new link is there: report again what may have been lost with the last one."""
         if welcome.epoch > self._epoch:
             self._epoch = welcome.epoch
             self._on_epoch(welcome.epoch)
@@ -135,9 +159,9 @@ class Agent:
         if self._memory is not None:
             self._memory.rules = welcome.owner
             self._memory.tell_again()
-        self._outbox.tell_again()
+        self._outbox.resend()
         self._marks.tell_again()
-        self._measure()
+        self._send_heartbeats()
 
     def unlinked(self) -> None:
         """The link is gone: nobody reads on, and nothing more comes on it."""
@@ -154,16 +178,16 @@ class Agent:
         elif isinstance(message, HeartbeatReply):
             self._marks.heard(message.beat)
             self._loans.append(RayLoan(message.ray_cpu_milli, message.ray_memory_bytes, message.ray_gpu_milli))
-            self._meter.ray.loan = together(self._loans)
+            self._meter.set_ray_loan(together(self._loans))
             if message.hold_ms:
-                self._orders.renew(message.beat + message.hold_ms)
+                self._orders.renew_hold(message.beat + message.hold_ms)
         elif isinstance(message, MemoryOrder | MemoryReply):
             if self._memory is not None:
                 self._memory.order(message)
         elif isinstance(message, AcknowledgeReport):
-            self._acknowledged(message.seq)
+            self._orders.acknowledged(message.seq)
         else:
-            self._orders.take(message)
+            self._queue.put_nowait(message)
 
     # ------------------------------------------------------------------ reports
 
@@ -173,28 +197,34 @@ class Agent:
     def _report(self, report: AttemptLaunch | AttemptExit) -> None:
         """Pass on what the host says of an attempt."""
         if isinstance(report, AttemptLaunch):
-            self._outbox.started(report)
+            self._outbox.started(report.attempt_id, report.fence, report.pid, tuple(report.cores))
             return
         self._meter.ended(report.cpu_ms)
         self._orders.ended(report.attempt_id)
-        self._outbox.ended(report, self._marks.age_ms(report.attempt_id))
+        self._outbox.ended(report.attempt_id, report.fence, _outcome(report), self._marks.age_ms(report.attempt_id))
 
-    def _acknowledged(self, seq: int) -> None:
-        report = self._outbox.acknowledged(seq)
-        if isinstance(report, AttemptEndedReport):
-            self._orders.forget(report.lease_id)
-            self.host.forget(report.lease_id)
+    async def _obey(self) -> None:
+        """Carry out orders, each in its turn."""
+        while True:
+            order = await self._queue.get()
+            if isinstance(order, StartAttemptOrder | StopAttemptOrder):
+                await self._orders.carry_out(order)
+            elif isinstance(order, ReadFile | ReadCredit | CloseStream | ListFiles):
+                try:
+                    self._reading.received(order)
+                except Exception as failure:  # the outermost loop: the next order may well succeed
+                    log.warning("order %s failed", type(order).__name__, exc_info=failure)
 
     # ------------------------------------------------------------------ time
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._beat_seconds)
-            await self._look_around()
-            self._measure()
+            await self._observe_attempts()
+            self._send_heartbeats()
 
-    async def _look_around(self) -> None:
-        """See what drivers and file systems may take their time to say, aside."""
+    async def _observe_attempts(self) -> None:
+        """Observe GPUs and checkpoint marks in a thread: drivers and file systems may take their time."""
         running = self.host.borrowed()
         shims = [one.shim for one in running if one.spec.gpu_indexes]
         own_pids = {proc.pid for shim in shims for proc in quickly_below(shim.pid)}
@@ -207,10 +237,103 @@ class Agent:
             await asyncio.to_thread(sweep, self._jobs, now=time.time())
             await asyncio.sleep(SWEEP_SECONDS)
 
-    def _measure(self) -> None:
+    def _send_heartbeats(self) -> None:
         usage = self._meter.usage(self.host.usage())
         for node in self.nodes:
             beat = boot_ms()
             marks = self._marks.to_tell(node, beat)
             heartbeat = Heartbeat(node, usage, beat, self.guard.generation, self.guard.yields, marks)
             self._send_to_control(heartbeat)
+
+
+class HostedAttempts:
+    """The attempts of the host, as the orders see them: with their files, and with the memory that is lent here."""
+
+    def __init__(self, host: AttemptHost, workdirs: WorkDirs | None, memory: LentMemory | None) -> None:
+        self._host = host
+        self._workdirs = workdirs
+        self._memory = memory
+        self.running = host.running
+        self.knows = host.knows
+        self.is_under_way = host.is_under_way
+        self.forget = host.forget
+
+    @property
+    def is_held(self) -> bool:
+        return self._host.is_held
+
+    def hold(self, until_boot_ms: int) -> None:
+        self._host.hold(until_boot_ms)
+        if self._memory is not None:
+            self._memory.hold(until_boot_ms)
+
+    def needs_files(self, order: StartAttemptOrder) -> bool:
+        return self._workdirs is not None and bool(order.command.workdir) and not self._host.knows(order.lease_id)
+
+    async def fetch_files(self, order: StartAttemptOrder) -> None:
+        assert self._workdirs is not None
+        await self._workdirs.lay_out(order.command.workdir, self._host.work_dir(order.lease_id))
+
+    async def launch(self, order: StartAttemptOrder) -> None:
+        await self._host.launch(self._spec(order))
+
+    async def stop(self, order: StopAttemptOrder) -> None:
+        await self._host.stop_attempt(order.lease_id, kind=order.ending, detail=order.detail, grace_ms=order.grace_ms)
+
+    def _spec(self, order: StartAttemptOrder) -> AttemptSpec:
+        command, claim = order.command, order.claim
+        is_remote = self._workdirs is not None  # the control plane is on another machine: nothing here is the caller's
+        env = dict(command.env)
+        return AttemptSpec(
+            attempt_id=order.lease_id,
+            job_id=order.job_id,
+            node=order.node,
+            fence=order.fence,
+            argv=command.argv,
+            env=self._own_environment(env, command.given) if is_remote else env,
+            cwd=None if is_remote else command.cwd or None,
+            cpu_milli=claim.cpu_milli,
+            memory_bytes=claim.memory_bytes,
+            gpu_indexes=tuple(share.index for share in claim.gpus),
+            timeout_ms=command.timeout_ms,
+            grace_ms=command.grace_ms,
+            hold_ms=order.hold_ms,
+        )
+
+    def _own_environment(self, env: dict[str, str], given: tuple[str, ...]) -> dict[str, str]:
+        """What a job finds here; a Python that knows the memory pool, and where to ask about it, among it."""
+        made = own_environment(env, given)
+        desk = self._memory.desk if self._memory is not None else None
+        return made if desk is None else {**made, "GRID_MEMORY_SOCKET": str(desk.path), "GRID_PYTHON": sys.executable}
+
+
+class AsyncioTasks:
+    """Tasks of the running event loop."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.create_task(work)
+
+    def cancel(self, task: asyncio.Task[None]) -> None:
+        task.cancel()
+
+    async def join(self, task: asyncio.Task[None]) -> None:
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def sleep(self, ms: int) -> None:
+        await asyncio.sleep(ms / 1000)
+
+
+def _call_later(ms: int, call: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(ms / 1000, call)
+
+
+def _outcome(report: AttemptExit) -> Outcome:
+    return Outcome(
+        _ENDINGS.get(report.kind) or Ending(report.kind),
+        exit_code=report.exit_code,
+        signal=report.signal,
+        detail=report.detail,
+        cpu_ms=report.cpu_ms,
+        max_memory_bytes=report.max_memory_bytes,
+        wall_ms=report.wall_ms,
+    )

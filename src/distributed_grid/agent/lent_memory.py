@@ -78,7 +78,7 @@ class LentMemory:
     async def start(self) -> None:
         """Find the memory server that outlived the last agent, if there is one; it is started when it is needed."""
         await self._keeper.start()
-        self._meter.blocks = self._keeper.measure
+        self._meter.count_lent_memory(self._keeper.measure)
         if self.desk is not None:
             await self.desk.start()
         self._tasks = [asyncio.create_task(work) for work in (self._obey(), self._watch())]

@@ -1,253 +1,245 @@
-"""Carries out the control plane's orders: to start and stop attempts, to read their files.
+"""Execution of the control plane's orders to start and stop attempts.
 
-Rule 1. An order that is too old, in its fence, its hold or the offer it counts on, is refused and changes nothing.
-Rule 2. A start that fails, or that counts on a hold or an offer which is gone, is answered, and the answer is final.
-Rule 3. Orders are carried out each in its turn. What takes its time (files are fetched, a notice runs) goes on aside.
+- An order with a fence older than one that was seen changes nothing.
+- A start that fails, or that counts on a hold or an offer which is gone, is refused, and the refusal is final.
+- What takes its time (files are fetched, a notice runs) goes on beside the next orders.
+
+Nothing here depends on an event loop or on real processes: the agent drives it with asyncio on its host, the simulator
+in virtual time on a simulated machine.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import sys
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, Generic, Protocol, TypeVar
 
-from distributed_grid.agent.execution.attempt import AttemptSpec
-from distributed_grid.agent.execution.environment import own_environment
-from distributed_grid.agent.execution.host import AttemptHost
-from distributed_grid.agent.files.reader import AttemptFileReader
-from distributed_grid.agent.lent_memory import LentMemory
 from distributed_grid.agent.outbox import Outbox
-from distributed_grid.agent.owner.guard import OwnerGuard
 from distributed_grid.domain.jobs import Ending, Outcome
-from distributed_grid.posix.boot_clock import boot_ms
-from distributed_grid.wire import (
-    CloseStream,
-    FetchedChunk,
-    ListFiles,
-    ReadCredit,
-    ReadFile,
-    StartAttemptOrder,
-    StopAttemptOrder,
-    ToAgent,
-)
+from distributed_grid.wire import AttemptEndedReport, StartAttemptOrder, StopAttemptOrder
 
-LEAST_HOLD_MS = 200
-MOST_REFUSED = 10_000
+MIN_HOLD_MS = 200
+MAX_REFUSED = 10_000
 log = logging.getLogger(__name__)
 
 
-class WorkDirs(Protocol):
-    """Brings what a job is to find in its directory."""
+class Attempts(Protocol):
+    """The attempts of a machine."""
 
-    async def lay_out(self, digest: str, target: Path) -> None:
-        """Lay out the tree of this digest in a directory; done again it changes nothing."""
+    @property
+    def is_held(self) -> bool:
+        """Whether the hold that was given last has not run out."""
 
-    def received(self, piece: FetchedChunk) -> None:
-        """Bytes that were asked for."""
+    def hold(self, until_boot_ms: int) -> None:
+        """Let everything that has a hold go on until then; a hold never gets shorter."""
 
-    def unlinked(self) -> None:
-        """The link is gone, and with it what was on its way."""
+    def running(self) -> Collection[str]:
+        """Attempts that have not ended."""
+
+    def knows(self, attempt_id: str) -> bool:
+        """Whether it was ever launched here."""
+
+    def is_under_way(self, attempt_id: str) -> bool:
+        """Whether its command runs and nobody has asked it to end."""
+
+    def needs_files(self, order: StartAttemptOrder) -> bool:
+        """Whether its working directory has to be fetched first."""
+
+    async def fetch_files(self, order: StartAttemptOrder) -> None:
+        """Lay out its working directory; done again it changes nothing."""
+
+    async def launch(self, order: StartAttemptOrder) -> None:
+        """Run it, once: a second call reports again what is known."""
+
+    async def stop(self, order: StopAttemptOrder) -> None:
+        """Stop the whole tree; what has ended is reported again. The first order's ending stays."""
+
+    def forget(self, attempt_id: str) -> None:
+        """Its end is acknowledged: report it no more unasked. Safe twice."""
 
 
-class OrderExecutor:
-    """Orders that wait for their turn, and attempts that are being prepared, were refused or have notice."""
+class Yielding(Protocol):
+    """How the machine gives way to its owner."""
+
+    @property
+    def generation(self) -> int:
+        """Grows whenever an offer is withdrawn."""
+
+    def displace(self, attempt_id: str, why: str) -> int:
+        """Give notice to an attempt that has to make room for another; how many milliseconds it has."""
+
+
+Task = TypeVar("Task")
+
+
+class Tasks(Protocol[Task]):
+    """Work that goes on beside other work, and time."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> Task: ...
+
+    def cancel(self, task: Task) -> None:
+        """End it soon; ending what is over is harmless."""
+
+    async def join(self, task: Task) -> None:
+        """Return when it has ended, however."""
+
+    async def sleep(self, ms: int) -> None: ...
+
+
+class OrderExecutor(Generic[Task]):
+    """Carries orders out; knows the attempts that are being prepared, were refused or have notice."""
 
     def __init__(
-        self,
-        host: AttemptHost,
-        guard: OwnerGuard,
-        outbox: Outbox,
-        reading: AttemptFileReader,
-        *,
-        workdirs: WorkDirs | None,
-        memory: LentMemory | None,
+        self, attempts: Attempts, owner: Yielding, outbox: Outbox, tasks: Tasks[Task], boot_ms: Callable[[], int]
     ) -> None:
-        self._host = host
-        self._guard = guard
+        self._attempts = attempts
+        self._owner = owner
         self._outbox = outbox
-        self._reading = reading
-        self._workdirs = workdirs
-        self._memory = memory
-        self._waiting: asyncio.Queue[ToAgent] = asyncio.Queue()
-        self._preparing: dict[str, tuple[StartAttemptOrder, asyncio.Task[None]]] = {}
+        self._tasks = tasks
+        self._boot_ms = boot_ms
+        self._preparing: dict[str, tuple[StartAttemptOrder, Task]] = {}
         self._fences: dict[str, int] = {}
         self._refused: dict[str, None] = {}
-        self._displaced: dict[str, asyncio.Task[None]] = {}
+        self._displaced: dict[str, Task | None] = {}  # None: its notice is over, it is being stopped
 
-    def take(self, order: ToAgent) -> None:
-        """Carry it out when its turn comes."""
-        self._waiting.put_nowait(order)
+    def listed(self) -> tuple[str, ...]:
+        """The attempts of a greeting: all that run or are being prepared, and every end that is not acknowledged."""
+        known = (*self._attempts.running(), *self._preparing, *self._outbox.unacknowledged_ends())
+        return tuple(dict.fromkeys(known))
 
-    def preparing(self) -> list[str]:
-        """Attempts whose files are being brought."""
-        return list(self._preparing)
-
-    def under_way(self) -> list[asyncio.Task[None]]:
-        """What goes on aside, for whoever ends it."""
-        return [*(task for _, task in self._preparing.values()), *self._displaced.values()]
+    def under_way(self) -> list[Task]:
+        """What goes on beside the orders, for whoever ends it."""
+        noticed = [task for task in self._displaced.values() if task is not None]
+        return [*(task for _, task in self._preparing.values()), *noticed]
 
     def ended(self, attempt_id: str) -> None:
         """An attempt is over: nobody has to stop it any more."""
-        displaced = self._displaced.pop(attempt_id, None)
-        if displaced is not None and displaced is not asyncio.current_task():
-            displaced.cancel()
+        self._cancel_notice(attempt_id)
 
-    def forget(self, attempt_id: str) -> None:
-        """Its end is known where it matters. Safe twice."""
-        self._fences.pop(attempt_id, None)
+    def acknowledged(self, seq: int) -> None:
+        """The control plane has a report: what has ended is forgotten. Safe twice."""
+        report = self._outbox.acknowledged(seq)
+        if isinstance(report, AttemptEndedReport):
+            self._fences.pop(report.lease_id, None)
+            self._attempts.forget(report.lease_id)
 
-    async def obey(self) -> None:
-        """Carry out orders, each in its turn; an order that fails is answered, never swallowed."""
-        while True:
-            order = await self._waiting.get()
-            try:
-                await self._carry_out(order)
-            except Exception as failure:  # the outermost loop: the next order may well succeed
-                log.warning("order %s failed", type(order).__name__, exc_info=failure)
-                if isinstance(order, StartAttemptOrder):
-                    self._refuse(order, Ending.NEVER_STARTED, f"{order.node}: {failure}")
-
-    async def _carry_out(self, order: ToAgent) -> None:
-        if isinstance(order, StartAttemptOrder):
-            await self._start(order)
-        elif isinstance(order, StopAttemptOrder):
-            await self._stop(order)
-        elif isinstance(order, ReadFile | ReadCredit | CloseStream | ListFiles):
-            self._reading.received(order)
+    async def carry_out(self, order: StartAttemptOrder | StopAttemptOrder) -> None:
+        """Carry an order out. A start that fails is answered, never swallowed."""
+        try:
+            if isinstance(order, StartAttemptOrder):
+                await self.start(order)
+            else:
+                await self.stop(order)
+        except Exception as failure:  # the outermost place of an order: the next one may well succeed
+            log.warning("order %s failed", type(order).__name__, exc_info=failure)
+            if isinstance(order, StartAttemptOrder):
+                self._refuse(order, Ending.NEVER_STARTED, f"{order.node}: {failure}")
 
     def _refuse(self, order: StartAttemptOrder, ending: Ending, detail: str) -> None:
         """Answer an order that is not carried out; that is final."""
         self._refused[order.lease_id] = None
-        if len(self._refused) > MOST_REFUSED:
+        if len(self._refused) > MAX_REFUSED:
             del self._refused[next(iter(self._refused))]
-        self._outbox.never_run(order.lease_id, order.fence, Outcome(ending, detail=detail))
+        self._outbox.ended(order.lease_id, order.fence, Outcome(ending, detail=detail))
 
     # ------------------------------------------------------------------ starting
 
-    async def _start(self, order: StartAttemptOrder) -> None:
-        if order.lease_id in self._preparing or order.lease_id in self._refused:
+    async def start(self, order: StartAttemptOrder) -> None:
+        lease_id = order.lease_id
+        if lease_id in self._preparing or self.has_refused(lease_id):
             return  # what was refused stays so: the refusal and this order have crossed
-        if self._is_stale(order.lease_id, order.fence):
-            log.warning("a start of %s with an old fence was refused", order.lease_id)
+        if self._is_stale(lease_id, order.fence):
+            log.warning("a start of %s with an old fence was refused", lease_id)
             return
-        if order.lease_id not in self._host.running():
-            if order.hold_ms and not self._is_in_time(order):
+        if lease_id not in self._attempts.running():
+            if order.hold_ms and not self.is_in_time(order):
                 self._refuse(order, Ending.RECLAIMED, f"{order.node}: the order came too late")
                 return
-            if order.generation < self._guard.generation:
+            if order.generation < self._owner.generation:
                 self._refuse(order, Ending.RECLAIMED, f"{order.node} had withdrawn its offer: its owner needs it")
                 return
-        self._fences[order.lease_id] = order.fence
-        if self._workdirs is not None and order.command.workdir and not self._host.knows(order.lease_id):
-            preparing = asyncio.create_task(self._prepare(order, self._workdirs))
-            self._preparing[order.lease_id] = (order, preparing)
-            preparing.add_done_callback(lambda _: self._preparing.pop(order.lease_id, None))
-            return
-        await self._host.launch(self._spec(order))
+        self._fences[lease_id] = order.fence
+        if self._attempts.needs_files(order):
+            self._preparing[lease_id] = (order, self._tasks.spawn(self._prepare(order)))
+        else:
+            await self._attempts.launch(order)
+
+    def has_refused(self, lease_id: str) -> bool:
+        """Whether this was refused before: that is final, though the control plane may not have heard of it yet."""
+        return lease_id in self._refused
 
     def _is_stale(self, lease_id: str, fence: int) -> bool:
         return fence < self._fences.get(lease_id, 0)
 
-    def _is_in_time(self, order: StartAttemptOrder) -> bool:
-        """Whether the order's hold, counted from the heartbeat it names, has not run out; what it says holds."""
-        now = boot_ms()
-        if order.beat > now or order.beat + order.hold_ms < now + LEAST_HOLD_MS:
+    def is_in_time(self, order: StartAttemptOrder) -> bool:
+        """Whether the order's hold, counted from the heartbeat it names, has not run out; then it is given."""
+        now = self._boot_ms()
+        if order.beat > now or order.beat + order.hold_ms < now + MIN_HOLD_MS:
             return False
-        self.renew(order.beat + order.hold_ms)
+        self.renew_hold(order.beat + order.hold_ms)
         return True
 
-    def renew(self, until_boot_ms: int) -> None:
+    def renew_hold(self, until_boot_ms: int) -> None:
         """Let everything go on until then. What was being prepared when the last hold ran out is given up: the control
         plane has done so, too, or will when it hears of it."""
-        if not self._host.is_held:
-            for order, preparing in tuple(self._preparing.values()):
-                preparing.cancel()
-                self._refuse(order, Ending.RECLAIMED, f"{order.node}: its hold ran out before its files were there")
-        self._host.hold(until_boot_ms)
-        if self._memory is not None:
-            self._memory.hold(until_boot_ms)
+        if not self._attempts.is_held:
+            given_up, self._preparing = self._preparing, {}
+            for order, task in given_up.values():
+                self._tasks.cancel(task)
+                self._refuse_late(order)
+        self._attempts.hold(until_boot_ms)
 
-    async def _prepare(self, order: StartAttemptOrder, workdirs: WorkDirs) -> None:
-        """Bring the working directory, then run; other orders go on meanwhile."""
+    def _refuse_late(self, order: StartAttemptOrder) -> None:
+        self._refuse(order, Ending.RECLAIMED, f"{order.node}: its hold ran out before its files were there")
+
+    async def _prepare(self, order: StartAttemptOrder) -> None:
+        """Fetch the working directory, then run; other orders go on meanwhile."""
         try:
-            await workdirs.lay_out(order.command.workdir, self._host.work_dir(order.lease_id))
-            if order.hold_ms and not self._host.is_held:
-                self._refuse(order, Ending.RECLAIMED, f"{order.node}: its hold ran out before its files were there")
-                return
-            await self._host.launch(self._spec(order))
-        except asyncio.CancelledError:
-            raise
+            await self._attempts.fetch_files(order)
+            if order.hold_ms and not self._attempts.is_held:
+                self._refuse_late(order)
+            else:
+                await self._attempts.launch(order)
         except Exception as failure:  # the outermost place of this task: it is answered, never swallowed
             log.warning("%s could not be prepared", order.lease_id, exc_info=failure)
             self._refuse(order, Ending.NEVER_STARTED, f"{order.node}: its working directory: {failure}")
+        finally:
+            self._preparing.pop(order.lease_id, None)
 
     # ------------------------------------------------------------------ stopping
 
-    async def _stop(self, order: StopAttemptOrder) -> None:
-        if self._is_stale(order.lease_id, order.fence):
-            log.warning("a stop of %s with an old fence was refused", order.lease_id)
+    async def stop(self, order: StopAttemptOrder) -> None:
+        lease_id = order.lease_id
+        if self._is_stale(lease_id, order.fence):
+            log.warning("a stop of %s with an old fence was refused", lease_id)
             return
-        _, preparing = self._preparing.get(order.lease_id, (None, None))
+        _, preparing = self._preparing.pop(lease_id, (None, None))
         if preparing is not None:
-            preparing.cancel()
-            await asyncio.gather(preparing, return_exceptions=True)
-        if not self._host.knows(order.lease_id):
-            outcome = Outcome(Ending.NEVER_STARTED, detail=f"{order.lease_id} is not known here")
-            self._outbox.never_run(order.lease_id, order.fence, outcome)
+            self._tasks.cancel(preparing)
+            await self._tasks.join(preparing)
+        if not self._attempts.knows(lease_id):
+            outcome = Outcome(Ending.NEVER_STARTED, detail=f"{lease_id} is not known here")
+            self._outbox.ended(lease_id, order.fence, outcome)
             return
-        noticed = self._displaced.get(order.lease_id)
-        if order.ending == Ending.PREEMPTED and self._host.is_under_way(order.lease_id):
-            if noticed is None:
-                in_ms = self._guard.displace(order.lease_id, order.detail)
-                self._displaced[order.lease_id] = asyncio.create_task(self._stop_after(in_ms, order))
+        if order.ending == Ending.PREEMPTED and self._attempts.is_under_way(lease_id):
+            if lease_id not in self._displaced:
+                notice_ms = self._owner.displace(lease_id, order.detail)
+                self._displaced[lease_id] = self._tasks.spawn(self._stop_after(notice_ms, order))
             return
-        if noticed is not None:
-            noticed.cancel()
-            del self._displaced[order.lease_id]
-        await self._stop_now(order)
+        self._cancel_notice(lease_id)
+        await self._attempts.stop(order)
+
+    def _cancel_notice(self, lease_id: str) -> None:
+        notice = self._displaced.pop(lease_id, None)
+        if notice is not None:
+            self._tasks.cancel(notice)
 
     async def _stop_after(self, notice_ms: int, order: StopAttemptOrder) -> None:
         """Stop what was displaced when its notice is over; other orders go on meanwhile."""
-        await asyncio.sleep(notice_ms / 1000)
+        await self._tasks.sleep(notice_ms)
+        self._displaced[order.lease_id] = None
         try:
-            await self._stop_now(order)
+            await self._attempts.stop(order)
         except OSError as failure:  # a full disk: the order comes again with the next link
             log.warning("%s could not be stopped", order.lease_id, exc_info=failure)
             self._displaced.pop(order.lease_id, None)
-
-    async def _stop_now(self, order: StopAttemptOrder) -> None:
-        await self._host.stop_attempt(order.lease_id, kind=order.ending, detail=order.detail, grace_ms=order.grace_ms)
-
-    # ------------------------------------------------------------------ what is run
-
-    @property
-    def _is_remote(self) -> bool:
-        """Whether the control plane is on another machine: then nothing here is the caller's."""
-        return self._workdirs is not None
-
-    def _spec(self, order: StartAttemptOrder) -> AttemptSpec:
-        command, claim = order.command, order.claim
-        env = dict(command.env)
-        return AttemptSpec(
-            attempt_id=order.lease_id,
-            job_id=order.job_id,
-            node=order.node,
-            fence=order.fence,
-            argv=command.argv,
-            env=self._own_environment(env, command.given) if self._is_remote else env,
-            cwd=None if self._is_remote else command.cwd or None,
-            cpu_milli=claim.cpu_milli,
-            memory_bytes=claim.memory_bytes,
-            gpu_indexes=tuple(share.index for share in claim.gpus),
-            timeout_ms=command.timeout_ms,
-            grace_ms=command.grace_ms,
-            hold_ms=order.hold_ms,
-        )
-
-    def _own_environment(self, env: dict[str, str], given: tuple[str, ...]) -> dict[str, str]:
-        """What a job finds here; a Python that knows the memory pool, and where to ask about it, among it."""
-        made = own_environment(env, given)
-        desk = self._memory.desk if self._memory is not None else None
-        return made if desk is None else {**made, "GRID_MEMORY_SOCKET": str(desk.path), "GRID_PYTHON": sys.executable}

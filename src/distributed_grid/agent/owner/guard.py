@@ -31,15 +31,23 @@ log = logging.getLogger(__name__)
 class OwnerGuard:
     """Gives way to the owner by `rules`, and does nothing while there are none."""
 
-    def __init__(self, host: AttemptHost, meter: UsageMeter, report_pause: ReportPause) -> None:
+    def __init__(
+        self,
+        host: AttemptHost,
+        meter: UsageMeter,
+        *,
+        report_pause: ReportPause,
+        on_change: Callable[[], None] = lambda: None,
+        marked_ago_ms: Callable[[str], int | None] = lambda attempt_id: None,
+    ) -> None:
         self.rules: OwnerRules | None = None
         self.generation = 0
-        self.on_change: Callable[[], None] = lambda: None
-        self.marked_ago_ms: Callable[[str], int | None] = lambda attempt_id: None
         self.state = OwnerState()
         self._host = host
         self._meter = meter
         self._report_pause = report_pause
+        self._on_change = on_change
+        self._marked_ago_ms = marked_ago_ms
         self._brake = Throttler(host)
         self._why = ""
         self._paused: dict[str, int] = {}  # attempts reported as paused, with their fences
@@ -91,7 +99,7 @@ class OwnerGuard:
         if rules is None or not trees:
             if self.state != OwnerState():
                 self.let_go()
-                self.on_change()
+                self._on_change()
             return min(WATCHFUL_MS, pace.after(Seen(False, ())))
         look = self._look(trees)
         yielded = self.yields
@@ -103,13 +111,13 @@ class OwnerGuard:
         if self.state.step is YieldStep.PAUSED:
             self._keep_still()
         if self.yields != yielded:
-            self.on_change()
+            self._on_change()
         wait_ms = pace.after(_seen(look, rules))
         return FAST_MS if self.yields else wait_ms
 
     def _lost_with(self, one: ThrottledTree) -> int:
         """How much work would have to be done again: thousandths of cores times milliseconds."""
-        ran_ms, marked_ago_ms = boot_ms() - one.launched_boot_ms, self.marked_ago_ms(one.attempt_id)
+        ran_ms, marked_ago_ms = boot_ms() - one.launched_boot_ms, self._marked_ago_ms(one.attempt_id)
         return (one.spec.cpu_milli or 1000) * (ran_ms if marked_ago_ms is None else min(ran_ms, marked_ago_ms))
 
     def _look(self, trees: tuple[ThrottledTree, ...]) -> UsageSample:

@@ -10,7 +10,7 @@ from distributed_grid.adapters.probes.machine import SHORT_WINDOW_MS, MachineCap
 from distributed_grid.adapters.probes.nvml import GpuProbe
 from distributed_grid.agent.execution.attempt import AttemptUsage
 from distributed_grid.agent.owner.eviction import OwnerOnGpu
-from distributed_grid.agent.owner.ray_usage import RayWorkers
+from distributed_grid.agent.owner.ray_usage import RayLoan, RayWorkers
 from distributed_grid.domain.nodes import GpuUsage, Usage
 from distributed_grid.posix.boot_clock import boot_ms
 
@@ -27,10 +27,7 @@ class UsageSnapshot(Struct, frozen=True):
 
 
 class UsageMeter:
-    """Measures this machine; remembers the CPU time of attempts that have ended, so that it is never the owner's.
-
-    `blocks` says how much memory the copies of blocks use that are held here: that is not the owner's either.
-    """
+    """Measures this machine; remembers the CPU time of attempts that have ended, so that it is never the owner's."""
 
     def __init__(self, probe: MachineProbe, gpus: GpuProbe | None = None) -> None:
         self.probe = probe
@@ -39,8 +36,16 @@ class UsageMeter:
         self._ended_cpu_ms = 0
         self._capacity: MachineCapacity | None = None
         self._last: tuple[int, int] | None = None  # when, and own CPU time until then
-        self.ray = RayWorkers()
-        self.blocks: Callable[[], int] = lambda: 0
+        self._ray = RayWorkers()
+        self._lent_memory_bytes: Callable[[], int] = lambda: 0
+
+    def set_ray_loan(self, loan: RayLoan) -> None:
+        """So much is lent through Ray on this machine: what Ray's workers use of it is not the owner's."""
+        self._ray.loan = loan
+
+    def count_lent_memory(self, measure: Callable[[], int]) -> None:
+        """The copies of memory blocks that are held here use so much: that is not the owner's either."""
+        self._lent_memory_bytes = measure
 
     def ended(self, cpu_ms: int) -> None:
         """An attempt has ended that used so much in all."""
@@ -49,7 +54,7 @@ class UsageMeter:
     def look_at_gpus(self, own_pids: Collection[int]) -> None:
         """Measure the GPUs for the next `usage`. A driver may hang: call it from a thread."""
         if self._gpus is not None:
-            own = {*own_pids, *self.ray.pids()}
+            own = {*own_pids, *self._ray.pids()}
             self._on_gpus = tuple(one.outside for one in self._gpus.sample(own))
 
     def usage(self, own: Mapping[str, AttemptUsage]) -> Usage:
@@ -96,12 +101,12 @@ class UsageMeter:
         size = {gpu.index: gpu.memory_bytes for gpu in self._gpus.devices()}
         return tuple(
             OwnerOnGpu(one.index, one.outside_busy_milli, size[one.index] - one.outside_memory_bytes)
-            for one in self._gpus.sample({*own_pids, *self.ray.pids()})
+            for one in self._gpus.sample({*own_pids, *self._ray.pids()})
             if one.measured and one.index in size
         )
 
     def _own(self, running: Collection[AttemptUsage]) -> tuple[int, int]:
         """The CPU time of the grid's own, in all, and its memory: of attempts, and of what is lent through Ray."""
-        ray_ms, ray_bytes = self.ray.look()
+        ray_ms, ray_bytes = self._ray.look()
         cpu_ms = self._ended_cpu_ms + sum(one.cpu_ms for one in running) + ray_ms
-        return cpu_ms, sum(one.memory_bytes for one in running) + ray_bytes + self.blocks()
+        return cpu_ms, sum(one.memory_bytes for one in running) + ray_bytes + self._lent_memory_bytes()

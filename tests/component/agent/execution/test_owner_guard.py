@@ -66,8 +66,12 @@ class Guarded:
         self.driver = driver
         self.pauses: list[tuple[str, bool, str]] = []
         self.changes: list[bool] = []
-        self.guard = OwnerGuard(driver.host, UsageMeter(MachineProbe()), self._paused)
-        self.guard.on_change = lambda: self.changes.append(self.guard.yields)
+        self.guard = OwnerGuard(
+            driver.host,
+            UsageMeter(MachineProbe()),
+            report_pause=self._paused,
+            on_change=lambda: self.changes.append(self.guard.yields),
+        )
         self.guard.rules = RULES
         self.watching = driver.loop.create_task(self.guard.watch())
 
