@@ -1,13 +1,13 @@
 """Make `.venv` what the lock files say, or leave it alone when it already is.
 
 Called by `scripts/setup`, with `runtime` (what `./grid` needs), `ray` (that, and Ray) or `dev` (all of it, and the
-tools of `make`).
+tools of `make`). uv, itself installed from the lock file with its hashes, installs the rest; where uv cannot be had,
+pip does. Everything is byte-compiled here, so that nothing is left to compile at run time.
 
-Rule 1. One at a time: a lock in `.venv`, inherited by every pip we start, so that it is held for as long as
-        one of them writes, even if we are killed.
-Rule 2. `.ready-*` is written last. `.unfinished` is there while something is being installed; whoever finds
-        it under the lock finds the remains of a killed set-up, and starts from nothing.
-Rule 3. Standard output belongs to the command that runs afterwards: we speak on standard error, one line.
+One set-up at a time: a lock in `.venv` is inherited by every installer, so that it is held for as long as one of them
+writes, even if this process is killed. `.ready-*` is written last; `.unfinished` is there while something is being
+installed, and who finds it under the lock finds the remains of a killed set-up and starts from nothing. Standard
+output belongs to the command that runs afterwards: messages go to standard error.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +30,7 @@ PYTHON = VENV / "bin" / "python"
 LOCK = VENV / ".lock"
 UNFINISHED = VENV / ".unfinished"
 LOG = VENV / "setup.log"
+BOOTSTRAP = VENV / ".uv"
 LOCK_FILES = {"runtime": "requirements.lock", "ray": "requirements-ray.lock", "dev": "requirements-dev.lock"}
 # `ray` contains `runtime`, and `dev` both, in the same versions.
 ALSO_READY = {"runtime": ("runtime",), "ray": ("runtime", "ray"), "dev": ("runtime", "ray", "dev")}
@@ -64,7 +68,12 @@ def main(arguments: list[str]) -> int:
 def make(kind: str, lock: int) -> None:
     """Install what `kind` needs, into the `.venv` that is there if it is whole, else into a new one."""
     fresh = not is_whole()
-    say(reason_for(fresh) + " (the log is .venv/setup.log)")
+    with progress(reason_for(fresh) + " (the log is .venv/setup.log)"):
+        replace(kind, fresh, lock)
+
+
+def replace(kind: str, fresh: bool, lock: int) -> None:
+    """Remove what cannot be built upon, install, and note that all is there."""
     if fresh:
         for leftover in VENV.iterdir():
             if leftover != LOCK:
@@ -78,7 +87,7 @@ def make(kind: str, lock: int) -> None:
     except SetupCutShort:
         raise
     except SetupFailed:
-        # What pip refused (no network, say) did no harm to what was there: the next try builds on it.
+        # What was refused (no network, say) did no harm to what was there: the next try builds on it.
         if not fresh:
             UNFINISHED.unlink()
         raise
@@ -88,21 +97,58 @@ def make(kind: str, lock: int) -> None:
 
 
 def install(kind: str, fresh: bool, lock: int) -> None:
+    """Have the packages of the lock file and this project in `.venv`, compiled."""
+    uv = working_uv()
     if fresh:
-        run(interpreter(), "-m", "venv", str(VENV), lock=lock)
-    pip = (
-        str(PYTHON),
-        "-m",
-        "pip",
-        "--no-input",
-        "--disable-pip-version-check",
-        "install",
-        "--progress-bar=off",
-        "--no-compile",  # half of the time; what is used is compiled when it is used first
-    )
+        run(interpreter(), "-m", "venv", "--without-pip", str(VENV), lock=lock)
+    if uv is None:
+        uv = bootstrap_uv(kind, lock)
+    if uv is None or not install_with_uv(uv, kind, lock):
+        install_with_pip(kind, lock)
+    if BOOTSTRAP.exists():
+        shutil.rmtree(BOOTSTRAP)
+    # What cannot be compiled (a read-only clone) is compiled at run time instead.
+    run(str(PYTHON), "-m", "compileall", "-q", "-j", "0", "src", lock=lock, required=False)
+
+
+def install_with_uv(uv: str, kind: str, lock: int) -> bool:
+    """Install with uv; False where that did not work and pip should try."""
+    command = (uv, "--quiet", "--no-progress", "pip", "install", "--python", str(PYTHON), "--no-deps")
     # The lock names everything, so there is nothing to resolve; the build backend is in it too.
+    packages = (*command, "--require-hashes", "--compile-bytecode", "-r", LOCK_FILES[kind])
+    project = (*command, "--no-build-isolation", "-e", ".")
+    return run(*packages, lock=lock, required=False) and run(*project, lock=lock, required=False)
+
+
+def install_with_pip(kind: str, lock: int) -> None:
+    """Install with the pip that every Python brings: slower, and it finds packages where the machine's pip does."""
+    run(interpreter(), "-m", "venv", str(VENV), lock=lock)
+    pip = (str(PYTHON), "-m", "pip", "--no-input", "--disable-pip-version-check", "install", "--progress-bar=off")
     run(*pip, "--no-deps", "--require-hashes", "-r", LOCK_FILES[kind], lock=lock)
     run(*pip, "--no-deps", "--no-build-isolation", "-e", ".", lock=lock)
+
+
+def working_uv() -> str | None:
+    """The uv of a `.venv` that is there already."""
+    uv = VENV / "bin" / "uv"
+    if not os.access(uv, os.X_OK):
+        return None
+    answer = subprocess.run([str(uv), "--version"], capture_output=True, check=False)
+    return str(uv) if answer.returncode == 0 else None
+
+
+def bootstrap_uv(kind: str, lock: int) -> str | None:
+    """uv alone, as the lock file pins it, installed by this Python's own pip; None where there is no such pip."""
+    found = re.search(r"^uv==.*?(?=^\S|\Z)", (ROOT / LOCK_FILES[kind]).read_text(), re.MULTILINE | re.DOTALL)
+    if found is None:
+        return None
+    pinned = VENV / ".uv.txt"
+    pinned.write_text(found.group())
+    pip = (interpreter(), "-m", "pip", "--no-input", "--disable-pip-version-check", "install", "--progress-bar=off")
+    options = ("--no-deps", "--no-compile", "--require-hashes", "--target", str(BOOTSTRAP), "-r", str(pinned))
+    done = run(*pip, *options, lock=lock, required=False)
+    pinned.unlink()
+    return str(BOOTSTRAP / "bin" / "uv") if done else None
 
 
 def reason_for(fresh: bool) -> str:
@@ -127,7 +173,7 @@ def is_whole() -> bool:
     places = {text.splitlines()[0] for kind in LOCK_FILES if (text := recorded(kind))}
     if places - {str(ROOT)}:
         return False
-    question = "import sys, pip; sys.exit(sys.version_info < (3, 11) or sys.prefix == sys.base_prefix)"
+    question = "import sys; sys.exit(sys.version_info < (3, 11) or sys.prefix == sys.base_prefix)"
     answer = subprocess.run([str(PYTHON), "-c", question], env=environment(), capture_output=True, check=False)
     return answer.returncode == 0
 
@@ -170,8 +216,8 @@ def alone() -> Iterator[int]:
             os.close(lock)
 
 
-def run(*command: str, lock: int) -> None:
-    """Run one step, its words to the log."""
+def run(*command: str, lock: int, required: bool = True) -> bool:
+    """Run one step, its words to the log; whether it succeeded. A required one that fails raises."""
     with LOG.open("ab") as log:
         step = subprocess.run(
             command,
@@ -183,18 +229,47 @@ def run(*command: str, lock: int) -> None:
             pass_fds=(lock,),
             check=False,
         )
-    if step.returncode == 0:
-        return
+    if step.returncode == 0 or (step.returncode > 0 and not required):
+        return step.returncode == 0
     said = LOG.read_text(errors="replace").splitlines()
     errors = [line for line in said if line.lower().startswith("error")]
     kind_of_failure = SetupCutShort if step.returncode < 0 else SetupFailed
     raise kind_of_failure(f"setting up .venv failed, see {LOG}" + (f": {errors[-1]}" if errors else ""))
 
 
+@contextlib.contextmanager
+def progress(line: str) -> Iterator[None]:
+    """Say what is being done; on a terminal with the seconds it has taken so far and the number of packages."""
+    if not sys.stderr.isatty():
+        say(line)
+        yield
+        return
+    done = threading.Event()
+
+    def draw() -> None:
+        began = time.monotonic()
+        while not done.wait(0.2):
+            packages = sum(1 for _ in VENV.glob("lib/python*/site-packages/*.dist-info"))
+            seconds = time.monotonic() - began
+            print(f"\rgrid: {line}: {packages} packages, {seconds:.0f} s ", end="", file=sys.stderr, flush=True)
+
+    drawing = threading.Thread(target=draw, daemon=True)
+    drawing.start()
+    try:
+        yield
+    finally:
+        done.set()
+        drawing.join()
+        print(file=sys.stderr)
+
+
 def environment() -> dict[str, str]:
     """The caller's environment, without what would send an installation somewhere else."""
-    elsewhere = ("PYTHONHOME", "PYTHONPATH", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT")
-    return {name: value for name, value in os.environ.items() if name not in elsewhere}
+    elsewhere = ("PYTHONHOME", "PYTHONPATH", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "VIRTUAL_ENV")
+    kept = {name: value for name, value in os.environ.items() if name not in elsewhere}
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)  # it would keep uv and compileall from compiling
+    index = kept.get("PIP_INDEX_URL")
+    return {"UV_DEFAULT_INDEX": index, **kept} if index else kept
 
 
 def interpreter() -> str:
