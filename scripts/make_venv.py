@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
-LOCK = VENV / ".lock"
+LOCK = VENV / ".setup-lock"  # uv locks .venv/.lock itself
 UNFINISHED = VENV / ".unfinished"
 LOG = VENV / "setup.log"
 BOOTSTRAP = VENV / ".uv"
