@@ -102,6 +102,15 @@ class FreeColumns:
             self._cut()
         return row
 
+    def mask_of(self, nodes: Iterable[str]) -> NDArray[np.bool_]:
+        """The rows of these nodes, as a mask; unknown names are ignored."""
+        mask = np.zeros(self._size, dtype=np.bool_)
+        for name in nodes:
+            row = self.rows.get(name)
+            if row is not None:
+                mask[row] = True
+        return mask
+
     def touch(self, row: int) -> None:
         """Note that a row was written anew: `changed` grows with every such note."""
         self.clock += 1

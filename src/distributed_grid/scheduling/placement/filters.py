@@ -6,8 +6,6 @@ Rule 2: an affinity names nodes, jobs or groups of requests. Those that hold not
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,23 +38,13 @@ def allowed(ledger: Ledger, request: Request) -> Mask | None:
     mask = None
     for names in (request.require, *(ledger.labelled(*label) for label in request.labels)):
         if names or names is not request.require:
-            mask = _both(mask, rows_of(ledger, names))
+            mask = _both(mask, ledger.columns.mask_of(names))
     for name in request.affinity:
-        mask = _both(mask, rows_of(ledger, ledger.places_of(name)))
+        mask = _both(mask, ledger.columns.mask_of(ledger.places_of(name)))
     for name in request.anti_affinity:
-        mask = _both(mask, ~rows_of(ledger, ledger.places_of(name)))
+        mask = _both(mask, ~ledger.columns.mask_of(ledger.places_of(name)))
     return mask
 
-
-def rows_of(ledger: Ledger, names: Iterable[str]) -> Mask:
-    """The rows of these nodes; names of no node are nobody's."""
-    columns = ledger.columns
-    mask = np.zeros(len(columns.open), dtype=np.bool_)
-    for name in names:
-        row = columns.rows.get(name)
-        if row is not None:
-            mask[row] = True
-    return mask
 
 
 def _both(one: Mask | None, other: Mask) -> Mask:

@@ -19,7 +19,7 @@ from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import WHOLE_GPU, Claim
 from distributed_grid.domain.scheduling_policy import Strategy
-from distributed_grid.scheduling.placement.filters import Mask, allowed, fitting, rows_of
+from distributed_grid.scheduling.placement.filters import Mask, allowed, fitting
 from distributed_grid.scheduling.placement.scores import Scores, scores
 from distributed_grid.scheduling.placement.shape_learning import losses_of, shape_of
 
@@ -63,7 +63,7 @@ def candidates(ledger: Ledger, request: Request, *, avoid: frozenset[str] = froz
     if musts is not None:
         mask &= musts
     if avoid:
-        mask &= ~rows_of(ledger, avoid)
+        mask &= ~ledger.columns.mask_of(avoid)
     return mask
 
 
@@ -76,7 +76,7 @@ def _best_first(ledger: Ledger, request: Request, mask: Mask, fits: int) -> Iter
     """Places from the best on, each on a node of its own; preferred nodes before the others."""
     strategy = strategy_of(ledger, request)
     score = scores(ledger, request, strategy)
-    wished = mask & rows_of(ledger, request.prefer) if request.prefer else None
+    wished = mask & ledger.columns.mask_of(request.prefer) if request.prefer else None
     for part in (mask,) if wished is None else (wished, mask & ~wished):
         for row, runners_up in _descending(score, part):
             node = ledger.columns.names[row]

@@ -19,7 +19,6 @@ from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.scheduling_policy import Strategy
-from distributed_grid.scheduling.placement.filters import rows_of
 from distributed_grid.scheduling.placement.shape_learning import losses_of, shape_of
 
 Scores = NDArray[np.int64]
@@ -53,7 +52,7 @@ def _balanced(ledger: Ledger, request: Request) -> Scores:
 
 def _local(ledger: Ledger, request: Request) -> Scores:
     """The node it is for, or this machine; then as balanced."""
-    near = rows_of(ledger, (request.target,)) if request.target else ledger.columns.local
+    near = ledger.columns.mask_of((request.target,)) if request.target else ledger.columns.local
     return near * np.int64(CLASS_ROOM) + _balanced(ledger, request)
 
 

@@ -17,7 +17,7 @@ from distributed_grid.domain.indexes.free_columns import Column
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import WHOLE_GPU, Claim
-from distributed_grid.scheduling.placement.filters import Mask, allowed, rows_of
+from distributed_grid.scheduling.placement.filters import Mask, allowed
 from distributed_grid.scheduling.preemption.candidates import PreemptionCandidates
 
 COUNT_BITS = 20
@@ -114,7 +114,7 @@ class _Outlook:
         self._starts: Column = np.concatenate((_NOTHING, np.cumsum(self._sizes)))
         self._needs = self._missing(request)
         self._wanted: list[list[Column]] = [[] for _ in range(self._ranks)]
-        self._wished = rows_of(ledger, request.prefer)[rows]
+        self._wished = ledger.columns.mask_of(request.prefer)[rows]
 
     def _missing(self, request: Request) -> list[_Need]:
         """The resources that are short somewhere. Memory counts in MiB, rounded in favour of the node; who leaves
