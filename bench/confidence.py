@@ -28,10 +28,10 @@ from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.errors import Refused
 from distributed_grid.reactor import LeaseAnswer, step
-from distributed_grid.scheduling.offers.volatility import HALF_LIFE_MS, faded, risen_above
+from distributed_grid.scheduling.offers.owner_activity import HALF_LIFE_MS, decay, rises_above
 from distributed_grid.scheduling.placement import confidence
 from distributed_grid.scheduling.placement.explanation import choice_of
-from distributed_grid.scheduling.placement.placement import place
+from distributed_grid.scheduling.placement.placement import find_placement
 
 NODE = Node("m", capacity=Capacity(16_000, 2**36), thresholds=DEFAULT, offer_ms=3 * SAMPLE_MS)
 SHORTEST_MIN, LONGEST_MIN = 5, 240
@@ -109,8 +109,8 @@ def _fate(ledger: Ledger, promised: float, kept: bool, term_ms: int, mark: float
     unrest = ledger.sightings["m"].unrest
     assert unrest is not None
     trail = unrest.cpu
-    watched = HALF_LIFE_MS / math.log(2) * (1 - faded(now - trail.since_ms)) / 3_600_000
-    return Fate(promised, kept, watched, risen_above(trail, mark, now), term_ms / 3_600_000)
+    watched = HALF_LIFE_MS / math.log(2) * (1 - decay(now - trail.since_ms)) / 3_600_000
+    return Fate(promised, kept, watched, rises_above(trail, mark, now), term_ms / 3_600_000)
 
 
 def _arrays(fates: list[Fate]) -> tuple[Values, Values]:
@@ -144,7 +144,7 @@ def _tell_fit(fates: list[Fate]) -> None:
         likely = np.clip(likely, 1e-9, 1 - 1e-9)
         best = min(best, (-float(np.where(kept, np.log(likely), np.log(1 - likely)).mean()), usual, hours))
     _, usual, hours = best
-    shipped = f"shipped are {confidence.USUAL_PER_HOUR:g} and {confidence.USUAL_HOURS:g}"
+    shipped = f"shipped are {confidence.PRIOR_RETURNS_PER_HOUR:g} and {confidence.PRIOR_HOURS:g}"
     print(f"  chosen by {len(fates):,} requests: {usual:g} returns an hour, {hours:g} h; {shipped}", file=sys.stderr)
 
 
@@ -154,7 +154,7 @@ def _cost_us() -> float:
     for i in range(3):
         step(ledger, HeartbeatReceived(f"n{i}", Usage(cpu_outside_milli=50 * i)), 0)
     request = Request("r", "ada", Amounts(1000, 2**30))
-    chosen = place(ledger, request)
+    chosen = find_placement(ledger, request)
     assert chosen is not None
     rounds = []
     for _ in range(20):

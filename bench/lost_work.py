@@ -28,8 +28,8 @@ from bench.table import Line
 from distributed_grid.agent.owner.eviction import Borrowed, cheapest
 from distributed_grid.domain import events
 from distributed_grid.domain.effects import StartAttempt
+from distributed_grid.domain.indexes.columns import Column
 from distributed_grid.domain.indexes.node_claims import NodeClaims
-from distributed_grid.domain.indexes.running_columns import Column
 from distributed_grid.domain.jobs import Command, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
@@ -39,10 +39,10 @@ from distributed_grid.domain.rows import Row
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.reactor import pending_for, step
-from distributed_grid.reactor.lease_transitions import grant, yield_to
-from distributed_grid.scheduling.placement.placement import Placement, place
-from distributed_grid.scheduling.preemption.candidates import Slots
-from distributed_grid.scheduling.preemption.preemption import Preemption, displace
+from distributed_grid.reactor.lease_transitions import grant, preempt_victims
+from distributed_grid.scheduling.placement.placement import Placement, find_placement
+from distributed_grid.scheduling.preemption.preemption import PreemptionPlan, plan_preemption
+from distributed_grid.scheduling.preemption.victims import Slots
 from distributed_grid.simulation.model.event_queue import EventQueue, ScheduledEvent
 
 BEAT = 30 * MINUTE
@@ -54,7 +54,7 @@ PATIENT = SchedulingPolicy(patience_ms=LONG)
 FOREVER = 10**12
 DONE = Outcome(Ending.EXITED, exit_code=0)
 
-Choose = Callable[[Ledger, Request, int], Preemption | None]
+Choose = Callable[[Ledger, Request, int], PreemptionPlan | None]
 Evict = Callable[[Sequence[Borrowed], int], Sequence[Borrowed]]
 
 
@@ -111,8 +111,8 @@ def _told(trace: Trace) -> list[Line]:
 def _runs(trace: Trace) -> list[dict[str, Lost]]:
     """What was lost by each way, seed by seed."""
     ways = {
-        "ours": Way(displace, cheapest, by_work=True),
-        "youngest": Way(lambda ledger, request, now: displace(ledger, request, now, cost=_age), _fewest),
+        "ours": Way(plan_preemption, cheapest, by_work=True),
+        "youngest": Way(lambda ledger, request, now: plan_preemption(ledger, request, now, cost=_age), _fewest),
         "youngest until it fits": Way(_youngest_until_it_fits, _until_enough),
     }
     runs = []
@@ -178,7 +178,7 @@ def _age(ledger: Ledger, slots: Slots, now: int) -> Column:
     return age
 
 
-def _youngest_until_it_fits(ledger: Ledger, request: Request, now: int) -> Preemption | None:
+def _youngest_until_it_fits(ledger: Ledger, request: Request, now: int) -> PreemptionPlan | None:
     found = []
     for name in ledger.nodes:
         lends, leases = ledger.lends(name), list(ledger.leases_of(name))
@@ -204,7 +204,7 @@ def _youngest_until_it_fits(ledger: Ledger, request: Request, now: int) -> Preem
         ids = tuple(lease.id for lease in gone)
         worst = max((lease.request.priority for lease in gone), default=Priority.LOW)
         age = sum(now - lease.granted_at_ms for lease in gone)
-        found.append(((worst, len(gone), age, name), Preemption(name, claim, ids, ids)))
+        found.append(((worst, len(gone), age, name), PreemptionPlan(name, claim, ids, ids)))
     return min(found, key=lambda entry: entry[0])[1] if found else None
 
 
@@ -305,14 +305,14 @@ class _Run:
         self._work[work.uid], self._left[work.uid] = work, work.takes_ms
         request = Request(work.uid, "ada", Amounts(work.cpu_milli, work.memory_bytes), work.priority, wait_ms=FOREVER)
         way = None
-        if work.priority is Priority.URGENT and place(ledger, request) is None:
+        if work.priority is Priority.URGENT and find_placement(ledger, request) is None:
             way = self._way.choose(ledger, request, now)
         if way is None:
             self._tell(events.JobSubmitted(work.uid, Command(("true",)), request))
             return
         lease = Lease(f"{work.uid}.1", request, now, job=work.uid)
         job = Job(work.uid, work.uid, Command(("true",)), request, now, lease_id=lease.id)
-        leaving, awaits = yield_to(ledger, way, lease, now)
+        leaving, awaits = preempt_victims(ledger, way, lease, now)
         decision, _, _ = grant(ledger, lease, Placement(way.node, way.claim), now, job=job, awaits=awaits)
         ledger.apply(changes := leaving.changes + decision.changes)
         self._do(changes)

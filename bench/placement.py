@@ -28,7 +28,7 @@ from distributed_grid.domain.rows import Row
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.errors import Refused
 from distributed_grid.reactor import step
-from distributed_grid.scheduling.queue.queue import place_for
+from distributed_grid.scheduling.queue.queue import place_newcomer
 
 GB = 2**30
 BARS = {100: 100.0, 1_000: 300.0, 10_000: 2_000.0}
@@ -75,7 +75,7 @@ def _run(rows: list[Row], strategy: Strategy) -> tuple[list[float], list[float]]
         request = Request(f"r{number}", "ada", _ask(draw), strategy=strategy, require=require, wait_ms=0)
         lease = Lease(request.id, request, number)
         began_cpu, began = time.thread_time_ns(), time.perf_counter_ns()
-        place_for(ledger, lease, number)
+        place_newcomer(ledger, lease, number)
         wall.append((time.perf_counter_ns() - began) / 1000)
         cpu.append((time.thread_time_ns() - began_cpu) / 1000)
         _go_on(ledger, request, held)

@@ -19,13 +19,12 @@ from bench.table import Line
 from distributed_grid.domain.jobs import Attempt, Command, Job
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Node, NodeObservation, Usage
-from distributed_grid.domain.offers import Offer
+from distributed_grid.domain.nodes import Node, NodeObservation, Offer, Usage
 from distributed_grid.domain.resources import Amounts, Capacity, Claim, GpuDevice, GpuShare, Priority
 from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.states import JobState, LeaseState, NodeState
-from distributed_grid.scheduling.placement.placement import place
-from distributed_grid.scheduling.preemption.preemption import displace
+from distributed_grid.scheduling.placement.placement import find_placement
+from distributed_grid.scheduling.preemption.preemption import plan_preemption
 
 GB = 2**30
 NOW = 10**9
@@ -61,15 +60,15 @@ def _decide(size: int, kind: str, seed: int) -> float:
     """The slowest of many decisions, in milliseconds."""
     ledger = Ledger(full_grid(size, kind, seed))
     draw = random.Random(f"{kind} requests {seed}")
-    displace(ledger, Request("first", "ada", Amounts(1000), Priority.URGENT), NOW)
+    plan_preemption(ledger, Request("first", "ada", Amounts(1000), Priority.URGENT), NOW)
     times, victims = [], []
     for number in range(ASKED):
         request = Request(f"vip{number}", "ada", an_ask(draw, kind), Priority.URGENT)
-        assert place(ledger, request) is None, "it would not have to displace anybody"
+        assert find_placement(ledger, request) is None, "it would not have to displace anybody"
         tries = []
         for _ in range(3):
             began, clock = time.thread_time(), time.perf_counter()
-            way = displace(ledger, request, NOW)
+            way = plan_preemption(ledger, request, NOW)
             tries.append((1000 * (time.thread_time() - began), 1000 * (time.perf_counter() - clock)))
         times.append(min(tries))
         victims.append(len(way.victims) if way is not None else 0)

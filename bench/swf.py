@@ -28,7 +28,7 @@ from distributed_grid.domain.events import (
     QueueScanned,
 )
 from distributed_grid.domain.jobs import Command, Ending, Outcome
-from distributed_grid.domain.leases import LONGEST_MS, Lease, Request
+from distributed_grid.domain.leases import MAX_DURATION_MS, Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity
@@ -55,7 +55,7 @@ class Asked(NamedTuple):
     def request(self) -> Request:
         ask = Amounts(cpu_milli=1000 * self.processors)
         term_ms = 1000 * self.estimate_s
-        return Request(f"r{self.number}", self.user, ask, wait_ms=LONGEST_MS, duration_ms=term_ms)
+        return Request(f"r{self.number}", self.user, ask, wait_ms=MAX_DURATION_MS, duration_ms=term_ms)
 
 
 class Waits(NamedTuple):
@@ -110,7 +110,7 @@ class Jobs:
 
 def replay(jobs: list[Asked], way: LeasesAlone | Jobs) -> Waits:
     """Let every job be asked for at its time, and end when it has run for as long as it did."""
-    node = Node("sp2", capacity=Capacity(1000 * PROCESSORS, 2**40), offer_ms=LONGEST_MS)
+    node = Node("sp2", capacity=Capacity(1000 * PROCESSORS, 2**40), offer_ms=MAX_DURATION_MS)
     ledger = Ledger([node])
     step(ledger, HeartbeatReceived("sp2", Usage()), 0)
     by_id = {job.request.id: job for job in jobs}

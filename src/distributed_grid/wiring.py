@@ -9,10 +9,9 @@ from msgspec.structs import replace
 from distributed_grid.config import ClusterConfig, NodeConfig
 from distributed_grid.config.sections import ThresholdConfig as ConfiguredThresholds
 from distributed_grid.domain.nodes import Caps, Node, OfferThresholds
-from distributed_grid.domain.rebalancing import PressureMarks, RebalanceRules, SharingMode
-from distributed_grid.domain.resources import NOTHING, Capacity, GpuDevice, counts
+from distributed_grid.domain.rebalancing import SHARING_POLICIES, RebalanceRules, SharingMode, Watermarks
+from distributed_grid.domain.resources import NOTHING, Capacity, GpuDevice, normalized_custom
 from distributed_grid.domain.scheduling_policy import Quota, SchedulingPolicy
-from distributed_grid.scheduling.rebalancing.sharing_policies import POLICIES
 from distributed_grid.wire import OwnerRules
 
 DEFAULT_EXCESS = 0.2
@@ -62,11 +61,11 @@ def balance_rules(config: ClusterConfig) -> RebalanceRules | None:
     marks = sharing.pressure
     return RebalanceRules(
         SharingMode(sharing.mode),
-        POLICIES[sharing.policy],
+        SHARING_POLICIES[sharing.policy],
         round(1000 * sharing.rebalance_interval_seconds),
-        memory=PressureMarks(_milli(marks.memory_high), _milli(marks.memory_low)),
-        cpu=PressureMarks(_milli(marks.cpu_high), _milli(marks.cpu_low)),
-        gpu=PressureMarks(_milli(marks.gpu_high), _milli(marks.gpu_low)),
+        memory=Watermarks(_milli(marks.memory_high), _milli(marks.memory_low)),
+        cpu=Watermarks(_milli(marks.cpu_high), _milli(marks.cpu_low)),
+        gpu=Watermarks(_milli(marks.gpu_high), _milli(marks.gpu_low)),
         excess_milli=_milli(DEFAULT_EXCESS if marks.excess is None else marks.excess),
     )
 
@@ -108,7 +107,7 @@ def _node(config: ClusterConfig, node: NodeConfig, machine: Capacity | None) -> 
         cpu_milli=sharing.max_share_cpu_milli,
         memory_bytes=sharing.max_share_memory_bytes,
         gpu_count=sharing.max_share_gpu_count,
-        custom=counts(sharing.max_share_custom) if sharing.max_share_custom else None,
+        custom=normalized_custom(sharing.max_share_custom) if sharing.max_share_custom else None,
     )
     return Node(
         node.name,
@@ -147,7 +146,7 @@ def capacity_of(node: NodeConfig, found: Capacity) -> Capacity:
         memory = node.memory_bytes if node.memory_bytes is not None else memory
     if declared_gpus and (node.trust_declared or node.is_local):
         gpus = declared_gpus
-    return Capacity(cpu, memory, gpus, counts(node.custom))
+    return Capacity(cpu, memory, gpus, normalized_custom(node.custom))
 
 
 def _gpus(node: NodeConfig) -> tuple[GpuDevice, ...]:

@@ -25,7 +25,7 @@ from distributed_grid.domain.jobs import Command, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Caps, GpuUsage, Node, OfferThresholds, Usage
-from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice, Priority, counts
+from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice, Priority, normalized_custom
 from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import NodeState
 from distributed_grid.reactor.dispatch import StepResult, step
@@ -58,7 +58,7 @@ def a_capacity(
         devices = tuple(GpuDevice(index, size, exclusive=exclusive) for index in range(gpus))
     else:
         devices = tuple(gpus)
-    return Capacity(_milli(cores), _bytes(memory_gb), devices, counts(custom or {}))
+    return Capacity(_milli(cores), _bytes(memory_gb), devices, normalized_custom(custom or {}))
 
 
 def a_node(
@@ -147,7 +147,9 @@ def an_ask(
     """How much of everything; one core where nothing is named."""
     if not (cores or memory_gb or gpus or custom):
         cores = 1
-    return Amounts(_milli(cores), _bytes(memory_gb), _milli(gpus), _bytes(gpu_memory_gb), counts(custom or {}))
+    return Amounts(
+        _milli(cores), _bytes(memory_gb), _milli(gpus), _bytes(gpu_memory_gb), normalized_custom(custom or {})
+    )
 
 
 def a_request(

@@ -11,7 +11,7 @@ from distributed_grid.domain import events
 from distributed_grid.domain.blocks import MemoryServerRow, block_of
 from distributed_grid.domain.effects import FreeCopies, MakeCopy, MemoryEffect, ServeMemory
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.reactor import lent
+from distributed_grid.reactor import pending_memory
 from distributed_grid.wire import (
     AgentSide,
     CopiesFreedReport,
@@ -67,7 +67,7 @@ class MemoryGateway:
     def catch_up(self, node: str) -> None:
         """Order again what blocks call for on a node that has just (re)appeared."""
         assert self._grid is not None
-        self.perform(lent(self._grid.ledger, node))
+        self.perform(pending_memory(self._grid.ledger, node))
 
     async def unknown(self, node: str) -> None:
         """An agent is new: how the memory of its node can be used is not known until it says so."""

@@ -20,7 +20,15 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import VOLATILE, Row, decode_row, encode_row
 from distributed_grid.errors import Conflict, GridError, IllegalStep
 from distributed_grid.ports import Batch, EndedRow, EventRow, LiveRow, LoadedRows, Store
-from distributed_grid.reactor import JobAnswer, LeaseAnswer, Record, lent_for, pending_for, step, unsettled_for
+from distributed_grid.reactor import (
+    JobAnswer,
+    LeaseAnswer,
+    Record,
+    pending_bindings_for,
+    pending_for,
+    pending_memory_for,
+    step,
+)
 from distributed_grid.reactor.decision import Answer
 from distributed_grid.reactor.dispatch import StepResult
 
@@ -174,8 +182,10 @@ class BatchSettler:
 
     def effects(self, batch: DecidedBatch) -> Effects:
         """What a batch that is durable calls for."""
-        memory = lent_for(self.ledger, batch.changes) if self.ledger.blocks else []
-        return Effects(pending_for(self.ledger, batch.changes), unsettled_for(self.ledger, batch.changes), memory)
+        memory = pending_memory_for(self.ledger, batch.changes) if self.ledger.blocks else []
+        return Effects(
+            pending_for(self.ledger, batch.changes), pending_bindings_for(self.ledger, batch.changes), memory
+        )
 
 
 def _is_of(row: Lease | Job, event: LeaseAsked | JobSubmitted) -> bool:

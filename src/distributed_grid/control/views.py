@@ -13,13 +13,12 @@ from typing import Any
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Node
-from distributed_grid.domain.pressure import pressure
+from distributed_grid.domain.nodes import Node, pressure
 from distributed_grid.domain.rebalancing import Advice, is_boost
 from distributed_grid.domain.resources import Amounts, Claim
 from distributed_grid.domain.states import LeaseState, NodeState
 from distributed_grid.monitoring.snapshots import utc
-from distributed_grid.scheduling.queue.reasons import kept_back
+from distributed_grid.scheduling.queue.reasons import why_not_lent
 
 GB = 1024**3
 View = dict[str, Any]
@@ -231,7 +230,7 @@ def _lends(ledger: Ledger, node: Node, now: int) -> View:
         "cost_per_hour": node.cost_milli / 1000,
         "labels": dict(node.labels),
         "tags": list(node.tags),
-        "keeps": list(kept_back(ledger, node, now)),
+        "keeps": list(why_not_lent(ledger, node, now)),
     }
 
 

@@ -10,8 +10,8 @@ from distributed_grid.domain.resources import Amounts, Claim, Priority
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.domain.states import LeaseEnd, LeaseState
 
-LONGEST_MS = 200 * 365 * 86_400_000
-LARGEST_GANG = 1_000
+MAX_DURATION_MS = 200 * 365 * 86_400_000
+MAX_GANG_SIZE = 1_000
 
 
 class Request(Struct, frozen=True):
@@ -49,12 +49,12 @@ class Request(Struct, frozen=True):
         """Why nobody can ask for this, or None. A dot in an id would make it look like a job's lease."""
         if "." in self.id or not self.id:
             return f"a request id must not be empty or have a dot: {self.id!r}"
-        if not (0 <= self.wait_ms <= LONGEST_MS and 0 <= self.duration_ms <= LONGEST_MS):
+        if not (0 <= self.wait_ms <= MAX_DURATION_MS and 0 <= self.duration_ms <= MAX_DURATION_MS):
             return "a wait or a duration must not be negative or longer than 200 years"
-        if not 0 <= self.expects_ms <= LONGEST_MS or self.deadline_ms < 0:
+        if not 0 <= self.expects_ms <= MAX_DURATION_MS or self.deadline_ms < 0:
             return "an expected time or a deadline must not be negative or longer than 200 years"
-        if not 1 <= self.gang <= LARGEST_GANG:
-            return f"a gang must have 1 to {LARGEST_GANG} members"
+        if not 1 <= self.gang <= MAX_GANG_SIZE:
+            return f"a gang must have 1 to {MAX_GANG_SIZE} members"
         if self.strategy is Strategy.NODE_SPECIFIC and not self.require:
             return "the strategy node_specific needs a node"
         if self.within:

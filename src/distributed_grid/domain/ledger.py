@@ -14,25 +14,21 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from distributed_grid.domain.accounts import Account
 from distributed_grid.domain.blocks import Block, MemoryServerRow
 from distributed_grid.domain.engines import Binding, EngineCapacity, EngineRow
-from distributed_grid.domain.indexes.free_columns import NO_DEVICE, WHOLE_ONLY, FreeColumns
+from distributed_grid.domain.indexes.columns import NO_DEVICE, WHOLE_ONLY, FreeColumns, RunningColumns
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
-from distributed_grid.domain.indexes.running_columns import RunningColumns
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
-from distributed_grid.domain.nodes import Node, NodeObservation
-from distributed_grid.domain.offers import Offer
-from distributed_grid.domain.pressure import pressure
+from distributed_grid.domain.nodes import Node, NodeObservation, Offer, pressure
 from distributed_grid.domain.rebalancing import RebalanceState
-from distributed_grid.domain.request_shapes import RequestShapes
 from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, Claim, GpuDevice
 from distributed_grid.domain.rows import VOLATILE, Counter, Row
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import LeaseState, NodeState
+from distributed_grid.domain.statistics import Account, RequestShapes
 
-_NO_BOOK = NodeClaims()
+_NO_CLAIMS = NodeClaims()
 T = TypeVar("T", tuple[int, str], tuple[int, int, str])
 L = TypeVar("L", str, tuple[str, str])
 
@@ -114,7 +110,7 @@ class Ledger:
 
     def book(self, node: str) -> NodeClaims:
         """What is taken on a node; do not write to it."""
-        return self.books.get(node, _NO_BOOK)
+        return self.books.get(node, _NO_CLAIMS)
 
     def lends(self, node: str) -> Capacity:
         """What a node lends in all right now: its offer, within what it may lend at most."""
@@ -127,7 +123,7 @@ class Ledger:
 
     def held_by(self, user: str) -> NodeClaims:
         """What a user holds, of all nodes together; do not write to it."""
-        return self.held.get(user, _NO_BOOK)
+        return self.held.get(user, _NO_CLAIMS)
 
     def labelled(self, key: str, value: str) -> dict[str, None]:
         """The nodes that carry a label; without a value those that carry it with any, or as a tag."""
@@ -189,9 +185,9 @@ class Ledger:
         if old.awaits:
             _index(self.awaiting, old.node, old.id, holds=False)
         if old.state is LeaseState.ASKED:
-            _take_out(self.waiting, old.place_in_line)
+            _remove_sorted(self.waiting, old.place_in_line)
         if old.deadline_ms:
-            _take_out(self.due, (old.deadline_ms, old.id))
+            _remove_sorted(self.due, (old.deadline_ms, old.id))
 
     def _count_lease(self, old: Lease | None, new: Lease) -> None:
         """Move the books from the old claim to the new one; most steps of a lease change neither."""
@@ -204,7 +200,7 @@ class Ledger:
             self._count_holder(old, old.claim, holds=False)
             self._write_free(old.node)
         if new.holds and new.claim is not None:
-            _book_in(self.books, new.node).take(new.claim)
+            _claims_in(self.books, new.node).take(new.claim)
             self.leases_on.setdefault(new.node, {})[new.id] = None
             self._count_holder(new, new.claim, holds=True)
             self._write_free(new.node)
@@ -213,7 +209,7 @@ class Ledger:
         """Move what the lease's user, group and gang hold."""
         user = lease.request.user
         if holds:
-            _book_in(self.held, user).take(claim)
+            _claims_in(self.held, user).take(claim)
         else:
             self.held[user].give_back(claim)
         _index(self.leases_by, user, lease.id, holds=holds)
@@ -346,10 +342,10 @@ class Ledger:
         columns, node, offer = self.columns, self.nodes.get(name), self.offers.get(name)
         row = columns.row_of(name)
         if node is None or offer is None:
-            lends, book = NOTHING, _NO_BOOK
+            lends, book = NOTHING, _NO_CLAIMS
             columns.open[row] = False
         else:
-            lends, book = offer.lends, self.books.get(name, _NO_BOOK)
+            lends, book = offer.lends, self.books.get(name, _NO_CLAIMS)
             columns.open[row] = node.state is NodeState.ALIVE
         columns.cpu[row] = cpu = lends.cpu_milli - book.cpu_milli
         columns.memory[row] = memory = lends.memory_bytes - book.memory_bytes
@@ -359,7 +355,7 @@ class Ledger:
         if lends.memory_bytes:
             slack += 1000 * memory // lends.memory_bytes
         if lends.gpus:
-            columns.put_devices(row, [_free_of(device, book) for device in lends.gpus])
+            columns.put_devices(row, [_device_free(device, book) for device in lends.gpus])
         elif columns.devices[row, 0] != NO_DEVICE:
             columns.put_devices(row, ())
         columns.slack[row] = max(slack, 0)
@@ -399,8 +395,8 @@ class Ledger:
             "unsettled_blocks",
         ):
             assert getattr(self, name) == getattr(fresh, name), f"index {name} is not what the rows say"
-        taken = {name: book for name, book in self.books.items() if book != _NO_BOOK}
-        assert taken == {n: b for n, b in fresh.books.items() if b != _NO_BOOK}, "books differ from the claims"
+        taken = {name: book for name, book in self.books.items() if book != _NO_CLAIMS}
+        assert taken == {n: b for n, b in fresh.books.items() if b != _NO_CLAIMS}, "books differ from the claims"
         for name, row in self.columns.rows.items():
             if name not in fresh.columns.rows:
                 assert not self.columns.open[row], f"{name} is gone, its column is open"
@@ -460,7 +456,7 @@ def _nodes_of(block: Block) -> frozenset[str]:
     return frozenset(place.node for place in block.everywhere)
 
 
-def _book_in(books: dict[str, NodeClaims], name: str) -> NodeClaims:
+def _claims_in(books: dict[str, NodeClaims], name: str) -> NodeClaims:
     """The book of this name, made on first use."""
     book = books.get(name)
     if book is None:
@@ -468,7 +464,7 @@ def _book_in(books: dict[str, NodeClaims], name: str) -> NodeClaims:
     return book
 
 
-def _free_of(device: GpuDevice, book: NodeClaims) -> int:
+def _device_free(device: GpuDevice, book: NodeClaims) -> int:
     """What is left of a device, as its column says it; nothing while a preemptor and its victims are both on it."""
     free = max(book.free_milli(device), 0)
     if not device.exclusive:
@@ -492,7 +488,7 @@ def _index(table: dict[L, dict[str, None]], key: L, name: str, *, holds: bool) -
             del table[key]
 
 
-def _take_out(ordered: list[T], item: T) -> None:
+def _remove_sorted(ordered: list[T], item: T) -> None:
     """Remove an item from a sorted list."""
     place = bisect_left(ordered, item)
     if place < len(ordered) and ordered[place] == item:

@@ -3,6 +3,8 @@
 Levels are thousandths of what a node has. Times of a policy are counted in rounds, one look at all nodes each.
 
 How eagerly the grid balances itself: the four policies by their names.
+
+The policies of balancing: one table of numbers, which docs/policies.md shows to people.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from distributed_grid.domain.resources import Amounts, Priority, ResourceType
 
 GRID_USER = "grid"
 """In whose name the grid asks for its nodes."""
-AUTOMATIC = "auto-"
+AUTOMATIC_PREFIX = "auto-"
 """How the ids of such requests begin."""
-WATCHED = (ResourceType.MEMORY, ResourceType.CPU, ResourceType.GPU)
+WATCHED_RESOURCES = (ResourceType.MEMORY, ResourceType.CPU, ResourceType.GPU)
 """Looked at in this order: memory first."""
 SPREAD = "spread"
 """The cause of a recommendation that evens nodes out."""
@@ -34,7 +36,7 @@ class SharingMode(enum.StrEnum):
 
 
 class RebalancePolicy(Struct, frozen=True):
-    """The numbers by which one policy differs from another; `scheduling/rebalancing/sharing_policies.py` has the table.
+    """The numbers by which one policy differs from another; `domain/rebalancing.py` has the table.
 
     After `act_after` rounds beyond a mark it acts, and then rests for `cool_down`. It asks for `portion_milli` of the
     excess at once and holds up to `leases_max` leases for a node, each for `term` rounds, renewed when `renew_at` are
@@ -56,7 +58,7 @@ class RebalancePolicy(Struct, frozen=True):
     evens_out: bool
 
 
-class PressureMarks(Struct, frozen=True):
+class Watermarks(Struct, frozen=True):
     """Above `high` a node needs more, below `low` it does not any more; in between nothing changes."""
 
     high: int = 800
@@ -74,12 +76,12 @@ class RebalanceRules(Struct, frozen=True):
     mode: SharingMode
     policy: RebalancePolicy
     interval_ms: int
-    memory: PressureMarks = PressureMarks()
-    cpu: PressureMarks = PressureMarks()
-    gpu: PressureMarks = PressureMarks()
+    memory: Watermarks = Watermarks()
+    cpu: Watermarks = Watermarks()
+    gpu: Watermarks = Watermarks()
     excess_milli: int = 200
 
-    def marks(self, resource: ResourceType) -> PressureMarks:
+    def marks(self, resource: ResourceType) -> Watermarks:
         if resource is ResourceType.MEMORY:
             return self.memory
         return self.cpu if resource is ResourceType.CPU else self.gpu
@@ -184,7 +186,7 @@ class RebalanceState(Struct, frozen=True):
 
 def is_automatic(request: Request) -> bool:
     """Whether the grid itself asked for this, for one of its nodes."""
-    return request.user == GRID_USER and bool(request.target) and request.id.startswith(AUTOMATIC)
+    return request.user == GRID_USER and bool(request.target) and request.id.startswith(AUTOMATIC_PREFIX)
 
 
 def is_boost(request: Request) -> bool:
@@ -200,7 +202,7 @@ def resource_of(ask: Amounts) -> ResourceType:
     return ResourceType.CPU if ask.cpu_milli else ResourceType.GPU
 
 
-def amount_in(lease: Lease, resource: ResourceType) -> int:
+def claimed_amount(lease: Lease, resource: ResourceType) -> int:
     """How much of a resource a lease holds, in its base unit."""
     claim = lease.claim
     if claim is None:
@@ -211,7 +213,7 @@ def amount_in(lease: Lease, resource: ResourceType) -> int:
 
 
 class SharingPolicy(enum.StrEnum):
-    """`policy:` in the config; `scheduling/rebalancing/sharing_policies.py` has the numbers behind each."""
+    """`policy:` in the config; `domain/rebalancing.py` has the numbers behind each."""
 
     CONSERVATIVE = "conservative"
     BALANCED = "balanced"
@@ -222,3 +224,63 @@ class SharingPolicy(enum.StrEnum):
     def _missing_(cls, value: object) -> SharingPolicy | None:
         folded = str(value).lower()
         return next((policy for policy in cls if policy.value == folded), None)
+
+
+SHARING_POLICIES: dict[str, RebalancePolicy] = {
+    "conservative": RebalancePolicy(
+        act_after=10,
+        portion_milli=250,
+        leases_max=2,
+        term=20,
+        renew_at=10,
+        cool_down=20,
+        ahead=0,
+        sure_milli=0,
+        spread_milli=0,
+        priority=Priority.LOW,
+        shares=True,
+        evens_out=False,
+    ),
+    "balanced": RebalancePolicy(
+        act_after=2,
+        portion_milli=500,
+        leases_max=3,
+        term=20,
+        renew_at=10,
+        cool_down=4,
+        ahead=0,
+        sure_milli=0,
+        spread_milli=400,
+        priority=Priority.LOW,
+        shares=True,
+        evens_out=True,
+    ),
+    "aggressive": RebalancePolicy(
+        act_after=0,
+        portion_milli=1000,
+        leases_max=6,
+        term=40,
+        renew_at=20,
+        cool_down=1,
+        ahead=0,
+        sure_milli=0,
+        spread_milli=200,
+        priority=Priority.MEDIUM,
+        shares=True,
+        evens_out=True,
+    ),
+    "predictive": RebalancePolicy(
+        act_after=2,
+        portion_milli=500,
+        leases_max=4,
+        term=20,
+        renew_at=10,
+        cool_down=4,
+        ahead=10,
+        sure_milli=800,
+        spread_milli=300,
+        priority=Priority.LOW,
+        shares=True,
+        evens_out=True,
+    ),
+}

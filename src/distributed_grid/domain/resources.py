@@ -132,7 +132,7 @@ def is_model(name: str, wanted: tuple[str, ...]) -> bool:
     return any(word.casefold() in folded for word in wanted)
 
 
-def counts(custom: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+def normalized_custom(custom: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     """Custom resources in their one form: sorted, without zeros."""
     return tuple(sorted((name, count) for name, count in custom.items() if count))
 

@@ -11,16 +11,14 @@ from typing import ClassVar
 import msgspec
 from msgspec import Struct
 
-from distributed_grid.domain.accounts import Account
 from distributed_grid.domain.blocks import Block, MemoryServerRow
 from distributed_grid.domain.engines import Binding, EngineCapacity, EngineRow
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
-from distributed_grid.domain.nodes import Node, NodeObservation
-from distributed_grid.domain.offers import Offer
+from distributed_grid.domain.nodes import Node, NodeObservation, Offer
 from distributed_grid.domain.rebalancing import RebalanceState
-from distributed_grid.domain.request_shapes import RequestShapes
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
+from distributed_grid.domain.statistics import Account, RequestShapes
 
 
 class Counter(Struct, frozen=True):

@@ -73,7 +73,7 @@ class Step(enum.StrEnum):
     REQUEUE = "requeue"
 
 
-NODE_LIFE: dict[tuple[NodeState, Step], NodeState] = {
+NODE_TRANSITIONS: dict[tuple[NodeState, Step], NodeState] = {
     (NodeState.JOINING, Step.HEAR): NodeState.ALIVE,
     (NodeState.JOINING, Step.LEAVE): NodeState.LEFT,
     (NodeState.ALIVE, Step.DOUBT): NodeState.SUSPECT,
@@ -88,7 +88,7 @@ NODE_LIFE: dict[tuple[NodeState, Step], NodeState] = {
     (NodeState.LEFT, Step.JOIN): NodeState.JOINING,
 }
 
-LEASE_LIFE: dict[tuple[LeaseState, Step], LeaseState] = {
+LEASE_TRANSITIONS: dict[tuple[LeaseState, Step], LeaseState] = {
     (LeaseState.ASKED, Step.GRANT): LeaseState.RESERVING,
     (LeaseState.ASKED, Step.WITHDRAW): LeaseState.ENDED,
     (LeaseState.RESERVING, Step.BIND): LeaseState.ACTIVE,
@@ -99,7 +99,7 @@ LEASE_LIFE: dict[tuple[LeaseState, Step], LeaseState] = {
     (LeaseState.RELEASING, Step.END): LeaseState.ENDED,
 }
 
-JOB_LIFE: dict[tuple[JobState, Step], JobState] = {
+JOB_TRANSITIONS: dict[tuple[JobState, Step], JobState] = {
     (JobState.QUEUED, Step.ASSIGN): JobState.ASSIGNED,
     (JobState.QUEUED, Step.END): JobState.ENDED,
     (JobState.ASSIGNED, Step.START): JobState.RUNNING,
@@ -122,7 +122,7 @@ JOB_LIFE: dict[tuple[JobState, Step], JobState] = {
 def advance_node(state: NodeState, step: Step) -> NodeState:
     """The state a node is in after this step."""
     try:
-        return NODE_LIFE[state, step]
+        return NODE_TRANSITIONS[state, step]
     except KeyError:
         raise IllegalStep(f"a node that is {state} cannot {step}") from None
 
@@ -130,7 +130,7 @@ def advance_node(state: NodeState, step: Step) -> NodeState:
 def advance_lease(state: LeaseState, step: Step) -> LeaseState:
     """The state a lease is in after this step."""
     try:
-        return LEASE_LIFE[state, step]
+        return LEASE_TRANSITIONS[state, step]
     except KeyError:
         raise IllegalStep(f"a lease that is {state} cannot {step}") from None
 
@@ -138,6 +138,6 @@ def advance_lease(state: LeaseState, step: Step) -> LeaseState:
 def advance_job(state: JobState, step: Step) -> JobState:
     """The state a job is in after this step."""
     try:
-        return JOB_LIFE[state, step]
+        return JOB_TRANSITIONS[state, step]
     except KeyError:
         raise IllegalStep(f"a job that is {state} cannot {step}") from None

@@ -11,8 +11,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from distributed_grid.config.sections import Alerts
-from distributed_grid.domain.nodes import Usage
-from distributed_grid.domain.pressure import cpu_part, gpu_part, memory_part
+from distributed_grid.domain.nodes import Usage, cpu_part, gpu_part, memory_part
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.reactor.nodes import SUSPECT_AFTER_MS
 

@@ -16,10 +16,10 @@ import msgspec
 
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.rebalancing import AUTOMATIC, GRID_USER
+from distributed_grid.domain.rebalancing import AUTOMATIC_PREFIX, GRID_USER
 from distributed_grid.domain.rows import decode_row
 from distributed_grid.ports import EventRow, Store
-from distributed_grid.scheduling.rebalancing.pressure import automatic
+from distributed_grid.scheduling.rebalancing.pressure import automatic_leases
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 MAX_JOBS = 1_000
@@ -104,7 +104,7 @@ class SchedulingMetrics:
         """What an event counts as; empty is nothing."""
         if row.type == REBALANCED:
             return "" if _data(row).get("action") == "refused" else REBALANCED
-        if row.type == STOPPED or (row.user == GRID_USER and row.subject.startswith(AUTOMATIC)):
+        if row.type == STOPPED or (row.user == GRID_USER and row.subject.startswith(AUTOMATIC_PREFIX)):
             return ""
         return "" if row.type == REFUSED and "about" in _data(row) else row.type
 
@@ -221,7 +221,7 @@ class RebalancingSummary(TypedDict):
 def count_automatic(ledger: Ledger) -> tuple[int, int]:
     """How many automatic leases are held, and how many recommendations stand."""
     advised = sum(1 for balance in ledger.balances.values() if balance.advice is not None)
-    return len(automatic(ledger)), advised
+    return len(automatic_leases(ledger)), advised
 
 
 def rebalancing_summary(hourly: int, totals: Mapping[str, int], *, held: int, recommended: int) -> RebalancingSummary:

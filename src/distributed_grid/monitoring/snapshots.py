@@ -14,8 +14,7 @@ from typing import TypedDict
 from msgspec import Struct
 
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Node, NodeObservation, Usage
-from distributed_grid.domain.pressure import cpu_part, gpu_part, memory_part, pressure
+from distributed_grid.domain.nodes import Node, NodeObservation, Usage, cpu_part, gpu_part, memory_part, pressure
 from distributed_grid.domain.rebalancing import PressureReading
 from distributed_grid.domain.states import NodeState
 from distributed_grid.reactor.nodes import SUSPECT_AFTER_MS

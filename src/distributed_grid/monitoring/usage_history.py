@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.domain.nodes import Usage
-from distributed_grid.domain.rebalancing import WATCHED, Forecast, PressureReading
+from distributed_grid.domain.rebalancing import WATCHED_RESOURCES, Forecast, PressureReading
 from distributed_grid.domain.resources import NOTHING, Capacity, ResourceType
 from distributed_grid.errors import BadInput
 from distributed_grid.monitoring.snapshots import gigabytes, utc
@@ -251,7 +251,7 @@ class ClusterHistory:
     def with_forecasts(self, reading: PressureReading, now: int, ahead_ms: int) -> PressureReading:
         """A pressure reading with the levels expected so much later, where enough is known to say."""
         ahead = {}
-        for resource in WATCHED:
+        for resource in WATCHED_RESOURCES:
             if reading.level(resource) is None:
                 continue
             trend = self.forecast(reading.node, resource, now, ahead_ms / MINUTE_MS)

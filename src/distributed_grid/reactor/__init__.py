@@ -7,7 +7,14 @@ Rule 3: effects are a function of state (`pending`), never of the event that led
 
 from distributed_grid.reactor.decision import BlockAnswer, Decision, JobAnswer, LeaseAnswer, Record
 from distributed_grid.reactor.dispatch import decide, step
-from distributed_grid.reactor.pending import lent, lent_for, pending, pending_for, unsettled, unsettled_for
+from distributed_grid.reactor.pending import (
+    pending,
+    pending_bindings,
+    pending_bindings_for,
+    pending_for,
+    pending_memory,
+    pending_memory_for,
+)
 
 __all__ = [
     "BlockAnswer",
@@ -16,11 +23,11 @@ __all__ = [
     "LeaseAnswer",
     "Record",
     "decide",
-    "lent",
-    "lent_for",
     "pending",
+    "pending_bindings",
+    "pending_bindings_for",
     "pending_for",
+    "pending_memory",
+    "pending_memory_for",
     "step",
-    "unsettled",
-    "unsettled_for",
 ]

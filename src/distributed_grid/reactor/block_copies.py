@@ -32,7 +32,7 @@ from distributed_grid.reactor.decision import Decision, Record
 from distributed_grid.reactor.lease_transitions import end_lease, grant
 from distributed_grid.scheduling.placement.placement import Placement
 from distributed_grid.scheduling.preemption.weighted_cover import CoverItem, lightest_cover
-from distributed_grid.scheduling.queue.queue import place_for
+from distributed_grid.scheduling.queue.queue import place_newcomer
 
 AGAIN_MS = 5_000
 """How long after a try the next one comes, where a copy found no place or could not be made."""
@@ -77,7 +77,7 @@ def spot_for(
     anywhere = replace(request, anti_affinity=tuple(name for name in request.anti_affinity if name in taken))
     for one in (request, anywhere) if at_home and anywhere != request else (request,):
         asked = Lease(one.id, one, now)
-        found = place_for(ledger, asked, now)
+        found = place_newcomer(ledger, asked, now)
         if found is not None:
             return asked, found
     return None

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.blocks import MAX_BLOCK_BYTES, MAX_COPIES, MAX_META_CHARS, MAX_NAME_CHARS, Block
 from distributed_grid.domain.events import BlockAsked, BlockNamed, BlockReleased, BlocksRenewed, CopyAdded
-from distributed_grid.domain.leases import LONGEST_MS
+from distributed_grid.domain.leases import MAX_DURATION_MS
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.rows import Row
@@ -156,7 +156,7 @@ def _make_sure_of_words(name: str, meta: str) -> None:
 
 
 def _sensible(term_ms: int) -> int:
-    if not 0 < term_ms <= LONGEST_MS:
+    if not 0 < term_ms <= MAX_DURATION_MS:
         raise BadInput("the time of a block must be more than zero and less than 200 years")
     return term_ms
 

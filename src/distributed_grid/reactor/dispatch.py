@@ -11,28 +11,17 @@ from distributed_grid.domain import events
 from distributed_grid.domain.events import Event
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Row
-from distributed_grid.reactor import (
-    block_copies,
-    blocks,
-    engines,
-    jobs,
-    lease_loss,
-    leases,
-    nodes,
-    rebalancing,
-    recovered_leases,
-    timers,
-)
+from distributed_grid.reactor import block_copies, blocks, engines, jobs, lease_lifetime, leases, nodes, rebalancing
 from distributed_grid.reactor.decision import Answer, Decision, Record
 
 Decider = Callable[[Ledger, Any, int], Decision]
 
 DECIDERS: dict[type, Decider] = {
     events.ControlPlaneStarted: nodes.on_control_plane_started,
-    events.PolicySet: nodes.on_policy,
+    events.PolicySet: nodes.on_policy_set,
     events.NodeDeclared: nodes.on_declared,
     events.NodeForgotten: nodes.on_forgotten,
-    events.HeartbeatReceived: nodes.on_heard,
+    events.HeartbeatReceived: nodes.on_heartbeat,
     events.NodeWanted: nodes.on_wanted,
     events.NodeDrained: nodes.on_drained,
     events.NodeResumed: nodes.on_resumed,
@@ -44,16 +33,16 @@ DECIDERS: dict[type, Decider] = {
     events.GroupRefused: engines.on_refused,
     events.GroupFreed: engines.on_freed,
     events.LeaseAsked: leases.on_asked,
-    events.LeaseClaimed: recovered_leases.on_claimed,
-    events.ClaimsRead: recovered_leases.on_read,
-    events.ClaimsChecked: recovered_leases.on_checked,
+    events.LeaseClaimed: lease_lifetime.on_claimed,
+    events.ClaimsRead: lease_lifetime.on_read,
+    events.ClaimsChecked: lease_lifetime.on_checked,
     events.RequestRefused: leases.on_refused,
     events.AlertChanged: nodes.on_alert,
     events.LeaseReleased: jobs.on_released,
-    events.LeaseReclaimed: lease_loss.on_reclaimed,
-    events.LeaseLost: lease_loss.on_lost,
+    events.LeaseReclaimed: lease_lifetime.on_reclaimed,
+    events.LeaseLost: lease_lifetime.on_lost,
     events.LeaseExtended: leases.on_extended,
-    events.QueueScanned: leases.on_queue_looked,
+    events.QueueScanned: leases.on_queue_scanned,
     events.JobSubmitted: jobs.on_submitted,
     events.JobCancelled: jobs.on_cancelled,
     events.AttemptStarted: jobs.on_started,
@@ -74,7 +63,7 @@ DECIDERS: dict[type, Decider] = {
     events.MemoryServed: block_copies.on_served,
     events.MemoryWanted: block_copies.on_memory_wanted,
     events.PressureRead: rebalancing.on_pressure_read,
-    events.TimePassed: timers.on_time_passed,
+    events.TimePassed: lease_lifetime.on_time_passed,
 }
 
 

@@ -29,8 +29,8 @@ from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.states import LeaseEnd, LeaseState, Step, advance_lease
 from distributed_grid.errors import Refused
 from distributed_grid.reactor.decision import Decision, Record
-from distributed_grid.reactor.jobs import put_back
-from distributed_grid.reactor.lease_transitions import FENCE, end_lease, record_of
+from distributed_grid.reactor.jobs import requeue_unstarted
+from distributed_grid.reactor.lease_transitions import FENCE, end_lease, lease_record
 
 LOST_AFTER_MS = 60_000
 """How long a lease waits for its engine's node to come back where the node itself has no hold."""
@@ -53,7 +53,7 @@ def _activated(lease: Lease) -> list[Row]:
 
 
 def _told(kind: str, lease: Lease, binding: Binding, reason: str = "") -> Record:
-    record = record_of(kind, lease, None, reason)
+    record = lease_record(kind, lease, None, reason)
     record.data["placement_group"] = binding.group
     return record
 
@@ -68,7 +68,7 @@ def on_refused(ledger: Ledger, event: GroupRefused, now: int) -> Decision:
     if job is None:
         decision = end_lease(ledger, lease, LeaseEnd.FAILED, event.why, now)
     else:
-        decision = put_back(ledger, job, LeaseEnd.FAILED, event.why, now)
+        decision = requeue_unstarted(ledger, job, LeaseEnd.FAILED, event.why, now)
     offer = ledger.offers.get(lease.node)
     decision.changes += [] if offer is None else [replace(offer, withdrawn=True)]
     decision.changes.append(replace(binding, gone=True))

@@ -66,12 +66,12 @@ def on_submitted(ledger: Ledger, event: JobSubmitted, now: int) -> Decision:
         raise Conflict(f"a job called {event.id} is already there; wait for it, cancel it or choose another name")
     lease = _next_lease(uid, 1, event.request, now)
     if event.request.within:
-        return _use(ledger, lease, event, now)
+        return _submit_within_lease(ledger, lease, event, now)
     job = Job(uid, event.id, event.command, event.request, now, retries_left=event.retries, lease_id=lease.id)
     return leases.admit(ledger, lease, now, job=job)
 
 
-def _use(ledger: Ledger, lease: Lease, event: JobSubmitted, now: int) -> Decision:
+def _submit_within_lease(ledger: Ledger, lease: Lease, event: JobSubmitted, now: int) -> Decision:
     """Run a command under a lease that its user holds already; one at a time, for it is the whole of it."""
     request = event.request
     held = ledger.leases.get(request.within)
@@ -106,7 +106,7 @@ def on_cancelled(ledger: Ledger, event: JobCancelled, now: int) -> Decision:
 
 def on_released(ledger: Ledger, event: LeaseReleased, now: int) -> Decision:
     """Take a lease back; the job that runs under it is stopped first."""
-    lease = leases.held(ledger, event.lease_id)
+    lease = leases.held_lease(ledger, event.lease_id)
     if lease.request.block:
         block = lease.request.block
         raise Refused(f"{lease.id} is a copy of block {block}; to free it type: grid memory deallocate {block}")
@@ -263,7 +263,7 @@ def _withdrawn(ledger: Ledger, node: str) -> list[Row]:
     return [] if offer is None else [replace(offer, withdrawn=True)]
 
 
-def put_back(ledger: Ledger, job: Job, end: LeaseEnd, detail: str, now: int) -> Decision:
+def requeue_unstarted(ledger: Ledger, job: Job, end: LeaseEnd, detail: str, now: int) -> Decision:
     """Let a job that was placed, but never started, wait for another place."""
     lease, attempt = ledger.leases[job.lease_id], job.attempt
     assert attempt is not None
@@ -309,7 +309,7 @@ def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:
     return Decision(changes, follow=[*lost])
 
 
-def waited_too_long(ledger: Ledger, job: Job, detail: str, now: int) -> Decision:
+def give_up_waiting(ledger: Ledger, job: Job, detail: str, now: int) -> Decision:
     """End a job that never got what it asked for."""
     lease = ledger.leases[job.lease_id]
     return _end_unstarted(ledger, job, lease, Outcome(Ending.WAITED_TOO_LONG, detail=detail), now)

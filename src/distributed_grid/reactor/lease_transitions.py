@@ -18,7 +18,7 @@ from distributed_grid.domain.states import LeaseEnd, LeaseState, Step, advance_j
 from distributed_grid.reactor.decision import Decision, Record
 from distributed_grid.scheduling.placement.explanation import choice_of
 from distributed_grid.scheduling.placement.placement import Placement
-from distributed_grid.scheduling.preemption.preemption import Preemption
+from distributed_grid.scheduling.preemption.preemption import PreemptionPlan
 from distributed_grid.scheduling.queue import fairness, reasons
 
 FENCE = "fence"
@@ -53,9 +53,9 @@ def grant(
     rows: list[Row] = [granted, *members, Counter(FENCE, fence)]
     rows += [binding_for(ledger, one, one.fence, now) for one in (granted, *members) if one.engine]
     decision = Decision(changes=rows, choice=choice)
-    decision.changes += _account(ledger, lease.request.user, now, begins=lease)
-    record = record_of("granted", granted, job)
-    record.data["asked"] = reasons.amounts(lease.request.ask)
+    decision.changes += _settle_account(ledger, lease.request.user, now, begins=lease)
+    record = lease_record("granted", granted, job)
+    record.data["asked"] = reasons.describe_amounts(lease.request.ask)
     record.data["priority"] = lease.request.priority.name.lower()
     record.data["waited_ms"] = now - lease.asked_at_ms
     record.data["choice"] = choice
@@ -98,7 +98,7 @@ def binding_for(ledger: Ledger, lease: Lease, fence: int, now: int, *, again: bo
     return Binding(lease.id, fence, lease.node, ledger.nodes[lease.node].engine_node, now, again=again)
 
 
-def record_of(type_: str, lease: Lease, job: Job | None, reason: str = "") -> Record:
+def lease_record(type_: str, lease: Lease, job: Job | None, reason: str = "") -> Record:
     """A line about a lease; what happens to a job's lease is told under the job."""
     data: dict[str, str | int | list[str]] = {"allocation_id": lease.id}
     if job is not None:
@@ -106,21 +106,23 @@ def record_of(type_: str, lease: Lease, job: Job | None, reason: str = "") -> Re
     return Record(type_, lease.request.user, lease.job or lease.id, lease.node, reason, data)
 
 
-def yield_to(ledger: Ledger, way: Preemption, preemptor: Lease, now: int) -> tuple[Decision, tuple[str, ...]]:
+def preempt_victims(
+    ledger: Ledger, way: PreemptionPlan, preemptor: Lease, now: int
+) -> tuple[Decision, tuple[str, ...]]:
     """Ask the victims to go; the second value is who must be waited for."""
     decision = Decision()
     gone = set()
     for lease_id in way.victims:
         victim = ledger.leases[lease_id]
         why = f"made room for {preemptor.request.priority.name.lower()} request {preemptor.id}"
-        record = record_of("preempted", victim, ledger.jobs.get(victim.job), why)
+        record = lease_record("preempted", victim, ledger.jobs.get(victim.job), why)
         record.data["preemptor"] = preemptor.id
         decision.records.append(record)
         leaving = replace(victim, state=advance_lease(victim.state, Step.RELEASE), yields_to=preemptor.id, detail=why)
         if not victim.job:
             decision.changes.append(_ended(leaving, LeaseEnd.PREEMPTED, why, now))
             decision.changes += _gang_ended(ledger, victim, LeaseEnd.PREEMPTED, why, now, besides=set(way.victims))
-            decision.changes += _account(ledger, victim.request.user, now)
+            decision.changes += _settle_account(ledger, victim.request.user, now)
             gone.add(lease_id)
             continue
         job = ledger.jobs[victim.job]
@@ -136,30 +138,30 @@ def end_lease(ledger: Ledger, lease: Lease, end: LeaseEnd, detail: str, now: int
     held = lease.holds
     over = _ended(lease, end, detail, now)
     kind = "withdrawn" if end is LeaseEnd.WITHDRAWN else "expired" if end is LeaseEnd.EXPIRED else "released"
-    record = record_of(kind, lease, ledger.jobs.get(lease.job), detail or str(end))
+    record = lease_record(kind, lease, ledger.jobs.get(lease.job), detail or str(end))
     decision = Decision(changes=[over], records=[record])
     if held:
-        decision.changes += _freed_for(ledger, lease)
+        decision.changes += _unblock_preemptors(ledger, lease)
         decision.changes += _gang_ended(ledger, lease, end, detail, now)
-        decision.changes += _account(ledger, lease.request.user, now, over=over)
+        decision.changes += _settle_account(ledger, lease.request.user, now, over=over)
     decision.follow = [QueueScanned()] if ledger.waiting else []
-    decision.follow += users_out(ledger, lease.id)
+    decision.follow += cancel_dependents(ledger, lease.id)
     if lease.request.block:
         decision.follow.append(CopyLost(lease.request.block, lease.id, detail))
     return decision
 
 
-def users_out(ledger: Ledger, lease_id: str) -> list[Event]:
+def cancel_dependents(ledger: Ledger, lease_id: str) -> list[Event]:
     """The jobs that used a lease go when it is over."""
     users = (ledger.leases[user].job for user in ledger.users_of.get(lease_id, ()))
     return [JobCancelled(uid, GRID_USER, f"what it used ({lease_id}) is over") for uid in users]
 
 
-def _account(
+def _settle_account(
     ledger: Ledger, user: str, now: int, *, begins: Lease | None = None, over: Lease | None = None
 ) -> list[Row]:
     """A user's account up to now, where that is news: what it holds is about to change."""
-    account = fairness.settled(ledger, user, now, begins=begins, over=over)
+    account = fairness.settle_account(ledger, user, now, begins=begins, over=over)
     return [] if account == ledger.accounts.get(user) else [account]
 
 
@@ -175,7 +177,7 @@ def _gang_ended(
         if member.state is not LeaseState.RELEASING:
             member = replace(member, state=advance_lease(member.state, Step.RELEASE))
         gone.append(_ended(member, end, f"its gang ended on {lease.node}: {detail or end}", now))
-        gone += _freed_for(ledger, member)
+        gone += _unblock_preemptors(ledger, member)
     return gone
 
 
@@ -185,7 +187,7 @@ def _ended(lease: Lease, end: LeaseEnd, detail: str, now: int) -> Lease:
     return replace(lease, state=state, claim=None, awaits=(), end=end, detail=detail, ended_at_ms=now)
 
 
-def _freed_for(ledger: Ledger, gone: Lease) -> list[Row]:
+def _unblock_preemptors(ledger: Ledger, gone: Lease) -> list[Row]:
     """The preemptors that waited for this one, one victim nearer to their start."""
     changed: list[Row] = []
     for waiting in [ledger.leases[lease_id] for lease_id in ledger.awaiting.get(gone.node, ())]:

@@ -15,23 +15,21 @@ from distributed_grid.domain.events import (
     RequestRefused,
 )
 from distributed_grid.domain.jobs import Job
-from distributed_grid.domain.leases import LONGEST_MS, Lease, Request
+from distributed_grid.domain.leases import MAX_DURATION_MS, Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.states import LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
-from distributed_grid.reactor.audit_details import told_of_request
-from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record
-from distributed_grid.reactor.lease_transitions import end_lease, grant, is_urgent, record_of, yield_to
+from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record, request_details
+from distributed_grid.reactor.lease_transitions import end_lease, grant, is_urgent, lease_record, preempt_victims
+from distributed_grid.scheduling.placement.fragmentation import learn_shape
 from distributed_grid.scheduling.placement.placement import Placement
-from distributed_grid.scheduling.placement.shape_learning import learned
-from distributed_grid.scheduling.preemption.automatic_leases import way_past_the_grid
-from distributed_grid.scheduling.preemption.preemption import Preemption, displace
+from distributed_grid.scheduling.preemption.preemption import PreemptionPlan, plan_preemption, preempt_automatic_leases
 from distributed_grid.scheduling.queue import reasons
-from distributed_grid.scheduling.queue.queue import kept_from, next_turn, place_for, shape
-from distributed_grid.scheduling.queue.quotas import Quotas, never_within
+from distributed_grid.scheduling.queue.fairness import Quotas, exceeds_quota_alone
+from distributed_grid.scheduling.queue.queue import fit_key, next_grant, place_newcomer, reserved_nodes
 
-DISPLACING_MOST = 16
+MAX_PREEMPTION_TRIES = 16
 """So many different requests of those who wait are tried where the grid's own leases could make room."""
 
 
@@ -55,39 +53,39 @@ def on_refused(ledger: Ledger, event: RequestRefused, now: int) -> Decision:
 def admit(ledger: Ledger, lease: Lease, now: int, *, job: Job | None) -> Decision:
     """Find a new ask its place: at once, over others, or in the line; refused where that is hopeless."""
     request = lease.request
-    _make_sure_it_makes_sense(ledger, request)
-    _make_sure_there_is_time(request, now)
-    asked = record_of("requested", lease, job, reasons.amounts(request.ask))
-    asked.data.update(told_of_request(request, now, retries=job.retries_left if job is not None else 0))
-    placement = place_for(ledger, lease, now)
+    _check_request(ledger, request)
+    _check_deadline(request, now)
+    asked = lease_record("requested", lease, job, reasons.describe_amounts(request.ask))
+    asked.data.update(request_details(request, now, retries=job.retries_left if job is not None else 0))
+    placement = place_newcomer(ledger, lease, now)
     if placement is not None:
         decision, lease, job = grant(ledger, lease, placement, now, job=job)
         decision.follow = [QueueScanned()] if ledger.waiting else []
-        return _learned(ledger, _answered(decision, asked, lease, job), request)
-    _make_sure_it_is_possible(ledger, request)
-    displaced = _displace(ledger, lease, job, now)
+        return _with_shape(ledger, _answered(decision, asked, lease, job), request)
+    _check_possible(ledger, request)
+    displaced = _preempt(ledger, lease, job, now)
     if displaced is not None:
         decision, lease, job = displaced
         decision.follow = [QueueScanned()] if ledger.waiting else []
-        return _learned(ledger, _answered(decision, asked, lease, job), request)
+        return _with_shape(ledger, _answered(decision, asked, lease, job), request)
     why = reasons.why_not_now(ledger, request, now)
     if request.wait_ms <= 0:
-        raise Refused(no_offers(why), why)
-    waiting = record_of("queued", lease, job, "; ".join(why))
+        raise Refused(no_offers_message(why), why)
+    waiting = lease_record("queued", lease, job, "; ".join(why))
     rows = [lease] if job is None else [lease, job]
     answer = LeaseAnswer(lease, why) if job is None else JobAnswer(job, lease, why)
-    return _learned(ledger, Decision([*rows], [asked, waiting], answer), request)
+    return _with_shape(ledger, Decision([*rows], [asked, waiting], answer), request)
 
 
-def _learned(ledger: Ledger, decision: Decision, request: Request) -> Decision:
+def _with_shape(ledger: Ledger, decision: Decision, request: Request) -> Decision:
     """The decision, and what the request teaches about those that come."""
-    typical = learned(ledger, request)
+    typical = learn_shape(ledger, request)
     if typical is not None:
         decision.changes.append(typical)
     return decision
 
 
-def no_offers(why: tuple[str, ...]) -> str:
+def no_offers_message(why: tuple[str, ...]) -> str:
     """The refusal of a request that nobody can serve now."""
     return "No resource offers available: " + ("; ".join(why) or "the grid has no nodes")
 
@@ -99,7 +97,7 @@ def _answered(decision: Decision, asked: Record, lease: Lease, job: Job | None) 
     return decision
 
 
-def _make_sure_it_makes_sense(ledger: Ledger, request: Request) -> None:
+def _check_request(ledger: Ledger, request: Request) -> None:
     problem = request.problem()
     if problem is not None:
         raise BadInput(problem)
@@ -110,32 +108,32 @@ def _make_sure_it_makes_sense(ledger: Ledger, request: Request) -> None:
         raise Refused(f"no node is called {unknown[0]}; the nodes are: {known}")
 
 
-def _make_sure_there_is_time(request: Request, now: int) -> None:
+def _check_deadline(request: Request, now: int) -> None:
     if request.latest_start_ms and request.latest_start_ms < now:
         left = max(request.deadline_ms - now, 0) / 1000
         raise Refused(f"it takes {request.expects_ms / 1000:g} s, but its deadline is in {left:g} s")
 
 
-def _make_sure_it_is_possible(ledger: Ledger, request: Request) -> None:
-    beyond = never_within(ledger, request) if ledger.policy.quotas else None
+def _check_possible(ledger: Ledger, request: Request) -> None:
+    beyond = exceeds_quota_alone(ledger, request) if ledger.policy.quotas else None
     if beyond is not None:
         raise Refused(beyond, (beyond,))
     never = reasons.never_fits(ledger, request)
     if never is not None:
         start = "No resource offers available" if not ledger.nodes else "No node can ever lend"
-        raise Refused(f"{start} {reasons.amounts(request.ask)}: {'; '.join(never)}", never)
+        raise Refused(f"{start} {reasons.describe_amounts(request.ask)}: {'; '.join(never)}", never)
 
 
-def _displace(ledger: Ledger, lease: Lease, job: Job | None, now: int) -> tuple[Decision, Lease, Job | None] | None:
+def _preempt(ledger: Ledger, lease: Lease, job: Job | None, now: int) -> tuple[Decision, Lease, Job | None] | None:
     if ledger.policy.quotas and Quotas(ledger).beyond(lease.request) is not None:
         return None
-    way = _way(ledger, lease, now)
+    way = _find_preemption(ledger, lease, now)
     if way is not None and ledger.waiting:
-        avoid = kept_from(ledger, lease, now)
-        way = _way(ledger, lease, now, avoid) if way.node in avoid else way
+        avoid = reserved_nodes(ledger, lease, now)
+        way = _find_preemption(ledger, lease, now, avoid) if way.node in avoid else way
     if way is None:
         return None
-    leaving, awaits = yield_to(ledger, way, lease, now)
+    leaving, awaits = preempt_victims(ledger, way, lease, now)
     there = Placement(way.node, way.claim)
     decision, lease, job = grant(ledger, lease, there, now, job=job, awaits=awaits, displaced=way.awaits)
     decision.changes = leaving.changes + decision.changes
@@ -143,15 +141,17 @@ def _displace(ledger: Ledger, lease: Lease, job: Job | None, now: int) -> tuple[
     return decision, lease, job
 
 
-def _way(ledger: Ledger, lease: Lease, now: int, avoid: frozenset[str] = frozenset()) -> Preemption | None:
+def _find_preemption(
+    ledger: Ledger, lease: Lease, now: int, avoid: frozenset[str] = frozenset()
+) -> PreemptionPlan | None:
     """Who makes room: what the grid holds itself for anybody, others for who is urgent."""
     request = lease.request
-    return way_past_the_grid(ledger, request, avoid=avoid) or displace(ledger, request, now, avoid=avoid)
+    return preempt_automatic_leases(ledger, request, avoid=avoid) or plan_preemption(ledger, request, now, avoid=avoid)
 
 
-def on_queue_looked(ledger: Ledger, event: QueueScanned, now: int) -> Decision:
+def on_queue_scanned(ledger: Ledger, event: QueueScanned, now: int) -> Decision:
     """Serve the first of the line that fits, then look again."""
-    turn = next_turn(ledger, now, event.tried)
+    turn = next_grant(ledger, now, event.tried)
     if turn is not None:
         job = ledger.jobs.get(turn.lease.job)
         decision, _, _ = grant(ledger, turn.lease, turn.placement, now, job=job)
@@ -160,13 +160,13 @@ def on_queue_looked(ledger: Ledger, event: QueueScanned, now: int) -> Decision:
     hopeless: set[object] = set()
     for _, _, lease_id in ledger.waiting:
         lease = ledger.leases[lease_id]
-        if not is_urgent(lease) and (GRID_USER not in ledger.held or len(hopeless) >= DISPLACING_MOST):
+        if not is_urgent(lease) and (GRID_USER not in ledger.held or len(hopeless) >= MAX_PREEMPTION_TRIES):
             break
-        kind = (shape(lease.request), lease.request.user, lease.request.team)
+        kind = (fit_key(lease.request), lease.request.user, lease.request.team)
         if kind in hopeless:
             continue
         hopeless.add(kind)
-        displaced = _displace(ledger, lease, ledger.jobs.get(lease.job), now)
+        displaced = _preempt(ledger, lease, ledger.jobs.get(lease.job), now)
         if displaced is not None:
             displaced[0].follow = [QueueScanned()]
             return displaced[0]
@@ -175,7 +175,7 @@ def on_queue_looked(ledger: Ledger, event: QueueScanned, now: int) -> Decision:
 
 def on_released(ledger: Ledger, event: LeaseReleased, now: int) -> Decision:
     """Take a plain lease back; `jobs.on_released` looks after those that a job runs under."""
-    lease = held(ledger, event.lease_id)
+    lease = held_lease(ledger, event.lease_id)
     end = LeaseEnd.WITHDRAWN if lease.state is LeaseState.ASKED else LeaseEnd.RELEASED
     decision = end_lease(ledger, lease, end, event.detail or f"by {event.by}", now)
     over = decision.changes[0]
@@ -184,7 +184,7 @@ def on_released(ledger: Ledger, event: LeaseReleased, now: int) -> Decision:
     return decision
 
 
-def held(ledger: Ledger, lease_id: str) -> Lease:
+def held_lease(ledger: Ledger, lease_id: str) -> Lease:
     """The living lease of this id, or NotFound."""
     lease = ledger.leases.get(lease_id)
     if lease is None:
@@ -197,7 +197,7 @@ def on_extended(ledger: Ledger, event: LeaseExtended, now: int) -> Decision:
     lease = ledger.leases.get(event.lease_id)
     if lease is None or not lease.ends_at_ms:
         raise NotFound(f"no lease {event.lease_id} with an end is held")
-    if not 0 < event.extra_ms <= LONGEST_MS:
+    if not 0 < event.extra_ms <= MAX_DURATION_MS:
         raise BadInput("the extra time must be more than zero and less than 200 years")
     members = [ledger.leases[member] for member in ledger.gangs.get(lease.gang, ()) if member != lease.id]
     longer, *others = (replace(one, ends_at_ms=one.ends_at_ms + event.extra_ms) for one in (lease, *members))

@@ -27,15 +27,12 @@ from distributed_grid.domain.resources import NOTHING
 from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.states import NodeState, Step, advance_node
 from distributed_grid.errors import NotFound
-from distributed_grid.reactor.audit_details import told_of_capacity
-from distributed_grid.reactor.decision import Decision, Record
-from distributed_grid.scheduling.offers.engine_overuse import overdrawn
-from distributed_grid.scheduling.offers.idleness import idleness
-from distributed_grid.scheduling.offers.offer import offered
-from distributed_grid.scheduling.offers.volatility import unrest
+from distributed_grid.reactor.decision import Decision, Record, capacity_details
+from distributed_grid.scheduling.offers.offer import engine_leases_to_reclaim, next_offer
+from distributed_grid.scheduling.offers.owner_activity import update_idleness, update_volatility
 
 SUSPECT_AFTER_MS = 6_000
-CROWDED_MS = 4_000
+RECLAIM_DELAY_MS = 4_000
 """So long an owner has to want back what an engine holds for others, before that is taken from them."""
 HOLD_GRACE_MS = 2_000
 """How much longer than a node's hold we wait before its resources count as free: time to kill what ran there."""
@@ -47,25 +44,25 @@ def on_control_plane_started(ledger: Ledger, event: ControlPlaneStarted, now: in
     changes: list[Row] = [Counter("epoch", event.epoch), Counter("fence", fence)]
     for node in ledger.nodes.values():
         if node.state is NodeState.ALIVE:
-            changes.append(_doubted(node))
+            changes.append(_suspected(node))
         if node.hold_ms:  # the last owner may have renewed its holds until just now
-            changes.append(NodeObservation(node.name, 0, held_until_ms=held_until(node, now)))
+            changes.append(NodeObservation(node.name, 0, held_until_ms=hold_deadline(node, now)))
     return Decision(changes)
 
 
-def on_policy(ledger: Ledger, event: PolicySet, now: int) -> Decision:
+def on_policy_set(ledger: Ledger, event: PolicySet, now: int) -> Decision:
     """Take in what the config says about everybody."""
     if event.policy == ledger.policy:
         return Decision()
     return Decision([event.policy], follow=[QueueScanned()] if ledger.waiting else [])
 
 
-def held_until(node: Node, now: int) -> int:
+def hold_deadline(node: Node, now: int) -> int:
     """Until when what runs on a node may go on that was heard just now; 0 is without end."""
     return now + node.hold_ms + HOLD_GRACE_MS if node.hold_ms else 0
 
 
-def _doubted(node: Node) -> Node:
+def _suspected(node: Node) -> Node:
     return replace(node, state=advance_node(node.state, Step.DOUBT))
 
 
@@ -79,7 +76,7 @@ def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
         new = replace(new, engine=old.engine, engine_node=old.engine_node, engine_lost_ms=old.engine_lost_ms)
     if old.state is NodeState.DRAINING and not old.cooling:
         new = replace(new, state=advance_node(old.state, Step.RESUME))
-        new = _doubted(new)
+        new = _suspected(new)
     decision = Decision()
     excess = None if new.lendable == old.lendable else _excess(ledger, new)
     if excess is not None:
@@ -95,7 +92,7 @@ def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
 
 
 def _declared(node: Node) -> Record:
-    return Record("node-declared", "", node.name, node.name, data=told_of_capacity(node.lendable))
+    return Record("node-declared", "", node.name, node.name, data=capacity_details(node.lendable))
 
 
 def _excess(ledger: Ledger, node: Node) -> str | None:
@@ -115,8 +112,8 @@ def _offered_anew(ledger: Ledger, node: Node) -> list[Row]:
     if offer is None or seen is None or seen.usage is None:
         return []
     before = seen if node.thresholds == ledger.nodes[node.name].thresholds else None
-    seen = replace(seen, idleness=idleness(node, seen.usage, before, seen.at_ms))
-    offer = offered(node, seen, offer, anew=True, stock=ledger.stocks.get(node.name), used=ledger.book(node.name))
+    seen = replace(seen, idleness=update_idleness(node, seen.usage, before, seen.at_ms))
+    offer = next_offer(node, seen, offer, anew=True, stock=ledger.stocks.get(node.name), used=ledger.book(node.name))
     return [seen] if offer is None else [seen, offer]
 
 
@@ -137,29 +134,29 @@ def _left(node: Node) -> Node:
     return replace(node, state=advance_node(node.state, Step.LEAVE))
 
 
-def on_heard(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision:
+def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision:
     """Take in a heartbeat; a node is alive from the first one on."""
     node = ledger.nodes.get(event.name)
     if node is None:
         return Decision()
     last = ledger.sightings.get(event.name)
-    leaving = overdrawn(ledger, node, event.usage)
+    leaving = engine_leases_to_reclaim(ledger, node, event.usage)
     crowded = (last.crowded_ms if last is not None else 0) or now
     seen = NodeObservation(
         event.name,
         now,
         event.usage,
         event.beat,
-        held_until(node, now),
+        hold_deadline(node, now),
         event.generation,
         event.yields,
         boot=last.boot if last is not None else "",
-        idleness=idleness(node, event.usage, last, now),
-        unrest=unrest(node, event.usage, last, now),
+        idleness=update_idleness(node, event.usage, last, now),
+        unrest=update_volatility(node, event.usage, last, now),
         crowded_ms=crowded if leaving else 0,
     )
     decision = Decision([seen])
-    if leaving and now - crowded >= CROWDED_MS:
+    if leaving and now - crowded >= RECLAIM_DELAY_MS:
         why = f"the owner of {node.name} is using it"
         decision.follow += [LeaseReclaimed(lease.id, why) for lease in leaving]
     if node.state is NodeState.LOST:
@@ -173,7 +170,7 @@ def on_heard(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision:
         if any(lease.recovered for lease in ledger.leases_of(node.name)):
             decision.follow.append(ClaimsChecked(node.name))
     stock, book = ledger.stocks.get(node.name), ledger.book(node.name)
-    offer = offered(node, seen, ledger.offers.get(node.name), stock=stock, used=book)
+    offer = next_offer(node, seen, ledger.offers.get(node.name), stock=stock, used=book)
     if offer is not None:
         decision.changes.append(offer)
     if len(decision.changes) > 1 and ledger.waiting:
@@ -181,19 +178,19 @@ def on_heard(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision:
     return decision
 
 
-def doubts(ledger: Ledger, now: int) -> Decision:
+def check_liveness(ledger: Ledger, now: int) -> Decision:
     """Doubt the nodes nobody has heard for a while, give up those whose holds have run out, drop offers that are
     too old, let empty drained nodes go."""
     decision = Decision()
     for node in ledger.nodes.values():
         seen = ledger.sightings.get(node.name)
         if node.state is NodeState.ALIVE and (seen is None or now - seen.at_ms > SUSPECT_AFTER_MS):
-            decision.changes.append(_doubted(node))
+            decision.changes.append(_suspected(node))
             decision.records.append(Record("node-suspect", "", node.name, node.name, "not heard from"))
         elif node.forgotten and not ledger.leases_on.get(node.name):
             decision.changes.append(_left(node))
         elif node.state in _UNHEARD and node.hold_ms and (seen is None or now >= seen.held_until_ms):
-            _give_up(ledger, node, now, decision)
+            _declare_lost(ledger, node, now, decision)
     for offer in ledger.offers.values():
         if offer.expires_at_ms <= now:
             decision.changes.append(replace(offer, withdrawn=True))
@@ -203,7 +200,7 @@ def doubts(ledger: Ledger, now: int) -> Decision:
 _UNHEARD = frozenset({NodeState.SUSPECT, NodeState.DRAINING})
 
 
-def _give_up(ledger: Ledger, node: Node, now: int, decision: Decision) -> None:
+def _declare_lost(ledger: Ledger, node: Node, now: int, decision: Decision) -> None:
     """A node whose holds have run out is lost, and so is what it lent: nothing of it can still run there."""
     if node.state is NodeState.SUSPECT:
         node = replace(node, state=advance_node(node.state, Step.LOSE))
@@ -221,14 +218,14 @@ def on_alert(ledger: Ledger, event: AlertChanged, now: int) -> Decision:
 
 def on_wanted(ledger: Ledger, event: NodeWanted, now: int) -> Decision:
     """Note whether the agent of a node is to run."""
-    node = known(ledger, event.name)
+    node = known_node(ledger, event.name)
     if node.state is NodeState.DRAINING and event.wanted and not node.forgotten and not node.cooling:
         node = replace(node, state=advance_node(advance_node(node.state, Step.RESUME), Step.DOUBT))
     wanted = replace(node, wanted=event.wanted)
     return Decision([wanted] if wanted != ledger.nodes[event.name] else [])
 
 
-def known(ledger: Ledger, name: str) -> Node:
+def known_node(ledger: Ledger, name: str) -> Node:
     node = ledger.nodes.get(name)
     if node is None:
         raise NotFound(f"no node is called {name}; the nodes are: {', '.join(sorted(ledger.nodes)) or 'none'}")
@@ -237,7 +234,7 @@ def known(ledger: Ledger, name: str) -> Node:
 
 def on_drained(ledger: Ledger, event: NodeDrained, now: int) -> Decision:
     """Lend nothing more there and take back what is lent; draining twice is harmless."""
-    node = known(ledger, event.name)
+    node = known_node(ledger, event.name)
     decision = Decision()
     drained = replace(node, cooling=node.cooling or event.cooling)
     if node.state in (NodeState.ALIVE, NodeState.SUSPECT):
@@ -251,18 +248,18 @@ def on_drained(ledger: Ledger, event: NodeDrained, now: int) -> Decision:
 
 def on_resumed(ledger: Ledger, event: NodeResumed, now: int) -> Decision:
     """Let a node that cooled down lend again, from its next heartbeat on; one that did not is left as it is."""
-    node = known(ledger, event.name)
+    node = known_node(ledger, event.name)
     if not node.cooling:
         return Decision()
     node = replace(node, cooling=False)
     if node.state is NodeState.DRAINING and not node.forgotten:
-        node = _doubted(replace(node, state=advance_node(node.state, Step.RESUME)))
+        node = _suspected(replace(node, state=advance_node(node.state, Step.RESUME)))
     return Decision([node], [Record("node-resumed", "", node.name, node.name)])
 
 
 def on_stopped(ledger: Ledger, event: NodeStopped, now: int) -> Decision:
     """The agent is gone on purpose: the node is one that has not been heard from, and nothing runs there."""
-    node = known(ledger, event.name)
+    node = known_node(ledger, event.name)
     decision = Decision(records=[Record("node-stopped", "", node.name, node.name)])
     state = node.state
     if state in (NodeState.ALIVE, NodeState.SUSPECT):

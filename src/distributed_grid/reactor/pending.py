@@ -69,12 +69,12 @@ def _is_bound(ledger: Ledger, lease: Lease) -> bool:
     return binding is not None and binding.bound_at_ms > 0
 
 
-def unsettled(ledger: Ledger) -> list[EngineEffect]:
+def pending_bindings(ledger: Ledger) -> list[EngineEffect]:
     """Every effect that the ledger calls for from engines; performing one twice is harmless."""
     return [effect for one in ledger.bindings.values() if (effect := _binding_effect(ledger, one)) is not None]
 
 
-def unsettled_for(ledger: Ledger, changed: Iterable[Row]) -> list[EngineEffect]:
+def pending_bindings_for(ledger: Ledger, changed: Iterable[Row]) -> list[EngineEffect]:
     """The effects that these changed rows may have called for from engines."""
     if not ledger.bindings:
         return []
@@ -93,14 +93,14 @@ def _binding_effect(ledger: Ledger, binding: Binding) -> EngineEffect | None:
     return BindLease(binding, lease) if alone and not binding.bound_at_ms and not lease.awaits else None
 
 
-def lent(ledger: Ledger, node: str | None = None) -> list[MemoryEffect]:
+def pending_memory(ledger: Ledger, node: str | None = None) -> list[MemoryEffect]:
     """Every effect that blocks call for, of one node or of all; performing one twice is harmless."""
     names = ledger.blocks if node is None else ledger.blocks_at.get(node, ())
     found = _effects(ledger, (ledger.blocks[block_id] for block_id in names))
     return found if node is None else [effect for effect in found if effect.node == node]
 
 
-def lent_for(ledger: Ledger, changed: Iterable[Row]) -> list[MemoryEffect]:
+def pending_memory_for(ledger: Ledger, changed: Iterable[Row]) -> list[MemoryEffect]:
     """The effects that these changed rows may have called for."""
     touched: dict[str, None] = {}
     for row in changed:

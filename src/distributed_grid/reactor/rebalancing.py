@@ -16,10 +16,17 @@ from distributed_grid.domain.rows import Counter
 from distributed_grid.errors import GridError
 from distributed_grid.reactor import jobs, leases
 from distributed_grid.reactor.decision import Decision, LeaseAnswer, Record
-from distributed_grid.scheduling.rebalancing.borrow_plan import COUNTER, Borrow, Deny
-from distributed_grid.scheduling.rebalancing.plan import Advise, GiveBack, Move, Renew, next_move
-from distributed_grid.scheduling.rebalancing.pressure import PressureScan, look_at
-from distributed_grid.scheduling.rebalancing.tracking import agenda_of, watched
+from distributed_grid.scheduling.rebalancing.loans import AUTOMATIC_COUNTER, Borrow, Deny
+from distributed_grid.scheduling.rebalancing.plan import (
+    Advise,
+    RebalanceMove,
+    Renew,
+    ReturnLease,
+    next_move,
+    schedule_round,
+    track_nodes,
+)
+from distributed_grid.scheduling.rebalancing.pressure import PressureScan, scan_pressure
 
 ASKED, REFUSED, GIVEN_BACK = "asked", "refused", "given_back"
 ACTIONS = (ASKED, REFUSED, GIVEN_BACK)
@@ -28,14 +35,14 @@ ACTIONS = (ASKED, REFUSED, GIVEN_BACK)
 
 def on_pressure_read(ledger: Ledger, event: PressureRead, now: int) -> Decision:
     """Note what was read, or make the next move; then look again."""
-    look = look_at(ledger, event.readings, event.rules, now, event.agenda)
+    look = scan_pressure(ledger, event.readings, event.rules, now, event.agenda)
     if event.agenda is None:
-        noted = watched(look)
-        return Decision([*noted], follow=[replace(event, agenda=agenda_of(look, noted))])
+        noted = track_nodes(look)
+        return Decision([*noted], follow=[replace(event, agenda=schedule_round(look, noted))])
     for place, name in enumerate(event.agenda.ahead):
         move = next_move(look, name)
         if move is not None:
-            decision = _made(look, move)
+            decision = _decide_move(look, move)
             decision.answer = None
             left = replace(event.agenda, ahead=event.agenda.ahead[place:])
             decision.follow.append(replace(event, agenda=left))
@@ -43,8 +50,8 @@ def on_pressure_read(ledger: Ledger, event: PressureRead, now: int) -> Decision:
     return Decision()
 
 
-def _made(look: PressureScan, move: Move) -> Decision:
-    if isinstance(move, GiveBack):
+def _decide_move(look: PressureScan, move: RebalanceMove) -> Decision:
+    if isinstance(move, ReturnLease):
         return _given_back(look, move)
     if isinstance(move, Renew):
         return leases.on_extended(look.ledger, LeaseExtended(move.lease.id, GRID_USER, move.extra_ms), look.now)
@@ -56,7 +63,7 @@ def _made(look: PressureScan, move: Move) -> Decision:
     return _advised(look, move)
 
 
-def _given_back(look: PressureScan, move: GiveBack) -> Decision:
+def _given_back(look: PressureScan, move: ReturnLease) -> Decision:
     lease = move.lease
     decision = jobs.on_released(look.ledger, LeaseReleased(lease.id, GRID_USER, move.reason), look.now)
     target, resource = lease.request.target, resource_of(lease.request.ask)
@@ -80,8 +87,8 @@ def _borrowed(look: PressureScan, move: Borrow) -> Decision:
         return Decision([row], [] if told else [record])
     answer = decision.answer
     assert isinstance(answer, LeaseAnswer)
-    number = ledger.counters.get(COUNTER, 0) + 1
-    decision.changes += [_acted(look, request.target, move.resource, at_ms=now), Counter(COUNTER, number)]
+    number = ledger.counters.get(AUTOMATIC_COUNTER, 0) + 1
+    decision.changes += [_acted(look, request.target, move.resource, at_ms=now), Counter(AUTOMATIC_COUNTER, number)]
     record = _record(ASKED, request.target, move.resource, move.reason, subject=request.id)
     record.data["source_node"] = answer.lease.node
     decision.records.append(record)

@@ -12,8 +12,7 @@ from distributed_grid.domain.events import JobSubmitted, LeaseAsked, LeaseReleas
 from distributed_grid.domain.jobs import Ending, Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Node
-from distributed_grid.domain.offers import Offer
+from distributed_grid.domain.nodes import Node, Offer
 from distributed_grid.domain.rebalancing import is_automatic
 from distributed_grid.domain.resources import WHOLE_GPU
 from distributed_grid.domain.rows import Counter, Row
@@ -21,7 +20,7 @@ from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import LeaseEnd
 from distributed_grid.errors import NotFound
 from distributed_grid.reactor import JobAnswer, LeaseAnswer, decide, pending, pending_for
-from distributed_grid.scheduling.queue.queue import next_turn
+from distributed_grid.scheduling.queue.queue import next_grant
 from distributed_grid.simulation.ledger_watch import LedgerWatch, ObservedStep, by_job, in_order
 
 Law = Callable[[LedgerWatch, ObservedStep], None]
@@ -179,7 +178,7 @@ def nobody_waits_who_could_be_served(watch: LedgerWatch, moment: ObservedStep) -
     )
     if not freed and not isinstance(moment.event, TimePassed | LeaseAsked | JobSubmitted):
         return
-    turn = next_turn(watch.ledger, watch.now)
+    turn = next_grant(watch.ledger, watch.now)
     if turn is not None:
         assert not freed, f"{turn.lease.id} waits, though something came free"
         assert not isinstance(moment.event, TimePassed), f"{turn.lease.id} waits, though time has passed"

@@ -7,10 +7,9 @@ from random import Random
 from msgspec import Struct
 
 from distributed_grid.domain.nodes import Caps, Node, OfferThresholds
-from distributed_grid.domain.rebalancing import RebalanceRules, SharingMode
+from distributed_grid.domain.rebalancing import SHARING_POLICIES, RebalanceRules, SharingMode
 from distributed_grid.domain.resources import Capacity, GpuDevice
 from distributed_grid.domain.scheduling_policy import HOUR_MS, Quota, SchedulingPolicy, Strategy
-from distributed_grid.scheduling.rebalancing.sharing_policies import POLICIES
 from distributed_grid.simulation.faults import Fault, draw
 from distributed_grid.simulation.model.users import ZONES, UserRequest, load
 
@@ -94,6 +93,6 @@ def _rules(random: Random) -> RebalanceRules | None:
         return None
     return RebalanceRules(
         random.choice([*SharingMode]),
-        random.choice([*POLICIES.values()]),
+        random.choice([*SHARING_POLICIES.values()]),
         interval_ms=random.choice((2_000, 5_000, 15_000)),
     )

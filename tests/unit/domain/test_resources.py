@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.domain.resources import MAX_AMOUNT, Amounts, Priority, ResourceType, counts
+from distributed_grid.domain.resources import MAX_AMOUNT, Amounts, Priority, ResourceType, normalized_custom
 from distributed_grid.errors import BadInput
 
 
@@ -73,6 +73,6 @@ def test_a_custom_name_is_no_resource_type():
 @given(st.dictionaries(st.text(max_size=3), st.integers(0, 9)))
 def test_custom_resources_have_one_form_whatever_their_order(named):
     backwards = dict(reversed(named.items()))
-    assert counts(named) == counts(backwards)
-    assert counts(named) == tuple(sorted(counts(named)))
-    assert dict(counts(named)) == {name: count for name, count in named.items() if count}
+    assert normalized_custom(named) == normalized_custom(backwards)
+    assert normalized_custom(named) == tuple(sorted(normalized_custom(named)))
+    assert dict(normalized_custom(named)) == {name: count for name, count in named.items() if count}

@@ -13,8 +13,7 @@ from distributed_grid.domain.blocks import MemoryServerRow
 from distributed_grid.domain.engines import EngineCapacity
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease
-from distributed_grid.domain.nodes import NodeObservation
-from distributed_grid.domain.offers import Offer
+from distributed_grid.domain.nodes import NodeObservation, Offer
 from distributed_grid.domain.rebalancing import RebalanceState
 from distributed_grid.domain.resources import Claim, GpuShare, Priority
 from distributed_grid.domain.rows import VOLATILE, Counter, decode_row, encode_row

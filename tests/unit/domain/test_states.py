@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from distributed_grid.domain.states import (
-    JOB_LIFE,
-    LEASE_LIFE,
-    NODE_LIFE,
+    JOB_TRANSITIONS,
+    LEASE_TRANSITIONS,
+    NODE_TRANSITIONS,
     JobState,
     LeaseState,
     NodeState,
@@ -19,9 +19,9 @@ from distributed_grid.domain.states import (
 from distributed_grid.errors import GridError, IllegalStep
 
 LIVES = (
-    ("node", NodeState, NODE_LIFE, advance_node),
-    ("lease", LeaseState, LEASE_LIFE, advance_lease),
-    ("job", JobState, JOB_LIFE, advance_job),
+    ("node", NodeState, NODE_TRANSITIONS, advance_node),
+    ("lease", LeaseState, LEASE_TRANSITIONS, advance_lease),
+    ("job", JobState, JOB_TRANSITIONS, advance_job),
 )
 LEGAL = [(advance, state, step, after) for _, _, life, advance in LIVES for (state, step), after in life.items()]
 ILLEGAL = [
@@ -48,18 +48,18 @@ def test_an_illegal_step_is_an_error_the_grid_has_a_name_for():
     assert issubclass(IllegalStep, GridError)
 
 
-@pytest.mark.parametrize(("life", "last"), [(LEASE_LIFE, LeaseState.ENDED), (JOB_LIFE, JobState.ENDED)])
+@pytest.mark.parametrize(("life", "last"), [(LEASE_TRANSITIONS, LeaseState.ENDED), (JOB_TRANSITIONS, JobState.ENDED)])
 def test_what_has_ended_goes_nowhere(life, last):
     assert not [step for state, step in life if state is last]
 
 
 def test_a_node_that_left_can_only_join_again():
-    assert [step for state, step in NODE_LIFE if state is NodeState.LEFT] == [Step.JOIN]
+    assert [step for state, step in NODE_TRANSITIONS if state is NodeState.LEFT] == [Step.JOIN]
 
 
 @pytest.mark.parametrize(
     ("life", "states"),
-    [(NODE_LIFE, NodeState), (LEASE_LIFE, LeaseState), (JOB_LIFE, JobState)],
+    [(NODE_TRANSITIONS, NodeState), (LEASE_TRANSITIONS, LeaseState), (JOB_TRANSITIONS, JobState)],
 )
 def test_every_state_can_be_reached_from_the_first(life, states):
     reached = {next(iter(states))}

@@ -15,14 +15,20 @@ from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import HeartbeatReceived, NodeDeclared
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.nodes import GpuUsage, Node, Usage
-from distributed_grid.domain.rebalancing import WATCHED, Forecast, PressureReading, RebalanceRules, SharingMode
+from distributed_grid.domain.rebalancing import (
+    SHARING_POLICIES,
+    WATCHED_RESOURCES,
+    Forecast,
+    PressureReading,
+    RebalanceRules,
+    SharingMode,
+)
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.errors import StoreFailed
 from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.monitoring.snapshots import pressure_readings
 from distributed_grid.ports import Batch
-from distributed_grid.scheduling.rebalancing.pressure import automatic
-from distributed_grid.scheduling.rebalancing.sharing_policies import POLICIES
+from distributed_grid.scheduling.rebalancing.pressure import automatic_leases
 from distributed_grid.server.background import rebalance_forever, rebalance_once
 from tests.support.builders import GB, Scenario, a_node
 
@@ -55,7 +61,9 @@ class House:
         await self.grid.read(self.monitor.poll)
 
     async def round(self, policy: str, mode: str = "dynamic_balancing") -> None:
-        await rebalance_once(self.grid, self.monitor, RebalanceRules(SharingMode(mode), POLICIES[policy], 30_000))
+        await rebalance_once(
+            self.grid, self.monitor, RebalanceRules(SharingMode(mode), SHARING_POLICIES[policy], 30_000)
+        )
 
 
 class SometimesFull(MemoryStore):
@@ -87,7 +95,7 @@ def run(story: Callable[[House], Coroutine[Any, Any, None]], store: MemoryStore 
 
 async def held(house: House) -> list[Lease]:
     """What the grid holds for its nodes, for good."""
-    return await house.grid.read(lambda ledger, now: automatic(ledger))
+    return await house.grid.read(lambda ledger, now: automatic_leases(ledger))
 
 
 def a_known(node: Node, usage: Usage) -> PressureReading:
@@ -99,7 +107,7 @@ def a_known(node: Node, usage: Usage) -> PressureReading:
 def test_a_reading_is_in_thousandths_of_what_the_node_has() -> None:
     usage = Usage(250, 0, 4 * GB, 0, (GpuUsage(0, 900), GpuUsage(1, 100)))
     found = a_known(a_node("gpu1", memory_gb=16, gpus=2), usage)
-    assert [found.level(resource) for resource in WATCHED] == [250, 250, 500]
+    assert [found.level(resource) for resource in WATCHED_RESOURCES] == [250, 250, 500]
     assert found.score == 350
     assert a_known(a_node("gpu1", gpus=1), Usage()).gpu is None  # nobody measured it
 
@@ -206,7 +214,7 @@ def test_a_round_that_fails_does_not_end_the_rounds() -> None:
     async def story(house: House) -> None:
         await house.beat(master=9, gpu1=1)
         store.full = True
-        rules = RebalanceRules(SharingMode.SHARE_AND_OFFLOAD, POLICIES["aggressive"], 10)
+        rules = RebalanceRules(SharingMode.SHARE_AND_OFFLOAD, SHARING_POLICIES["aggressive"], 10)
         keeping = asyncio.create_task(rebalance_forever(house.grid, house.monitor, rules))
         async with asyncio.timeout(20):
             while not store.refused:

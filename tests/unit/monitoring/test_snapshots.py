@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.domain.nodes import GpuUsage, Usage
-from distributed_grid.domain.pressure import pressure
+from distributed_grid.domain.nodes import GpuUsage, Usage, pressure
 from distributed_grid.monitoring.snapshots import snapshots, summarise
 from tests.support.builders import GB, Scenario, a_capacity, a_node, a_request
 

@@ -9,16 +9,16 @@ from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.rebalancing import (
+    SHARING_POLICIES,
     Advice,
     Forecast,
-    PressureMarks,
     PressureReading,
     RebalanceRules,
     SharingMode,
+    Watermarks,
 )
 from distributed_grid.reactor import Record
-from distributed_grid.scheduling.rebalancing.pressure import automatic
-from distributed_grid.scheduling.rebalancing.sharing_policies import POLICIES
+from distributed_grid.scheduling.rebalancing.pressure import automatic_leases
 from tests.support.builders import NOW, Scenario, a_node
 
 INTERVAL_MS = 30_000
@@ -45,8 +45,8 @@ def rules(
     **numbers: object,
 ) -> RebalanceRules:
     """The rules of a policy, the same marks for every resource; `numbers` of the policy may be changed."""
-    chosen = replace(POLICIES[policy], **numbers) if numbers else POLICIES[policy]
-    marks = PressureMarks(high, low)
+    chosen = replace(SHARING_POLICIES[policy], **numbers) if numbers else SHARING_POLICIES[policy]
+    marks = Watermarks(high, low)
     return RebalanceRules(SharingMode(mode), chosen, INTERVAL_MS, marks, marks, marks, excess)
 
 
@@ -93,7 +93,7 @@ class Rounds(Scenario):
     @property
     def leases(self) -> list[Lease]:
         """What the grid holds for its nodes."""
-        return automatic(self.ledger)
+        return automatic_leases(self.ledger)
 
     def advice(self, node: str) -> Advice | None:
         balance = self.ledger.balances.get(node)

@@ -26,7 +26,7 @@ from distributed_grid.domain.events import (
 )
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
-from distributed_grid.reactor import lent
+from distributed_grid.reactor import pending_memory
 from tests.support.builders import GB, Scenario, a_node, a_request
 
 HOUR = 3_600_000
@@ -51,7 +51,7 @@ def ask(tale: Scenario, name: str = "b1", gb: int = 2, *, copies: int = 1, user:
 
 
 def effects(tale: Scenario, kind: type) -> list:
-    return [effect for effect in lent(tale.ledger) if isinstance(effect, kind)]
+    return [effect for effect in pending_memory(tale.ledger) if isinstance(effect, kind)]
 
 
 def moved(tale: Scenario, problem: str = "") -> None:
@@ -73,7 +73,7 @@ def test_a_block_is_a_memory_lease_of_the_node_that_lends_it():
     assert (place.node, place.incarnation) == ("gpu2", "gpu2-life1")
     assert (lease.node, lease.claim.memory_bytes, lease.state) == ("gpu2", 2 * GB, LeaseState.ACTIVE)
     assert lease.ends_at_ms == block.ends_at_ms
-    assert not lent(tale.ledger)
+    assert not pending_memory(tale.ledger)
 
 
 def test_the_same_block_asked_for_twice_is_one_block():
@@ -116,7 +116,7 @@ def test_a_node_whose_memory_nobody_has_used_yet_is_asked_to_serve_it():
     assert effects(tale, ServeMemory) == [ServeMemory("gpu1")]
     served(tale, "gpu1")
     assert tale.ledger.blocks["b1"].places[0].incarnation == "gpu1-life1"
-    assert not lent(tale.ledger)
+    assert not pending_memory(tale.ledger)
 
 
 def test_a_node_whose_memory_cannot_be_served_loses_what_was_to_be_there():

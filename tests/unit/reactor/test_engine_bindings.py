@@ -17,7 +17,7 @@ from distributed_grid.domain.events import (
     LeaseAsked,
 )
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
-from distributed_grid.reactor import pending, unsettled
+from distributed_grid.reactor import pending, pending_bindings
 from tests.support.builders import GB, Scenario, a_node, a_request
 
 ROOM = EngineResources(4000, 16 * GB, 1000)
@@ -58,10 +58,10 @@ def test_a_lease_is_active_only_when_the_engine_has_its_group():
     binding = only_binding(tale)
     assert (lease.state, lease.engine) == (LeaseState.RESERVING, "ray")
     assert (binding.place, binding.group) == ("n1", f"grid-boost-r1-{lease.fence}")
-    assert unsettled(tale.ledger) == [BindLease(binding, lease)]
+    assert pending_bindings(tale.ledger) == [BindLease(binding, lease)]
     tale.tell(GroupBound(binding.key))
     assert tale.ledger.leases["r1"].state is LeaseState.ACTIVE
-    assert unsettled(tale.ledger) == []
+    assert pending_bindings(tale.ledger) == []
     tale.ledger.check()
 
 
@@ -80,7 +80,7 @@ def test_what_is_released_is_freed_and_forgotten_only_then():
     tale = with_ray()
     binding = bound(tale, a_request("r1"))
     tale.release("r1")
-    assert unsettled(tale.ledger) == [FreeBinding(binding)]
+    assert pending_bindings(tale.ledger) == [FreeBinding(binding)]
     tale.tell(GroupFreed(binding.key))
     assert not tale.ledger.bindings
     tale.tell(GroupFreed(binding.key))
@@ -93,7 +93,7 @@ def test_a_lease_that_ends_while_it_is_being_bound_is_freed():
     binding = only_binding(tale)
     tale.release("r1")
     tale.tell(GroupBound(binding.key))
-    assert unsettled(tale.ledger) == [FreeBinding(binding)]
+    assert pending_bindings(tale.ledger) == [FreeBinding(binding)]
 
 
 def test_a_command_starts_only_under_a_reservation():
@@ -106,7 +106,7 @@ def test_a_command_starts_only_under_a_reservation():
     tale.start("j1")
     binding = only_binding(tale)
     tale.end("j1")
-    assert unsettled(tale.ledger) == [FreeBinding(binding)]
+    assert pending_bindings(tale.ledger) == [FreeBinding(binding)]
 
 
 def test_a_command_whose_place_is_refused_looks_for_another():
@@ -127,9 +127,9 @@ def test_a_group_that_vanished_is_made_again_under_a_new_fence():
     lease = tale.ledger.leases["r1"]
     new = tale.ledger.binding_of(lease)
     assert (lease.state, new.fence > old.fence, new.again) == (LeaseState.RESERVING, True, True)
-    assert unsettled(tale.ledger) == [FreeBinding(old)]  # first the old one is known to be gone
+    assert pending_bindings(tale.ledger) == [FreeBinding(old)]  # first the old one is known to be gone
     tale.tell(GroupFreed(old.key))
-    assert unsettled(tale.ledger) == [BindLease(new, lease)]
+    assert pending_bindings(tale.ledger) == [BindLease(new, lease)]
     tale.tell(GroupBound(new.key))
     assert tale.ledger.leases["r1"].state is LeaseState.ACTIVE
     tale.ledger.check()
@@ -243,9 +243,9 @@ def test_who_makes_room_is_gone_before_the_urgent_lease_is_bound():
     tale.later(3600)
     tale.tell(LeaseAsked(a_request("hot", priority="urgent")))
     hot = tale.ledger.binding_of(tale.ledger.leases["hot"])
-    assert unsettled(tale.ledger) == []
+    assert pending_bindings(tale.ledger) == []
     tale.end("low")
-    effects = unsettled(tale.ledger)
+    effects = pending_bindings(tale.ledger)
     assert BindLease(hot, tale.ledger.leases["hot"]) in effects
     assert FreeBinding(tale.ledger.bindings[victim.key]) in effects
     tale.tell(GroupBound(hot.key))

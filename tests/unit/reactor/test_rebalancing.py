@@ -10,10 +10,9 @@ from msgspec.structs import replace
 from distributed_grid.domain.events import NodeForgotten, PressureRead, TimePassed
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.rebalancing import Forecast, is_automatic
+from distributed_grid.domain.rebalancing import SHARING_POLICIES, Forecast, is_automatic
 from distributed_grid.domain.resources import Priority
 from distributed_grid.domain.states import LeaseEnd
-from distributed_grid.scheduling.rebalancing.sharing_policies import POLICIES
 from tests.support.builders import GB, a_node, a_request, a_submission, a_usage, caps, thresholds
 from tests.unit.reactor.rebalance_rounds import INTERVAL_MS, Rounds, a_reading, actions, apart, rules
 
@@ -128,7 +127,7 @@ def test_a_lease_is_renewed_while_it_is_needed_and_runs_out_when_nobody_hears_of
     story.round(HARD, times=100)
     (lease,) = story.leases
     assert lease.granted_at_ms < story.now - 99 * INTERVAL_MS
-    assert lease.ends_at_ms > story.now + POLICIES["aggressive"].renew_at * INTERVAL_MS - INTERVAL_MS
+    assert lease.ends_at_ms > story.now + SHARING_POLICIES["aggressive"].renew_at * INTERVAL_MS - INTERVAL_MS
     told = story.round(a_reading("master", memory=None), times=41)
     assert story.leases == []
     assert actions(told) == []
@@ -345,7 +344,7 @@ def test_no_lease_is_given_back_for_somebody_whom_it_would_not_help():
 
 
 def test_the_priority_is_never_above_a_users_usual_one():
-    assert all(policy.priority <= Priority.MEDIUM for policy in POLICIES.values())
+    assert all(policy.priority <= Priority.MEDIUM for policy in SHARING_POLICIES.values())
 
 
 # ------------------------------------------------------------------ one machine

@@ -12,18 +12,25 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.events import NodeDeclared, PressureRead
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.rebalancing import WATCHED, Forecast, PressureReading, SharingMode, amount_in, resource_of
+from distributed_grid.domain.rebalancing import (
+    SHARING_POLICIES,
+    WATCHED_RESOURCES,
+    Forecast,
+    PressureReading,
+    SharingMode,
+    claimed_amount,
+    resource_of,
+)
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.reactor import Record
-from distributed_grid.scheduling.rebalancing.sharing_policies import POLICIES
-from distributed_grid.scheduling.rebalancing.surplus import total_of
+from distributed_grid.scheduling.rebalancing.loans import total_of
 from distributed_grid.simulation.invariants import LAWS
 from tests.support.builders import a_node, thresholds
 from tests.unit.reactor.rebalance_rounds import INTERVAL_MS, Rounds, a_reading, apart, rules
 from tests.unit.reactor.state_machine import NAMES, NODES, World
 from tests.unit.reactor.test_invariants import DEEDS, begin, deed, kinds
 
-TYPES = [(policy, str(mode)) for policy in POLICIES for mode in SharingMode]
+TYPES = [(policy, str(mode)) for policy in SHARING_POLICIES for mode in SharingMode]
 every_type = pytest.mark.parametrize(("policy", "mode"), TYPES, ids=lambda word: word)
 NODES_HERE = ("ash", "birch", "cedar")
 HIGH, LOW = 800, 300
@@ -103,13 +110,13 @@ class Watched(Rounds):
         target, lender, resource = lease.request.target, self.last[lease.node], resource_of(lease.request.ask)
         assert lease.node != target
         assert self.last[target].level(resource) is not None
-        assert all((lender.level(one) or 0) <= HIGH for one in WATCHED)
+        assert all((lender.level(one) or 0) <= HIGH for one in WATCHED_RESOURCES)
         assert lender.score is not None
         node, book = self.ledger.nodes[lease.node], self.ledger.book(lease.node)
         total = total_of(node.capacity, resource)
         lent = book.memory_bytes if resource is ResourceType.MEMORY else book.cpu_milli
         idle = total * (1000 - (lender.level(resource) or 0)) // 1000
-        assert min(total - lent, idle - amount_in(lease, resource)) >= total * self.rules.excess_milli // 1000
+        assert min(total - lent, idle - claimed_amount(lease, resource)) >= total * self.rules.excess_milli // 1000
 
 
 @every_type
@@ -192,7 +199,7 @@ def test_a_restart_does_not_make_it_swing(policy, mode, load, at):
     assert {record.type for record in story.live(load[-1])} <= {"extended"}
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", SHARING_POLICIES)
 @given(demand=st.integers(0, 1400), high=st.integers(400, 900), gap=st.integers(50, 390))
 @settings(max_examples=15)
 def test_borrowing_that_really_relieves_a_node_settles_too(policy, demand, high, gap):
@@ -235,7 +242,7 @@ some_levels = st.sampled_from([None, 0, 100, 500, 850, 1000])
 PRESS = deed(
     "press",
     st.tuples(some_levels, some_levels, some_levels),
-    st.sampled_from([*POLICIES]),
+    st.sampled_from([*SHARING_POLICIES]),
     st.sampled_from([str(mode) for mode in SharingMode]),
     st.sampled_from([0, 1, 2, 5]),
 )

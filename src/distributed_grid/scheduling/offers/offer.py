@@ -1,26 +1,34 @@
 """What a node is ready to lend, out of what was measured: the owner's part stays with the owner.
 
-Rule 1: whether a resource is lent at all is decided slowly (`idleness`), how much of it at once.
+Rule 1: whether a resource is lent at all is decided slowly (`update_idleness`), how much of it at once.
 Rule 2: never more than is free at this moment, and never more than the caps allow.
 Rule 3: of CPU and memory only the part of what is free above the excess threshold. A GPU is lent whole or not at all.
 Rule 4: an offer shrinks with the measurement. It grows when the growth is worth telling, or when it grows old.
+
+Whom an owner who is back takes away what its node's engine holds for others.
+
+Rule 1: the owner is back where its own use is above the marks that lending goes by, and the margin.
+Rule 2: only what the owner is short of is taken back, of the least important and then of the youngest first. What an
+        engine's workers use of a loan is the borrower's use, so that no loan drives itself away.
 """
 
 from __future__ import annotations
 
 from distributed_grid.domain.engines import EngineCapacity, EngineResources
 from distributed_grid.domain.indexes.node_claims import NodeClaims
-from distributed_grid.domain.node_statistics import Idleness
-from distributed_grid.domain.nodes import Node, NodeObservation, OfferThresholds, Usage
-from distributed_grid.domain.offers import Offer
+from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node, NodeObservation, Offer, OfferThresholds, Usage
 from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, GpuDevice, cores, gigabytes
-from distributed_grid.scheduling.offers.idleness import idleness
+from distributed_grid.domain.states import LeaseState
+from distributed_grid.domain.statistics import Idleness
+from distributed_grid.scheduling.offers.owner_activity import update_idleness
 
-WORTH_TELLING = 10
+GROWTH_DIVISOR = 10
 """An offer grows at once by this part of what the node has; by less when it is made anew."""
 
 
-def offered(
+def next_offer(
     node: Node,
     seen: NodeObservation,
     old: Offer | None,
@@ -35,20 +43,20 @@ def offered(
     """
     if seen.usage is None:
         return None
-    lends, keeps = lending(node, seen.usage, seen.idleness)
+    lends, keeps = lendable_now(node, seen.usage, seen.idleness)
     if seen.yields:
         lends, keeps = NOTHING, ("its owner is using it",)
     elif stock is not None:
-        lends, keeps = _within(lends, stock.room, keeps, used or NodeClaims())
+        lends, keeps = _limit_to_engine(lends, stock.room, keeps, used or NodeClaims())
     now = seen.at_ms
     young = old is not None and now - old.made_at_ms < node.refresh_ms
-    if old is not None and young and not anew and _still_says(node, old, lends, keeps):
+    if old is not None and young and not anew and _still_holds(node, old, lends, keeps):
         return None
     generation = old.generation + 1 if old is not None else 1
     return Offer(node.name, generation, lends, now, now + node.offer_ms, keeps)
 
 
-def _within(
+def _limit_to_engine(
     lends: Capacity, room: EngineResources, keeps: tuple[str, ...], used: NodeClaims
 ) -> tuple[Capacity, tuple[str, ...]]:
     """What of a loan the node's engine has for us, and what it has not."""
@@ -63,7 +71,7 @@ def _within(
     return limited, keeps if limited == lends else (*keeps, "its engine has given the rest to others")
 
 
-def _still_says(node: Node, old: Offer, lends: Capacity, keeps: tuple[str, ...]) -> bool:
+def _still_holds(node: Node, old: Offer, lends: Capacity, keeps: tuple[str, ...]) -> bool:
     """Whether an offer promises nothing that is gone, and hides nothing worth telling."""
     if (old.lends.gpus, old.lends.custom, len(old.keeps)) != (lends.gpus, lends.custom, len(keeps)):
         return False
@@ -71,10 +79,10 @@ def _still_says(node: Node, old: Offer, lends: Capacity, keeps: tuple[str, ...])
         (lends.cpu_milli - old.lends.cpu_milli, node.capacity.cpu_milli),
         (lends.memory_bytes - old.lends.memory_bytes, node.capacity.memory_bytes),
     )
-    return all(more == 0 or 0 < more * WORTH_TELLING < has for more, has in grown)
+    return all(more == 0 or 0 < more * GROWTH_DIVISOR < has for more, has in grown)
 
 
-def lending(node: Node, usage: Usage, idle: Idleness | None = None) -> tuple[Capacity, tuple[str, ...]]:
+def lendable_now(node: Node, usage: Usage, idle: Idleness | None = None) -> tuple[Capacity, tuple[str, ...]]:
     """What the node lends in all, and why it keeps the rest. Without thresholds everything within the caps.
 
     Without `idle` the measurement is taken for the node's first.
@@ -82,16 +90,16 @@ def lending(node: Node, usage: Usage, idle: Idleness | None = None) -> tuple[Cap
     most, limits = node.lendable, node.thresholds
     if limits is None:
         return most, () if node.caps.can_share else ("does not share",)
-    idle = idle or idleness(node, usage, None, 0)
+    idle = idle or update_idleness(node, usage, None, 0)
     assert idle is not None
     keeps: list[str] = []
-    cpu = _cpu(node, usage, limits, idle, keeps)
-    memory = _memory(node, usage, limits, idle, keeps)
+    cpu = _lendable_cpu(node, usage, limits, idle, keeps)
+    memory = _lendable_memory(node, usage, limits, idle, keeps)
     gpus = tuple(device for device in most.gpus if _lends_gpu(device, usage, limits, idle, keeps))
     return Capacity(min(cpu, most.cpu_milli), min(memory, most.memory_bytes), gpus, most.custom), tuple(keeps)
 
 
-def _cpu(node: Node, usage: Usage, limits: OfferThresholds, idle: Idleness, keeps: list[str]) -> int:
+def _lendable_cpu(node: Node, usage: Usage, limits: OfferThresholds, idle: Idleness, keeps: list[str]) -> int:
     busy, most = usage.cpu_outside_milli, limits.cpu_busy_max_milli
     free = node.capacity.cpu_milli * max(1000 - busy, 0) // 1000
     enough = free >= limits.cpu_min_milli
@@ -106,7 +114,7 @@ def _cpu(node: Node, usage: Usage, limits: OfferThresholds, idle: Idleness, keep
     return 0
 
 
-def _memory(node: Node, usage: Usage, limits: OfferThresholds, idle: Idleness, keeps: list[str]) -> int:
+def _lendable_memory(node: Node, usage: Usage, limits: OfferThresholds, idle: Idleness, keeps: list[str]) -> int:
     used, most = 1000 * usage.memory_outside_bytes // max(node.capacity.memory_bytes, 1), limits.memory_used_max_milli
     free = max(node.capacity.memory_bytes - usage.memory_outside_bytes, 0)
     enough = free >= limits.memory_min_bytes
@@ -151,3 +159,39 @@ def _percent(milli: int) -> str:
 
 def _not_long_enough(limits: OfferThresholds) -> str:
     return f"not idle for {limits.dwell_ms / 60_000:g} min yet"
+
+
+def engine_leases_to_reclaim(ledger: Ledger, node: Node, usage: Usage) -> tuple[Lease, ...]:
+    """The leases of a node that its engine holds and that its owner wants back now."""
+    limits = node.thresholds
+    if limits is None or not ledger.bindings:
+        return ()
+    backed = [
+        lease for lease in ledger.leases_of(node.name) if lease.engine and not lease.job and lease.claim is not None
+    ]
+    if not backed:
+        return ()
+    has, margin = node.capacity, limits.margin_milli
+    memory_used = 1000 * usage.memory_outside_bytes // max(has.memory_bytes, 1)
+    cpu_short = memory_short = 0
+    if usage.cpu_outside_milli > limits.cpu_busy_max_milli + margin:
+        free = has.cpu_milli * max(1000 - usage.cpu_outside_milli, 0) // 1000
+        cpu_short = sum(lease.claim.cpu_milli for lease in backed if lease.claim is not None) - free
+    if memory_used > limits.memory_used_max_milli + margin:
+        free = max(has.memory_bytes - usage.memory_outside_bytes, 0)
+        memory_short = sum(lease.claim.memory_bytes for lease in backed if lease.claim is not None) - free
+    wanted = {gpu.index for gpu in usage.gpus if gpu.busy_milli > limits.gpu_busy_max_milli + margin}
+    leaving: list[Lease] = []
+    for lease in sorted(backed, key=lambda one: (one.request.priority, -one.granted_at_ms, one.id)):
+        claim = lease.claim
+        assert claim is not None
+        helps = (
+            (cpu_short > 0 and claim.cpu_milli)
+            or (memory_short > 0 and claim.memory_bytes)
+            or any(share.index in wanted for share in claim.gpus)
+        )
+        if helps and lease.state is not LeaseState.RELEASING:
+            leaving.append(lease)
+            cpu_short -= claim.cpu_milli
+            memory_short -= claim.memory_bytes
+    return tuple(leaving)

@@ -21,12 +21,12 @@ from msgspec import Struct
 
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.node_statistics import UsageTrace
 from distributed_grid.domain.nodes import Node, OfferThresholds
 from distributed_grid.domain.scheduling_policy import Strategy
-from distributed_grid.scheduling.offers.volatility import HALF_LIFE_MS, HOUR_MS, faded, risen_above
+from distributed_grid.domain.statistics import UsageTrace
+from distributed_grid.scheduling.offers.owner_activity import HALF_LIFE_MS, HOUR_MS, decay, rises_above
 from distributed_grid.scheduling.placement.placement import Placement
-from distributed_grid.scheduling.placement.scores import SLACK_ROOM
+from distributed_grid.scheduling.placement.scores import RANK_UNIT
 
 DEFAULT_TERM_MS = 600_000
 STALE_MS = 30_000
@@ -35,18 +35,18 @@ STALE_MS = 30_000
 # Fitted by maximum likelihood on every other machine of a day of 1,052 (PlanetLab, 2011-03-03, CPU every 5 minutes,
 # terms of 5 minutes to 4 hours); `python -m bench confidence` checks them on the others. The likelihood hardly differs
 # between 3 and 8 hours, so of these a shorter one was taken: it learns sooner.
-USUAL_PER_HOUR = 0.009
+PRIOR_RETURNS_PER_HOUR = 0.009
 """How often the usual owner comes back."""
-USUAL_HOURS = 4.0
+PRIOR_HOURS = 4.0
 """How many hours of watching one owner weigh as much as knowing the usual one."""
 
 # Not fitted: those machines tell only of CPU, and how narrow a choice was says nothing about their owners.
-FLUTTER = 1.0
+MIN_MEMORY_DRIFT = 1.0
 """How much the memory of a sleeping machine drifts, as the variance after an hour; in thousandths of it, squared."""
-ONE_OF_SEVERAL = 0.6
+EVICTION_PROBABILITY = 0.6
 """How likely it is this one that has to go for the owner's memory, where others hold memory, too. It is about what the
 agent's rule did to the made-up owners of `tests/unit/scheduling/owner_traces.py`."""
-NARROW = 0.005
+MARGIN_WEIGHT = 0.005
 """How much less sure a choice is that could as well have been the second best."""
 
 # How far an owner must come before the node's agent ends borrowed work for the CPU: the floor and the headroom of
@@ -54,7 +54,7 @@ NARROW = 0.005
 FLOOR_MILLI = 50
 HEADROOM_PART, HEADROOM_LEAST_MILLI, HEADROOM_MOST_MILLI = 120, 150, 2000
 
-_MEMORY_MS = HALF_LIFE_MS / log(2)
+_DECAY_MS = HALF_LIFE_MS / log(2)
 
 
 class Confidence(Struct, frozen=True):
@@ -73,11 +73,11 @@ class Confidence(Struct, frozen=True):
 def confidence(ledger: Ledger, request: Request, place: Placement, now: int) -> Confidence:
     """How sure the choice of a place is."""
     term_ms = term_of(request)
-    certain, stay = freshness(ledger, place.node, now), stays(ledger, request, place.node, now, term_ms)
+    certain, stay = freshness(ledger, place.node, now), stay_probability(ledger, request, place.node, now, term_ms)
     for node, _ in place.others:
         certain *= freshness(ledger, node, now)
-        stay *= stays(ledger, request, node, now, term_ms)
-    narrow = 1 - NARROW * (1 - margin(place))
+        stay *= stay_probability(ledger, request, node, now, term_ms)
+    narrow = 1 - MARGIN_WEIGHT * (1 - margin(place))
     return Confidence(round(1000 * narrow), round(1000 * certain), round(1000 * stay), term_ms)
 
 
@@ -96,7 +96,7 @@ def margin(place: Placement) -> float:
     if not place.runners_up or place.preferred:
         return 1.0
     ahead = place.score - place.runners_up[0][1]
-    scale = 1 if place.strategy is Strategy.FRAGMENTATION_AWARE else SLACK_ROOM // 10
+    scale = 1 if place.strategy is Strategy.FRAGMENTATION_AWARE else RANK_UNIT // 10
     return min(max(ahead / scale, 0.0), 1.0)
 
 
@@ -107,21 +107,23 @@ def freshness(ledger: Ledger, node: str, now: int) -> float:
     return 1 / (1 + (age_ms / STALE_MS) ** 2)
 
 
-def stays(ledger: Ledger, request: Request, name: str, now: int, term_ms: int) -> float:
+def stay_probability(ledger: Ledger, request: Request, name: str, now: int, term_ms: int) -> float:
     """The probability that the owner of a node leaves alone what is lent there, for a term from now on."""
     node, seen = ledger.nodes.get(name), ledger.sightings.get(name)
     if node is None or seen is None or node.thresholds is None or seen.unrest is None:
         return 1.0
     ahead_ms = term_ms + max(now - seen.at_ms, 0)
     owner, limits = seen.unrest, node.thresholds
-    likely = _does_not_come(owner.cpu, cpu_mark(node), now, ahead_ms, usual=USUAL_PER_HOUR)
-    likely *= _keeps_memory(node, limits, owner.memory, (ledger.book(name).memory_bytes, request), now, ahead_ms)
+    likely = _no_return_probability(owner.cpu, cpu_mark(node), now, ahead_ms, usual=PRIOR_RETURNS_PER_HOUR)
+    likely *= _memory_stay_probability(
+        node, limits, owner.memory, (ledger.book(name).memory_bytes, request), now, ahead_ms
+    )
     if request.ask.gpu_milli and owner.gpu is not None:
-        likely *= _does_not_come(owner.gpu, float(limits.gpu_busy_max_milli), now, ahead_ms)
+        likely *= _no_return_probability(owner.gpu, float(limits.gpu_busy_max_milli), now, ahead_ms)
     return likely
 
 
-def _does_not_come(trail: UsageTrace, mark: float, now: int, ahead_ms: int, *, usual: float = 0.0) -> float:
+def _no_return_probability(trail: UsageTrace, mark: float, now: int, ahead_ms: int, *, usual: float = 0.0) -> float:
     """That the use of a resource does not climb above a mark: by how often it did, in the time it was watched.
 
     The rate of coming back is not known; it is spread as a gamma distribution around what was seen. `usual` is the
@@ -129,12 +131,12 @@ def _does_not_come(trail: UsageTrace, mark: float, now: int, ahead_ms: int, *, u
     """
     if trail.level >= mark:
         return 0.0
-    watched = _MEMORY_MS * (1 - faded(now - trail.since_ms)) / HOUR_MS + USUAL_HOURS
-    count = risen_above(trail, mark, now) + USUAL_HOURS * usual
+    watched = _DECAY_MS * (1 - decay(now - trail.since_ms)) / HOUR_MS + PRIOR_HOURS
+    count = rises_above(trail, mark, now) + PRIOR_HOURS * usual
     return float((watched / (watched + ahead_ms / HOUR_MS)) ** count)
 
 
-def _keeps_memory(
+def _memory_stay_probability(
     node: Node, limits: OfferThresholds, trail: UsageTrace, lent: tuple[int, Request], now: int, ahead_ms: int
 ) -> float:
     """That nothing of this request has to go for the owner's memory; `lent` is what others hold there, and it.
@@ -146,13 +148,13 @@ def _keeps_memory(
     if others_hold and ask < limits.memory_min_bytes:
         return 1.0
     mark = memory_mark(node, limits, others_hold + ask)
-    likely = _does_not_come(trail, mark, now, ahead_ms) * _does_not_drift(trail, mark, ahead_ms)
-    return 1 - (1 - likely) * (ONE_OF_SEVERAL if others_hold else 1)
+    likely = _no_return_probability(trail, mark, now, ahead_ms) * _no_drift_probability(trail, mark, ahead_ms)
+    return 1 - (1 - likely) * (EVICTION_PROBABILITY if others_hold else 1)
 
 
-def _does_not_drift(trail: UsageTrace, mark: float, ahead_ms: int) -> float:
+def _no_drift_probability(trail: UsageTrace, mark: float, ahead_ms: int) -> float:
     """That the use of a resource does not drift above a mark: a random walk that is as wide as it was of late."""
-    wide = sqrt(2 * (trail.drift + FLUTTER) * ahead_ms / HOUR_MS)
+    wide = sqrt(2 * (trail.drift + MIN_MEMORY_DRIFT) * ahead_ms / HOUR_MS)
     return erf(max(mark - trail.level, 0.0) / wide)
 
 

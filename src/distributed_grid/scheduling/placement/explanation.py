@@ -14,7 +14,7 @@ from distributed_grid.domain.resources import GB, WHOLE_GPU
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.scheduling.placement.confidence import confidence
 from distributed_grid.scheduling.placement.placement import Placement, strategy_of
-from distributed_grid.scheduling.placement.scores import CLASS_ROOM
+from distributed_grid.scheduling.placement.scores import CLASS_UNIT
 
 
 class NodeScore(Struct, frozen=True, array_like=True):
@@ -58,7 +58,7 @@ class Choice(Struct, frozen=True, omit_defaults=True):
         return self.best.node
 
 
-class Alternative(Struct, frozen=True):
+class RunnerUp(Struct, frozen=True):
     """A node that came second, and why."""
 
     node: str
@@ -72,7 +72,7 @@ def choice_of(
     """What counted for a place."""
     sure = confidence(ledger, request, place, now)
     return Choice(
-        _standing(ledger, place.node, place.score),
+        _node_score(ledger, place.node, place.score),
         strategy_of(ledger, request) if displaced else place.strategy,
         0 if displaced else place.fits,
         sure.whole,
@@ -80,7 +80,7 @@ def choice_of(
         sure.freshness,
         sure.stay,
         sure.term_ms,
-        tuple([_standing(ledger, node, score) for node, score in place.runners_up]),
+        tuple([_node_score(ledger, node, score) for node, score in place.runners_up]),
         place.preferred,
         request.target,
         request.group,
@@ -89,7 +89,7 @@ def choice_of(
     )
 
 
-def _standing(ledger: Ledger, node: str, score: int) -> NodeScore:
+def _node_score(ledger: Ledger, node: str, score: int) -> NodeScore:
     lends, book, known = ledger.lends(node), ledger.book(node), ledger.nodes.get(node)
     return NodeScore(
         node,
@@ -107,24 +107,24 @@ def _standing(ledger: Ledger, node: str, score: int) -> NodeScore:
 def reasoning(choice: Choice) -> tuple[str, ...]:
     """Why there, in short sentences with numbers."""
     best = choice.best
-    lines = [_among(choice)]
+    lines = [_summary_line(choice)]
     if choice.preferred:
         lines.append(f"{best.node} is preferred by the request")
     if choice.target and choice.strategy is not Strategy.LOCAL_FIRST:
         lines.append(f"it is for {choice.target}")
     if not choice.displaced:
-        lines += _what_counted(choice)
+        lines += _deciding_factors(choice)
     if choice.others:
         lines.append(f"the other members of its gang are on {', '.join(choice.others)}")
-    return (*lines, _how_sure(choice))
+    return (*lines, _confidence_line(choice))
 
 
-def alternatives(choice: Choice) -> tuple[Alternative, ...]:
+def runners_up(choice: Choice) -> tuple[RunnerUp, ...]:
     """Who came next, and why only next."""
-    return tuple(Alternative(one.node, one.score, _why_second(choice, one)) for one in choice.next)
+    return tuple(RunnerUp(one.node, one.score, _why_second(choice, one)) for one in choice.next)
 
 
-def _among(choice: Choice) -> str:
+def _summary_line(choice: Choice) -> str:
     if choice.displaced:
         count = len(choice.displaced)
         return f"nothing was free: {count} lease{' makes' if count == 1 else 's make'} room on {choice.node}"
@@ -133,9 +133,9 @@ def _among(choice: Choice) -> str:
     return f"{choice.node} is the best of {choice.fits} nodes that fit, by {choice.strategy}"
 
 
-def _what_counted(choice: Choice) -> list[str]:
+def _deciding_factors(choice: Choice) -> list[str]:
     best, lines = choice.best, []
-    named = _named(choice, best)
+    named = _class_description(choice, best)
     if named:
         lines.append(f"{best.node} {named}")
     later = [one for one in choice.next if _class(choice, one) == _class(choice, best) and one.rank < best.rank]
@@ -157,7 +157,7 @@ def _room_decided(choice: Choice) -> bool:
 def _why_second(choice: Choice, one: NodeScore) -> str:
     best = choice.best
     if _class(choice, one) != _class(choice, best):
-        return _named(choice, one)
+        return _class_description(choice, one)
     if one.rank < best.rank:
         return f"its priority {one.rank / 1000:g} comes after {best.rank / 1000:g}"
     if one.score == best.score:
@@ -177,7 +177,7 @@ _LESS = {
 }
 
 
-def _named(choice: Choice, one: NodeScore) -> str:
+def _class_description(choice: Choice, one: NodeScore) -> str:
     """What the strategy is named for, of one node; it is the upper part of the score (`scores`)."""
     number = _class(choice, one)
     if choice.strategy is Strategy.LOCAL_FIRST:
@@ -195,7 +195,7 @@ def _named(choice: Choice, one: NodeScore) -> str:
 
 def _class(choice: Choice, one: NodeScore) -> int:
     """The part of the score above rank and room; 0 by strategies that are named for nothing."""
-    return one.score // CLASS_ROOM if choice.strategy in _HAVE_A_CLASS else 0
+    return one.score // CLASS_UNIT if choice.strategy in _HAVE_A_CLASS else 0
 
 
 _HAVE_A_CLASS = frozenset(
@@ -211,7 +211,7 @@ def _room(one: NodeScore) -> str:
     return ", ".join(parts)
 
 
-def _how_sure(choice: Choice) -> str:
+def _confidence_line(choice: Choice) -> str:
     term = duration(choice.term_ms)
     if choice.stay == 1000:
         return f"nobody takes it back within {term}: no owner is to be given way to"

@@ -6,20 +6,141 @@ small, or have too little CPU or memory beside them. What is taken from scarce G
 Rule 1: the same rows and the same weights always give the same choice, whatever was asked before.
 Rule 2: of equal losses the first row wins, and on it the first device.
 Rule 3: only rows that changed are counted again; with other weights all rows are.
+
+How much of what is free on a node the typical requests could use.
+
+Of a node's free GPUs a shape can use as many whole times itself as the devices hold, if the model is right. CPU and
+memory limit that in proportion; they count half as much again as there is (`HEADROOM`), since what else comes to the
+node will often need less of them. What does not suffice for one is of no use. A node's worth is the sum over all
+shapes, by weight.
+
+Rule 1: every number in a sum is whole and below 2**53, so floats add up exactly, in whatever order.
+Rule 2: taking something from a node never makes it worth more.
+
+What is typically asked for, learned from the requests that came, and how much each kind of it matters.
+
+Rule 1: a request is counted rounded down to an eighth, GPUs to a hundredth: what is nearly the same is the same.
+Rule 2: at most `MAX_SHAPES` shapes are kept. A new one takes the place and the count of the rarest: no shape's count
+is too low, none is too high by more than the rarest's.
+Rule 3: from `HALVE_AFTER` requests on, all counts are halved: what nobody asks for any more is forgotten.
+Rule 4: weights are whole numbers, taken anew after a fifth more requests. In between they stay as they are.
+
+What the requests so far teach, and the index of losses that follows a ledger.
+
+Rule 1: every request for a GPU that is taken in counts, once. What came before decides where it goes itself.
+Rule 2: the index is a memory of what the rows say (`Ledger.memo`): it may be thrown away at any moment.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
+from numpy.typing import NDArray
 
-from distributed_grid.domain.indexes.free_columns import NO_DEVICE, WHOLE_ONLY, FreeColumns
-from distributed_grid.domain.request_shapes import RequestShape, RequestShapes
-from distributed_grid.domain.resources import WHOLE_GPU
-from distributed_grid.scheduling.placement.usable_capacity import Floats, Ints, Mask, UsableCapacity, parts
+from distributed_grid.domain.indexes.columns import NO_DEVICE, WHOLE_ONLY, FreeColumns
+from distributed_grid.domain.leases import Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.resources import WHOLE_GPU, Amounts
+from distributed_grid.domain.statistics import RequestShape, RequestShapes
 
-COLUMNS_MOST = 128
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+HEADROOM = 1.5
+NO_LIMIT = 2.0**40
+CHUNK_ROWS = 512
+"""So many rows are counted at once: what that takes stays in a processor's cache."""
+_ROUNDING = 1 + 2.0**-40
+"""What is exactly enough does not round to too little."""
+
+
+class UsableCapacity:
+    """Tables over some shapes (S) with their weights; every method takes rows (R) at once."""
+
+    def __init__(self, weights: Sequence[tuple[RequestShape, int]], columns: FreeColumns) -> None:
+        shapes = [shape for shape, _ in weights]
+        self._weights = np.array([weight for _, weight in weights], dtype=np.float64)
+        self._gpu = np.array([shape.gpu_milli for shape in shapes], dtype=np.float64)
+        self._cpu = _HostLimit([shape.cpu_milli for shape in shapes], self._gpu)
+        self._memory = _HostLimit([shape.memory_bytes for shape in shapes], self._gpu)
+        allowed = np.array([columns.of_model(shape.models) for shape in shapes], dtype=np.float64)
+        self._allowed = allowed.reshape(len(shapes), len(columns.models)).T.copy()
+        self._choosy = any(shape.models for shape in shapes)
+        self.table = _device_table(shapes)
+        """By what is free of a device: how much of it each shape could use. `NO_DEVICE` is the last row."""
+
+    def held(self, devices: Ints, model: Ints) -> Floats:
+        """What devices (R × G) hold of each shape (R × S): nothing where they are of another model."""
+        held: Floats = np.add.reduce(self.table.take(devices, axis=0), axis=1)
+        if self._choosy:
+            held *= self._allowed.take(model, axis=0)
+        return held
+
+    def limits(self, cpu: Ints, memory: Ints) -> Floats:
+        """What CPU and memory (R) allow of each shape (R × S)."""
+        limits = self._cpu.of(cpu)
+        np.minimum(limits, self._memory.of(memory), out=limits)
+        return np.floor(limits, out=limits)
+
+    def usable(self, held: Floats, limits: Floats) -> Floats:
+        """What each shape could use (R × S): nothing where that is not enough for one."""
+        usable = np.minimum(held, limits)
+        usable *= usable >= self._gpu
+        return usable
+
+    def worth(self, held: Floats, limits: Floats) -> Floats:
+        """What that is worth to all shapes (R)."""
+        return self.usable(held, limits) @ self._weights
+
+
+class _HostLimit:
+    """For how much GPU of each shape (S) an amount of CPU, or of memory, is enough."""
+
+    def __init__(self, needs: Sequence[int], gpu: Floats) -> None:
+        need = np.array(needs, dtype=np.float64)
+        self._rate = np.where(need > 0, HEADROOM * _ROUNDING * gpu / np.maximum(need, 1), 0)
+        self._at_least = np.where(need > 0, 0, NO_LIMIT) if not need.all() else None
+
+    def of(self, amount: Ints) -> Floats:
+        allows: Floats = np.multiply.outer(amount, self._rate)
+        if self._at_least is not None:
+            allows += self._at_least
+        return allows
+
+
+def usable_supply(shapes: Sequence[tuple[RequestShape, int]], columns: FreeColumns, mask: Mask) -> list[int]:
+    """How much of what is free on the rows of a mask each shape could use."""
+    useful, total = UsableCapacity(shapes, columns), np.zeros(len(shapes))
+    for rows in chunks(mask.nonzero()[0]):
+        held = useful.held(columns.devices.take(rows, axis=0), columns.model.take(rows))
+        limits = useful.limits(columns.cpu.take(rows), columns.memory.take(rows))
+        total += useful.usable(held, limits).sum(axis=0)
+    return [int(amount) for amount in total]
+
+
+def chunks(rows: Ints) -> Iterator[Ints]:
+    """The rows, some at once."""
+    for start in range(0, len(rows), CHUNK_ROWS):
+        yield rows[start : start + CHUNK_ROWS]
+
+
+def _device_table(shapes: Sequence[RequestShape]) -> Floats:
+    """What one device holds of each shape, by what is free of it."""
+    free = np.arange(WHOLE_GPU + 1)
+    held = np.zeros((WHOLE_GPU + 3, len(shapes)))
+    for i, shape in enumerate(shapes):
+        if shape.is_part:
+            held[: WHOLE_GPU + 1, i] = free // shape.gpu_milli * shape.gpu_milli
+        else:
+            held[WHOLE_GPU : WHOLE_ONLY + 1, i] = WHOLE_GPU
+    return held
+
+
+MAX_COLUMNS = 128
 """The losses of so many different shapes are kept."""
-_FEW = 8
+_FEW_ROWS = 8
 """Of so few rows every device is tried; leaving out some would take longer."""
 
 
@@ -40,7 +161,7 @@ class FragmentationIndex:
         self._held = np.zeros((len(self._columns.cpu), len(typical.weights)))
         self._worth = np.zeros(len(self._columns.cpu))
         self._counted = -1
-        self._kept: dict[RequestShape, _Column] = {}
+        self._kept: dict[RequestShape, _LossColumn] = {}
 
     def losses(self, shape: RequestShape) -> Floats:
         """What placing a shape loses, by row: whole numbers from 0 on, infinite without room. Do not write to it."""
@@ -50,17 +171,17 @@ class FragmentationIndex:
         """The device of a row where part of one loses least; of no meaning where the row has no room."""
         return int(self._column(shape).devices[row])
 
-    def _column(self, shape: RequestShape) -> _Column:
+    def _column(self, shape: RequestShape) -> _LossColumn:
         """The losses of a shape, up to date."""
         self._count_changed()
         column = self._kept.pop(shape, None)
         if column is None:
-            column = _Column(shape, self._columns)
-            if len(self._kept) >= COLUMNS_MOST:
+            column = _LossColumn(shape, self._columns)
+            if len(self._kept) >= MAX_COLUMNS:
                 del self._kept[next(iter(self._kept))]
         self._kept[shape] = column  # the last one asked for is the last to go
         if column.counted < self._columns.clock:
-            for rows in parts((self._columns.changed > column.counted).nonzero()[0]):
+            for rows in chunks((self._columns.changed > column.counted).nonzero()[0]):
                 self._fill(column, shape, rows)
             column.counted = self._columns.clock
         return column
@@ -72,14 +193,14 @@ class FragmentationIndex:
         if self._counted == self._columns.clock:
             return
         columns, useful = self._columns, self._useful
-        for rows in parts((columns.changed > self._counted).nonzero()[0]):
+        for rows in chunks((columns.changed > self._counted).nonzero()[0]):
             devices = columns.devices.take(rows, axis=0)
             self._held[rows] = held = useful.held(devices, columns.model.take(rows))
             self._worth[rows] = useful.worth(held, useful.limits(columns.cpu.take(rows), columns.memory.take(rows)))
             self._some_only_whole |= int(devices.max()) == WHOLE_ONLY
         self._counted = self._columns.clock
 
-    def _fill(self, column: _Column, shape: RequestShape, rows: Ints) -> None:
+    def _fill(self, column: _LossColumn, shape: RequestShape, rows: Ints) -> None:
         """Count some rows of a column."""
         columns, useful = self._columns, self._useful
         cpu, memory = columns.cpu.take(rows) - shape.cpu_milli, columns.memory.take(rows) - shape.memory_bytes
@@ -104,7 +225,7 @@ class FragmentationIndex:
         tries = (devices >= shape.gpu_milli) & fits[:, np.newaxis]
         if self._some_only_whole:
             tries &= devices <= WHOLE_GPU
-        if len(rows) <= _FEW:
+        if len(rows) <= _FEW_ROWS:
             after = held[:, np.newaxis] - table.take(devices, axis=0)
             after += table.take(devices - shape.gpu_milli, axis=0)
             worth = np.where(tries, self._useful.worth(after, limits[:, np.newaxis]), -np.inf)
@@ -126,7 +247,7 @@ class FragmentationIndex:
         held -= wanted * table[WHOLE_GPU]
 
 
-class _Column:
+class _LossColumn:
     """Losses and devices of one shape, counted up to a moment of the clock."""
 
     __slots__ = ("allowed", "counted", "devices", "losses")
@@ -143,3 +264,73 @@ def _first_of_its_kind(devices: Ints) -> Mask:
     alike = devices[:, :, np.newaxis] == devices[:, np.newaxis, :]
     first: Mask = alike.argmax(axis=2) == np.arange(devices.shape[1])
     return first
+
+
+MAX_SHAPES = 64
+HALVE_AFTER = 2**14
+TOTAL_WEIGHT = 2**17
+"""What the weights add up to, but for rounding. With 64 devices on a node its worth stays below 2**33."""
+MIN_SUPPLY_DIVISOR = 100
+"""A supply below a hundredth of all free GPUs counts as a hundredth: no shape alone decides everything."""
+
+
+def count_shape(typical: RequestShapes, shape: RequestShape) -> RequestShapes:
+    """What is typical after one more request; one without a GPU changes nothing."""
+    if not shape.gpu_milli:
+        return typical
+    shape, counts = shape.rounded, list(typical.counts)
+    at = next((i for i, (known, _) in enumerate(counts) if known == shape), None)
+    if at is None and len(counts) == MAX_SHAPES:
+        at = min(range(MAX_SHAPES), key=lambda i: (counts[i][1], counts[i][0]))
+    if at is None:
+        counts.append((shape, 1))
+    else:
+        counts[at] = (shape, counts[at][1] + 1)
+    after = RequestShapes(tuple(counts), typical.counted + 1, typical.weights, typical.taken)
+    return after if after.counted < HALVE_AFTER else _halve_counts(after)
+
+
+def reweigh(typical: RequestShapes, supply: Sequence[int], free_milli: int) -> RequestShapes:
+    """The same with weights taken: the less there is that a shape could use, the more of it matters.
+
+    `supply` is how much of all free GPUs each counted shape could use. A weight is demand over supply, so that the sum
+    of weight × supply lost is what a placement takes from the others: the marginal loss of Σ demand × log(supply).
+    """
+    least = max(free_milli // MIN_SUPPLY_DIVISOR, 1)
+    parts = [(count << 60) // max(had, least) for (_, count), had in zip(typical.counts, supply, strict=True)]
+    total = max(sum(parts), 1)
+    shapes = [shape for shape, _ in typical.counts]
+    weights = [(shape, max(TOTAL_WEIGHT * part // total, 1)) for shape, part in zip(shapes, parts, strict=True)]
+    return RequestShapes(typical.counts, typical.counted, tuple(weights), typical.counted)
+
+
+def _halve_counts(typical: RequestShapes) -> RequestShapes:
+    halves = tuple((shape, count // 2) for shape, count in typical.counts if count > 1)
+    return RequestShapes(halves, sum(half for _, half in halves), typical.weights, typical.taken // 2)
+
+
+def shape_of(ask: Amounts) -> RequestShape:
+    """What matters of an ask for where it fits."""
+    return RequestShape(ask.cpu_milli, ask.memory_bytes, ask.gpu_milli, ask.gpu_models)
+
+
+def learn_shape(ledger: Ledger, request: Request) -> RequestShapes | None:
+    """What is typical after this request too; None where it teaches nothing."""
+    if not request.ask.gpu_milli:
+        return None
+    typical = count_shape(ledger.typical, shape_of(request.ask))
+    if not typical.is_due:
+        return typical
+    columns = ledger.columns
+    could_use = usable_supply(typical.counts, columns, columns.open)
+    return reweigh(typical, could_use, int(columns.gpu_left[columns.open].sum()))
+
+
+def fragmentation_index(ledger: Ledger) -> FragmentationIndex:
+    """The index of a ledger, up to date with its rows and with what is typical."""
+    index = ledger.memo.get("losses")
+    if not isinstance(index, FragmentationIndex) or index.layout != ledger.columns.layout:
+        index = ledger.memo["losses"] = FragmentationIndex(ledger.columns, ledger.typical)
+    elif index.typical.weights is not ledger.typical.weights:
+        index.use(ledger.typical)
+    return index

@@ -4,6 +4,11 @@ Rule 1: only open nodes (alive, with a fresh offer) are considered, never a gues
 Rule 2: musts (`filters.allowed`) come first, then room, then preferred nodes, then the strategy's score.
 Rule 3: the same ledger and request always give the same place.
 Rule 4: a gang gets as many different nodes as it has members, or none.
+
+Which nodes may serve a request, as masks over the columns.
+
+Rule 1: `allowed_rows` is about musts (named nodes, labels, affinity), `fitting_rows` about room; a place needs both.
+Rule 2: an affinity names nodes, jobs or groups of requests. Those that hold nothing have no place to be near to.
 """
 
 from __future__ import annotations
@@ -14,14 +19,72 @@ from itertools import islice
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.resources import WHOLE_GPU, Claim
+from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Claim
 from distributed_grid.domain.scheduling_policy import Strategy
-from distributed_grid.scheduling.placement.filters import Mask, allowed, fitting
-from distributed_grid.scheduling.placement.scores import Scores, scores
-from distributed_grid.scheduling.placement.shape_learning import losses_of, shape_of
+from distributed_grid.scheduling.placement.fragmentation import fragmentation_index, shape_of
+from distributed_grid.scheduling.placement.scores import Scores, score_rows
+
+Mask = NDArray[np.bool_]
+
+
+def fitting_rows(ledger: Ledger, ask: Amounts) -> Mask:
+    """Which rows have room, by their columns; GPU memory and custom resources only the book of a node can tell."""
+    columns = ledger.columns
+    mask = columns.open & (columns.cpu >= ask.cpu_milli)
+    if ask.memory_bytes:
+        mask &= columns.memory >= ask.memory_bytes
+    if ask.gpu_milli >= WHOLE_GPU:
+        mask &= columns.gpu_whole >= ask.gpu_milli // WHOLE_GPU
+    elif ask.gpu_milli:
+        mask &= columns.gpu_part >= ask.gpu_milli
+    if ask.gpu_models:
+        mask &= columns.has_model(ask.gpu_models)
+    return mask
+
+
+def allowed_rows(ledger: Ledger, request: Request) -> Mask | None:
+    """Which rows the request's musts leave; None is all of them."""
+    if not (request.require or request.labels or request.affinity or request.anti_affinity):
+        return None
+    mask = None
+    for names in (request.require, *(ledger.labelled(*label) for label in request.labels)):
+        if names or names is not request.require:
+            mask = _intersect(mask, ledger.columns.mask_of(names))
+    for name in request.affinity:
+        mask = _intersect(mask, ledger.columns.mask_of(ledger.places_of(name)))
+    for name in request.anti_affinity:
+        mask = _intersect(mask, ~ledger.columns.mask_of(ledger.places_of(name)))
+    return mask
+
+
+def _intersect(one: Mask | None, other: Mask) -> Mask:
+    return other if one is None else one & other
+
+
+def unmet_constraint(ledger: Ledger, request: Request, node: str) -> str | None:
+    """The must that a node does not meet, in words, or None."""
+    if request.require and node not in request.require:
+        return f"not one of the required nodes ({', '.join(request.require)})"
+    for key, value in request.labels:
+        if node not in ledger.labelled(key, value):
+            return f"has no label {key}={value}" if value else f"has no label or tag {key}"
+    for name in request.affinity:
+        places = ledger.places_of(name)
+        if not places:
+            return f"nothing of {name} is running that it could be near to"
+        if node not in places:
+            return f"{name} is on {', '.join(sorted(places))}"
+    for name in request.anti_affinity:
+        if node in ledger.places_of(name):
+            if name == node == request.target:
+                return "it is for this node, from another"
+            return "it must not be here" if name == node else f"{name} is here, and it must not be near to that"
+    return None
+
 
 RUNNERS_UP = 2
 
@@ -42,13 +105,13 @@ class Placement(Struct, frozen=True):
     others: tuple[tuple[str, Claim], ...] = ()
 
 
-def place(ledger: Ledger, request: Request, *, avoid: frozenset[str] = frozenset()) -> Placement | None:
+def find_placement(ledger: Ledger, request: Request, *, avoid: frozenset[str] = frozenset()) -> Placement | None:
     """The best place for a request, or None where it does not fit anywhere now; never on a node to avoid."""
-    mask = candidates(ledger, request, avoid=avoid)
+    mask = candidate_rows(ledger, request, avoid=avoid)
     fits = int(np.count_nonzero(mask))
     if fits < request.gang:
         return None
-    places = _best_first(ledger, request, mask, fits)
+    places = _placements_by_score(ledger, request, mask, fits)
     best = next(places, None)
     if best is None or request.gang == 1:
         return best
@@ -56,10 +119,10 @@ def place(ledger: Ledger, request: Request, *, avoid: frozenset[str] = frozenset
     return replace(best, others=others) if len(others) == request.gang - 1 else None
 
 
-def candidates(ledger: Ledger, request: Request, *, avoid: frozenset[str] = frozenset()) -> Mask:
+def candidate_rows(ledger: Ledger, request: Request, *, avoid: frozenset[str] = frozenset()) -> Mask:
     """The rows that may serve the request and seem to have room for it now."""
-    mask = fitting(ledger, request.ask)
-    musts = allowed(ledger, request)
+    mask = fitting_rows(ledger, request.ask)
+    musts = allowed_rows(ledger, request)
     if musts is not None:
         mask &= musts
     if avoid:
@@ -72,33 +135,33 @@ def strategy_of(ledger: Ledger, request: Request) -> Strategy:
     return request.strategy or ledger.policy.strategy
 
 
-def _best_first(ledger: Ledger, request: Request, mask: Mask, fits: int) -> Iterator[Placement]:
+def _placements_by_score(ledger: Ledger, request: Request, mask: Mask, fits: int) -> Iterator[Placement]:
     """Places from the best on, each on a node of its own; preferred nodes before the others."""
     strategy = strategy_of(ledger, request)
-    score = scores(ledger, request, strategy)
+    score = score_rows(ledger, request, strategy)
     wished = mask & ledger.columns.mask_of(request.prefer) if request.prefer else None
     for part in (mask,) if wished is None else (wished, mask & ~wished):
-        for row, runners_up in _descending(score, part):
+        for row, runners_up in _rows_by_score(score, part):
             node = ledger.columns.names[row]
-            claim = _claim(ledger, request, row, strategy)
+            claim = _claim_on_row(ledger, request, row, strategy)
             if claim is not None:  # the columns do not know GPU memory and custom resources
                 names = tuple([(ledger.columns.names[at], score.item(at)) for at in runners_up])
                 yield Placement(node, claim, strategy, fits, score.item(row), names, part is wished)
 
 
-def _claim(ledger: Ledger, request: Request, row: int, strategy: Strategy) -> Claim | None:
+def _claim_on_row(ledger: Ledger, request: Request, row: int, strategy: Strategy) -> Claim | None:
     """The exact claim on a row; where devices are told apart by what would be lost, on the best of them."""
     node = ledger.columns.names[row]
     book, lends, ask = ledger.book(node), ledger.lends(node), request.ask
     if strategy is Strategy.FRAGMENTATION_AWARE and 0 < ask.gpu_milli < WHOLE_GPU and ledger.typical.weights:
-        at = losses_of(ledger).device(shape_of(ask), row)
+        at = fragmentation_index(ledger).device(shape_of(ask), row)
         best = book.claim_for(ask, lends, device=lends.gpus[at].index) if 0 <= at < len(lends.gpus) else None
         if best is not None:
             return best
     return book.claim_for(ask, lends)
 
 
-def _descending(score: Scores, mask: Mask) -> Iterator[tuple[int, list[int]]]:
+def _rows_by_score(score: Scores, mask: Mask) -> Iterator[tuple[int, list[int]]]:
     """The rows of a mask, best score first, each with those that come next."""
     left = np.where(mask, score, _TAKEN)
     ahead: list[int] = []

@@ -14,27 +14,27 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distributed_grid.domain.indexes.free_columns import FreeColumns
+from distributed_grid.domain.indexes.columns import FreeColumns
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.scheduling_policy import Strategy
-from distributed_grid.scheduling.placement.shape_learning import losses_of, shape_of
+from distributed_grid.scheduling.placement.fragmentation import fragmentation_index, shape_of
 
 Scores = NDArray[np.int64]
 
-SLACK_ROOM = 10_000
+RANK_UNIT = 10_000
 """Above any slack or fullness: the room those have below a rank."""
-CLASS_ROOM = 10**10
+CLASS_UNIT = 10**10
 """Above any rank: the room everything has below what a strategy is named for."""
-LOSS_ROOM = 2 * CLASS_ROOM
+LOSS_UNIT = 2 * CLASS_UNIT
 """Above any loss of what is useful on one node, which is below 2**33 (`typical.ALL_WEIGHTS`)."""
-ASKS_MOST = 64
+MAX_CACHED_ASKS = 64
 """What so many different asks take of each node is remembered."""
-LARGEST_RANK = CLASS_ROOM // SLACK_ROOM - 1
+MAX_RANK = CLASS_UNIT // RANK_UNIT - 1
 
 
-def scores(ledger: Ledger, request: Request, strategy: Strategy) -> Scores:
+def score_rows(ledger: Ledger, request: Request, strategy: Strategy) -> Scores:
     """How well each row serves the request, by the strategy."""
     return _SCORERS[strategy](ledger, request)
 
@@ -44,7 +44,7 @@ def _balanced(ledger: Ledger, request: Request) -> Scores:
     GPUs count for those who ask for one: nobody else is drawn to them. What is lent to another node comes from one
     that does not work hard itself."""
     columns = ledger.columns
-    room = columns.slack + _terms(ledger).without(request.ask)
+    room = columns.slack + _score_terms(ledger).without(request.ask)
     if request.ask.gpu_milli:
         room += columns.gpu_whole * 1000 // np.maximum(columns.lends_gpus, 1)
     return room - columns.pressure if request.target else room
@@ -53,15 +53,15 @@ def _balanced(ledger: Ledger, request: Request) -> Scores:
 def _local(ledger: Ledger, request: Request) -> Scores:
     """The node it is for, or this machine; then as balanced."""
     near = ledger.columns.mask_of((request.target,)) if request.target else ledger.columns.local
-    return near * np.int64(CLASS_ROOM) + _balanced(ledger, request)
+    return near * np.int64(CLASS_UNIT) + _balanced(ledger, request)
 
 
 def _best_fit(ledger: Ledger, request: Request) -> Scores:
     """The least that is left afterwards, CPU and GPU alike, as parts of the largest node that is there."""
-    columns, ask, terms = ledger.columns, request.ask, _terms(ledger)
+    columns, ask, terms = ledger.columns, request.ask, _score_terms(ledger)
     left = (columns.cpu - ask.cpu_milli) * 4000 // terms.most_cpu
     left += (columns.gpu_left - ask.gpu_milli) * 4000 // terms.most_gpu
-    return terms.rank + (SLACK_ROOM - 1) - left
+    return terms.rank + (RANK_UNIT - 1) - left
 
 
 def _spread(ledger: Ledger, request: Request) -> Scores:
@@ -72,32 +72,32 @@ def _spread(ledger: Ledger, request: Request) -> Scores:
         count = np.zeros(len(columns.open), dtype=np.int64)
         for lease_id in ledger.groups.get(request.group, ()):
             count[columns.rows[ledger.leases[lease_id].node]] += 1
-    return -count * CLASS_ROOM + _balanced(ledger, request)
+    return -count * CLASS_UNIT + _balanced(ledger, request)
 
 
 def _fastest(ledger: Ledger, request: Request) -> Scores:
     """The most speed that nobody uses yet; then as balanced."""
     columns = ledger.columns
     idle = np.maximum(1000 - columns.busy, 0)
-    return (columns.speed * idle // 1000) * CLASS_ROOM + _balanced(ledger, request)
+    return (columns.speed * idle // 1000) * CLASS_UNIT + _balanced(ledger, request)
 
 
 def _cheapest(ledger: Ledger, request: Request) -> Scores:
     """The lowest cost; then as best fit, so that costly nodes run empty and can be given up."""
-    return -ledger.columns.cost * CLASS_ROOM + _best_fit(ledger, request)
+    return -ledger.columns.cost * CLASS_UNIT + _best_fit(ledger, request)
 
 
-def _sparing(ledger: Ledger, request: Request) -> Scores:
+def _least_fragmentation(ledger: Ledger, request: Request) -> Scores:
     """The least lost for the requests that usually come; while nobody has asked for a GPU, the fewest GPUs left."""
-    rank = _terms(ledger).rank
+    rank = _score_terms(ledger).rank
     if ledger.typical.weights:
-        losses = losses_of(ledger).losses(shape_of(request.ask))
-        return rank * (LOSS_ROOM // SLACK_ROOM) - np.minimum(losses, LOSS_ROOM - 1).astype(np.int64)
-    return rank - np.minimum(ledger.columns.gpu_left // 10, SLACK_ROOM - 1)
+        losses = fragmentation_index(ledger).losses(shape_of(request.ask))
+        return rank * (LOSS_UNIT // RANK_UNIT) - np.minimum(losses, LOSS_UNIT - 1).astype(np.int64)
+    return rank - np.minimum(ledger.columns.gpu_left // 10, RANK_UNIT - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class _Terms:
+class _ScoreTerms:
     """What the nodes' own rows say for scores: ranks, the largest CPU and GPUs, and what an ask takes of each node.
 
     No lease and no offer changes that, so it is worked out once and remembered (`Ledger.memo`).
@@ -114,9 +114,9 @@ class _Terms:
         """Ranks, less the parts of what each node lends that an ask takes of it. Do not write to it."""
         found = self.known.get(ask)
         if found is None:
-            if len(self.known) == ASKS_MOST:
+            if len(self.known) == MAX_CACHED_ASKS:
                 self.known.clear()
-            found = self.known[ask] = self.rank + SLACK_ROOM // 2 - self._taken(ask)
+            found = self.known[ask] = self.rank + RANK_UNIT // 2 - self._taken(ask)
         return found
 
     def _taken(self, ask: Amounts) -> Scores:
@@ -129,14 +129,14 @@ class _Terms:
         return taken
 
 
-def _terms(ledger: Ledger) -> _Terms:
+def _score_terms(ledger: Ledger) -> _ScoreTerms:
     columns, known = ledger.columns, ledger.memo.get("terms")
     version = (columns.layout, columns.terms)
-    if not isinstance(known, _Terms) or known.version != version:
-        rank = np.minimum(columns.rank, LARGEST_RANK) * SLACK_ROOM
+    if not isinstance(known, _ScoreTerms) or known.version != version:
+        rank = np.minimum(columns.rank, MAX_RANK) * RANK_UNIT
         most_cpu = max(int(columns.lends_cpu.max(initial=1)), 1)
         most_gpu = 1000 * max(int(columns.lends_gpus.max(initial=1)), 1)
-        known = ledger.memo["terms"] = _Terms(columns, version, rank, most_cpu, most_gpu, {})
+        known = ledger.memo["terms"] = _ScoreTerms(columns, version, rank, most_cpu, most_gpu, {})
     return known
 
 
@@ -148,5 +148,5 @@ _SCORERS: dict[Strategy, Callable[[Ledger, Request], Scores]] = {
     Strategy.PERFORMANCE_OPTIMIZED: _fastest,
     Strategy.COST_OPTIMIZED: _cheapest,
     Strategy.NODE_SPECIFIC: _balanced,
-    Strategy.FRAGMENTATION_AWARE: _sparing,
+    Strategy.FRAGMENTATION_AWARE: _least_fragmentation,
 }

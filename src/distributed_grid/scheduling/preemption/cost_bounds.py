@@ -13,16 +13,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distributed_grid.domain.indexes.free_columns import Column
+from distributed_grid.domain.indexes.columns import Column
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import WHOLE_GPU, Claim
-from distributed_grid.scheduling.placement.filters import Mask, allowed
-from distributed_grid.scheduling.preemption.candidates import PreemptionCandidates
+from distributed_grid.scheduling.placement.placement import Mask, allowed_rows
+from distributed_grid.scheduling.preemption.victims import PreemptionCandidates
 
 COUNT_BITS = 20
 NOT_PREFERRED = 1 << 78
-CLOSELY = 8
+EXACT_VICTIMS = 8
 """Of so many victims the least size is counted one by one, of the others together."""
 WHOLE = 1 << 20
 """A need as a whole, where all needs are counted together."""
@@ -31,7 +31,7 @@ _HOPELESS = np.int64(2**60)
 _NOTHING = np.zeros(1, dtype=np.int64)
 
 
-def weight_of(rank: int, cost: int) -> int:
+def victim_weight(rank: int, cost: int) -> int:
     """One victim as a number: a higher rank outweighs any number of lower ones, and one victim any work lost."""
     return (1 << (80 + COUNT_BITS * rank)) + cost
 
@@ -44,16 +44,16 @@ class CostBound(NamedTuple):
     slots: NDArray[np.intp]
 
 
-def floors(ledger: Ledger, request: Request, yielders: PreemptionCandidates) -> Iterator[CostBound]:
+def cost_bounds(ledger: Ledger, request: Request, yielders: PreemptionCandidates) -> Iterator[CostBound]:
     """Every node on which room could be made, the lightest floor first."""
     rows = _rows(ledger, request)
     if len(rows):
-        yield from _Outlook(ledger, request, yielders, rows).in_order()
+        yield from _BoundSearch(ledger, request, yielders, rows).in_order()
 
 
 def _rows(ledger: Ledger, request: Request) -> NDArray[np.intp]:
     mask: Mask = ledger.columns.open.copy()
-    musts = allowed(ledger, request)
+    musts = allowed_rows(ledger, request)
     if musts is not None:
         mask &= musts
     return np.flatnonzero(mask)
@@ -91,7 +91,7 @@ def _largest_share(claim: Claim) -> int:
     return max((share.milli for share in claim.gpus), default=0)
 
 
-class _Outlook:
+class _BoundSearch:
     """The nodes that may serve, the tenants there that may go, and the counts and costs it takes at the least."""
 
     def __init__(
@@ -167,7 +167,7 @@ class _Outlook:
             members = np.flatnonzero(feasible & (code == group))
             victims = [int(count[members[0]]) for count in counts]
             lost = self._lost_at_least(members, victims) if len(members) > 1 else _NOTHING
-            base = sum(count * weight_of(rank, 0) for rank, count in enumerate(victims))
+            base = sum(count * victim_weight(rank, 0) for rank, count in enumerate(victims))
             unwished = ~self._wished[members]
             for at in np.lexsort((lost, unwished)).tolist():
                 member = int(members[at])
@@ -240,8 +240,8 @@ def _lightest(at: Column, costs: Column, amounts: Column, enough: _Thresholds, s
     """The least that so many cost on each node, each as large as it has to be; costs are sorted, node by node."""
     lost = np.zeros(size, dtype=np.int64)
     free = np.ones(len(at), dtype=np.bool_)
-    for number in range(min(enough.count, CLOSELY)):
-        rest = number == CLOSELY - 1
+    for number in range(min(enough.count, EXACT_VICTIMS)):
+        rest = number == EXACT_VICTIMS - 1
         wanted = enough.count - number if rest else 1
         able = np.flatnonzero(free & (amounts >= enough[enough.count - 1 if rest else number][at]))
         sizes = np.bincount(at[able], minlength=size)

@@ -3,21 +3,32 @@
 Rule 1: whether it fits is what `NodeClaims.claim_for` says, resource by resource and GPU by GPU.
 Rule 2: whole GPUs have to be cleared of everybody: first which, then who else has to go for the rest of the ask.
 Rule 3: a part of a GPU has to be on one device: each is tried.
+
+Who may be displaced for a request, and how much work would be lost with each.
+
+Rule 1: only strictly lower priorities yield, on nodes that are alive and heard.
+Rule 2: what has run for less than the minimum run time, or was displaced as often as the policy allows, stays.
+Rule 3: work lost is a share of the grid (the dominant one) times the time since the start or the last checkpoint mark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
+from distributed_grid.domain.indexes.columns import Column
 from distributed_grid.domain.indexes.node_claims import NodeClaims
+from distributed_grid.domain.leases import Request
+from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, Claim, GpuDevice, is_model
 from distributed_grid.scheduling.preemption.weighted_cover import CoverItem, lightest_cover
 
 
-class Unit(NamedTuple):
+class VictimGroup(NamedTuple):
     """Leases that go together, the one on this node first: what that costs, its rank, and what it gives back here."""
 
     leases: tuple[str, ...]
@@ -26,17 +37,17 @@ class Unit(NamedTuple):
     claim: Claim
 
 
-class Site(Struct, frozen=True):
+class PreemptionSite(Struct, frozen=True):
     """A node to make room on: what it lends, what is taken there for good or for now, and who of them could go."""
 
     lends: Capacity
     book: NodeClaims
-    units: Sequence[Unit]
+    units: Sequence[VictimGroup]
 
 
-def lightest_victims(site: Site, ask: Amounts, below: int) -> list[Unit] | None:
+def lightest_victims(site: PreemptionSite, ask: Amounts, below: int) -> list[VictimGroup] | None:
     """Who has to go for the ask to fit, or None where nobody lighter than `below` is enough."""
-    search = _Search(site, ask, below)
+    search = _VictimSearch(site, ask, below)
     if not ask.gpu_milli:
         search.consider({})
         return search.best
@@ -46,7 +57,7 @@ def lightest_victims(site: Site, ask: Amounts, below: int) -> list[Unit] | None:
             if not device.exclusive:
                 search.consider({}, device)
         return search.best
-    large = [_Occupied(device, site) for device in devices if device.memory_bytes >= ask.gpu_memory_bytes]
+    large = [_OccupiedGpu(device, site) for device in devices if device.memory_bytes >= ask.gpu_memory_bytes]
     missing = ask.gpu_milli // WHOLE_GPU - sum(one.is_free for one in large)
     taken = sorted((one for one in large if one.can_be_cleared), key=lambda one: one.share)
     if missing <= len(taken):
@@ -54,10 +65,10 @@ def lightest_victims(site: Site, ask: Amounts, below: int) -> list[Unit] | None:
     return search.best
 
 
-class _Occupied:
+class _OccupiedGpu:
     """A GPU and those who are on it, by their numbers."""
 
-    def __init__(self, device: GpuDevice, site: Site) -> None:
+    def __init__(self, device: GpuDevice, site: PreemptionSite) -> None:
         on_it = {
             number: (unit, share.milli)
             for number, unit in enumerate(site.units)
@@ -72,16 +83,16 @@ class _Occupied:
         """Its part in what its users weigh, rounded down: over any GPUs these add up to no more than all on them."""
 
 
-class _Search:
+class _VictimSearch:
     """The lightest victims so far, and what others have to be lighter than."""
 
-    def __init__(self, site: Site, ask: Amounts, below: int) -> None:
+    def __init__(self, site: PreemptionSite, ask: Amounts, below: int) -> None:
         self._site = site
         self._ask = ask
         self._below = below
-        self.best: list[Unit] | None = None
+        self.best: list[VictimGroup] | None = None
 
-    def clear(self, taken: Sequence[_Occupied], missing: int, gone: Mapping[int, Unit], share: int) -> None:
+    def clear(self, taken: Sequence[_OccupiedGpu], missing: int, gone: Mapping[int, VictimGroup], share: int) -> None:
         """Consider every choice of so many of these GPUs that can still be the lightest; they are sorted by share."""
         if _weight(gone.values()) >= self._below:
             return
@@ -94,25 +105,27 @@ class _Search:
             one = taken[at]
             self.clear(taken[at + 1 :], missing - 1, {**gone, **one.units}, share + one.share)
 
-    def consider(self, forced: Mapping[int, Unit], device: GpuDevice | None = None) -> None:
+    def consider(self, forced: Mapping[int, VictimGroup], device: GpuDevice | None = None) -> None:
         """Those who go anyway, and the lightest others who are enough together with them."""
         site, ask = self._site, self._ask
-        needs = _short(site, ask, device)
+        needs = _shortfalls(site, ask, device)
         for unit in forced.values():
-            needs = [need - amount for need, amount in zip(needs, _gives(unit.claim, ask, device), strict=True)]
+            needs = [
+                need - amount for need, amount in zip(needs, _released_amounts(unit.claim, ask, device), strict=True)
+            ]
         others = [unit for number, unit in enumerate(site.units) if number not in forced]
-        items = [CoverItem(unit.weight, unit.rank, _gives(unit.claim, ask, device)) for unit in others]
+        items = [CoverItem(unit.weight, unit.rank, _released_amounts(unit.claim, ask, device)) for unit in others]
         chosen = lightest_cover(items, tuple(needs), self._below - _weight(forced.values()))
         if chosen is not None:
             self.best = [*forced.values(), *(others[at] for at in chosen)]
             self._below = _weight(self.best)
 
 
-def _weight(units: Iterable[Unit]) -> int:
+def _weight(units: Iterable[VictimGroup]) -> int:
     return sum(unit.weight for unit in units)
 
 
-def _short(site: Site, ask: Amounts, device: GpuDevice | None) -> list[int]:
+def _shortfalls(site: PreemptionSite, ask: Amounts, device: GpuDevice | None) -> list[int]:
     """How much is missing of each resource; what is not missing is not positive."""
     lends, book = site.lends, site.book
     needs = [
@@ -127,8 +140,8 @@ def _short(site: Site, ask: Amounts, device: GpuDevice | None) -> list[int]:
     return needs
 
 
-def _gives(claim: Claim, ask: Amounts, device: GpuDevice | None) -> tuple[int, ...]:
-    """How much of each resource a claim gives back, in the order of `_short`."""
+def _released_amounts(claim: Claim, ask: Amounts, device: GpuDevice | None) -> tuple[int, ...]:
+    """How much of each resource a claim gives back, in the order of `_shortfalls`."""
     if not ask.custom and device is None:
         return (claim.cpu_milli, claim.memory_bytes)
     has = dict(claim.custom)
@@ -137,3 +150,44 @@ def _gives(claim: Claim, ask: Amounts, device: GpuDevice | None) -> tuple[int, .
         mine = [share for share in claim.gpus if share.index == device.index]
         amounts += [sum(share.milli for share in mine), sum(share.memory_bytes for share in mine)]
     return tuple(amounts)
+
+
+Slots = NDArray[np.intp]
+Cost = Callable[[Ledger, Slots, int], Column]
+"""What it costs to displace each of these tenants now; never negative, below 2**52."""
+
+_MAX_AGO_MS = 2**40
+_MAX_SIZE = 2**22
+
+
+class PreemptionCandidates:
+    """The tenants that may be displaced, by their slots; `able` says so of every slot, `costs` is theirs alone."""
+
+    def __init__(self, ledger: Ledger, request: Request, now: int, cost: Cost) -> None:
+        tenants, policy = ledger.tenants, ledger.policy
+        able = tenants.column("priority") < int(request.priority)
+        able &= now - tenants.column("began") >= policy.minimum_run_ms
+        able &= tenants.column("spent") < policy.preemptions_max
+        able &= ledger.columns.open[tenants.column("node")]
+        self.able: NDArray[np.bool_] = able
+        self.slots: Slots = np.flatnonzero(able)
+        self.costs: Column = np.zeros(len(able), dtype=np.int64)
+        self.costs[self.slots] = cost(ledger, self.slots, now)
+
+
+def work_lost(ledger: Ledger, slots: Slots, now: int) -> Column:
+    """About so many core-milliseconds of work would have to be done again; a GPU or memory counts as the cores that
+    are as large a part of the grid."""
+    tenants, columns = ledger.tenants, ledger.columns
+    cores = min(int(columns.lends_cpu.sum()), 2**32)
+    size = np.maximum(tenants.column("cpu")[slots], 1)
+    for name, total in (
+        ("memory", int(columns.lends_memory.sum()) >> 20),
+        ("gpu", 1000 * int(columns.lends_gpus.sum())),
+    ):
+        if total and cores:
+            amount = tenants.column(name)[slots]
+            size = np.maximum(size, np.minimum(amount >> 20 if name == "memory" else amount, 2**30) * cores // total)
+    ago: Column = np.clip(now - tenants.column("since")[slots], 0, _MAX_AGO_MS)
+    lost: Column = (np.minimum(size, _MAX_SIZE) * ago) >> 10
+    return lost

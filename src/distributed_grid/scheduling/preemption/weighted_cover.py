@@ -1,7 +1,7 @@
 """The lightest of some things that together are enough: which to give up so that every need is met.
 
-Rule 1: what is returned is the lightest set there is. Only where a search grows beyond all bounds (`STEPS`, `DEEPEST`:
-dozens of things of dozens of sizes) it is the lightest that was found.
+Rule 1: what is returned is the lightest set there is. Only where a search grows beyond all bounds (`MAX_STEPS`,
+`MAX_DEPTH`: dozens of things of dozens of sizes) it is the lightest that was found.
 Rule 2: nothing is given up in vain, whichever of the two it is.
 Rule 3: a thing of a higher rank outweighs any number of lower ones. Its weight says so; its rank orders the search.
 
@@ -18,12 +18,12 @@ from itertools import accumulate
 from operator import add, ge, sub
 from typing import NamedTuple
 
-STEPS = 5_000
-DEEPEST = 200
+MAX_STEPS = 5_000
+MAX_DEPTH = 200
 WHOLE = 1 << 30
 """A need as a whole, where all needs are counted together."""
 
-Amounts = tuple[int, ...]
+AmountVector = tuple[int, ...]
 
 
 class CoverItem(NamedTuple):
@@ -31,53 +31,55 @@ class CoverItem(NamedTuple):
 
     weight: int
     rank: int
-    amounts: Amounts
+    amounts: AmountVector
 
 
-def lightest_cover(items: Sequence[CoverItem], needs: Amounts, below: int, steps: int = STEPS) -> list[int] | None:
+def lightest_cover(
+    items: Sequence[CoverItem], needs: AmountVector, below: int, steps: int = MAX_STEPS
+) -> list[int] | None:
     """Which items meet all needs at the least weight, or None where nothing lighter than `below` does."""
     dims = [(at, need) for at, need in enumerate(needs) if need > 0]
     if not dims:
         return [] if below > 0 else None
-    ranks: dict[int, list[_Entry]] = {}
+    ranks: dict[int, list[_CoverEntry]] = {}
     for number, item in enumerate(items):
         if item.weight < below:
             amounts = [item.amounts[at] for at, _ in dims]
             if len(dims) > 1:
                 amounts.append(sum([-(-min(item.amounts[at], need) * WHOLE // need) for at, need in dims]))
             if amounts[-1]:
-                ranks.setdefault(item.rank, []).append(_Entry(item.weight, number, tuple(amounts)))
-    layers: list[_Layer] = []
+                ranks.setdefault(item.rank, []).append(_CoverEntry(item.weight, number, tuple(amounts)))
+    layers: list[_RankLayer] = []
     for rank in sorted(ranks):
-        layers.insert(0, _Layer(ranks[rank], layers[0] if layers else None))
+        layers.insert(0, _RankLayer(ranks[rank], layers[0] if layers else None))
     together = [len(dims) * WHOLE] if len(dims) > 1 else []
-    return _Search(layers, tuple([need for _, need in dims] + together), below).run(steps)
+    return _CoverSearch(layers, tuple([need for _, need in dims] + together), below).run(steps)
 
 
-class _Entry(NamedTuple):
+class _CoverEntry(NamedTuple):
     """An item as the search knows it: by its number, and with what it meets of the needs there are."""
 
     weight: int
     number: int
-    amounts: Amounts
+    amounts: AmountVector
 
 
-class _Layer:
+class _RankLayer:
     """The items of one rank, lightest first, with what the search asks of them again and again."""
 
-    def __init__(self, entries: list[_Entry], below: _Layer | None) -> None:
+    def __init__(self, entries: list[_CoverEntry], below: _RankLayer | None) -> None:
         self.entries = sorted(entries)
         self.summed = [0, *accumulate([entry.weight for entry in self.entries])]
         columns = list(zip(*[entry.amounts for entry in entries], strict=True))
         self.most = [[0, *accumulate(sorted(column, reverse=True))] for column in columns]
         """How much the so-many largest meet, need by need."""
-        self.lower: Amounts = below.all_met if below is not None else (0,) * len(columns)
+        self.lower: AmountVector = below.all_met if below is not None else (0,) * len(columns)
         """How much all items of lower ranks meet together."""
         self.from_here = [self.lower]
         for entry in reversed(self.entries):
             self.from_here.insert(0, tuple(map(add, self.from_here[0], entry.amounts)))
         """How much they and the items from each one on meet together."""
-        self.all_met: Amounts = self.from_here[0]
+        self.all_met: AmountVector = self.from_here[0]
         self._outdone_by: dict[int, int] = {}
 
     def outdone_by(self, at: int) -> int:
@@ -88,7 +90,7 @@ class _Layer:
             self._outdone_by[at] = next(better, -1)
         return self._outdone_by[at]
 
-    def least(self, needs: Amounts) -> int:
+    def least(self, needs: AmountVector) -> int:
         """How many of this rank it takes at the least, when everybody of lower ranks helps."""
         count = 0
         for need, lower, most in zip(needs, self.lower, self.most, strict=True):
@@ -96,25 +98,25 @@ class _Layer:
                 count = max(count, bisect_left(most, need - lower, count))
         return count
 
-    def each_meets(self, needs: Amounts, count: int) -> Amounts:
+    def each_meets(self, needs: AmountVector, count: int) -> AmountVector:
         """What each of so many has to meet at the least, if no more of this rank go."""
         parts = zip(needs, self.lower, self.most, strict=True)
         return tuple([need - lower - most[count - 1] for need, lower, most in parts])
 
-    def without(self, needs: Amounts, count: int) -> Amounts:
+    def without(self, needs: AmountVector, count: int) -> AmountVector:
         """What is left to be met when so many of this rank meet as much as any could."""
         return tuple([need - most[count] for need, most in zip(needs, self.most, strict=True)])
 
 
-class _Search:
+class _CoverSearch:
     """The lightest so far, and the way through the rest."""
 
-    def __init__(self, layers: list[_Layer], needs: Amounts, below: int) -> None:
+    def __init__(self, layers: list[_RankLayer], needs: AmountVector, below: int) -> None:
         self._layers = layers
         self._needs = needs
         self._below = below
-        self._best: list[_Entry] | None = None
-        self._chosen: list[_Entry] = []
+        self._best: list[_CoverEntry] | None = None
+        self._chosen: list[_CoverEntry] = []
         self._steps = 0
 
     def run(self, steps: int) -> list[int] | None:
@@ -124,11 +126,11 @@ class _Search:
             return None
         self._take_the_obvious()
         self._steps = steps
-        if self._best is None or len(self._best) < DEEPEST:
+        if self._best is None or len(self._best) < MAX_DEPTH:
             self._go_on(0, 0, self._needs, 0)
         return None if self._best is None else sorted(entry.number for entry in _needed(self._best, self._needs))
 
-    def _floor(self, at: int, left: Amounts) -> int | None:
+    def _floor(self, at: int, left: AmountVector) -> int | None:
         """No answer from this layer down is lighter than this; None where there is none."""
         weight = 0
         for layer in self._layers[at:]:
@@ -153,7 +155,7 @@ class _Search:
             self._note(sum([entry.weight for entry in self._chosen]), left)
         self._chosen = []
 
-    def _note(self, weight: int, left: Amounts) -> bool:
+    def _note(self, weight: int, left: AmountVector) -> bool:
         """Keep what is chosen, if it is enough and the lightest so far; whether it is enough."""
         if max(left) > 0:
             return False
@@ -161,7 +163,7 @@ class _Search:
             self._below, self._best = weight, self._chosen[:]
         return True
 
-    def _go_on(self, at: int, start: int, left: Amounts, weight: int) -> None:
+    def _go_on(self, at: int, start: int, left: AmountVector, weight: int) -> None:
         """Look through everything that begins with what is chosen so far and goes on in this layer."""
         self._steps -= 1
         if self._note(weight, left) or at == len(self._layers) or self._steps < 0:
@@ -190,7 +192,7 @@ class _Search:
             self._chosen.pop()
 
 
-def _needed(chosen: list[_Entry], needs: Amounts) -> list[_Entry]:
+def _needed(chosen: list[_CoverEntry], needs: AmountVector) -> list[_CoverEntry]:
     """Those of the chosen that cannot be spared, the heaviest spared first."""
     kept = list(chosen)
     left = needs
@@ -204,9 +206,9 @@ def _needed(chosen: list[_Entry], needs: Amounts) -> list[_Entry]:
     return kept
 
 
-def _is_enough(amounts: Amounts, needs: Amounts) -> bool:
+def _is_enough(amounts: AmountVector, needs: AmountVector) -> bool:
     return all(map(ge, amounts, needs))
 
 
-def _less(needs: Amounts, amounts: Amounts) -> Amounts:
+def _less(needs: AmountVector, amounts: AmountVector) -> AmountVector:
     return tuple(map(sub, needs, amounts))

@@ -7,11 +7,25 @@ is the node whose last grant is longest ago: nobody joins there, so the choice o
 free sooner still.
 Rule 4: who is owed its place (`order`, Rule 2) is not passed on a guess. Terms count, which the grid itself ends, and
 the words of users who have kept theirs since.
+
+How long things are expected to take: by their term, by what was said, by how long the user's last jobs took.
+
+Rule 1: what was said counts, within what is enforced (a term). Where only a term is known a guess may shorten it: a
+term is a limit, and people ask for more than they need.
+Rule 2: the guess for a job is the mean of its user's last two run times; leases without a command are not guessed.
+Rule 3: nothing is expected to have ended in the past: what is due is expected to be over any moment, and what has
+outlived an expectation to go on: up to what is enforced, else for as long again as it was expected to take, and so on,
+doubling.
+
+What is left for `low`: only what nobody of a higher priority who waits could use.
+
+Rule 1: on a node that a waiting request could be served by, `low` takes nothing of the kinds it waits for.
+Rule 2: unless it is over before that could start there, or leaves enough for it even then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 
 import numpy as np
 from msgspec import Struct
@@ -21,17 +35,63 @@ from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Claim
-from distributed_grid.scheduling.placement.filters import Mask, allowed
-from distributed_grid.scheduling.queue.durations import end_ms, expected_ms, said_ms
-from distributed_grid.scheduling.queue.fairness import broke_its_word
+from distributed_grid.domain.states import LeaseState
+from distributed_grid.scheduling.placement.placement import Mask, allowed_rows
+from distributed_grid.scheduling.queue.fairness import overran_estimate
+
+UNKNOWN = 0
+RELEASE_MS = 10_000
+"""What has been told to go, or is due, is expected to be gone within this."""
+
+
+def stated_ms(lease: Lease) -> int:
+    """How long a lease will be held by its term or by what was said of it, whichever is less."""
+    said, term = lease.request.expects_ms, lease.request.duration_ms
+    return min(said, term) if said and term else said or term
+
+
+def estimated_ms(ledger: Ledger, lease: Lease) -> int:
+    """How long a job will take, going by its user's last two."""
+    account = ledger.accounts.get(lease.request.user) if lease.job else None
+    return max(sum(account.runs) // 2, 1) if account is not None and len(account.runs) == 2 else UNKNOWN
+
+
+def expected_ms(ledger: Ledger, lease: Lease) -> int:
+    """How long a lease will be held, as far as anybody knows; 0 where nobody does."""
+    if lease.request.expects_ms:
+        return stated_ms(lease)
+    term, guess = lease.request.duration_ms, estimated_ms(ledger, lease)
+    return min(term, guess) if term and guess else term or guess
+
+
+def projected_end_ms(ledger: Ledger, lease: Lease, now: int, *, guess: bool = True) -> int:
+    """When a lease that is held will be over, always after now; 0 where nobody knows. Without `guess` only words
+    and terms count, and a word that was broken does not count any more."""
+    if lease.state is LeaseState.RELEASING:
+        return now + RELEASE_MS
+    said = lease.expected_end_ms
+    if said and said + RELEASE_MS > now:
+        return max(said, now + 1)
+    if lease.ends_at_ms:
+        return max(lease.ends_at_ms, now + 1)
+    if not guess:
+        return UNKNOWN
+    length = lease.request.expects_ms or estimated_ms(ledger, lease)
+    if not length:
+        return UNKNOWN
+    held = now - lease.granted_at_ms
+    while length <= held:
+        length *= 2
+    return lease.granted_at_ms + length
+
 
 NEVER = 2**62
 """Later than anything: nobody knows when."""
-LOOKED_AT = 16
+CANDIDATE_NODES = 16
 """Of so many promising nodes the best one is kept; for who is owed its place, of all."""
 
 
-Promise = tuple[int, bool, int, int, int]
+StartCandidate = tuple[int, bool, int, int, int]
 """When a node could serve, whether its owner is in the way, when it last lent something, how much of the ask is there
 already (negated), and its row: the lowest is the best."""
 
@@ -64,14 +124,14 @@ class StartForecast:
         self._now = now
         self._departures: dict[tuple[str, bool], ReleaseTimeline] = {}
         self._breaking: dict[str, bool] = {}
-        self._known: dict[tuple[Amounts, bool], dict[int, Promise | None]] = {}
+        self._known: dict[tuple[Amounts, bool], dict[int, StartCandidate | None]] = {}
 
     def departures(self, node: str, *, guess: bool = True) -> ReleaseTimeline:
         """Who leaves a node when; without `guess` only by terms, and by words that are not broken yet."""
         found = self._departures.get((node, guess))
         if found is None:
             leases = list(self._ledger.leases_of(node))
-            ends = [(end_ms(self._ledger, lease, self._now, guess=guess) or NEVER, lease) for lease in leases]
+            ends = [(projected_end_ms(self._ledger, lease, self._now, guess=guess) or NEVER, lease) for lease in leases]
             ends.sort(key=lambda entry: entry[0])
             found = ReleaseTimeline(ends, max((lease.granted_at_ms for lease in leases), default=0))
             self._departures[node, guess] = found
@@ -105,13 +165,13 @@ class StartForecast:
         stays = {name: self.departures(name, guess=guess).staying(at_ms) for name in names}
         return Reservation(lease, at_ms, stays, owed_since_ms)
 
-    def _promising(self, request: Request, besides: Set[str], *, guess: bool, every: bool) -> list[Promise]:
+    def _promising(self, request: Request, besides: Set[str], *, guess: bool, every: bool) -> list[StartCandidate]:
         """The nodes that could serve, and when."""
         ledger, ask = self._ledger, request.ask
         ready = readiness(ledger, ask)
         rows = np.flatnonzero(could_serve(ledger, request))
-        if len(rows) > LOOKED_AT + len(besides) and not every:
-            rows = rows[np.argsort(-ready[rows], kind="stable")[: LOOKED_AT + len(besides)]]
+        if len(rows) > CANDIDATE_NODES + len(besides) and not every:
+            rows = rows[np.argsort(-ready[rows], kind="stable")[: CANDIDATE_NODES + len(besides)]]
         known = self._known.setdefault((ask, guess), {})
         found = []
         for row in rows.tolist():
@@ -125,7 +185,7 @@ class StartForecast:
                 found.append(promise)
         return found
 
-    def _promise(self, ask: Amounts, row: int, ready: int, *, guess: bool) -> Promise | None:
+    def _promise(self, ask: Amounts, row: int, ready: int, *, guess: bool) -> StartCandidate | None:
         """What a node could do for an ask, or None where it could never serve it."""
         ledger, nobody, name = self._ledger, NodeClaims(), self._ledger.columns.names[row]
         if nobody.claim_for(ask, ledger.nodes[name].lendable) is None:
@@ -140,7 +200,7 @@ class StartForecast:
         if stays is None:
             return True
         if kept.at_ms == NEVER:
-            return not kinds(lease.request.ask) & kinds(kept.lease.request.ask)
+            return not resource_kinds(lease.request.ask) & resource_kinds(kept.lease.request.ask)
         return self._is_over_by(kept, lease) or self.fits_beside(kept.lease.request.ask, node, stays, claim)
 
     def fits_beside(self, ask: Amounts, node: str, stays: NodeClaims, claim: Claim) -> bool:
@@ -155,7 +215,7 @@ class StartForecast:
         if kept.owed_since_ms:
             length = lease.request.duration_ms
             if not length and self._keeps_its_word(lease.request.user, kept.owed_since_ms):
-                length = said_ms(lease)
+                length = stated_ms(lease)
         return bool(length) and self._now + length <= kept.at_ms
 
     def _keeps_its_word(self, user: str, since_ms: int) -> bool:
@@ -166,7 +226,7 @@ class StartForecast:
         breaking = self._breaking.get(user)
         if breaking is None:
             held = (self._ledger.leases[lease_id] for lease_id in self._ledger.leases_by.get(user, ()))
-            breaking = self._breaking[user] = any(broke_its_word(lease, self._now) for lease in held)
+            breaking = self._breaking[user] = any(overran_estimate(lease, self._now) for lease in held)
         return not breaking
 
 
@@ -178,7 +238,7 @@ def could_serve(ledger: Ledger, request: Request) -> Mask:
         mask &= columns.lends_gpus >= max(ask.gpu_milli // WHOLE_GPU, 1)
     if ask.gpu_models:
         mask &= columns.has_model(ask.gpu_models)
-    musts = allowed(ledger, request)
+    musts = allowed_rows(ledger, request)
     return mask if musts is None else mask & musts
 
 
@@ -198,7 +258,7 @@ def readiness(ledger: Ledger, ask: Amounts) -> NDArray[np.int64]:
     return ready
 
 
-def kinds(ask: Amounts) -> frozenset[str]:
+def resource_kinds(ask: Amounts) -> frozenset[str]:
     """The kinds of resource that an ask is about."""
     found = {name for name, _ in ask.custom}
     if ask.cpu_milli:
@@ -208,3 +268,45 @@ def kinds(ask: Amounts) -> frozenset[str]:
     if ask.gpu_milli:
         found.add("gpu")
     return frozenset(found)
+
+
+MAX_COMPETING_REQUESTS = 64
+"""With more different requests of higher priorities than this in the line, nothing is left over."""
+
+
+class LowPriorityCapacity:
+    """What those of higher priorities could use, seen from one moment; `higher` has one request of each shape."""
+
+    def __init__(self, ledger: Ledger, prospects: StartForecast, higher: Iterable[Request], now: int) -> None:
+        self._ledger = ledger
+        self._prospects = prospects
+        self._now = now
+        requests = list(higher)
+        self._wanted = [
+            (one, resource_kinds(one.ask), could_serve(ledger, one)) for one in requests[:MAX_COMPETING_REQUESTS]
+        ]
+        self._too_many = len(requests) > MAX_COMPETING_REQUESTS
+
+    def include(self, lease: Lease, node: str, claim: Claim) -> bool:
+        """Whether a lease may take this of a node."""
+        if self._too_many:
+            return False
+        row, mine = self._ledger.columns.rows[node], resource_kinds(lease.request.ask)
+        wanted = [one for one, theirs, could in self._wanted if could[row] and mine & theirs]
+        length = expected_ms(self._ledger, lease) if wanted else 0
+        return all(self._leaves_alone(one, node, claim, length) for one in wanted)
+
+    def _leaves_alone(self, other: Request, node: str, claim: Claim, length: int) -> bool:
+        start = self._prospects.earliest_ms(other.ask, node)
+        if start == NEVER:  # nobody knows when; or never at all, where a mask of columns says more than the node has
+            return NodeClaims().claim_for(other.ask, self._ledger.nodes[node].lendable) is None
+        if length and self._now + length <= start:
+            return True
+        staying = self._prospects.departures(node).staying(start)
+        return self._prospects.fits_beside(other.ask, node, staying, claim)
+
+    def coveted(self, request: Request) -> set[str]:
+        """The nodes where somebody could use some of what a request asks for."""
+        names, mine = self._ledger.columns.names, resource_kinds(request.ask)
+        masks = [could for _, theirs, could in self._wanted if mine & theirs]
+        return {names[row] for could in masks for row in could.nonzero()[0].tolist()}

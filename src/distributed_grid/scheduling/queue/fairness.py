@@ -8,6 +8,12 @@ Up to three of them share exactly: what they have had of late is compared with e
 two fifths of the grid, or what its weight makes of that: exact parts would make nearly all wait for longer
 (docs/fairness.md has the figures).
 Rule 4: who holds its part, or has had it of late, is in excess of it, the more so the more it is beyond.
+
+What one user, or a team together, may hold at once.
+
+Rule 1: what is held and what is asked for must stay within every quota that covers the request; a gang counts whole.
+Rule 2: beyond it a request waits for what its own side holds, and nobody else waits for it.
+Rule 3: a request larger than a quota itself can never be met and is refused at once.
 """
 
 from __future__ import annotations
@@ -16,24 +22,25 @@ import math
 from collections.abc import Iterable
 from functools import cached_property
 
-from distributed_grid.domain.accounts import Account
 from distributed_grid.domain.indexes.node_claims import NodeClaims
-from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.resources import Amounts
+from distributed_grid.domain.resources import Amounts, cores, gigabytes, gpus
+from distributed_grid.domain.scheduling_policy import Quota
 from distributed_grid.domain.states import LeaseEnd
+from distributed_grid.domain.statistics import Account
 
 MIB = 1024 * 1024
-MOST = 2**62
+MAX_USAGE = 2**62
 """Use beyond this counts as this: a row has to fit into 64 bits."""
-RUNS = 2
+RUNS_KEPT = 2
 """So many run times of a user are remembered."""
 
-FEW = 3
+EXACT_SHARE_USERS = 3
 """Among so many users parts are exact."""
-ROOM = 0.4
+MIN_SHARE = 0.4
 """The least part of the grid that is a user's, where there are more."""
-STEPS = 10
+EXCESS_STEPS = 10
 """Excess is counted in tenths of the grid."""
 
 _OWN_ENDS = frozenset({LeaseEnd.RELEASED, LeaseEnd.EXPIRED, LeaseEnd.FAILED})
@@ -54,44 +61,46 @@ def rates_of(ask: Amounts) -> Rates:
     return ask.cpu_milli, ask.memory_bytes // MIB, ask.gpu_milli
 
 
-def fading(elapsed_ms: int, half_life_ms: int) -> tuple[float, float]:
+def decay_factors(elapsed_ms: int, half_life_ms: int) -> tuple[float, float]:
     """What is left of each unit used before, and how many seconds count of those since."""
     left = math.exp2(-elapsed_ms / half_life_ms)
     return left, half_life_ms / 1000 / math.log(2) * (1 - left)
 
 
-def settled(ledger: Ledger, user: str, now: int, *, begins: Lease | None = None, over: Lease | None = None) -> Account:
+def settle_account(
+    ledger: Ledger, user: str, now: int, *, begins: Lease | None = None, over: Lease | None = None
+) -> Account:
     """A user's account up to now, before what it holds changes; `begins` or `over` is the lease of its that does."""
     old = ledger.accounts.get(user) or Account(user, now)
     policy = ledger.policy
     runs, broke_at_ms, lifted_at_ms = old.runs, old.broke_at_ms, old.lifted_at_ms
-    if begins is not None and _is_owed(ledger, begins, now):
+    if begins is not None and _is_overdue(ledger, begins, now):
         lifted_at_ms = now
     if over is not None:
         if over.job and over.end in _OWN_ENDS:
-            runs = (*runs, max(now - over.granted_at_ms, 1))[-RUNS:]
-        if broke_its_word(over, now):
+            runs = (*runs, max(now - over.granted_at_ms, 1))[-RUNS_KEPT:]
+        if overran_estimate(over, now):
             broke_at_ms = now
     elapsed_ms = now - old.at_ms
     if not policy.half_life_ms:
         return Account(user, old.at_ms, 0, 0, 0, runs, broke_at_ms, lifted_at_ms)
     if elapsed_ms <= 0:
         return Account(user, old.at_ms, old.cpu, old.memory, old.gpu, runs, broke_at_ms, lifted_at_ms)
-    left, seconds = fading(elapsed_ms, policy.half_life_ms)
+    left, seconds = decay_factors(elapsed_ms, policy.half_life_ms)
     cpu, memory, gpu = rates(ledger.held_by(user))
     return Account(
         user,
         now,
-        min(round(old.cpu * left + cpu * seconds), MOST),
-        min(round(old.memory * left + memory * seconds), MOST),
-        min(round(old.gpu * left + gpu * seconds), MOST),
+        min(round(old.cpu * left + cpu * seconds), MAX_USAGE),
+        min(round(old.memory * left + memory * seconds), MAX_USAGE),
+        min(round(old.gpu * left + gpu * seconds), MAX_USAGE),
         runs,
         broke_at_ms,
         lifted_at_ms,
     )
 
 
-def _is_owed(ledger: Ledger, lease: Lease, now: int) -> bool:
+def _is_overdue(ledger: Ledger, lease: Lease, now: int) -> bool:
     """Whether this one has waited beyond all patience, and no other of its user for longer."""
     if now - lease.asked_at_ms < ledger.policy.starvation_ms:
         return False
@@ -100,7 +109,7 @@ def _is_owed(ledger: Ledger, lease: Lease, now: int) -> bool:
     return next(older, None) is None
 
 
-def broke_its_word(lease: Lease, now: int) -> bool:
+def overran_estimate(lease: Lease, now: int) -> bool:
     """Whether a lease has been held for longer than was said of it."""
     return bool(lease.request.expects_ms) and now - lease.granted_at_ms > lease.request.expects_ms
 
@@ -125,19 +134,19 @@ class Shares:
         excess = self._known.get((user, team))
         if excess is None:
             beyond = max(self.held(user), self._had(user)) - self.part(user, team)
-            excess = self._known[user, team] = 1 + int(STEPS * beyond) if beyond >= 0 else 0
+            excess = self._known[user, team] = 1 + int(EXCESS_STEPS * beyond) if beyond >= 0 else 0
         return excess
 
     def part(self, user: str, team: str = "") -> float:
         """The part of the grid that a user with this weight is entitled to at the moment."""
         weight, users = max(self._ledger.policy.weight_of(user, team), 1), self._here
         exact = weight / max(sum(users.values()), weight)
-        return exact if len(users) <= FEW else exact * max(1.0, ROOM * len(users))
+        return exact if len(users) <= EXACT_SHARE_USERS else exact * max(1.0, MIN_SHARE * len(users))
 
     def _had(self, user: str) -> float:
         """What a user had of late: of the grid, and among few users of what they had together."""
         had = self.late(user)
-        if len(self._here) > FEW:
+        if len(self._here) > EXACT_SHARE_USERS:
             return had
         return had / max(sum(self.late(one) for one in self._here), had) if had else 0.0
 
@@ -165,7 +174,7 @@ class Shares:
         half_life_ms, account = self._ledger.policy.half_life_ms, self._ledger.accounts.get(user)
         if account is None or not half_life_ms:
             return 0.0, 0.0, 0.0
-        left, seconds = fading(max(self._now - account.at_ms, 0), half_life_ms)
+        left, seconds = decay_factors(max(self._now - account.at_ms, 0), half_life_ms)
         cpu, memory, gpu = rates(self._ledger.held_by(user))
         each = 1000 * math.log(2) / half_life_ms
         return (
@@ -178,3 +187,71 @@ class Shares:
         """How large a part of the grid this is, in its largest resource."""
         parts = [amount / total for amount, total in zip(amounts, self._totals, strict=True) if total]
         return max(parts, default=0.0)
+
+
+Excess = tuple[str, str, str]
+"""What is held, the limit, and what is asked for, in words."""
+
+
+class Quotas:
+    """The quotas at one moment; what each covers is summed up once, when it is first asked about."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._held: dict[str, tuple[NodeClaims, int]] = {}
+
+    def beyond(self, request: Request) -> str | None:
+        """The quota that does not leave room for a request now, with numbers, or None."""
+        for quota in self._ledger.policy.quotas:
+            if quota.covers(request.user, request.team):
+                over = _quota_excess(quota, request, *self._held_under(quota))
+                if over is not None:
+                    return f"quota of {quota.name}: {over[0]} of {over[1]} held, {over[2]} asked"
+        return None
+
+    def _held_under(self, quota: Quota) -> tuple[NodeClaims, int]:
+        found = self._held.get(quota.name)
+        if found is None:
+            held = [lease for lease in self._leases() if quota.covers(lease.request.user, lease.request.team)]
+            found = NodeClaims(lease.claim for lease in held if lease.claim is not None), len(held)
+            self._held[quota.name] = found
+        return found
+
+    def _leases(self) -> list[Lease]:
+        ledger = self._ledger
+        return [ledger.leases[lease_id] for ids in ledger.leases_by.values() for lease_id in ids]
+
+
+def exceeds_quota_alone(ledger: Ledger, request: Request) -> str | None:
+    """The quota that a request exceeds all by itself, with numbers, or None."""
+    for quota in ledger.policy.quotas:
+        if quota.covers(request.user, request.team):
+            over = _quota_excess(quota, request, NodeClaims(), 0)
+            if over is not None:
+                return f"quota of {quota.name}: at most {over[1]}, {over[2]} asked"
+    return None
+
+
+def _quota_excess(quota: Quota, request: Request, held: NodeClaims, leases: int) -> Excess | None:
+    """The first resource of which this would be too much; a unit that is the same everywhere is named once."""
+    ask, times = request.ask, request.gang
+    for limit, before, asked, words in (
+        (quota.cpu_milli, held.cpu_milli, ask.cpu_milli, cores),
+        (quota.memory_bytes, held.memory_bytes, ask.memory_bytes, gigabytes),
+        (quota.gpu_milli, sum(held.gpu_milli.values()), ask.gpu_milli, gpus),
+    ):
+        if limit is not None and asked and before + times * asked > limit:
+            unit = words(limit).partition(" ")[2]
+            return _bare_number(words(before), unit), words(limit), _bare_number(words(times * asked), unit)
+    limits = dict(quota.custom)
+    for name, asked in ask.custom:
+        if name in limits and held.custom.get(name, 0) + times * asked > limits[name]:
+            return str(held.custom.get(name, 0)), f"{limits[name]} {name}", str(times * asked)
+    if quota.leases is not None and leases + times > quota.leases:
+        return str(leases), f"{quota.leases} leases", str(times)
+    return None
+
+
+def _bare_number(amount: str, unit: str) -> str:
+    number, _, own = amount.partition(" ")
+    return number if own.rstrip("s") == unit.rstrip("s") else amount

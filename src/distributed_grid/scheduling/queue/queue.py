@@ -17,10 +17,19 @@ of a user who has kept its words since, so that each user can break one; nor is 
 starts within (U + 1) L, by Rules 3 and 4 of `backfill`, and the next is first. What is displaced comes back with its
 age, at most p times. With W = (m + 1) (p + 1) (U + 1) L nobody waits longer than S + (k + 1) (S + W); where all words
 are true, U counts as 0.
+
+In which order the waiting come.
+
+Rule 1: priority; then deadlines that get tight; then those whose user has less than its part (`fairness`), and after
+them the rest by how much it is beyond; then who has waited longest for its length; then age.
+Rule 2: a request that has waited for `starvation_ms` is owed its place and comes before all others, whatever its
+priority and however much its user has had, if it is the oldest of its user and none of that user's was lifted so within
+the last `starvation_ms`: a flood of requests does not become a right by growing old.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import sqrt
 
 from msgspec import Struct
@@ -28,17 +37,83 @@ from msgspec import Struct
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Claim, Priority
-from distributed_grid.scheduling.placement.placement import Placement, place
-from distributed_grid.scheduling.queue.backfill import NEVER, Reservation, StartForecast, kinds
-from distributed_grid.scheduling.queue.durations import expected_ms
-from distributed_grid.scheduling.queue.fairness import Shares, rates_of
-from distributed_grid.scheduling.queue.low_priority import LowPriorityCapacity
-from distributed_grid.scheduling.queue.order import Order
-from distributed_grid.scheduling.queue.quotas import Quotas
+from distributed_grid.scheduling.placement.placement import Placement, find_placement
+from distributed_grid.scheduling.queue.backfill import (
+    NEVER,
+    LowPriorityCapacity,
+    Reservation,
+    StartForecast,
+    expected_ms,
+    resource_kinds,
+)
+from distributed_grid.scheduling.queue.fairness import Quotas, Shares, rates_of
 
-KEPT_MOST = 16
+NO_DEADLINE = 2**62
+UNKNOWN_LENGTH_MS = 3_600_000
+"""What nobody knows the length of counts as this long."""
+QueueKey = tuple[int, int, int, int, float, int, str]
+
+
+class QueueOrder:
+    """The waiting at one moment, and the place of each among them."""
+
+    def __init__(self, ledger: Ledger, waiting: Iterable[Lease], shares: Shares, now: int) -> None:
+        self._ledger = ledger
+        self._policy = ledger.policy
+        self._now = now
+        overdue = now - self._policy.starvation_ms
+        eldest: dict[str, tuple[int, str]] = {}
+        self._found: list[tuple[QueueKey, Lease]] = []
+        for lease in waiting:
+            request, asked_at = lease.request, lease.asked_at_ms
+            if asked_at <= overdue:
+                eldest[request.user] = min(eldest.get(request.user, (asked_at, lease.id)), (asked_at, lease.id))
+            latest = request.latest_start_ms if request.deadline_ms and self.is_tight(request) else NO_DEADLINE
+            excess = shares.excess(request.user, request.team)
+            place = (1, -request.priority, latest, excess, -self.need(lease), asked_at, lease.id)
+            self._found.append((place, lease))
+        self._lifted = {lease_id for user, (_, lease_id) in eldest.items() if self._has_waited(user, overdue)}
+        if self._lifted:
+            self._found = [
+                ((0, 0, 0, 0, 0.0, lease.asked_at_ms, lease.id), lease) if lease.id in self._lifted else (place, lease)
+                for place, lease in self._found
+            ]
+        self._line: list[Lease] | None = None
+
+    def _has_waited(self, user: str, overdue: int) -> bool:
+        account = self._ledger.accounts.get(user)
+        return account is None or account.lifted_at_ms <= overdue
+
+    def need(self, lease: Lease) -> float:
+        """How long one of the waiting has waited and will take, in lengths of it."""
+        length = expected_ms(self._ledger, lease) or UNKNOWN_LENGTH_MS
+        return (self._now - lease.asked_at_ms + length) / length
+
+    def first(self) -> Lease:
+        """Whose turn is next; somebody must wait."""
+        return min(self._found)[1] if self._line is None else self._line[0]
+
+    @property
+    def line(self) -> list[Lease]:
+        """Everybody, in order."""
+        if self._line is None:
+            self._line = [lease for _, lease in sorted(self._found)]
+        return self._line
+
+    def is_lifted(self, lease: Lease) -> bool:
+        """Whether one of the waiting goes before all others for having waited so long."""
+        return lease.id in self._lifted
+
+    def is_tight(self, request: Request) -> bool:
+        """Whether a request has to start before long to be over by its deadline: sooner than it takes."""
+        if not request.deadline_ms:
+            return False
+        return request.latest_start_ms - self._now <= max(request.expects_ms, self._policy.patience_ms)
+
+
+MAX_RESERVATIONS = 16
 """For so many of the line a place is kept at once."""
-TRIES = 8
+MAX_CONTESTED_TRIES = 8
 """So many coveted nodes are tried for a `low` request before all of them are given up."""
 
 
@@ -50,30 +125,30 @@ class QueueGrant(Struct, frozen=True):
     tried: frozenset[object]
 
 
-def shape(request: Request) -> object:
+def fit_key(request: Request) -> object:
     """What decides whether there is room: two requests of one shape fit or fail together."""
     return (request.ask, request.gang, request.require, request.labels, request.affinity, request.anti_affinity)
 
 
-def next_turn(ledger: Ledger, now: int, tried: frozenset[object] = frozenset()) -> QueueGrant | None:
+def next_grant(ledger: Ledger, now: int, tried: frozenset[object] = frozenset()) -> QueueGrant | None:
     """The one of the line that is served next; shapes in `tried` are known not to fit."""
     return QueueScan(ledger, now, tried=tried).turn() if ledger.waiting else None
 
 
-def place_for(ledger: Ledger, lease: Lease, now: int) -> Placement | None:
+def place_newcomer(ledger: Ledger, lease: Lease, now: int) -> Placement | None:
     """The place that a request gets that has just come, or None where it has to wait."""
     if ledger.policy.quotas and Quotas(ledger).beyond(lease.request) is not None:
         return None
-    room = place(ledger, lease.request)
+    room = find_placement(ledger, lease.request)
     return room if room is None or not ledger.waiting else QueueScan(ledger, now, newcomer=lease).place_of(lease, room)
 
 
-def kept_from(ledger: Ledger, lease: Lease, now: int) -> frozenset[str]:
+def reserved_nodes(ledger: Ledger, lease: Lease, now: int) -> frozenset[str]:
     """The nodes where what a request asks for is kept for those before it: nobody is displaced there for its sake."""
     return QueueScan(ledger, now, newcomer=lease).kept_from(lease) if ledger.waiting else frozenset()
 
 
-def in_order(ledger: Ledger, now: int, *, newcomer: Lease | None = None) -> list[Lease]:
+def queue_order(ledger: Ledger, now: int, *, newcomer: Lease | None = None) -> list[Lease]:
     """Everybody who waits, whose turn is next first; a newcomer is put where it would come."""
     return QueueScan(ledger, now, newcomer=newcomer).order.line
 
@@ -98,7 +173,7 @@ class QueueScan:
         waiting = [ledger.leases[lease_id] for _, _, lease_id in ledger.waiting]
         if newcomer is not None and newcomer.id not in ledger.leases:
             waiting.append(newcomer)
-        self.order = Order(ledger, waiting, self._shares, now)
+        self.order = QueueOrder(ledger, waiting, self._shares, now)
 
     def _takes_leftovers(self, lease: Lease) -> bool:
         return lease.request.priority <= Priority.LOW and not self.order.is_lifted(lease)
@@ -133,8 +208,10 @@ class QueueScan:
 
     def kept_from(self, lease: Lease) -> frozenset[str]:
         """The nodes where something of what one of the line asks for is kept for those before it."""
-        at, mine = self._up_to(lease), kinds(lease.request.ask)
-        places = (kept for before, kept in self._kept() if before < at and mine & kinds(kept.lease.request.ask))
+        at, mine = self._up_to(lease), resource_kinds(lease.request.ask)
+        places = (
+            kept for before, kept in self._kept() if before < at and mine & resource_kinds(kept.lease.request.ask)
+        )
         names = frozenset(name for kept in places for name in kept.stays)
         return names | self._leftovers().coveted(lease.request) if self._takes_leftovers(lease) else names
 
@@ -152,16 +229,16 @@ class QueueScan:
 
     def _room(self, request: Request) -> Placement | None:
         """Where a request would go if nobody else waited."""
-        key = shape(request)
+        key = fit_key(request)
         if key in self._full:
             return None
-        room = self._rooms.get(_wish(request))
+        room = self._rooms.get(_placement_key(request))
         if room is None:
-            room = place(self._ledger, request)
+            room = find_placement(self._ledger, request)
             if room is None:
                 self._full.add(key)
             else:
-                self._rooms[_wish(request)] = room
+                self._rooms[_placement_key(request)] = room
         return room
 
     def _tried(self) -> frozenset[object]:
@@ -180,7 +257,7 @@ class QueueScan:
         """A place for one of the line that delays nobody before it, or None."""
         leftovers = self._takes_leftovers(lease)
         length = expected_ms(self._ledger, lease) or float("inf")
-        key = (_wish(lease.request), leftovers, self._credit(lease))
+        key = (_placement_key(lease.request), leftovers, self._credit(lease))
         known = self._refused.get(key)
         if known is not None and known[0] <= at and known[1] <= length:
             return None
@@ -192,9 +269,9 @@ class QueueScan:
             if not taken:
                 return found
             avoid |= taken
-            if leftovers and len(avoid) > TRIES:
+            if leftovers and len(avoid) > MAX_CONTESTED_TRIES:
                 avoid |= self._leftovers().coveted(lease.request)
-            found = place(self._ledger, lease.request, avoid=frozenset(avoid))
+            found = find_placement(self._ledger, lease.request, avoid=frozenset(avoid))
         self._refused[key] = (at, length)
         return None
 
@@ -215,7 +292,7 @@ class QueueScan:
             higher: dict[object, Request] = {}
             for lease in self.order.line:
                 if lease.request.priority > Priority.LOW and not self._is_beyond_quota(lease):
-                    higher.setdefault(shape(lease.request), lease.request)
+                    higher.setdefault(fit_key(lease.request), lease.request)
             self._left = LowPriorityCapacity(self._ledger, self._prospects, higher.values(), self._now)
         return self._left
 
@@ -227,14 +304,14 @@ class QueueScan:
             hopeless: set[object] = set()
             nobody_knows = False
             for at, lease in self._blocked:
-                if len(self._places) == KEPT_MOST or len(taken) == len(self._ledger.nodes):
+                if len(self._places) == MAX_RESERVATIONS or len(taken) == len(self._ledger.nodes):
                     break
                 patient = self._now - lease.asked_at_ms <= self._ledger.policy.patience_ms
-                if shape(lease.request) in hopeless or (patient and (self._places or nobody_knows)):
+                if fit_key(lease.request) in hopeless or (patient and (self._places or nobody_knows)):
                     continue
                 kept = self._place_kept_for(lease, taken, first=not self._places)
                 if kept is None:
-                    hopeless.add(shape(lease.request))
+                    hopeless.add(fit_key(lease.request))
                 elif patient and kept.at_ms == NEVER:
                     nobody_knows = True
                 else:
@@ -249,6 +326,6 @@ class QueueScan:
         return self._prospects.keep(lease, besides=taken, owed_since_ms=owed_since, every=first)
 
 
-def _wish(request: Request) -> object:
+def _placement_key(request: Request) -> object:
     """What decides where a request goes: two of one wish go to the same place."""
-    return (shape(request), request.prefer, request.strategy, request.target, request.group)
+    return (fit_key(request), request.prefer, request.strategy, request.target, request.group)

@@ -12,15 +12,15 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, cores, gigabytes, gpus, is_model
 from distributed_grid.domain.states import NodeState
-from distributed_grid.scheduling.placement.filters import forbidden_by
-from distributed_grid.scheduling.queue.quotas import Quotas
+from distributed_grid.scheduling.placement.placement import unmet_constraint
+from distributed_grid.scheduling.queue.fairness import Quotas
 
-MOST_TOLD = 100
+MAX_NODES_LISTED = 100
 """Of so many nodes it is told what keeps them from serving: nobody reads more, and telling costs more than deciding."""
 
 
 @lru_cache(maxsize=1024)
-def amounts(ask: Amounts) -> str:
+def describe_amounts(ask: Amounts) -> str:
     """An ask in words."""
     parts = []
     if ask.cpu_milli:
@@ -41,7 +41,7 @@ def never_fits(ledger: Ledger, request: Request) -> tuple[str, ...] | None:
     ask = request.ask
     refusals, possible = [], 0
     for node in _candidates(ledger, request):
-        must = _lasting_must(ledger, request, node.name)
+        must = _lasting_constraint(ledger, request, node.name)
         unheard = node.caps.can_share and node.capacity == Capacity()
         if must is not None:
             refusals.append(f"{node.name}: {must}")
@@ -55,20 +55,20 @@ def never_fits(ledger: Ledger, request: Request) -> tuple[str, ...] | None:
         refusals.insert(0, f"a gang of {request.gang} needs as many nodes, {possible} could serve a member")
     known = ledger.nodes
     refusals += [f"{name}: no such node" for name in request.require if name not in known]
-    return _some_of(refusals, len(refusals))
+    return _truncated(refusals, len(refusals))
 
 
-def _lasting_must(ledger: Ledger, request: Request, node: str) -> str | None:
+def _lasting_constraint(ledger: Ledger, request: Request, node: str) -> str | None:
     """The must that a node does not meet and never will; what jobs it must be near to may still change."""
     lasting = replace(
         request,
         affinity=tuple(name for name in request.affinity if name in ledger.nodes),
         anti_affinity=tuple(name for name in request.anti_affinity if name in ledger.nodes),
     )
-    return forbidden_by(ledger, lasting, node)
+    return unmet_constraint(ledger, lasting, node)
 
 
-def gave_up(ledger: Ledger, lease: Lease, now: int) -> str:
+def timeout_reason(ledger: Ledger, lease: Lease, now: int) -> str:
     """Why an ask is given up that was never met."""
     why = "; ".join(why_not_now(ledger, lease.request, now))
     if lease.request.latest_start_ms and now < lease.asked_at_ms + lease.request.wait_ms:
@@ -83,15 +83,19 @@ def why_not_now(ledger: Ledger, request: Request, now: int) -> tuple[str, ...]:
         return (beyond,)
     nodes = _candidates(ledger, request)
     told = [
-        f"{node.name}: {forbidden_by(ledger, request, node.name) or _shortage(ledger, request, node, now)}"
-        for node in nodes[:MOST_TOLD]
+        f"{node.name}: {unmet_constraint(ledger, request, node.name) or _shortage(ledger, request, node, now)}"
+        for node in nodes[:MAX_NODES_LISTED]
     ]
-    return _some_of(told, len(nodes))
+    return _truncated(told, len(nodes))
 
 
-def _some_of(told: list[str], nodes: int) -> tuple[str, ...]:
+def _truncated(told: list[str], nodes: int) -> tuple[str, ...]:
     """As much as somebody may read of what is told about so many nodes."""
-    return tuple(told) if nodes <= MOST_TOLD else (*told[:MOST_TOLD], f"and {nodes - MOST_TOLD:,} more nodes")
+    return (
+        tuple(told)
+        if nodes <= MAX_NODES_LISTED
+        else (*told[:MAX_NODES_LISTED], f"and {nodes - MAX_NODES_LISTED:,} more nodes")
+    )
 
 
 def _candidates(ledger: Ledger, request: Request) -> list[Node]:
@@ -128,7 +132,7 @@ def _shortage(ledger: Ledger, request: Request, node: Node, now: int) -> str:
     return _short_of(ask, offer.lends, book, "free") or "does not fit"
 
 
-def kept_back(ledger: Ledger, node: Node, now: int) -> tuple[str, ...]:
+def why_not_lent(ledger: Ledger, node: Node, now: int) -> tuple[str, ...]:
     """Why a node lends nothing now, or not all that it could."""
     if not node.caps.can_share:
         return ("does not share",)

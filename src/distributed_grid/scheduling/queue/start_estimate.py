@@ -15,15 +15,14 @@ from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Claim
-from distributed_grid.scheduling.placement.placement import place
-from distributed_grid.scheduling.queue.backfill import NEVER, StartForecast, could_serve, readiness
-from distributed_grid.scheduling.queue.durations import expected_ms
-from distributed_grid.scheduling.queue.queue import in_order
-from distributed_grid.scheduling.queue.quotas import Quotas
+from distributed_grid.scheduling.placement.placement import find_placement
+from distributed_grid.scheduling.queue.backfill import NEVER, StartForecast, could_serve, expected_ms, readiness
+from distributed_grid.scheduling.queue.fairness import Quotas
+from distributed_grid.scheduling.queue.queue import queue_order
 
-FAR = 100
+MAX_PLANNED = 100
 """Further back in the line than this nobody plans."""
-LOOKED_AT = 32
+CANDIDATE_NODES = 32
 """Of so many promising nodes each request is planned on the best."""
 
 
@@ -35,23 +34,23 @@ class StartEstimate(Struct, frozen=True):
     reason: str
 
 
-def outlook(ledger: Ledger, lease: Lease, now: int) -> StartEstimate:
+def estimate_start(ledger: Ledger, lease: Lease, now: int) -> StartEstimate:
     """The place in line of a waiting request, when it will start, and why then or why nobody knows."""
-    line = in_order(ledger, now, newcomer=lease)
+    line = queue_order(ledger, now, newcomer=lease)
     position = next((at for at, one in enumerate(line, 1) if one.id == lease.id), len(line) + 1)
     beyond = Quotas(ledger).beyond(lease.request)
     if beyond is not None:
         return StartEstimate(position, None, f"when less is held under the {beyond}")
-    if position > FAR:
+    if position > MAX_PLANNED:
         return StartEstimate(position, None, f"{position - 1} requests are before it")
-    plan = _Plan(ledger, now)
+    plan = _StartPlan(ledger, now)
     for one in line[: position - 1]:
         plan.add(one)
     at_ms, why = plan.start_of(lease)
     return StartEstimate(position, None if at_ms == NEVER else at_ms, why)
 
 
-class _Plan:
+class _StartPlan:
     """What is held on each node until when: by leases, and by those of the line that were planned so far."""
 
     def __init__(self, ledger: Ledger, now: int) -> None:
@@ -83,14 +82,14 @@ class _Plan:
         at_ms, _, node = found[-1]
         if at_ms > self._now:
             return at_ms, self._waits_for(lease.request, node)
-        room = place(self._ledger, lease.request) is not None
+        room = find_placement(self._ledger, lease.request) is not None
         return at_ms, f"{node} has room, and is kept for others at the moment" if room else f"{node} has room"
 
     def _soonest(self, request: Request) -> list[tuple[int, int, str]]:
         """The promising nodes with when they could serve, and how ready they are."""
         ready = readiness(self._ledger, request.ask)
         rows = np.flatnonzero(could_serve(self._ledger, request))
-        rows = rows[np.argsort(-ready[rows], kind="stable")[: LOOKED_AT + request.gang]]
+        rows = rows[np.argsort(-ready[rows], kind="stable")[: CANDIDATE_NODES + request.gang]]
         names = [(int(ready[row]), self._ledger.columns.names[row]) for row in rows.tolist()]
         return [(self._fits_at(request, name), -ready_now, name) for ready_now, name in names]
 

@@ -14,16 +14,16 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
-from distributed_grid.domain.rebalancing import SPREAD, WATCHED, Advice, amount_in
+from distributed_grid.domain.rebalancing import SPREAD, WATCHED_RESOURCES, Advice, claimed_amount
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.domain.states import JobState, LeaseState
-from distributed_grid.scheduling.placement.placement import place
+from distributed_grid.scheduling.placement.placement import find_placement
+from distributed_grid.scheduling.rebalancing.loans import UNITS, describe, surplus, surpluses, total_of
 from distributed_grid.scheduling.rebalancing.pressure import PressureScan, percent
-from distributed_grid.scheduling.rebalancing.surplus import UNITS, in_words, spare, spares, total_of
 
-MOST_JOBS = 20
+MAX_JOBS = 20
 """So many jobs of a node are tried."""
-MOST_PLACES = 32
+MAX_TARGETS = 32
 """The best of so many places with room is good enough, the least loaded being looked at first."""
 
 
@@ -38,13 +38,13 @@ def advice_for(look: PressureScan, node: str, cause: str) -> Advice | None:
     if cause == SPREAD or not look.speaks(node):
         return None
     resource = ResourceType(cause)
-    room, to = max(islice(spares(look, node, resource, UNITS[resource]), MOST_PLACES), default=(0, ""))
+    room, to = max(islice(surpluses(look, node, resource, UNITS[resource]), MAX_TARGETS), default=(0, ""))
     if not room:
         return None
-    return Advice(str(cause), "", to, f"{_why(look, node, to, cause)}, {in_words(resource, room)} to spare", look.now)
+    return Advice(str(cause), "", to, f"{_why(look, node, to, cause)}, {describe(resource, room)} to spare", look.now)
 
 
-def stands(look: PressureScan, node: str, advice: Advice) -> bool:
+def still_applies(look: PressureScan, node: str, advice: Advice) -> bool:
     """Whether a recommendation still makes sense."""
     reading = look.reading(node)
     if not look.is_calm(advice.to) or reading.score is None:
@@ -70,10 +70,10 @@ def _movable(look: PressureScan, node: str, cause: str) -> Iterator[tuple[Job, L
         job = look.ledger.jobs.get(lease.job)
         if job is None or job.state is not JobState.RUNNING or lease.state is not LeaseState.ACTIVE or lease.gang:
             continue
-        size = _shift(look, lease, node) if cause == SPREAD else amount_in(lease, ResourceType(cause))
+        size = _shift(look, lease, node) if cause == SPREAD else claimed_amount(lease, ResourceType(cause))
         if size:
             found.append((int(lease.request.priority), -size, job.uid, job, lease))
-    for *_, job, lease in sorted(found, key=lambda entry: entry[:3])[:MOST_JOBS]:
+    for *_, job, lease in sorted(found, key=lambda entry: entry[:3])[:MAX_JOBS]:
         yield job, lease
 
 
@@ -83,10 +83,12 @@ def _can_go(look: PressureScan, job: Job, lease: Lease, to: str) -> bool:
     if request.require and to not in request.require:
         return False
     if any(
-        amount_in(lease, resource) > spare(look, to, resource) for resource in WATCHED if amount_in(lease, resource)
+        claimed_amount(lease, resource) > surplus(look, to, resource)
+        for resource in WATCHED_RESOURCES
+        if claimed_amount(lease, resource)
     ):
         return False
-    return place(look.ledger, replace(request, require=(to,), prefer=())) is not None
+    return find_placement(look.ledger, replace(request, require=(to,), prefer=())) is not None
 
 
 def _evens_out(look: PressureScan, lease: Lease, to: str) -> bool:
@@ -100,13 +102,13 @@ def _evens_out(look: PressureScan, lease: Lease, to: str) -> bool:
 def _shift(look: PressureScan, lease: Lease, node: str) -> int:
     """How much of a node a lease is at most, in thousandths."""
     capacity = look.ledger.nodes[node].capacity
-    parts = ((amount_in(lease, resource), total_of(capacity, resource)) for resource in WATCHED)
+    parts = ((claimed_amount(lease, resource), total_of(capacity, resource)) for resource in WATCHED_RESOURCES)
     return max((1000 * size // total if total else 1000 for size, total in parts if size), default=0)
 
 
 def _held(lease: Lease, cause: str) -> str:
-    kinds = WATCHED if cause == SPREAD else (ResourceType(cause),)
-    return ", ".join(in_words(kind, amount_in(lease, kind)) for kind in kinds if amount_in(lease, kind))
+    kinds = WATCHED_RESOURCES if cause == SPREAD else (ResourceType(cause),)
+    return ", ".join(describe(kind, claimed_amount(lease, kind)) for kind in kinds if claimed_amount(lease, kind))
 
 
 def _why(look: PressureScan, node: str, to: str, cause: str) -> str:

@@ -4,27 +4,127 @@ Rule 1: what is held for a node is given back when the node is below its low mar
 mark, when a user waits for it, or when the rules do not allow it any more.
 Rule 2: a lease has a term and is renewed while its node is known. So what nobody looks after ends by itself.
 Rule 3: a node gets more (`borrowing`) before it is recommended to move work away from it (`advising`).
+
+What is remembered of the nodes from one round to the next, and what a round has to look at.
+
+Rule 1: since when a node is beyond a mark is known only while it stays there, and only of nodes that are known.
+Rule 2: who has too much comes before who has too little, and then those who work hardest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import Struct
+from msgspec.structs import replace
 
 from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.leases import Lease, Request
-from distributed_grid.domain.rebalancing import SPREAD, WATCHED, Advice, resource_of
-from distributed_grid.scheduling.placement.filters import forbidden_by
-from distributed_grid.scheduling.rebalancing.advice import advice_for
-from distributed_grid.scheduling.rebalancing.borrow_plan import Borrow, Deny, loan, may_borrow
-from distributed_grid.scheduling.rebalancing.pressure import PressureScan, percent
-from distributed_grid.scheduling.rebalancing.surplus import asked
-from distributed_grid.scheduling.rebalancing.tracking import WAITING
+from distributed_grid.domain.rebalancing import (
+    SPREAD,
+    WATCHED_RESOURCES,
+    Advice,
+    PressureWatch,
+    RebalanceSchedule,
+    RebalanceState,
+    resource_of,
+)
+from distributed_grid.domain.resources import ResourceType
+from distributed_grid.scheduling.placement.placement import unmet_constraint
+from distributed_grid.scheduling.rebalancing.advice import advice_for, still_applies
+from distributed_grid.scheduling.rebalancing.loans import Borrow, Deny, asked_amount, may_borrow, plan_borrow
+from distributed_grid.scheduling.rebalancing.pressure import PressureScan, machine_of, percent
 
-LINE_PART = 100
+QUEUE_ENTRY = ""
+"""The first entry of an agenda: those who wait."""
+
+
+def track_nodes(look: PressureScan) -> list[RebalanceState]:
+    """What is remembered of each node after one more reading; only where that has changed."""
+    changed = []
+    least = _two_least(look)
+    for name in look.ledger.nodes:
+        old = look.balance(name)
+        new = replace(
+            old,
+            memory=_track_resource(look, name, ResourceType.MEMORY, old.memory),
+            cpu=_track_resource(look, name, ResourceType.CPU, old.cpu),
+            gpu=_track_resource(look, name, ResourceType.GPU, old.gpu),
+            spread=_track_spread(look, name, least, old.spread),
+            advice=old.advice if old.advice is not None and still_applies(look, name, old.advice) else None,
+        )
+        if new != old:
+            changed.append(new)
+    return changed
+
+
+def _track_resource(look: PressureScan, node: str, resource: ResourceType, old: PressureWatch) -> PressureWatch:
+    above = below = None
+    if look.is_above(node, resource):
+        above = look.now if old.above_since_ms is None else old.above_since_ms
+    elif look.held[node, resource] and look.is_below(node, resource):
+        below = look.now if old.below_since_ms is None else old.below_since_ms
+    return PressureWatch(above, below, old.acted_at_ms, old.refused and not look.is_below(node, resource))
+
+
+def _two_least(look: PressureScan) -> list[tuple[int, str]]:
+    """The least loaded node that is known, and the least loaded one of another machine."""
+    nodes = look.ledger.nodes
+    found: list[tuple[int, str]] = []
+    scores = ((look.reading(name).score, name) for name in nodes)
+    for score, name in sorted((score, name) for score, name in scores if score is not None):
+        if not found:
+            found.append((score, name))
+        elif machine_of(nodes[name]) != machine_of(nodes[found[0][1]]):
+            return [*found, (score, name)]
+    return []
+
+
+def _track_spread(look: PressureScan, node: str, least: list[tuple[int, str]], old: PressureWatch) -> PressureWatch:
+    """Since when a node works so much harder than the least loaded one elsewhere that they should be evened out."""
+    score, nodes = look.reading(node).score, look.ledger.nodes
+    if not look.rules.evens_out or score is None or not least:
+        return PressureWatch()
+    lowest, _ = least[0] if machine_of(nodes[least[0][1]]) != machine_of(nodes[node]) else least[1]
+    if score - lowest <= look.rules.policy.spread_milli:
+        return PressureWatch()
+    return PressureWatch(look.now if old.above_since_ms is None else old.above_since_ms)
+
+
+def schedule_round(look: PressureScan, noted: Iterable[RebalanceState]) -> RebalanceSchedule:
+    """Who has to be looked at in this round, by what has just been noted, and who could help."""
+    balances = {**look.ledger.balances, **{balance.node: balance for balance in noted}}
+    above = {name for name, balance in balances.items() if _is_beyond(balance)}
+    holding = dict.fromkeys(lease.request.target for lease in look.leases)
+    pressed = sorted((-(look.reading(name).score or 0), name) for name in above)
+    calm = sorted((look.reading(name).score or 0, name) for name in look.ledger.nodes if look.is_calm(name))
+    return RebalanceSchedule(
+        (QUEUE_ENTRY, *(name for name in holding if name not in above), *(name for _, name in pressed)),
+        tuple(name for _, name in calm) if pressed else (),
+        _waited_for(look) if pressed else frozenset(),
+    )
+
+
+def _is_beyond(balance: RebalanceState) -> bool:
+    return any(balance.watch(cause).above_since_ms is not None for cause in (*WATCHED_RESOURCES, SPREAD))
+
+
+def _waited_for(look: PressureScan) -> frozenset[str]:
+    """The resources that users wait for: the grid does not get in their way."""
+    kinds: set[str] = set()
+    for _, _, lease_id in look.ledger.waiting:
+        ask = look.ledger.leases[lease_id].request.ask
+        kinds.update(kind for kind in WATCHED_RESOURCES if asked_amount(ask, kind))
+        if len(kinds) == len(WATCHED_RESOURCES):
+            break
+    return frozenset(kinds)
+
+
+QUEUE_SCAN_LIMIT = 100
 """So many of those who wait are looked at for whether they could have what the grid holds."""
 
 
-class GiveBack(Struct, frozen=True):
+class ReturnLease(Struct, frozen=True):
     """A lease that is not needed or not allowed any more."""
 
     lease: Lease
@@ -45,27 +145,27 @@ class Advise(Struct, frozen=True):
     advice: Advice
 
 
-Move = GiveBack | Renew | Borrow | Deny | Advise
+RebalanceMove = ReturnLease | Renew | Borrow | Deny | Advise
 
 
-def next_move(look: PressureScan, node: str) -> Move | None:
+def next_move(look: PressureScan, node: str) -> RebalanceMove | None:
     """The next thing to do for a node of the agenda, or None where all is as it should be."""
-    if node == WAITING:
+    if node == QUEUE_ENTRY:
         return _wanted_by_users(look) if look.leases and look.ledger.waiting else None
     mine = [lease for lease in look.leases if lease.request.target == node]
     return _give_back(look, mine) or _renewal(look, mine) or _loan(look, node) or _recommendation(look, node)
 
 
-def _wanted_by_users(look: PressureScan) -> GiveBack | None:
+def _wanted_by_users(look: PressureScan) -> ReturnLease | None:
     """A lease without which, or without some more of its kind, somebody who waits could be served."""
     ledger = look.ledger
     nodes = dict.fromkeys(lease.node for lease in look.leases)
-    for _, _, lease_id in ledger.waiting[:LINE_PART]:
+    for _, _, lease_id in ledger.waiting[:QUEUE_SCAN_LIMIT]:
         request = ledger.leases[lease_id].request
         for node in nodes:
             held = _in_the_way(look, request, node)
             if held:
-                return GiveBack(held[0], f"{request.user} waits for it: request {request.id}")
+                return ReturnLease(held[0], f"{request.user} waits for it: request {request.id}")
     return None
 
 
@@ -73,12 +173,14 @@ def _in_the_way(look: PressureScan, request: Request, node: str) -> list[Lease]:
     """The leases of the grid on a node that alone keep a request from fitting there."""
     ledger, ask = look.ledger, request.ask
     mine = {
-        lease.id: lease for lease in look.leases if lease.node == node and asked(ask, resource_of(lease.request.ask))
+        lease.id: lease
+        for lease in look.leases
+        if lease.node == node and asked_amount(ask, resource_of(lease.request.ask))
     }
     lends = ledger.lends(node)
     if not mine or ledger.book(node).claim_for(ask, lends) is not None:
         return []
-    if forbidden_by(ledger, request, node) is not None:
+    if unmet_constraint(ledger, request, node) is not None:
         return []
     staying = NodeClaims(
         lease.claim for lease in ledger.leases_of(node) if lease.id not in mine and lease.claim is not None
@@ -86,15 +188,15 @@ def _in_the_way(look: PressureScan, request: Request, node: str) -> list[Lease]:
     return list(mine.values()) if staying.claim_for(ask, lends) is not None else []
 
 
-def _give_back(look: PressureScan, mine: list[Lease]) -> GiveBack | None:
+def _give_back(look: PressureScan, mine: list[Lease]) -> ReturnLease | None:
     """One that is too many, or not needed, or not allowed any more."""
     most = look.rules.policy.leases_max
     if len(mine) > most:
-        return GiveBack(mine[-1], f"{most} leases for one node are enough")
+        return ReturnLease(mine[-1], f"{most} leases for one node are enough")
     for lease in mine:
         reason = _no_longer(look, lease)
         if reason:
-            return GiveBack(lease, reason)
+            return ReturnLease(lease, reason)
     return None
 
 
@@ -130,9 +232,9 @@ def _renewal(look: PressureScan, mine: list[Lease]) -> Renew | None:
 def _loan(look: PressureScan, node: str) -> Borrow | Deny | None:
     if not look.rules.shares or node not in look.ledger.nodes:
         return None
-    for resource in WATCHED:
+    for resource in WATCHED_RESOURCES:
         if may_borrow(look, node, resource):
-            move = loan(look, node, resource)
+            move = plan_borrow(look, node, resource)
             if move is not None:
                 return move
     return None
@@ -143,7 +245,7 @@ def _recommendation(look: PressureScan, node: str) -> Advise | None:
     balance = look.balance(node)
     if balance.advice is not None or not look.rested(balance.advised_at_ms) or node not in look.ledger.nodes:
         return None
-    for cause in (*WATCHED, SPREAD):
+    for cause in (*WATCHED_RESOURCES, SPREAD):
         if look.lasted(balance.watch(cause).above_since_ms):
             advice = advice_for(look, node, cause)
             if advice is not None:

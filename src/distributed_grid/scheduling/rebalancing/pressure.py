@@ -19,31 +19,31 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.rebalancing import (
     GRID_USER,
-    WATCHED,
+    WATCHED_RESOURCES,
     Forecast,
     PressureReading,
     RebalanceRules,
     RebalanceSchedule,
     RebalanceState,
-    amount_in,
+    claimed_amount,
     is_automatic,
     resource_of,
 )
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.domain.states import LeaseState, NodeState
 
-NINE_OF_TEN = 1.6449
+Z_90 = 1.6449
 """Standard deviations on each side of what holds nine of ten."""
 _UNKNOWN = PressureReading("")
 
 
-def automatic(ledger: Ledger) -> list[Lease]:
+def automatic_leases(ledger: Ledger) -> list[Lease]:
     """The leases that the grid holds for its nodes, oldest first; those that end already are left out."""
     mine = (ledger.leases[lease_id] for lease_id in ledger.leases_by.get(GRID_USER, ()))
     return [lease for lease in mine if lease.state is LeaseState.ACTIVE and is_automatic(lease.request)]
 
 
-def look_at(
+def scan_pressure(
     ledger: Ledger,
     readings: Iterable[PressureReading],
     rules: RebalanceRules,
@@ -51,11 +51,11 @@ def look_at(
     agenda: RebalanceSchedule | None = None,
 ) -> PressureScan:
     """One look; what the grid holds for its nodes is added up."""
-    leases = automatic(ledger)
+    leases = automatic_leases(ledger)
     held: Counter[tuple[str, str]] = Counter()
     for lease in leases:
         resource = resource_of(lease.request.ask)
-        held[lease.request.target, resource] += amount_in(lease, resource)
+        held[lease.request.target, resource] += claimed_amount(lease, resource)
     known = {reading.node: reading for reading in readings}
     return PressureScan(ledger, known, rules, now, leases, held, agenda or RebalanceSchedule(()), {})
 
@@ -111,7 +111,7 @@ class PressureScan(Struct, frozen=True):
     def is_calm(self, node: str) -> bool:
         """Whether a node is known and above none of its marks."""
         known = self.reading(node)
-        return known.score is not None and not any(self.is_above(node, resource) for resource in WATCHED)
+        return known.score is not None and not any(self.is_above(node, resource) for resource in WATCHED_RESOURCES)
 
     def lasted(self, since_ms: int | None) -> bool:
         """Whether something has been so for as many rounds as the policy waits."""
@@ -155,7 +155,7 @@ def chance_above(forecast: Forecast, mark: int) -> int:
     """How likely a later measurement is above a mark, in thousandths."""
     if forecast.reach <= 0:
         return 1000 if forecast.level > mark else 0
-    distance = NINE_OF_TEN * (forecast.level - mark) / forecast.reach
+    distance = Z_90 * (forecast.level - mark) / forecast.reach
     return round(500 * (1 + math.erf(distance / math.sqrt(2))))
 
 

@@ -21,7 +21,7 @@ from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import Refused, Unreachable
 from distributed_grid.ports import Engine, EngineGroup, EngineView
-from distributed_grid.reactor import unsettled
+from distributed_grid.reactor import pending_bindings
 
 NAME = "ray"
 BIND_SECONDS, RETRY_SECONDS = 10.0, 0.25
@@ -152,7 +152,7 @@ class EngineReconciler:
             for name in strays:
                 log.warning("removing %s: no lease goes by that name", name)
                 await self._engine.free(name)
-            self.perform(await grid.read(lambda ledger, now: unsettled(ledger)))
+            self.perform(await grid.read(lambda ledger, now: pending_bindings(ledger)))
 
     async def _hold(self) -> None:
         """Say that the grid is there, and when each lease ends: should nobody come back, the engine goes by that."""

@@ -19,9 +19,9 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import NotFound
 from distributed_grid.ports import EventRow
-from distributed_grid.scheduling.placement.explanation import Choice, alternatives, reasoning
+from distributed_grid.scheduling.placement.explanation import Choice, reasoning, runners_up
 from distributed_grid.scheduling.placement.placement import strategy_of
-from distributed_grid.scheduling.queue.start_estimate import outlook
+from distributed_grid.scheduling.queue.start_estimate import estimate_start
 from distributed_grid.server.services.lookup import find_job
 
 EVENTS_PER_PAGE = 500
@@ -119,7 +119,7 @@ async def decision_on(
         waits = lease
 
         def look(ledger: Ledger, now: int) -> tuple[str, int | None]:
-            return str(strategy_of(ledger, waits.request)), outlook(ledger, waits, now).starts_at_ms
+            return str(strategy_of(ledger, waits.request)), estimate_start(ledger, waits, now).starts_at_ms
 
         strategy, starts_at_ms = await grid.read(look)
         return _undecided(strategy, list(why), viewer.time(starts_at_ms or 0))
@@ -142,7 +142,7 @@ def decision_view(choice: Choice, starts: str | None) -> View:
         "strategy": str(choice.strategy),
         "confidence": choice.confidence / 1000,
         "reasoning": list(reasoning(choice)),
-        "alternatives": [{"node_id": one.node, "score": one.score, "why": one.why} for one in alternatives(choice)],
+        "alternatives": [{"node_id": one.node, "score": one.score, "why": one.why} for one in runners_up(choice)],
         "estimated_start": starts,
     }
 

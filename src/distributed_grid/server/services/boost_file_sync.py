@@ -26,7 +26,7 @@ from distributed_grid.domain.resources import Amounts, Claim, Priority
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import GridError
 from distributed_grid.monitoring.snapshots import utc
-from distributed_grid.reactor.recovered_leases import CLAIMS_READ
+from distributed_grid.reactor.lease_lifetime import CLAIMS_READ
 from distributed_grid.state_dir import machine_id
 
 SETTLE_SECONDS, MAX_SETTLE_SECONDS, SETTLE_FACTOR = 0.2, 2.0, 10

@@ -19,8 +19,8 @@ from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import Ambiguous, NotFound
 from distributed_grid.reactor.jobs import FOREVER_MS
 from distributed_grid.scheduling.queue import reasons
-from distributed_grid.scheduling.queue.queue import in_order
-from distributed_grid.scheduling.queue.start_estimate import outlook
+from distributed_grid.scheduling.queue.queue import queue_order
+from distributed_grid.scheduling.queue.start_estimate import estimate_start
 from distributed_grid.server.services.audit import (
     DecisionRecord,
     choice_in,
@@ -185,7 +185,7 @@ def _head(kind: str, name: str, request: Request, asked_at: str | None) -> View:
         "request_id": request.id,
         "user": request.user,
         "team": request.team or None,
-        "asked": reasons.amounts(request.ask),
+        "asked": reasons.describe_amounts(request.ask),
         "resources": ask_view(request.ask),
         "priority": request.priority.name.lower(),
         "requested_at": asked_at,
@@ -210,8 +210,8 @@ async def _waiting(grid: Grid, viewer: Viewer, lease: Lease | None) -> View | No
         if waits.awaits:
             leaving = [ledger.leases[one] for one in waits.awaits if one in ledger.leases]
             return view | {"for": [_neighbour(ledger, one, now) for one in leaving], **_NOT_IN_LINE}
-        line = in_order(ledger, now)
-        seen = outlook(ledger, waits, now)
+        line = queue_order(ledger, now)
+        seen = estimate_start(ledger, waits, now)
         return view | {
             "for": [],
             "gives_up_at": viewer.time(waits.wait_until_ms) if waits.request.wait_ms < FOREVER_MS else None,
@@ -245,7 +245,7 @@ def _neighbour(ledger: Ledger, lease: Lease, now: int) -> View:
         "job_id": job.id if job is not None else None,
         "user": lease.request.user,
         "priority": lease.request.priority.name.lower(),
-        "asked": reasons.amounts(lease.request.ask),
+        "asked": reasons.describe_amounts(lease.request.ask),
         "waited_seconds": (now - lease.asked_at_ms) / 1000,
     }
 

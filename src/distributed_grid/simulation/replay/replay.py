@@ -31,7 +31,7 @@ from distributed_grid.domain.events import (
     TimePassed,
 )
 from distributed_grid.domain.jobs import Command, Ending, Job, Outcome
-from distributed_grid.domain.leases import LONGEST_MS, Lease
+from distributed_grid.domain.leases import MAX_DURATION_MS, Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
@@ -44,7 +44,7 @@ from distributed_grid.simulation.replay.statistics import ReplayStatistics
 from distributed_grid.simulation.traces.trace import PATIENT_MS, LoggedJob
 
 BEGIN_MS = 1_000_000_000
-AHEAD_MS = LONGEST_MS
+AHEAD_MS = MAX_DURATION_MS
 TICK_MS = 60_000
 MOST_TICKS = 5_000
 STUCK_MS = 7 * 86_400_000

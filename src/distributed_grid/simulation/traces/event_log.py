@@ -14,8 +14,8 @@ from typing import Any
 
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Node
-from distributed_grid.domain.rebalancing import AUTOMATIC, GRID_USER
-from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice, Priority, counts
+from distributed_grid.domain.rebalancing import AUTOMATIC_PREFIX, GRID_USER
+from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice, Priority, normalized_custom
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.errors import BadInput
 from distributed_grid.simulation.traces.trace import LoggedJob, Trace, a_trace
@@ -88,7 +88,7 @@ def _take(event: dict[str, Any], stories: dict[str, _Story], nodes: dict[str, No
     kind, at_ms, data, subject = event["type"], event["at_ms"], event["data"], event["subject"]
     if kind == "node-declared" and data:
         nodes[subject] = Node(subject, capacity=_capacity(data))
-    if kind == "requested" and not (event.get("user") == GRID_USER and subject.startswith(AUTOMATIC)):
+    if kind == "requested" and not (event.get("user") == GRID_USER and subject.startswith(AUTOMATIC_PREFIX)):
         request = _request(subject, event.get("user") or "somebody", data)
         stories[subject] = _Story(at_ms, request, data)
     uid = _request_of(subject)
@@ -164,7 +164,7 @@ def _capacity(data: dict[str, Any]) -> Capacity:
 
 def _custom(data: dict[str, Any]) -> tuple[tuple[str, int], ...]:
     pairs = (pair.partition("=") for pair in data.get("custom", ()))
-    return counts({key: int(count) for key, _, count in pairs})
+    return normalized_custom({key: int(count) for key, _, count in pairs})
 
 
 class _Lent:
@@ -187,7 +187,7 @@ class _Lent:
             max(most.memory_bytes, sum(one.memory_bytes for one in asks)),
             max(most.gpu_milli, sum(one.gpu_milli for one in asks)),
             max(most.gpu_memory_bytes, *(one.gpu_memory_bytes for one in asks)),
-            counts({**dict(most.custom), **dict(ask.custom)}),
+            normalized_custom({**dict(most.custom), **dict(ask.custom)}),
         )
 
     def give_back(self, uid: str) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from distributed_grid.domain.leases import LONGEST_MS, Request
+from distributed_grid.domain.leases import MAX_DURATION_MS, Request
 from distributed_grid.domain.nodes import Node
 from distributed_grid.errors import BadInput
 
-PATIENT_MS = LONGEST_MS // 2
+PATIENT_MS = MAX_DURATION_MS // 2
 """How long work waits whose log does not say."""
 
 

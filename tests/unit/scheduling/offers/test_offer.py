@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from distributed_grid.domain.node_statistics import Idleness, IdleTendency
 from distributed_grid.domain.nodes import Node, NodeObservation, Usage
 from distributed_grid.domain.resources import NOTHING
-from distributed_grid.scheduling.offers.offer import lending, offered
+from distributed_grid.domain.statistics import Idleness, IdleTendency
+from distributed_grid.scheduling.offers.offer import lendable_now, next_offer
 from tests.support.builders import GB, NOW, a_node, a_usage, caps, thresholds
 
 BUSY = a_usage(cpu_outside=1, memory_outside_gb=16, gpus={0: (1, 24)})
@@ -18,11 +18,11 @@ BUSY = a_usage(cpu_outside=1, memory_outside_gb=16, gpus={0: (1, 24)})
 
 def test_without_thresholds_a_node_lends_all_it_may_however_busy_it_is():
     node = a_node(cores=4, memory_gb=16, gpus=1, caps=caps(cores=3))
-    assert lending(node, BUSY) == (node.lendable, ())
+    assert lendable_now(node, BUSY) == (node.lendable, ())
 
 
 def test_a_node_that_does_not_share_lends_nothing_and_says_so():
-    assert lending(a_node(caps=caps(can_share=False)), Usage()) == (NOTHING, ("does not share",))
+    assert lendable_now(a_node(caps=caps(can_share=False)), Usage()) == (NOTHING, ("does not share",))
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ def test_a_node_that_does_not_share_lends_nothing_and_says_so():
     ],
 )
 def test_cpu_is_lent_up_to_how_busy_the_owner_may_be(usage, cpu_milli, keeps):
-    lends, why = lending(a_node(cores=4, thresholds=thresholds(cpu_busy_max=0.7)), usage)
+    lends, why = lendable_now(a_node(cores=4, thresholds=thresholds(cpu_busy_max=0.7)), usage)
     assert (lends.cpu_milli, why) == (cpu_milli, keeps)
 
 
 def test_too_little_cpu_is_not_lent_at_all():
-    lends, why = lending(a_node(cores=4, thresholds=thresholds(cores_min=2)), a_usage(cpu_outside=0.6))
+    lends, why = lendable_now(a_node(cores=4, thresholds=thresholds(cores_min=2)), a_usage(cpu_outside=0.6))
     assert (lends.cpu_milli, why) == (0, ("1.6 cores free, at least 2 cores needed to lend any",))
 
 
@@ -55,14 +55,14 @@ def test_too_little_cpu_is_not_lent_at_all():
     ],
 )
 def test_memory_is_lent_up_to_how_much_the_owner_may_use(used_gb, lent_gb, keeps):
-    lends, why = lending(a_node(memory_gb=16, thresholds=thresholds()), a_usage(memory_outside_gb=used_gb))
+    lends, why = lendable_now(a_node(memory_gb=16, thresholds=thresholds()), a_usage(memory_outside_gb=used_gb))
     assert lends.memory_bytes == pytest.approx(lent_gb * GB, abs=1)
     assert why == keeps
 
 
 def test_too_little_memory_is_not_lent_at_all():
     node = a_node(memory_gb=16, thresholds=thresholds(memory_used_max=1, memory_gb_min=2))
-    lends, why = lending(node, a_usage(memory_outside_gb=14.5))
+    lends, why = lendable_now(node, a_usage(memory_outside_gb=14.5))
     assert (lends.memory_bytes, why) == (0, ("1.5 GB free, at least 2.0 GB needed to lend any",))
 
 
@@ -77,13 +77,13 @@ def test_too_little_memory_is_not_lent_at_all():
     ],
 )
 def test_a_gpu_is_lent_while_its_owner_leaves_it_idle(seen, indexes, keeps):
-    lends, why = lending(a_node(gpus=2, thresholds=thresholds()), a_usage(gpus=seen))
+    lends, why = lendable_now(a_node(gpus=2, thresholds=thresholds()), a_usage(gpus=seen))
     assert ([device.index for device in lends.gpus], why) == (indexes, keeps)
 
 
 def test_caps_hold_beneath_thresholds():
     node = a_node(cores=8, memory_gb=32, gpus=2, caps=caps(cores=2, memory_gb=4, gpus=1), thresholds=thresholds())
-    lends, why = lending(node, a_usage(cpu_outside=0.1, memory_outside_gb=1))
+    lends, why = lendable_now(node, a_usage(cpu_outside=0.1, memory_outside_gb=1))
     assert (lends, why) == (node.lendable, ())
 
 
@@ -94,7 +94,7 @@ def test_caps_hold_beneath_thresholds():
 )
 def test_whatever_is_measured_a_node_lends_within_its_limits(cpu, memory_gb, seen):
     node = a_node(cores=8, memory_gb=32, gpus=2, caps=caps(cores=6), thresholds=thresholds())
-    lends, _ = lending(node, a_usage(cpu_outside=cpu, memory_outside_gb=memory_gb, gpus=seen))
+    lends, _ = lendable_now(node, a_usage(cpu_outside=cpu, memory_outside_gb=memory_gb, gpus=seen))
     assert 0 <= lends.cpu_milli <= 6000
     assert 0 <= lends.memory_bytes <= 32 * GB
     assert set(lends.gpus) <= set(node.capacity.gpus)
@@ -109,7 +109,7 @@ def an_idleness(*, lent: bool) -> Idleness:
 def test_what_is_lent_is_free_at_this_moment_however_idle_the_node_was(cpu, memory_gb, lent):
     node = a_node(cores=8, memory_gb=32, gpus=2, thresholds=thresholds())
     usage = a_usage(cpu_outside=cpu, memory_outside_gb=memory_gb)
-    lends, _ = lending(node, usage, an_idleness(lent=lent))
+    lends, _ = lendable_now(node, usage, an_idleness(lent=lent))
     assert 0 <= lends.cpu_milli <= max(8 * (1000 - usage.cpu_outside_milli), 0)
     assert 0 <= lends.memory_bytes <= max(32 * GB - usage.memory_outside_bytes, 0)
     assert lent or lends == NOTHING
@@ -117,7 +117,7 @@ def test_what_is_lent_is_free_at_this_moment_however_idle_the_node_was(cpu, memo
 
 def test_what_was_not_idle_for_long_enough_is_kept_with_that_reason():
     node = a_node(cores=4, gpus=1, thresholds=thresholds(dwell_s=900))
-    _, why = lending(node, a_usage(cpu_outside=0.1, memory_outside_gb=4), an_idleness(lent=False))
+    _, why = lendable_now(node, a_usage(cpu_outside=0.1, memory_outside_gb=4), an_idleness(lent=False))
     assert why == (
         "CPU 10 % busy, but not idle for 15 min yet",
         "memory 25 % used, but not idle for 15 min yet",
@@ -130,7 +130,7 @@ def heard(node: Node, usage: Usage, *, after_s: float = 0) -> NodeObservation:
 
 
 NODE = a_node(cores=10, memory_gb=100, thresholds=thresholds(memory_used_max=1))
-HALF = offered(NODE, heard(NODE, a_usage(cpu_outside=0.5)), None)
+HALF = next_offer(NODE, heard(NODE, a_usage(cpu_outside=0.5)), None)
 
 
 @pytest.mark.parametrize(
@@ -144,27 +144,27 @@ HALF = offered(NODE, heard(NODE, a_usage(cpu_outside=0.5)), None)
     ],
 )
 def test_an_offer_shrinks_at_once_and_grows_when_it_is_worth_telling(cpu_outside, cpu_milli):
-    offer = offered(NODE, heard(NODE, a_usage(cpu_outside=cpu_outside), after_s=2), HALF)
+    offer = next_offer(NODE, heard(NODE, a_usage(cpu_outside=cpu_outside), after_s=2), HALF)
     assert (None if offer is None else offer.lends.cpu_milli) == cpu_milli
     assert offer is None or offer.generation == 2
 
 
 def test_an_offer_that_grows_old_tells_small_changes_too():
     seen = heard(NODE, a_usage(cpu_outside=0.45), after_s=60)
-    offer = offered(NODE, seen, HALF)
+    offer = next_offer(NODE, seen, HALF)
     assert offer is not None
     assert (offer.lends.cpu_milli, offer.generation) == (5500, 2)
 
 
 def test_a_reason_alone_that_reads_differently_makes_no_new_offer():
     keeps = an_idleness(lent=False)
-    first = offered(NODE, replace(heard(NODE, a_usage(cpu_outside=0.8)), idleness=keeps), None)
+    first = next_offer(NODE, replace(heard(NODE, a_usage(cpu_outside=0.8)), idleness=keeps), None)
     second = replace(heard(NODE, a_usage(cpu_outside=0.85), after_s=2), idleness=keeps)
-    assert offered(NODE, second, first) is None
+    assert next_offer(NODE, second, first) is None
 
 
 def test_a_node_heard_without_a_measurement_offers_nothing_new():
-    assert offered(NODE, NodeObservation(NODE.name, NOW), None) is None
+    assert next_offer(NODE, NodeObservation(NODE.name, NOW), None) is None
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40))
@@ -172,7 +172,7 @@ def test_an_offer_that_stands_never_exceeds_what_is_free(loads):
     offer = None
     for beat, load in enumerate(loads):
         usage = a_usage(cpu_outside=load, memory_outside_gb=100 * load)
-        offer = offered(NODE, heard(NODE, usage, after_s=2 * beat), offer) or offer
+        offer = next_offer(NODE, heard(NODE, usage, after_s=2 * beat), offer) or offer
         assert offer is not None
         assert offer.lends.cpu_milli <= 10 * (1000 - usage.cpu_outside_milli)
         assert offer.lends.memory_bytes <= 100 * GB - usage.memory_outside_bytes
@@ -184,7 +184,7 @@ def test_an_offer_that_stands_never_exceeds_what_is_free(loads):
 def test_only_the_free_share_above_the_excess_threshold_is_lent(outside, cores, memory_gb):
     limits = replace(thresholds(cpu_busy_max=1, memory_used_max=1, cores_min=0, memory_gb_min=0), excess_milli=200)
     node = a_node(cores=10, memory_gb=100, gpus=1, thresholds=limits)
-    lends, keeps = lending(node, a_usage(cpu_outside=outside, memory_outside_gb=100 * outside))
+    lends, keeps = lendable_now(node, a_usage(cpu_outside=outside, memory_outside_gb=100 * outside))
     assert (lends.cpu_milli, lends.memory_bytes) == (1000 * cores, memory_gb * GB)
     assert len(lends.gpus) == 1
     assert len(keeps) == (0 if cores else 2)
@@ -193,5 +193,5 @@ def test_only_the_free_share_above_the_excess_threshold_is_lent(outside, cores, 
 def test_what_is_kept_because_of_the_excess_threshold_is_told():
     limits = replace(thresholds(cpu_busy_max=1, memory_used_max=1), excess_milli=200)
     node = a_node(cores=10, memory_gb=100, thresholds=limits)
-    _, keeps = lending(node, a_usage(cpu_outside=0.85, memory_outside_gb=85))
+    _, keeps = lendable_now(node, a_usage(cpu_outside=0.85, memory_outside_gb=85))
     assert keeps == ("CPU 15 % free, keeps 20 %", "memory 15 % free, keeps 20 %")

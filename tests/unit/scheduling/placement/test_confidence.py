@@ -19,11 +19,11 @@ from distributed_grid.scheduling.placement.confidence import (
     freshness,
     margin,
     memory_mark,
-    stays,
+    stay_probability,
     term_of,
 )
 from distributed_grid.scheduling.placement.explanation import choice_of
-from distributed_grid.scheduling.placement.placement import Placement, place
+from distributed_grid.scheduling.placement.placement import Placement, find_placement
 from distributed_grid.wire import OwnerRules
 from tests.support.builders import GB, Scenario, a_node, a_request, a_usage, thresholds
 
@@ -48,13 +48,13 @@ def watched(*nodes: Node, hours: float = 6, returns: int = 0, memory_gb: float =
 
 
 def stay(story: Scenario, node: str = "gpu1", *, term_ms: int = HOUR_MS, **ask: float) -> float:
-    return stays(story.ledger, a_request("r", **(ask or {"cores": 1})), node, story.now, term_ms)  # type: ignore[arg-type]
+    return stay_probability(story.ledger, a_request("r", **(ask or {"cores": 1})), node, story.now, term_ms)  # type: ignore[arg-type]
 
 
 def test_where_nobody_takes_anything_back_the_stay_is_certain() -> None:
     story = Scenario(a_node("here"))
     assert stay(story, "here", term_ms=1000 * HOUR_MS) == 1.0
-    placement = place(story.ledger, a_request(cores=1))
+    placement = find_placement(story.ledger, a_request(cores=1))
     assert placement is not None
     assert choice_of(story.ledger, a_request(cores=1), placement, story.now).confidence == 1000
 
@@ -134,7 +134,7 @@ def test_a_gang_is_as_sure_as_all_its_members_together() -> None:
     alone, both = (
         choice_of(story.ledger, request, placement, story.now)
         for request in (a_request(cores=1, expects_ms=HOUR_MS), a_request(cores=1, expects_ms=HOUR_MS, gang=2))
-        if (placement := place(story.ledger, request)) is not None
+        if (placement := find_placement(story.ledger, request)) is not None
     )
     assert both.stay == pytest.approx(alone.stay**2 / 1000, abs=2)
 

@@ -13,13 +13,13 @@ from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.reactor import JobAnswer, LeaseAnswer
-from distributed_grid.scheduling.placement.explanation import Choice, alternatives, choice_of, duration, reasoning
-from distributed_grid.scheduling.placement.placement import place
+from distributed_grid.scheduling.placement.explanation import Choice, choice_of, duration, reasoning, runners_up
+from distributed_grid.scheduling.placement.placement import find_placement
 from tests.support.builders import Scenario, a_node, a_request, a_submission, thresholds
 
 
 def chosen(story: Scenario, request: Request) -> Choice:
-    placement = place(story.ledger, request)
+    placement = find_placement(story.ledger, request)
     assert placement is not None
     return choice_of(story.ledger, request, placement, story.now)
 
@@ -29,7 +29,7 @@ def why(choice: Choice) -> str:
 
 
 def seconds(choice: Choice) -> dict[str, str]:
-    return {one.node: one.why for one in alternatives(choice)}
+    return {one.node: one.why for one in runners_up(choice)}
 
 
 def far(name: str, **fields: object) -> Node:
@@ -50,7 +50,7 @@ def test_the_only_node_that_fits_has_nobody_to_be_compared_with() -> None:
     story = Scenario(a_node("ash", cores=1), a_node("elm", cores=4))
     choice = chosen(story, a_request(cores=2))
     assert why(choice).startswith("elm is the only node that fits | free there: 4 of 4 cores")
-    assert alternatives(choice) == ()
+    assert runners_up(choice) == ()
 
 
 def test_equals_are_told_apart_by_their_order() -> None:
@@ -205,7 +205,7 @@ def test_every_choice_survives_being_stored_and_can_be_told(
     stored = msgspec.json.decode(msgspec.json.encode(choice))
     assert msgspec.convert(stored, Choice) == choice
     assert all(reasoning(choice))
-    assert all(one.why for one in alternatives(choice))
+    assert all(one.why for one in runners_up(choice))
     assert 0 <= choice.confidence <= 1000
     assert len(msgspec.json.encode(choice)) < 500
 

@@ -12,11 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.domain.indexes.free_columns import WHOLE_ONLY, FreeColumns
-from distributed_grid.domain.request_shapes import RequestShape, RequestShapes
-from distributed_grid.scheduling.placement.fragmentation import COLUMNS_MOST, FragmentationIndex
-from distributed_grid.scheduling.placement.request_shapes import seen
-from distributed_grid.scheduling.placement.usable_capacity import supply
+from distributed_grid.domain.indexes.columns import WHOLE_ONLY, FreeColumns
+from distributed_grid.domain.statistics import RequestShape, RequestShapes
+from distributed_grid.scheduling.placement.fragmentation import (
+    MAX_COLUMNS,
+    FragmentationIndex,
+    count_shape,
+    usable_supply,
+)
 
 MODELS = [frozenset({"NVIDIA A100"}), frozenset({"Tesla T4"})]
 HALF, WHOLE, PAIR = RequestShape(1000, 2**30, 500), RequestShape(4000, 2**30, 1000), RequestShape(8000, 2**30, 2000)
@@ -190,9 +193,9 @@ def test_the_order_in_which_shapes_were_learned_does_not_matter(nodes, typical, 
 def test_supply_is_what_each_shape_could_use_in_the_order_of_the_counts(nodes, asked, data):
     typical = RequestShapes()
     for shape in asked:
-        typical = seen(typical, shape)
+        typical = count_shape(typical, shape)
     mask = np.array(data.draw(st.lists(st.booleans(), min_size=len(nodes), max_size=len(nodes))))
-    could_use = supply(typical.counts, columns_of(*nodes), mask)
+    could_use = usable_supply(typical.counts, columns_of(*nodes), mask)
     for (shape, _), had in zip(typical.counts, could_use, strict=True):
         reckoned = sum(usable(shape, node) for node, counts in zip(nodes, mask, strict=True) if counts)
         assert had == pytest.approx(reckoned, abs=len(nodes))
@@ -272,6 +275,6 @@ def test_more_shapes_than_are_kept_are_still_right():
     typical = typical_of((HALF, 2), (RequestShape(gpu_milli=300), 1))
     index = FragmentationIndex(columns_of(a_node(1000, 530), a_node(810)), typical)
     for _ in range(2):
-        for milli in range(1, COLUMNS_MOST + 20):
+        for milli in range(1, MAX_COLUMNS + 20):
             losses, _ = slowly(RequestShape(gpu_milli=milli), typical, [a_node(1000, 530), a_node(810)])
             assert index.losses(RequestShape(gpu_milli=milli)).tolist() == losses

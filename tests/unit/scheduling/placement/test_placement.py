@@ -1,20 +1,29 @@
-"""Where a request goes: required nodes are a must, preferred ones a wish, then rank, then slack."""
+"""Where a request goes: required nodes are a must, preferred ones a wish, then rank, then slack.
+
+Musts: named nodes, labels, affinity and GPU models, each with its named reason where it is not met.
+
+Who lends to a node that needs more: by priority, by what is free, and by how hard a node works itself.
+"""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from distributed_grid.domain.events import LeaseAsked, NodeDeclared
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.resources import GpuDevice
-from distributed_grid.scheduling.placement.filters import fitting
-from distributed_grid.scheduling.placement.placement import place
+from distributed_grid.domain.nodes import GpuUsage, Usage
+from distributed_grid.domain.resources import Amounts, GpuDevice
+from distributed_grid.errors import BadInput, Refused
+from distributed_grid.scheduling.placement.placement import find_placement, fitting_rows
+from distributed_grid.scheduling.queue.reasons import why_not_now
 from tests.support.builders import GB, NOW, Scenario, a_ledger, a_node, a_request, an_ask
 
 
 def where(ledger: Ledger, avoid: frozenset[str] = frozenset(), **request) -> str | None:
-    found = place(ledger, a_request(**request), avoid=avoid)
+    found = find_placement(ledger, a_request(**request), avoid=avoid)
     return None if found is None else found.node
 
 
@@ -99,7 +108,7 @@ def test_a_node_that_passes_the_filter_but_not_the_detail_is_passed_over():
     ],
 )
 def test_the_filter_finds_every_node_with_room(trio, ask, nodes):
-    assert {trio.columns.names[row] for row in fitting(trio, ask).nonzero()[0]} == nodes
+    assert {trio.columns.names[row] for row in fitting_rows(trio, ask).nonzero()[0]} == nodes
 
 
 @given(
@@ -110,7 +119,7 @@ def test_a_place_is_found_exactly_where_one_exists_and_the_best_rank_wins(shapes
     nodes = [a_node(f"n{i}", cores=cores, gpus=gpus, rank=rank) for i, (cores, gpus, rank) in enumerate(shapes)]
     ledger = a_ledger(*nodes)
     fit = [node for node in nodes if ledger.book(node.name).claim_for(ask, node.lendable) is not None]
-    found = place(ledger, a_request(cores=ask.cpu_milli / 1000, gpus=ask.gpu_milli / 1000))
+    found = find_placement(ledger, a_request(cores=ask.cpu_milli / 1000, gpus=ask.gpu_milli / 1000))
     assert (found is None) == (not fit)
     if found is not None:
         assert ledger.nodes[found.node].rank == max(node.rank for node in fit)
@@ -118,11 +127,171 @@ def test_a_place_is_found_exactly_where_one_exists_and_the_best_rank_wins(shapes
 
 def test_the_same_ledger_and_request_give_the_same_place(trio):
     request = a_request(cores=1)
-    assert place(trio, request) == place(trio, request) == place(Ledger(trio.rows()), request)
+    assert (
+        find_placement(trio, request) == find_placement(trio, request) == find_placement(Ledger(trio.rows()), request)
+    )
 
 
 def test_a_place_is_a_node_and_the_exact_claim_there(trio):
-    found = place(trio, a_request(cores=1, memory_gb=2, gpus=0.5))
+    found = find_placement(trio, a_request(cores=1, memory_gb=2, gpus=0.5))
     assert found is not None
     assert found.claim == trio.book("large").claim_for(an_ask(1, 2, 0.5), trio.lends("large"))
     assert trio.offers["large"].made_at_ms == NOW
+
+
+ZONES = (
+    replace(a_node("a1", cores=2), labels=(("zone", "a"), ("disk", "ssd")), tags=("quiet",)),
+    replace(a_node("a2", cores=4), labels=(("zone", "a"),)),
+    replace(a_node("b1", cores=8), labels=(("zone", "b"),), tags=("disk",)),
+)
+
+
+@pytest.fixture
+def zones() -> Scenario:
+    return Scenario(*ZONES)
+
+
+def rows_allowed(story: Scenario, **request) -> str | None:
+    found = find_placement(story.ledger, a_request(**request))
+    return None if found is None else found.node
+
+
+def test_a_label_is_a_must(zones):
+    assert rows_allowed(zones) == "b1"
+    assert rows_allowed(zones, labels=(("zone", "a"),)) == "a2"
+    assert rows_allowed(zones, labels=(("zone", "a"), ("disk", "ssd"))) == "a1"
+    assert rows_allowed(zones, labels=(("zone", "c"),)) is None
+
+
+def test_a_key_alone_means_the_label_with_any_value_or_the_tag(zones):
+    assert rows_allowed(zones, labels=(("disk", ""),)) == "b1"
+    assert rows_allowed(zones, labels=(("disk", ""),), cores=1, prefer=["a1"]) == "a1"
+    assert rows_allowed(zones, labels=(("quiet", ""),)) == "a1"
+
+
+def test_labels_follow_the_declaration(zones):
+    zones.tell(NodeDeclared(replace(ZONES[2], labels=(("zone", "a"),), tags=())))
+    assert rows_allowed(zones, labels=(("zone", "a"),)) == "b1"
+    assert rows_allowed(zones, labels=(("zone", "b"),)) is None
+    zones.ledger.check()
+
+
+def test_what_no_node_can_ever_meet_is_refused_with_each_nodes_reason(zones):
+    with pytest.raises(Refused, match=r"a1: has no label zone=c; a2: has no label zone=c; b1: has no label zone=c"):
+        zones.tell(LeaseAsked(a_request(labels=(("zone", "c"),))))
+
+
+def test_near_to_a_job_is_where_that_job_is(zones):
+    zones.submit(a_request("j1", require=["a2"]), starts=True)
+    assert rows_allowed(zones, affinity=("job-j1",)) == "a2"
+    assert rows_allowed(zones, anti_affinity=("job-j1",), cores=2) == "b1"
+    assert rows_allowed(zones, anti_affinity=("job-j1", "b1")) == "a1"
+
+
+def test_near_to_a_group_is_where_any_of_it_is(zones):
+    zones.ask(a_request("r1", require=["a1"], group="train"))
+    zones.ask(a_request("r2", require=["a2"], group="train"))
+    assert rows_allowed(zones, affinity=("train",)) == "a2"
+    assert rows_allowed(zones, anti_affinity=("train",)) == "b1"
+    zones.release("r2")
+    assert rows_allowed(zones, affinity=("train",)) == "a1"
+
+
+def test_who_must_be_near_to_nobody_waits_and_hears_why(zones):
+    lease = zones.ask(a_request("r1", affinity=("job-later",)))
+    assert lease.node == ""
+    assert why_not_now(zones.ledger, lease.request, zones.now)[0] == (
+        "a1: nothing of job-later is running that it could be near to"
+    )
+    zones.submit(a_request("later", require=["a1"]), starts=True)
+    zones.later(1)
+    zones.ask(a_request("r2"))
+    zones.release("r2")
+    assert zones.ledger.leases["r1"].node == "a1"
+
+
+def test_who_must_be_apart_hears_from_what(zones):
+    zones.ask(a_request("r1", require=["a1"], group="train"))
+    reasons = why_not_now(zones.ledger, a_request("r2", anti_affinity=("train", "b1"), cores=4), zones.now)
+    assert reasons[0] == "a1: train is here, and it must not be near to that"
+    assert reasons[2] == "b1: it must not be here"
+
+
+def test_a_gpu_model_is_a_must_for_every_device_that_is_lent():
+    mixed = [GpuDevice(0, 24 * GB, "NVIDIA A10"), GpuDevice(1, 40 * GB, "NVIDIA A100-SXM4-40GB")]
+    story = Scenario(a_node("mixed", gpus=mixed), a_node("plain", gpus=[GpuDevice(0, 16 * GB, "Tesla T4")]))
+    request = replace(a_request(), ask=Amounts(gpu_milli=1000, gpu_models=("a100",)))
+    found = find_placement(story.ledger, request)
+    assert (found.node, [share.index for share in found.claim.gpus]) == ("mixed", [1])
+    story.tell(LeaseAsked(request))
+    again = replace(request, id="r2")
+    assert find_placement(story.ledger, again) is None
+    assert why_not_now(story.ledger, again, story.now)[1] == "plain: its GPUs are Tesla T4, a100 asked"
+
+
+def test_a_gpu_model_nobody_has_is_refused_at_once():
+    story = Scenario(a_node("one", gpus=[GpuDevice(0, 16 * GB, "Tesla T4")]))
+    request = replace(a_request(), ask=Amounts(gpu_milli=500, gpu_models=("H100", "A100")))
+    with pytest.raises(Refused, match=r"one: its GPUs are Tesla T4, H100 or A100 asked"):
+        story.tell(LeaseAsked(request))
+
+
+def test_a_model_without_a_gpu_makes_no_sense():
+    story = Scenario(a_node("one"))
+    with pytest.raises(BadInput, match="together with a GPU"):
+        story.tell(LeaseAsked(replace(a_request(), ask=Amounts(cpu_milli=1000, gpu_models=("A100",)))))
+
+
+def donor(story: Scenario, **asked) -> str:
+    request = a_request("b1", target="master", anti_affinity=("master",), **asked)
+    found = find_placement(story.ledger, request)
+    assert found is not None
+    return found.node
+
+
+def three(**fields) -> Scenario:
+    return Scenario(a_node("master", cores=64), a_node("one", cores=8, **fields), a_node("two", cores=8))
+
+
+def test_the_target_never_lends_to_itself():
+    assert donor(three(), cores=1) == "one"
+
+
+def test_the_node_of_the_highest_priority_lends_first():
+    story = Scenario(a_node("master"), a_node("one", cores=8), a_node("two", cores=4, rank=2000))
+    assert donor(story, cores=1) == "two"
+
+
+def test_of_equal_priority_the_one_with_more_left_lends():
+    story = three()
+    story.ask(a_request("r1", cores=2, require=["one"]))
+    assert donor(story, cores=1) == "two"
+
+
+def test_of_equal_room_the_one_that_works_less_lends():
+    story = three()
+    story.hear("one", Usage(cpu_busy_milli=300))
+    assert donor(story, cores=1) == "two"
+
+
+def test_memory_and_gpus_count_as_work_too():
+    story = three()
+    story.hear("one", Usage(memory_bytes=4 * GB))
+    assert donor(story, cores=1) == "two"
+    story.hear("two", Usage(memory_bytes=4 * GB, gpus=(GpuUsage(0, 900),)))
+    assert donor(story, cores=1) == "one"
+
+
+def test_a_little_work_is_no_reason_against_much_room():
+    story = three()
+    story.ask(a_request("r1", cores=6, require=["two"]))
+    story.hear("one", Usage(cpu_busy_milli=200))
+    assert donor(story, cores=1) == "one"
+
+
+def test_how_hard_a_node_works_counts_by_what_it_has_now():
+    story = three()
+    story.hear("one", Usage(memory_bytes=8 * GB))
+    columns = story.ledger.columns
+    assert columns.pressure[columns.rows["one"]] == 250
+    story.ledger.check()

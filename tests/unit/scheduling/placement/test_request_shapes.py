@@ -1,15 +1,33 @@
-"""What is typical: counted, bounded, forgotten after a while, and weighed by how scarce its GPUs are."""
+"""What is typical: counted, bounded, forgotten after a while, and weighed by how scarce its GPUs are.
+
+What requests teach: the typical ones are counted in the ledger, and the index of losses follows its rows.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.domain.request_shapes import RequestShape, RequestShapes
-from distributed_grid.scheduling.placement.request_shapes import ALL_WEIGHTS, MEMORY, MOST, seen, weighed
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rows import decode_row, encode_row
+from distributed_grid.domain.scheduling_policy import Strategy
+from distributed_grid.domain.statistics import RequestShape, RequestShapes
+from distributed_grid.scheduling.placement.fragmentation import (
+    HALVE_AFTER,
+    MAX_SHAPES,
+    TOTAL_WEIGHT,
+    FragmentationIndex,
+    count_shape,
+    fragmentation_index,
+    reweigh,
+    shape_of,
+)
+from distributed_grid.scheduling.placement.placement import find_placement
+from tests.support.builders import Scenario, a_node, a_request
 
 shapes = st.builds(RequestShape, st.integers(0, 40), st.just(0), st.sampled_from([10, 250, 500, 1000, 4000]))
 
@@ -17,7 +35,7 @@ shapes = st.builds(RequestShape, st.integers(0, 40), st.just(0), st.sampled_from
 def after(*asked: RequestShape) -> RequestShapes:
     typical = RequestShapes()
     for shape in asked:
-        typical = seen(typical, shape)
+        typical = count_shape(typical, shape)
     return typical
 
 
@@ -55,36 +73,36 @@ def test_rounding_leaves_out_at_most_an_eighth_and_rounding_again_nothing(amount
 def test_few_shapes_are_kept_and_none_of_them_counts_too_little(asked):
     typical, truth = after(*asked), Counter(shape.rounded for shape in asked)
     kept = dict(typical.counts)
-    assert len(kept) == len(typical.counts) <= MOST
+    assert len(kept) == len(typical.counts) <= MAX_SHAPES
     assert sum(kept.values()) == typical.counted == len(asked)
-    rarest = min(kept.values(), default=0) if len(kept) == MOST else 0
+    rarest = min(kept.values(), default=0) if len(kept) == MAX_SHAPES else 0
     assert all(truth[shape] <= count <= truth[shape] + rarest for shape, count in kept.items())
     assert all(truth[shape] <= rarest for shape in truth.keys() - kept.keys())
 
 
 def test_what_nobody_asks_for_any_more_is_forgotten():
     old, new = RequestShape(gpu_milli=500), RequestShape(gpu_milli=1000)
-    typical = RequestShapes(((old, 3), (new, MEMORY - 4)), MEMORY - 1, taken=MEMORY - 1)
-    typical = seen(typical, new)
-    assert typical.counts == ((old, 1), (new, (MEMORY - 3) // 2))
-    assert (typical.counted, typical.taken) == (1 + (MEMORY - 3) // 2, (MEMORY - 1) // 2)
-    typical = seen(RequestShapes(typical.counts, MEMORY - 1), new)
+    typical = RequestShapes(((old, 3), (new, HALVE_AFTER - 4)), HALVE_AFTER - 1, taken=HALVE_AFTER - 1)
+    typical = count_shape(typical, new)
+    assert typical.counts == ((old, 1), (new, (HALVE_AFTER - 3) // 2))
+    assert (typical.counted, typical.taken) == (1 + (HALVE_AFTER - 3) // 2, (HALVE_AFTER - 1) // 2)
+    typical = count_shape(RequestShapes(typical.counts, HALVE_AFTER - 1), new)
     assert [shape for shape, _ in typical.counts] == [new]
 
 
 def test_weights_are_due_with_the_first_request_and_then_after_a_fifth_more():
     typical, due = RequestShapes(), []
     for number in range(1, 60):
-        typical = seen(typical, RequestShape(gpu_milli=1000))
+        typical = count_shape(typical, RequestShape(gpu_milli=1000))
         if typical.is_due:
             due.append(number)
-            typical = weighed(typical, [8000], 8000)
+            typical = reweigh(typical, [8000], 8000)
     assert due == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 19, 22, 26, 31, 37, 44, 52]
 
 
 def test_the_scarcer_its_gpus_the_more_a_shape_matters():
     typical = after(*[RequestShape(gpu_milli=1000)] * 3, RequestShape(gpu_milli=500), RequestShape(gpu_milli=8000))
-    weights = dict(weighed(typical, [6000, 6000, 1000], 6000).weights)
+    weights = dict(reweigh(typical, [6000, 6000, 1000], 6000).weights)
     assert weights[RequestShape(gpu_milli=1000)] == pytest.approx(3 * weights[RequestShape(gpu_milli=500)], abs=3)
     assert weights[RequestShape(gpu_milli=8000)] == pytest.approx(6 * weights[RequestShape(gpu_milli=500)], abs=6)
 
@@ -93,9 +111,71 @@ def test_the_scarcer_its_gpus_the_more_a_shape_matters():
 def test_every_shape_weighs_something_and_all_together_stay_below_the_limit(asked, data):
     typical = after(*asked)
     supply = data.draw(st.lists(st.integers(0, 2**40), min_size=len(typical.counts), max_size=len(typical.counts)))
-    taken = weighed(typical, supply, 2**40)
+    taken = reweigh(typical, supply, 2**40)
     assert [shape for shape, _ in taken.weights] == [shape for shape, _ in typical.counts]
     assert all(weight >= 1 for _, weight in taken.weights)
-    assert sum(weight for _, weight in taken.weights) <= ALL_WEIGHTS + MOST
+    assert sum(weight for _, weight in taken.weights) <= TOTAL_WEIGHT + MAX_SHAPES
     assert (taken.counts, taken.taken) == (typical.counts, typical.counted)
     assert not taken.is_due
+
+
+SPARING = Strategy.FRAGMENTATION_AWARE
+
+
+def a_grid_that_has_seen(*asks: float) -> Scenario:
+    """Two nodes with two GPUs each, after requests for so many GPUs each came and went."""
+    story = Scenario(a_node("one", gpus=2), a_node("two", gpus=2))
+    for number, gpus in enumerate(asks):
+        story.ask(a_request(f"t{number}", gpus=gpus))
+        story.release(f"t{number}")
+    return story
+
+
+def test_only_requests_for_gpus_teach_something():
+    story = a_grid_that_has_seen()
+    story.ask(a_request("r1", cores=1))
+    assert story.ledger.typical.counted == 0
+    story.ask(a_request("r2", gpus=1))
+    story.ask(a_request("r2", gpus=1))
+    assert story.ledger.typical.counted == 1, "asking again is the same request"
+
+
+def test_what_was_learned_is_stored_and_found_again():
+    story = a_grid_that_has_seen(1, 1, 2, 0.5)
+    typical = story.ledger.typical
+    assert {shape.gpu_milli for shape, _ in typical.weights} == {500, 1000, 2000}
+    again = Ledger(decode_row(row.kind, encode_row(row)) for row in story.ledger.rows(durable_only=True))
+    assert again.typical == typical
+
+
+def test_where_pairs_are_usual_a_single_one_goes_where_a_pair_is_broken_already():
+    story = a_grid_that_has_seen(2, 2, 2)
+    story.ask(a_request("r1", gpus=1, require=["two"]))
+    assert find_placement(story.ledger, a_request("r2", gpus=1, strategy=SPARING)).node == "two"
+
+
+def test_a_part_goes_onto_the_device_where_it_leaves_the_least_useless():
+    story = a_grid_that_has_seen(1, 1, 1, 0.5)
+    story.ask(a_request("r1", gpus=0.5, require=["two"]))
+    found = find_placement(story.ledger, a_request("r2", gpus=0.5, strategy=SPARING))
+    (used,) = story.ledger.leases["r1"].claim.gpus
+    assert (found.node, found.claim.gpus[0].index) == ("two", used.index)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0, 0.25, 0.5, 1, 2]), st.integers(0, 3), st.booleans()), min_size=1, max_size=20
+    )
+)
+def test_the_index_always_says_what_one_made_anew_would_say(steps):
+    story = Scenario(*(a_node(f"n{i}", cores=8, gpus=i) for i in range(4)))
+    for number, (gpus, cores, lets_go) in enumerate(steps):
+        story.ask(a_request(f"r{number}", gpus=gpus, cores=cores or 1, strategy=SPARING))
+        if lets_go:
+            held = sorted(lease.id for lease in story.ledger.leases.values() if lease.holds)
+            if held:
+                story.release(held[number % len(held)])
+        shape = shape_of(a_request(gpus=gpus, cores=cores or 1).ask)
+        anew = FragmentationIndex(story.ledger.columns, story.ledger.typical).losses(shape)
+        assert np.array_equal(fragmentation_index(story.ledger).losses(shape), anew)
+        story.ledger.check()

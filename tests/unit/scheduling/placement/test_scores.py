@@ -11,13 +11,13 @@ from distributed_grid.domain.events import PolicySet
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy, Strategy
 from distributed_grid.errors import BadInput
-from distributed_grid.scheduling.placement.placement import place
-from distributed_grid.scheduling.placement.scores import ASKS_MOST
+from distributed_grid.scheduling.placement.placement import find_placement
+from distributed_grid.scheduling.placement.scores import MAX_CACHED_ASKS
 from tests.support.builders import Scenario, a_ledger, a_node, a_request
 
 
 def where(story: Scenario, strategy: Strategy, **request) -> str:
-    found = place(story.ledger, a_request(strategy=strategy, **request))
+    found = find_placement(story.ledger, a_request(strategy=strategy, **request))
     assert found is not None
     assert found.strategy is strategy
     return found.node
@@ -107,8 +107,8 @@ def test_without_a_strategy_of_its_own_a_request_goes_by_the_grids():
     story = Scenario(a_node("one", cores=4), a_node("two", cores=4))
     story.ask(a_request("r0", cores=2, require=["two"]))
     story.tell(PolicySet(SchedulingPolicy(strategy=Strategy.BEST_FIT)))
-    assert place(story.ledger, a_request()).node == "two"
-    assert place(story.ledger, a_request(strategy=Strategy.LOAD_BALANCED)).node == "one"
+    assert find_placement(story.ledger, a_request()).node == "two"
+    assert find_placement(story.ledger, a_request(strategy=Strategy.LOAD_BALANCED)).node == "one"
 
 
 def test_a_word_for_a_strategy_may_have_dashes_and_capitals_but_must_be_one():
@@ -135,12 +135,12 @@ def test_huge_ranks_costs_and_speeds_stay_in_order():
 def test_the_runners_up_are_the_next_choices_in_their_order(sizes, strategy, cores):
     ledger = a_ledger(*(a_node(f"n{i}", cores=c, gpus=g, rank=r) for i, (c, g, r) in enumerate(sizes)))
     request = a_request(cores=cores, strategy=strategy)
-    found = place(ledger, request)
+    found = find_placement(ledger, request)
     if found is None:
         assert all(cores > c for c, _, _ in sizes)
         return
     assert found.fits == sum(cores <= c for c, _, _ in sizes)
-    again = place(ledger, request, avoid=frozenset({found.node}))
+    again = find_placement(ledger, request, avoid=frozenset({found.node}))
     assert ([name for name, _ in found.runners_up[:1]]) == ([] if again is None else [again.node])
     assert [found.score, *(score for _, score in found.runners_up)] == sorted(
         [found.score, *(score for _, score in found.runners_up)], reverse=True
@@ -166,5 +166,5 @@ def test_a_node_that_joins_counts_from_the_next_choice_on():
 def test_more_different_asks_than_are_remembered_are_still_placed_the_same():
     story = Scenario(a_node("one", cores=64), a_node("two", cores=63))
     for _ in range(2):
-        for number in range(1, ASKS_MOST + 10):
+        for number in range(1, MAX_CACHED_ASKS + 10):
             assert where(story, Strategy.LOAD_BALANCED, cores=number / 10) == "one"

@@ -9,7 +9,7 @@ from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.resources import GpuDevice
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
-from distributed_grid.scheduling.preemption.preemption import Preemption, displace
+from distributed_grid.scheduling.preemption.preemption import PreemptionPlan, plan_preemption
 from tests.support.builders import GB, Scenario, a_node, a_request
 
 PREEMPTED = Outcome(Ending.PREEMPTED)
@@ -42,8 +42,8 @@ def urgent(**kwargs) -> Request:
     return a_request("vip", priority="urgent", **kwargs)
 
 
-def way_for(story: Scenario, request: Request) -> Preemption | None:
-    return displace(story.ledger, request, story.now)
+def way_for(story: Scenario, request: Request) -> PreemptionPlan | None:
+    return plan_preemption(story.ledger, request, story.now)
 
 
 def victims(story: Scenario, **ask) -> list[str] | None:

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.leases import Request
 from distributed_grid.errors import GridError
-from distributed_grid.scheduling.preemption.candidates import PreemptionCandidates, work_lost
-from distributed_grid.scheduling.preemption.cost_bounds import NOT_PREFERRED, floors, weight_of
-from distributed_grid.scheduling.preemption.preemption import Preemption, displace
+from distributed_grid.scheduling.preemption.cost_bounds import NOT_PREFERRED, cost_bounds, victim_weight
+from distributed_grid.scheduling.preemption.preemption import PreemptionPlan, plan_preemption
+from distributed_grid.scheduling.preemption.victims import PreemptionCandidates, work_lost
 from tests.support.builders import Scenario, a_node, a_request
 
 parts = st.sampled_from([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8])
@@ -43,12 +43,12 @@ def a_shared_grid(work: list[tuple[float, int, str, int, str, bool]]) -> Scenari
     return story
 
 
-def weight(story: Scenario, way: Preemption, request: Request) -> int:
+def weight(story: Scenario, way: PreemptionPlan, request: Request) -> int:
     """What a way costs, victim by victim."""
     costs, ledger = PreemptionCandidates(story.ledger, request, story.now, work_lost).costs, story.ledger
     unwished = 0 if way.node in request.prefer else NOT_PREFERRED
     return unwished + sum(
-        weight_of(int(ledger.leases[victim].request.priority), int(costs[ledger.tenants.slots[victim]]))
+        victim_weight(int(ledger.leases[victim].request.priority), int(costs[ledger.tenants.slots[victim]]))
         for victim in way.victims
     )
 
@@ -58,9 +58,9 @@ def floors_and_truth(story: Scenario, request: Request) -> dict[str, tuple[int, 
     ledger = story.ledger
     low = {
         one.node: one.weight
-        for one in floors(ledger, request, PreemptionCandidates(ledger, request, story.now, work_lost))
+        for one in cost_bounds(ledger, request, PreemptionCandidates(ledger, request, story.now, work_lost))
     }
-    ways = {node: displace(ledger, replace(request, require=(node,)), story.now) for node in ledger.nodes}
+    ways = {node: plan_preemption(ledger, replace(request, require=(node,)), story.now) for node in ledger.nodes}
     return {node: (low[node], weight(story, way, request)) for node, way in ways.items() if way is not None}
 
 
@@ -80,7 +80,7 @@ def test_the_part_of_a_gpu_that_is_free_already_does_not_have_to_be_made_free():
         story.ask(a_request(f"rest-{node}", gpus=0.3, priority="low", require=[node]))
         story.later(60)
     found = floors_and_truth(story, a_request("vip", gpus=0.7, priority="urgent"))
-    one = {node: low // weight_of(0, 0) for node, (low, _) in found.items()}
+    one = {node: low // victim_weight(0, 0) for node, (low, _) in found.items()}
     assert one == {"n0": 1, "n1": 1}, "0.4 and 0.2 are free: one of 0.3, or one of 0.5, is enough"
     assert all(low == true for low, true in found.values())
 
@@ -93,4 +93,4 @@ def test_what_somebody_gives_back_who_is_leaving_does_not_have_to_be_made_free()
         story.later(60)
     story.cancel("a-n1")
     found = floors_and_truth(story, a_request("vip", gpus=0.5, priority="urgent"))
-    assert {node: low // weight_of(0, 0) for node, (low, _) in found.items()} == {"n0": 1, "n1": 0}
+    assert {node: low // victim_weight(0, 0) for node, (low, _) in found.items()} == {"n0": 1, "n1": 0}

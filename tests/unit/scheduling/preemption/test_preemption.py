@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.resources import Priority
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
-from distributed_grid.scheduling.preemption.preemption import Preemption, displace
+from distributed_grid.scheduling.preemption.preemption import PreemptionPlan, plan_preemption
 from tests.support.builders import Scenario, a_node, a_request
 
 MINIMUM_RUN_MS = SchedulingPolicy().minimum_run_ms
@@ -23,8 +23,8 @@ def running(story: Scenario, *jobs: tuple[str, float, str], node: str = "gpu1", 
     story.later(seconds)
 
 
-def way_for(story: Scenario, **request) -> Preemption | None:
-    return displace(story.ledger, a_request("vip", **{"priority": "urgent", **request}), story.now)
+def way_for(story: Scenario, **request) -> PreemptionPlan | None:
+    return plan_preemption(story.ledger, a_request("vip", **{"priority": "urgent", **request}), story.now)
 
 
 def victims(story: Scenario, **request) -> list[str] | None:
@@ -172,7 +172,7 @@ def test_whoever_is_displaced_it_is_enough_not_too_much_and_by_the_rules(held, c
             story.submit(a_request(f"j{number}", cores=size, priority=priority), starts=True)
         story.later(wait_s)
     request = a_request("vip", cores=cores, priority="urgent")
-    way = displace(story.ledger, request, story.now)
+    way = plan_preemption(story.ledger, request, story.now)
     free = 12_000 - story.ledger.book("gpu1").cpu_milli
     able = [
         lease

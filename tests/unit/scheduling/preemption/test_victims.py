@@ -20,8 +20,8 @@ from distributed_grid.domain.resources import GpuDevice, Priority
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import JobState, LeaseState, NodeState
 from distributed_grid.errors import GridError
-from distributed_grid.scheduling.preemption.candidates import PreemptionCandidates, work_lost
-from distributed_grid.scheduling.preemption.preemption import Preemption, displace
+from distributed_grid.scheduling.preemption.preemption import PreemptionPlan, plan_preemption
+from distributed_grid.scheduling.preemption.victims import PreemptionCandidates, work_lost
 from tests.support.builders import GB, Scenario, a_node, a_request
 
 POLICY = SchedulingPolicy(minimum_run_ms=2_000, preemptions_max=2)
@@ -143,7 +143,7 @@ def every_way(ledger: Ledger, request: Request, now: int) -> list[tuple]:
     return found
 
 
-def price_of(story: Scenario, way: Preemption, request: Request) -> tuple:
+def price_of(story: Scenario, way: PreemptionPlan, request: Request) -> tuple:
     victims = [story.ledger.leases[victim] for victim in way.victims]
     return price(story.ledger, victims, way.node, request, story.now)
 
@@ -152,7 +152,7 @@ def price_of(story: Scenario, way: Preemption, request: Request) -> tuple:
 @given(machines=nodes, work=held, request=wanted)
 def test_no_other_victims_would_have_been_cheaper(machines, work, request):
     story = a_busy_grid(machines, work)
-    way = displace(story.ledger, request, story.now)
+    way = plan_preemption(story.ledger, request, story.now)
     ways = every_way(story.ledger, request, story.now)
     if way is None:
         assert not ways
@@ -166,7 +166,7 @@ def test_no_other_victims_would_have_been_cheaper(machines, work, request):
 def test_whoever_goes_may_go_is_needed_and_makes_the_room_that_is_claimed(machines, work, request):
     story = a_busy_grid(machines, work)
     ledger = story.ledger
-    way = displace(ledger, request, story.now)
+    way = plan_preemption(ledger, request, story.now)
     if way is None:
         return
     gone = [ledger.leases[victim] for victim in way.victims]
@@ -189,13 +189,13 @@ def test_whoever_goes_may_go_is_needed_and_makes_the_room_that_is_claimed(machin
 def test_looking_closely_at_every_node_finds_nothing_better(kind, size, seed):
     ledger = Ledger(full_grid(size, kind, seed))
     request = Request("vip", "ada", an_ask(Random(seed), kind), Priority.URGENT)
-    way = displace(ledger, request, NOW)
-    alone = [displace(ledger, replace(request, require=(node,)), NOW) for node in ledger.nodes]
+    way = plan_preemption(ledger, request, NOW)
+    alone = [plan_preemption(ledger, replace(request, require=(node,)), NOW) for node in ledger.nodes]
     prices = [paid(ledger, one, request) for one in alone if one is not None]
     assert (way is None) == (not prices)
     if way is not None:
         assert paid(ledger, way, request) == min(prices)
 
 
-def paid(ledger: Ledger, way: Preemption, request: Request) -> tuple:
+def paid(ledger: Ledger, way: PreemptionPlan, request: Request) -> tuple:
     return price(ledger, [ledger.leases[victim] for victim in way.victims], way.node, request, NOW)

@@ -1,7 +1,9 @@
-"""Gaps before a big request are used, and it starts no later for that."""
+"""Gaps before a big request are used, and it starts no later for that.
 
-# mypy: disable-error-code="union-attr"
-# A None where a thing should be fails the test by itself.
+How long things are expected to take.
+
+`low` takes what nobody else who waits could use.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from distributed_grid.domain.events import PolicySet
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.scheduling_policy import HOUR_MS, SchedulingPolicy
-from distributed_grid.scheduling.queue.backfill import NEVER, StartForecast
+from distributed_grid.scheduling.queue.backfill import NEVER, RELEASE_MS, StartForecast, expected_ms, projected_end_ms
 from tests.support.builders import Scenario, a_node, a_request
 from tests.support.workload import Workload, WorkloadJob
 
@@ -157,3 +159,136 @@ def _work(name: str, at_ms: int, cores: int, minutes: int) -> WorkloadJob:
     run_ms = minutes * MINUTE_MS
     request = a_request(name, cores=cores, wait_s=FOREVER_S, expects_ms=run_ms)
     return WorkloadJob(at_ms, request, run_ms)
+
+
+def a_story_with_runs(*seconds: float) -> Scenario:
+    """Ada's jobs took so long."""
+    story = Scenario(a_node("n1", cores=8))
+    for number, length in enumerate(seconds):
+        story.submit(a_request(f"j{number}"), starts=True)
+        story.later(length)
+        story.end(f"j{number}")
+    return story
+
+
+def expected_s(story: Scenario, request: Request, *, job: str = "job-x") -> float:
+    return expected_ms(story.ledger, Lease(request.id, request, story.now, job=job)) / 1000
+
+
+def test_a_guess_is_the_mean_of_the_last_two_runs():
+    assert expected_s(a_story_with_runs(1000, 10, 30), a_request("x")) == 20
+
+
+def test_one_run_is_no_guess():
+    assert expected_s(a_story_with_runs(10), a_request("x")) == 0
+
+
+def test_only_jobs_are_guessed():
+    assert expected_s(a_story_with_runs(10, 30), a_request("x"), job="") == 0
+
+
+def test_a_guess_shortens_a_term_and_never_lengthens_it():
+    story = a_story_with_runs(10, 30)
+    assert expected_s(story, a_request("x", duration_s=100)) == 20
+    assert expected_s(story, a_request("x", duration_s=5)) == 5
+
+
+def test_what_was_said_counts_more_than_a_guess():
+    story = a_story_with_runs(10, 30)
+    assert expected_s(story, a_request("x", expects_ms=70_000)) == 70
+    assert expected_s(story, a_request("x", expects_ms=70_000, duration_s=40)) == 40
+
+
+def test_what_outlives_its_word_is_expected_to_take_twice_as_long_and_so_on():
+    story = Scenario(a_node("n1", cores=8))
+    start = story.now
+    story.ask(a_request("r1", expects_ms=60_000))
+    ends = []
+    for _ in range(4):
+        story.later(50)
+        ends.append((projected_end_ms(story.ledger, story.ledger.leases["r1"], story.now) - start) // 1000)
+    assert ends == [60, 120, 240, 240]
+
+
+def test_what_is_due_is_expected_to_be_over_any_moment():
+    story = Scenario(a_node("n1", cores=8))
+    story.ask(a_request("r1", expects_ms=60_000))
+    story.later(60)
+    assert projected_end_ms(story.ledger, story.ledger.leases["r1"], story.now) == story.now + 1
+
+
+def test_what_outlives_its_word_is_over_by_its_term():
+    story = Scenario(a_node("n1", cores=8))
+    story.ask(a_request("r1", expects_ms=60_000, duration_s=100))
+    ends_at = story.ledger.leases["r1"].ends_at_ms
+    story.later(80)
+    assert projected_end_ms(story.ledger, story.ledger.leases["r1"], story.now) == ends_at
+
+
+def test_without_guesses_a_broken_word_says_nothing():
+    story = Scenario(a_node("n1", cores=8))
+    story.ask(a_request("r1", expects_ms=60_000))
+    story.later(50)
+    assert projected_end_ms(story.ledger, story.ledger.leases["r1"], story.now, guess=False) == story.now + 10_000
+    story.later(30)
+    assert projected_end_ms(story.ledger, story.ledger.leases["r1"], story.now, guess=False) == 0
+
+
+def test_who_was_told_to_go_is_soon_gone():
+    story = Scenario(a_node("n1", cores=8))
+    story.submit(a_request("r1"), starts=True)
+    story.cancel("r1")
+    assert projected_end_ms(story.ledger, story.lease_of("r1"), story.now) == story.now + RELEASE_MS
+
+
+def state_of(story: Scenario, request_id: str) -> str:
+    return str(story.ledger.leases[request_id].state)
+
+
+def test_low_does_not_take_what_a_waiting_one_could_use():
+    """Without patience nothing would be kept yet: anybody else could take the two cores."""
+    story = Scenario(a_node("n1", cores=4))
+    story.ask(a_request("half", cores=2))
+    story.ask(a_request("waits", cores=3, wait_s=FOREVER_S))
+    story.ask(a_request("low", cores=1, priority="low", wait_s=FOREVER_S))
+    assert state_of(story, "low") == "asked"
+    story.ask(a_request("medium", cores=1))
+    assert state_of(story, "medium") == "active"
+
+
+def test_low_takes_what_is_over_before_the_other_could_start():
+    story = Scenario(a_node("n1", cores=4))
+    story.ask(a_request("half", cores=2, duration_s=100))
+    story.ask(a_request("waits", cores=3, wait_s=FOREVER_S))
+    story.ask(a_request("low", cores=2, priority="low", duration_s=90))
+    assert state_of(story, "low") == "active"
+
+
+def test_low_takes_what_is_left_even_when_the_other_has_started():
+    story = Scenario(a_node("n1", cores=4))
+    story.ask(a_request("half", cores=2, duration_s=100))
+    story.ask(a_request("waits", cores=3, wait_s=FOREVER_S))
+    story.ask(a_request("low", cores=1, priority="low"))
+    assert state_of(story, "low") == "active"
+
+
+def test_low_takes_a_node_that_the_other_cannot_use():
+    story = Scenario(a_node("n1", cores=4), a_node("n2", cores=2))
+    story.ask(a_request("full", cores=4, require=["n1"]))
+    story.ask(a_request("waits", cores=4, wait_s=FOREVER_S))
+    story.ask(a_request("low", cores=2, priority="low"))
+    assert story.ledger.leases["low"].node == "n2"
+
+
+def test_low_takes_other_kinds_than_those_waited_for():
+    story = Scenario(a_node("n1", cores=4, memory_gb=16))
+    story.ask(a_request("full", cores=4))
+    story.ask(a_request("waits", cores=1, wait_s=FOREVER_S))
+    story.ask(a_request("low", memory_gb=4, priority="low"))
+    assert state_of(story, "low") == "active"
+
+
+def test_low_is_served_when_nobody_else_waits():
+    story = Scenario(a_node("n1", cores=4))
+    story.ask(a_request("low", cores=4, priority="low"))
+    assert state_of(story, "low") == "active"

@@ -1,7 +1,7 @@
-"""Fair shares: who has had less goes first, what was long ago hardly counts, and the sums are exact."""
+"""Fair shares: who has had less goes first, what was long ago hardly counts, and the sums are exact.
 
-# mypy: disable-error-code="union-attr"
-# A None where a thing should be fails the test by itself.
+Quotas: what one user, or a team together, may hold at once; who is beyond is in nobody's way.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.fairness import indexes
-from distributed_grid.domain.accounts import Account
 from distributed_grid.domain.events import PolicySet
 from distributed_grid.domain.indexes.node_claims import NodeClaims
-from distributed_grid.domain.leases import LONGEST_MS
+from distributed_grid.domain.leases import MAX_DURATION_MS
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import MAX_AMOUNT, Claim
 from distributed_grid.domain.rows import decode_row, encode_row
 from distributed_grid.domain.scheduling_policy import HOUR_MS, Quota, SchedulingPolicy
-from distributed_grid.scheduling.queue.fairness import MOST, Shares, fading, settled
-from distributed_grid.scheduling.queue.queue import in_order
-from tests.support.builders import Scenario, a_node, a_request
+from distributed_grid.domain.statistics import Account
+from distributed_grid.errors import Refused
+from distributed_grid.scheduling.queue.fairness import (
+    MAX_USAGE,
+    Quotas,
+    Shares,
+    decay_factors,
+    exceeds_quota_alone,
+    settle_account,
+)
+from distributed_grid.scheduling.queue.queue import queue_order
+from tests.support.builders import GB, Scenario, a_node, a_request
 from tests.support.workload import Workload, WorkloadJob
 
 HALF = SchedulingPolicy(half_life_ms=HOUR_MS)
@@ -41,7 +49,7 @@ def hold(story: Scenario, user: str, seconds: float, *, cores: float) -> None:
 
 
 def order(story: Scenario) -> list[str]:
-    return [lease.id for lease in in_order(story.ledger, story.now)]
+    return [lease.id for lease in queue_order(story.ledger, story.now)]
 
 
 def shares(story: Scenario) -> Shares:
@@ -189,12 +197,12 @@ def test_the_closed_form_is_what_small_steps_add_up_to(steps, half_life_s):
     """Rates change now and then; each ten milliseconds are faded on their own on the one side, each rate at once on
     the other."""
     small_s = 0.01
-    left_small, _ = fading(10, half_life_s * 1000)
+    left_small, _ = decay_factors(10, half_life_s * 1000)
     exact = summed = 0.0
     for steps_of_rate, rate in ((ms // 10_000 + 1, cores * 1000) for ms, cores in steps):
         for _ in range(steps_of_rate * 10):
             summed = summed * left_small + rate * small_s * left_small**0.5
-        left, seconds = fading(steps_of_rate * 100, half_life_s * 1000)
+        left, seconds = decay_factors(steps_of_rate * 100, half_life_s * 1000)
         exact = exact * left + rate * seconds
     assert summed == pytest.approx(exact, rel=1e-6, abs=1e-6)
 
@@ -219,10 +227,12 @@ def test_settling_more_often_changes_nothing_but_roundings(held, more):
 
 
 def test_the_largest_use_there_can_be_is_stored_and_read_back():
-    ledger = Ledger([Account("ann", 0, MOST, MOST, MOST), SchedulingPolicy(half_life_ms=LONGEST_MS)])
+    ledger = Ledger(
+        [Account("ann", 0, MAX_USAGE, MAX_USAGE, MAX_USAGE), SchedulingPolicy(half_life_ms=MAX_DURATION_MS)]
+    )
     ledger.held["ann"] = NodeClaims([Claim(MAX_AMOUNT, MAX_AMOUNT)])
-    account = settled(ledger, "ann", LONGEST_MS)
-    assert (account.cpu, account.memory) == (MOST, MOST)
+    account = settle_account(ledger, "ann", MAX_DURATION_MS)
+    assert (account.cpu, account.memory) == (MAX_USAGE, MAX_USAGE)
     assert decode_row("account", encode_row(account)) == account
 
 
@@ -283,3 +293,90 @@ def test_a_flood_does_not_become_a_right_by_growing_old():
     traffic.run(4 * 24 * HOUR_MS)
     waits = [traffic.starts[f"late{day}"][0] - day * 24 * HOUR_MS for day in range(1, 4)]
     assert max(waits) <= HOUR_MS
+
+
+FOREVER_S = 10**7
+
+
+def a_grid_with_quotas(*quotas: Quota) -> Scenario:
+    story = Scenario(a_node("n1", cores=16, memory_gb=64, gpus=4, custom={"fpga": 4}))
+    story.tell(PolicySet(SchedulingPolicy(quotas=quotas)))
+    return story
+
+
+def state_of(story: Scenario, request_id: str) -> str:
+    return str(story.ledger.leases[request_id].state)
+
+
+def test_beyond_its_quota_a_request_waits_for_its_own_side():
+    story = a_grid_with_quotas(Quota("ann", cpu_milli=4000))
+    story.ask(a_request("a1", cores=3, user="ann"))
+    story.ask(a_request("a2", cores=2, user="ann", wait_s=FOREVER_S))
+    assert state_of(story, "a2") == "asked"
+    assert Quotas(story.ledger).beyond(a_request("x", cores=2, user="ann")) == (
+        "quota of ann: 3 of 4 cores held, 2 asked"
+    )
+    story.release("a1")
+    assert state_of(story, "a2") == "active"
+
+
+def test_nobody_waits_for_who_is_beyond_its_quota():
+    """It has waited for long, and everything it asks for is kept from nobody."""
+    story = a_grid_with_quotas(Quota("ann", cpu_milli=16_000))
+    story.ask(a_request("a1", cores=10, user="ann"))
+    story.ask(a_request("a2", cores=10, user="ann", wait_s=FOREVER_S))
+    story.later(3600)
+    story.ask(a_request("b1", cores=6, user="bob"))
+    assert state_of(story, "b1") == "active"
+
+
+def test_a_team_holds_its_quota_together():
+    story = a_grid_with_quotas(Quota("vision", ("ann", "bob"), cpu_milli=4000))
+    story.ask(a_request("a1", cores=3, user="ann"))
+    story.ask(a_request("b1", cores=2, user="bob", wait_s=FOREVER_S))
+    story.ask(a_request("e1", cores=2, user="eve", team="vision", wait_s=FOREVER_S))
+    story.ask(a_request("f1", cores=2, user="fay"))
+    assert [state_of(story, one) for one in ("a1", "b1", "e1", "f1")] == ["active", "asked", "asked", "active"]
+
+
+@pytest.mark.parametrize(
+    ("quota", "ask", "words"),
+    [
+        (Quota("ann", memory_bytes=8 * GB), {"memory_gb": 9}, "quota of ann: at most 8.0 GB, 9.0 asked"),
+        (Quota("ann", gpu_milli=1000), {"gpus": 2}, "quota of ann: at most 1 GPU, 2 asked"),
+        (Quota("ann", custom=(("fpga", 1),)), {"custom": {"fpga": 2}}, "quota of ann: at most 1 fpga, 2 asked"),
+        (Quota("ann", leases=1), {"cores": 1, "gang": 2}, "quota of ann: at most 1 leases, 2 asked"),
+        (Quota("ann", cpu_milli=2500), {"cores": 1, "gang": 3}, "quota of ann: at most 2.5 cores, 3 asked"),
+    ],
+)
+def test_more_than_a_quota_at_once_is_refused_with_numbers(quota, ask, words):
+    story = a_grid_with_quotas(quota)
+    assert exceeds_quota_alone(story.ledger, a_request("x", user="ann", **ask)) == words
+    with pytest.raises(Refused, match="quota of ann"):
+        story.ask(a_request("x", user="ann", **ask))
+    assert "x" not in story.ledger.leases
+
+
+def test_what_a_quota_does_not_name_is_not_limited():
+    story = a_grid_with_quotas(Quota("ann", cpu_milli=1000))
+    assert exceeds_quota_alone(story.ledger, a_request("x", user="ann", memory_gb=60, gpus=4)) is None
+
+
+def test_the_number_of_leases_can_be_limited():
+    story = a_grid_with_quotas(Quota("ann", leases=2))
+    for number in range(3):
+        story.ask(a_request(f"a{number}", user="ann", wait_s=FOREVER_S))
+    assert [state_of(story, f"a{number}") for number in range(3)] == ["active", "active", "asked"]
+
+
+def test_whatever_comes_and_goes_a_quota_is_never_exceeded():
+    story = a_grid_with_quotas(Quota("ann", cpu_milli=5000), Quota("team", ("ann", "bob"), cpu_milli=8000))
+    for number in range(60):
+        user = ("ann", "bob")[number % 2]
+        story.ask(a_request(f"r{number}", cores=1 + number % 3, user=user, wait_s=FOREVER_S))
+        if number % 4 == 3:
+            held = [lease.id for lease in story.ledger.leases.values() if lease.holds]
+            story.release(held[number % len(held)])
+        ann, bob = (story.ledger.held_by(user).cpu_milli for user in ("ann", "bob"))
+        assert ann <= 5000
+        assert ann + bob <= 8000

@@ -1,13 +1,14 @@
-"""The line: priority, then age; who waited long gets a node kept."""
+"""The line: priority, then age; who waited long gets a node kept.
 
-# mypy: disable-error-code="union-attr"
-# A None where a thing should be fails the test by itself.
+The order of the line: priority, deadlines, shares, need; and what a long wait changes about it.
+"""
 
 from __future__ import annotations
 
+from distributed_grid.domain.events import PolicySet
 from distributed_grid.domain.leases import Lease, Request
-from distributed_grid.domain.scheduling_policy import SchedulingPolicy
-from distributed_grid.scheduling.queue.queue import kept_from, next_turn, shape
+from distributed_grid.domain.scheduling_policy import HOUR_MS, SchedulingPolicy
+from distributed_grid.scheduling.queue.queue import fit_key, next_grant, queue_order, reserved_nodes
 from tests.support.builders import Scenario, a_node, a_request
 
 PATIENCE_S = SchedulingPolicy().patience_ms / 1000
@@ -26,7 +27,7 @@ def served(story: Scenario) -> list[str]:
 
 def kept(story: Scenario, request: Request) -> frozenset[str]:
     """The nodes that are kept from somebody who comes now."""
-    return kept_from(story.ledger, Lease(request.id, request, story.now), story.now)
+    return reserved_nodes(story.ledger, Lease(request.id, request, story.now), story.now)
 
 
 def test_the_highest_priority_goes_first():
@@ -163,16 +164,111 @@ def test_a_kept_gpu_and_a_kept_custom_resource_are_kept_too():
 
 
 def test_nobody_has_a_turn_in_an_empty_line():
-    assert next_turn(Scenario(a_node()).ledger, 0) is None
+    assert next_grant(Scenario(a_node()).ledger, 0) is None
 
 
 def test_requests_of_one_shape_fit_or_fail_together():
-    assert shape(a_request("a", cores=2, priority="low")) == shape(a_request("b", cores=2, priority="high"))
-    assert shape(a_request("a", cores=2)) != shape(a_request("a", cores=2, require=["gpu1"]))
+    assert fit_key(a_request("a", cores=2, priority="low")) == fit_key(a_request("b", cores=2, priority="high"))
+    assert fit_key(a_request("a", cores=2)) != fit_key(a_request("a", cores=2, require=["gpu1"]))
 
 
 def test_a_shape_that_was_tried_is_not_tried_again():
     story = a_full_node()
     story.ask(a_request("r1", cores=1))
-    tried = frozenset({shape(a_request("x", cores=1))})
-    assert next_turn(story.ledger, story.now, tried) is None
+    tried = frozenset({fit_key(a_request("x", cores=1))})
+    assert next_grant(story.ledger, story.now, tried) is None
+
+
+DAY_S = 24 * 3600
+FOREVER_S = 10**7
+
+
+def a_full_node_with_queue() -> Scenario:
+    """Four cores, all lent to `full`; who waits for a day is owed its place."""
+    story = Scenario(a_node("n1", cores=4))
+    story.tell(PolicySet(SchedulingPolicy(starvation_ms=24 * HOUR_MS)))
+    story.ask(a_request("full", cores=4, user="else"))
+    return story
+
+
+def order(story: Scenario) -> list[str]:
+    return [lease.id for lease in queue_order(story.ledger, story.now)]
+
+
+def wait(story: Scenario, request_id: str, **what: object) -> None:
+    story.ask(a_request(request_id, cores=4, wait_s=FOREVER_S, **what))  # type: ignore[arg-type]
+
+
+def test_who_waited_too_long_comes_before_every_priority():
+    story = a_full_node_with_queue()
+    wait(story, "low", priority="low", user="ann")
+    story.later(DAY_S)
+    wait(story, "urgent", priority="high", user="bob")
+    assert order(story) == ["low", "urgent"]
+
+
+def test_a_moment_earlier_it_does_not():
+    story = a_full_node_with_queue()
+    wait(story, "low", priority="low", user="ann")
+    story.later(DAY_S - 1)
+    wait(story, "urgent", priority="high", user="bob")
+    assert order(story) == ["urgent", "low"]
+
+
+def test_of_each_user_one_is_lifted_and_the_oldest_of_them_is_first():
+    story = a_full_node_with_queue()
+    for request_id, user in (("ann1", "ann"), ("bob1", "bob"), ("ann2", "ann")):
+        wait(story, request_id, priority="low", user=user)
+        story.later(1)
+    story.later(2 * DAY_S)
+    wait(story, "urgent", priority="high", user="eve")
+    assert order(story) == ["ann1", "bob1", "urgent", "ann2"]
+
+
+def test_after_one_was_lifted_the_next_of_that_user_is_lifted_a_starvation_time_later():
+    story = a_full_node_with_queue()
+    for request_id in ("ann1", "ann2"):
+        wait(story, request_id, priority="low", user="ann")
+        story.later(1)
+    story.later(2 * DAY_S)
+    story.release("full")
+    assert story.ledger.leases["ann1"].holds
+    wait(story, "urgent", priority="high", user="eve")
+    assert order(story) == ["urgent", "ann2"]
+    story.later(DAY_S)
+    assert order(story) == ["ann2", "urgent"]
+
+
+def test_that_a_younger_one_of_the_user_started_by_itself_takes_nothing_from_the_oldest():
+    """Else somebody's own high priorities could keep its low one waiting for ever."""
+    story = Scenario(a_node("n1", cores=4), a_node("n2", cores=4))
+    story.tell(PolicySet(SchedulingPolicy(starvation_ms=24 * HOUR_MS)))
+    for node in ("n1", "n2"):
+        story.ask(a_request(f"full-{node}", cores=4, user="else", require=[node]))
+    wait(story, "old", priority="low", user="ann", require=["n1"])
+    story.later(1)
+    wait(story, "young", user="ann", require=["n2"])
+    story.later(DAY_S)
+    story.release("full-n2")
+    assert story.ledger.leases["young"].holds
+    wait(story, "urgent", priority="high", user="bob")
+    assert order(story) == ["old", "urgent"]
+
+
+def test_a_deadline_that_gets_tight_comes_before_what_has_none():
+    story = a_full_node_with_queue()
+    wait(story, "old", user="ann")
+    story.later(60)
+    deadline = story.now + 3 * HOUR_MS
+    wait(story, "dated", user="bob", deadline_ms=deadline, expects_ms=HOUR_MS)
+    assert order(story) == ["old", "dated"]
+    story.later(1.5 * 3600)
+    assert order(story) == ["dated", "old"]
+
+
+def test_among_equals_the_oldest_comes_first():
+    story = a_full_node_with_queue()
+    for request_id in ("b", "a", "c"):
+        wait(story, request_id, user="ann")
+        story.later(1)
+    assert order(story) == ["b", "a", "c"]

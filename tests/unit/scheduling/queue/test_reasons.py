@@ -9,7 +9,7 @@ from distributed_grid.domain.events import HeartbeatReceived, NodeForgotten
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import GpuDevice, cores, gigabytes, gpus
-from distributed_grid.scheduling.queue.reasons import MOST_TOLD, amounts, never_fits, why_not_now
+from distributed_grid.scheduling.queue.reasons import MAX_NODES_LISTED, describe_amounts, never_fits, why_not_now
 from tests.support.builders import GB, Scenario, a_node, a_request, a_usage, an_ask, caps, thresholds
 
 
@@ -28,9 +28,9 @@ def why(story: Scenario, **request) -> tuple[str, ...]:
         (gigabytes(50 * 1024**2), "50.0 MB"),
         (gpus(1000), "1 GPU"),
         (gpus(250), "0.25 GPUs"),
-        (amounts(an_ask(2)), "2 cores"),
+        (describe_amounts(an_ask(2)), "2 cores"),
         (
-            amounts(an_ask(1, 4, 2, gpu_memory_gb=8, custom={"fpga": 3})),
+            describe_amounts(an_ask(1, 4, 2, gpu_memory_gb=8, custom={"fpga": 3})),
             "1 core, 4.0 GB, 2 GPUs, 8.0 GB of GPU memory, 3 fpga",
         ),
     ],
@@ -164,14 +164,14 @@ def test_a_node_nobody_has_heard_yet_may_still_serve():
 
 
 def test_of_very_many_nodes_only_some_are_told_of() -> None:
-    ledger = Ledger([a_node(f"n{number}") for number in range(MOST_TOLD + 23)])
+    ledger = Ledger([a_node(f"n{number}") for number in range(MAX_NODES_LISTED + 23)])
     told = why_not_now(ledger, a_request(), 0)
-    assert (len(told), told[0], told[-1]) == (MOST_TOLD + 1, "n0: not heard from yet", "and 23 more nodes")
+    assert (len(told), told[0], told[-1]) == (MAX_NODES_LISTED + 1, "n0: not heard from yet", "and 23 more nodes")
 
 
 def test_of_very_many_nodes_that_never_could_only_some_are_told_of() -> None:
-    ledger = Ledger([a_node(f"n{number}", cores=2) for number in range(MOST_TOLD + 23)])
+    ledger = Ledger([a_node(f"n{number}", cores=2) for number in range(MAX_NODES_LISTED + 23)])
     told = never_fits(ledger, a_request(cores=4))
     assert told is not None
-    assert (len(told), told[-1]) == (MOST_TOLD + 1, "and 23 more nodes")
+    assert (len(told), told[-1]) == (MAX_NODES_LISTED + 1, "and 23 more nodes")
     assert told[0] == "n0: 2 cores at most, 4 cores asked"

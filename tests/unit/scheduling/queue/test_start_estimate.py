@@ -6,7 +6,7 @@ import pytest
 
 from distributed_grid.domain.events import PolicySet
 from distributed_grid.domain.scheduling_policy import HOUR_MS, Quota, SchedulingPolicy
-from distributed_grid.scheduling.queue.start_estimate import FAR, StartEstimate, outlook
+from distributed_grid.scheduling.queue.start_estimate import MAX_PLANNED, StartEstimate, estimate_start
 from tests.support.builders import Scenario, a_node, a_request
 from tests.support.workload import Workload, WorkloadJob
 
@@ -18,7 +18,7 @@ def a_story() -> Scenario:
 
 
 def outlook_of(story: Scenario, request_id: str) -> StartEstimate:
-    return outlook(story.ledger, story.ledger.leases[request_id], story.now)
+    return estimate_start(story.ledger, story.ledger.leases[request_id], story.now)
 
 
 def wait(story: Scenario, request_id: str, cores: int, **what: object) -> None:
@@ -70,9 +70,11 @@ def test_where_no_open_node_could_serve_it_that_is_said():
 def test_far_back_in_the_line_nobody_plans():
     story = a_story()
     story.ask(a_request("full", cores=4, duration_s=100))
-    for number in range(FAR + 1):
+    for number in range(MAX_PLANNED + 1):
         wait(story, f"x{number:03}", 4, duration_s=10)
-    assert outlook_of(story, f"x{FAR:03}") == StartEstimate(FAR + 1, None, f"{FAR} requests are before it")
+    assert outlook_of(story, f"x{MAX_PLANNED:03}") == StartEstimate(
+        MAX_PLANNED + 1, None, f"{MAX_PLANNED} requests are before it"
+    )
 
 
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (1, 2, 3, 4), (3, 3, 3)])
@@ -87,7 +89,7 @@ def test_if_nobody_else_comes_and_all_words_are_true_the_estimate_is_right(sizes
     traffic.submit(work("full", 4, 0), *(work(f"x{at}", cores, at + 1) for at, cores in enumerate(sizes)))
     traffic.run(60_000)
     waiting = [traffic.ledger.leases[lease_id] for _, _, lease_id in traffic.ledger.waiting]
-    expected = {lease.request.id: outlook(traffic.ledger, lease, traffic.now).starts_at_ms for lease in waiting}
+    expected = {lease.request.id: estimate_start(traffic.ledger, lease, traffic.now).starts_at_ms for lease in waiting}
     traffic.run(10 * HOUR_MS)
     final = f"x{len(sizes) - 1}"
     assert expected[final] == traffic.starts[final][0]

@@ -9,9 +9,8 @@ import pytest
 
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config.sections import ResourceSharing
-from distributed_grid.domain.rebalancing import RebalancePolicy, SharingMode
+from distributed_grid.domain.rebalancing import SHARING_POLICIES, RebalancePolicy, SharingMode
 from distributed_grid.domain.resources import Capacity
-from distributed_grid.scheduling.rebalancing.sharing_policies import POLICIES
 from distributed_grid.wiring import balance_rules, nodes_of
 from tests.support.project import PROJECT
 
@@ -63,18 +62,18 @@ def the_table() -> list[list[str]]:
 
 def test_every_number_of_every_policy_is_in_the_page():
     head, _, *rows = the_table()
-    assert [name.strip("`") for name in head[1:]] == list(POLICIES)
-    assert rows == [[words, *(show(policy) for policy in POLICIES.values())] for words, show in ROWS.values()]
+    assert [name.strip("`") for name in head[1:]] == list(SHARING_POLICIES)
+    assert rows == [[words, *(show(policy) for policy in SHARING_POLICIES.values())] for words, show in ROWS.values()]
     assert list(ROWS) == [field.name for field in msgspec.structs.fields(RebalancePolicy)]
 
 
 def test_the_policies_and_modes_are_those_that_a_config_may_name():
     fields = ResourceSharing.model_fields
-    assert re.findall(r"'(\w+)'", str(fields["policy"].annotation)) == list(POLICIES)
+    assert re.findall(r"'(\w+)'", str(fields["policy"].annotation)) == list(SHARING_POLICIES)
     assert re.findall(r"'(\w+)'", str(fields["mode"].annotation)) == [str(mode) for mode in SharingMode]
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("policy", SHARING_POLICIES.values(), ids=SHARING_POLICIES)
 def test_the_numbers_of_a_policy_make_sense_together(policy: RebalancePolicy):
     assert 0 < policy.renew_at < policy.term  # renewed in time, with rounds to spare
     assert policy.cool_down >= 1
@@ -84,7 +83,7 @@ def test_the_numbers_of_a_policy_make_sense_together(policy: RebalancePolicy):
 
 
 def test_only_predictive_looks_ahead():
-    assert [name for name, policy in POLICIES.items() if policy.ahead] == ["predictive"]
+    assert [name for name, policy in SHARING_POLICIES.items() if policy.ahead] == ["predictive"]
 
 
 def test_the_rules_are_what_the_config_says():
@@ -100,7 +99,11 @@ execution:
     )
     rules = balance_rules(config)
     assert rules is not None
-    assert (rules.mode, rules.policy, rules.interval_ms) == (SharingMode.OFFLOAD_ONLY, POLICIES["conservative"], 5000)
+    assert (rules.mode, rules.policy, rules.interval_ms) == (
+        SharingMode.OFFLOAD_ONLY,
+        SHARING_POLICIES["conservative"],
+        5000,
+    )
     assert (rules.memory.high, rules.memory.low, rules.cpu.high, rules.gpu.high) == (700, 250, 800, 950)
     assert rules.excess_milli == 400
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distributed_grid.domain.events import HeartbeatReceived
-from distributed_grid.domain.indexes.free_columns import FreeColumns
+from distributed_grid.domain.indexes.columns import FreeColumns
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.reactor import step

@@ -1,0 +1,152 @@
+"""What a user has used of late, and how its jobs went: what fair shares and predictions are counted from.
+
+What is typically asked for: the shapes of the requests that came, how often, and how much each matters.
+
+How idle a node has been for a while: what is lent or kept at present, and what speaks against that.
+
+How an owner's use of a node has moved of late: statistics, so in fractions, of thousandths of what the node has.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from msgspec import Struct
+
+from distributed_grid.domain.resources import WHOLE_GPU
+
+
+class Account(Struct, frozen=True):
+    """The use of one user up to `at_ms`, the older the less it counts (`scheduling/queue/fairness.py` keeps it).
+
+    In millicore-seconds, MiB-seconds and milli-GPU-seconds, so that 64 bits are enough. `runs` are the last two run
+    times of its jobs in milliseconds, the newest last; `broke_at_ms` is when one of its leases last ended later than
+    had been said, `lifted_at_ms` when the oldest of its waiting last started after being owed its place (0: never).
+    """
+
+    kind: ClassVar[str] = "account"
+
+    user: str
+    at_ms: int
+    cpu: int = 0
+    memory: int = 0
+    gpu: int = 0
+    runs: tuple[int, ...] = ()
+    broke_at_ms: int = 0
+    lifted_at_ms: int = 0
+
+    @property
+    def key(self) -> str:
+        return self.user
+
+    @property
+    def is_over(self) -> bool:
+        return False
+
+
+REWEIGH_DIVISOR = 5
+
+
+class RequestShape(Struct, frozen=True, order=True):
+    """What matters of a request for where it fits; `gpu_milli` below 1000 is part of one device, else whole ones."""
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    gpu_milli: int = 0
+    models: tuple[str, ...] = ()
+
+    @property
+    def is_part(self) -> bool:
+        """Whether part of one device is asked for."""
+        return 0 < self.gpu_milli < WHOLE_GPU
+
+    @property
+    def rounded(self) -> RequestShape:
+        """The shape it is counted as; it fits wherever this one does."""
+        gpu = self.gpu_milli // 10 * 10 or self.gpu_milli
+        return RequestShape(
+            _round_down(self.cpu_milli), _round_down(self.memory_bytes), gpu, tuple(sorted(self.models))
+        )
+
+
+class RequestShapes(Struct, frozen=True):
+    """How often each shape came, `counted` in all, and the weights last taken, when `taken` were counted."""
+
+    kind: ClassVar[str] = "typical"
+
+    counts: tuple[tuple[RequestShape, int], ...] = ()
+    counted: int = 0
+    weights: tuple[tuple[RequestShape, int], ...] = ()
+    taken: int = 0
+
+    @property
+    def key(self) -> str:
+        return self.kind
+
+    @property
+    def is_over(self) -> bool:
+        return False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether weights are to be taken anew."""
+        return self.counted >= self.taken + max(self.taken // REWEIGH_DIVISOR, 1)
+
+
+def _round_down(amount: int) -> int:
+    """The next lower number with three bits after its first."""
+    step = 1 << max(amount.bit_length() - 4, 0)
+    return amount // step * step
+
+
+class IdleTendency(Struct, frozen=True):
+    """One resource: whether it is lent, and since when its level speaks against that (None: it does not).
+
+    `level` is what the owner uses, smoothed: thousandths of the CPU or of a GPU, bytes of memory. `turned` says
+    that it was lent or kept the other way before.
+    """
+
+    lent: bool
+    level: int
+    against_since_ms: int | None = None
+    turned: bool = False
+
+
+class Idleness(Struct, frozen=True):
+    """Every resource of a node that thresholds look at; GPUs by their index."""
+
+    cpu: IdleTendency
+    memory: IdleTendency
+    gpus: tuple[tuple[int, IdleTendency], ...] = ()
+
+    def gpu(self, index: int) -> IdleTendency | None:
+        """One device; None where it was not there."""
+        return next((leaning for at, leaning in self.gpus if at == index), None)
+
+
+class UsageTrace(Struct, frozen=True):
+    """One resource.
+
+    `level` is the use, smoothed over half a minute. `rises` counts how often it has climbed above each tenth of the
+    node, as of `counted_at_ms`, the longer ago the less; it climbs from `trough`, and has been at `crest` since.
+    `drift` is how it wanders, as the variance after an hour, without the jumps; it is measured from `anchor` on, where
+    the level was at `anchored_at_ms`. All since `since_ms`.
+    """
+
+    level: float
+    trough: float
+    crest: float
+    anchor: float
+    anchored_at_ms: int
+    since_ms: int
+    counted_at_ms: int
+    drift: float = 0.0
+    rises: tuple[float, ...] = ()
+
+
+class UsageVolatility(Struct, frozen=True):
+    """Every resource of a node that an owner may want back; the GPU is the one in most use, None where none is lent."""
+
+    cpu: UsageTrace
+    memory: UsageTrace
+    gpu: UsageTrace | None = None

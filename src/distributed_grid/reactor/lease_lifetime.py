@@ -1,0 +1,184 @@
+"""Deciders for leases that a node takes back (`LeaseReclaimed`) and for those lost with it (`LeaseLost`).
+
+Deciding about claims: leases that a new ledger learns of from elsewhere, such as the file beside it.
+
+Rule 1: nobody is refused here. A claim that cannot be is a lease that ends at once, with the reason.
+Rule 2: a claim counts against its node from the first moment, so nothing else gets what it names. It becomes a lease
+        when its node was heard and has room for it, within its limits, beside all that is held there.
+Rule 3: fences stay above every claimed one, and a claim keeps its own: whatever was done under it is known by it.
+
+Deciding what time alone changes: terms that end, waits that are over, nodes nobody hears.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from distributed_grid.domain.events import (
+    AttemptEnded,
+    ClaimsChecked,
+    ClaimsRead,
+    CopyUnwanted,
+    LeaseClaimed,
+    LeaseLost,
+    LeaseReclaimed,
+    QueueScanned,
+    TimePassed,
+)
+from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
+from distributed_grid.domain.jobs import Ending, Outcome
+from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.rows import Counter, Row
+from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, NodeState, Step, advance_lease
+from distributed_grid.reactor.block_copies import overdue
+from distributed_grid.reactor.blocks import release
+from distributed_grid.reactor.decision import Decision
+from distributed_grid.reactor.engines import given_up_for_lost
+from distributed_grid.reactor.jobs import give_up_waiting, requeue_unstarted, stop_job
+from distributed_grid.reactor.lease_transitions import FENCE, binding_for, cancel_dependents, end_lease, lease_record
+from distributed_grid.reactor.nodes import check_liveness
+from distributed_grid.scheduling.queue import reasons
+
+
+def on_reclaimed(ledger: Ledger, event: LeaseReclaimed, now: int) -> Decision:
+    """Give a lease back to its node: a job is stopped and waits for another place, a copy of a block moves to one,
+    anything else just ends."""
+    lease = ledger.leases.get(event.lease_id)
+    if lease is None or not lease.holds:
+        return Decision()
+    if lease.request.block:
+        return Decision(follow=[CopyUnwanted(lease.request.block, lease.id, event.detail)])
+    job = ledger.jobs.get(lease.job)
+    if job is None:
+        return end_lease(ledger, lease, LeaseEnd.RECLAIMED, event.detail, now)
+    if lease.awaits:
+        return requeue_unstarted(ledger, job, LeaseEnd.RECLAIMED, event.detail, now)
+    if job.state is JobState.STOPPING:
+        return Decision()
+    decision = stop_job(ledger, job, Ending.RECLAIMED, event.detail, now)
+    decision.answer = None
+    return decision
+
+
+def on_lost(ledger: Ledger, event: LeaseLost, now: int) -> Decision:
+    """End what ran on a node that is gone: nobody can know how it ended, only that it has."""
+    lease = ledger.leases.get(event.lease_id)
+    if lease is None or not lease.holds:
+        return Decision()
+    job = ledger.jobs.get(lease.job)
+    if job is None:
+        return end_lease(ledger, lease, LeaseEnd.LOST, event.detail, now)
+    if lease.awaits:
+        return requeue_unstarted(ledger, job, LeaseEnd.LOST, event.detail, now)
+    attempt = job.attempt
+    assert attempt is not None
+    outcome = Outcome(Ending.LOST, detail=event.detail)
+    return Decision(follow=[AttemptEnded(job.uid, attempt.number, attempt.fence, outcome)])
+
+
+CLAIMS_READ = "claims_read"
+"""The counter that says that this ledger has read what there was to claim."""
+
+
+def on_read(ledger: Ledger, event: ClaimsRead, now: int) -> Decision:
+    """Take all claims in, and note that this was done: later the ledger alone knows."""
+    if CLAIMS_READ in ledger.counters:
+        return Decision()
+    return Decision([Counter(CLAIMS_READ, 1)], follow=[*event.claims])
+
+
+def on_claimed(ledger: Ledger, event: LeaseClaimed, now: int) -> Decision:
+    """Hold what is claimed until its node confirms it; what the ledger knows already is left as it is."""
+    request = event.request
+    if request.id in ledger.leases or request.id in ledger.by_request:
+        return Decision()
+    fence = max(ledger.counters.get(FENCE, 0), event.fence)
+    epoch = max(ledger.counters.get("epoch", 0), fence >> 32)
+    counters: list[Row] = [Counter(FENCE, fence), Counter("epoch", epoch)]
+    lease = Lease(request.id, request, event.granted_at_ms, node=event.node, ends_at_ms=event.ends_at_ms)
+    node = ledger.nodes.get(event.node)
+    problem = request.problem() or (None if node is not None else f"{event.node} is not a node of this grid")
+    if problem is not None or node is None:
+        decision = end_lease(ledger, lease, LeaseEnd.FAILED, f"recovered, but {problem}", now)
+        decision.changes += counters
+        return decision
+    lease = replace(
+        lease,
+        state=advance_lease(lease.state, Step.GRANT),
+        claim=event.claim,
+        fence=event.fence,
+        granted_at_ms=event.granted_at_ms,
+        recovered=True,
+    )
+    record = lease_record("recovered", lease, None, "a claim until its node was heard")
+    heard = node.state is NodeState.ALIVE
+    return Decision([lease, *counters], [record], follow=[ClaimsChecked(node.name)] if heard else [])
+
+
+def on_checked(ledger: Ledger, event: ClaimsChecked, now: int) -> Decision:
+    """Settle the oldest claim on a node, then look again."""
+    node = ledger.nodes.get(event.node)
+    claims = [lease for lease in ledger.leases_of(event.node) if lease.recovered] if node is not None else []
+    if node is None or not claims:
+        return Decision()
+    lease = min(claims, key=lambda one: (one.granted_at_ms, one.id))
+    problem = _excess(ledger, node, lease)
+    if problem is None:
+        decision = _confirmed(ledger, node, lease, now)
+    else:
+        decision = end_lease(ledger, replace(lease, recovered=False), LeaseEnd.FAILED, problem, now)
+    decision.follow.append(event)
+    return decision
+
+
+def _excess(ledger: Ledger, node: Node, lease: Lease) -> str | None:
+    """Why a node cannot have lent what is claimed of it, beside what it has lent."""
+    others = (one for one in ledger.leases_of(node.name) if not one.recovered)
+    held = [one.claim for one in (*others, lease) if one.claim is not None]
+    excess = NodeClaims(held).excess_over(node.lendable) or shared_though_exclusive(held, node.lendable)
+    return None if excess is None else f"recovered, but {node.name} cannot have lent it: {excess}"
+
+
+def _confirmed(ledger: Ledger, node: Node, lease: Lease, now: int) -> Decision:
+    """A lease like any other: active, or reserved by the engine of its node first."""
+    record = lease_record("confirmed", lease, None, f"{node.name} was heard and has it")
+    if node.engine:
+        bound = replace(lease, recovered=False, engine=node.engine)
+        return Decision([bound, binding_for(ledger, bound, bound.fence, now, again=True)], [record])
+    return Decision([replace(lease, recovered=False, state=advance_lease(lease.state, Step.BIND))], [record])
+
+
+def on_time_passed(ledger: Ledger, event: TimePassed, now: int) -> Decision:
+    """Settle one thing that is due, then look again; nodes and offers when no lease is due."""
+    due = ledger.due_by(now)
+    if not due:
+        decision = check_liveness(ledger, now)
+        lost = given_up_for_lost(ledger, now)
+        decision.changes += lost.changes
+        decision.follow += lost.follow
+        orphaned = [lease_id for lease_id in ledger.users_of if lease_id not in ledger.leases]
+        decision.follow += [event for lease_id in orphaned for event in cancel_dependents(ledger, lease_id)]
+        if ledger.blocks:
+            decision.follow += overdue(ledger, now)
+        if ledger.waiting:
+            decision.follow.append(QueueScanned())
+        return decision
+    decision = _expire(ledger, ledger.leases[due[0]], now)
+    decision.follow.append(TimePassed())
+    return decision
+
+
+def _expire(ledger: Ledger, lease: Lease, now: int) -> Decision:
+    job = ledger.jobs.get(lease.job)
+    if lease.state is LeaseState.ASKED:
+        detail = reasons.timeout_reason(ledger, lease, now)
+        if job is not None:
+            return give_up_waiting(ledger, job, detail, now)
+        return end_lease(ledger, lease, LeaseEnd.WITHDRAWN, detail, now)
+    if lease.request.block:
+        return release(ledger, ledger.blocks[lease.request.block], LeaseEnd.EXPIRED, "its time is over", now)
+    if job is not None:
+        return stop_job(ledger, job, Ending.EXPIRED, "the lease's term is over", now)
+    return end_lease(ledger, lease, LeaseEnd.EXPIRED, "the lease's term is over", now)

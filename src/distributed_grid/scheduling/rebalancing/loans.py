@@ -1,0 +1,253 @@
+"""What to ask for when a node is under pressure, and from whom.
+
+Rule 1: the excess of a node is what it uses above the middle of its marks. A part of it is asked for at a time.
+Rule 2: never more leases than the policy's number, never twice within a cool-down, never what users wait for.
+Rule 3: what nobody can help with is told once, until the node has been below its low mark.
+
+What a node can spare for others that are under pressure.
+
+Rule 1: only what is free by measurement and by what was lent already, and only the part above the excess threshold.
+Rule 2: never so much that the lender would come above its own high mark, were all of it used.
+Rule 3: who is above one of its marks (not calm), or gets such help itself, spares nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from distributed_grid.domain.leases import Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rebalancing import AUTOMATIC_PREFIX, GRID_USER
+from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, ResourceType, cores, gigabytes, gpus
+from distributed_grid.scheduling.rebalancing.pressure import PressureScan, machine_of, percent
+
+UNITS = {ResourceType.MEMORY: 1024**2, ResourceType.CPU: 100, ResourceType.GPU: 100}
+"""The least that is worth writing down: a MiB, a tenth of a core or of a GPU."""
+
+
+def total_of(capacity: Capacity, resource: ResourceType) -> int:
+    """All there is of a resource: bytes, millicores or milli-GPUs."""
+    if resource is ResourceType.MEMORY:
+        return capacity.memory_bytes
+    return capacity.cpu_milli if resource is ResourceType.CPU else WHOLE_GPU * len(capacity.gpus)
+
+
+def surplus(look: PressureScan, node: str, resource: ResourceType) -> int:
+    """How much of a resource a calm node can spare right now."""
+    ledger, rules = look.ledger, look.rules
+    offer = ledger.offers.get(node)
+    level = look.reading(node).level(resource)
+    if level is None and resource is ResourceType.GPU:
+        level = 0  # a device that nobody measures counts as idle, as it does for lending
+    if offer is None or level is None or look.held[node, resource]:
+        return 0
+    total = total_of(ledger.nodes[node].capacity, resource)
+    lent = _lent(ledger, node, resource)
+    free = min(total - lent - _outside(ledger, node, resource, total), total * (1000 - level) // 1000)
+    kept = -(-total * max(rules.excess_milli, 1000 - rules.marks(resource).high) // 1000)
+    return max(min(free - kept, total_of(offer.lends, resource) - lent), 0)
+
+
+def surpluses(look: PressureScan, node: str, resource: ResourceType, least: int) -> Iterator[tuple[int, str]]:
+    """What each node that could help has to spare, where that is enough, least loaded first.
+
+    Who has gone through all of them in vain has found out for all who would ask for as much in the same look.
+    """
+    if look.found.get(resource, least) < least:
+        return
+    most = 0
+    for name in look.helpers(node):
+        size = surplus(look, name, resource)
+        most = max(most, size)
+        if size >= least:
+            yield size, name
+    if machine_of(look.ledger.nodes[node]) == node:
+        look.found[resource] = most
+
+
+def _lent(ledger: Ledger, node: str, resource: ResourceType) -> int:
+    book = ledger.book(node)
+    if resource is ResourceType.MEMORY:
+        return book.memory_bytes
+    return book.cpu_milli if resource is ResourceType.CPU else sum(book.gpu_milli.values())
+
+
+def _outside(ledger: Ledger, node: str, resource: ResourceType, total: int) -> int:
+    """What others than the grid use; what was lent comes on top of it, used already or not."""
+    seen = ledger.sightings.get(node)
+    usage = seen.usage if seen is not None else None
+    if usage is None:
+        return 0
+    if resource is ResourceType.MEMORY:
+        return usage.memory_outside_bytes
+    if resource is ResourceType.CPU:
+        return usage.cpu_outside_milli * total // 1000
+    return sum(gpu.busy_milli for gpu in usage.gpus)
+
+
+def whole_units(resource: ResourceType, size: int) -> int:
+    """The largest amount up to this that can be asked for: in units, and GPUs from one on only whole."""
+    unit = WHOLE_GPU if resource is ResourceType.GPU and size >= WHOLE_GPU else UNITS[resource]
+    return size // unit * unit
+
+
+def amounts_of(resource: ResourceType, size: int) -> Amounts:
+    """An ask for one resource alone."""
+    if resource is ResourceType.MEMORY:
+        return Amounts(memory_bytes=size)
+    return Amounts(cpu_milli=size) if resource is ResourceType.CPU else Amounts(gpu_milli=size)
+
+
+def asked_amount(ask: Amounts, resource: ResourceType) -> int:
+    """How much of a resource is asked for."""
+    if resource is ResourceType.MEMORY:
+        return ask.memory_bytes
+    return ask.cpu_milli if resource is ResourceType.CPU else ask.gpu_milli
+
+
+def describe(resource: ResourceType, size: int) -> str:
+    if resource is ResourceType.MEMORY:
+        return gigabytes(size)
+    return cores(size) if resource is ResourceType.CPU else gpus(size)
+
+
+def why_no_surplus(look: PressureScan, node: str, resource: ResourceType) -> str:
+    """Why a node cannot spare anything worth asking for, in words."""
+    reading = look.reading(node)
+    if reading.score is None:
+        return f"{node}: not heard from"
+    for one in (resource, ResourceType.MEMORY, ResourceType.CPU, ResourceType.GPU):
+        level, high = reading.level(one), look.rules.marks(one).high
+        if level is not None and level > high:
+            return f"{node}: {one} at {percent(level)} itself, above the mark of {percent(high)}"
+        if look.will_be_above(node, one):
+            return f"{node}: {one} will be above its own mark of {percent(high)} soon"
+    if look.held[node, resource]:
+        return f"{node}: borrows {resource} itself"
+    return f"{node}: {describe(resource, surplus(look, node, resource))} to spare"
+
+
+MIN_WORTH_MILLI = 20
+"""Less than this part of what a node has is not worth a lease."""
+AUTOMATIC_COUNTER = "automatic"
+"""Numbers the requests of the grid, so that none is ever mistaken for another."""
+MAX_LENDERS = 32
+"""So many nodes to choose from are enough."""
+MAX_REASONS = 5
+
+
+class Borrow(Struct, frozen=True):
+    """A request for a node under pressure, which some of the required nodes can serve."""
+
+    request: Request
+    resource: ResourceType
+    reason: str
+
+
+class Deny(Struct, frozen=True):
+    """A node is under pressure and nobody can help."""
+
+    node: str
+    resource: ResourceType
+    reason: str
+
+
+def may_borrow(look: PressureScan, node: str, resource: ResourceType) -> bool:
+    """Whether it is time to ask for more of a resource for a node."""
+    watch = look.balance(node).watch(resource)
+    if not look.lasted(watch.above_since_ms) or not look.rested(watch.acted_at_ms):
+        return False
+    if resource in look.agenda.waited_for or not look.speaks(node) or next(look.others(node), None) is None:
+        return False
+    held = sum(1 for lease in look.leases if lease.request.target == node)
+    return held < look.rules.policy.leases_max
+
+
+def plan_borrow(look: PressureScan, node: str, resource: ResourceType) -> Borrow | Deny | None:
+    """What to ask for; None where the node has enough, or where it was told already that nobody can help."""
+    total = total_of(look.ledger.nodes[node].capacity, resource)
+    worth = max(total * MIN_WORTH_MILLI // 1000, UNITS[resource])
+    excess = total * (_expected_level(look, node, resource) - look.rules.marks(resource).middle) // 1000
+    held = look.held[node, resource]
+    if held and excess - held < worth:
+        return None
+    part = min(excess * look.rules.policy.portion_milli // 1000, excess - held)
+    size, lenders = _lenders(look, node, resource, whole_units(resource, max(part, worth)), worth)
+    why = pressure_reason(look, node, resource)
+    if lenders:
+        request = _request(look, node, resource, amounts_of(resource, size), lenders)
+        return Borrow(request, resource, f"{why}: {describe(resource, size)} of {describe(resource, excess)} in excess")
+    if look.balance(node).watch(resource).refused:
+        return None
+    others = list(look.others(node))
+    told = [why_no_surplus(look, name, resource) for name in others[:MAX_REASONS]]
+    told += [f"and {len(others) - MAX_REASONS} more"] if len(others) > MAX_REASONS else []
+    return Deny(node, resource, f"{why}, and nobody can help: {'; '.join(told)}")
+
+
+def _expected_level(look: PressureScan, node: str, resource: ResourceType) -> int:
+    reading = look.reading(node)
+    level, forecast = reading.level(resource) or 0, reading.ahead(resource)
+    return max(level, forecast.level) if forecast is not None and look.will_be_above(node, resource) else level
+
+
+def _lenders(
+    look: PressureScan, node: str, resource: ResourceType, wanted: int, worth: int
+) -> tuple[int, tuple[str, ...]]:
+    """How much can be had at once, and from which nodes: all that is wanted, or else the most that one can spare."""
+    ledger = look.ledger
+
+    def fits(name: str, size: int) -> bool:
+        return ledger.book(name).claim_for(amounts_of(resource, size), ledger.lends(name)) is not None
+
+    less: list[tuple[int, str]] = []
+    able: list[str] = []
+    for size, name in surpluses(look, node, resource, min(worth, wanted)):
+        if size < wanted:
+            less.append((-size, name))
+        elif fits(name, wanted):
+            able.append(name)
+            if len(able) == MAX_LENDERS:
+                break
+    if able:
+        return wanted, tuple(able)
+    for negative, name in sorted(less):
+        size = whole_units(resource, -negative)
+        if size and fits(name, size):
+            return size, (name,)
+    return 0, ()
+
+
+def _request(look: PressureScan, node: str, resource: ResourceType, ask: Amounts, lenders: tuple[str, ...]) -> Request:
+    policy = look.rules.policy
+    return Request(
+        request_id(node, resource, look.ledger.counters.get(AUTOMATIC_COUNTER, 0) + 1),
+        GRID_USER,
+        ask,
+        policy.priority,
+        require=lenders,
+        wait_ms=0,
+        duration_ms=policy.term * look.rules.interval_ms,
+        target=node,
+        anti_affinity=(node,),
+    )
+
+
+def request_id(node: str, resource: ResourceType, number: int) -> str:
+    """An id that says what it is for; names with dots or longer than an id may be are cut to fit."""
+    tail = f"-{resource}-{number}"
+    return AUTOMATIC_PREFIX + re.sub(r"[^A-Za-z0-9_-]", "-", node)[: 64 - len(AUTOMATIC_PREFIX) - len(tail)] + tail
+
+
+def pressure_reason(look: PressureScan, node: str, resource: ResourceType) -> str:
+    """The pressure that calls for something, with its numbers."""
+    reading, high = look.reading(node), look.rules.marks(resource).high
+    level, forecast = reading.level(resource) or 0, reading.ahead(resource)
+    if level > high or forecast is None:
+        return f"{resource} at {percent(level)}, above the mark of {percent(high)}"
+    seconds = look.rules.policy.ahead * look.rules.interval_ms // 1000
+    expected = f"{percent(forecast.level)} (± {percent(forecast.reach)}) in {seconds} s"
+    return f"{resource} at {percent(level)}, expected at {expected}, above the mark of {percent(high)}"
