@@ -99,7 +99,7 @@ async def lent_machine(cores: int) -> AsyncIterator[AttemptHost]:
         await host.stop_attempt("bench.1", kind="cancelled", grace_ms=0)
         while host.running():
             await asyncio.sleep(0.01)
-        await host.close()
+        await host.stop()
         shutil.rmtree(folder)
 
 
@@ -116,7 +116,7 @@ def spinning(count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def _ran_s(running: list[subprocess.Popen[bytes]]) -> float:
-    found = (process_tree.look(one.pid) for one in running)
+    found = (process_tree.read_process(one.pid) for one in running)
     return sum(proc.own_ticks for proc in found if proc is not None) * process_tree.TICK_MS / 1000
 
 

@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 
 from distributed_grid.errors import GridError
-from distributed_grid.posix.locks import try_lock
+from distributed_grid.posix.private_files import try_lock
 
 
 class StateDir:

@@ -18,13 +18,12 @@ from typing import Any, Protocol
 
 from distributed_grid import __version__
 from distributed_grid.agent.execution.attempt import AttemptExit, AttemptLaunch, AttemptSpec
-from distributed_grid.agent.execution.environment import own_environment
 from distributed_grid.agent.execution.host import AttemptHost
-from distributed_grid.agent.files.checkpoints import CheckpointMarks
-from distributed_grid.agent.files.reader import AttemptFileReader
-from distributed_grid.agent.files.retention import sweep
+from distributed_grid.agent.execution.launch import node_environment
+from distributed_grid.agent.files.attempt_files import AttemptFileReader, remove_expired
+from distributed_grid.agent.files.job_signals import CheckpointMarks
 from distributed_grid.agent.lent_memory import LentMemory
-from distributed_grid.agent.limits.process_tree import quickly_below
+from distributed_grid.agent.limits.process_tree import listed_descendants
 from distributed_grid.agent.orders import OrderExecutor
 from distributed_grid.agent.outbox import Outbox
 from distributed_grid.agent.owner.guard import OwnerGuard
@@ -111,7 +110,7 @@ class Agent:
             meter,
             report_pause=self._outbox.paused,
             on_change=self._send_heartbeats,
-            marked_ago_ms=self._marks.ago_ms,
+            marked_ago_ms=self._marks.observed_age_ms,
         )
         attempts = HostedAttempts(self.host, self._workdirs, self._memory)
         self._orders = OrderExecutor(attempts, self.guard, self._outbox, AsyncioTasks(), boot_ms)
@@ -142,7 +141,7 @@ class Agent:
         self.guard.let_go()
         if self._memory is not None:
             await self._memory.stop()
-        await self.host.close()
+        await self.host.stop()
 
     def hello(self, node: str) -> AgentHello:
         """The greeting for a new link: all that runs or is being prepared, and every end that is not acknowledged."""
@@ -160,12 +159,12 @@ class Agent:
             self._memory.rules = welcome.owner
             self._memory.tell_again()
         self._outbox.resend()
-        self._marks.tell_again()
+        self._marks.report_again()
         self._send_heartbeats()
 
     def unlinked(self) -> None:
         """The link is gone: nobody reads on, and nothing more comes on it."""
-        self._reading.forget()
+        self._reading.close()
         if self._workdirs is not None:
             self._workdirs.unlinked()
         if self._memory is not None:
@@ -176,7 +175,7 @@ class Agent:
             if self._workdirs is not None:
                 self._workdirs.received(message)
         elif isinstance(message, HeartbeatReply):
-            self._marks.heard(message.beat)
+            self._marks.confirm(message.beat)
             self._loans.append(RayLoan(message.ray_cpu_milli, message.ray_memory_bytes, message.ray_gpu_milli))
             self._meter.set_ray_loan(together(self._loans))
             if message.hold_ms:
@@ -225,23 +224,23 @@ class Agent:
 
     async def _observe_attempts(self) -> None:
         """Observe GPUs and checkpoint marks in a thread: drivers and file systems may take their time."""
-        running = self.host.borrowed()
+        running = self.host.running_trees()
         shims = [one.shim for one in running if one.spec.gpu_indexes]
-        own_pids = {proc.pid for shim in shims for proc in quickly_below(shim.pid)}
+        own_pids = {proc.pid for shim in shims for proc in listed_descendants(shim.pid)}
         attempts = [(one.attempt_id, one.fence, one.spec.node) for one in running]
         await asyncio.to_thread(self._meter.look_at_gpus, own_pids)
-        await asyncio.to_thread(self._marks.look, attempts)
+        await asyncio.to_thread(self._marks.observe, attempts)
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.to_thread(sweep, self._jobs, now=time.time())
+            await asyncio.to_thread(remove_expired, self._jobs, now=time.time())
             await asyncio.sleep(SWEEP_SECONDS)
 
     def _send_heartbeats(self) -> None:
         usage = self._meter.usage(self.host.usage())
         for node in self.nodes:
             beat = boot_ms()
-            marks = self._marks.to_tell(node, beat)
+            marks = self._marks.take_unreported(node, beat)
             heartbeat = Heartbeat(node, usage, beat, self.guard.generation, self.guard.yields, marks)
             self._send_to_control(heartbeat)
 
@@ -255,7 +254,7 @@ class HostedAttempts:
         self._memory = memory
         self.running = host.running
         self.knows = host.knows
-        self.is_under_way = host.is_under_way
+        self.is_under_way = host.is_active
         self.forget = host.forget
 
     @property
@@ -263,7 +262,7 @@ class HostedAttempts:
         return self._host.is_held
 
     def hold(self, until_boot_ms: int) -> None:
-        self._host.hold(until_boot_ms)
+        self._host.extend_hold(until_boot_ms)
         if self._memory is not None:
             self._memory.hold(until_boot_ms)
 
@@ -302,7 +301,7 @@ class HostedAttempts:
 
     def _own_environment(self, env: dict[str, str], given: tuple[str, ...]) -> dict[str, str]:
         """What a job finds here; a Python that knows the memory pool, and where to ask about it, among it."""
-        made = own_environment(env, given)
+        made = node_environment(env, given)
         desk = self._memory.desk if self._memory is not None else None
         return made if desk is None else {**made, "GRID_MEMORY_SOCKET": str(desk.path), "GRID_PYTHON": sys.executable}
 

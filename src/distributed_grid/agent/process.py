@@ -30,8 +30,7 @@ from distributed_grid.agent.uplink import Dial, NoWayYet, Uplink
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.memory.supervisor.supervisor import ServerSupervisor
 from distributed_grid.posix.boot_clock import boot_id
-from distributed_grid.posix.locks import try_lock
-from distributed_grid.posix.private_files import write_private
+from distributed_grid.posix.private_files import try_lock, write_private
 from distributed_grid.posix.unix_sockets import short_path
 from distributed_grid.wire import MAX_MESSAGE_BYTES
 
@@ -66,7 +65,7 @@ class AgentDir:
         if not try_lock(lock):
             os.close(lock)
             return False
-        me = process_tree.look(os.getpid())
+        me = process_tree.read_process(os.getpid())
         assert me is not None
         self.write("agent.pid", {"pid": me.pid, "start": me.start, "boot": boot_id()})
         return True
@@ -222,7 +221,7 @@ async def _end(house: AgentDir) -> int:
         print(f"grid agent: still running: {', '.join(host.running())}", file=sys.stderr)
         return 1
     finally:
-        await host.close()
+        await host.stop()
     await _end_memory(house.path / "memory")
     return 0
 

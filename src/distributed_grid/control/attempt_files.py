@@ -12,8 +12,8 @@ from msgspec import Struct
 from distributed_grid.adapters.workdir import file_selection
 from distributed_grid.adapters.workdir.manifest import ManifestEntry, decode_listing
 from distributed_grid.adapters.workdir.paths import display_path, to_bytes
+from distributed_grid.agent.files.attempt_files import open_file
 from distributed_grid.agent.files.job_dir import WORK
-from distributed_grid.agent.files.reader import open_file
 from distributed_grid.control.remote_files import RemoteFiles
 from distributed_grid.domain.jobs import Attempt
 from distributed_grid.errors import NotFound

@@ -22,7 +22,7 @@ from msgspec import Meta, Struct
 
 from distributed_grid.domain.resources import WHOLE_GPU, Claim, Priority
 from distributed_grid.errors import BadInput, GridError
-from distributed_grid.posix.locks import try_lock
+from distributed_grid.posix.private_files import try_lock
 from distributed_grid.state_dir import StateDir
 
 FILE = "resource_boosts.json"

@@ -1,7 +1,8 @@
-"""Small files: read whole from a descriptor, or written 0600 and atomically."""
+"""Small private files: atomic writes with mode 0600, whole reads, advisory locks."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 from typing import TYPE_CHECKING
 
@@ -37,3 +38,12 @@ def read_all(fd: int) -> bytes:
     while part := os.read(fd, 65536):
         parts.append(part)
     return b"".join(parts)
+
+
+def try_lock(fd: int, *, exclusive: bool = True) -> bool:
+    """Lock the open file without waiting; False when somebody else has it."""
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from distributed_grid import wire
-from distributed_grid.agent.files.reader import AttemptFileReader
+from distributed_grid.agent.files.attempt_files import AttemptFileReader
 from distributed_grid.control.content_sender import MOST_AT_ONCE, ContentSender
 from distributed_grid.control.remote_files import RemoteFiles
 from distributed_grid.errors import GridError, NotFound, ProtocolError, Unreachable

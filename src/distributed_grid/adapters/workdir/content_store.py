@@ -21,7 +21,7 @@ import msgspec
 
 from distributed_grid.adapters.workdir.paths import translate_os_errors
 from distributed_grid.errors import NotFound, ProtocolError, StoreFailed
-from distributed_grid.posix.locks import try_lock
+from distributed_grid.posix.private_files import try_lock
 
 INCOMING_DIR = "new"
 GRACE_SECONDS = 600

@@ -1,19 +1,24 @@
-"""What an attempt is asked to be, and what is told of it: the values at this package's door.
-
-What is remembered about one attempt that has not ended.
-"""
+"""Attempts: their spec and reports, the state of a running one, and what can be read of them from disk."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import msgspec
 
+from distributed_grid.agent.files import job_dir
+from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
+from distributed_grid.agent.limits.cgroups import Cgroup
 from distributed_grid.agent.limits.memory import TreeMeter
+from distributed_grid.posix.boot_clock import boot_id
 
-EndKind = Literal[
+EMPTY_SCANS = 4  # in a row, before nothing counts as left
+ExitKind = Literal[
     "exited",
     "signalled",
     "cancelled",
@@ -57,11 +62,11 @@ class AttemptLaunch(msgspec.Struct, frozen=True, tag=True):
 
 
 class AttemptExit(msgspec.Struct, frozen=True, tag=True):
-    """Nothing of it runs any more, and how that came."""
+    """Nothing of the attempt runs any more; how it ended."""
 
     attempt_id: str
     fence: int
-    kind: EndKind
+    kind: ExitKind
     exit_code: int | None = None
     signal: int | None = None
     detail: str = ""
@@ -77,14 +82,14 @@ class AttemptUsage(msgspec.Struct, frozen=True):
     memory_bytes: int
 
 
-def record_of(kind: EndKind, detail: str) -> dict[str, Any]:
+def exit_record(kind: ExitKind, detail: str) -> dict[str, Any]:
     """The record of an end that no shim has written."""
     return {"kind": kind, "detail": detail}
 
 
-def ended_from(attempt_id: str, fence: int, record: dict[str, Any]) -> AttemptExit:
+def exit_from_record(attempt_id: str, fence: int, record: dict[str, Any]) -> AttemptExit:
     """The report of a recorded end."""
-    assert record["kind"] in get_args(EndKind)
+    assert record["kind"] in get_args(ExitKind)
     return AttemptExit(attempt_id=attempt_id, fence=fence, **record)
 
 
@@ -100,18 +105,94 @@ class RunningAttempt:
         self.cores: tuple[int, ...] = ()
         self.started: AttemptLaunch | None = None
         self.shim: process_tree.Proc | None = None
-        self.watched: int | None = None  # the channel, or the pidfd of an adopted shim
-        self.heard = b""
+        self.watch_fd: int | None = None  # the channel, or the pidfd of an adopted shim
+        self.received = b""
         self.sends = 0
-        self.wake_wanted = False
+        self.notify_when_started = False
         self.meter = TreeMeter()
 
     @property
     def id(self) -> str:
         return self.spec.attempt_id
 
-    def wake(self) -> None:
-        """Make the shim look into its directory; one that has not started its command is woken when it has."""
-        self.wake_wanted = self.shim is None
+    def notify_shim(self) -> None:
+        """Make the shim read its directory; one that has not started its command is notified when it has."""
+        self.notify_when_started = self.shim is None
         if self.shim is not None:
-            process_tree.send(self.shim, signal.SIGUSR1)
+            process_tree.send_signal(self.shim, signal.SIGUSR1)
+
+    def unwatch(self) -> None:
+        """Stop reading its channel or pidfd. Safe twice."""
+        if self.watch_fd is not None:
+            asyncio.get_running_loop().remove_reader(self.watch_fd)
+            os.close(self.watch_fd)
+            self.watch_fd = None
+
+
+# ------------------------------------------------------------------ recovery from disk
+
+
+def read_unacknowledged(root: str) -> list[RunningAttempt]:
+    """The attempts whose end nobody has acknowledged, oldest first, each as it was ordered."""
+    found = []
+    for live in tuple(Path(root, job_dir.LIVE).iterdir()):
+        try:
+            with JobDir(root, live.name) as job:
+                spec = job.read(job_dir.SPEC)
+        except (FileNotFoundError, NotADirectoryError):
+            spec = None
+        if spec is None:  # the last agent died before it had written what to run
+            live.unlink(missing_ok=True)
+        else:
+            found.append((spec["launched_boot_ms"], live.name, msgspec.convert(spec, AttemptSpec)))
+    found.sort(key=lambda item: item[:2])
+    return [RunningAttempt(spec, spec.fence, launched) for launched, _, spec in found]
+
+
+def restore_state(attempt: RunningAttempt, job: JobDir) -> None:
+    """Set what changed after the order: a newer fence, other cores, a request to stop."""
+    attempt.fence = max(attempt.fence, job.read(job_dir.FENCE) or 0)
+    attempt.cores = tuple(job.read(job_dir.CORES) or job.read(job_dir.SPEC).get("cores") or ())
+    attempt.stopping = job.has(job_dir.STOP)
+    attempt.recorded = True
+
+
+def read_exit(root: str, attempt_id: str) -> AttemptExit | None:
+    """The recorded end of an attempt; None where there is none, or nothing of it."""
+    try:
+        with JobDir(root, attempt_id) as job:
+            spec, record = job.read(job_dir.SPEC), job.read_end()
+            fence = job.read(job_dir.FENCE) or 0
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return exit_from_record(attempt_id, max(fence, spec["fence"]), record) if spec and record else None
+
+
+def may_have_run(job: JobDir) -> bool:
+    """Whether the command may have run: a shim writes its identity first, and only a power failure undoes that."""
+    if job.read(job_dir.LOCK) is not None:
+        return True
+    return job.has(job_dir.LOCK) and job.read(job_dir.SPEC)["boot"] != boot_id()
+
+
+async def kill_leftovers(job: JobDir) -> None:
+    """Kill what a dead shim left behind, control groups included. Where nothing is left this does nothing."""
+    shim, started = job.read(job_dir.LOCK), job.read(job_dir.STARTED) or {"pid": 0, "start": 0}
+    groups = [Cgroup(version, path) for version, path in job.read(job_dir.GROUPS) or ()]
+    if shim is None or shim["boot"] != boot_id():  # another boot: pids mean nothing, all is gone
+        return
+    beyond: set[process_tree.Proc] = set()
+    empty_scans = 0
+    while empty_scans < EMPTY_SCANS:  # one scan may miss a tree that forks and exits without end
+        work = f"{job.path}/{job_dir.WORK}"
+        left = set(process_tree.find_attempt_processes(job.attempt_id, work, started["pid"], started["start"]))
+        grouped = [proc for group in groups for proc in map(process_tree.read_process, group.members()) if proc]
+        left.update(proc for proc in grouped if not process_tree.is_exempt(proc))
+        left -= beyond
+        empty_scans = 0 if left else empty_scans + 1
+        beyond.update(process_tree.signal_all(left, signal.SIGKILL))
+        await asyncio.sleep(0.005)
+    for group in groups:
+        for pid in group.members():
+            group.release(pid)
+        group.remove()

@@ -1,36 +1,45 @@
-"""Runs attempts on this machine and tells what became of them; the only door to everything in this package.
+"""Attempt host of a node: launches attempts, watches their shims, stops them, recovers them after a restart.
 
-Rule 1. An attempt id runs at most once, whoever asks how often and whoever crashes in between.
-Rule 2. Every attempt is reported ended exactly when nothing of it is left, and again whenever somebody asks.
-Rule 3. The directories are the truth. This object only remembers them: made anew, it knows the same.
+An attempt id runs at most once, however often it is ordered and whatever crashes in between. An attempt is reported
+as ended when nothing of it is left, and again whenever somebody asks. The job directories are the truth: a new host
+of the same root knows what the last one knew.
+
+A shim that this host ordered reports on a pipe, its channel. A shim that was found running is watched by its pidfd,
+and what it has reported is in the attempt's directory.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from distributed_grid.agent.execution import throttle
-from distributed_grid.agent.execution.affinity import CoreAffinity
+from distributed_grid.agent.execution import cpu_control
 from distributed_grid.agent.execution.attempt import (
     AttemptExit,
     AttemptLaunch,
     AttemptSpec,
     AttemptUsage,
     RunningAttempt,
-    ended_from,
-    record_of,
+    exit_from_record,
+    exit_record,
+    kill_leftovers,
+    may_have_run,
+    read_exit,
+    read_unacknowledged,
+    restore_state,
 )
-from distributed_grid.agent.execution.hold import HoldDeadline
-from distributed_grid.agent.execution.recovery import how_it_ended, left_behind, recall, was_begun
-from distributed_grid.agent.execution.shim_monitor import ShimMonitor
-from distributed_grid.agent.execution.spawner_client import SpawnerClient
+from distributed_grid.agent.execution.cpu_control import CoreAffinity, RunningTree
+from distributed_grid.agent.execution.spawner_client import SpawnerClient, wait_until
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
+from distributed_grid.agent.files.job_signals import HoldDeadline
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.errors import BadInput, StaleFence
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
@@ -38,12 +47,12 @@ from distributed_grid.posix.boot_clock import boot_id, boot_ms
 STOP_KINDS = frozenset(
     ("cancelled", "preempted", "reclaimed", "over_limit", "timed_out", "hold_expired", "expired", "lost")
 )
-PATIENCE_S = 10.0
-"""How long the last host of a root may take to let go of it."""
+LOCK_TIMEOUT_S = 10.0
+MAX_SENDS = 5  # to a spawner that dies each time
 
 
 class AttemptHost:
-    """Runs, watches and stops attempts below `root`; at most one at a time for a root."""
+    """Runs, watches and stops attempts below `root`; at most one host at a time for a root."""
 
     def __init__(
         self,
@@ -52,7 +61,7 @@ class AttemptHost:
         report: Callable[[AttemptLaunch | AttemptExit], None],
         real_cores: Sequence[int] | None = None,
         use_cgroups: bool = True,
-        patience_s: float = PATIENCE_S,
+        lock_timeout_s: float = LOCK_TIMEOUT_S,
     ) -> None:
         self._root = str(root.absolute())
         self._report = report
@@ -61,59 +70,39 @@ class AttemptHost:
         self._tasks: set[asyncio.Task[None]] = set()
         self._boot_id = boot_id()
         self._hold = HoldDeadline(self._root, self._boot_id)
-        self._pins = CoreAffinity(self._root, self._running, real_cores)
-        self._handover = SpawnerClient(self._root, use_cgroups=use_cgroups, patience_s=patience_s, do=self._do)
-        self._watch = ShimMonitor(
-            self._root, self._handover, self._pins, do=self._do, took_off=self._took_off, finish=self._finish
-        )
-        self._closed = True
-
-    # ------------------------------------------------------------------ life
+        self._affinity = CoreAffinity(self._root, self._running, real_cores)
+        self._spawner = SpawnerClient(self._root, use_cgroups=use_cgroups, lock_timeout_s=lock_timeout_s)
+        self._stopped = True
 
     async def start(self) -> None:
-        """Take the root, start the spawner, and report every attempt found. A second call does nothing."""
-        if not self._closed:
+        """Lock the root, start the spawner, and report every attempt found. A second call does nothing."""
+        if not self._stopped:
             return
         for path in (Path(self._root), Path(self._root, job_dir.LIVE)):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        await self._handover.take_root()
-        self._closed = False
-        self._hold.recall()
-        self._handover.begin()
-        for attempt in left_behind(self._root):
+        await self._spawner.lock_root()
+        self._stopped = False
+        self._hold.restore()
+        self._spawner.start()
+        for attempt in read_unacknowledged(self._root):
             self._adopt(attempt)
-        throttle.unmark(self._root)
+        cpu_control.clear_throttled(self._root)
 
-    async def close(self) -> None:
-        """Stop watching and let go of the root; what runs goes on. Safe twice."""
-        if self._closed:
+    async def stop(self) -> None:
+        """Stop watching and unlock the root; what runs goes on. Safe twice."""
+        if self._stopped:
             return
-        self._closed = True
+        self._stopped = True
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for attempt in self._running.values():
-            self._watch.leave(attempt)
-        await self._handover.end()
+            attempt.unwatch()
+        await self._spawner.stop()
         self._running.clear()
         self._ended.clear()
 
-    def _adopt(self, attempt: RunningAttempt) -> None:
-        """Go on with what the last agent left, or tell its end; what was never begun is forgotten."""
-        with JobDir(self._root, attempt.id) as job:
-            record = job.read_end()
-            if record is None and not job.is_locked() and not was_begun(job):
-                job.remove(job_dir.LOCK)  # recorded, but nobody got to start it: the order comes again
-                self.forget(attempt.id)
-                return
-            recall(attempt, job)
-        self._running[attempt.id] = attempt
-        if record is not None:
-            self._finish(attempt, record)
-        else:
-            self._watch.adopt(attempt)
-
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+    def _create_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -121,17 +110,17 @@ class AttemptHost:
     # ------------------------------------------------------------------ launching
 
     async def launch(self, spec: AttemptSpec) -> None:
-        """Run it, once: a second call tells again what is known. `StaleFence` for an order from the past."""
+        """Run it, once: a second call reports again what is known. `StaleFence` for an order from the past."""
         if not job_dir.is_safe_name(spec.attempt_id):
             raise BadInput(f"not a safe attempt id: {spec.attempt_id!r}")
-        known = self._running.get(spec.attempt_id) or self._find_ended(spec.attempt_id)
+        known = self._running.get(spec.attempt_id) or self._find_exit(spec.attempt_id)
         if known is not None:
-            self._tell_again(known, spec)
+            self._report_again(known, spec)
             return
         now = boot_ms()
         attempt = RunningAttempt(spec, spec.fence, now)
         self._running[attempt.id] = attempt
-        self._pins.rearrange()
+        self._affinity.rearrange()
         try:
             with JobDir.make(self._root, attempt.id) as job:
                 if spec.hold_ms:
@@ -141,11 +130,11 @@ class AttemptHost:
                 job.write(job_dir.SPEC, msgspec.to_builtins(spec) | record)
             attempt.recorded = True
         except OSError as error:
-            self._finish(attempt, record_of("never_started", f"could not be recorded: {error.strerror}"))
+            self._finish(attempt, exit_record("never_started", f"could not be recorded: {error.strerror}"))
             return
-        await self._watch.hand_over(attempt)
+        await self._send_to_spawner(attempt)
 
-    def _tell_again(self, known: RunningAttempt | AttemptExit, spec: AttemptSpec) -> None:
+    def _report_again(self, known: RunningAttempt | AttemptExit, spec: AttemptSpec) -> None:
         if spec.fence < known.fence:
             raise StaleFence(f"{spec.attempt_id}: fence {spec.fence} is older than {known.fence}")
         if spec.fence > known.fence:
@@ -157,13 +146,34 @@ class AttemptHost:
             else:
                 known.fence = spec.fence
                 known.started = known.started and msgspec.structs.replace(known.started, fence=spec.fence)
-        told = known if isinstance(known, AttemptExit) else known.started
-        if told is not None:
-            self._report(told)
+        report = known if isinstance(known, AttemptExit) else known.started
+        if report is not None:
+            self._report(report)
 
-    # ------------------------------------------------------------------ hearing
+    async def _send_to_spawner(self, attempt: RunningAttempt) -> None:
+        """Have a shim run it, which reports on the write end of a pipe."""
+        attempt.sends += 1
+        channel, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(write_end, True)
+        attempt.watch_fd = channel
+        asyncio.get_running_loop().add_reader(channel, self._read_channel, attempt)
+        await self._spawner.send(attempt.id, write_end)
 
-    def _took_off(self, attempt: RunningAttempt, started: dict[str, Any]) -> None:
+    def _read_channel(self, attempt: RunningAttempt) -> None:
+        """The shim reported something, or is gone."""
+        assert attempt.watch_fd is not None
+        data = os.read(attempt.watch_fd, 65536)
+        *lines, attempt.received = (attempt.received + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "started" in message:
+                self._on_started(attempt, message["started"])
+            else:
+                self._finish(attempt, message["ended"])
+        if not data:
+            self._on_shim_exit(attempt)
+
+    def _on_started(self, attempt: RunningAttempt, started: dict[str, Any]) -> None:
         attempt.started = AttemptLaunch(
             attempt_id=attempt.id,
             fence=attempt.fence,
@@ -171,28 +181,104 @@ class AttemptHost:
             cores=tuple(started["cores"]),
             at_boot_ms=started["at_boot_ms"],
         )
-        shim = process_tree.look(started["shim"]["pid"])
+        shim = process_tree.read_process(started["shim"]["pid"])
         if shim is not None and shim.start == started["shim"]["start"]:
             attempt.shim = shim._replace(waited_ticks=started["shim"].get("waited_ticks", 0))
-        self._pins.took_off(attempt, attempt.started.cores, started["shim"]["pid"])
+        self._affinity.on_started(attempt, attempt.started.cores, started["shim"]["pid"])
         self._report(attempt.started)
-        if attempt.wake_wanted:
-            attempt.wake()
+        if attempt.notify_when_started:
+            attempt.notify_shim()
+
+    # ------------------------------------------------------------------ attempts of the last host
+
+    def _adopt(self, attempt: RunningAttempt) -> None:
+        """Go on with what the last host left, or report its end; what was never begun is forgotten."""
+        with JobDir(self._root, attempt.id) as job:
+            record = job.read_end()
+            if record is None and not job.is_locked() and not may_have_run(job):
+                job.remove(job_dir.LOCK)  # recorded, but nobody got to start it: the order comes again
+                self.forget(attempt.id)
+                return
+            restore_state(attempt, job)
+        self._running[attempt.id] = attempt
+        if record is not None:
+            self._finish(attempt, record)
+            return
+        attempt.sends = MAX_SENDS  # whatever it was, it is not started anew without being asked
+        if not self._watch_shim(attempt):
+            self._create_task(self._wait_for_shim(attempt))
+
+    def _watch_shim(self, attempt: RunningAttempt) -> bool:
+        """Watch a shim of an earlier host; False when it is gone or has not started its command yet."""
+        with JobDir(self._root, attempt.id) as job:
+            if not job.is_locked():
+                return False
+            started = job.read(job_dir.STARTED)
+        if started is None:
+            return False
+        try:
+            pidfd = os.pidfd_open(started["shim"]["pid"])
+        except ProcessLookupError:
+            return False
+        attempt.watch_fd = pidfd
+        asyncio.get_running_loop().add_reader(pidfd, self._on_shim_exit, attempt)
+        self._on_started(attempt, started)
+        if cpu_control.is_marked_throttled(self._root):  # the last agent died while this gave way to the owner
+            self._affinity.pin(attempt, started["shim"]["pid"])
+            process_tree.signal_all(process_tree.descendants(started["shim"]["pid"]), signal.SIGCONT)
+        return True
+
+    async def _wait_for_shim(self, attempt: RunningAttempt) -> None:
+        with JobDir(self._root, attempt.id) as job:
+            while job.is_locked():
+                if self._watch_shim(attempt):
+                    return
+                await asyncio.sleep(0.005)
+        await self._resolve_silent_exit(attempt)
+
+    # ------------------------------------------------------------------ ends
+
+    def _on_shim_exit(self, attempt: RunningAttempt) -> None:
+        attempt.unwatch()
+        self._create_task(self._resolve_silent_exit(attempt))
+
+    async def _resolve_silent_exit(self, attempt: RunningAttempt) -> None:
+        """The shim is gone without a report: find out what happened, and make sure that nothing is left.
+
+        An attempt whose command cannot have run is sent again; one whose command may have run is not. Its end is
+        recorded before it is reported.
+        """
+        with JobDir(self._root, attempt.id) as job:
+            await wait_until(lambda: not job.is_locked())
+            record = job.read_end()
+            began = may_have_run(job)
+            if record is None and not began and attempt.sends < MAX_SENDS:
+                job.remove(job_dir.LOCK)
+                await self._send_to_spawner(attempt)  # spawner or shim died before it was taken up
+                return
+            if record is None:
+                if began:
+                    await kill_leftovers(job)
+                    record = exit_record("lost", "its supervisor died; nothing of it is left")
+                else:
+                    record = exit_record("never_started", "could not be started: its supervisor died first")
+                job.write(job_dir.EXIT, record, durable=True)
+        self._finish(attempt, record)
 
     def _finish(self, attempt: RunningAttempt, record: dict[str, Any]) -> None:
-        """It is over: give its cores back and say so."""
+        """Free its cores and report its end."""
         if self._running.pop(attempt.id, None) is None:
             return
-        self._watch.leave(attempt)
-        ended = ended_from(attempt.id, attempt.fence, record)
+        attempt.unwatch()
+        ended = exit_from_record(attempt.id, attempt.fence, record)
         if attempt.meter.peak_bytes > ended.max_memory_bytes:
             ended = msgspec.structs.replace(ended, max_memory_bytes=attempt.meter.peak_bytes)
         self._ended[attempt.id] = ended
         if attempt.cores:
-            self._pins.rearrange()
+            self._affinity.rearrange()
         self._report(ended)
 
-    # ------------------------------------------------------------------ stopping, holding, confining
+    # ------------------------------------------------------------------ stopping and limiting
 
     async def stop_attempt(self, attempt_id: str, *, kind: str, detail: str = "", grace_ms: int | None = None) -> None:
         """Stop the whole tree; the first `kind` stays, a later call may shorten the grace.
@@ -204,7 +290,7 @@ class AttemptHost:
         attempt = self._running.get(attempt_id)
         if attempt is None:
             unknown = AttemptExit(attempt_id=attempt_id, fence=0, kind="never_started", detail="not known here")
-            self._report(self._find_ended(attempt_id) or unknown)
+            self._report(self._find_exit(attempt_id) or unknown)
             return
         grace_ms = attempt.spec.grace_ms if grace_ms is None else grace_ms
         with JobDir(self._root, attempt_id) as job:
@@ -215,24 +301,44 @@ class AttemptHost:
             if request != before:
                 job.write(job_dir.STOP, request)
         attempt.stopping = True
-        attempt.wake()
+        attempt.notify_shim()
 
-    def hold(self, until_boot_ms: int) -> None:
+    def extend_hold(self, until_boot_ms: int) -> None:
         """Let everything that has a hold go on until then; a hold never gets shorter."""
         self._hold.extend(until_boot_ms, in_use=bool(self._running))
 
     def confine(self, cores: Sequence[int] | None) -> None:
         """Keep everything on these cores, or (None) on its own again. Leases and their cores stay what they are."""
-        self._pins.confine(cores)
+        self._affinity.confine(cores)
 
-    # ------------------------------------------------------------------ knowing
+    def forget(self, attempt_id: str) -> None:
+        """Its end is acknowledged: do not report it unasked any more. The files stay. Safe twice."""
+        if attempt_id not in self._running and job_dir.is_safe_name(attempt_id):
+            self._ended.pop(attempt_id, None)
+            Path(self._root, job_dir.LIVE, attempt_id).unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------ state
+
+    @property
+    def root(self) -> str:
+        return self._root
 
     @property
     def spawner_pid(self) -> int:
-        return self._handover.spawner_pid
+        return self._spawner.pid
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the current hold has not run out."""
+        return self._hold.lasts
+
+    @property
+    def cores_by_use(self) -> tuple[int, ...]:
+        """All cores there are for attempts, those first that some are pinned to."""
+        return self._affinity.cores_by_use
 
     def work_dir(self, attempt_id: str) -> Path:
-        """The directory an attempt finds itself in, made if need be: it may be filled before the launch."""
+        """The working directory of an attempt, made if need be: it may be filled before the launch."""
         with JobDir.make(self._root, attempt_id) as job:
             return Path(job.path, job_dir.WORK)
 
@@ -241,54 +347,33 @@ class AttemptHost:
         return tuple(self._running)
 
     def knows(self, attempt_id: str) -> bool:
-        """Whether it was ever launched here, wherever it is in its life."""
-        return attempt_id in self._running or self._find_ended(attempt_id) is not None
+        """Whether it was ever launched here, ended or not."""
+        return attempt_id in self._running or self._find_exit(attempt_id) is not None
 
-    @property
-    def is_held(self) -> bool:
-        """Whether the hold that was given last has not run out."""
-        return self._hold.lasts
-
-    def is_under_way(self, attempt_id: str) -> bool:
-        """Whether its command runs and nobody has asked it to end."""
+    def is_active(self, attempt_id: str) -> bool:
+        """Whether its command runs and nobody has asked it to stop."""
         attempt = self._running.get(attempt_id)
         return attempt is not None and attempt.shim is not None and not attempt.stopping
 
-    def borrowed(self) -> tuple[throttle.ThrottledTree, ...]:
+    def running_trees(self) -> tuple[RunningTree, ...]:
         """The attempts whose commands run, oldest first."""
-        running = sorted(self._running.values(), key=lambda one: one.launched_boot_ms)
         return tuple(
-            throttle.ThrottledTree(one.spec, one.fence, one.shim, one.stopping, one.launched_boot_ms)
-            for one in running
+            RunningTree(one.spec, one.fence, one.shim, one.stopping, one.launched_boot_ms)
+            for one in sorted(self._running.values(), key=lambda one: one.launched_boot_ms)
             if one.shim is not None
         )
-
-    @property
-    def root(self) -> str:
-        return self._root
-
-    @property
-    def cores_in_use(self) -> tuple[int, ...]:
-        """All cores there are for attempts, those first that some are pinned to."""
-        return self._pins.in_use
-
-    def forget(self, attempt_id: str) -> None:
-        """Its end is known where it matters: report it no more unasked. The files stay. Safe twice."""
-        if attempt_id not in self._running and job_dir.is_safe_name(attempt_id):
-            self._ended.pop(attempt_id, None)
-            Path(self._root, job_dir.LIVE, attempt_id).unlink(missing_ok=True)
 
     def usage(self) -> dict[str, AttemptUsage]:
         """What each running attempt's tree has used and holds."""
         now = boot_ms()
-        found = {}
-        for attempt in self._running.values():
-            if attempt.shim is not None:
-                found[attempt.id] = AttemptUsage(*attempt.meter.read(attempt.shim, now))
-        return found
+        return {
+            attempt.id: AttemptUsage(*attempt.meter.read(attempt.shim, now))
+            for attempt in self._running.values()
+            if attempt.shim is not None
+        }
 
-    def _find_ended(self, attempt_id: str) -> AttemptExit | None:
+    def _find_exit(self, attempt_id: str) -> AttemptExit | None:
         """How it ended, from memory or from its directory."""
         if attempt_id in self._ended or not job_dir.is_safe_name(attempt_id):
             return self._ended.get(attempt_id)
-        return how_it_ended(self._root, attempt_id)
+        return read_exit(self._root, attempt_id)

@@ -1,11 +1,13 @@
-"""Starting the command of an attempt: where, with which environment and descriptors, and why not.
+"""Command launch: working directory, environment and descriptors of an attempt's command, and why it failed.
 
-Used in the shim, so only the standard library is here.
+`start_command` runs in the shim, so this file imports only the standard library.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Collection, Mapping
 from errno import EACCES, ENOENT, ENOEXEC, ENOTDIR
 from typing import Any
 
@@ -32,7 +34,7 @@ def start_command(spec: dict[str, Any], job: JobDir, cores: list[int], groups: l
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     work = f"{job.path}/{job_dir.WORK}"
     where = spec["cwd"] or work
-    env = environment(spec, work)
+    env = attempt_environment(spec, work)
     streams = (
         os.open("/dev/null", os.O_RDONLY),
         job.open(job_dir.STDOUT, append),
@@ -59,7 +61,7 @@ def start_command(spec: dict[str, Any], job: JobDir, cores: list[int], groups: l
             setsigdef=IGNORED_BY_PYTHON,  # the others are as `hear_signals` left them
         )
     except OSError as error:
-        raise why_not(spec["argv"][0], error) from error
+        raise launch_failure(spec["argv"][0], error) from error
     except ValueError as error:
         raise LaunchFailed(f"could not be started: {error}") from error
     finally:
@@ -76,7 +78,7 @@ RAY_BOOST_PATH = __file__.rsplit("/", 2)[0] + "/ray_boost"
 """What the Python of a job in a Ray-backed boost finds first: it lets Ray tasks use the boost."""
 
 
-def environment(spec: dict[str, Any], work: str) -> dict[str, str]:
+def attempt_environment(spec: dict[str, Any], work: str) -> dict[str, str]:
     """Exactly what was passed, and what every job is told."""
     given = {name: value for name, value in spec["env"].items() if name != "GRID_ROLE"}
     files = work.rpartition("/")[0]
@@ -111,7 +113,7 @@ def find_command(argv: list[str], env: dict[str, str]) -> str:
     return next(runnable, found[0])
 
 
-def why_not(name: str, error: OSError) -> LaunchFailed:
+def launch_failure(name: str, error: OSError) -> LaunchFailed:
     """What a failed exec means for a person."""
     if error.errno in (ENOENT, ENOTDIR):
         if "/" in name and not os.access(name, os.F_OK):
@@ -122,3 +124,22 @@ def why_not(name: str, error: OSError) -> LaunchFailed:
     if error.errno == EACCES:
         return LaunchFailed(f"not executable: {name}", 126)
     return LaunchFailed(f"could not be started: {name}: {error.strerror}", 126)
+
+
+MACHINE_VARIABLES = frozenset({
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV",
+    "PYTHONPATH", "LD_LIBRARY_PATH",
+})  # fmt: skip
+NODE_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "LD_LIBRARY_PATH")
+
+
+def node_environment(env: Mapping[str, str], given: Collection[str] = ()) -> dict[str, str]:
+    """The caller's variables, with this machine's own where they speak of a machine; what was `given` stays.
+
+    Last on the PATH is this interpreter's folder: `python` works where the system has none.
+    """
+    passed = {name: value for name, value in env.items() if name not in MACHINE_VARIABLES or name in given}
+    own = {name: os.environ[name] for name in NODE_VARIABLES if name in os.environ}
+    path = os.environ.get("PATH", os.defpath)
+    own["PATH"] = f"{path}:{os.path.dirname(sys.executable)}"
+    return own | passed

@@ -1,12 +1,13 @@
-"""The parent of one command: starts it, watches over all it starts, ends it, and says how it ended.
+"""Shim: the parent process of one command, which enforces its limits, reaps its tree and records its end.
 
-Rule 1. The record of the attempt is in its directory before the command runs. A power failure may take it along:
-        the grid knows by the boot id that such an attempt may have run, and does not order it again.
-Rule 2. The end is told only when nothing of the tree is left, and it is on the disk before it is told.
-Rule 3. It needs nobody: time-out, hold and memory limit are kept when agent and control plane are gone.
-Rule 4. Whoever wants something writes it to the directory first and signals afterwards, so nothing is missed.
+- The attempt is recorded in its directory before the command runs. A power failure may undo that: the grid knows by
+  the boot id that such an attempt may have run, and does not order it again.
+- The end is reported only when nothing of the tree is left, and it is on the disk before it is reported.
+- Time-out, hold and memory limit are enforced without agent and control plane.
+- Whoever wants something of a shim writes it to the directory first and signals afterwards, so nothing is missed.
 
-It lives in a process forked before its attempt was known (`spare.py`), so only the standard library is here.
+It runs in a process that was forked before its attempt was known (`spawner.py`), so it imports only the standard
+library.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 from typing import Any, Final
 
 from distributed_grid.agent.execution.launch import LaunchFailed, start_command
-from distributed_grid.agent.files import attempt_journal, job_dir
+from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.limits.cgroups import PREFIX, Cgroup, Controllers
@@ -29,13 +30,13 @@ from distributed_grid.posix.boot_clock import boot_ms
 
 SETTLE_MS: Final = 200  # what a command leaves behind may finish by itself for so long: `exec > >(tee log)`
 LEFTOVER_GRACE_MS: Final = 1000
-LOOKS, SPRINT = 5, 500
-RECORD_TRIES: Final = 60_000  # about a week
-NOT_HEARD: Final = "not heard from in time"
+ALONE_SCANS, MAX_KILL_ROUNDS = 5, 500
+MAX_RECORD_TRIES: Final = 60_000  # about a week
+HOLD_EXPIRED: Final = "not heard from in time"
 
 
 class StopRequest:
-    """Why the tree has to end, and when patience does."""
+    """Why the tree has to end, and when it is killed."""
 
     def __init__(self, kind: str, detail: str, kill_at: int) -> None:
         self.kind = kind
@@ -61,20 +62,20 @@ class Shim:
         self.used_s = 0.0
         self.peak_bytes = 0
 
-    def run(self, identity: dict[str, str | int], alarm: DeadlineTimer, controllers: Controllers) -> bool:
-        """All of it; whether this process is afterwards as it was before."""
-        attempt_journal.append(self.lock, attempt_journal.entry("shim", identity))
-        self.identity, self.alarm, self.controllers = identity, alarm, controllers
+    def run(self, identity: dict[str, str | int], timer: DeadlineTimer, controllers: Controllers) -> bool:
+        """Run the attempt; whether this process is afterwards as it was before."""
+        job_dir.append_entry(self.lock, job_dir.journal_entry("shim", identity))
+        self.identity, self.timer, self.controllers = identity, timer, controllers
         with JobDir(self.root, self.attempt_id) as self.job:
-            self._see_through()
+            self._run_to_completion()
         return self.stop is None and self.memory is None and not self.groups and self.main > 0 and not self._reap()
 
-    def _see_through(self) -> None:
+    def _run_to_completion(self) -> None:
         self.spec: dict[str, Any] = self.job.read(job_dir.SPEC)
         self.began = self.ended = boot_ms()
         self._read_stop_request()
-        if self.stop is None and 0 < self._hold()[1] <= self.began:  # it took too long to get here
-            self._begin_stop("hold_expired", NOT_HEARD, self.began)
+        if self.stop is None and 0 < self._hold_deadlines()[1] <= self.began:  # it took too long to get here
+            self._begin_stop("hold_expired", HOLD_EXPIRED, self.began)
         if self.stop is not None:
             self._conclude(self.stop.kind, self.stop.detail)
             return
@@ -90,17 +91,17 @@ class Shim:
         if cores and not self.controllers.cpu:
             own = os.getpriority(os.PRIO_PROCESS, 0)  # nobody but root may be less nice than it was
             os.setpriority(os.PRIO_PROCESS, self.main, max(nice_for(self.spec["cpu_milli"]), own))
-        self._tell_started(cores)
+        self._report_started(cores)
         while self.main_status is None:
-            self._look_around()
+            self._check_limits()
             self._reap()
             if self.main_status is None:
-                self.alarm.wait(self._next_look())
+                self.timer.wait(self._next_check_ms())
         self.ended = boot_ms()
-        self._end_the_rest()
-        self._conclude(*self._verdict())
+        self._stop_leftovers()
+        self._conclude(*self._exit_reason())
 
-    # ------------------------------------------------------------------ before
+    # ------------------------------------------------------------------ starting
 
     def _make_groups(self, cores: int) -> None:
         limit, milli = self.spec["memory_bytes"], self.spec["cpu_milli"]
@@ -110,9 +111,9 @@ class Shim:
         name = f"{PREFIX}{self.job.attempt_id}.{os.getpid()}"  # another grid may use the same attempt id
         by_path: dict[str, Cgroup] = {}
         memory, cpu = self.controllers.memory if limit else None, self.controllers.cpu if weight else None
-        for place in filter(None, (memory, cpu)):
-            path = f"{place.base}/{name}"
-            by_path.setdefault(path, Cgroup(place.version, path))
+        for controller in filter(None, (memory, cpu)):
+            path = f"{controller.base}/{name}"
+            by_path.setdefault(path, Cgroup(controller.version, path))
         if not by_path:
             return
         self.job.write(job_dir.GROUPS, [[group.version, path] for path, group in by_path.items()])
@@ -125,8 +126,8 @@ class Shim:
         if cpu:
             by_path[f"{cpu.base}/{name}"].weigh_cpu(weight)
 
-    def _tell_started(self, cores: list[int]) -> None:
-        command = process_tree.look(self.main)
+    def _report_started(self, cores: list[int]) -> None:
+        command = process_tree.read_process(self.main)
         started = {
             "pid": self.main,
             "start": command.start if command else 0,
@@ -134,33 +135,33 @@ class Shim:
             "cores": cores,
             "shim": self.identity,
         }
-        line = attempt_journal.entry("started", started)
+        line = job_dir.journal_entry("started", started)
         with contextlib.suppress(OSError):  # a full disk: who adopts it waits for its end instead
-            attempt_journal.append(self.lock, line)
-        self._tell(line)
+            job_dir.append_entry(self.lock, line)
+        self._report(line)
 
-    # ------------------------------------------------------------------ during
+    # ------------------------------------------------------------------ limits and requests
 
-    def _look_around(self) -> None:
-        """See whether somebody or some limit wants it stopped; the first reason stays."""
+    def _check_limits(self) -> None:
+        """Stop the tree where a request or a limit demands it; the first reason stays."""
         self._read_stop_request()
         now = boot_ms()
         if self.memory:
-            told = self.memory.overrun(os.getpid())
-            if told is not None and self.stop is not None:
+            overrun = self.memory.overrun(os.getpid())
+            if overrun is not None and self.stop is not None:
                 self.stop.kill_at = now
-            elif told is not None:
-                self._begin_stop("over_limit", told, now)
+            elif overrun is not None:
+                self._begin_stop("over_limit", overrun, now)
             self._release_exempt()
-        if self.stop is None and signal.SIGTERM in self.alarm.heard:
+        if self.stop is None and signal.SIGTERM in self.timer.received:
             self._begin_stop("cancelled", "its shim was asked to end", now + self.spec["grace_ms"])
         if self.stop is None and self.spec["timeout_ms"] and now >= self.began + self.spec["timeout_ms"]:
-            told = f"timed out after {self.spec['timeout_ms'] / 1000:g} s"
-            self._begin_stop("timed_out", told, now + self.spec["grace_ms"])
+            detail = f"timed out after {self.spec['timeout_ms'] / 1000:g} s"
+            self._begin_stop("timed_out", detail, now + self.spec["grace_ms"])
         if self.stop is None:
-            term_at, kill_at = self._hold()
+            term_at, kill_at = self._hold_deadlines()
             if term_at and now >= term_at:
-                self._begin_stop("hold_expired", NOT_HEARD, kill_at)
+                self._begin_stop("hold_expired", HOLD_EXPIRED, kill_at)
         if self.stop is not None and now >= self._kill_at(self.stop.kill_at):
             self._signal_tree(signal.SIGKILL)
 
@@ -174,8 +175,8 @@ class Shim:
         else:
             self.stop.kill_at = min(self.stop.kill_at, kill_at)
 
-    def _hold(self) -> tuple[int, int]:
-        """When to ask and when to force: the tree is gone by the end of the hold. (0, 0) is never."""
+    def _hold_deadlines(self) -> tuple[int, int]:
+        """When to terminate and when to kill: the tree is gone by the end of the hold. (0, 0) is never."""
         hold_ms = self.spec["hold_ms"]
         if not hold_ms:
             return 0, 0
@@ -183,22 +184,22 @@ class Shim:
         return until - min(self.spec["grace_ms"], hold_ms // 4), until
 
     def _kill_at(self, kill_at: int) -> int:
-        """When patience ends, and no later than the hold: a grace may be longer."""
-        return min(kill_at, self._hold()[1] or kill_at)
+        """When to kill, and no later than the hold: a grace may be longer."""
+        return min(kill_at, self._hold_deadlines()[1] or kill_at)
 
-    def _next_look(self) -> int:
-        """When, in boot milliseconds, to look around unasked; 0 is never."""
+    def _next_check_ms(self) -> int:
+        """When, in boot milliseconds, to check the limits unasked; 0 is never."""
         now = boot_ms()
         times = []
         if self.memory:
-            times.append(now + self.memory.next_look_ms)
+            times.append(now + self.memory.next_check_ms)
         if self.stop is not None:
             kill_at = self._kill_at(self.stop.kill_at)
             times.append(kill_at if now < kill_at else now + 20)
         else:
             if self.spec["timeout_ms"]:
                 times.append(self.began + self.spec["timeout_ms"])
-            times.append(self._hold()[0])
+            times.append(self._hold_deadlines()[0])
         return min(filter(None, times), default=0)
 
     def _begin_stop(self, kind: str, detail: str, kill_at: int) -> None:
@@ -207,12 +208,12 @@ class Shim:
             self._signal_tree(signal.SIGTERM, signal.SIGCONT)
 
     def _signal_tree(self, *signums: int) -> list[process_tree.Proc]:
-        left = [proc for proc in process_tree.below(os.getpid()) if proc.pid not in self.beyond]
-        self.beyond.update(proc.pid for proc in process_tree.send_all(left, *signums))
+        left = [proc for proc in process_tree.descendants(os.getpid()) if proc.pid not in self.beyond]
+        self.beyond.update(proc.pid for proc in process_tree.signal_all(left, *signums))
         return left
 
     def _reap(self) -> bool:
-        """Collect the dead; False when there is no child left at all."""
+        """Reap dead children; False when there is no child left at all."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -227,39 +228,39 @@ class Shim:
 
     def _release_exempt(self) -> None:
         for group in self.groups:
-            for proc in filter(None, map(process_tree.look, group.members())):
+            for proc in filter(None, map(process_tree.read_process, group.members())):
                 if process_tree.is_exempt(proc):
                     group.release(proc.pid)
 
-    # ------------------------------------------------------------------ after
+    # ------------------------------------------------------------------ the end
 
-    def _end_the_rest(self) -> None:
-        """Wait a moment, ask, then force, until nothing of the tree is left."""
+    def _stop_leftovers(self) -> None:
+        """Wait a moment, terminate, then kill, until nothing of the tree is left."""
         now = boot_ms()
-        ask_at, kill_at = now + SETTLE_MS, now + SETTLE_MS + min(LEFTOVER_GRACE_MS, self.spec["grace_ms"])
+        term_at, kill_at = now + SETTLE_MS, now + SETTLE_MS + min(LEFTOVER_GRACE_MS, self.spec["grace_ms"])
         if self.stop is not None:
-            ask_at = kill_at = self.stop.kill_at  # everybody was asked when main was
+            term_at = kill_at = self.stop.kill_at  # all were terminated when main was
         pause_ms = 1
         while self._reap():
             now = boot_ms()
             request = self.job.read(job_dir.STOP)
             if request is not None and request["kill_at_boot_ms"] < kill_at:
-                ask_at, kill_at = min(ask_at, now), request["kill_at_boot_ms"]
+                term_at, kill_at = min(term_at, now), request["kill_at_boot_ms"]
             kill_at = self._kill_at(kill_at)
             left = self._signal_tree(*([signal.SIGKILL] if now >= kill_at else []))
             if not left and self._is_alone():
                 return
             if now >= kill_at:
-                self._outrun()
-            if ask_at <= now < kill_at:
-                process_tree.send_all(left, signal.SIGTERM, signal.SIGCONT)
-                ask_at = kill_at
-            self.alarm.wait(now + pause_ms)
+                self._kill_children()
+            if term_at <= now < kill_at:
+                process_tree.signal_all(left, signal.SIGTERM, signal.SIGCONT)
+                term_at = kill_at
+            self.timer.wait(now + pause_ms)
             pause_ms = min(50, 2 * pause_ms)
 
     def _is_alone(self) -> bool:
-        """Whether whoever is left is none of ours; one look may miss a tree that forks and exits without end."""
-        for _ in range(LOOKS):
+        """Whether whoever is left is none of ours; one scan may miss a tree that forks and exits without end."""
+        for _ in range(ALONE_SCANS):
             if not self._reap():
                 return True
             children = process_tree.children_of(os.getpid())
@@ -269,27 +270,27 @@ class Shim:
             time.sleep(0.001)
         return True
 
-    def _outrun(self) -> None:
+    def _kill_children(self) -> None:
         """Kill the direct children as fast as they come: who forks and exits is a child of ours in between."""
-        for _ in range(SPRINT):
+        for _ in range(MAX_KILL_ROUNDS):
             children = process_tree.children_of(os.getpid())
             ours = [proc for proc in children if proc.pid not in self.beyond and not process_tree.is_exempt(proc)]
-            self.beyond.update(proc.pid for proc in process_tree.send_all(ours, signal.SIGKILL))
+            self.beyond.update(proc.pid for proc in process_tree.signal_all(ours, signal.SIGKILL))
             if not ours or not self._reap():
                 return
 
-    def _verdict(self) -> tuple[str, str]:
+    def _exit_reason(self) -> tuple[str, str]:
         """Kind and detail of the end."""
         assert self.main_status is not None
         signalled = os.WIFSIGNALED(self.main_status)
         if self.stop is None and self.memory:
-            told = self.memory.overrun(os.getpid()) if isinstance(self.memory, CgroupMemoryLimit) else None
-            if told is None and signalled and os.WTERMSIG(self.main_status) == signal.SIGKILL:
-                # Faster than our eyes, and the whole machine ran out: the kernel chose the one we would have.
+            overrun = self.memory.overrun(os.getpid()) if isinstance(self.memory, CgroupMemoryLimit) else None
+            if overrun is None and signalled and os.WTERMSIG(self.main_status) == signal.SIGKILL:
+                # It grew faster than we poll, and the machine ran out: the kernel killed the one we would have.
                 limit = self.memory.limit_bytes
-                told = over_limit(self.peak_bytes, limit) if self.peak_bytes > limit else None
-            if told is not None:
-                return "over_limit", told
+                overrun = over_limit(self.peak_bytes, limit) if self.peak_bytes > limit else None
+            if overrun is not None:
+                return "over_limit", overrun
         if self.stop is not None:
             return self.stop.kind, self.stop.detail
         return ("signalled", signal_name(os.WTERMSIG(self.main_status))) if signalled else ("exited", "")
@@ -312,28 +313,28 @@ class Shim:
         self._record_end(record)
 
     def _record_end(self, record: dict[str, Any]) -> None:
-        """Write it, then tell it. On a full disk tell it first, and stay until there is room: it must not be lost."""
-        for attempt in range(RECORD_TRIES):
+        """Write the end, then report it; on a full disk report first and retry: it must not be lost."""
+        for attempt in range(MAX_RECORD_TRIES):
             try:
                 self.job.write_end(self.lock, record)
             except OSError:
                 if attempt == 0:
-                    self._tell(attempt_journal.entry("ended", record))
+                    self._report(job_dir.journal_entry("ended", record))
                 time.sleep(min(attempt + 1, 10))
             else:
                 if attempt == 0:
-                    self._tell(attempt_journal.entry("ended", record))
+                    self._report(job_dir.journal_entry("ended", record))
                 return
 
-    def _tell(self, line: bytes) -> None:
+    def _report(self, line: bytes) -> None:
         try:
             os.write(self.channel, line)
-        except BrokenPipeError:  # nobody listens; the directory says it too
+        except BrokenPipeError:  # no reader; the directory says it too
             pass
 
 
 def signal_name(signum: int) -> str:
-    """What a person calls it."""
+    """How a signal is called in messages."""
     try:
         return f"killed by {signal.Signals(signum).name}"
     except ValueError:

@@ -1,96 +1,157 @@
-"""Hands attempts over to a spawner, and sees to it that there is one.
+"""Client of the spawner process: starts it, restarts it when it dies, and sends it attempts to launch.
 
-Rule 1. One spawner at a time: the next begins when the last is gone, and the later, the more of them died young.
-Rule 2. What is handed over to a spawner that dies is not lost: its channel ends, and whoever listens there asks again.
+One spawner at a time: the next starts when the last has exited, after a delay that grows while they die young.
+An attempt sent to a spawner that dies is not lost: its channel closes, and the host sends it again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
-from typing import Any
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 
-from distributed_grid.agent.execution.spawner import SpawnerLink
+from distributed_grid.agent.files import job_dir
 from distributed_grid.errors import BadInput
+from distributed_grid.posix.private_files import try_lock
+
+MAX_RESTART_DELAY_S = 5.0
+YOUNG_S = 1.0
 
 
 class SpawnerClient:
-    """The way from the one host of a root to its spawner; `do` runs what has to be done meanwhile."""
+    """Holds the lock of `root` and keeps one spawner running for it."""
 
-    def __init__(
-        self, root: str, *, use_cgroups: bool, patience_s: float, do: Callable[[Coroutine[Any, Any, None]], None]
-    ) -> None:
+    def __init__(self, root: str, *, use_cgroups: bool, lock_timeout_s: float) -> None:
         self._root = root
-        self._patience_s = patience_s
-        self._do = do
-        self._link = SpawnerLink(root, use_cgroups=use_cgroups)
-        self._linked = asyncio.Event()
+        self._use_cgroups = use_cgroups
+        self._lock_timeout_s = lock_timeout_s
+        self._lock = -1
+        self._sock: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connected = asyncio.Event()
+        self._restart: asyncio.Task[None] | None = None
+        self._started_at = 0.0
+        self._early_deaths = 0
 
     @property
-    def spawner_pid(self) -> int:
-        return self._link.pid
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
 
-    async def take_root(self) -> None:
-        """Become the root's one host; `BadInput` where there is another, and stays."""
+    async def lock_root(self) -> None:
+        """Become the root's only host; `BadInput` where another one stays."""
+        if self._lock < 0:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._lock = os.open(f"{self._root}/{job_dir.HOST_LOCK}", flags, 0o600)
         try:  # a predecessor's spawner may need a moment to see that it is alone
-            await asyncio.wait_for(until(self._link.take_root), self._patience_s)
+            await asyncio.wait_for(wait_until(lambda: try_lock(self._lock)), self._lock_timeout_s)
         except TimeoutError as error:
-            self._link.leave_root()
+            self._unlock_root()
             raise BadInput(f"{self._root} is in use by another agent") from error
 
-    def begin(self) -> None:
-        """Start a spawner."""
-        self._link.begin()
-        asyncio.get_running_loop().add_reader(self._link.fileno(), self._spawner_gone)
-        self._linked.set()
+    def _unlock_root(self) -> None:
+        os.close(self._lock)
+        self._lock = -1
 
-    async def end(self) -> None:
-        """End the spawner, wait until it is gone, and let go of the root; the shims go on."""
-        if self._link.fileno() >= 0:
-            asyncio.get_running_loop().remove_reader(self._link.fileno())
-        self._linked.clear()
-        self._link.end()
-        await until(self._link.ended)
-        self._link.leave_root()
+    def start(self) -> None:
+        """Start a spawner: its own session, no descriptor but its own, next to nothing in its environment."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        package_home = __file__.rsplit("/", 4)[0]
+        command = [sys.executable, "-P", "-S", "-m", "distributed_grid.agent.execution.spawner", self._root]
+        command += [str(theirs.fileno()), str(self._lock), "1" if self._use_cgroups else "0"]
+        inherited = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
+        log = os.open(f"{self._root}/.spawner.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=inherited | {"GRID_ROLE": "spawner", "PYTHONPATH": package_home},
+                pass_fds=(theirs.fileno(), self._lock),
+                start_new_session=True,
+            )
+        os.close(log)
+        self._sock = ours
+        self._started_at = time.monotonic()
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._on_exit)
+        self._connected.set()
 
-    async def give(self, attempt_id: str, telling: int) -> None:
-        """Hand over an attempt with the writing end of its channel, which is closed here whatever happens."""
+    async def stop(self) -> None:
+        """Stop the spawner, wait until it has exited, and unlock the root; the shims go on."""
+        if self._restart is not None:
+            self._restart.cancel()
+            await asyncio.gather(self._restart, return_exceptions=True)
+        self._disconnect()
+        await wait_until(self._has_exited)
+        self._unlock_root()
+
+    async def send(self, attempt_id: str, channel: int) -> None:
+        """Send an attempt with the write end of its channel, which is closed here whatever happens."""
         try:
-            await self._linked.wait()
-            while not self._link.send(attempt_id, telling):
-                await self._room_in_link()
+            await self._connected.wait()
+            while not self._try_send(attempt_id, channel):
+                await self._wait_writable()
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the spawner just died: the channel ends with this block, and that leads back here (Rule 2)
+            pass  # the spawner just died: the channel closes with this block, and the host sends again
         finally:
-            os.close(telling)
+            os.close(channel)
 
-    async def _room_in_link(self) -> None:
-        loop = asyncio.get_running_loop()
-        room: asyncio.Future[None] = loop.create_future()
-        fd = self._link.fileno()
-        loop.add_writer(fd, _resolve, room)
+    def _try_send(self, attempt_id: str, channel: int) -> bool:
+        """Whether it was sent; False when the spawner has too much to do."""
+        if self._sock is None:
+            raise BrokenPipeError
         try:
-            await room
+            socket.send_fds(self._sock, [attempt_id.encode()], [channel])
+        except BlockingIOError:
+            return False
+        return True
+
+    async def _wait_writable(self) -> None:
+        assert self._sock is not None
+        loop = asyncio.get_running_loop()
+        writable: asyncio.Future[None] = loop.create_future()
+        fd = self._sock.fileno()
+        loop.add_writer(fd, _resolve, writable)
+        try:
+            await writable
         finally:
             loop.remove_writer(fd)
 
-    def _spawner_gone(self) -> None:
-        """Its socket ended (it never speaks otherwise): start another."""
-        asyncio.get_running_loop().remove_reader(self._link.fileno())
-        self._linked.clear()
-        self._link.end()
-        self._do(self._begin_anew())
+    def _on_exit(self) -> None:
+        """The socket closed (the spawner never writes to it): start another."""
+        self._disconnect()
+        self._restart = asyncio.get_running_loop().create_task(self._start_again())
 
-    async def _begin_anew(self) -> None:
-        await until(self._link.ended)
-        await asyncio.sleep(self._link.pause_s())
-        self.begin()
+    def _disconnect(self) -> None:
+        """Close the socket, which ends the spawner. Safe twice."""
+        self._connected.clear()
+        if self._sock is not None:
+            asyncio.get_running_loop().remove_reader(self._sock.fileno())
+            self._sock.close()
+            self._sock = None
+
+    async def _start_again(self) -> None:
+        await wait_until(self._has_exited)
+        if time.monotonic() - self._started_at < YOUNG_S:
+            self._early_deaths += 1
+            await asyncio.sleep(min(MAX_RESTART_DELAY_S, 0.02 * 2**self._early_deaths))
+        else:
+            self._early_deaths = 0
+        self.start()
+
+    def _has_exited(self) -> bool:
+        return self._process is None or self._process.poll() is not None
 
 
-async def until(true: Callable[[], bool]) -> None:
-    """Wait for what nobody announces: that a lock is free, that a process is gone."""
-    while not true():
+async def wait_until(condition: Callable[[], bool]) -> None:
+    """Poll for what nobody announces: that a lock is free, that a process is gone."""
+    while not condition():
         await asyncio.sleep(0.002)
 
 

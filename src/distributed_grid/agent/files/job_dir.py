@@ -1,10 +1,10 @@
-"""One attempt's private directory: which files are in it, and that each is whole or absent.
+"""The private directory of an attempt and its journal. Standard library only.
 
 Below the root, mode 0700 (files 0600):
 
     .host.lock            held by the one `AttemptHost` of this root and by its spawner
-    .yielding             there while something here may be stopped or confined because the owner needs the machine
-    .hold.json            until when everything with a hold may go on without another word
+    .throttled            there while something here may be stopped or confined because the owner needs the machine
+    .hold.json            the hold deadline of all attempts that have a hold
     .live/<attempt id>    a link to .host.lock; exists from before the launch until the end has been acknowledged
     <attempt id>/
         spec.json         everything needed to run it, its first cores included; there before the shim
@@ -17,19 +17,21 @@ Below the root, mode 0700 (files 0600):
         groups.json       control groups made for it, so that whoever finds them left over can remove them
         notice            it will be stopped soon: why, and when. The command knows the path as $GRID_NOTICE
         checkpoint        written by the command, as $GRID_CHECKPOINT, whenever it has marked a checkpoint
-        stop.json         somebody wants it stopped: kind, detail, grace
+        stop.json         the request to stop it: kind, detail, when to kill
         stdout, stderr    what the command wrote
         work/             the command's own: $GRID_JOB_DIR
 
-The first three are names of one file, the journal (`attempt_journal.py`): making a file may cost more than writing
-it. Where there are no hard links they are files of their own. So they were in the layout before this one, which
-also had a started.json; a job begun in that layout is read as well as any other.
+The first three are names of one file, the journal: making a file may cost more than writing it. Where there are no
+hard links they are files of their own. So they were in the layout before this one, which also had a started.json; a
+job begun in that layout is read as well as any other. The journal is appended to: its first line is the spec, and
+each later line is a JSON object with one key: `shim`, `started` or `ended`. Every line begins by ending the one
+before, so a line cut short by a crash or a full disk counts as absent and hides none that follows. Nothing is written
+twice unless it is the same.
 
-Rule 1. A file is written aside and renamed, and a line is whole or ignored, so a reader never sees half of anything.
-Rule 2. Names come from outside: they are checked, and opened relative to an open directory, through no link.
-Rule 3. A lock belongs to the file, not to the name: a journal is locked as shim.lock only, and no file in .live is.
-Rule 4. exit.json appears when the end is on the disk. An end in the journal of a shim that died before it could
-        show it counts as well.
+A file is written aside and renamed, so a reader never sees half of anything. Names come from outside: they are
+checked, and opened relative to an open directory, through no link. A lock belongs to the file, not to the name: a
+journal is locked as shim.lock only, and no file in .live is. exit.json appears when the end is on the disk; an end in
+the journal of a shim that died before it could show it counts as well.
 """
 
 from __future__ import annotations
@@ -40,16 +42,15 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from distributed_grid.agent.files import attempt_journal
-from distributed_grid.posix.locks import try_lock
-from distributed_grid.posix.private_files import read_all
+from distributed_grid.posix.private_files import read_all, try_lock
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+
 HOST_LOCK = ".host.lock"
 ROOT_HOLD = ".hold.json"
-YIELDING = ".yielding"
+THROTTLED = ".throttled"
 LIVE = ".live"
 SPEC, CORES, FENCE, LOCK, GROUPS = "spec.json", "cores.json", "fence.json", "shim.lock", "groups.json"
 STARTED, NOTICE, STOP, EXIT = "started.json", "notice", "stop.json", "exit.json"
@@ -57,7 +58,7 @@ CHECKPOINT = "checkpoint"
 STDOUT, STDERR, WORK = "stdout", "stderr", "work"
 
 # Where each part of the journal is looked for, its key there, and a key of what a file of its own says.
-_PLACES = {
+_JOURNAL_PARTS = {
     LOCK: ((LOCK, SPEC), "shim", "start"),
     STARTED: ((LOCK, STARTED), "started", "at_boot_ms"),
     EXIT: ((EXIT,), "ended", "kind"),
@@ -124,24 +125,26 @@ class JobDir:
     def read(self, name: str) -> Any:
         """What the JSON file, or its part of the journal, says; None when it is absent or was cut short."""
         if name == SPEC:
-            return attempt_journal.first(self._contents(SPEC))
-        if name not in _PLACES:
-            return attempt_journal.parsed(self._contents(name))
-        files, key, own_key = _PLACES[name]
+            return first_entry(self._contents(SPEC))
+        if name not in _JOURNAL_PARTS:
+            return parse_json(self._contents(name))
+        files, key, own_key = _JOURNAL_PARTS[name]
         for text in map(self._contents, files):
-            told = attempt_journal.find(text, key)
-            alone = attempt_journal.first(text) if told is None else None
-            if told is not None or (isinstance(alone, dict) and own_key in alone):
-                return alone if told is None else told
+            found = find_entry(text, key)
+            if found is not None:
+                return found
+            alone = first_entry(text)
+            if isinstance(alone, dict) and own_key in alone:
+                return alone
         return None
 
     def read_end(self) -> Any:
-        """How it ended; None while it has not. What a dead shim wrote but did not show is shown first (Rule 4)."""
+        """How it ended; None while it has not. What a dead shim wrote but did not show is shown first."""
         record = self.read(EXIT)
         if record is not None or self.is_locked():
             return record
         file = LOCK if self.has(LOCK) else SPEC
-        record = attempt_journal.find(self._contents(file), "ended")
+        record = find_entry(self._contents(file), "ended")
         if record is not None:
             with contextlib.suppress(OSError):  # no room: it will be found again as it was found now
                 fd = self.open(file, os.O_RDONLY)
@@ -154,7 +157,7 @@ class JobDir:
 
     def write_end(self, lock: int, record: Any) -> None:
         """Put the end into the journal, durably, then show it; after an `OSError` it may be done again."""
-        attempt_journal.append(lock, attempt_journal.entry("ended", record))
+        append_entry(lock, journal_entry("ended", record))
         os.fsync(lock)  # and with it, on ext4, xfs and btrfs, the names of a file this new
         self._show_end(LOCK, record)
 
@@ -182,7 +185,7 @@ class JobDir:
         aside = f".{name}.{os.getpid()}"
         fd = self.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
-            attempt_journal.write_all(fd, json.dumps(content).encode())
+            write_all(fd, json.dumps(content).encode())
             if durable:
                 os.fsync(fd)
         finally:
@@ -233,7 +236,7 @@ def write_hold(root: str, until_boot_ms: int, boot: str) -> None:
     aside = f"{root}/{ROOT_HOLD}.{os.getpid()}"
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        attempt_journal.write_all(fd, json.dumps({"until_boot_ms": until_boot_ms, "boot": boot}).encode())
+        write_all(fd, json.dumps({"until_boot_ms": until_boot_ms, "boot": boot}).encode())
     finally:
         os.close(fd)
     os.rename(aside, f"{root}/{ROOT_HOLD}")
@@ -269,3 +272,38 @@ def _make_directory(path: str, dir_fd: int | None) -> None:
         os.mkdir(path, 0o700, dir_fd=dir_fd)
     except FileExistsError:
         pass
+
+
+def journal_entry(key: str, content: Any) -> bytes:
+    """One line, for `append_entry` or for whoever else should hear of it."""
+    return json.dumps({key: content}).encode() + b"\n"
+
+
+def append_entry(fd: int, line: bytes) -> None:
+    """Put the line at the end of a journal opened with O_APPEND; after an `OSError` it may simply be put again."""
+    write_all(fd, b"\n" + line)
+
+
+def find_entry(text: bytes, key: str) -> Any:
+    """What a journal tells under `key`; None where no whole line does."""
+    start = f'{{"{key}": '.encode()
+    found = (parse_json(line) for line in text.split(b"\n") if line.startswith(start))
+    return next((line[key] for line in found if line is not None), None)
+
+
+def first_entry(text: bytes) -> Any:
+    """The first line; None when it was cut short."""
+    return parse_json(text.partition(b"\n")[0])
+
+
+def parse_json(text: bytes) -> Any:
+    """The JSON value; None for what is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]

@@ -42,7 +42,7 @@ class CoreClaim(NamedTuple):
         return self.cores[self.whole] if self.rest and len(self.cores) > self.whole else None
 
 
-def arrange(claims: Mapping[str, CoreClaim], real_cores: Sequence[int]) -> dict[str, tuple[int, ...]]:
+def allocate_cores(claims: Mapping[str, CoreClaim], real_cores: Sequence[int]) -> dict[str, tuple[int, ...]]:
     """Cores for every claim, older claims first."""
     bins = _packed([claim.rest for claim in claims.values() if claim.rest])
     if sum(claim.whole for claim in claims.values()) + len(bins) > len(real_cores):

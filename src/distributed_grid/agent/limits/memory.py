@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from distributed_grid.agent.limits.process_tree import TICK_MS, Proc, contents, look, quickly_below
+from distributed_grid.agent.limits.process_tree import TICK_MS, Proc, listed_descendants, read_proc_file, read_process
 
 if TYPE_CHECKING:
     from distributed_grid.agent.limits.cgroups import Cgroup
@@ -25,7 +25,7 @@ class CgroupMemoryLimit:
     def __init__(self, limit_bytes: int, group: Cgroup) -> None:
         self.limit_bytes = limit_bytes
         self.peak_bytes = 0
-        self.next_look_ms = LATER_MS
+        self.next_check_ms = LATER_MS
         self._group = group
 
     def overrun(self, root: int) -> str | None:
@@ -43,18 +43,18 @@ class PolledMemoryLimit:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.peak_bytes = 0
-        self.next_look_ms = SOON_MS
+        self.next_check_ms = SOON_MS
         self._last_bytes = 0
 
     def overrun(self, root: int) -> str | None:
         """What to tell about an overrun of the tree below `root`, None while there is none."""
         began = time.monotonic_ns()
-        used = held_bytes(quickly_below(root), self.limit_bytes)
+        used = held_bytes(listed_descendants(root), self.limit_bytes)
         cost_ms = (time.monotonic_ns() - began) // 1_000_000
         calm = used < self.limit_bytes // 2 and used - self._last_bytes < self.limit_bytes // 8
         self._last_bytes = used
         self.peak_bytes = max(self.peak_bytes, used)
-        self.next_look_ms = max(LATER_MS if calm else SOON_MS, 10 * cost_ms)
+        self.next_check_ms = max(LATER_MS if calm else SOON_MS, 10 * cost_ms)
         return over_limit(used, self.limit_bytes) if used > self.limit_bytes else None
 
 
@@ -67,10 +67,10 @@ class TreeMeter:
 
     def read(self, shim: Proc, now_ms: int) -> tuple[int, int]:
         """CPU milliseconds so far, since `shim` was what it says it was, and bytes held now."""
-        now = look(shim.pid)
+        now = read_process(shim.pid)
         if now is None or now.start != shim.start:
             return 0, 0
-        procs = quickly_below(shim.pid)
+        procs = listed_descendants(shim.pid)
         ticks = now.waited_ticks - shim.waited_ticks + sum(proc.own_ticks + proc.waited_ticks for proc in procs)
         rough = sum(resident_bytes(proc.pid) for proc in procs)
         if len(procs) < 2:
@@ -115,7 +115,7 @@ def share_bytes(pid: int) -> int:
 
 def _kilobytes(path: str, keys: tuple[bytes, ...]) -> dict[bytes, int]:
     found = {}
-    for line in contents(path).splitlines():
+    for line in read_proc_file(path).splitlines():
         key, _, rest = line.partition(b":")
         key += b":"
         if key in keys:

@@ -3,7 +3,7 @@
 Rule 1. A process is its pid and its start time; no signal is sent on the pid alone.
 Rule 2. A grid daemon, spawner or memory server (`GRID_ROLE` in its environment) that was started from inside a
         job is not part of the job, and neither is anything below it.
-Rule 3. `below` reads the whole process table and misses nothing that stands still; `quickly_below` follows
+Rule 3. `descendants` reads the whole process table and misses nothing that stands still; `listed_descendants` follows
         the kernel's lists of children, costs only what the tree costs, and may miss what is being born.
 """
 
@@ -36,9 +36,9 @@ class Proc(NamedTuple):
     environ_at: int
 
 
-def look(pid: int) -> Proc | None:
+def read_process(pid: int) -> Proc | None:
     """The process with that pid as it is now; None when there is none."""
-    text = contents(f"/proc/{pid}/stat")
+    text = read_proc_file(f"/proc/{pid}/stat")
     if not text:
         return None
     # The name in parentheses may itself hold spaces and parentheses; what follows the last one is numbers.
@@ -56,25 +56,25 @@ def look(pid: int) -> Proc | None:
     )
 
 
-def table() -> dict[int, Proc]:
+def read_processes() -> dict[int, Proc]:
     """Every process of the machine."""
-    found = (look(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    found = (read_process(int(name)) for name in os.listdir("/proc") if name.isdigit())
     return {proc.pid: proc for proc in found if proc is not None}
 
 
-def below(root: int, procs: Mapping[int, Proc] | None = None) -> list[Proc]:
+def descendants(root: int, procs: Mapping[int, Proc] | None = None) -> list[Proc]:
     """All living descendants of `root`, parents first, without exempt ones (Rule 2)."""
-    procs = table() if procs is None else procs
+    procs = read_processes() if procs is None else procs
     children: dict[int, list[Proc]] = {}
     for proc in procs.values():
         children.setdefault(proc.parent, []).append(proc)
     return _descend(root, lambda pid: children.get(pid, ()), is_exempt)
 
 
-def quickly_below(root: int) -> list[Proc]:
-    """Like `below`, for measuring: cheap, and now and then a process short (Rule 3)."""
+def listed_descendants(root: int) -> list[Proc]:
+    """Like `descendants`, for measuring: cheap, and now and then a process short (Rule 3)."""
     if not _has_children_lists():
-        return below(root)
+        return descendants(root)
     return _descend(root, _listed_children, _was_exempt)
 
 
@@ -102,12 +102,12 @@ def children_of(pid: int) -> list[Proc]:
     """The direct children of a process, dead ones not collected yet included."""
     if _has_children_lists():
         return _listed_children(pid)
-    return [proc for proc in table().values() if proc.parent == pid]
+    return [proc for proc in read_processes().values() if proc.parent == pid]
 
 
 def _listed_children(pid: int) -> list[Proc]:
-    lists = (contents(f"/proc/{pid}/task/{thread}/children") for thread in threads(pid))
-    found = (look(int(child)) for listed in lists for child in listed.split())
+    lists = (read_proc_file(f"/proc/{pid}/task/{thread}/children") for thread in threads(pid))
+    found = (read_process(int(child)) for listed in lists for child in listed.split())
     return [proc for proc in found if proc is not None]
 
 
@@ -119,14 +119,14 @@ def threads(pid: int) -> list[int]:
         return []
 
 
-def environ(pid: int) -> frozenset[bytes]:
+def read_environ(pid: int) -> frozenset[bytes]:
     """The NAME=value pairs a process was started with; none when it is gone or not ours to read."""
-    return frozenset(contents(f"/proc/{pid}/environ").split(b"\0"))
+    return frozenset(read_proc_file(f"/proc/{pid}/environ").split(b"\0"))
 
 
 def is_exempt(proc: Proc) -> bool:
     """Whether this is a grid process of its own right (Rule 2)."""
-    return not EXEMPT.isdisjoint(environ(proc.pid))
+    return not EXEMPT.isdisjoint(read_environ(proc.pid))
 
 
 def _was_exempt(proc: Proc) -> bool:
@@ -135,35 +135,35 @@ def _was_exempt(proc: Proc) -> bool:
 
 @lru_cache(maxsize=4096)
 def _exempt_image(pid: int, start: int, environ_at: int) -> bool:  # an exec moves the environment
-    return not EXEMPT.isdisjoint(environ(pid))
+    return not EXEMPT.isdisjoint(read_environ(pid))
 
 
-def marked(attempt_id: str, work: str, session: int = 0, since: int = 0) -> list[Proc]:
+def find_attempt_processes(attempt_id: str, work: str, session: int = 0, since: int = 0) -> list[Proc]:
     """What is left of an attempt whose shim is gone: found by its marks or its session, and below those.
 
     The marks are both its id and its directory, as another grid of the same user may use the same id. `session`
     (0: unknown) is the command's; it counts only for processes not older than `since`.
     """
     marks = {f"GRID_ATTEMPT_ID={attempt_id}".encode(), f"GRID_JOB_DIR={work}".encode()}
-    procs = table()
+    procs = read_processes()
     found: dict[int, Proc] = {}
     for proc in procs.values():
-        pairs = environ(proc.pid)
+        pairs = read_environ(proc.pid)
         of_session = session != 0 and proc.session == session and proc.start >= since
         if (of_session or marks <= pairs) and EXEMPT.isdisjoint(pairs):
             found[proc.pid] = proc
-            found.update((child.pid, child) for child in below(proc.pid, procs))
+            found.update((child.pid, child) for child in descendants(proc.pid, procs))
     return [proc for proc in found.values() if not proc.dead and proc.pid != os.getpid()]
 
 
-def send(proc: Proc, signum: int) -> bool:
+def send_signal(proc: Proc, signum: int) -> bool:
     """Signal exactly that process; False when it is gone. `PermissionError` when it is not ours."""
     try:
         fd = os.pidfd_open(proc.pid)
     except ProcessLookupError:
         return False
     try:
-        now = look(proc.pid)
+        now = read_process(proc.pid)
         if now is None or now.start != proc.start:
             return False
         signal.pidfd_send_signal(fd, signum)
@@ -174,33 +174,33 @@ def send(proc: Proc, signum: int) -> bool:
     return True
 
 
-def send_all(procs: Iterable[Proc], *signums: int) -> list[Proc]:
+def signal_all(procs: Iterable[Proc], *signums: int) -> list[Proc]:
     """Signal each; returns those that refused because they are no longer this user's."""
     beyond = []
     for proc in procs:
         try:
             for signum in signums:
-                send(proc, signum)
+                send_signal(proc, signum)
         except PermissionError:
             beyond.append(proc)
     return beyond
 
 
-def freeze(root: int) -> None:
+def stop_tree(root: int) -> None:
     """Stop every process below `root` where it stands, those born meanwhile included."""
     stopped: set[tuple[int, int]] = set()
     for _ in range(10):
-        fresh = [proc for proc in below(root) if (proc.pid, proc.start) not in stopped]
+        fresh = [proc for proc in descendants(root) if (proc.pid, proc.start) not in stopped]
         if not fresh:
             return
-        send_all(fresh, signal.SIGSTOP)
+        signal_all(fresh, signal.SIGSTOP)
         stopped.update((proc.pid, proc.start) for proc in fresh)
 
 
-def pin(root: int, cores: Iterable[int]) -> None:
+def pin_tree(root: int, cores: Iterable[int]) -> None:
     """Let every thread below `root` run on these cores only."""
     for _ in range(2):  # a thread may be born of one not yet moved
-        for proc in quickly_below(root):
+        for proc in listed_descendants(root):
             for thread in threads(proc.pid):
                 try:
                     os.sched_setaffinity(thread, cores)
@@ -208,7 +208,7 @@ def pin(root: int, cores: Iterable[int]) -> None:
                     continue
 
 
-def contents(path: str) -> bytes:
+def read_proc_file(path: str) -> bytes:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:  # ended, or another user's

@@ -1,4 +1,7 @@
-"""Time limits are kept on the clock that goes on while the machine sleeps; waiting for them costs nothing."""
+"""Timers on the boot clock and the signals of spawner and shims.
+
+The boot clock goes on while the machine sleeps; waiting on it costs nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _timerfd_create: Final = _LIBC.timerfd_create  # in `os` only since Python 3.13
 _timerfd_settime: Final = _LIBC.timerfd_settime
 _Setting: Final = ctypes.c_long * 4  # struct itimerspec
 _TFD_ABSTIME: Final = 1
-HEARD: Final = frozenset((signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM))
+HANDLED_SIGNALS: Final = frozenset((signal.SIGCHLD, signal.SIGUSR1, signal.SIGTERM))
 IGNORED_BY_PYTHON: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -25,24 +28,24 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def hear_signals() -> None:
-    """Have the signals of a shim heard, and every other one do what it does by default.
+def install_signal_handlers() -> None:
+    """Handle the signals of a shim, and have every other one do what it does by default.
 
     Done once in the spawner and inherited: in a fresh fork it would cost a good part of a millisecond.
     """
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *IGNORED_BY_PYTHON}:
-        signal.signal(signum, _noted if signum in HEARD else signal.SIG_DFL)
+        signal.signal(signum, _ignore if signum in HANDLED_SIGNALS else signal.SIG_DFL)
 
 
-def _noted(signum: int, frame: object) -> None:
-    """The number arrives through the wake-up descriptor."""
+def _ignore(signum: int, frame: object) -> None:
+    """The signal number arrives through the wake-up descriptor."""
 
 
 class DeadlineTimer:
     """Waits for a signal, a child, or a time; the time goes on while the machine sleeps."""
 
     def __init__(self) -> None:
-        self.heard: set[int] = set()
+        self.received: set[int] = set()
         self._woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         self._timer = -1
@@ -55,21 +58,21 @@ class DeadlineTimer:
             self._set_timer(until_boot_ms)
         for fd, _ in self._poll.poll():
             if fd == self._woken:
-                self.heard.update(os.read(fd, 512))
+                self.received.update(os.read(fd, 512))
             else:
                 try:
                     os.read(fd, 8)
                 except BlockingIOError:
                     pass
 
-    def take(self, signum: int) -> bool:
+    def has_received(self, signum: int) -> bool:
         """Whether that signal has come since the beginning; forgets every signal that has."""
         try:
-            self.heard.update(os.read(self._woken, 512))
+            self.received.update(os.read(self._woken, 512))
         except BlockingIOError:
             pass
-        came = signum in self.heard
-        self.heard.clear()
+        came = signum in self.received
+        self.received.clear()
         return came
 
     def _set_timer(self, until_boot_ms: int) -> None:

@@ -12,9 +12,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from distributed_grid.agent.execution.cpu_control import RunningTree, Throttler
 from distributed_grid.agent.execution.host import AttemptHost
-from distributed_grid.agent.execution.throttle import ThrottledTree, Throttler
-from distributed_grid.agent.files import notice
+from distributed_grid.agent.files import job_signals
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.owner.eviction import Borrowed, CancelEviction, Evict, OwnerOnGpu, UsageSample, Warn
 from distributed_grid.agent.owner.sampling_rate import FAST_MS, WATCHFUL_MS, SamplingRate
@@ -48,7 +48,7 @@ class OwnerGuard:
         self._report_pause = report_pause
         self._on_change = on_change
         self._marked_ago_ms = marked_ago_ms
-        self._brake = Throttler(host)
+        self._throttler = Throttler(host)
         self._why = ""
         self._paused: dict[str, int] = {}  # attempts reported as paused, with their fences
         self._warned: set[str] = set()
@@ -76,7 +76,7 @@ class OwnerGuard:
         if self._gpu_look is not None:
             self._gpu_look.cancel()
             self._gpu_look = None
-        self._brake.let_go()
+        self._throttler.release()
         self._tell_continued()
         for attempt_id in tuple(self._warned):
             self._take_notice_back(attempt_id)
@@ -88,14 +88,15 @@ class OwnerGuard:
         As long as the owner's rules give, and where there are none it is stopped at once, knowing why.
         """
         self._displaced = {one for one in self._displaced if one in self._host.running()} | {attempt_id}
-        in_ms = notice.give(self._host.root, attempt_id, why, self.rules.notice_ms if self.rules is not None else 0)
-        self._brake.go_on(attempt_id)  # who stands still could not read it
+        notice_ms = self.rules.notice_ms if self.rules is not None else 0
+        in_ms = job_signals.give_notice(self._host.root, attempt_id, why, notice_ms)
+        self._throttler.resume(attempt_id)  # who stands still could not read it
         return in_ms
 
     # ------------------------------------------------------------------ looking
 
     async def _look_once(self, pace: SamplingRate) -> int:
-        trees, rules = self._host.borrowed(), self.rules
+        trees, rules = self._host.running_trees(), self.rules
         if rules is None or not trees:
             if self.state != OwnerState():
                 self.let_go()
@@ -115,12 +116,12 @@ class OwnerGuard:
         wait_ms = pace.after(_seen(look, rules))
         return FAST_MS if self.yields else wait_ms
 
-    def _lost_with(self, one: ThrottledTree) -> int:
+    def _lost_with(self, one: RunningTree) -> int:
         """How much work would have to be done again: thousandths of cores times milliseconds."""
         ran_ms, marked_ago_ms = boot_ms() - one.launched_boot_ms, self._marked_ago_ms(one.attempt_id)
         return (one.spec.cpu_milli or 1000) * (ran_ms if marked_ago_ms is None else min(ran_ms, marked_ago_ms))
 
-    def _look(self, trees: tuple[ThrottledTree, ...]) -> UsageSample:
+    def _look(self, trees: tuple[RunningTree, ...]) -> UsageSample:
         trees = tuple(sorted(trees, key=self._lost_with, reverse=True))
         usage = self._host.usage()
         moment = self._meter.now(usage)
@@ -147,14 +148,14 @@ class OwnerGuard:
             gpus=self._gpus(trees),
         )
 
-    def _gpus(self, trees: tuple[ThrottledTree, ...]) -> tuple[OwnerOnGpu, ...] | None:
+    def _gpus(self, trees: tuple[RunningTree, ...]) -> tuple[OwnerOnGpu, ...] | None:
         """What the last question to the driver brought; it is asked aside, as it may hang."""
         if not any(one.spec.gpu_indexes for one in trees):
             return None
         asked = self._gpu_look
         if asked is not None and not asked.done():
             return None
-        pids = {proc.pid for one in trees for proc in process_tree.quickly_below(one.shim.pid)}
+        pids = {proc.pid for one in trees for proc in process_tree.listed_descendants(one.shim.pid)}
         self._gpu_look = asyncio.create_task(asyncio.to_thread(self._meter.owner_on_gpus, pids))
         return None if asked is None else asked.result()
 
@@ -163,16 +164,16 @@ class OwnerGuard:
     async def _act(self, action: Action) -> None:
         match action:
             case Throttle(cores, running_milli):
-                self._brake.hold(cores, running_milli)
+                self._throttler.throttle(cores, running_milli)
             case Pause(why):
                 log.info("borrowed work stands still: %s", why)
                 self._why = why
             case Continue():
-                self._brake.go_on()
+                self._throttler.resume()
                 self._tell_continued()
             case Warn(attempt_id, why, in_ms):
                 self._give_notice(attempt_id, why, in_ms)
-                self._brake.go_on(attempt_id)  # who stands still could not read it
+                self._throttler.resume(attempt_id)  # who stands still could not read it
             case CancelEviction(attempt_id):
                 self._take_notice_back(attempt_id)
             case Evict(attempt_id, why, grace_ms):
@@ -183,7 +184,7 @@ class OwnerGuard:
     def _keep_still(self) -> None:
         """Stop what runs, what has started since included; who was warned may use the little that is left."""
         warned = {going.attempt_id for going in self.state.going}
-        for one in self._brake.stand_still(frozenset(warned | self._displaced)):
+        for one in self._throttler.pause(frozenset(warned | self._displaced)):
             if one.attempt_id not in self._paused:
                 self._paused[one.attempt_id] = one.fence
                 self._report_pause(one.attempt_id, one.fence, True, self._why)
@@ -197,12 +198,12 @@ class OwnerGuard:
 
     def _give_notice(self, attempt_id: str, why: str, in_ms: int) -> None:
         self._warned.add(attempt_id)
-        notice.give(self._host.root, attempt_id, why, in_ms)
+        job_signals.give_notice(self._host.root, attempt_id, why, in_ms)
 
     def _take_notice_back(self, attempt_id: str) -> None:
         self._warned.discard(attempt_id)
         if attempt_id not in self._displaced:
-            notice.take_back(self._host.root, attempt_id)
+            job_signals.withdraw_notice(self._host.root, attempt_id)
 
 
 def _seen(look: UsageSample, rules: OwnerRules) -> Seen:

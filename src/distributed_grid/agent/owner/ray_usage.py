@@ -67,10 +67,10 @@ class RayWorkers:
         """The workers, where a GPU is lent to them."""
         if not self.loan.gpu_milli:
             return set()
-        return {proc.pid for pid in self._known(boot_ms()) for proc in process_tree.quickly_below(pid)}
+        return {proc.pid for pid in self._known(boot_ms()) for proc in process_tree.listed_descendants(pid)}
 
     def _known(self, at_ms: int) -> list[int]:
-        if at_ms - self._found_at >= FIND_MS or any(process_tree.look(pid) is None for pid in self._raylets):
+        if at_ms - self._found_at >= FIND_MS or any(process_tree.read_process(pid) is None for pid in self._raylets):
             self._raylets, self._found_at = self._find(), at_ms
         return self._raylets
 
@@ -79,7 +79,7 @@ class RayWorkers:
         used: dict[tuple[int, int], int] = {}
         memory = 0
         for raylet in self._known(at_ms):
-            for proc in process_tree.quickly_below(raylet):
+            for proc in process_tree.listed_descendants(raylet):
                 used[proc.pid, proc.start] = (proc.own_ticks + proc.waited_ticks) * _TICK_MS
                 memory += _private_bytes(proc.pid)
         return used, memory
@@ -88,9 +88,9 @@ class RayWorkers:
 def raylets() -> list[int]:
     """The pids of all raylets on this machine."""
     pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())
-    return [pid for pid in pids if (process_tree.contents(f"/proc/{pid}/comm") or b"").strip() == RAYLET]
+    return [pid for pid in pids if (process_tree.read_proc_file(f"/proc/{pid}/comm") or b"").strip() == RAYLET]
 
 
 def _private_bytes(pid: int) -> int:
-    fields = (process_tree.contents(f"/proc/{pid}/statm") or b"").split()
+    fields = (process_tree.read_proc_file(f"/proc/{pid}/statm") or b"").split()
     return max(int(fields[1]) - int(fields[2]), 0) * _PAGE if len(fields) > 2 else 0

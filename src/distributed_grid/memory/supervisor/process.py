@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from distributed_grid.memory.server.server import CONTROL
-from distributed_grid.posix.locks import try_lock
+from distributed_grid.posix.private_files import try_lock
 from distributed_grid.posix.unix_sockets import short_path
 
 LOG: Final = "memory.log"

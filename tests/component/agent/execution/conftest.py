@@ -100,7 +100,7 @@ class Driver:
         """Safe twice."""
         if self.loop.is_closed():
             return
-        self.do(self.host.close())
+        self.do(self.host.stop())
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
         self.loop.close()
 
@@ -111,7 +111,7 @@ class Driver:
 
 
 def is_alive(pid: int) -> bool:
-    proc = process_tree.look(pid)
+    proc = process_tree.read_process(pid)
     return proc is not None and not proc.dead
 
 
@@ -122,14 +122,14 @@ def root(tmp_path: Path) -> Iterator[Path]:
     mark = f"GRID_JOB_DIR={root}/".encode()
     left = [
         proc
-        for proc in process_tree.table().values()
-        if any(pair.startswith(mark) for pair in process_tree.environ(proc.pid)) and not proc.dead
+        for proc in process_tree.read_processes().values()
+        if any(pair.startswith(mark) for pair in process_tree.read_environ(proc.pid)) and not proc.dead
     ]
     recorded = [json.loads(path.read_text()) for path in root.glob("*/groups.json")]
     groups = [path for listed in recorded for _, path in listed if Path(path).exists()]
     log = root / ".spawner.log"
     told = log.read_text() if log.exists() else ""
-    process_tree.send_all(left, 9)
+    process_tree.signal_all(left, 9)
     assert (left, groups, told) == ([], [], "")
 
 

@@ -176,12 +176,12 @@ def test_a_killed_spawner_is_replaced_and_its_shims_go_on(driver: Driver) -> Non
 
 def test_shims_killed_while_they_wait_for_work_are_replaced(driver: Driver) -> None:
     for number in range(3):
-        spares = [proc for proc in process_tree.table().values() if proc.parent == driver.host.spawner_pid]
+        spares = [proc for proc in process_tree.read_processes().values() if proc.parent == driver.host.spawner_pid]
         for spare in spares:
-            process_tree.send(spare, 9)
+            process_tree.send_signal(spare, 9)
         assert driver.run(f"a.{number}", "true").exit_code == 0
     driver.pass_time(0.2)
-    waiting = [proc.pid for proc in process_tree.table().values() if proc.parent == driver.host.spawner_pid]
+    waiting = [proc.pid for proc in process_tree.read_processes().values() if proc.parent == driver.host.spawner_pid]
     driver.close()
     deadline = time.monotonic() + 5
     while any(map(is_alive, waiting)):  # nobody waits for a spawner that is gone

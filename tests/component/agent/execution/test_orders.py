@@ -64,16 +64,16 @@ def test_a_name_that_is_not_safe_is_refused(driver: Driver, name: str) -> None:
 
 
 def test_a_root_has_one_agent(driver: Driver) -> None:
-    second = AttemptHost(driver.root, report=print, patience_s=0.05)
+    second = AttemptHost(driver.root, report=print, lock_timeout_s=0.05)
     with pytest.raises(BadInput):
         driver.do(second.start())
-    driver.do(second.close())
+    driver.do(second.stop())
 
 
 def test_starting_and_closing_twice_is_harmless(driver: Driver) -> None:
     driver.do(driver.host.start())
-    driver.do(driver.host.close())
-    driver.do(driver.host.close())
+    driver.do(driver.host.stop())
+    driver.do(driver.host.stop())
     driver.do(driver.host.start())
     assert driver.run("a.1", "true").exit_code == 0
 

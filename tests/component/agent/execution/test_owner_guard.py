@@ -27,7 +27,7 @@ from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.agent.owner.yield_policy import YieldStep
 from distributed_grid.wire import OwnerRules
 from tests.component.agent.execution.conftest import Driver, a_spec, is_alive, python
-from tests.component.agent.execution.test_affinity import allowed
+from tests.component.agent.execution.test_cpu_control import allowed
 
 CORES = sorted(os.sched_getaffinity(0))
 pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")]
@@ -107,7 +107,7 @@ def an_owner(threads: int) -> Iterator[list[int]]:
 
 
 def ran_ms(*pids: int) -> int:
-    found = (process_tree.look(pid) for pid in pids)
+    found = (process_tree.read_process(pid) for pid in pids)
     return sum(proc.own_ticks for proc in found if proc is not None) * process_tree.TICK_MS
 
 
@@ -190,7 +190,7 @@ def test_an_owner_who_takes_it_all_pauses_everything_until_it_goes(guarded: Guar
 
 
 def is_marked(root: Path) -> bool:
-    return (root / job_dir.YIELDING).exists()
+    return (root / job_dir.THROTTLED).exists()
 
 
 def weights(root: Path) -> dict[str, str]:
@@ -317,19 +317,19 @@ import asyncio, msgspec, sys
 from pathlib import Path
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.execution.attempt import AttemptSpec
-from distributed_grid.agent.execution.throttle import Throttler
+from distributed_grid.agent.execution.cpu_control import Throttler
 
 async def main():
     host = AttemptHost(Path(sys.argv[1]), report=lambda report: None)
     await host.start()
     spec = msgspec.json.decode(sys.stdin.buffer.read(), type=AttemptSpec)
     await host.launch(spec)
-    while not host.borrowed():
+    while not host.running_trees():
         await asyncio.sleep(0.01)
-    brake = Throttler(host)
-    brake.hold(1, 50)
-    brake.stand_still()
-    print(host.borrowed()[0].shim.pid, flush=True)
+    throttler = Throttler(host)
+    throttler.throttle(1, 50)
+    throttler.pause()
+    print(host.running_trees()[0].shim.pid, flush=True)
     await asyncio.sleep(1000)
 
 asyncio.run(main())
@@ -354,7 +354,7 @@ def test_what_a_killed_agent_left_stopped_goes_on_under_the_next(root: Path, new
         agent.send_signal(signal.SIGKILL)
         agent.wait()
         agent.stdout.close()
-    left = [proc.pid for proc in process_tree.below(shim)]
+    left = [proc.pid for proc in process_tree.descendants(shim)]
     assert left
     assert {state_of(pid) for pid in left} == {"T"}
     driver = new_driver()

@@ -82,12 +82,12 @@ folder, spec = Path(sys.argv[1]), json.loads(sys.argv[2])
 (folder / "cores.json").write_text("[]")
 lock = os.open(folder / "shim.lock", os.O_RDWR | os.O_CREAT)
 fcntl.flock(lock, fcntl.LOCK_EX)
-me = process_tree.look(os.getpid())
+me = process_tree.read_process(os.getpid())
 identity = {"boot": boot_id(), "pid": me.pid, "start": me.start}
 os.write(lock, json.dumps(identity).encode())
 env = {"GRID_ATTEMPT_ID": folder.name, "GRID_JOB_DIR": f"{folder}/work"}
 main = os.posix_spawn(spec["argv"][0], spec["argv"], env)
-started = {"pid": main, "start": process_tree.look(main).start, "at_boot_ms": 5, "cores": [], "shim": identity}
+started = {"pid": main, "start": process_tree.read_process(main).start, "at_boot_ms": 5, "cores": [], "shim": identity}
 (folder / "started.json").write_text(json.dumps(started))
 print(main, flush=True)
 code = os.waitstatus_to_exitcode(os.waitpid(main, 0)[1])

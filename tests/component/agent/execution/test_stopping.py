@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.agent.execution.throttle import Throttler
+from distributed_grid.agent.execution.cpu_control import Throttler
 from distributed_grid.posix.boot_clock import boot_ms
 from tests.component.agent.execution.conftest import Driver, is_alive, python
 
@@ -100,14 +100,14 @@ def test_a_paused_tree_uses_no_time_and_can_still_be_stopped(driver: Driver) -> 
     busy = "import os\nos.fork()\nprint(os.getpid())\nwhile True: pass"
     driver.launch("a.1", *python(busy))
     driver.numbers("a.1", 2)
-    brake = Throttler(driver.host)
-    brake.stand_still()
+    throttler = Throttler(driver.host)
+    throttler.pause()
     before = driver.host.usage()["a.1"].cpu_ms
     driver.pass_time(0.3)
     assert driver.host.usage()["a.1"].cpu_ms <= before + 10
-    brake.go_on()
+    throttler.resume()
     driver.until(lambda: driver.host.usage()["a.1"].cpu_ms > before + 100)
-    brake.stand_still()
+    throttler.pause()
     began = time.monotonic()
     assert driver.stop("a.1", grace_ms=5000).signal == 15
     assert time.monotonic() - began < 3
@@ -125,7 +125,7 @@ def test_an_attempt_nobody_renews_is_gone_when_its_hold_is_over(driver: Driver) 
     pids = driver.numbers("a.1", 3)
     for _ in range(4):
         driver.pass_time(0.2)
-        driver.host.hold(boot_ms() + 1000)
+        driver.host.extend_hold(boot_ms() + 1000)
     renewed = time.monotonic()
     while any(map(is_alive, pids)):
         driver.pass_time(0.01)

@@ -1,11 +1,16 @@
-"""Files of an attempt are whole or absent, and names from outside lead nowhere else."""
+"""Files of an attempt are whole or absent, and names from outside lead nowhere else.
+
+A line of a journal is whole or absent, whatever happened before it and wherever it was cut.
+"""
+
+from __future__ import annotations
 
 import os
 from pathlib import Path
 
 import pytest
 
-from distributed_grid.agent.files import attempt_journal, job_dir
+from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir, is_safe_name
 
 
@@ -72,8 +77,8 @@ def test_one_file_tells_all_that_happened_under_three_names(root: str) -> None:
         lock = job.take_lock()
         assert lock is not None
         assert (job.read(job_dir.LOCK), job.read(job_dir.STARTED), job.read(job_dir.EXIT)) == (None, None, None)
-        attempt_journal.append(lock, attempt_journal.entry("shim", {"boot": "b", "pid": 1, "start": 2}))
-        attempt_journal.append(lock, attempt_journal.entry("started", {"pid": 3}))
+        job_dir.append_entry(lock, job_dir.journal_entry("shim", {"boot": "b", "pid": 1, "start": 2}))
+        job_dir.append_entry(lock, job_dir.journal_entry("started", {"pid": 3}))
         job.write_end(lock, {"kind": "exited", "exit_code": 0})
         os.close(lock)
         assert job.read(job_dir.SPEC) == {"attempt_id": "a.1", "cores": [1]}
@@ -89,7 +94,7 @@ def test_an_end_that_was_not_shown_counts_once_its_shim_is_gone(root: str) -> No
         job.write(job_dir.SPEC, {"attempt_id": "a.1"})
         lock = job.take_lock()
         assert lock is not None
-        attempt_journal.append(lock, attempt_journal.entry("ended", {"kind": "exited"}))
+        job_dir.append_entry(lock, job_dir.journal_entry("ended", {"kind": "exited"}))
         assert job.read_end() is None  # it may not be on the disk yet
         os.close(lock)
         assert job.read(job_dir.EXIT) is None
@@ -156,3 +161,56 @@ def test_unsafe_names(root: str, name: str) -> None:
 @pytest.mark.parametrize("name", ["a", "4f1c-9.1", "_x", "x" * 128, "a..b", "-"])
 def test_safe_names(name: str) -> None:
     assert is_safe_name(name)
+
+
+SPEC = b'{"attempt_id": "a.1", "argv": ["\\n{\\"ended\\": 1}"]}'
+TOLD = {"shim": {"pid": 7}, "started": {"pid": 8, "cores": [0]}, "ended": {"kind": "exited", "detail": "\udcff\n"}}
+
+
+def a_journal(path: Path) -> bytes:
+    path.write_bytes(SPEC)
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+    for key, content in TOLD.items():
+        job_dir.append_entry(fd, job_dir.journal_entry(key, content))
+    os.close(fd)
+    return path.read_bytes()
+
+
+def test_what_is_told_is_found(tmp_path: Path) -> None:
+    text = a_journal(tmp_path / "journal")
+    assert {key: job_dir.find_entry(text, key) for key in TOLD} == TOLD
+    assert job_dir.first_entry(text) == {"attempt_id": "a.1", "argv": ['\n{"ended": 1}']}
+    assert job_dir.find_entry(text, "other") is None
+
+
+def test_cut_anywhere_it_tells_less_but_nothing_else(tmp_path: Path) -> None:
+    text = a_journal(tmp_path / "journal")
+    found = []
+    for length in range(len(text) + 1):
+        told = {key: job_dir.find_entry(text[:length], key) for key in TOLD}
+        assert all(content in (None, TOLD[key]) for key, content in told.items()), text[:length]
+        found.append(sum(content is not None for content in told.values()))
+        assert (job_dir.first_entry(text[:length]) is not None) == (length >= len(SPEC))
+    assert found == sorted(found)
+    assert set(found) == {0, 1, 2, 3}
+
+
+def test_a_line_cut_short_hides_none_that_follows(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    whole = a_journal(path)
+    line = job_dir.journal_entry("ended", TOLD["ended"])
+    begun = whole[: -len(line)]
+    for length in range(len(line)):
+        path.write_bytes(begun + line[:length])
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+        job_dir.append_entry(fd, line)
+        os.close(fd)
+        assert job_dir.find_entry(path.read_bytes(), "ended") == TOLD["ended"]
+
+
+def test_what_a_power_failure_left_as_zeros_is_nothing(tmp_path: Path) -> None:
+    text = a_journal(tmp_path / "journal")
+    end = text.index(b'{"ended"')
+    assert job_dir.find_entry(text[:end] + bytes(200), "ended") is None
+    assert job_dir.find_entry(text[:end] + bytes(200), "started") == TOLD["started"]
+    assert job_dir.first_entry(bytes(len(text))) is None

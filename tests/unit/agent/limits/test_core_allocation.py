@@ -1,9 +1,9 @@
-"""The laws of `arrange`, over any history of claims coming and going."""
+"""The laws of `allocate_cores`, over any history of claims coming and going."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.agent.limits.core_allocation import CORE, CoreClaim, arrange, nice_for, weight_for, within
+from distributed_grid.agent.limits.core_allocation import CORE, CoreClaim, allocate_cores, nice_for, weight_for, within
 
 MILLI = st.one_of(st.integers(1, 999), st.sampled_from([250, 500, 1000, 1500, 2000, 3000, 9000]), st.integers(1, 5000))
 # Each step adds a claim or, when negative, ends one.
@@ -20,7 +20,7 @@ def live_through(history: list[int], cores: tuple[int, ...]) -> list[dict[str, C
             claims[f"job{number}"] = CoreClaim(step)
         elif claims:
             claims.pop(list(claims)[step % len(claims)])
-        placed = arrange(claims, cores)
+        placed = allocate_cores(claims, cores)
         claims = {name: CoreClaim(claims[name].milli, placed[name]) for name in claims}
         states.append(dict(claims))
     return states
@@ -51,7 +51,7 @@ def test_while_there_is_plenty_nothing_is_overbooked(history: list[int], cores: 
 @given(HISTORIES, MACHINES)
 def test_arranging_again_moves_nobody(history: list[int], cores: tuple[int, ...]) -> None:
     for claims in live_through(history, cores):
-        assert arrange(claims, cores) == {name: claim.cores for name, claim in claims.items()}
+        assert allocate_cores(claims, cores) == {name: claim.cores for name, claim in claims.items()}
 
 
 @given(st.lists(st.just(1000), min_size=1, max_size=30), MACHINES)
@@ -63,13 +63,13 @@ def test_too_many_are_spread_evenly(history: list[int], cores: tuple[int, ...]) 
 
 def test_fractions_share_and_make_room() -> None:
     half, rest = CoreClaim(500, (0,)), CoreClaim(400, (1,))
-    assert arrange({"a": half, "b": CoreClaim(500)}, (0, 1)) == {"a": (0,), "b": (0,)}
-    packed = arrange({"a": half, "b": rest, "c": CoreClaim(1000)}, (0, 1))
+    assert allocate_cores({"a": half, "b": CoreClaim(500)}, (0, 1)) == {"a": (0,), "b": (0,)}
+    packed = allocate_cores({"a": half, "b": rest, "c": CoreClaim(1000)}, (0, 1))
     assert packed["a"] == packed["b"] != packed["c"]
 
 
 def test_a_core_and_a_half_is_one_alone_and_one_shared() -> None:
-    placed = arrange({"a": CoreClaim(1500), "b": CoreClaim(500)}, (0, 1))
+    placed = allocate_cores({"a": CoreClaim(1500), "b": CoreClaim(500)}, (0, 1))
     assert placed["a"][1] == placed["b"][0]
 
 

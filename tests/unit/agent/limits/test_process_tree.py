@@ -15,25 +15,25 @@ def test_a_process_with_a_nasty_name_is_read_right() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1) as child:
         assert child.stdout
         child.stdout.readline()
-        proc = process_tree.look(child.pid)
-        found = [found.pid for found in process_tree.below(os.getpid())]
-        quick = [found.pid for found in process_tree.quickly_below(os.getpid())]
+        proc = process_tree.read_process(child.pid)
+        found = [found.pid for found in process_tree.descendants(os.getpid())]
+        quick = [found.pid for found in process_tree.listed_descendants(os.getpid())]
         child.communicate(b"\n")
     assert proc is not None
     assert (proc.parent, proc.dead) == (os.getpid(), False)
     assert proc.pid in found
     assert proc.pid in quick
-    assert process_tree.look(child.pid) is None
-    assert process_tree.send(proc, 0) is False
+    assert process_tree.read_process(child.pid) is None
+    assert process_tree.send_signal(proc, 0) is False
 
 
 def test_a_pid_that_was_used_again_is_not_signalled() -> None:
     with subprocess.Popen(["sleep", "1000"]) as child:
-        proc = process_tree.look(child.pid)
+        proc = process_tree.read_process(child.pid)
         assert proc is not None
-        mistaken = process_tree.send(proc._replace(start=proc.start - 1), 9)
+        mistaken = process_tree.send_signal(proc._replace(start=proc.start - 1), 9)
         alive = child.poll() is None
-        assert process_tree.send(proc, 9) is True
+        assert process_tree.send_signal(proc, 9) is True
     assert (mistaken, alive) == (False, True)
     assert child.returncode == -9
 
@@ -45,8 +45,8 @@ def test_a_grid_daemon_and_all_below_it_are_not_part_of_a_tree() -> None:
         ) as child:
             assert child.stdout
             grandchild = int(child.stdout.readline())
-            found = {proc.pid for proc in process_tree.below(os.getpid())}
-            quick = {proc.pid for proc in process_tree.quickly_below(os.getpid())}
+            found = {proc.pid for proc in process_tree.descendants(os.getpid())}
+            quick = {proc.pid for proc in process_tree.listed_descendants(os.getpid())}
             os.kill(grandchild, 9)
         for pids in (found, quick):
             assert pids.isdisjoint({child.pid, grandchild}) is not counted
@@ -58,12 +58,13 @@ def test_what_carries_the_marks_is_found_with_what_it_started(tmp_path: Path) ->
     with subprocess.Popen(["sh", "-c", script], env=env, stdout=-1, start_new_session=True) as child:
         assert child.stdout
         cleared, daemon = int(child.stdout.readline()), int(child.stdout.readline())
-        while b"GRID_ROLE=daemon" not in process_tree.environ(daemon) or process_tree.environ(cleared) != {b""}:
+        environ = process_tree.read_environ
+        while b"GRID_ROLE=daemon" not in environ(daemon) or environ(cleared) != {b""}:
             time.sleep(0.001)  # until both are what they will be
-        marked = {proc.pid for proc in process_tree.marked("a.1", str(tmp_path))}
-        other = process_tree.marked("a.1", "/elsewhere/work")
-        sessions = {proc.pid for proc in process_tree.marked("none", "none", session=child.pid)}
-        too_old = process_tree.marked("none", "none", session=child.pid, since=1 << 60)
+        marked = {proc.pid for proc in process_tree.find_attempt_processes("a.1", str(tmp_path))}
+        other = process_tree.find_attempt_processes("a.1", "/elsewhere/work")
+        sessions = {proc.pid for proc in process_tree.find_attempt_processes("none", "none", session=child.pid)}
+        too_old = process_tree.find_attempt_processes("none", "none", session=child.pid, since=1 << 60)
         for pid in (daemon, cleared):
             os.kill(pid, 9)
     assert marked == sessions == {child.pid, cleared}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.agent.files.checkpoints import TELL_EVERY_MS, CheckpointMarks
+from distributed_grid.agent.files.job_signals import REPORT_EVERY_MS, CheckpointMarks
 from distributed_grid.wire import CheckpointAge
 
 
@@ -42,10 +42,10 @@ class Attempts:
     def beat(self, *, node: str = "gpu1", later_ms: int = 2_000, heard: bool = True) -> list[tuple[str, int]]:
         """One heartbeat; of whom it tells, and under which fence."""
         self.clock.ms += later_ms
-        self.marks.look(self.running)
-        told = self.marks.to_tell(node, self.clock.ms)
+        self.marks.observe(self.running)
+        told = self.marks.take_unreported(node, self.clock.ms)
         if heard:
-            self.marks.heard(self.clock.ms)
+            self.marks.confirm(self.clock.ms)
         return [(mark.lease_id, mark.fence) for mark in told]
 
 
@@ -61,9 +61,9 @@ def test_who_never_marked_is_not_told_of(attempts: Attempts) -> None:
 
 def test_a_mark_is_told_once_with_its_age_and_fence(attempts: Attempts) -> None:
     attempts.mark("a.2", ago_s=30)
-    attempts.marks.look(attempts.running)
-    (told,) = attempts.marks.to_tell("gpu1", 1)
-    attempts.marks.heard(1)
+    attempts.marks.observe(attempts.running)
+    (told,) = attempts.marks.take_unreported("gpu1", 1)
+    attempts.marks.confirm(1)
     assert (told.lease_id, told.fence) == ("a.2", 12)
     assert 30_000 <= told.age_ms < 60_000
     for _ in range(20):
@@ -72,8 +72,8 @@ def test_a_mark_is_told_once_with_its_age_and_fence(attempts: Attempts) -> None:
 
 def test_a_mark_of_the_future_counts_as_now(attempts: Attempts) -> None:
     attempts.mark("a.1", ago_s=-3600)
-    attempts.marks.look(attempts.running)
-    assert attempts.marks.to_tell("gpu1", 1) == (CheckpointAge("a.1", 11, 0),)
+    attempts.marks.observe(attempts.running)
+    assert attempts.marks.take_unreported("gpu1", 1) == (CheckpointAge("a.1", 11, 0),)
     assert attempts.marks.age_ms("a.1") == 0
 
 
@@ -82,7 +82,7 @@ def test_an_attempt_is_told_of_at_most_once_in_ten_seconds(attempts: Attempts) -
     for number in range(50):
         attempts.mark("a.1", ago_s=100 - number)
         told += len(attempts.beat(later_ms=1_000))
-    assert told == 50_000 // TELL_EVERY_MS
+    assert told == 50_000 // REPORT_EVERY_MS
 
 
 def test_a_mark_goes_with_the_heartbeat_of_its_own_node(attempts: Attempts) -> None:
@@ -95,15 +95,15 @@ def test_a_mark_that_was_not_confirmed_is_told_again_later(attempts: Attempts) -
     attempts.mark("a.1", ago_s=1)
     assert attempts.beat(heard=False) == [("a.1", 11)]
     assert attempts.beat() == []
-    assert attempts.beat(later_ms=TELL_EVERY_MS) == [("a.1", 11)]
-    assert attempts.beat(later_ms=TELL_EVERY_MS) == []
+    assert attempts.beat(later_ms=REPORT_EVERY_MS) == [("a.1", 11)]
+    assert attempts.beat(later_ms=REPORT_EVERY_MS) == []
 
 
 def test_on_a_new_link_marks_are_told_again_at_once(attempts: Attempts) -> None:
     attempts.mark("a.1", ago_s=1)
     attempts.mark("a.2", ago_s=2)
     assert len(attempts.beat()) == 2
-    attempts.marks.tell_again()
+    attempts.marks.report_again()
     assert len(attempts.beat()) == 2
 
 

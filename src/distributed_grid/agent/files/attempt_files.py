@@ -1,19 +1,19 @@
-"""Files of attempts for the control plane to read: their output and what they left in their working directory.
+"""Files of attempts: read by the control plane over streams with credit, removed after a month.
 
-Rule 1: nothing outside an attempt's own directory can be named, not even through a link.
-Rule 2: no stream sends more than it was given credit for.
+Nothing outside an attempt's own directory can be named, not even through a link.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from distributed_grid.adapters.workdir import file_selection, manifest
 from distributed_grid.adapters.workdir.directory_walker import open_inside
 from distributed_grid.adapters.workdir.paths import display_path
-from distributed_grid.agent.files.job_dir import STDERR, STDOUT, WORK, JobDir
+from distributed_grid.agent.files.job_dir import EXIT, LIVE, STDERR, STDOUT, WORK, JobDir, is_safe_name
 from distributed_grid.errors import GridError
 from distributed_grid.wire import (
     MAX_CHUNK_BYTES,
@@ -26,7 +26,8 @@ from distributed_grid.wire import (
     ReadFile,
 )
 
-MOST_AT_ONCE = 256
+MAX_STREAMS = 256
+KEEP_SECONDS = 30 * 86_400.0
 OUTPUT = (STDOUT.encode(), STDERR.encode())
 
 
@@ -37,11 +38,11 @@ class _Stream:
 
 
 class AttemptFileReader:
-    """The streams on which files are read."""
+    """Streams on which output and working directories are read; none sends more than it has credit for."""
 
-    def __init__(self, root: Path, tell: Callable[[FileChunk | FileListing], None]) -> None:
+    def __init__(self, root: Path, send: Callable[[FileChunk | FileListing], None]) -> None:
         self._root = str(root.absolute())
-        self._tell = tell
+        self._send = send
         self._streams: dict[int, _Stream] = {}
 
     def received(self, order: ReadFile | ReadCredit | CloseStream | ListFiles) -> None:
@@ -51,13 +52,13 @@ class AttemptFileReader:
         elif isinstance(order, ReadCredit):
             if order.stream in self._streams:
                 self._streams[order.stream].credit += order.credit
-                self._go_on(order.stream)
+                self._continue(order.stream)
         elif isinstance(order, ListFiles):
-            self._tell(self._listing(order))
+            self._send(self._listing(order))
         else:
             self._begin(order)
 
-    def forget(self) -> None:
+    def close(self) -> None:
         """The link these streams went over is gone."""
         for stream in list(self._streams):
             self._end(stream)
@@ -69,26 +70,26 @@ class AttemptFileReader:
             os.lseek(fd, start, os.SEEK_SET)
         except FileNotFoundError:
             problem = "" if order.name in OUTPUT else f"there is no {display_path(order.name)}"
-            self._tell(FileChunk(order.stream, b"", problem))
+            self._send(FileChunk(order.stream, b"", problem))
             return
         except (OSError, ValueError) as failure:
-            self._tell(FileChunk(order.stream, b"", f"{display_path(order.name)} cannot be read: {failure}"))
+            self._send(FileChunk(order.stream, b"", f"{display_path(order.name)} cannot be read: {failure}"))
             return
-        if len(self._streams) >= MOST_AT_ONCE:
+        if len(self._streams) >= MAX_STREAMS:
             os.close(fd)
-            self._tell(FileChunk(order.stream, b"", "too many files are being read at once"))
+            self._send(FileChunk(order.stream, b"", "too many files are being read at once"))
             return
         self._end(order.stream)
         self._streams[order.stream] = _Stream(fd, order.credit)
-        self._go_on(order.stream)
+        self._continue(order.stream)
 
-    def _go_on(self, number: int) -> None:
+    def _continue(self, number: int) -> None:
         stream = self._streams[number]
         while stream.credit > 0:
             at = os.lseek(stream.fd, 0, os.SEEK_CUR)
             data = os.read(stream.fd, min(stream.credit, MAX_CHUNK_BYTES))
             stream.credit -= len(data)
-            self._tell(FileChunk(number, data, at=at))
+            self._send(FileChunk(number, data, at=at))
             if not data:
                 self._end(number)
                 return
@@ -126,3 +127,19 @@ def open_file(root: str, lease_id: str, name: bytes) -> int:
             return open_inside(work, rest)
         finally:
             os.close(work)
+
+
+def remove_expired(root: Path, *, now: float, keep_seconds: float = KEEP_SECONDS) -> int:
+    """Remove what ended longer ago than it is kept, never what is alive or not acknowledged; returns how many."""
+    removed = 0
+    for folder in list(root.iterdir()) if root.is_dir() else []:
+        if not is_safe_name(folder.name) or (root / LIVE / folder.name).exists():
+            continue
+        try:
+            ended = (folder / EXIT).stat().st_mtime
+        except OSError:
+            continue
+        if now - ended > keep_seconds:
+            shutil.rmtree(folder, ignore_errors=True)
+            removed += 1
+    return removed

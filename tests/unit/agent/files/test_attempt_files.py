@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from distributed_grid.agent.files.attempt_files import remove_expired
 from distributed_grid.agent.files.job_dir import EXIT, LIVE
-from distributed_grid.agent.files.retention import sweep
 
 DAY = 86_400.0
 NOW = 100 * DAY
@@ -29,7 +29,7 @@ def an_attempt(root: Path, name: str, *, ended_days_ago: float | None, live: boo
 def test_what_ended_over_thirty_days_ago_is_removed(tmp_path: Path) -> None:
     old = an_attempt(tmp_path, "old.1", ended_days_ago=31)
     new = an_attempt(tmp_path, "new.1", ended_days_ago=29)
-    assert sweep(tmp_path, now=NOW) == 1
+    assert remove_expired(tmp_path, now=NOW) == 1
     assert not old.exists()
     assert new.exists()
 
@@ -37,10 +37,10 @@ def test_what_ended_over_thirty_days_ago_is_removed(tmp_path: Path) -> None:
 def test_what_runs_or_was_not_acknowledged_stays(tmp_path: Path) -> None:
     running = an_attempt(tmp_path, "running.1", ended_days_ago=None, live=True)
     unheard = an_attempt(tmp_path, "unheard.1", ended_days_ago=90, live=True)
-    assert sweep(tmp_path, now=NOW) == 0
+    assert remove_expired(tmp_path, now=NOW) == 0
     assert running.exists()
     assert unheard.exists()
 
 
 def test_a_root_that_is_not_there_is_clean(tmp_path: Path) -> None:
-    assert sweep(tmp_path / "nowhere", now=NOW) == 0
+    assert remove_expired(tmp_path / "nowhere", now=NOW) == 0

@@ -1,0 +1,195 @@
+"""Core affinity and throttling of running attempts.
+
+Throttling is marked on disk before anything is confined or stopped, so that the next agent after a crash undoes it.
+An attempt that is being stopped is never paused: the time to clean up belongs to the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from distributed_grid.agent.execution.attempt import AttemptSpec, RunningAttempt
+from distributed_grid.agent.files import job_dir
+from distributed_grid.agent.files.job_dir import JobDir
+from distributed_grid.agent.limits import process_tree
+from distributed_grid.agent.limits.core_allocation import CoreClaim, allocate_cores, within
+
+if TYPE_CHECKING:
+    from distributed_grid.agent.execution.host import AttemptHost
+
+PERIOD_MS = 100
+FULL_SPEED_MILLI = 1000
+log = logging.getLogger(__name__)
+
+
+class CoreAffinity:
+    """Pins each of `running` to its cores; `real_cores` is all there are, None: those of this process."""
+
+    def __init__(self, root: str, running: Mapping[str, RunningAttempt], real_cores: Sequence[int] | None) -> None:
+        self._root = root
+        self._running = running
+        self._real_cores = sorted(os.sched_getaffinity(0) if real_cores is None else real_cores)
+        self._own_cores = sorted(os.sched_getaffinity(0))
+        self._allowed: tuple[int, ...] | None = None
+
+    @property
+    def cores_by_use(self) -> tuple[int, ...]:
+        """All cores there are for attempts, those first that some are pinned to."""
+        pinned = {core for attempt in self._running.values() for core in attempt.cores}
+        return tuple(sorted(self._real_cores, key=lambda core: core not in pinned))
+
+    def rearrange(self) -> None:
+        """Allocate and pin anew, those included that have to make room."""
+        claims = {
+            attempt.id: CoreClaim(attempt.spec.cpu_milli, attempt.cores)
+            for attempt in self._running.values()
+            if attempt.spec.cpu_milli
+        }
+        for attempt_id, cores in allocate_cores(claims, self._real_cores).items():
+            attempt = self._running[attempt_id]
+            if cores != attempt.cores:
+                attempt.cores = cores
+                if attempt.recorded:  # else they go into the record with the rest
+                    self._record_cores(attempt)
+                if attempt.shim is not None:
+                    self.pin(attempt, attempt.shim.pid)
+
+    def confine(self, cores: Sequence[int] | None) -> None:
+        """Keep everything on these cores, or (None) on its own again. Leases and their cores stay what they are."""
+        allowed = None if cores is None else tuple(sorted(cores))
+        if allowed == self._allowed:
+            return
+        self._allowed = allowed
+        for attempt in self._running.values():
+            if attempt.shim is not None:
+                self.pin(attempt, attempt.shim.pid)
+
+    def on_started(self, attempt: RunningAttempt, on_cores: tuple[int, ...], shim_pid: int) -> None:
+        """Its command runs on these cores: move it if they are not, or not all, what it may use by now."""
+        if attempt.cores != on_cores or self._allowed is not None:
+            self.pin(attempt, shim_pid)
+
+    def pin(self, attempt: RunningAttempt, shim_pid: int) -> None:
+        """Move a tree to its own cores, as far as they are allowed now; the only place that does."""
+        process_tree.pin_tree(shim_pid, within(attempt.cores or self._own_cores, self._allowed))
+
+    def _record_cores(self, attempt: RunningAttempt) -> None:
+        try:
+            with JobDir(self._root, attempt.id) as job:
+                job.write(job_dir.CORES, attempt.cores)
+        except OSError as error:  # a full disk: it is moved all the same, and only the next agent will wonder
+            log.warning("the cores of %s could not be recorded: %s", attempt.id, error.strerror)
+
+
+class RunningTree(NamedTuple):
+    """The process tree of an attempt whose command runs; `stopping` once somebody asked it to stop."""
+
+    spec: AttemptSpec
+    fence: int
+    shim: process_tree.Proc
+    stopping: bool
+    launched_boot_ms: int
+
+    @property
+    def attempt_id(self) -> str:
+        return self.spec.attempt_id
+
+
+class Throttler:
+    """Throttles all attempts of a host: to fewer cores, to a part of the time, or to a standstill."""
+
+    def __init__(self, host: AttemptHost) -> None:
+        self._host = host
+        self._running_milli = FULL_SPEED_MILLI
+        self._paused: set[str] = set()
+        self._cycling: asyncio.Task[None] | None = None
+        self._marked = False
+
+    def throttle(self, cores: int | None, running_milli: int) -> None:
+        """Use so many cores (None: one's own), and each only for that part of the time."""
+        self._mark(cores is not None or running_milli < FULL_SPEED_MILLI)
+        self._host.confine(None if cores is None else self._host.cores_by_use[: max(1, cores)])
+        self._running_milli = running_milli
+        if running_milli < FULL_SPEED_MILLI and self._cycling is None:
+            self._cycling = asyncio.get_running_loop().create_task(self._cycle())
+        elif running_milli >= FULL_SPEED_MILLI:
+            self._stop_cycling()
+
+    def pause(self, spared: frozenset[str] = frozenset()) -> list[RunningTree]:
+        """Pause everything but `spared`; returns those that ran until now. Again: only what has started since."""
+        self._mark(True)
+        fresh = [one for one in self._running() if one.attempt_id not in spared]
+        for one in fresh:
+            process_tree.stop_tree(one.shim.pid)
+            self._paused.add(one.attempt_id)
+        return fresh
+
+    def resume(self, attempt_id: str | None = None) -> None:
+        """Let one, or everything, that is paused run as `throttle` allows."""
+        resumed = self._paused & {attempt_id} if attempt_id is not None else self._paused
+        self._paused = self._paused - resumed
+        _signal([one for one in self._host.running_trees() if one.attempt_id in resumed], signal.SIGCONT)
+
+    def release(self) -> None:
+        """Let everything run freely again. Safe twice."""
+        self.resume()
+        self.throttle(None, FULL_SPEED_MILLI)
+
+    async def _cycle(self) -> None:
+        """Run and stop in turns, the running part first in every period."""
+        while True:
+            on_ms = PERIOD_MS * self._running_milli // FULL_SPEED_MILLI
+            _signal(self._running(), signal.SIGCONT)
+            await asyncio.sleep(on_ms / 1000)
+            _signal(self._running(), signal.SIGSTOP)
+            await asyncio.sleep((PERIOD_MS - on_ms) / 1000)
+
+    def _stop_cycling(self) -> None:
+        if self._cycling is not None:
+            self._cycling.cancel()
+            self._cycling = None
+            _signal(self._running(), signal.SIGCONT)
+
+    def _running(self) -> list[RunningTree]:
+        """The trees that are neither being stopped nor paused."""
+        trees = self._host.running_trees()
+        return [one for one in trees if not one.stopping and one.attempt_id not in self._paused]
+
+    def _mark(self, throttled: bool) -> None:
+        if throttled == self._marked:
+            return
+        try:
+            (mark_throttled if throttled else clear_throttled)(self._host.root)
+        except OSError as error:  # a full disk; the owner comes first all the same
+            log.warning("throttling could not be recorded: %s", error.strerror)
+        self._marked = throttled
+
+
+def _signal(trees: list[RunningTree], signum: int) -> None:
+    for one in trees:
+        now = process_tree.read_process(one.shim.pid)
+        if now is not None and now.start == one.shim.start:  # else another process has its pid by now
+            process_tree.signal_all(process_tree.listed_descendants(one.shim.pid), signum)
+
+
+def mark_throttled(root: str) -> None:
+    """Record that something below the root may be stopped or confined."""
+    os.close(os.open(f"{root}/{job_dir.THROTTLED}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def clear_throttled(root: str) -> None:
+    """Record that nothing is. Safe twice."""
+    try:
+        os.unlink(f"{root}/{job_dir.THROTTLED}")
+    except FileNotFoundError:
+        pass
+
+
+def is_marked_throttled(root: str) -> bool:
+    """Whether something may have been left stopped or confined."""
+    return os.access(f"{root}/{job_dir.THROTTLED}", os.F_OK)

@@ -1,0 +1,171 @@
+"""Files through which agent and jobs signal: the hold deadline, the notice before a stop, checkpoint marks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from distributed_grid.agent.files import job_dir
+from distributed_grid.agent.files.job_dir import JobDir
+from distributed_grid.posix.boot_clock import boot_ms
+from distributed_grid.wire import CheckpointAge
+
+REPORT_EVERY_MS = 10_000
+log = logging.getLogger(__name__)
+
+
+class HoldDeadline:
+    """Hold deadline of a root, in this boot: attempts stop at it unless the control plane extends it.
+
+    It never gets earlier. It is on disk while something runs, for each shim to read by itself. What cannot be written
+    counts as not extended: work is stopped in time rather than late.
+    """
+
+    def __init__(self, root: str, boot_id: str) -> None:
+        self._root = root
+        self._boot_id = boot_id
+        self._until = self._on_disk = 0
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the deadline is still to come."""
+        return self._until > boot_ms()
+
+    def restore(self) -> None:
+        """Read it from disk."""
+        self._until = self._on_disk = job_dir.read_hold(self._root, self._boot_id)
+
+    def begin(self, now: int, hold_ms: int) -> None:
+        """Something with a hold is launched now: it has the one that lasts, or else its own begins."""
+        self._until = self._until if self._until > now else now + hold_ms
+        self._write()
+
+    def extend(self, until_boot_ms: int, *, in_use: bool) -> None:
+        """Let it last until then, at least. Where nothing runs (not `in_use`) the disk need not know."""
+        if until_boot_ms <= self._until:
+            return
+        self._until = until_boot_ms
+        if in_use:
+            self._write()
+
+    def _write(self) -> None:
+        if self._until == self._on_disk:
+            return
+        try:
+            job_dir.write_hold(self._root, self._until, self._boot_id)
+            self._on_disk = self._until
+        except OSError as error:  # a full disk: what runs is stopped in time, as if nobody had extended it
+            log.warning("the hold could not be renewed: %s", error.strerror)
+
+
+def give_notice(root: str, attempt_id: str, why: str, in_ms: int) -> int:
+    """Warn an attempt that it will be stopped; how many milliseconds it has. Who was warned before has no longer."""
+    now = time.time()
+    try:
+        with JobDir(root, attempt_id) as job:
+            before = job.read(job_dir.NOTICE)
+            if isinstance(before, dict) and isinstance(before.get("deadline"), float):
+                in_ms = min(in_ms, max(round(1000 * (before["deadline"] - now)), 0))
+            job.write(job_dir.NOTICE, {"reason": why, "deadline": round(now + in_ms / 1000, 3)})
+    except OSError as error:  # a full disk: it learns of it by SIGTERM
+        log.warning("%s could not be warned: %s", attempt_id, error.strerror)
+    return in_ms
+
+
+def withdraw_notice(root: str, attempt_id: str) -> None:
+    """It may go on after all. Safe twice."""
+    try:
+        with JobDir(root, attempt_id) as job:
+            job.remove(job_dir.NOTICE)
+    except FileNotFoundError:
+        pass
+
+
+class CheckpointMark(NamedTuple):
+    """An attempt of a node, and when it last marked a checkpoint (nanoseconds of the wall clock)."""
+
+    node: str
+    fence: int
+    at_ns: int
+
+
+class CheckpointMarks:
+    """Checkpoints that attempts marked by writing $GRID_CHECKPOINT, and which of them the control plane knows.
+
+    The time of a mark is the file's modification time by this machine's clock; a time to come counts as now. An
+    attempt is reported at most once in ten seconds. A mark that nobody has confirmed, or that may have been lost with
+    a link, is reported again.
+    """
+
+    def __init__(self, root: str, now_ms: Callable[[], int] = boot_ms) -> None:
+        self._root = root
+        self._now_ms = now_ms
+        self._marks: dict[str, CheckpointMark] = {}
+        self._reported: dict[str, tuple[int, int]] = {}  # by attempt: which mark, and when
+        self._confirmed: dict[str, int] = {}
+        self._in_flight: dict[int, dict[str, int]] = {}  # by heartbeat
+
+    def observe(self, attempts: Iterable[tuple[str, int, str]]) -> None:
+        """Read the marks of these attempts, given as (id, fence, node). A file system may hang: call it in a thread."""
+        seen = {}
+        for attempt_id, fence, node in attempts:
+            at_ns = self._marked_ns(attempt_id)
+            if at_ns is not None:
+                seen[attempt_id] = CheckpointMark(node, fence, at_ns)
+        self._marks = seen
+
+    def take_unreported(self, node: str, beat: int) -> tuple[CheckpointAge, ...]:
+        """The marks of a node that this heartbeat should report."""
+        seen, now = self._marks, self._now_ms()
+        found = []
+        for attempt_id, mark in seen.items():
+            _, reported_ms = self._reported.get(attempt_id, (0, -REPORT_EVERY_MS))
+            is_news = self._confirmed.get(attempt_id) != mark.at_ns and now - reported_ms >= REPORT_EVERY_MS
+            if mark.node == node and is_news:
+                found.append(CheckpointAge(attempt_id, mark.fence, _age_ms(mark.at_ns)))
+                self._reported[attempt_id] = (mark.at_ns, now)
+                self._in_flight.setdefault(beat, {})[attempt_id] = mark.at_ns
+        self._forget_others(seen)
+        return tuple(found)
+
+    def confirm(self, beat: int) -> None:
+        """A heartbeat has arrived, and its marks are in the ledger; those of earlier ones are there too, or lost."""
+        for earlier in [one for one in self._in_flight if one <= beat]:
+            marks = self._in_flight.pop(earlier)
+            if earlier == beat:
+                self._confirmed |= marks
+
+    def report_again(self) -> None:
+        """There is a new link: what was reported on the last one may not have come through."""
+        self._reported.clear()
+        self._confirmed.clear()
+        self._in_flight.clear()
+
+    def observed_age_ms(self, attempt_id: str) -> int | None:
+        """How long before now an attempt marked a checkpoint, as last seen; None where it was not seen to."""
+        mark = self._marks.get(attempt_id)
+        return None if mark is None else _age_ms(mark.at_ns)
+
+    def age_ms(self, attempt_id: str) -> int | None:
+        """How long ago an attempt marked its last checkpoint; None where it never did."""
+        at_ns = self._marked_ns(attempt_id)
+        return None if at_ns is None else _age_ms(at_ns)
+
+    def _marked_ns(self, attempt_id: str) -> int | None:
+        try:
+            return os.stat(f"{self._root}/{attempt_id}/{job_dir.CHECKPOINT}", follow_symlinks=False).st_mtime_ns
+        except OSError:
+            return None
+
+    def _forget_others(self, seen: dict[str, CheckpointMark]) -> None:
+        """Keep nothing about attempts that are not there any more."""
+        for table in (self._reported, self._confirmed):
+            for attempt_id in [one for one in table if one not in seen]:
+                del table[attempt_id]
+
+
+def _age_ms(at_ns: int) -> int:
+    return max(time.time_ns() - at_ns, 0) // 1_000_000
