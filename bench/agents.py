@@ -22,7 +22,8 @@ from typing import Any
 from bench.control_plane import start_control_plane, temporary_grid
 from bench.table import Line
 from distributed_grid.api.framing import JSON, Unpacker, frame
-from distributed_grid.client.client import Client, ClientConfig, greeting
+from distributed_grid.client.client import Client
+from distributed_grid.client.conversation import ClientConfig, hello
 from distributed_grid.state_dir import StateDir
 
 AGENTS = 1000
@@ -36,12 +37,12 @@ def measure() -> list[Line]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     config = "nodes:\n" + "".join(NODE.format(number=number) for number in range(AGENTS))
-    with temporary_grid(config) as (places, wanted):
-        start_control_plane(places, wanted)
-        with Client(places, wanted) as client:
+    with temporary_grid(config) as (state_dir, client_config):
+        start_control_plane(state_dir, client_config)
+        with Client(state_dir, client_config) as client:
             pid = client.call("get_daemon_info")["pid"]
         agents = subprocess.Popen(
-            [sys.executable, "-m", "bench.simulated_agents", str(places.host_dir / "links"), str(AGENTS)],
+            [sys.executable, "-m", "bench.simulated_agents", str(state_dir.host_dir / "links"), str(AGENTS)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -59,7 +60,7 @@ def measure() -> list[Line]:
             time.sleep(SECONDS)
             part = (_cpu_seconds(pid) - before) / (time.perf_counter() - began)
             beats = _ask(agents, "beats")
-            sent = asyncio.run(_jobs(places))
+            sent = asyncio.run(_jobs(state_dir))
             arrived: dict[str, float] = dict(_ask(agents, "starts"))
             size = _resident_bytes(pid)
         finally:
@@ -83,9 +84,9 @@ def _ask(agents: subprocess.Popen[str], question: str) -> Any:
     return json.loads(agents.stdout.readline())
 
 
-async def _jobs(places: StateDir) -> dict[str, float]:
+async def _jobs(state_dir: StateDir) -> dict[str, float]:
     """When each job was submitted, one every 20 ms, each on a node of its own."""
-    reader, writer = await asyncio.open_unix_connection(str(places.socket))
+    reader, writer = await asyncio.open_unix_connection(str(state_dir.socket))
     unpacker = Unpacker()
     frames: list[tuple[bytes, bytes]] = []
 
@@ -96,7 +97,7 @@ async def _jobs(places: StateDir) -> dict[str, float]:
         answer = json.loads(frames.pop(0)[1])
         assert "error" not in answer, answer
 
-    await call(greeting(ClientConfig()))
+    await call(hello(ClientConfig()))
     sent = {}
     for number in random.Random(1).sample(range(AGENTS), STARTS):
         name = uuid.uuid4().hex

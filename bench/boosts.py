@@ -12,7 +12,8 @@ from collections.abc import Callable
 from bench.commands import BARE
 from bench.control_plane import GRID, start_control_plane, temporary_grid
 from bench.table import Line
-from distributed_grid.client.client import Client, ClientConfig
+from distributed_grid.client.client import Client
+from distributed_grid.client.conversation import ClientConfig
 from distributed_grid.state_dir import StateDir
 
 GRANTS, MANY, ROUNDS, LOOKS = 300, 1_000, 25, 9
@@ -25,16 +26,16 @@ nodes:
 
 def measure() -> list[Line]:
     """The median grant, the warm command as a multiple of a bare interpreter, and a list of a thousand."""
-    with temporary_grid(PAIR) as (places, wanted):
-        start_control_plane(places, wanted)
-        grants = _grants(places, wanted)
-        bare, status = _commands(places)
+    with temporary_grid(PAIR) as (state_dir, client_config):
+        start_control_plane(state_dir, client_config)
+        grants = _grants(state_dir, client_config)
+        bare, status = _commands(state_dir)
         began = time.perf_counter()
-        names = _thousand(places, wanted)
+        names = _thousand(state_dir, client_config)
         rate = MANY / (time.perf_counter() - began)
-        api = _median(lambda: _listed(places, wanted))
-        shown = _median(lambda: _status(places))
-        _release(places, wanted, names)
+        api = _median(lambda: _listed(state_dir, client_config))
+        shown = _median(lambda: _status(state_dir))
+        _release(state_dir, client_config, names)
     return [
         Line(
             "a boost granted, durable p50 at the API", 1000 * statistics.median(grants), 10, "ms", lower_is_better=True
@@ -46,9 +47,9 @@ def measure() -> list[Line]:
     ]
 
 
-def _grants(places: StateDir, wanted: ClientConfig) -> list[float]:
+def _grants(state_dir: StateDir, client_config: ClientConfig) -> list[float]:
     times: list[float] = []
-    with Client(places, wanted) as client:
+    with Client(state_dir, client_config) as client:
         for _ in range(GRANTS):
             name = uuid.uuid4().hex
             began = time.perf_counter()
@@ -58,36 +59,36 @@ def _grants(places: StateDir, wanted: ClientConfig) -> list[float]:
     return times
 
 
-def _commands(places: StateDir) -> tuple[float, float]:
+def _commands(state_dir: StateDir) -> tuple[float, float]:
     """Medians of a bare interpreter and of the command, taken in turn so that noise hits both alike."""
     taken: tuple[list[float], list[float]] = ([], [])
     for _ in range(ROUNDS):
         for times, command in zip(taken, (BARE, [GRID, "boost", "status"]), strict=True):
-            times.append(_seconds(places, command))
+            times.append(_seconds(state_dir, command))
     return statistics.median(taken[0]), statistics.median(taken[1])
 
 
-def _seconds(places: StateDir, command: list[str]) -> float:
+def _seconds(state_dir: StateDir, command: list[str]) -> float:
     began = time.perf_counter()
-    _run(places, command)
+    _run(state_dir, command)
     return time.perf_counter() - began
 
 
-def _run(places: StateDir, command: list[str]) -> bytes:
-    env = os.environ | {"GRID_STATE_DIR": str(places.state_dir)}
+def _run(state_dir: StateDir, command: list[str]) -> bytes:
+    env = os.environ | {"GRID_STATE_DIR": str(state_dir.root)}
     return subprocess.run(command, env=env, cwd="/", check=True, stdout=subprocess.PIPE).stdout
 
 
-def _thousand(places: StateDir, wanted: ClientConfig) -> list[str]:
+def _thousand(state_dir: StateDir, client_config: ClientConfig) -> list[str]:
     names = [uuid.uuid4().hex for _ in range(MANY)]
-    with Client(places, wanted) as client:
+    with Client(state_dir, client_config) as client:
         for name in names:
             client.call("request_boost", request_id=name, target="master", resource_type="cpu", amount=0.001)
     return names
 
 
-def _listed(places: StateDir, wanted: ClientConfig) -> float:
-    with Client(places, wanted) as client:
+def _listed(state_dir: StateDir, client_config: ClientConfig) -> float:
+    with Client(state_dir, client_config) as client:
         client.greet()
         began = time.perf_counter()
         found = client.call("list_boosts")
@@ -96,16 +97,16 @@ def _listed(places: StateDir, wanted: ClientConfig) -> float:
     return took
 
 
-def _status(places: StateDir) -> float:
+def _status(state_dir: StateDir) -> float:
     began = time.perf_counter()
-    shown = _run(places, [GRID, "boost", "status"])
+    shown = _run(state_dir, [GRID, "boost", "status"])
     took = time.perf_counter() - began
     assert shown.startswith(f"{MANY} active boosts: 1 core\n".encode())
     return took
 
 
-def _release(places: StateDir, wanted: ClientConfig, names: list[str]) -> None:
-    with Client(places, wanted) as client:
+def _release(state_dir: StateDir, client_config: ClientConfig, names: list[str]) -> None:
+    with Client(state_dir, client_config) as client:
         for name in names:
             client.call("release_boost", boost_id=name)
         assert client.call("list_boosts")["boosts"] == []

@@ -11,7 +11,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from distributed_grid.client.client import Client, ClientConfig
+from distributed_grid.client.client import Client
+from distributed_grid.client.conversation import ClientConfig
 from distributed_grid.state_dir import StateDir
 
 GRID = str(Path(sys.executable).with_name("grid"))
@@ -29,25 +30,25 @@ nodes:
 def temporary_grid(config: str | None = None) -> Iterator[tuple[StateDir, ClientConfig]]:
     """A state directory on a real disk; the control plane that was started in it is stopped afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="grid-bench-"))
-    wanted = ClientConfig()
+    client_config = ClientConfig()
     if config is not None:
         (folder / "cluster.yaml").write_text(config)
-        wanted = ClientConfig(str(folder / "cluster.yaml"), explicit=True)
-    places = StateDir(folder / "state")
+        client_config = ClientConfig(str(folder / "cluster.yaml"), explicit=True)
+    state_dir = StateDir(folder / "state")
     try:
-        yield places, wanted
+        yield state_dir, client_config
     finally:
-        run_grid(places, "daemon", "stop")
+        run_grid(state_dir, "daemon", "stop")
         shutil.rmtree(folder)
 
 
-def run_grid(places: StateDir, *words: str) -> None:
+def run_grid(state_dir: StateDir, *words: str) -> None:
     """Run a command line to its end."""
-    env = os.environ | {"GRID_STATE_DIR": str(places.state_dir)}
+    env = os.environ | {"GRID_STATE_DIR": str(state_dir.root)}
     subprocess.run([GRID, *words], env=env, cwd="/", check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def start_control_plane(places: StateDir, wanted: ClientConfig) -> None:
+def start_control_plane(state_dir: StateDir, client_config: ClientConfig) -> None:
     """Have the control plane running."""
-    with Client(places, wanted) as client:
+    with Client(state_dir, client_config) as client:
         client.call("get_daemon_info")

@@ -24,11 +24,11 @@ DAY_MS = 86_400_000
 
 def measure() -> list[Line]:
     """Seconds to the first answer after a start, and the size of the file before and after folding."""
-    with temporary_grid(BIG_NODE) as (places, wanted):
-        places.make()
-        _fill(places)
+    with temporary_grid(BIG_NODE) as (state_dir, client_config):
+        state_dir.create()
+        _fill(state_dir)
         began = time.perf_counter()
-        with Client(places, wanted) as client:
+        with Client(state_dir, client_config) as client:
             status = client.call("get_status")
         taken = time.perf_counter() - began
         assert len(status["allocations"]) == ACTIVE, len(status["allocations"])
@@ -39,10 +39,10 @@ def measure() -> list[Line]:
     ]
 
 
-def _fill(places: StateDir) -> None:
+def _fill(state_dir: StateDir) -> None:
     """Real history through the real deciders and the real store."""
     now = int(time.time() * 1000) - DAY_MS
-    store, ledger = SqliteStore(places.database), Ledger()
+    store, ledger = SqliteStore(state_dir.database), Ledger()
     changes: list[Row] = []
     records: list[Record] = []
     seq = 0
@@ -74,12 +74,12 @@ def _fill(places: StateDir) -> None:
 
 def _folding() -> tuple[int, int]:
     """The size of a full database, and of the same one when all its history is older than 30 days."""
-    with temporary_grid() as (places, _):
-        places.make()
-        _fill(places)
-        before = places.database.stat().st_size
-        store = SqliteStore(places.database)
+    with temporary_grid() as (state_dir, _):
+        state_dir.create()
+        _fill(state_dir)
+        before = state_dir.database.stat().st_size
+        store = SqliteStore(state_dir.database)
         while store.summarise(before_ms=int(time.time() * 1000) + DAY_MS, limit=20_000):
             pass
         store.close()
-        return before, places.database.stat().st_size
+        return before, state_dir.database.stat().st_size

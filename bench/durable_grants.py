@@ -11,7 +11,7 @@ import uuid
 from bench.control_plane import BIG_NODE, start_control_plane, temporary_grid
 from bench.table import Line
 from distributed_grid.api.framing import JSON, Unpacker, frame
-from distributed_grid.client.client import ClientConfig, greeting
+from distributed_grid.client.conversation import ClientConfig, hello
 from distributed_grid.state_dir import StateDir
 
 CLIENTS = 64
@@ -20,10 +20,10 @@ SECONDS = 5.0
 
 def measure() -> list[Line]:
     """Rate and tail with 64 clients, the median with one; every grant is given back at once."""
-    with temporary_grid(BIG_NODE) as (places, wanted):
-        start_control_plane(places, wanted)
-        many = asyncio.run(_load(places, CLIENTS))
-        one = asyncio.run(_load(places, 1))
+    with temporary_grid(BIG_NODE) as (state_dir, client_config):
+        start_control_plane(state_dir, client_config)
+        many = asyncio.run(_load(state_dir, CLIENTS))
+        one = asyncio.run(_load(state_dir, 1))
     p99 = statistics.quantiles(many, n=100)[98]
     return [
         Line("durable grants, 64 clients", len(many) / SECONDS, 1_500, "/s"),
@@ -32,14 +32,14 @@ def measure() -> list[Line]:
     ]
 
 
-async def _load(places: StateDir, clients: int) -> list[float]:
+async def _load(state_dir: StateDir, clients: int) -> list[float]:
     end = time.perf_counter() + SECONDS
-    times = await asyncio.gather(*(_client(places, end) for _ in range(clients)))
+    times = await asyncio.gather(*(_client(state_dir, end) for _ in range(clients)))
     return [taken for one in times for taken in one]
 
 
-async def _client(places: StateDir, end: float) -> list[float]:
-    reader, writer = await asyncio.open_unix_connection(str(places.socket))
+async def _client(state_dir: StateDir, end: float) -> list[float]:
+    reader, writer = await asyncio.open_unix_connection(str(state_dir.socket))
     unpacker = Unpacker()
     frames: list[tuple[bytes, bytes]] = []
     times: list[float] = []
@@ -52,7 +52,7 @@ async def _client(places: StateDir, end: float) -> list[float]:
         assert "error" not in answer, answer
         return answer
 
-    await call(greeting(ClientConfig()))
+    await call(hello(ClientConfig()))
     while time.perf_counter() < end:
         request_id = uuid.uuid4().hex
         began = time.perf_counter()

@@ -24,13 +24,16 @@ nodes:
 
 def measure() -> list[Line]:
     """CPU of the agent's whole tree and its memory, shared pages counted once for each process."""
-    with temporary_grid(CONFIG) as (places, wanted), tempfile.TemporaryDirectory(prefix="grid-bench-agent-") as folder:
-        start_control_plane(places, wanted)
-        link = {"node": "far", "socket": str(places.host_dir / "links" / "far.sock")}
+    with (
+        temporary_grid(CONFIG) as (state_dir, client_config),
+        tempfile.TemporaryDirectory(prefix="grid-bench-agent-") as folder,
+    ):
+        start_control_plane(state_dir, client_config)
+        link = {"node": "far", "socket": str(state_dir.host_dir / "links" / "far.sock")}
         Path(folder, "link.json").write_text(json.dumps(link))
         agent = subprocess.Popen([sys.executable, "-m", "distributed_grid.agent", "--dir", folder], cwd="/")
         try:
-            with Client(places, wanted) as client:
+            with Client(state_dir, client_config) as client:
                 _until_alive(client)
             time.sleep(5)
             tree = [agent.pid, *_below(agent.pid)]

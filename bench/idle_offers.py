@@ -33,7 +33,7 @@ PLAIN = replace(DEFAULT, margin_milli=0, dwell_ms=0)
 DWELLS_MIN, MARGINS_MILLI = (10, 15, 20, 30), (0, 50, 100)
 FEWER, LEAST_LENT = 10, 95
 SPARE = 2
-"""Tuning asks for so many times fewer flips than are wanted: other machines and other days will be different."""
+"""Tuning asks for so many times fewer flips than are client_config: other machines and other days will be different."""
 Trace = list[list[int]]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.control_plane import start_control_plane, temporary_grid
 from bench.table import Line
 from distributed_grid.api.framing import JSON, Unpacker, frame
-from distributed_grid.client.client import ClientConfig, greeting
+from distributed_grid.client.conversation import ClientConfig, hello
 from distributed_grid.state_dir import StateDir
 
 JOBS = 400
@@ -34,10 +34,10 @@ nodes:
 def measure() -> list[Line]:
     """The better of three rounds, because the machine is not ours alone; the peer in between."""
     rates, peers = [], []
-    with temporary_grid(TWO_CORES) as (places, wanted):
-        start_control_plane(places, wanted)
+    with temporary_grid(TWO_CORES) as (state_dir, client_config):
+        start_control_plane(state_dir, client_config)
         for _ in range(3):
-            rates.append(JOBS / asyncio.run(_round(places)))
+            rates.append(JOBS / asyncio.run(_round(state_dir)))
             peer = _hyperqueue()
             peers += [peer] if peer is not None else []
     lines = [Line("one-line commands, two cores, a core each", max(rates), 200, "/s")]
@@ -46,15 +46,15 @@ def measure() -> list[Line]:
     return lines
 
 
-async def _round(places: StateDir) -> float:
+async def _round(state_dir: StateDir) -> float:
     began = time.perf_counter()
-    await asyncio.gather(*(_client(places, JOBS // CLIENTS) for _ in range(CLIENTS)))
+    await asyncio.gather(*(_client(state_dir, JOBS // CLIENTS) for _ in range(CLIENTS)))
     return time.perf_counter() - began
 
 
-async def _client(places: StateDir, count: int) -> None:
+async def _client(state_dir: StateDir, count: int) -> None:
     """Submit, all at once, then wait for each."""
-    reader, writer = await asyncio.open_unix_connection(str(places.socket))
+    reader, writer = await asyncio.open_unix_connection(str(state_dir.socket))
     unpacker = Unpacker()
     frames: list[tuple[bytes, bytes]] = []
 
@@ -68,7 +68,7 @@ async def _client(places: StateDir, count: int) -> None:
         assert "error" not in found, found
         return found
 
-    send(greeting(ClientConfig()))
+    send(hello(ClientConfig()))
     await answer()
     names = [uuid.uuid4().hex for _ in range(count)]
     for name in names:

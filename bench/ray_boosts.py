@@ -23,7 +23,8 @@ import psutil
 from bench.control_plane import GRID, start_control_plane, temporary_grid
 from bench.table import Line
 from distributed_grid.client.async_client import AsyncClient
-from distributed_grid.client.client import Client, ClientConfig
+from distributed_grid.client.client import Client
+from distributed_grid.client.conversation import ClientConfig
 from distributed_grid.state_dir import StateDir
 
 ONE_BY_ONE, MANY, AT_ONCE = 100, 1_000, 128
@@ -64,15 +65,15 @@ print(json.dumps([rate, sorted(took)[len(took) // 2]]))
 
 def measure() -> list[Line]:
     """The median wait for one boost, and a thousand at once, each beside what Ray does without the grid."""
-    with a_ray() as (address, environ), temporary_grid(HERE) as (places, wanted):
-        start_control_plane(places, wanted)
+    with a_ray() as (address, environ), temporary_grid(HERE) as (state_dir, client_config):
+        start_control_plane(state_dir, client_config)
         plain_rate, plain_one = json.loads(
             _run([sys.executable, "-c", PLAIN, address, str(MANY), str(ONE_BY_ONE)], environ)
         )
-        _run([GRID, "--state-dir", str(places.state_dir), "cluster", "attach", address], environ)
-        bound = _one_by_one(places, wanted)
-        rate, listed, released = asyncio.run(_many(places, wanted))
-        _run([GRID, "--state-dir", str(places.state_dir), "cluster", "detach"], environ)
+        _run([GRID, "--state-dir", str(state_dir.root), "cluster", "attach", address], environ)
+        bound = _one_by_one(state_dir, client_config)
+        rate, listed, released = asyncio.run(_many(state_dir, client_config))
+        _run([GRID, "--state-dir", str(state_dir.root), "cluster", "detach"], environ)
     return [
         Line("a boost asked for and bound in Ray, p50", 1000 * bound, 50, "ms", lower_is_better=True),
         Line("  the same, of a group made and removed by plain Ray", bound / plain_one, 10, "×", lower_is_better=True),
@@ -83,9 +84,9 @@ def measure() -> list[Line]:
     ]
 
 
-def _one_by_one(places: StateDir, wanted: ClientConfig) -> float:
+def _one_by_one(state_dir: StateDir, client_config: ClientConfig) -> float:
     took: list[float] = []
-    with Client(places, wanted) as client:
+    with Client(state_dir, client_config) as client:
         for _ in range(ONE_BY_ONE):
             name = uuid.uuid4().hex
             began = time.perf_counter()
@@ -96,8 +97,8 @@ def _one_by_one(places: StateDir, wanted: ClientConfig) -> float:
     return statistics.median(took)
 
 
-async def _many(places: StateDir, wanted: ClientConfig) -> tuple[float, float, float]:
-    client, slots = AsyncClient(places, wanted), asyncio.Semaphore(AT_ONCE)
+async def _many(state_dir: StateDir, client_config: ClientConfig) -> tuple[float, float, float]:
+    client, slots = AsyncClient(state_dir, client_config), asyncio.Semaphore(AT_ONCE)
 
     async def one(name: str) -> None:
         async with slots:

@@ -16,7 +16,7 @@ from typing import Any, TypedDict, Unpack
 
 from distributed_grid.api.framing import JSON, STDERR, STDOUT
 from distributed_grid.client.async_client import AsyncClient, locate_grid
-from distributed_grid.client.client import ReconnectBackoff
+from distributed_grid.client.conversation import ReconnectBackoff
 from distributed_grid.client.job_payload import (
     NONE,
     FileDownload,
@@ -61,8 +61,8 @@ class GridOrchestrator:
 
     def __init__(self, config: ClusterConfig | None = None, *, state_dir: str | os.PathLike[str] | None = None) -> None:
         self.config = config
-        self._places, wanted = locate_grid(config, state_dir)
-        self._client = AsyncClient(self._places, wanted)
+        self._state_dir, client_config = locate_grid(config, state_dir)
+        self._client = AsyncClient(self._state_dir, client_config)
 
     async def __aenter__(self) -> GridOrchestrator:
         await self.initialize()
@@ -147,7 +147,7 @@ class GridOrchestrator:
         return await asyncio.to_thread(
             upload_workdir,
             None if workdir is None else os.fspath(workdir),
-            self._places,
+            self._state_dir,
             here=here,
             nodes=met["nodes"],
             far=met["far_nodes"],
@@ -156,28 +156,28 @@ class GridOrchestrator:
         )
 
     async def _fetch(self, uid: str, patterns: Sequence[str], target: str | os.PathLike[str] | None) -> None:
-        taker = FileDownload(target or ".", patterns)
+        download = FileDownload(target or ".", patterns)
         try:
             async for kind, part in self._client.stream("fetch_files", job_id=uid, patterns=list(patterns)):
-                taker.take(kind, part)
+                download.receive(kind, part)
         finally:
-            taker.close()
+            download.close()
 
     async def _result(self, uid: str) -> SharedRunResult:
         output = {STDOUT: bytearray(), STDERR: bytearray()}
-        patience = ReconnectBackoff()
+        backoff = ReconnectBackoff()
         while True:
             seen = {"stdout_seen": len(output[STDOUT]), "stderr_seen": len(output[STDERR])}
             try:
                 async for kind, part in self._client.stream("read_logs", job_id=uid, follow=True, **seen):
-                    patience.heard()
+                    backoff.reset()
                     if kind == JSON:
                         assert isinstance(part, dict)
                         return _result_of(part["job"], output)
                     assert isinstance(part, bytes)
                     output[kind] += part
             except Unreachable as loss:  # the control plane went away: the next one knows the job
-                await asyncio.sleep(patience.pause_after(loss))
+                await asyncio.sleep(backoff.delay_after(loss))
 
     async def get_shared_resource_status(self) -> SharedResourceStatus:
         """The offers and active allocations of this moment."""

@@ -1,8 +1,7 @@
-"""One tree of errors: the class says whose fault it is, whether to try again, and the exit code.
+"""Error classes: the class says whose fault it is, whether to retry, and the exit code.
 
-Rule 1. Everything raised on purpose is a `GridError`; anything else is a bug.
-Rule 2. `retryable` means: the same call, unchanged, may succeed later.
-Rule 3. The message is one line a person can act on; the CLI prints it as it is.
+Everything raised on purpose is a `GridError`; anything else is a bug. `retryable` means that the same call, unchanged,
+may succeed later. The message is one line a person can act on; the CLI prints it as it is.
 """
 
 from collections.abc import Iterable
@@ -23,7 +22,7 @@ class BadInput(GridError):
 
 
 class Refused(GridError):
-    """The grid understood and said no; `reasons` says why, one line for each node or rule."""
+    """The grid understood the request and refused it; `reasons` says why, one line for each node or rule."""
 
     def __init__(self, message: str, reasons: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -31,11 +30,11 @@ class Refused(GridError):
 
 
 class NotFound(Refused):
-    """Nothing alive or remembered goes by that name."""
+    """Nothing known, active or ended, has that name."""
 
 
 class Ambiguous(Refused):
-    """The name fits several things; `candidates` lists them."""
+    """The name matches several things; `candidates` lists them."""
 
     def __init__(self, message: str, candidates: Iterable[str] = (), reasons: Iterable[str] = ()) -> None:
         super().__init__(message, reasons)
@@ -43,7 +42,7 @@ class Ambiguous(Refused):
 
 
 class Conflict(Refused):
-    """The request contradicts what already is, such as a request id used before with other content."""
+    """The request contradicts the current state, such as a request id used before with other content."""
 
 
 class Unreachable(GridError):
@@ -54,13 +53,13 @@ class Unreachable(GridError):
 
 
 class TimedOut(GridError):
-    """The time the caller gave ran out first."""
+    """The caller's time limit expired first."""
 
     exit_code = 124
 
 
 class StoreRefused(GridError):
-    """The database cannot be used as it is, and was left untouched; a person has to look at it."""
+    """The database cannot be used as it is, and was left untouched; an administrator has to look at it."""
 
 
 class StoreFailed(GridError):
@@ -70,11 +69,11 @@ class StoreFailed(GridError):
 
 
 class IllegalStep(GridError):
-    """A pair that is not in a transition table; nothing was changed."""
+    """A step that the transition table does not allow; nothing was changed."""
 
 
 class StaleFence(GridError):
-    """An order carries a fence older than one already seen, so it comes from the past."""
+    """An order carries a fence older than one already seen, so it is outdated."""
 
 
 class ProtocolError(GridError):
@@ -86,4 +85,4 @@ class BlockLost(GridError):
 
 
 class Corrupt(GridError):
-    """Bytes came back that are not the ones that were written: their digest does not fit."""
+    """Bytes came back that are not the ones that were written: their digest differs."""

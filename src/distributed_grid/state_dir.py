@@ -1,6 +1,6 @@
-"""Where a grid keeps its things: one folder per machine, because a home may be shared by several.
+"""State directory of a grid: its paths on this machine, with a subdirectory per host because a home may be shared.
 
-Only the standard library is needed here: every command starts with this file.
+Imports only the standard library: every command loads this module.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ class StateDir:
 
     def __init__(self, state_dir: str | os.PathLike[str] | None = None) -> None:
         chosen = state_dir or os.environ.get("GRID_STATE_DIR") or "~/.distributed_grid"
-        self.state_dir = Path(os.path.abspath(os.path.expanduser(chosen)))
-        self.host_dir = self.state_dir / "hosts" / machine_id()
+        self.root = Path(os.path.abspath(os.path.expanduser(chosen)))
+        self.host_dir = self.root / "hosts" / machine_id()
         self.database = self.host_dir / "grid.db"
         self.lock = self.host_dir / "daemon.lock"
         self.socket = self.host_dir / "grid.sock"
         self.log = self.host_dir / "daemon.log"
         self.jobs = self.host_dir / "jobs"
-        self.reports = self.state_dir / "reports"
-        self.cluster_file = self.state_dir / "cluster.yaml"
+        self.reports = self.root / "reports"
+        self.cluster_file = self.root / "cluster.yaml"
 
-    def make(self) -> None:
-        """Make the folders, readable by their owner only; one that belongs to somebody else is refused."""
+    def create(self) -> None:
+        """Create the directories, accessible by their owner only; one that belongs to another user is refused."""
         try:
             self.host_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for folder in (self.state_dir, self.state_dir / "hosts", self.host_dir):
-                _make_private(folder)
+            for directory in (self.root, self.root / "hosts", self.host_dir):
+                _make_private(directory)
         except OSError as failure:
-            raise GridError(f"cannot use the state directory {self.state_dir}: {failure.strerror}") from failure
+            raise GridError(f"cannot use the state directory {self.root}: {failure.strerror}") from failure
 
-    def is_owned(self) -> bool:
-        """Whether a control plane lives: somebody holds the lock."""
+    def is_locked(self) -> bool:
+        """Whether a control plane runs: some process holds the lock."""
         try:
             lock = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -50,12 +50,12 @@ class StateDir:
             os.close(lock)
 
 
-def _make_private(folder: Path) -> None:
-    found = folder.stat()
+def _make_private(directory: Path) -> None:
+    found = directory.stat()
     if found.st_uid != os.geteuid():
-        raise GridError(f"the state directory {folder} belongs to another user (uid {found.st_uid})")
+        raise GridError(f"the state directory {directory} belongs to another user (uid {found.st_uid})")
     if found.st_mode & 0o077:
-        folder.chmod(0o700)
+        directory.chmod(0o700)
 
 
 def machine_id() -> str:

@@ -1,4 +1,4 @@
-"""What every command shares: the global options (before or after the subcommand), and lazy loading."""
+"""Global options, accepted before or after the subcommand, and command groups that load lazily."""
 
 from __future__ import annotations
 
@@ -10,46 +10,47 @@ from typing import Any
 
 import click
 
-from distributed_grid.client.client import Client, ClientConfig
+from distributed_grid.client.client import Client
+from distributed_grid.client.conversation import ClientConfig
 from distributed_grid.state_dir import StateDir
 
-ENHANCED = os.path.join("config", "my-cluster-enhanced.yaml")
+DEFAULT_CONFIG = os.path.join("config", "my-cluster-enhanced.yaml")
 
 
 class CliSession:
-    """The global options of one command, and the way to the control plane they lead to."""
+    """The global options of one command, and clients of the control plane that they select."""
 
     def __init__(self) -> None:
         self.config: str | None = None
-        self.state_dir: str | None = None
+        self.state_dir_option: str | None = None
         self.json = False
 
     @property
-    def places(self) -> StateDir:
-        return StateDir(self.state_dir)
+    def state_dir(self) -> StateDir:
+        return StateDir(self.state_dir_option)
 
     def client(self, *, may_start: bool = True) -> Client:
         """A client of the control plane of these options."""
-        return Client(self.places, self._wanted(may_start), may_start=may_start)
+        return Client(self.state_dir, self._client_config(may_start), may_start=may_start)
 
-    def running(self) -> Client:
-        """A client of the control plane that runs, whatever config it has: the one it should have may be another."""
-        return Client(self.places, may_start=False)
+    def running_client(self) -> Client:
+        """A client of the control plane that runs, whatever config it has."""
+        return Client(self.state_dir, may_start=False)
 
-    def _wanted(self, may_start: bool) -> ClientConfig:
-        """The config to use: named, else what runs, else found in the usual places, else this machine alone."""
+    def _client_config(self, may_start: bool) -> ClientConfig:
+        """The config to use: the named one, else what the daemon runs, else a default, else this machine alone."""
         named = self.config or os.environ.get("GRID_CONFIG")
         if named:
             return ClientConfig(named, explicit=True)
-        return ClientConfig(self.find_config(tell=may_start and not os.path.exists(self.places.socket)))
+        return ClientConfig(self.find_config(announce=may_start and not os.path.exists(self.state_dir.socket)))
 
-    def find_config(self, *, tell: bool) -> str | None:
-        """The config in the usual places, if there is one."""
-        if os.path.exists(ENHANCED):
-            if tell:
-                click.echo(f"grid: using ./{ENHANCED}", err=True)
-            return ENHANCED
-        cluster = self.places.cluster_file
+    def find_config(self, *, announce: bool) -> str | None:
+        """The config at its default path, if there is one."""
+        if os.path.exists(DEFAULT_CONFIG):
+            if announce:
+                click.echo(f"grid: using ./{DEFAULT_CONFIG}", err=True)
+            return DEFAULT_CONFIG
+        cluster = self.state_dir.cluster_file
         return str(cluster) if os.path.exists(cluster) else None  # False, not an error, where we may not look
 
 
@@ -67,8 +68,10 @@ def _config_option() -> click.Option:
 
 
 def _state_option() -> click.Option:
-    text = "Where the grid keeps its things (default: $GRID_STATE_DIR, else ~/.distributed_grid)."
-    return click.Option(["--state-dir"], metavar="DIR", help=text, expose_value=False, callback=_store("state_dir"))
+    text = "State directory of the grid (default: $GRID_STATE_DIR, else ~/.distributed_grid)."
+    return click.Option(
+        ["--state-dir"], metavar="DIR", help=text, expose_value=False, callback=_store("state_dir_option")
+    )
 
 
 def _json_option() -> click.Option:

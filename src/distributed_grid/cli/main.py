@@ -93,7 +93,7 @@ def _print_error(message: str) -> None:
 
 def _report(session: CliSession) -> str:
     """Write what is known of a bug to a file; the line that tells of it."""
-    reports = session.places.reports
+    reports = session.state_dir.reports
     path = reports / f"bug-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     command = " ".join(sys.argv[1:3])
     text = f"grid {__version__}, python {sys.version}\ncommand: grid {command} …\n\n{traceback.format_exc()}"

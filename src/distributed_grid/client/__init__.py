@@ -1,1 +1,1 @@
-"""The client side of the control plane's socket: connecting, starting a daemon, uploads and downloads."""
+"""Clients of the control plane's socket, blocking and asyncio; starting a daemon; what travels with a job."""

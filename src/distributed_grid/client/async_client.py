@@ -1,116 +1,105 @@
-"""The grid as seen from a program with an event loop: the same socket, the same promises as `client`.
-
-How a façade finds its grid: the files of a state directory, and the config it insists on.
-"""
+"""Client of the control plane's socket for programs with an event loop, and the session that façades build on."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Self
 
-from distributed_grid.api.framing import JSON, BrokenFrame, Unpacker, frame
-from distributed_grid.client.client import (
+from distributed_grid.client.client import Client, check_peer
+from distributed_grid.client.conversation import (
+    LOST,
     MAX_ATTEMPTS,
+    READ_BYTES,
     RETRY_SECONDS,
-    Client,
     ClientConfig,
-    check_peer,
-    checked,
-    greeting,
+    Conversation,
+    Message,
+    Part,
+    answer_of,
+    connection_lost,
+    encode,
+    hello,
+    is_last,
+    no_answer,
 )
-from distributed_grid.errors import Unreachable
 from distributed_grid.posix.unix_sockets import short_path
 from distributed_grid.state_dir import StateDir
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # programs on nodes have nothing that reads a config
     from distributed_grid.config import ClusterConfig
 
-
-_LOST = (ConnectionError, FileNotFoundError, EOFError, BrokenFrame)
+_LOST = (*LOST, FileNotFoundError)
 
 
 class AsyncClient:
-    """Asks the control plane; every call has a connection of its own, so calls never wait for each other."""
+    """Client of the control plane; every call has a connection of its own, so calls never wait for each other."""
 
-    def __init__(self, places: StateDir, config: ClientConfig) -> None:
-        self._places = places
+    def __init__(self, state_dir: StateDir, config: ClientConfig) -> None:
+        self._state_dir = state_dir
         self._config = config
 
     async def start(self) -> None:
-        """Make sure that a control plane runs and takes our config."""
-        with Client(self._places, self._config) as client:
+        """Make sure that a control plane runs and has our config."""
+        with Client(self._state_dir, self._config) as client:
             await asyncio.to_thread(client.call, "get_daemon_info")
 
-    async def greet(self) -> dict[str, Any]:
-        """What the control plane says of itself and its nodes when it is met."""
-        return await self._with_a_line(_welcome_of)
+    async def greet(self) -> Message:
+        """What the control plane says of itself and its nodes when a client connects."""
+        return await self._exchange(None)
 
-    async def call(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """One question, one answer; asked again when the control plane went away before it answered."""
+    async def call(self, op: str, **arguments: Any) -> Message:
+        """One request, one answer; sent again when the control plane went away before it answered."""
+        return await self._exchange(encode({"op": op, **arguments}))
 
-        async def ask(line: _FramedStream) -> dict[str, Any]:
-            line.send({"op": op, **arguments})
-            _, body = await line.next()
-            return checked(json.loads(body))
-
-        return await self._with_a_line(ask)
-
-    async def _with_a_line(self, use: Callable[[_FramedStream], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+    async def _exchange(self, request: bytes | None) -> Message:
         for _ in range(MAX_ATTEMPTS):
             try:
-                async with _FramedStream(self._places, self._config) as line:
-                    return await use(line)
+                async with _Connection(self._state_dir, self._config) as connection:
+                    if request is None:
+                        return connection.welcome
+                    connection.send(request)
+                    return answer_of((await connection.next_part())[1])
             except _LOST:
                 await asyncio.sleep(RETRY_SECONDS)
                 await self.start()
-        raise Unreachable("the control plane does not answer; see `grid daemon status`")
+        raise no_answer()
 
-    async def stream(self, op: str, **arguments: Any) -> AsyncIterator[tuple[bytes, bytes | dict[str, Any]]]:
+    async def stream(self, op: str, **arguments: Any) -> AsyncIterator[tuple[bytes, Part]]:
         """The frames of a long answer as they come; the last one is the JSON message with `"done": true`."""
         try:
-            async with _FramedStream(self._places, self._config) as line:
-                line.send({"op": op, **arguments})
+            async with _Connection(self._state_dir, self._config) as connection:
+                connection.send(encode({"op": op, **arguments}))
                 while True:
-                    kind, body = await line.next()
-                    if kind != JSON:
-                        yield kind, body
-                        continue
-                    message = checked(json.loads(body))
-                    yield kind, message
-                    if message.get("done"):
+                    kind, part = await connection.next_part()
+                    yield kind, part
+                    if is_last(part):
                         return
         except _LOST as lost:
             await self.start()
-            raise Unreachable("the connection to the control plane was lost") from lost
+            raise connection_lost() from lost
 
 
-async def _welcome_of(line: _FramedStream) -> dict[str, Any]:
-    return line.welcome
+class _Connection:
+    """One connection to the control plane; entering it connects and exchanges hellos."""
 
-
-class _FramedStream:
-    """One connection, greeted."""
-
-    def __init__(self, places: StateDir, config: ClientConfig) -> None:
-        self._places = places
+    def __init__(self, state_dir: StateDir, config: ClientConfig) -> None:
+        self._state_dir = state_dir
         self._config = config
-        self._frames: list[tuple[bytes, bytes]] = []
-        self._unpacker = Unpacker()
-        self.welcome: dict[str, Any] = {}
+        self._conversation = Conversation()
 
-    async def __aenter__(self) -> _FramedStream:
-        with short_path(self._places.socket) as path:
+    @property
+    def welcome(self) -> Message:
+        return self._conversation.welcome
+
+    async def __aenter__(self) -> Self:
+        with short_path(self._state_dir.socket) as path:
             self._reader, self._writer = await asyncio.open_unix_connection(path)
         try:
             check_peer(self._writer.get_extra_info("socket"))
-            self.send(greeting(self._config))
-            _, body = await self.next()
-            self.welcome = checked(json.loads(body))
-            if self.welcome.get("handing_over"):
-                raise ConnectionResetError
+            self.send(encode(hello(self._config)))
+            self._conversation.accept_welcome((await self.next_part())[1])
         except BaseException:
             self._writer.close()
             raise
@@ -119,29 +108,26 @@ class _FramedStream:
     async def __aexit__(self, *_: object) -> None:
         self._writer.close()
 
-    def send(self, message: dict[str, Any]) -> None:
-        self._writer.write(frame(JSON, json.dumps(message).encode()))
+    def send(self, request: bytes) -> None:
+        self._writer.write(request)
 
-    async def next(self) -> tuple[bytes, bytes]:
-        while not self._frames:
-            chunk = await self._reader.read(1 << 18)
-            if not chunk:
-                raise EOFError
-            self._frames += self._unpacker.feed(chunk)
-        return self._frames.pop(0)
+    async def next_part(self) -> tuple[bytes, Part]:
+        while (found := self._conversation.next_part()) is None:
+            self._conversation.receive(await self._reader.read(READ_BYTES))
+        return found
 
 
 def locate_grid(
     config: ClusterConfig | None, state_dir: str | os.PathLike[str] | None
 ) -> tuple[StateDir, ClientConfig]:
-    """Where the control plane of this config is reached; without a config it is whichever one runs."""
-    places = StateDir(state_dir)
-    path = config.file_for(places.state_dir / "configs") if config is not None else None
-    return places, ClientConfig(path, explicit=path is not None)
+    """The state directory and client config of a grid; without a config it is the one that runs."""
+    directory = StateDir(state_dir)
+    path = config.file_for(directory.root / "configs") if config is not None else None
+    return directory, ClientConfig(path, explicit=path is not None)
 
 
 class GridSession:
-    """What holds the way to the control plane and nothing else; in an `async with` it is started and stopped."""
+    """Base of the façades: a client of the control plane and nothing else; `async with` starts and stops it."""
 
     def __init__(
         self,
@@ -152,8 +138,8 @@ class GridSession:
     ) -> None:
         """`ssh_manager` may be left out: the control plane holds the SSH connections."""
         self.config = cluster_config
-        self._places, self._wanted = locate_grid(cluster_config, state_dir)
-        self._client = AsyncClient(self._places, self._wanted)
+        self._state_dir, self._client_config = locate_grid(cluster_config, state_dir)
+        self._client = AsyncClient(self._state_dir, self._client_config)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -167,4 +153,4 @@ class GridSession:
         await self._client.start()
 
     async def stop(self) -> None:
-        """Let go of the grid; what was borrowed stays borrowed until it is given back or its time is over."""
+        """Detach from the grid; what was borrowed stays borrowed until it is released or its time is over."""

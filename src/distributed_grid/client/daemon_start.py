@@ -1,7 +1,7 @@
-"""Starting the control plane where none runs: once, detached, and with its start-up errors brought home.
+"""Start of the control plane where none runs: once, detached, with its start-up errors reported to the caller.
 
-The daemon reports on a pipe: one line, either "ready" or why it could not start. Two commands at once start
-two candidates; the lock lets one live, the other steps back ("taken") and its starter uses the winner's socket.
+The daemon reports on a pipe: one line, either "ready" or why it could not start. Two commands at once start two
+candidates; the lock lets one run, the other exits ("taken") and its starter uses the winner's socket.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from distributed_grid.state_dir import StateDir
 
 MAX_LOG_BYTES = 10 * 1024 * 1024
 INHERITED_VARIABLES = ("HOME", "USER", "LOGNAME", "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
-"""What the daemon inherits; LD_PRELOAD and FAKETIME variables pass only where a test sets GRID_KEEP_ENV."""
+"""What the daemon inherits of the environment; others, such as LD_PRELOAD, only where a test sets GRID_KEEP_ENV."""
 
 
-def start_daemon(places: StateDir, *, config: str | None, explicit: bool, stay: bool, idle_seconds: float) -> bool:
+def start_daemon(state_dir: StateDir, *, config: str | None, explicit: bool, stay: bool, idle_seconds: float) -> bool:
     """Start a control plane and wait until it serves; False where another one was quicker."""
-    places.make()
-    _rotate_log(places.log)
+    state_dir.create()
+    _rotate_log(state_dir.log)
     reader, writer = os.pipe()
     try:
-        with open(places.log, "ab", opener=_private) as log:
-            command = [sys.executable, "-m", "distributed_grid.server", "--state-dir", str(places.state_dir)]
+        with open(state_dir.log, "ab", opener=_open_private) as log:
+            command = [sys.executable, "-m", "distributed_grid.server", "--state-dir", str(state_dir.root)]
             command += ["--report", str(writer), "--idle-seconds", str(idle_seconds)]
             command += ["--stay"] if stay else []
             command += ["--config", config] if config else []
@@ -50,11 +50,11 @@ def start_daemon(places: StateDir, *, config: str | None, explicit: bool, stay: 
         raise GridError(f"the control plane could not be started: {what}: {failure.strerror}") from failure
     finally:
         os.close(writer)
-    return _await_report(reader, process, places)
+    return _await_report(reader, process, state_dir)
 
 
 def _environment() -> dict[str, str]:
-    """A clean environment: nothing of the caller's secrets gets into a process that serves everybody."""
+    """A clean environment, because the caller's secrets do not belong in a process that serves everybody."""
     kept = INHERITED_VARIABLES + tuple(filter(None, os.environ.get("GRID_KEEP_ENV", "").split(",")))
     clean = {name: os.environ[name] for name in kept if name in os.environ}
     clean["GRID_ROLE"] = "daemon"
@@ -64,24 +64,24 @@ def _environment() -> dict[str, str]:
 
 
 def _rotate_log(log: Path) -> None:
-    """Keep the log from growing without bound: one old one stays."""
+    """Bound the size of the log; one old log is kept."""
     with contextlib.suppress(OSError):
         if log.stat().st_size > MAX_LOG_BYTES:
             log.replace(log.with_suffix(".log.old"))
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _await_report(reader: int, process: subprocess.Popen[bytes], places: StateDir) -> bool:
-    """Wait for the report; a daemon that dies without one is told from its log."""
+def _await_report(reader: int, process: subprocess.Popen[bytes], state_dir: StateDir) -> bool:
+    """Wait for the daemon's report; for one that ends without any, raise the last line of its log."""
     with os.fdopen(reader, "rb") as pipe:
         line = pipe.readline()
     if not line:
         code = process.wait()
         raise Unreachable(
-            f"the control plane ended while starting (exit {code}); see {places.log}{_last_line(places.log)}"
+            f"the control plane ended while starting (exit {code}); see {state_dir.log}{_last_line(state_dir.log)}"
         )
     report = json.loads(line)
     if report["state"] == "failed":

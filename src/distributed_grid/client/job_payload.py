@@ -1,8 +1,7 @@
-"""What a job gets of its caller's environment: enough that a command means what was typed, and no secrets.
+"""Payload of a job: the caller's environment, the working directory that is uploaded, the files that come back.
 
-Taking the caller's directory along, for a job that may run on another machine.
-
-Taking in what a job has left in its directory: only what was asked for, and never outside the target.
+The environment is enough that a command means what was typed, and holds no secrets. A download writes only what was
+asked for, and never outside the target directory.
 """
 
 from __future__ import annotations
@@ -10,9 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from distributed_grid.api.framing import JSON
 from distributed_grid.errors import BadInput, ProtocolError
@@ -22,6 +20,8 @@ INHERITED_VARIABLES = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "TMPDIR", "LANG", "LANGUAGE",
     "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "PYTHONPATH", "LD_LIBRARY_PATH",
 )  # fmt: skip
+NONE = "none"
+"""The `--workdir` that uploads nothing."""
 
 
 def caller_environment(extra: dict[str, str]) -> dict[str, str]:
@@ -36,7 +36,7 @@ def caller_environment(extra: dict[str, str]) -> dict[str, str]:
 
 
 def _with_interpreter(path: str) -> str:
-    """The caller's PATH, and last of all this interpreter's folder: `python` works where the system has none."""
+    """The caller's PATH, and last of all this interpreter's directory: `python` works where the system has none."""
     own = os.path.dirname(sys.executable)
     return path if own in path.split(":") else f"{path}:{own}"
 
@@ -47,18 +47,14 @@ def is_utf8(word: str) -> bool:
 
 
 def require_utf8(*words: str) -> None:
-    """Refuse what is not UTF-8 with a clear line."""
+    """Raise BadInput for what is not UTF-8."""
     for word in words:
         if not is_utf8(word):
             raise BadInput(f"only UTF-8 text can be passed on, not {os.fsencode(word)!r}")
 
 
-NONE = "none"
-
-
-@dataclass(frozen=True, slots=True)
-class WorkdirUpload:
-    """What a submission says about directories: what is shipped, and on which nodes alone the job may run then."""
+class WorkdirUpload(NamedTuple):
+    """An uploaded working directory: its digest, the nodes the job is restricted to, and notes for the user."""
 
     workdir: str = ""
     require: tuple[str, ...] = ()
@@ -67,7 +63,7 @@ class WorkdirUpload:
 
 def upload_workdir(
     workdir: str | None,
-    places: StateDir,
+    state_dir: StateDir,
     *,
     nodes: Sequence[str],
     far: Collection[str],
@@ -75,7 +71,7 @@ def upload_workdir(
     isolated: bool = False,
     here: str | None = None,
 ) -> WorkdirUpload:
-    """Put what the job needs of a directory where agents can fetch it, if it may run on another machine at all.
+    """Store a working directory where agents can fetch it, if the job may run on another machine at all.
 
     None is the directory `here`, or the current one, if it is small enough; where it is not, the job stays on this
     machine, or is refused where that is impossible.
@@ -86,7 +82,7 @@ def upload_workdir(
         return WorkdirUpload(require=tuple(require))
     near = tuple(name for name in allowed if name not in far)
     try:
-        return _store_directory(workdir or here or os.getcwd(), places, require)
+        return _store_directory(workdir or here or os.getcwd(), state_dir, require)
     except BadInput as problem:
         if workdir is not None or not near:
             raise
@@ -96,33 +92,33 @@ def upload_workdir(
 
 
 def check_workdir(workdir: str | None) -> None:
-    """Refuse a directory that was named and is not there, whether or not it would be shipped."""
+    """Raise BadInput for a directory that was named and does not exist, whether or not it would be uploaded."""
     if workdir is not None and workdir != NONE and not os.path.isdir(workdir):
         raise BadInput(f"--workdir {workdir}: there is no such directory")
 
 
-def _store_directory(directory: str, places: StateDir, require: Sequence[str]) -> WorkdirUpload:
+def _store_directory(directory: str, state_dir: StateDir, require: Sequence[str]) -> WorkdirUpload:
     # Imported here because most commands ship nothing.
     from distributed_grid.adapters.workdir.content_store import ContentStore
     from distributed_grid.adapters.workdir.manifest import encode
     from distributed_grid.adapters.workdir.paths import display_path
     from distributed_grid.adapters.workdir.scan import scan_directory
 
-    store = ContentStore(content_store_dir(places))
-    taken = scan_directory(directory, store, own_dirs=(places.state_dir,))
-    digest = store.add(encode(taken.manifest))
-    notes = tuple(f"{display_path(one.path)} is not shipped: {one.reason}" for one in taken.skipped[:5])
+    store = ContentStore(content_store_dir(state_dir))
+    scan = scan_directory(directory, store, own_dirs=(state_dir.root,))
+    digest = store.add(encode(scan.manifest))
+    notes = tuple(f"{display_path(one.path)} is not shipped: {one.reason}" for one in scan.skipped[:5])
     return WorkdirUpload(digest, tuple(require), notes)
 
 
-def content_store_dir(places: StateDir) -> Path:
-    """Where what is shipped waits to be fetched."""
-    places.make()
-    return places.host_dir / "content"
+def content_store_dir(state_dir: StateDir) -> Path:
+    """The directory of content that agents may fetch; made where it is missing."""
+    state_dir.create()
+    return state_dir.host_dir / "content"
 
 
 class FileDownload:
-    """Writes the frames of a `fetch` below a directory, file by file."""
+    """Writes the frames of `fetch_files` below a directory, file by file."""
 
     def __init__(self, target: str | os.PathLike[str], patterns: Sequence[str]) -> None:
         # Imported here because most commands fetch nothing.
@@ -131,16 +127,14 @@ class FileDownload:
 
         self._receiver = FileReceiver(target)
         self._patterns = FilePatterns(patterns)
-        self._left = 0
         self._open = False
         self.paths: list[str] = []
 
-    def take(self, kind: bytes, part: bytes | dict[str, Any]) -> dict[str, Any] | None:
-        """One frame; the sum when it was the last."""
+    def receive(self, kind: bytes, part: bytes | dict[str, Any]) -> dict[str, Any] | None:
+        """Write one frame; returns the totals with the last."""
         if kind != JSON:
             assert isinstance(part, bytes)
             self._receiver.write(part)
-            self._left -= len(part)
         else:
             assert isinstance(part, dict)
             if part.get("done"):
@@ -151,7 +145,7 @@ class FileDownload:
         return None
 
     def close(self) -> None:
-        """Let go; a file that is not whole leaves no trace. Safe twice."""
+        """Stop; an incomplete file is removed. Safe to call twice."""
         self._receiver.close()
 
     def _begin(self, header: dict[str, Any]) -> None:
@@ -160,7 +154,7 @@ class FileDownload:
         if not self._patterns.matches(path):
             raise ProtocolError(f"{path!r} was not asked for")
         self._receiver.begin(path, int(header["size"]), 0o700 if header["executable"] else 0o600)
-        self._open, self._left = True, int(header["size"])
+        self._open = True
         self.paths.append(path)
 
     def _finish(self) -> None:

@@ -93,7 +93,7 @@ class ResourceBoostPersistence:
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, state_dir: str | os.PathLike[str] | None = None
     ) -> None:
-        self.path = Path(path) if path is not None else StateDir(state_dir).state_dir / FILE
+        self.path = Path(path) if path is not None else StateDir(state_dir).root / FILE
 
     def load(self) -> list[StoredBoost]:
         """The boosts in the file, of all machines; none where there is no file, Corrupted where it makes no sense."""

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import msgspec
 
 from distributed_grid.client.async_client import locate_grid
-from distributed_grid.client.client import Client, ClientConfig
+from distributed_grid.client.client import Client
+from distributed_grid.client.conversation import ClientConfig
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.monitoring.snapshots import ClusterSummary, ResourceSnapshot

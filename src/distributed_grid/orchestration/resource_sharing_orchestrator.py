@@ -31,7 +31,7 @@ class ResourceSharingOrchestrator(GridSession):
         state_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(cluster_config, ssh_manager, state_dir=state_dir)
-        self.metrics = ResourceMetricsCollector(source=ControlPlaneMetrics(self._places, self._wanted))
+        self.metrics = ResourceMetricsCollector(source=ControlPlaneMetrics(self._state_dir, self._client_config))
         self.sharing = ResourceSharingManager(cluster_config, state_dir=state_dir)
         self.scheduler = IntelligentScheduler(cluster_config, state_dir=state_dir)
 

@@ -24,7 +24,7 @@ def main() -> int:
     places = StateDir(options.state_dir)
     seat = InstanceLock(places)
     try:
-        places.make()
+        places.create()
         seat.take()
     except AlreadyRunning:
         starter.tell("taken")

@@ -35,7 +35,7 @@ class ClusterService:
         self._grid = grid
         self._nodes = {node.name: node for node in config.nodes}
         self._places = places
-        self._shells = SshProcess(places.state_dir / "wheels")
+        self._shells = SshProcess(places.root / "wheels")
         self.ray = RayCluster(grid, config, places, self._shells, self.target)
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._id = ""
@@ -268,7 +268,7 @@ class ClusterService:
         if not self._id:
             note = self._places.host_dir / "grid.id"
             if not note.exists():
-                note.write_text(_made_id(self._places.state_dir))
+                note.write_text(_made_id(self._places.root))
             self._id = note.read_text().strip()
         return self._id
 

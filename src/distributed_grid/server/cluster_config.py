@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from distributed_grid.client.client import file_digest
+from distributed_grid.client.conversation import file_digest
 from distributed_grid.config import ClusterConfig, NodeConfig
 from distributed_grid.control.agent_sessions import NodeRegistry
 from distributed_grid.control.grid import Grid

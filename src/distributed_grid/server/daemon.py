@@ -142,7 +142,7 @@ class Daemon:
         )
         self.boosts_kept = BoostFileSync(
             self.grid,
-            ResourceBoostPersistence(state_dir=places.state_dir),
+            ResourceBoostPersistence(state_dir=places.root),
             offset_ms=self._clock.wall_offset_ms,
         )
         self._api = Dispatcher(self)
@@ -272,7 +272,7 @@ class Daemon:
             "uptime_seconds": round(self._patience.uptime_seconds, 3),
             "config": self._chosen.path,
             "version": __version__,
-            "state_dir": str(self._places.state_dir),
+            "state_dir": str(self._places.root),
             "stays": self._patience.stays,
             "python": sys.version.split()[0],
             "host": socket.gethostname(),

@@ -37,7 +37,7 @@ class InstanceLock:
         try:
             lock = os.open(self._places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as failure:
-            raise GridError(f"cannot use the state directory {self._places.state_dir}: {failure.strerror}") from failure
+            raise GridError(f"cannot use the state directory {self._places.root}: {failure.strerror}") from failure
         for _ in range(LOCK_ATTEMPTS):
             if try_lock(lock):
                 self._lock = lock

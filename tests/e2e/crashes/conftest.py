@@ -143,7 +143,7 @@ def lines(path: Path) -> list[str]:
 
 def is_locked(shell: Shell) -> bool:
     """Whether somebody holds the daemon's lock."""
-    return places(shell).is_owned()
+    return places(shell).is_locked()
 
 
 def processes_naming(text: str) -> list[int]:

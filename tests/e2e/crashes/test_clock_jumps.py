@@ -79,12 +79,12 @@ def seconds_from_now(text: str) -> float:
 
 def a_lease(grid: Shell, **changes: Any) -> dict[str, Any]:
     asked = {"request_id": uuid.uuid4().hex, "resource_type": "cpu", "amount": 0.5} | changes
-    lease: dict[str, Any] = call(grid, "ask", **asked)["allocation"]
+    lease: dict[str, Any] = call(grid, "request_lease", **asked)["allocation"]
     return lease
 
 
 def held(grid: Shell) -> dict[str, dict[str, Any]]:
-    return {lease["allocation_id"]: lease for lease in call(grid, "status")["allocations"]}
+    return {lease["allocation_id"]: lease for lease in call(grid, "get_status")["allocations"]}
 
 
 def lasts(grid: Shell, lease: dict[str, Any], seconds: float, asked: float) -> None:
@@ -100,13 +100,13 @@ def test_a_wall_clock_that_jumps_changes_what_is_shown_and_nothing_else(grid: Sh
     lasting = a_lease(grid, duration_seconds=60)
     short = a_lease(grid, duration_seconds=4)
     assert abs(seconds_from_now(lasting["expires_at"]) - 60) < LOOSE
-    waiting = call(grid, "submit", **submission(grid, "exit 5", amount=cores, wait_seconds=60))["job"]["uid"]
+    waiting = call(grid, "submit_job", **submission(grid, "exit 5", amount=cores, wait_seconds=60))["job"]["uid"]
 
     clock.set(+2)
     seen = held(grid)
     assert set(seen) == {lasting["allocation_id"], short["allocation_id"]}
     assert abs(seconds_from_now(seen[lasting["allocation_id"]]["expires_at"]) - 60 - 2 * HOUR) < LOOSE
-    later = call(grid, "submit", **submission(grid, "exit 6"))["job"]
+    later = call(grid, "submit_job", **submission(grid, "exit 6"))["job"]
     assert abs(seconds_from_now(later["submitted_at"]) - 2 * HOUR) < LOOSE
     assert grid.job(waiting)["state"] == "queued"
     lasts(grid, short, 4, began)
@@ -132,7 +132,7 @@ def test_a_wall_clock_that_jumps_changes_what_is_shown_and_nothing_else(grid: Sh
     clock.set(+2)
     clock.start_daemon()
     assert set(held(grid)) == {lasting["allocation_id"]}
-    call(grid, "release", allocation_id=lasting["allocation_id"])
+    call(grid, "release_lease", allocation_id=lasting["allocation_id"])
     assert grid("jobs", "wait", waiting, "--timeout", "20").returncode == 5
     assert abs(seconds_from_now(grid.job(waiting)["ended_at"]) - 2 * HOUR) < LOOSE
     assert grid.job(later["uid"])["exit_code"] == 6
@@ -143,7 +143,7 @@ def test_a_wait_ends_by_its_own_time_though_the_clock_goes_back(grid: Shell, clo
     cores = grid.json("status")["nodes"][0]["cpu_cores"]
     a_lease(grid, duration_seconds=300, amount=cores)
     began = time.monotonic()
-    waiting = call(grid, "submit", **submission(grid, "exit 5", wait_seconds=2))["job"]["uid"]
+    waiting = call(grid, "submit_job", **submission(grid, "exit 5", wait_seconds=2))["job"]["uid"]
     clock.set(-2)
     job = wait_until(lambda: (job := grid.job(waiting))["state"] == "ended" and job, 2 + LOOSE)
     assert time.monotonic() >= began + 2

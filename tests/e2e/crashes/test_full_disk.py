@@ -72,7 +72,7 @@ def _free(disk: Path) -> None:
 def _submits(grid: Shell, request: dict[str, Any]) -> bool:
     """Whether it was acknowledged; a refusal has to be the one of a store that cannot write."""
     try:
-        call(grid, "submit", **request)
+        call(grid, "submit_job", **request)
     except StoreFailed:
         return False
     return True
@@ -80,7 +80,7 @@ def _submits(grid: Shell, request: dict[str, Any]) -> bool:
 
 def test_a_full_disk_refuses_in_one_line_and_loses_nothing_it_acknowledged(cramped: Shell, small_disk: Path) -> None:
     gate = a_gate(cramped, "gate")
-    before = call(cramped, "submit", **submission(cramped, "read x < gate; echo done >> marks; exit 6"))["job"]
+    before = call(cramped, "submit_job", **submission(cramped, "read x < gate; echo done >> marks; exit 6"))["job"]
     wait_until(lambda: cramped.job(before["uid"])["state"] == "running")
     daemon = daemon_pid(cramped)
     _fill(small_disk)
@@ -109,7 +109,7 @@ def test_a_full_disk_refuses_in_one_line_and_loses_nothing_it_acknowledged(cramp
         could_not = job["outcome"] == "never_started" and "No space left" in job["detail"]
         assert job["exit_code"] == 8 or could_not, job
     for request in refused:  # and what was refused can be asked for again, under the same id
-        assert call(cramped, "submit", **request)["job"]["uid"] == request["request_id"]
+        assert call(cramped, "submit_job", **request)["job"]["uid"] == request["request_id"]
         assert cramped("jobs", "wait", request["request_id"], "--timeout", "20").returncode == 8
     assert daemon_pid(cramped) == daemon
     assert lines(cramped.cwd / "marks") == ["done"]
@@ -117,7 +117,7 @@ def test_a_full_disk_refuses_in_one_line_and_loses_nothing_it_acknowledged(cramp
 
 def test_a_job_that_ends_on_a_full_disk_without_a_daemon_keeps_its_exit_code(cramped: Shell, small_disk: Path) -> None:
     gate = a_gate(cramped, "gate")
-    job = call(cramped, "submit", **submission(cramped, "read x < gate; exit 6"))["job"]["uid"]
+    job = call(cramped, "submit_job", **submission(cramped, "read x < gate; exit 6"))["job"]["uid"]
     pid = wait_until(lambda: cramped.job(job)["attempts"][-1]["pid"])
     kill_nine(cramped)
     _fill(small_disk)

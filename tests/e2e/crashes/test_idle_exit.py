@@ -45,7 +45,7 @@ for visit in range(10):
         else:
             asked = {"request_id": uuid.uuid4().hex, "argv": ["/bin/sh", "-c", "echo ran >> marks"], "amount": 0.1}
             client.call("submit_job", cwd=sys.argv[2], **asked)
-        pids.add(client.welcome["pid"])
+        pids.add(client.greet()["pid"])
 print(len(pids))
 """
 
@@ -70,7 +70,7 @@ def test_a_daemon_that_is_asked_now_and_then_does_not_leave(hasty: Shell) -> Non
     first = daemon_pid(hasty)
     for _ in range(8):
         let_pass(0.25)
-        assert call(hasty, "info")["pid"] == first
+        assert call(hasty, "get_daemon_info")["pid"] == first
     wait_until(lambda: not is_locked(hasty))
 
 
@@ -78,7 +78,7 @@ def test_it_stays_while_a_job_runs_or_waits_and_leaves_afterwards(hasty: Shell) 
     gates = [a_gate(hasty, name) for name in ("one", "two")]
     for gate in gates:  # each takes more than half of the machine, so the second waits for the first
         cores = hasty.json("status")["nodes"][0]["cpu_cores"]
-        call(hasty, "submit", **submission(hasty, 'read x < "$1"', gate.name, amount=cores))
+        call(hasty, "submit_job", **submission(hasty, 'read x < "$1"', gate.name, amount=cores))
     first = daemon_pid(hasty)
     assert [job["state"] for job in hasty.json("jobs", "list")] == ["running", "queued"]
     let_pass(1.0)
@@ -92,7 +92,7 @@ def test_it_stays_while_a_job_runs_or_waits_and_leaves_afterwards(hasty: Shell) 
 
 
 def test_it_stays_while_a_lease_is_held(hasty: Shell) -> None:
-    call(hasty, "ask", request_id="a-lease", resource_type="cpu", amount=1, duration_seconds=1.5)
+    call(hasty, "request_lease", request_id="a-lease", resource_type="cpu", amount=1, duration_seconds=1.5)
     first = daemon_pid(hasty)
     let_pass(1.0)
     assert daemon_pid(hasty) == first

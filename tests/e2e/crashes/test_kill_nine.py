@@ -34,7 +34,7 @@ def test_twenty_running_jobs_outlive_a_kill_nine_and_none_is_lost_or_run_twice(g
     gates = [a_gate(grid, f"gate-{n}") for n in range(20)]
     asked = [submission(grid, WORK, str(n), job_id=f"job-{n}") for n in range(20)]
     for request in asked:
-        call(grid, "submit", **request)
+        call(grid, "submit_job", **request)
     wait_until(lambda: len(lines(grid.cwd / "marks")) == 20)
     pids = wait_until(lambda: _pids_of_running(grid, 20))
 
@@ -46,17 +46,17 @@ def test_twenty_running_jobs_outlive_a_kill_nine_and_none_is_lost_or_run_twice(g
 
     grid("status", check=0)
     for n in range(10):
-        assert call(grid, "wait", job_id=f"job-{n}", timeout_seconds=10)["job"]["exit_code"] == n
-    found = {job["job_id"]: job for job in call(grid, "jobs", limit=100)["jobs"]}
+        assert call(grid, "wait_for_job", job_id=f"job-{n}", timeout_seconds=10)["job"]["exit_code"] == n
+    found = {job["job_id"]: job for job in call(grid, "list_jobs", limit=100)["jobs"]}
     assert {name for name, job in found.items() if job["state"] == "running"} == {f"job-{n}" for n in range(10, 20)}
     assert {name: job["attempts"][-1]["pid"] for name, job in found.items()} == pids
 
     for gate in gates[10:]:
         open_gate(gate)
     for n in range(10, 20):
-        call(grid, "wait", job_id=f"job-{n}", timeout_seconds=10)
+        call(grid, "wait_for_job", job_id=f"job-{n}", timeout_seconds=10)
     assert grid("jobs", "wait", "job-1").returncode == 1  # though job-10 to job-19 begin alike
-    ends = {job["job_id"]: job for job in call(grid, "jobs", limit=100)["jobs"]}
+    ends = {job["job_id"]: job for job in call(grid, "list_jobs", limit=100)["jobs"]}
     assert {name: (job["outcome"], job["exit_code"], len(job["attempts"])) for name, job in ends.items()} == {
         f"job-{n}": ("exited", n, 1) for n in range(20)
     }
@@ -66,7 +66,7 @@ def test_twenty_running_jobs_outlive_a_kill_nine_and_none_is_lost_or_run_twice(g
 
 
 def _pids_of_running(grid: Shell, how_many: int) -> dict[str, int] | None:
-    jobs = call(grid, "jobs", limit=100)["jobs"]
+    jobs = call(grid, "list_jobs", limit=100)["jobs"]
     pids = {job["job_id"]: job["attempts"][-1]["pid"] for job in jobs if job["state"] == "running"}
     return pids if len(pids) == how_many else None
 
@@ -74,9 +74,9 @@ def _pids_of_running(grid: Shell, how_many: int) -> dict[str, int] | None:
 def test_a_lease_that_expires_while_no_daemon_runs_is_ended_by_the_next_one(grid: Shell) -> None:
     brief, lasting = uuid.uuid4().hex, uuid.uuid4().hex
     ask = {"resource_type": "cpu", "amount": 0.5}
-    call(grid, "ask", request_id=brief, duration_seconds=1.0, **ask)
+    call(grid, "request_lease", request_id=brief, duration_seconds=1.0, **ask)
     granted = time.monotonic()
-    call(grid, "ask", request_id=lasting, duration_seconds=600.0, **ask)
+    call(grid, "request_lease", request_id=lasting, duration_seconds=600.0, **ask)
     kill_nine(grid)
     wait_until(lambda: time.monotonic() > granted + 1.05)
 
@@ -84,9 +84,9 @@ def test_a_lease_that_expires_while_no_daemon_runs_is_ended_by_the_next_one(grid
     assert held == [lasting]
     expired = [event for event in _events(grid) if event["type"] == "expired"]
     assert [event["subject"] for event in expired] == [brief]
-    again = call(grid, "ask", request_id=brief, duration_seconds=1.0, **ask)["allocation"]
+    again = call(grid, "request_lease", request_id=brief, duration_seconds=1.0, **ask)["allocation"]
     assert (again["state"], again["reason"]) == ("ended", "expired")
-    assert call(grid, "release", allocation_id=lasting)["allocation"]["reason"] == "released"
+    assert call(grid, "release_lease", allocation_id=lasting)["allocation"]["reason"] == "released"
 
 
 def _held(grid: Shell) -> list[str]:
@@ -160,7 +160,7 @@ def test_a_job_whose_start_was_on_the_way_when_everything_died_is_started_by_the
     grid("run-shared", "true", check=0)
     spawner = spawner_pid(grid)
     os.kill(spawner, signal.SIGSTOP)
-    accepted = call(grid, "submit", **submission(grid, "echo ran >> marks; exit 3"))["job"]
+    accepted = call(grid, "submit_job", **submission(grid, "echo ran >> marks; exit 3"))["job"]
     wait_until(lambda: (grid.host_dir / "jobs" / f"{accepted['uid']}.1" / "spec.json").exists())
     kill_nine(grid)
     os.kill(spawner, signal.SIGKILL)
@@ -174,7 +174,7 @@ def test_a_job_whose_start_was_on_the_way_when_everything_died_is_started_by_the
 
 def test_a_killed_spawner_takes_no_job_with_it_and_is_replaced(grid: Shell) -> None:
     gate = a_gate(grid, "gate-5")
-    before = call(grid, "submit", **submission(grid, WORK, "5"))["job"]
+    before = call(grid, "submit_job", **submission(grid, WORK, "5"))["job"]
     wait_until(lambda: len(lines(grid.cwd / "marks")) == 1)
     os.kill(spawner_pid(grid), signal.SIGKILL)
     assert grid("run-shared", "sh", "-c", "exit 6").returncode == 6

@@ -53,7 +53,7 @@ def _command(pid: int) -> bytes:
 @pytest.mark.parametrize("leftover", ["a socket nobody listens on", "a file"])
 def test_what_a_dead_daemon_left_at_its_places_is_in_nobodys_way(grid: Shell, leftover: str) -> None:
     where = places(grid)
-    where.make()
+    where.create()
     where.lock.write_text("12345")
     if leftover == "a file":
         where.socket.write_text("not a socket")
@@ -80,7 +80,7 @@ def test_what_a_dead_daemon_left_at_its_places_is_in_nobodys_way(grid: Shell, le
 def test_the_lock_and_the_database_are_open_in_the_daemon_and_nowhere_else(grid: Shell) -> None:
     gates = [a_gate(grid, name) for name in ("one", "two")]
     for gate in gates:
-        call(grid, "submit", **submission(grid, 'read x < "$1"', gate.name))
+        call(grid, "submit_job", **submission(grid, 'read x < "$1"', gate.name))
     wait_until(lambda: [job["state"] for job in grid.json("jobs", "list")] == ["running", "running"])
     daemon, spawner = daemon_pid(grid), spawner_pid(grid)
     jobs = {job["attempts"][-1]["pid"] for job in grid.json("jobs", "list")}
@@ -107,7 +107,7 @@ def test_a_job_has_nothing_open_but_its_own_three_streams(grid: Shell) -> None:
 
 def test_a_job_whose_shim_dies_under_a_later_daemon_is_ended_and_told_lost(grid: Shell) -> None:
     gate = a_gate(grid, "gate")
-    job = call(grid, "submit", **submission(grid, "read x < gate"))["job"]["uid"]
+    job = call(grid, "submit_job", **submission(grid, "read x < gate"))["job"]["uid"]
     pid = wait_until(lambda: grid.job(job)["attempts"][-1]["pid"])
     spawner = spawner_pid(grid)
     kill_nine(grid)

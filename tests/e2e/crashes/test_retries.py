@@ -41,8 +41,8 @@ def test_a_caller_killed_between_request_and_answer_asks_again_and_gets_one_job(
         assert died.returncode == -signal.SIGKILL
         if number == 3:  # and the daemon with it
             kill_nine(grid)
-        first = call(grid, "submit", **request)["job"]
-        again = call(grid, "submit", **request)["job"]
+        first = call(grid, "submit_job", **request)["job"]
+        again = call(grid, "submit_job", **request)["job"]
         assert first["uid"] == again["uid"] == request["request_id"]
     grid("jobs", "wait", "--timeout", "10")
     jobs = grid.json("jobs", "list")
@@ -62,41 +62,41 @@ def test_the_same_id_with_other_content_is_refused_while_it_runs_and_after_its_e
         request | {"amount": 0.1},
         request | {"job_id": "another"},
     ]
-    uid = call(grid, "submit", **request)["job"]["uid"]
+    uid = call(grid, "submit_job", **request)["job"]["uid"]
     for other in others:
         with pytest.raises(Conflict, match="used before"):
-            call(grid, "submit", **other)
+            call(grid, "submit_job", **other)
     open_gate(gate)
     assert grid("jobs", "wait", uid, "--timeout", "10").returncode == 3
 
     kill_nine(grid)
-    again = call(grid, "submit", **request)["job"]
+    again = call(grid, "submit_job", **request)["job"]
     assert (again["uid"], again["state"], again["outcome"], again["exit_code"]) == (uid, "ended", "exited", 3)
     for other in others:
         with pytest.raises(Conflict, match="used before"):
-            call(grid, "submit", **other)
+            call(grid, "submit_job", **other)
     assert lines(grid.cwd / "marks") == ["ran"]
     assert len(grid.json("jobs", "list")) == 1
 
 
 def test_asking_again_for_a_lease_gives_the_same_lease(grid: Shell) -> None:
     ask = {"request_id": uuid.uuid4().hex, "resource_type": "cpu", "amount": 1, "duration_seconds": 60}
-    first = call(grid, "ask", **ask)["allocation"]
+    first = call(grid, "request_lease", **ask)["allocation"]
     kill_nine(grid)
-    again = call(grid, "ask", **ask)["allocation"]
+    again = call(grid, "request_lease", **ask)["allocation"]
     same = ("allocation_id", "fence", "node_id", "state")
     assert [first[name] for name in same] == [again[name] for name in same]
     assert len(grid.json("shared-status")["allocations"]) == 1
     with pytest.raises(Conflict):
-        call(grid, "ask", **ask | {"amount": 2})
-    call(grid, "release", allocation_id=first["allocation_id"])
-    assert call(grid, "ask", **ask)["allocation"]["reason"] == "released"
+        call(grid, "request_lease", **ask | {"amount": 2})
+    call(grid, "release_lease", allocation_id=first["allocation_id"])
+    assert call(grid, "request_lease", **ask)["allocation"]["reason"] == "released"
     assert grid.json("shared-status")["allocations"] == []
 
 
 def test_a_daemon_that_goes_away_before_a_stream_begins_is_unreachable_not_a_broken_pipe(grid: Shell) -> None:
     where = places(grid)
-    where.make()
+    where.create()
     gone = threading.Event()
     listener = socket.socket(socket.AF_UNIX)
     with listener:

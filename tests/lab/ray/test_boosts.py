@@ -9,7 +9,7 @@ import uuid
 import pytest
 
 from distributed_grid.client.async_client import AsyncClient
-from distributed_grid.client.client import ClientConfig
+from distributed_grid.client.conversation import ClientConfig
 from distributed_grid.state_dir import StateDir
 from tests.lab.lab import Lab
 from tests.lab.memory_pools import MB, Pool

@@ -12,46 +12,46 @@ from distributed_grid.state_dir import StateDir
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> StateDir:
+def state_dir(tmp_path: Path) -> StateDir:
     return StateDir(tmp_path / "state")
 
 
 @pytest.mark.parametrize("far", [(), ("gpu2",)], ids=["this machine alone", "other machines too"])
 def test_a_directory_that_is_not_there_is_refused_wherever_the_job_would_run(
-    places: StateDir, far: tuple[str, ...]
+    state_dir: StateDir, far: tuple[str, ...]
 ) -> None:
     with pytest.raises(BadInput, match="no such directory"):
-        upload_workdir("/nowhere", places, nodes=("here", *far), far=far)
-    assert not places.state_dir.exists()
+        upload_workdir("/nowhere", state_dir, nodes=("here", *far), far=far)
+    assert not state_dir.root.exists()
 
 
-def test_nothing_is_shipped_where_no_other_machine_may_get_the_job(places: StateDir, tmp_path: Path) -> None:
+def test_nothing_is_shipped_where_no_other_machine_may_get_the_job(state_dir: StateDir, tmp_path: Path) -> None:
     nodes = ("here", "gpu2")
-    assert upload_workdir(None, places, nodes=("here",), far=()) == WorkdirUpload()
-    assert upload_workdir(NONE, places, nodes=nodes, far=("gpu2",)) == WorkdirUpload()
-    assert upload_workdir(None, places, nodes=nodes, far=("gpu2",), isolated=True) == WorkdirUpload()
-    assert upload_workdir(str(tmp_path), places, nodes=nodes, far=("gpu2",), require=("here",)) == WorkdirUpload(
+    assert upload_workdir(None, state_dir, nodes=("here",), far=()) == WorkdirUpload()
+    assert upload_workdir(NONE, state_dir, nodes=nodes, far=("gpu2",)) == WorkdirUpload()
+    assert upload_workdir(None, state_dir, nodes=nodes, far=("gpu2",), isolated=True) == WorkdirUpload()
+    assert upload_workdir(str(tmp_path), state_dir, nodes=nodes, far=("gpu2",), require=("here",)) == WorkdirUpload(
         require=("here",)
     )
 
 
-def test_the_same_tree_has_the_same_name(places: StateDir, tmp_path: Path) -> None:
+def test_the_same_tree_has_the_same_name(state_dir: StateDir, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "a").write_text("one")
-    first = upload_workdir(None, places, nodes=("gpu2",), far=("gpu2",), here=str(tree))
+    first = upload_workdir(None, state_dir, nodes=("gpu2",), far=("gpu2",), here=str(tree))
     assert len(first.workdir) == 64
-    assert upload_workdir(str(tree), places, nodes=("gpu2",), far=("gpu2",)) == first
+    assert upload_workdir(str(tree), state_dir, nodes=("gpu2",), far=("gpu2",)) == first
     (tree / "a").write_text("two")
-    assert upload_workdir(str(tree), places, nodes=("gpu2",), far=("gpu2",)).workdir != first.workdir
+    assert upload_workdir(str(tree), state_dir, nodes=("gpu2",), far=("gpu2",)).workdir != first.workdir
 
 
-def test_a_link_that_leads_out_keeps_the_job_here_or_refuses_it(places: StateDir, tmp_path: Path) -> None:
+def test_a_link_that_leads_out_keeps_the_job_here_or_refuses_it(state_dir: StateDir, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "out").symlink_to("/etc/passwd")
-    stays = upload_workdir(None, places, nodes=("here", "gpu2"), far=("gpu2",), here=str(tree))
+    stays = upload_workdir(None, state_dir, nodes=("here", "gpu2"), far=("gpu2",), here=str(tree))
     assert (stays.workdir, stays.require) == ("", ("here",))
     assert "stays on this machine" in stays.notes[0]
     with pytest.raises(BadInput, match="leads out"):
-        upload_workdir(None, places, nodes=("gpu2",), far=("gpu2",), here=str(tree))
+        upload_workdir(None, state_dir, nodes=("gpu2",), far=("gpu2",), here=str(tree))

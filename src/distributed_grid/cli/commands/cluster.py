@@ -249,7 +249,7 @@ def agent(
     """
     from distributed_grid.agent.__main__ import main
 
-    words = ["--dir", directory or str(session.places.state_dir / "agent")]
+    words = ["--dir", directory or str(session.state_dir.root / "agent")]
     words += ["--declare-gpus", str(declare_gpus)] if declare_gpus else []
     for option, value in (("--join", token), ("--address", address), ("--name", name)):
         words += [option, value] if value else []

@@ -20,9 +20,9 @@ def init(session: CliSession, path: str | None, force: bool) -> None:
     """Write a commented cluster file to PATH (default: cluster.yaml in the state directory)."""
     from distributed_grid.config.template import cluster_template
 
-    target = Path(path).expanduser() if path else session.places.cluster_file
+    target = Path(path).expanduser() if path else session.state_dir.cluster_file
     if path is None:
-        session.places.make()
+        session.state_dir.create()
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
     try:
         with open(os.open(target, flags, 0o644), "w") as file:
@@ -86,7 +86,7 @@ def show(session: CliSession, path: str | None) -> None:
 
 
 def _chosen(session: CliSession, path: str | None) -> str:
-    chosen = path or session.config or os.environ.get("GRID_CONFIG") or session.find_config(tell=True)
+    chosen = path or session.config or os.environ.get("GRID_CONFIG") or session.find_config(announce=True)
     if chosen is None:
         raise BadInput("there is no cluster file to look at: name one, or make one with: grid init")
     return chosen

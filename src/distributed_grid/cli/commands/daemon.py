@@ -189,14 +189,14 @@ def start(session: CliSession, listen: str | None, tls: bool | None, force_plain
 def stop(session: CliSession) -> None:
     """Stop the control plane; jobs go on and are found again by the next one."""
     try:
-        with session.running() as client:
+        with session.running_client() as client:
             pid = client.call("get_daemon_info")["pid"]
             client.call("stop_daemon")
     except Unreachable:
         print_answer(session, {"stopped": False}, "not running")
         return
     deadline = time.monotonic() + STOP_SECONDS
-    while session.places.is_owned() or _is_alive(pid):
+    while session.state_dir.is_locked() or _is_alive(pid):
         if time.monotonic() > deadline:
             raise TimedOut(f"the control plane (pid {pid}) has not stopped within {STOP_SECONDS:g} s")
         time.sleep(0.02)

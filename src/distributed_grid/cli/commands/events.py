@@ -10,7 +10,7 @@ import click
 
 from distributed_grid.cli.global_options import CliSession, GridCommand
 from distributed_grid.cli.output import format_time, printable
-from distributed_grid.client.client import ReconnectBackoff
+from distributed_grid.client.conversation import ReconnectBackoff
 from distributed_grid.errors import Unreachable
 
 
@@ -29,12 +29,12 @@ def events(
     With --json, one event a line.
     """
     options: dict[str, Any] = {"follow": follow, "limit": limit, "subject": subject, "types": types, "after": after}
-    patience = ReconnectBackoff()
+    backoff = ReconnectBackoff()
     while True:
         try:
             with session.client() as client:
                 for _, event in client.stream("list_events", **options):
-                    patience.heard()
+                    backoff.reset()
                     assert isinstance(event, dict)
                     if "seq" in event:
                         click.echo(json.dumps(event) if session.json else _line(event))
@@ -43,7 +43,7 @@ def events(
         except Unreachable as loss:  # the control plane went away: the next one has the rest
             if not follow:
                 raise
-            time.sleep(patience.pause_after(loss))
+            time.sleep(backoff.delay_after(loss))
 
 
 def _line(event: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from distributed_grid.cli.output import (
     table,
     write_output,
 )
-from distributed_grid.client.client import ReconnectBackoff
+from distributed_grid.client.conversation import ReconnectBackoff
 from distributed_grid.errors import Unreachable
 
 
@@ -98,13 +98,13 @@ def _lines(job: dict[str, Any]) -> list[str]:
 def logs(session: CliSession, job_id: str, follow: bool, tail: int | None) -> None:
     """The output of a job: its stdout on stdout, its stderr on stderr."""
     seen = {STDOUT: 0, STDERR: 0}
-    patience = ReconnectBackoff()
+    backoff = ReconnectBackoff()
     while True:
         place = {"stdout_seen": seen[STDOUT], "stderr_seen": seen[STDERR]}
         try:
             with session.client() as client:
                 for kind, part in client.stream("read_logs", job_id=job_id, follow=follow, tail_bytes=tail, **place):
-                    patience.heard()
+                    backoff.reset()
                     if kind != JSON:
                         assert isinstance(part, bytes)
                         seen[kind] += len(part)
@@ -113,7 +113,7 @@ def logs(session: CliSession, job_id: str, follow: bool, tail: int | None) -> No
         except Unreachable as loss:  # the control plane went away: the next one knows the job
             if not follow or tail is not None:
                 raise
-            time.sleep(patience.pause_after(loss))
+            time.sleep(backoff.delay_after(loss))
 
 
 @jobs.command()

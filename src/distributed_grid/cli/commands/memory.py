@@ -148,7 +148,7 @@ def stats(session: CliSession) -> None:
 def desk_of(session: CliSession) -> contextlib.closing[BlockDirectoryClient]:
     """Whom the commands ask: the desk of a job or of an agent of this machine, else the control plane."""
     named = bool(session.config or os.environ.get("GRID_CONFIG"))
-    return contextlib.closing(near_desk(session.places, named=named) or BlockDirectoryClient(session.client))
+    return contextlib.closing(near_desk(session.state_dir, named=named) or BlockDirectoryClient(session.client))
 
 
 def one_of(blocks: list[dict[str, Any]], name: str) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from distributed_grid.api.framing import JSON, STDERR, STDOUT
 from distributed_grid.cli.global_options import CliSession, GridCommand
 from distributed_grid.cli.output import format_amount, print_answer, printable, write_output
 from distributed_grid.cli.request_options import job_options, placement_fields, placement_options
-from distributed_grid.client.client import Client, ReconnectBackoff
+from distributed_grid.client.client import Client
+from distributed_grid.client.conversation import ReconnectBackoff
 from distributed_grid.client.job_payload import NONE, FileDownload, caller_environment, require_utf8, upload_workdir
 from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
 
@@ -109,7 +110,7 @@ def upload_for(session: CliSession, client: Client, options: dict[str, Any], req
     welcome = client.greet()
     upload = upload_workdir(
         options["workdir"],
-        session.places,
+        session.state_dir,
         nodes=welcome.get("nodes", ()),
         far=welcome.get("far_nodes", ()),
         require=require,
@@ -162,7 +163,7 @@ def fetch_files(session: CliSession, job_id: str, patterns: Sequence[str], targe
     try:
         with session.client() as client:
             for kind, part in client.stream("fetch_files", job_id=job_id, patterns=list(patterns)):
-                done = download.take(kind, part)
+                done = download.receive(kind, part)
                 if done is not None:
                     return {**done, "target": target, "paths": download.paths}
     finally:
@@ -245,7 +246,7 @@ class JobFollower:
                 self._output_closed = True
                 self._cancel()
             except Unreachable as loss:  # the control plane went away: the next one knows the job
-                time.sleep(self._backoff.pause_after(loss))
+                time.sleep(self._backoff.delay_after(loss))
 
     def _on_signal(self, number: int, stack: FrameType | None) -> None:
         raise _Interrupted
@@ -259,7 +260,7 @@ class JobFollower:
         with self._session.client() as client:
             seen = {"stdout_seen": self._seen[STDOUT], "stderr_seen": self._seen[STDERR]}
             for kind, part in client.stream("read_logs", job_id=self._uid, follow=True, **seen):
-                self._backoff.heard()
+                self._backoff.reset()
                 if kind == JSON:
                     assert isinstance(part, dict)
                     if part.get("done"):

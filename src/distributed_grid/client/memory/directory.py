@@ -96,7 +96,7 @@ def near_desk(places: StateDir, *, named: bool) -> BlockDirectoryClient | None:
     desk = _desk_here(places, named=named)
     if desk is None:
         return None
-    at = AgentStateDir(desk, places.state_dir)
+    at = AgentStateDir(desk, places.root)
     return BlockDirectoryClient(lambda: Client(at, may_start=False))
 
 
@@ -105,9 +105,9 @@ def _desk_here(places: StateDir, *, named: bool) -> Path | None:
     told = os.environ.get(DESK_VARIABLE)
     if told:
         return Path(told)
-    if named or places.is_owned():
+    if named or places.is_locked():
         return None
-    desks = [*places.state_dir.glob("agents/*/*/memory/memory.sock"), places.state_dir / "agent/memory/memory.sock"]
+    desks = [*places.root.glob("agents/*/*/memory/memory.sock"), places.root / "agent/memory/memory.sock"]
     return next(filter(_is_open, sorted(desks)), None)
 
 

@@ -59,7 +59,7 @@ class RayAttachment:
         self._engine = engine
         self._desk = desk
         self._grid_id = grid_id
-        self._wheels = str(places.state_dir / "wheels")
+        self._wheels = str(places.root / "wheels")
         self._token = places.host_dir / "ray-attached.token"
         self._turn = asyncio.Lock()
         self.following = following

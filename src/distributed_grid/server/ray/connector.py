@@ -36,7 +36,7 @@ class RayConnector:
     ) -> None:
         self._grid = grid
         self._config = config
-        self._wheels = str(places.state_dir / "wheels")
+        self._wheels = str(places.root / "wheels")
         self._engine = engine
         self._desk = desk
         self._cluster = cluster
