@@ -1,27 +1,250 @@
-"""Child processes of the control plane that speak on a socket pair: one for SSH, one for Ray."""
+"""Child processes of the control plane, one for SSH and one for Ray: both ends of the connection to them.
+
+The child owns no state: it is sent commands, reports, and ends when the connection closes. Whoever owns a
+`ChildProcess` sends the desired state again to each new child. Messages are msgpack, each after its length.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import logging
+import os
+import signal
 import socket
+import struct
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
 
-LINE_BYTES = 64 * 1024
-LEAVE_SECONDS = 3.0
+import msgspec
+from msgspec import Struct
+
+from distributed_grid.errors import Unreachable
+from distributed_grid.posix.unix_sockets import short_path
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+FIRST_PAUSE, MAX_PAUSE = 0.5, 15.0
+STABLE_SECONDS, EXIT_SECONDS = 60.0, 3.0
+STDIO = "stdio"
+log = logging.getLogger(__name__)
+Say = Callable[[str], None]
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+_encoder = msgspec.msgpack.Encoder()
+_LENGTH = struct.Struct(">I")
+
+
+class Command(Struct, frozen=True, tag=True):
+    """Base of what a child is told."""
+
+
+class Report(Struct, frozen=True, tag=True):
+    """Base of what a child says."""
+
+
+class StepDone(Report, frozen=True):
+    """A request has come to this step."""
+
+    number: int
+    step: str
+
+
+class Answer(Report, frozen=True):
+    """Base of the reports that finish the request of this number."""
+
+    number: int
+
+
+T = TypeVar("T")
+A = TypeVar("A", bound=Answer)
+
+
+def encode_frame(message: Command | Report) -> bytes:
+    """A message as it travels."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+async def read_frame(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[T]) -> T | None:
+    """The next message; None when the connection has ended."""
+    try:
+        (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        if size > MAX_FRAME_BYTES:
+            raise ValueError(f"a frame of {size} bytes is larger than {MAX_FRAME_BYTES}")
+        return decoder.decode(await reader.readexactly(size))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+# ---------------------------------------------------------------- the parent's side
+
+
+class _Request(Struct):
+    command: Command
+    on_step: Say
+    answer: asyncio.Future[Answer]
+    resend: bool
+
+
+class ChildProcess(Generic[T]):
+    """One child after the other, the next at growing intervals; `T` is the union of what it reports.
+
+    `on_connect` is called when there is a new child, `on_exit` when it is gone (with the reason where it could not be
+    started), `min_pause` says how long to wait at least before the next one. Nothing but `write` reaches a child
+    before `mark_ready`.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        reports: msgspec.msgpack.Decoder[T],
+        *,
+        label: str,
+        on_connect: Callable[[], None],
+        on_report: Callable[[T], None],
+        on_exit: Callable[[str], None],
+        min_pause: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._module, self._label = module, label
+        self._reports = reports
+        self._on_connect, self._on_report, self._on_exit = on_connect, on_report, on_exit
+        self._min_pause = min_pause
+        self._requests: dict[int, _Request] = {}
+        self._numbers = itertools.count(1)
+        self._writer: asyncio.StreamWriter | None = None
+        self._is_ready = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_started(self) -> bool:
+        return self._task is not None
+
+    def start(self) -> None:
+        """Keep a child running from now on; starting twice changes nothing."""
+        if self._task is None:
+            self.restart()
+
+    def restart(self, socket_path: str = "") -> None:
+        """Begin with a new child: a process of this machine, or what is behind this Unix socket."""
+        before = self._task
+        if before is not None:
+            before.cancel()
+        self._task = asyncio.create_task(self._run(before, socket_path))
+
+    async def stop(self) -> None:
+        """Let the child go. Safe to call twice."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def write(self, command: Command) -> None:
+        """Send a command, if there is a child."""
+        if self._writer is not None:
+            self._writer.write(encode_frame(command))
+
+    def mark_ready(self, desired_state: Iterable[Command]) -> None:
+        """The child can work: send it the desired state, then the requests that wait, then whatever comes."""
+        self._is_ready = True
+        for command in (*desired_state, *(request.command for request in self._requests.values())):
+            self.write(command)
+
+    def send(self, command: Command) -> None:
+        """Send a command to a child that is ready; without one it is dropped."""
+        if self._is_ready:
+            self.write(command)
+
+    async def request(
+        self,
+        answer: type[A],
+        command: Callable[[int], Command],
+        *,
+        seconds: float | None = None,
+        on_step: Say = lambda step: None,
+        resend: bool = False,
+    ) -> A:
+        """The answer to a numbered command, which waits for a child that is ready. Raises TimeoutError.
+
+        When the child is lost, it raises Unreachable; with `resend` the next child gets the command again instead.
+        """
+        number = next(self._numbers)
+        request = _Request(command(number), on_step, asyncio.get_running_loop().create_future(), resend)
+        self._requests[number] = request
+        try:
+            self.send(request.command)
+            async with asyncio.timeout(seconds):
+                found = await request.answer
+        finally:
+            del self._requests[number]
+        assert isinstance(found, answer)
+        return found
+
+    async def _run(self, before: asyncio.Task[None] | None, socket_path: str) -> None:
+        if before is not None:
+            await asyncio.gather(before, return_exceptions=True)
+        loop, pause = asyncio.get_running_loop(), FIRST_PAUSE
+        while True:
+            began = loop.time()
+            try:
+                async with _connected(socket_path) if socket_path else _started(self._module) as (reader, writer):
+                    await self._exchange(reader, writer)
+            except OSError as failure:
+                log.error("the %s process could not be started: %s", self._label, failure)
+                self._on_exit(f"its process could not be started: {failure}")
+            if loop.time() - began > STABLE_SECONDS:
+                pause = FIRST_PAUSE
+            await asyncio.sleep(max(pause, self._min_pause()))
+            pause = min(2 * pause, MAX_PAUSE)
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send and receive until either side ends the connection."""
+        self._writer = writer
+        try:
+            self._on_connect()
+            while (report := await read_frame(reader, self._reports)) is not None:
+                self._receive(report)
+        except (OSError, ValueError) as failure:
+            log.error("the %s process broke off: %s", self._label, failure)
+        finally:
+            self._writer, self._is_ready = None, False
+            self._fail_requests()
+            self._on_exit("")
+
+    def _receive(self, report: T) -> None:
+        if not isinstance(report, StepDone | Answer):
+            self._on_report(report)
+            return
+        request = self._requests.get(report.number)
+        if request is None:
+            return
+        if isinstance(report, StepDone):
+            request.on_step(report.step)
+        elif not request.answer.done():
+            request.answer.set_result(report)
+
+    def _fail_requests(self) -> None:
+        """The child is gone, and nobody knows how far it came."""
+        for request in self._requests.values():
+            if not request.resend and not request.answer.done():
+                request.answer.set_exception(Unreachable(f"the {self._label} process ended while it worked; try again"))
 
 
 @asynccontextmanager
-async def child(
-    module: str, *, limit: int = LINE_BYTES
-) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """The line to `python -m module DESCRIPTOR`, for as long as this lasts; closing it is what ends the child.
+async def _connected(path: str) -> AsyncIterator[Streams]:
+    """A connection to the child behind a socket; closing it is what ends the child."""
+    with short_path(path) as short:
+        reader, writer = await asyncio.open_unix_connection(short)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
 
-    A line that is read may be `limit` bytes long. A child that does not go is killed. Raises OSError where it cannot
-    be started.
-    """
+
+@asynccontextmanager
+async def _started(module: str) -> AsyncIterator[Streams]:
+    """`python -m module DESCRIPTOR` and the connection to it; closing that ends it, one that stays is killed."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = await asyncio.create_subprocess_exec(
@@ -34,19 +257,57 @@ async def child(
             cwd="/",
             start_new_session=True,
         )
-    reader, writer = await asyncio.open_unix_connection(sock=ours, limit=limit)
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
     try:
         yield reader, writer
     finally:
         writer.close()
         with contextlib.suppress(ProcessLookupError):
-            await _reaped(process)
+            await _reap(process)
 
 
-async def _reaped(process: asyncio.subprocess.Process) -> None:
+async def _reap(process: asyncio.subprocess.Process) -> None:
     try:
-        async with asyncio.timeout(LEAVE_SECONDS):
+        async with asyncio.timeout(EXIT_SECONDS):
             await process.wait()
     except TimeoutError:
         process.kill()
         await process.wait()
+
+
+# ---------------------------------------------------------------- the child's side
+
+
+def run_child(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> None:
+    """Serve the control plane on the descriptor that the only argument names, or on `stdio`, until that closes."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asyncio.run(_serve_and_exit(serve, sys.argv[1]))
+
+
+async def _serve_and_exit(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], end: str
+) -> None:
+    """Exit at once when the control plane is gone: what is half done is done again by the next child."""
+    await serve(*await (_standard_streams() if end == STDIO else _inherited_socket(int(end))))
+    logging.shutdown()
+    os._exit(0)
+
+
+async def _inherited_socket(descriptor: int) -> Streams:
+    end = socket.socket(fileno=descriptor)
+    end.setblocking(False)
+    os.set_inheritable(descriptor, False)
+    return await asyncio.open_unix_connection(sock=end)
+
+
+async def _standard_streams() -> Streams:
+    """Standard input and output, which nothing else uses from now on: what libraries print goes to standard error."""
+    loop = asyncio.get_running_loop()
+    out = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(0), "rb", buffering=0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, out)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)

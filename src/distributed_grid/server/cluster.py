@@ -11,8 +11,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from distributed_grid.adapters.node.messages import Hop, NodeFacts, Target, jump_of
-from distributed_grid.adapters.ssh.process import Say, SshProcess
+from distributed_grid.adapters.child_process import Say
+from distributed_grid.adapters.node.messages import NodeFacts
+from distributed_grid.adapters.ssh.messages import Hop, SshTarget, parse_jump
+from distributed_grid.adapters.ssh.process import SshProcess
 from distributed_grid.api import requests
 from distributed_grid.config import ClusterConfig, NodeConfig
 from distributed_grid.control.grid import Grid
@@ -45,7 +47,7 @@ class ClusterService:
         wanted = await self._grid.read(lambda ledger, now: [n.name for n in ledger.nodes.values() if n.wanted])
         for name in wanted:
             if name in self._nodes and not self._nodes[name].is_local:
-                self._shells.keep(self.target(name))
+                self._shells.keep_link(self.target(name))
         await self.ray.begin()
 
     async def stop(self) -> None:
@@ -58,7 +60,7 @@ class ClusterService:
         unknown = [name for name in op.nodes if name not in self._nodes]
         if unknown:
             raise NotFound(f"no node is called {unknown[0]}; the nodes are: {', '.join(self._nodes)}")
-        self._shells.use(op.auth_sock, op.environ)
+        self._shells.configure(op.auth_sock, op.environ)
         names = op.nodes or tuple(self._nodes)
         if op.verb == "status":
             ray = await self.ray.reach.view()
@@ -125,7 +127,7 @@ class ClusterService:
             if self._nodes[name].is_local:
                 return True  # it stays in the grid, with what it lends
             try:
-                await self._shells.do("look", self.target(name), say(name))
+                await self._shells.run("inspect", self.target(name), say(name))
                 await self._drain(name, say(name), wait=not op.force)
             except GridError:
                 return False  # told when the node itself is stopped, which fails in the same way
@@ -138,15 +140,15 @@ class ClusterService:
             say(name)(f"its Ray could not be stopped: {problem}")
 
     async def _install(self, name: str, op: requests.ManageCluster, say: Say) -> str:
-        words = await self._shells.do("install", self.target(name), say)
+        words = await self._shells.run("install", self.target(name), say)
         return f"{words}; {await self.ray.nodes.install(name, say)}" if op.ray else words
 
     async def _start(self, name: str, op: requests.ManageCluster, say: Say) -> str:
-        words = await self._shells.do("install", self.target(name), say)
+        words = await self._shells.run("install", self.target(name), say)
         say("starting the agent")
         now = self._grid.now_ms()
         await self._grid.handle(NodeWanted(name, True))
-        self._shells.keep(self.target(name))
+        self._shells.keep_link(self.target(name))
         await self._until_alive(name, now, say)
         return f"running, {words}"
 
@@ -174,28 +176,28 @@ class ClusterService:
         target = self.target(name)
         say("looking at the node")
         try:
-            await self._shells.do("look", target, say)
+            await self._shells.run("inspect", target, say)
         except GridError as failure:
             if op.force:
                 await self._let_go(name)
                 raise Refused(f"let go, but its agent may still run there: {failure}") from failure
             raise
         await self._drain(name, say, wait=not op.force)
-        self._shells.drop(name)
+        self._shells.drop_link(name)
         if op.purge:  # its files may be there though nobody wants it any more
             await self._shells.ask("ray-stop", target, {"purge": True}, say)
         try:
-            words = await self._shells.do("purge" if op.purge else "end", target, say)
+            words = await self._shells.run("purge" if op.purge else "stop", target, say)
         except GridError:
             if await self._grid.read(lambda ledger, now: ledger.nodes[name].wanted):
-                self._shells.keep(target)  # what could not be ended is looked after as before
+                self._shells.keep_link(target)  # what could not be ended is looked after as before
             raise
         await self._grid.handle(NodeStopped(name))
         return words
 
     async def _let_go(self, name: str) -> None:
         await self._grid.handle(NodeDrained(name, "the node is being stopped"))
-        self._shells.drop(name)
+        self._shells.drop_link(name)
         await self._grid.handle(NodeWanted(name, False))
 
     async def _drain(self, name: str, say: Say, *, wait: bool) -> None:
@@ -239,17 +241,17 @@ class ClusterService:
             "jobs": sum(1 for lease in ledger.leases_of(name) if lease.job),
         }
 
-    def target(self, name: str) -> Target:
+    def target(self, name: str) -> SshTarget:
         """A node as SSH needs to know it."""
         node = self._nodes[name]
         links = self._places.host_dir / "links"
-        return Target(
-            name,
-            _hop(node),
-            self.grid_id(),
-            str(links / f"{name}.sock"),
-            self._hops_before(node),
-            node.python or "",
+        return SshTarget(
+            name=name,
+            grid=self.grid_id(),
+            local_socket=str(links / f"{name}.sock"),
+            hop=_hop(node),
+            via=self._hops_before(node),
+            python=node.python or "",
         )
 
     def _hops_before(self, node: NodeConfig) -> tuple[Hop, ...]:
@@ -260,7 +262,7 @@ class ClusterService:
             if jump is not None and jump is not node and not jump.is_local:
                 hops.append(_hop(jump))
             elif word.strip():
-                hops.append(jump_of(word.strip(), _hop(node)))
+                hops.append(parse_jump(word.strip(), _hop(node)))
         return tuple(hops)
 
     def grid_id(self) -> str:

@@ -19,12 +19,12 @@ import sys
 from typing import Any
 
 from distributed_grid import __version__
+from distributed_grid.adapters.child_process import Command
 from distributed_grid.adapters.clock import GridClock, load_anchor, save_anchor
-from distributed_grid.adapters.node.messages import AgentLinkChanged, RunFinished, StepDone
+from distributed_grid.adapters.node.messages import AgentLinkChanged
 from distributed_grid.adapters.probes.machine import MachineProbe
 from distributed_grid.adapters.probes.nvml import GpuProbe
 from distributed_grid.adapters.ray.engine import RayEngine
-from distributed_grid.adapters.ray.messages import Connected
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.adapters.workdir.content_store import ContentStore
 from distributed_grid.agent.agent import Agent
@@ -97,7 +97,7 @@ class Daemon:
         self.content = ContentStore(places.host_dir / "content")
         self._links = AgentGateway(ContentSender(self.content))
         self._sockets = AgentSockets(places.host_dir / "links", self._links)
-        self.ray = RayEngine(on_up=self._ray_is_up, on_link=self._ray_said)
+        self.ray = RayEngine(on_connected=self._ray_connected, on_link=self._ray_link_changed)
         self.engines = EngineReconciler(self.ray, hold_seconds=self._chosen.config.hold_seconds)
         effects = EffectRouter(self._links.perform, self.engines.perform, self._links.memory.perform)
         self.grid = Grid(store, self._clock, effects)
@@ -215,17 +215,17 @@ class Daemon:
         save_anchor(self._places, self._clock.anchor())
         log.info("stopped")
 
-    def _ray_is_up(self, connected: Connected) -> None:
-        self.attaching.following.is_up()
+    def _ray_connected(self) -> list[Command]:
         self.engines.compare_soon()
+        return self.attaching.following.desired_state()
 
     async def ray_environment(self, node: str) -> dict[str, str]:
         is_attached = self.attaching.row is not None
         environ = self.attaching.environ() if is_attached else await self.cluster.ray.reach.environ(node)
         return {**environ, "RAY_NAMESPACE": "grid"}
 
-    def _ray_said(self, report: AgentLinkChanged | StepDone | RunFinished) -> None:
-        self.attaching.following.heard(report)
+    def _ray_link_changed(self, link: AgentLinkChanged) -> None:
+        self.attaching.following.link_changed(link)
 
     def _note(self, alert: Alert) -> None:
         """Have an alert in the audit trail, soon."""

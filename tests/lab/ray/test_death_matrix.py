@@ -41,7 +41,7 @@ def kill_gcs(grid: RayGrid, lab: Lab) -> None:
 
 
 def kill_driver(grid: RayGrid, lab: Lab) -> None:
-    for pid in lab.host("gpu-master").find("distributed_grid.adapters.ray stdio"):
+    for pid in lab.host("gpu-master").find("distributed_grid.adapters.ray.driver stdio"):
         lab.host("gpu-master").kill(pid)
 
 

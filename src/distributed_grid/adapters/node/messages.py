@@ -1,48 +1,36 @@
-"""What the control plane and its SSH child say to each other, one JSON message a line.
-
-Rule 1: the child decides nothing: it is told which links to keep and which deeds to do, and reports.
-Rule 2: when the control plane's end closes, the child is over. Agents stay.
-"""
+"""What the children for SSH and for Ray report of nodes, and how an operation on a node fails."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
-LARGEST_LINE = 4 * 1024 * 1024
+from distributed_grid.adapters.child_process import Answer, Command, Report
+from distributed_grid.errors import GridError
 
-
-class Hop(Struct, frozen=True):
-    """One SSH server. What is empty (or port 0) was not given: SSH's own configuration may say it."""
-
-    host: str
-    port: int = 0
-    user: str = ""
-    key: str = ""
-    known_hosts: str = ""
-    accept_new: bool = False
+log = logging.getLogger(__name__)
 
 
-def jump_of(text: str, last: Hop) -> Hop:
-    """The hop that `user@host:port` means; its key and its known hosts are those of the server behind it."""
-    user, _, place = text.strip().rpartition("@")
-    host, colon, port = place.rpartition(":")
-    if not colon or not port.isdigit() or (":" in host and not host.endswith("]")):  # a bare IPv6 address
-        host, port = place, "0"
-    return Hop(host.strip("[]"), int(port), user, last.key, last.known_hosts, last.accept_new)
+class NodeOperationFailed(GridError):
+    """A node could not be reached, or an operation on it failed; `final`: trying again will not help by itself."""
+
+    def __init__(self, message: str, *, final: bool = True) -> None:
+        super().__init__(message)
+        self.final = final
 
 
-class Target(Struct, frozen=True):
-    """A node: where it is, through which hops, and where its agent's channel ends on our side."""
+class NodeTarget(Struct, frozen=True, kw_only=True):
+    """A node with an agent of this grid, and the socket of this machine that the agent's connection leads to.
+
+    The agent ends when it has been without a link for `linger` seconds and runs nothing; 0 is never.
+    """
 
     name: str
-    hop: Hop
     grid: str
     local_socket: str
-    via: tuple[Hop, ...] = ()
-    python: str = ""
+    linger: float = 0.0
 
 
 class NodeFacts(Struct, frozen=True):
@@ -57,71 +45,13 @@ class NodeFacts(Struct, frozen=True):
     running: str = ""
 
 
-class _Order(Struct, frozen=True, tag=True):
-    """What the child is told."""
-
-
-class Settings(_Order, frozen=True):
-    """Of the user who typed a command: the agent with the keys, how packages are fetched. Kept in memory only."""
-
-    auth_sock: str = ""
-    environ: dict[str, str] = {}
-    wheels: str = ""
-
-
-class KeepAgentLink(_Order, frozen=True):
-    """Keep a link to this node until told otherwise; telling twice changes nothing."""
-
-    target: Target
-
-
-class DropAgentLink(_Order, frozen=True):
-    """Let go of the link to a node; its agent stays. Dropping what is not kept is harmless."""
+class DropAgentLink(Command, frozen=True):
+    """Keep the link to a node no longer; its agent stays. Dropping what is not kept is harmless."""
 
     node: str
 
 
-class RunOnNode(_Order, frozen=True):
-    """One deed on one node: `install`, `look`, `end`, `purge`, or one of Ray's with what it needs as `data`."""
-
-    number: int
-    deed: str
-    target: Target
-    data: dict[str, Any] = {}
-
-
-class PortForward(Struct, frozen=True):
-    """From an address of this machine, or the next free port there, to one that a node can reach."""
-
-    host: str
-    port: int
-    to_host: str
-    to_port: int
-
-
-class Forward(_Order, frozen=True):
-    """Pass connections to these addresses of this machine on to those of a node, until told another way."""
-
-    target: Target
-    ports: dict[str, PortForward] = {}
-
-
-class RunRayDriver(_Order, frozen=True):
-    """Have a program of ours on a node that speaks to Ray there, behind a socket of this machine; none is to end that.
-
-    `data` says which interpreter runs it, and in which environment.
-    """
-
-    target: Target
-    socket: str
-    data: dict[str, Any] = {}
-
-
-class _Report(Struct, frozen=True, tag=True):
-    """What the child says."""
-
-
-class AgentLinkChanged(_Report, frozen=True):
+class AgentLinkChanged(Report, frozen=True):
     """How a link is: `connecting`, `up` or `down`, and why. `final`: trying again will not help by itself."""
 
     node: str
@@ -131,46 +61,27 @@ class AgentLinkChanged(_Report, frozen=True):
     facts: NodeFacts | None = None
 
 
-class StepDone(_Report, frozen=True):
-    """A deed has come to this step."""
+class RunFinished(Answer, frozen=True):
+    """An operation on a node is over; `problem` says why it failed, `summary` what was done."""
 
-    number: int
-    step: str
-
-
-class RunFinished(_Report, frozen=True):
-    """A deed is over; `problem` says why it failed, `words` what was done."""
-
-    number: int
     problem: str = ""
-    words: str = ""
+    summary: str = ""
     facts: NodeFacts | None = None
-    data: dict[str, Any] = {}
+    data: dict[str, Any] = field(default_factory=dict)
 
 
-class Forwarded(_Report, frozen=True):
-    """Which ports of this machine lead to those of a node now, by their names; none while the way is down."""
+class LinkStates:
+    """The last report on the link of each node that is kept, and the facts that came with one."""
 
-    node: str
-    ports: dict[str, int] = {}
+    def __init__(self) -> None:
+        self.links: dict[str, AgentLinkChanged] = {}
+        self.facts: dict[str, NodeFacts] = {}
 
-
-Order = Settings | KeepAgentLink | DropAgentLink | RunOnNode | Forward | RunRayDriver
-Report = AgentLinkChanged | StepDone | RunFinished | Forwarded
-_orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
-_reports: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
-
-
-def line_of(message: Order | Report) -> bytes:
-    """A message as it travels."""
-    return msgspec.json.encode(message) + b"\n"
-
-
-def order_in(line: bytes) -> Order:
-    """What the child is told by this line."""
-    return _orders.decode(line)
-
-
-def report_in(line: bytes) -> Report:
-    """What the child says in this line."""
-    return _reports.decode(line)
+    def record(self, link: AgentLinkChanged) -> None:
+        """Take in a report."""
+        before = self.links.get(link.node)
+        if before is None or (before.state, before.detail) != (link.state, link.detail):
+            log.info("link to %s: %s %s", link.node, link.state, link.detail)
+        self.links[link.node] = link
+        if link.facts is not None:
+            self.facts[link.node] = link.facts

@@ -1,11 +1,8 @@
-"""What is done on a node: sent there as text, run by whatever Python the node has, talks on stdin and stdout.
+"""Operations on a node: sent there as one text, run by whatever Python it has, requests on stdin, answers on stdout.
 
-Rule 1: only the standard library, and it must parse on old Pythons, so that they can say that they are too old.
-Rule 2: every step may be repeated. A new version is built aside and renamed: the old one stays usable until then.
-Rule 3: a request is a length, a line end, JSON, then the bytes it announces; each gets one answer. After a failure
-the script ends.
-
-It travels as one text, so it is one file.
+Only the standard library is used, and the text parses on old Pythons, so that they can say that they are too old. A
+request is a length, a line end, JSON, then the bytes it announces; each gets one answer, and after a failure the script
+ends. Every operation may be repeated: a new version is built aside and renamed, the old one stays usable until then.
 """
 
 # ruff: noqa: UP006, UP031, UP035, UP045 (what newer spellings there are, an old Python cannot read)
@@ -26,52 +23,52 @@ import zipfile
 from typing import Any, BinaryIO, Callable, Dict, List, Optional, Tuple
 
 Map = Dict[str, Any]
-OLDEST = (3, 11)
+MIN_PYTHON = (3, 11)
 MARK = "\x1eGRID "
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 NEEDED_BYTES = 100 * 1024 * 1024
-LONGEST_SOCKET = 100
-NOTES = ("version", "launched", "building", "ray-version", "ray-building")
+MAX_SOCKET_BYTES = 100
+VERSION_FILES = ("version", "launched", "building", "ray-version", "ray-building")
 STALE_SECONDS = 3600
-LARGEST_LOG = 10 * 1024 * 1024
+MAX_LOG_BYTES = 10 * 1024 * 1024
 START_SECONDS, TERM_SECONDS, KILL_SECONDS, END_SECONDS = 15.0, 10.0, 5.0, 45.0
-NOT_FOR_AGENTS = ("SSH_", "XDG_SESSION", "DBUS_", "LC_GRID")
+SESSION_VARIABLES = ("SSH_", "XDG_SESSION", "DBUS_", "LC_GRID")
 HOME = os.path.join(os.path.expanduser("~"), ".distributed_grid")
 VERSIONS, WHEELS, AGENTS = (os.path.join(HOME, name) for name in ("versions", "wheels", "agents"))
 
 
-class Problem(Exception):
+class ScriptError(Exception):
     """Why a step failed, in one sentence."""
 
 
-def say(message: Map) -> None:
+def send_message(message: Map) -> None:
     """One line to the other side; whatever a login script prints besides does not have the mark."""
     sys.stdout.write(MARK + json.dumps(message) + "\n")
     sys.stdout.flush()
 
 
 def step(text: str) -> None:
-    say({"step": text})
+    send_message({"step": text})
 
 
-def checked(name: str) -> str:
+def check_name(name: str) -> str:
     """A name that is safe as a file name."""
     if not NAME.fullmatch(name):
-        raise Problem("%r is no name for a file" % name)
+        raise ScriptError("%r is no name for a file" % name)
     return name
 
 
-def folder_of(request: Map) -> str:
+def agent_dir_of(request: Map) -> str:
     """The agent's directory of one grid and node."""
-    return os.path.join(AGENTS, checked(request["grid"]), checked(request["node"]))
+    return os.path.join(AGENTS, check_name(request["grid"]), check_name(request["node"]))
 
 
-def make_private(folder: str) -> None:
+def make_private_dir(folder: str) -> None:
     """Have a directory that only its owner can use."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise Problem("%s is not a directory of your own" % folder)
+        raise ScriptError("%s is not a directory of your own" % folder)
     if found.st_mode & 0o077:
         os.chmod(folder, 0o700)
 
@@ -94,7 +91,7 @@ def write_text(path: str, text: str) -> None:
     os.replace(fresh, path)
 
 
-def listed(folder: str) -> List[str]:
+def list_dir(folder: str) -> List[str]:
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -104,24 +101,24 @@ def listed(folder: str) -> List[str]:
 # ---------------------------------------------------------------- looking
 
 
-def look(request: Map, source: BinaryIO) -> Map:
+def inspect(request: Map, source: BinaryIO) -> Map:
     """What is there: this Python, this machine, versions, wheels, the agent."""
     libc, libc_version = platform.libc_ver()
-    folder = folder_of(request)
+    folder = agent_dir_of(request)
     return {
         "python": platform.python_version(),
         "executable": os.path.realpath(getattr(sys, "_base_executable", sys.executable)),
         "machine": platform.machine(),
-        "libc": libc or ("musl" if listed("/lib") and any("musl" in name for name in listed("/lib")) else ""),
+        "libc": libc or ("musl" if list_dir("/lib") and any("musl" in name for name in list_dir("/lib")) else ""),
         "libc_version": libc_version,
-        "versions": [name for name in listed(VERSIONS) if NAME.fullmatch(name) and is_whole(name)],
-        "wheels": [name[: -len(".whl")] for name in listed(WHEELS) if name.endswith(".whl")],
+        "versions": [name for name in list_dir(VERSIONS) if NAME.fullmatch(name) and is_complete(name)],
+        "wheels": [name[: -len(".whl")] for name in list_dir(WHEELS) if name.endswith(".whl")],
         "version": read_text(folder, "version").strip(),
         "running": read_text(folder, "launched").strip() if agent_pid(folder) else "",
     }
 
 
-def is_whole(version: str) -> bool:
+def is_complete(version: str) -> bool:
     """Whether every file of a version is there in its full size; a crash may have cut some short."""
     try:
         files = json.loads(read_text(VERSIONS, version, "files.json"))["files"]
@@ -153,29 +150,29 @@ def agent_pid(folder: str) -> int:
 
 def build(request: Map, source: BinaryIO) -> Map:
     """Take the wheels that were missing, and have this version whole; the agent's next start uses it."""
-    version, folder = checked(request["version"]), folder_of(request)
+    version, folder = check_name(request["version"]), agent_dir_of(request)
     for place in (HOME, VERSIONS, WHEELS, AGENTS, os.path.dirname(folder), folder):
-        make_private(place)
-    take(request["wheels"], source)
-    if not is_whole(version):
+        make_private_dir(place)
+    receive_wheels(request["wheels"], source)
+    if not is_complete(version):
         step("building the environment")
         write_text(os.path.join(folder, "building"), version)
         build_aside(version, request["wheels"])
     write_text(os.path.join(folder, "version"), version)
     if os.path.lexists(os.path.join(folder, "building")):
         os.unlink(os.path.join(folder, "building"))
-    sweep(STALE_SECONDS)
+    remove_unused(STALE_SECONDS)
     return {"version": version}
 
 
-def take(wheels: List[Map], source: BinaryIO) -> None:
+def receive_wheels(wheels: List[Map], source: BinaryIO) -> None:
     """Keep the announced bytes, each under its digest."""
     free = shutil.disk_usage(HOME).free
     if free < NEEDED_BYTES:
         megabytes = (free >> 20, HOME, NEEDED_BYTES >> 20)
-        raise Problem("only %d MB are free for %s; %d MB are needed" % megabytes)
+        raise ScriptError("only %d MB are free for %s; %d MB are needed" % megabytes)
     for wheel in wheels:
-        digest = checked(wheel["sha256"])
+        digest = check_name(wheel["sha256"])
         path = os.path.join(WHEELS, digest + ".whl")
         if wheel["sent"]:
             fresh = "%s.%s.new" % (path, secrets.token_hex(4))
@@ -189,14 +186,14 @@ def take(wheels: List[Map], source: BinaryIO) -> None:
             found = hashlib.sha256(file.read()).hexdigest()
         if found != digest:
             os.unlink(path)
-            raise Problem("%s arrived damaged; try again" % wheel["name"])
+            raise ScriptError("%s arrived damaged; try again" % wheel["name"])
 
 
 def copy_exactly(source: BinaryIO, target: BinaryIO, size: int) -> None:
     while size:
         chunk = source.read(min(size, 1 << 20))
         if not chunk:
-            raise Problem("the connection ended while files were being sent")
+            raise ScriptError("the connection ended while files were being sent")
         target.write(chunk)
         size -= len(chunk)
 
@@ -212,14 +209,14 @@ def build_aside(version: str, wheels: List[Map]) -> None:
         inside = os.path.join("lib", "python%d.%d" % sys.version_info[:2], "site-packages")
         for wheel in wheels:
             unpack(os.path.join(WHEELS, wheel["sha256"] + ".whl"), os.path.join(aside, inside))
-        manifest = {"files": sizes(aside), "wheels": [wheel["sha256"] for wheel in wheels]}
+        manifest = {"files": file_sizes(aside), "wheels": [wheel["sha256"] for wheel in wheels]}
         write_text(os.path.join(aside, "files.json"), json.dumps(manifest))
         if os.path.lexists(target):  # one that a crash left in pieces
             os.rename(target, os.path.join(VERSIONS, ".old-" + secrets.token_hex(8)))
         try:
             os.rename(aside, target)
         except OSError:  # another grid was quicker with the very same version
-            if not is_whole(version):
+            if not is_complete(version):
                 raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -233,7 +230,7 @@ def unpack(path: str, target: str) -> None:
             if name.endswith("/") or ".data/" in inside.split("/", 1)[0] + "/":
                 continue
             if inside.startswith("/") or ".." in inside.split("/"):
-                raise Problem("%s has a file that leads outside: %r" % (os.path.basename(path), name))
+                raise ScriptError("%s has a file that leads outside: %r" % (os.path.basename(path), name))
             goal = os.path.join(target, *inside.split("/"))
             os.makedirs(os.path.dirname(goal), exist_ok=True)
             with archive.open(name) as packed, open(goal, "wb") as file:
@@ -242,7 +239,7 @@ def unpack(path: str, target: str) -> None:
                 os.chmod(goal, 0o700)
 
 
-def sizes(root: str) -> List[Tuple[str, int]]:
+def file_sizes(root: str) -> List[Tuple[str, int]]:
     found = []
     for where, _, names in os.walk(root):
         for name in names:
@@ -254,35 +251,35 @@ def sizes(root: str) -> List[Tuple[str, int]]:
 
 def used_versions() -> List[str]:
     """The versions that some grid's agent runs, or will run next."""
-    grids = [os.path.join(AGENTS, grid) for grid in listed(AGENTS)]
-    folders = [os.path.join(grid, node) for grid in grids for node in listed(grid)]
-    return [read_text(folder, note).strip() for folder in folders for note in NOTES]
+    grids = [os.path.join(AGENTS, grid) for grid in list_dir(AGENTS)]
+    folders = [os.path.join(grid, node) for grid in grids for node in list_dir(grid)]
+    return [read_text(folder, note).strip() for folder in folders for note in VERSION_FILES]
 
 
-def sweep(wheel_seconds: float) -> None:
+def remove_unused(wheel_seconds: float) -> None:
     """Remove what nobody uses: remains of crashes, versions without an agent, wheels so old without a version."""
     used = used_versions()
-    for name in listed(VERSIONS):
+    for name in list_dir(VERSIONS):
         path = os.path.join(VERSIONS, name)
-        left_over = name.startswith(".old-") or (name.startswith(".new-") and age(path) > STALE_SECONDS)
+        left_over = name.startswith(".old-") or (name.startswith(".new-") and age_seconds(path) > STALE_SECONDS)
         if left_over or (not name.startswith(".") and name not in used):
             shutil.rmtree(path, ignore_errors=True)
     needed = set()
-    for name in listed(VERSIONS):
+    for name in list_dir(VERSIONS):
         try:
             needed.update(json.loads(read_text(VERSIONS, name, "files.json"))["wheels"])
         except (ValueError, KeyError, TypeError):
             continue
-    for name in listed(WHEELS):
+    for name in list_dir(WHEELS):
         path = os.path.join(WHEELS, name)
-        if name[: -len(".whl")] not in needed and age(path) >= wheel_seconds:
+        if name[: -len(".whl")] not in needed and age_seconds(path) >= wheel_seconds:
             try:
                 os.unlink(path)
             except FileNotFoundError:  # another one on this machine was quicker
                 continue
 
 
-def age(path: str) -> float:
+def age_seconds(path: str) -> float:
     try:
         return time.time() - os.lstat(path).st_mtime
     except OSError:
@@ -294,14 +291,14 @@ def age(path: str) -> float:
 
 def link(request: Map, source: BinaryIO) -> Map:
     """A fresh place for the socket of the agent's channel; those of earlier connections are removed."""
-    folder = folder_of(request)
-    if not is_whole(read_text(folder, "version").strip() or "none"):
-        raise Problem("the package is not installed there; type: grid cluster start %s" % request["node"])
-    unlink_sockets(folder)
+    folder = agent_dir_of(request)
+    if not is_complete(read_text(folder, "version").strip() or "none"):
+        raise ScriptError("the package is not installed there; type: grid cluster start %s" % request["node"])
+    remove_sockets(folder)
     run = os.path.join(folder, "run")
-    make_private(run)
+    make_private_dir(run)
     path = os.path.join(run, secrets.token_hex(8) + ".sock")
-    if len(os.fsencode(path)) > LONGEST_SOCKET:  # the kernel's limit is 108 bytes
+    if len(os.fsencode(path)) > MAX_SOCKET_BYTES:  # the kernel's limit is 108 bytes
         run = "/tmp/grid-" + secrets.token_hex(8)  # noqa: S108 (nobody can guess it)
         os.mkdir(run, 0o700)
         write_text(os.path.join(folder, "elsewhere"), run)
@@ -309,7 +306,7 @@ def link(request: Map, source: BinaryIO) -> Map:
     return {"socket": path}
 
 
-def unlink_sockets(folder: str) -> None:
+def remove_sockets(folder: str) -> None:
     shutil.rmtree(os.path.join(folder, "run"), ignore_errors=True)
     elsewhere = read_text(folder, "elsewhere").strip()
     if re.fullmatch(r"/tmp/grid-[0-9a-f]{16}", elsewhere):  # noqa: S108
@@ -319,7 +316,7 @@ def unlink_sockets(folder: str) -> None:
 
 def launch(request: Map, source: BinaryIO) -> Map:
     """Tell the agent its socket, and start it where it does not run."""
-    folder = folder_of(request)
+    folder = agent_dir_of(request)
     link = {"node": request["node"], "socket": request["socket"], "linger": request.get("linger", 0)}
     came_in = os.environ.get("SSH_CONNECTION", "").split()
     if len(came_in) == 4:
@@ -334,19 +331,19 @@ def launch(request: Map, source: BinaryIO) -> Map:
 
 
 def agent_command(folder: str, version: str) -> List[str]:
-    python = os.path.join(VERSIONS, checked(version), "bin", "python")
+    python = os.path.join(VERSIONS, check_name(version), "bin", "python")
     return [python, "-I", "-m", "distributed_grid.agent", "--dir", folder]
 
 
 def agent_environment() -> Dict[str, str]:
     """The login's environment, without what belongs to this one session."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(NOT_FOR_AGENTS)}
+    return {name: value for name, value in os.environ.items() if not name.startswith(SESSION_VARIABLES)}
 
 
 def start_agent(folder: str, version: str) -> int:
     """Start the agent in a session of its own, and wait until it says who it is."""
     log = os.path.join(folder, "agent.log")
-    if os.path.exists(log) and os.stat(log).st_size > LARGEST_LOG:
+    if os.path.exists(log) and os.stat(log).st_size > MAX_LOG_BYTES:
         os.replace(log, log + ".old")
     with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as words:
         before = words.tell()
@@ -371,14 +368,14 @@ def start_agent(folder: str, version: str) -> int:
     else:
         process.kill()
         process.wait()
-        raise Problem("the agent did not come up within %d s; see %s" % (START_SECONDS, log))
+        raise ScriptError("the agent did not come up within %d s; see %s" % (START_SECONDS, log))
     said = read_text(log)[before:].strip().splitlines()
-    raise Problem("the agent ended while starting: %s" % (said[-1][:300] if said else "see " + log))
+    raise ScriptError("the agent ended while starting: %s" % (said[-1][:300] if said else "see " + log))
 
 
 def retire(request: Map, source: BinaryIO) -> Map:
     """End an agent of another version; its jobs go on, and the next one finds them."""
-    folder = folder_of(request)
+    folder = agent_dir_of(request)
     if read_text(folder, "launched").strip() == read_text(folder, "version").strip():
         return {"retired": False}
     return {"retired": stop_agent(folder)}
@@ -399,30 +396,30 @@ def stop_agent(folder: str) -> bool:
             if agent_pid(folder) != pid:
                 return True
             time.sleep(0.02)
-    raise Problem("the agent (pid %d) cannot be ended" % pid)
+    raise ScriptError("the agent (pid %d) cannot be ended" % pid)
 
 
-def end(request: Map, source: BinaryIO) -> Map:
+def stop(request: Map, source: BinaryIO) -> Map:
     """Leave no process and no socket: the agent goes, then every job it left, then the channel's place."""
-    folder = folder_of(request)
+    folder = agent_dir_of(request)
     if not os.path.isdir(folder):
-        return {"ended": False}
+        return {"stopped": False}
     step("stopping the agent")
     was_there = stop_agent(folder)
     version = read_text(folder, "launched").strip() or read_text(folder, "version").strip()
     if os.path.isdir(os.path.join(folder, "jobs")):
-        end_jobs(folder, version)
-    unlink_sockets(folder)
+        stop_jobs(folder, version)
+    remove_sockets(folder)
     for name in ("link.json", "agent.pid", "launched"):
         if os.path.lexists(os.path.join(folder, name)):
             os.unlink(os.path.join(folder, name))
-    return {"ended": was_there}
+    return {"stopped": was_there}
 
 
-def end_jobs(folder: str, version: str) -> None:
+def stop_jobs(folder: str, version: str) -> None:
     """Stop whatever jobs are left below a directory; the agent's own code knows how."""
-    if not version or not is_whole(version):
-        raise Problem("the environment that knows how to stop jobs is gone; install it again, then stop")
+    if not version or not is_complete(version):
+        raise ScriptError("the environment that knows how to stop jobs is gone; install it again, then stop")
     step("stopping what is left of jobs")
     try:
         done = subprocess.run(
@@ -436,19 +433,19 @@ def end_jobs(folder: str, version: str) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise Problem("jobs are still being stopped after %d s; try again" % END_SECONDS) from None
+        raise ScriptError("jobs are still being stopped after %d s; try again" % END_SECONDS) from None
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise Problem("jobs could not be stopped: %s" % (said[-1][:300] if said else "exit %d" % done.returncode))
+        raise ScriptError("jobs could not be stopped: %s" % (said[-1][:300] if said else "exit %d" % done.returncode))
 
 
 def purge(request: Map, source: BinaryIO) -> Map:
     """Remove what was installed for this grid's node, and what no other grid needs."""
-    folder = folder_of(request)
+    folder = agent_dir_of(request)
     if agent_pid(folder):
-        raise Problem("the agent still runs")
+        raise ScriptError("the agent still runs")
     shutil.rmtree(folder, ignore_errors=True)
-    sweep(0)
+    remove_unused(0)
     for place in (os.path.dirname(folder), AGENTS, VERSIONS, WHEELS, HOME):
         try:
             os.rmdir(place)
@@ -457,36 +454,44 @@ def purge(request: Map, source: BinaryIO) -> Map:
     return {"purged": True}
 
 
-STEPS = {"look": look, "build": build, "link": link, "launch": launch, "retire": retire, "end": end, "purge": purge}
+OPERATIONS = {
+    "inspect": inspect,
+    "build": build,
+    "link": link,
+    "launch": launch,
+    "retire": retire,
+    "stop": stop,
+    "purge": purge,
+}
 
 
-def answer(request: Map, source: BinaryIO) -> Optional[Map]:
-    """The answer to one request; None after a failure, which has been told."""
-    chosen: Callable[[Map, BinaryIO], Map] = STEPS[request["do"]]
+def handle(request: Map, source: BinaryIO) -> Optional[Map]:
+    """The answer to one request; None after a failure, which has been sent."""
+    chosen: Callable[[Map, BinaryIO], Map] = OPERATIONS[request["operation"]]
     try:
         return chosen(request, source)
-    except Problem as problem:
-        say({"failed": str(problem)})
+    except ScriptError as problem:
+        send_message({"failed": str(problem)})
     except OSError as failure:
-        say({"failed": "%s: %s" % (failure.filename or request["do"], failure.strerror or failure)})
+        send_message({"failed": "%s: %s" % (failure.filename or request["operation"], failure.strerror or failure)})
     return None
 
 
 def main() -> None:
     os.umask(0o077)
-    if sys.version_info < OLDEST:
+    if sys.version_info < MIN_PYTHON:
         found = "it has Python %d.%d, at least %d.%d is needed; set `python:` for this node"
-        say({"failed": found % (sys.version_info[:2] + OLDEST)})
+        send_message({"failed": found % (sys.version_info[:2] + MIN_PYTHON)})
         return
     source = sys.stdin.buffer
     while True:
         size = source.readline()
         if not size:
             return
-        done = answer(json.loads(source.read(int(size)).decode()), source)
+        done = handle(json.loads(source.read(int(size)).decode()), source)
         if done is None:
             return
-        say({"done": done})
+        send_message({"done": done})
 
 
 if __name__ == "__main__":

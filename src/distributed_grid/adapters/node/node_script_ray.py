@@ -1,9 +1,9 @@
-"""Ray on a node: looked at, started and stopped. It travels as the second half of the script (see `on_node.py`).
+"""Ray on a node: inspected, started and stopped. Sent together with `node_script.py`, which it extends.
 
-Rule 1: only what this grid started is ever ended: its processes are in one session, or carry a mark in their
-environment (of which Ray overwrites some), or descend from those.
-Rule 2: tokens and keys arrive as data, lie in files of mode 0600, and are never on a command line.
-Rule 3: the mark is noted before anything is started, so that whatever a broken connection leaves is found again.
+Only what this grid started is ever ended: its processes are in one session, or carry a mark in their environment (of
+which Ray overwrites some), or descend from those. The mark is recorded before anything is started, so that whatever a
+broken connection leaves is found again. Tokens and keys arrive as data, lie in files of mode 0600, and are never on a
+command line.
 """
 
 # ruff: noqa: UP006, UP031, UP035, UP045 (what newer spellings there are, an old Python cannot read)
@@ -27,36 +27,36 @@ from typing import BinaryIO, Dict, Iterator, List, Optional, Set, Tuple
 from distributed_grid.adapters.node.node_script import (
     AGENTS,
     HOME,
+    OPERATIONS,
     STALE_SECONDS,
-    STEPS,
     VERSIONS,
     WHEELS,
     Map,
-    Problem,
+    ScriptError,
+    agent_dir_of,
     agent_environment,
     build_aside,
-    checked,
-    folder_of,
-    is_whole,
-    make_private,
+    check_name,
+    is_complete,
+    make_private_dir,
     read_text,
-    say,
+    receive_wheels,
+    remove_unused,
+    send_message,
     start_ticks,
     step,
-    sweep,
-    take,
     write_text,
 )
 
-MARKED = "GRID_RAY_MARK"
-LONGEST_TEMP = 39  # what Ray puts behind it is up to 68 bytes long, and the kernel takes 107
-SMALLEST_STORE, LARGEST_STORE = 80 * 1024**2, 200 * 1024**3
-HASTE_SECONDS = 30.0  # how long Ray waits for its own processes
-HEAD_SECONDS = 8.0
-RAY_SECONDS, ENDING_SECONDS, KILLING_SECONDS, ASKING_SECONDS = 100.0, 3.0, 10.0, 30.0
-ANSWERS = "Ray's head answers"
-RUN = "import sys; sys.argv[0] = 'ray'; from ray.scripts.scripts import main; main()"
-WHICH = (
+MARK_VARIABLE = "GRID_RAY_MARK"
+MAX_TEMP_BYTES = 39  # what Ray puts behind it is up to 68 bytes long, and the kernel takes 107
+MIN_STORE_BYTES, MAX_STORE_BYTES = 80 * 1024**2, 200 * 1024**3
+RAY_STARTUP_SECONDS = 30.0  # how long Ray waits for its own processes
+HEAD_TIMEOUT_SECONDS = 8.0
+RAY_SECONDS, EXIT_SECONDS, KILL_ALL_SECONDS, QUERY_SECONDS = 100.0, 3.0, 10.0, 30.0
+HEAD_ANSWERS = "Ray's head answers"
+RAY_MAIN = "import sys; sys.argv[0] = 'ray'; from ray.scripts.scripts import main; main()"
+VERSION_QUERY = (
     "import importlib.metadata as m, json, platform\n"
     "try: ray = m.version('ray')\n"
     "except m.PackageNotFoundError: ray = ''\n"
@@ -64,81 +64,81 @@ WHICH = (
 )
 
 
-def ray_folder(request: Map) -> str:
-    return os.path.join(folder_of(request), "ray")
+def ray_dir(request: Map) -> str:
+    return os.path.join(agent_dir_of(request), "ray")
 
 
-def ray_look(request: Map, source: BinaryIO) -> Map:
+def ray_inspect(request: Map, source: BinaryIO) -> Map:
     """Which Python and Ray would be used, and what runs of ours; without `versions` only the latter."""
-    found = ray_life(ray_folder(request))
+    found = ray_state(ray_dir(request))
     if found["state"] == "stopped":
-        refuse_taken(request.get("ports") or {})
+        check_ports(request.get("ports") or {})
     if request.get("versions", True):
-        found.update(ray_versions(ray_python(request)))
+        found.update(query_versions(find_ray_python(request)))
     return found
 
 
-def ray_python(request: Map) -> str:
+def find_ray_python(request: Map) -> str:
     """The interpreter that has Ray: the one the config names, else the one the grid has installed."""
     wanted = str(request.get("python") or "")
     if not wanted:
-        version = read_text(folder_of(request), "ray-version").strip()
-        if not version or not is_whole(version):
-            raise Problem("Ray is not installed there; type: grid cluster install --ray %s" % request["node"])
+        version = read_text(agent_dir_of(request), "ray-version").strip()
+        if not version or not is_complete(version):
+            raise ScriptError("Ray is not installed there; type: grid cluster install --ray %s" % request["node"])
         return os.path.join(VERSIONS, version, "bin", "python")
     path = os.path.expanduser(wanted) if wanted.startswith("~/") else wanted
     found = shutil.which(path)
     if not found:
-        raise Problem("it has no %s (`ray.python`)" % wanted)
+        raise ScriptError("it has no %s (`ray.python`)" % wanted)
     return found
 
 
-def ray_versions(python: str) -> Map:
+def query_versions(python: str) -> Map:
     """The versions of an interpreter and its Ray."""
     try:
-        asked = [python, "-c", WHICH]
-        done = subprocess.run(asked, capture_output=True, timeout=ASKING_SECONDS, cwd="/", check=False)
+        asked = [python, "-c", VERSION_QUERY]
+        done = subprocess.run(asked, capture_output=True, timeout=QUERY_SECONDS, cwd="/", check=False)
         said = json.loads(done.stdout.decode(errors="replace").strip().splitlines()[-1])
         versions = {"python": str(said["python"]), "ray": str(said["ray"])}
     except (OSError, ValueError, KeyError, IndexError, TypeError, subprocess.SubprocessError):
-        raise Problem("%s does not say which Python it is" % python) from None
+        raise ScriptError("%s does not say which Python it is" % python) from None
     if not versions["ray"]:
-        raise Problem("%s has no Ray" % python)
+        raise ScriptError("%s has no Ray" % python)
     return dict(versions, interpreter=python)
 
 
 def ray_installed(request: Map, source: BinaryIO) -> Map:
     """Which environment with Ray is used where the config names none."""
-    return {"version": read_text(folder_of(request), "ray-version").strip()}
+    return {"version": read_text(agent_dir_of(request), "ray-version").strip()}
 
 
 def ray_build(request: Map, source: BinaryIO) -> Map:
     """Take the wheels that were missing, and have this environment whole; the next start of Ray uses it."""
-    version, folder = checked(request["version"]), folder_of(request)
+    version, folder = check_name(request["version"]), agent_dir_of(request)
     for place in (HOME, VERSIONS, WHEELS, AGENTS, os.path.dirname(folder), folder):
-        make_private(place)
+        make_private_dir(place)
     needed, free = 5 * int(request["bytes"]), shutil.disk_usage(HOME).free
     if free < needed:
-        raise Problem("only %d MB are free for %s; %d MB are needed" % (free >> 20, HOME, needed >> 20))
-    take(request["wheels"], source)
-    if not is_whole(version):
+        raise ScriptError("only %d MB are free for %s; %d MB are needed" % (free >> 20, HOME, needed >> 20))
+    receive_wheels(request["wheels"], source)
+    if not is_complete(version):
         step("building Ray's environment")
         write_text(os.path.join(folder, "ray-building"), version)
         build_aside(version, request["wheels"])
         script = os.path.join(VERSIONS, version, "bin", "ray")
-        write_text(script, "#!%s/bin/python\n%s\n" % (os.path.join(VERSIONS, version), RUN.replace("; ", "\n")))
+        write_text(script, "#!%s/bin/python\n%s\n" % (os.path.join(VERSIONS, version), RAY_MAIN.replace("; ", "\n")))
         os.chmod(script, 0o700)
     write_text(os.path.join(folder, "ray-version"), version)
     if os.path.lexists(os.path.join(folder, "ray-building")):
         os.unlink(os.path.join(folder, "ray-building"))
-    sweep(STALE_SECONDS)
+    remove_unused(STALE_SECONDS)
     return {"version": version}
 
 
 # ---------------------------------------------------------------- what runs
 
 
-def ray_note(folder: str) -> Map:
+def read_record(folder: str) -> Map:
     """What was last begun here, in this life of the machine; empty where nothing was."""
     try:
         note = json.loads(read_text(folder, "started.json"))
@@ -152,12 +152,12 @@ def boot_id() -> str:
     return read_text("/proc/sys/kernel/random/boot_id").strip()
 
 
-def ray_life(folder: str) -> Map:
+def ray_state(folder: str) -> Map:
     """`running` when everything that Ray cannot do without is there, `broken` when only some of it is, or `stopped`."""
-    note = ray_note(folder)
-    pids = ours(note)
+    note = read_record(folder)
+    pids = own_processes(note)
     needed = {"raylet"} | ({"gcs_server"} if note.get("role") == "head" else set())
-    there = {name: pid for pid in pids for name in [program_of(pid)] if name in needed}
+    there = {name: pid for pid in pids for name in [program_name(pid)] if name in needed}
     whole = needed <= set(there) and bool(note.get("session"))
     return {
         "state": "running" if pids and whole else "broken" if pids else "stopped",
@@ -170,11 +170,11 @@ def ray_life(folder: str) -> Map:
     }
 
 
-def ours(note: Map) -> Set[int]:
+def own_processes(note: Map) -> Set[int]:
     """The living processes of what was begun under a note."""
     if not note:
         return set()
-    wanted = ("%s=%s" % (MARKED, note["mark"])).encode()
+    wanted = ("%s=%s" % (MARK_VARIABLE, note["mark"])).encode()
     session = int(note.get("leader", 0))
     leads = start_ticks(session) if session else 0
     if leads and leads != note.get("leader_start"):
@@ -202,7 +202,7 @@ def read_bytes(path: str) -> bytes:
         return b""
 
 
-def program_of(pid: int) -> str:
+def program_name(pid: int) -> str:
     try:
         return os.path.basename(os.readlink("/proc/%d/exe" % pid))
     except OSError:
@@ -214,15 +214,15 @@ def program_of(pid: int) -> str:
 
 def ray_start(request: Map, source: BinaryIO) -> Map:
     """Have Ray running with these parameters; what runs with them already is left alone."""
-    folder = ray_folder(request)
+    folder = ray_dir(request)
     for place in (HOME, os.path.dirname(folder), folder):
-        make_private(place)
-    with alone(folder):
-        return start_alone(request, folder)
+        make_private_dir(place)
+    with locked(folder):
+        return start_locked(request, folder)
 
 
 @contextlib.contextmanager
-def alone(folder: str) -> Iterator[None]:
+def locked(folder: str) -> Iterator[None]:
     """One who starts or stops at a time; a lock that goes with its process."""
     lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -232,24 +232,24 @@ def alone(folder: str) -> Iterator[None]:
         os.close(lock)
 
 
-def start_alone(request: Map, folder: str) -> Map:
-    python = ray_python(request)
+def start_locked(request: Map, folder: str) -> Map:
+    python = find_ray_python(request)
     parameters = {"options": request["options"], "tls": bool(request.get("tls")), "auth": request["auth"]}
-    life = ray_life(folder)
+    life = ray_state(folder)
     same = life["parameters"] == parameters and request.get("session") in (None, "", life["session"])
     if life["state"] == "running" and same:
         return dict(life, started=False)
     if life["state"] == "running" and not request.get("replace"):
-        raise Problem(
+        raise ScriptError(
             "Ray runs there with other settings (%s); type: grid cluster stop %s, then start it again"
             % (differences(life["parameters"], parameters) or "another cluster", request["node"])
         )
-    end_ours(ray_note(folder))
-    refuse_taken(request.get("ports") or {})
-    temp = ray_temp(folder)
-    command = [python, "-c", RUN, "start", "--temp-dir", temp, *(str(word) for word in request["options"])]
+    stop_processes(read_record(folder))
+    check_ports(request.get("ports") or {})
+    temp = make_temp_dir(folder)
+    command = [python, "-c", RAY_MAIN, "start", "--temp-dir", temp, *(str(word) for word in request["options"])]
     if "--object-store-memory" not in command:
-        command += ["--object-store-memory", str(store_bytes(int(request.get("memory_bytes") or 0)))]
+        command += ["--object-store-memory", str(default_store_bytes(int(request.get("memory_bytes") or 0)))]
     deadline = time.monotonic() + RAY_SECONDS
     base: Map = {"boot": boot_id(), "role": request["role"], "parameters": parameters, "temp": temp}
     while True:
@@ -257,29 +257,29 @@ def start_alone(request: Map, folder: str) -> Map:
         write_text(os.path.join(folder, "started.json"), json.dumps(note))
         environ = ray_environment(request, folder, str(note["mark"]))
         try:
-            note["session"] = await_ray(command, environ, folder, note, deadline)
+            note["session"] = run_ray_start(command, environ, folder, note, deadline)
             break
         except RayStartTimeout:
-            end_ours(note)
-            if time.monotonic() + HASTE_SECONDS > deadline:
+            stop_processes(note)
+            if time.monotonic() + RAY_STARTUP_SECONDS > deadline:
                 raise
             step("Ray was too slow to start; once more")
         except BaseException:
-            end_ours(note)
+            stop_processes(note)
             raise
     write_text(os.path.join(folder, "started.json"), json.dumps(note))
-    sweep_sessions(temp, str(note["session"]))
-    return dict(ray_life(folder), started=True)
+    remove_old_sessions(temp, str(note["session"]))
+    return dict(ray_state(folder), started=True)
 
 
-class RayStartTimeout(Problem):
+class RayStartTimeout(ScriptError):
     """Ray gave up its own start because a busy machine was too slow for it."""
 
 
-def store_bytes(memory_bytes: int) -> int:
+def default_store_bytes(memory_bytes: int) -> int:
     """How large Ray's object store is where nobody said it: a part of the memory, within what is shared memory."""
     memory = memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(min(memory * 3 // 10, shutil.disk_usage("/dev/shm").total // 2, LARGEST_STORE), SMALLEST_STORE)  # noqa: S108
+    return max(min(memory * 3 // 10, shutil.disk_usage("/dev/shm").total // 2, MAX_STORE_BYTES), MIN_STORE_BYTES)  # noqa: S108
 
 
 def differences(old: Map, new: Map) -> str:
@@ -290,24 +290,24 @@ def differences(old: Map, new: Map) -> str:
     return ", ".join("%s %s, not %s" % (n, before.get(n, "unset"), after.get(n, "unset")) for n in changed[:3])
 
 
-def ray_temp(folder: str) -> str:
+def make_temp_dir(folder: str) -> str:
     """Where Ray keeps its sockets: in our own directory if its name is short enough, else where nobody guesses."""
-    temp = own_temp(folder)
-    if len(os.fsencode(temp)) > LONGEST_TEMP:
-        temp = temp_elsewhere(folder)
+    temp = own_temp_dir(folder)
+    if len(os.fsencode(temp)) > MAX_TEMP_BYTES:
+        temp = read_temp_elsewhere(folder)
         if not temp:
             temp = "/tmp/grid-" + secrets.token_hex(8)  # noqa: S108
             write_text(os.path.join(folder, "elsewhere"), temp)
-    make_private(os.path.dirname(temp) if temp.startswith(HOME) else temp)
-    make_private(temp)
+    make_private_dir(os.path.dirname(temp) if temp.startswith(HOME) else temp)
+    make_private_dir(temp)
     return temp
 
 
-def own_temp(folder: str) -> str:
+def own_temp_dir(folder: str) -> str:
     return os.path.join(HOME, "r", base64.b32encode(hashlib.sha256(folder.encode()).digest())[:4].decode().lower())
 
 
-def temp_elsewhere(folder: str) -> str:
+def read_temp_elsewhere(folder: str) -> str:
     noted = read_text(folder, "elsewhere").strip()
     return noted if re.fullmatch(r"/tmp/grid-[0-9a-f]{16}", noted) else ""  # noqa: S108
 
@@ -316,7 +316,7 @@ def ray_environment(request: Map, folder: str, mark: str) -> Dict[str, str]:
     """The login's environment with what Ray is to use; the secrets themselves are in files."""
     environ = {name: value for name, value in agent_environment().items() if not name.startswith("RAY_")}
     environ.update(
-        {MARKED: mark, "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"},
+        {MARK_VARIABLE: mark, "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"},
     )
     environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"  # with it, Ray's client server now and then dies while it forks
     environ["RAY_AUTH_MODE"] = "disabled"
@@ -333,7 +333,7 @@ def ray_environment(request: Map, folder: str, mark: str) -> Dict[str, str]:
     return environ
 
 
-def await_ray(command: List[str], environ: Dict[str, str], folder: str, note: Map, deadline: float) -> str:
+def run_ray_start(command: List[str], environ: Dict[str, str], folder: str, note: Map, deadline: float) -> str:
     """Run `ray start` in a session of its own to its end, noting which; the name of Ray's session."""
     latest = os.path.join(note["temp"], "session_latest")
     if os.path.islink(latest):
@@ -352,30 +352,30 @@ def await_ray(command: List[str], environ: Dict[str, str], folder: str, note: Ma
     note.update(leader=process.pid, leader_start=start_ticks(process.pid))
     write_text(os.path.join(folder, "started.json"), json.dumps(note))
     told = note["role"] != "head"
-    head, heard, looked = head_of(command), time.monotonic(), 0.0
+    head, heard, looked = head_address(command), time.monotonic(), 0.0
     while process.poll() is None:
         if time.monotonic() - looked > 1:
             looked = time.monotonic()
             heard = looked if head is None or answers(head) else heard
-        if head is not None and time.monotonic() - heard > HEAD_SECONDS:
+        if head is not None and time.monotonic() - heard > HEAD_TIMEOUT_SECONDS:
             process.kill()
             process.wait()
-            raise Problem("Ray's head at %s:%d does not answer" % head)
+            raise ScriptError("Ray's head at %s:%d does not answer" % head)
         if not told and os.path.exists(os.path.join(latest, "sockets", "raylet")):
-            step(ANSWERS)
+            step(HEAD_ANSWERS)
             told = True
         if time.monotonic() > deadline:
             process.kill()
             process.wait()
-            raise Problem("Ray did not start within %d s; see %s" % (RAY_SECONDS, log))
+            raise ScriptError("Ray did not start within %d s; see %s" % (RAY_SECONDS, log))
         time.sleep(0.05)
     if process.returncode:
-        why = last_error(log)
-        raise (RayStartTimeout if "timed out during startup" in why else Problem)("Ray did not start: %s" % why)
+        why = read_last_error(log)
+        raise (RayStartTimeout if "timed out during startup" in why else ScriptError)("Ray did not start: %s" % why)
     return os.path.basename(os.readlink(latest))
 
 
-def head_of(command: List[str]) -> Optional[Tuple[str, int]]:
+def head_address(command: List[str]) -> Optional[Tuple[str, int]]:
     """Where the head is that a worker is to join; None where it is the head itself."""
     if "--address" not in command:
         return None
@@ -392,27 +392,27 @@ def answers(head: Tuple[str, int]) -> bool:
     return True
 
 
-def last_error(log: str) -> str:
+def read_last_error(log: str) -> str:
     """The line that says most about why Ray did not start."""
     said = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in read_text(log).splitlines()]
     telling = [line for line in said if re.search(r"\b\w*(Error|Exception)\b", line)] or [line for line in said if line]
     return telling[-1][:300] if telling else "see " + log
 
 
-def sweep_sessions(temp: str, keep: str) -> None:
+def remove_old_sessions(temp: str, keep: str) -> None:
     """Remove what earlier sessions left, their logs too."""
     for path in glob.glob(os.path.join(temp, "session_*")):
         if os.path.isdir(path) and not os.path.islink(path) and os.path.basename(path) != keep:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def refuse_taken(ports: Map) -> None:
+def check_ports(ports: Map) -> None:
     """Somebody else's ports are not touched, but named."""
     listening = listeners()
     for name, port in ports.items():
         if int(port) in listening:
-            who = holder_of(listening[int(port)])
-            raise Problem(
+            who = describe_holder(listening[int(port)])
+            raise ScriptError(
                 "port %d is taken by %s, which this grid did not start; end that, or set `ray.%s`" % (port, who, name)
             )
 
@@ -428,13 +428,13 @@ def listeners() -> Dict[int, str]:
     return found
 
 
-def holder_of(inode: str) -> str:
+def describe_holder(inode: str) -> str:
     """Who has a socket, as far as we may look."""
     for path in glob.glob("/proc/[0-9]*/fd/*"):
         try:
             if os.readlink(path) == "socket:[%s]" % inode:
                 pid = int(path.split("/")[2])
-                return "pid %d (%s)" % (pid, program_of(pid) or "unknown")
+                return "pid %d (%s)" % (pid, program_name(pid) or "unknown")
         except OSError:
             continue
     return "another user's process"
@@ -445,22 +445,22 @@ def holder_of(inode: str) -> str:
 
 def ray_stop(request: Map, source: BinaryIO) -> Map:
     """End every process of the Ray that this grid started here; with `purge` its files go, too. Twice is no error."""
-    folder = ray_folder(request)
+    folder = ray_dir(request)
     if not os.path.isdir(folder):
         return {"stopped": 0}
-    ended = end_ours(ray_note(folder))
-    with alone(folder):  # whoever was starting it has noticed
-        ended += end_ours(ray_note(folder))
-        forget(folder, purge=bool(request.get("purge")))
+    ended = stop_processes(read_record(folder))
+    with locked(folder):  # whoever was starting it has noticed
+        ended += stop_processes(read_record(folder))
+        remove_files(folder, purge=bool(request.get("purge")))
     return {"stopped": ended}
 
 
-def forget(folder: str, purge: bool) -> None:
+def remove_files(folder: str, purge: bool) -> None:
     """Remove the note of what was begun; with `purge` every file of Ray's."""
     if os.path.lexists(os.path.join(folder, "started.json")):
         os.unlink(os.path.join(folder, "started.json"))
     if purge:
-        for temp in filter(None, (own_temp(folder), temp_elsewhere(folder))):
+        for temp in filter(None, (own_temp_dir(folder), read_temp_elsewhere(folder))):
             shutil.rmtree(temp, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
         version = os.path.join(os.path.dirname(folder), "ray-version")
@@ -474,29 +474,29 @@ def forget(folder: str, purge: bool) -> None:
                 continue
 
 
-def end_ours(note: Map) -> int:
+def stop_processes(note: Map) -> int:
     """End all that was begun under a note; how many there were. Its node leaves the cluster first, in good order."""
-    first = left = ours(note)
-    programs = {pid: program_of(pid) for pid in left}
+    first = left = own_processes(note)
+    programs = {pid: program_name(pid) for pid in left}
     raylets = {pid for pid, program in programs.items() if program == "raylet"}
     if note.get("role") == "head" and "gcs_server" not in programs.values():
         raylets = set()  # there is nobody whom it could tell that it leaves
     for pid in raylets:
         send(pid, signal.SIGTERM)
-    await_end(raylets, ENDING_SECONDS)
-    deadline = time.monotonic() + KILLING_SECONDS
-    left = (left | ours(note)) - raylets if left else set()
+    wait_for_exit(raylets, EXIT_SECONDS)
+    deadline = time.monotonic() + KILL_ALL_SECONDS
+    left = (left | own_processes(note)) - raylets if left else set()
     while left:
         for pid in left:
             send(pid, signal.SIGKILL)
-        await_end(left, 0.5)
-        left = ours(note)
+        wait_for_exit(left, 0.5)
+        left = own_processes(note)
         if left and time.monotonic() > deadline:
-            raise Problem("Ray cannot be ended (pids %s)" % ", ".join(map(str, sorted(left))))
+            raise ScriptError("Ray cannot be ended (pids %s)" % ", ".join(map(str, sorted(left))))
     return len(first)
 
 
-def await_end(pids: Set[int], seconds: float) -> None:
+def wait_for_exit(pids: Set[int], seconds: float) -> None:
     """Wait until they are gone, but not for longer than this."""
     deadline = time.monotonic() + seconds
     while any(start_ticks(pid) for pid in pids) and time.monotonic() < deadline:
@@ -510,34 +510,35 @@ def send(pid: int, number: int) -> None:
         pass
 
 
-def address_of(request: Map, source: BinaryIO) -> Map:
+def resolve_address(request: Map, source: BinaryIO) -> Map:
     """The address that a name has here."""
     try:
         found = socket.getaddrinfo(str(request["host"]), None, proto=socket.IPPROTO_TCP)
     except OSError as failure:
-        raise Problem("%s is not known there: %s" % (request["host"], failure)) from None
+        raise ScriptError("%s is not known there: %s" % (request["host"], failure)) from None
     addresses: List[str] = [str(entry[4][0]) for entry in found]
     chosen: Optional[str] = next((one for one in addresses if ":" not in one), addresses[0])
     return {"address": chosen}
 
 
-def ray_drive(request: Map, source: BinaryIO) -> Map:
+def ray_driver(request: Map, source: BinaryIO) -> Map:
     """Become the program that speaks to Ray here: what comes on standard input from now on is for it."""
-    version = read_text(folder_of(request), "version").strip()
-    packages = glob.glob(os.path.join(VERSIONS, checked(version or "none"), "lib", "python*", "site-packages"))
+    version = read_text(agent_dir_of(request), "version").strip()
+    packages = glob.glob(os.path.join(VERSIONS, check_name(version or "none"), "lib", "python*", "site-packages"))
     if not packages:
-        raise Problem("the package is not installed there; type: grid cluster start --ray")
-    python = ray_python(request)
-    versions = ray_versions(python)
+        raise ScriptError("the package is not installed there; type: grid cluster start --ray")
+    python = find_ray_python(request)
+    versions = query_versions(python)
     if not versions["python"].startswith(os.path.basename(os.path.dirname(packages[0]))[len("python") :] + "."):
-        raise Problem("the agent's Python and Ray's (%s) differ; set `python:` for this node" % versions["python"])
+        raise ScriptError("the agent's Python and Ray's (%s) differ; set `python:` for this node" % versions["python"])
     environ = {name: value for name, value in agent_environment().items() if not name.startswith("RAY_")}
     environ.update({str(name): str(value) for name, value in request["environ"].items()})
     environ["PYTHONPATH"] = packages[0]
     os.chdir("/")
-    say({"done": versions})
-    os.execve(python, [python, "-m", "distributed_grid.adapters.ray", "stdio"], environ)
+    send_message({"done": versions})
+    os.execve(python, [python, "-m", "distributed_grid.adapters.ray.driver", "stdio"], environ)
 
 
-STEPS.update({"ray-look": ray_look, "ray-start": ray_start, "ray-stop": ray_stop, "address": address_of})
-STEPS.update({"ray-build": ray_build, "ray-installed": ray_installed, "ray-drive": ray_drive})
+OPERATIONS.update({"ray-inspect": ray_inspect, "ray-start": ray_start, "ray-stop": ray_stop})
+OPERATIONS.update({"ray-build": ray_build, "ray-installed": ray_installed, "ray-driver": ray_driver})
+OPERATIONS.update({"resolve-address": resolve_address})

@@ -1,80 +1,120 @@
-"""Talking to the script on a node: one constant command, everything else is data on its standard input.
+"""Sessions with the script on a node: requests on its standard input, steps and answers on its standard output.
 
-Rule 1: no command line is ever built from anything that somebody configured.
-
-The script for a node that has to do with Ray: both halves as one text.
+No command line is ever built from anything that somebody configured: all of that is data in a request.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import functools
 import json
-import re
 import sys
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from distributed_grid.adapters.node.errors import NodeOperationFailed
+from distributed_grid.adapters.child_process import Say
+from distributed_grid.adapters.node.messages import NodeOperationFailed
 
-ASK_SECONDS = 120.0
-OPEN_SECONDS = 15.0
-LONGEST_ANSWER = 1024 * 1024
-CHUNK = 256 * 1024
+ASK_SECONDS, EXIT_SECONDS = 120.0, 2.0
+MAX_ANSWER_BYTES = 1024 * 1024
+CHUNK_BYTES = 256 * 1024
 MARK = b"\x1eGRID "
-NO_PYTHON, NOT_THIS_PYTHON = 97, 98
-# The first line of the input is the interpreter that the config names (or nothing), the second those to look for.
-# No newline and no `!`, so that it passes every login shell unharmed.
-COMMAND = (
-    "exec /bin/sh -c '"
-    "IFS= read -r wanted; IFS= read -r names; "
-    'boot="import sys; f = sys.stdin.buffer; exec(f.read(int(f.readline())))"; '
-    'case $wanted in "~/"*) wanted=$HOME/${wanted#??};; esac; '
-    'if [ -n "$wanted" ]; then command -v "$wanted" >/dev/null || exit 98; exec "$wanted" -I -c "$boot"; fi; '
-    "PATH=$PATH:/usr/local/bin:$HOME/.local/bin; "
-    'for name in $names; do if "$name" -I -c "" </dev/null >/dev/null 2>&1; then exec "$name" -I -c "$boot"; fi; done; '
-    "command -v python3 >/dev/null || exit 97; "
-    'exec python3 -I -c "$boot"'
-    "'"
-)
+BOOT = "import sys; f = sys.stdin.buffer; exec(f.read(int(f.readline())))"
+"""What the interpreter on the node runs first: it reads the script, after its length, and the script reads the rest."""
 SCRIPT = Path(__file__).with_name("node_script.py")
-Say = Callable[[str], None]
+RAY_OPERATIONS = ("ray-inspect", "ray-start", "ray-stop", "ray-install", "resolve-address")
+"""What `ray_script` can do besides."""
+_LOAD = """import sys, types
+def load(name, source):
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(source, name, "exec"), module.__dict__)
+    return module
+"""
 
 
-def interpreters() -> list[str]:
-    """The interpreters to look for, ours first: what is installed here then fits there."""
-    names = [f"python{major}.{minor}" for major, minor in ((3, 13), (3, 12), (3, 11))]
-    ours = "python{}.{}".format(*sys.version_info[:2])
-    return [ours, *(name for name in names if name != ours)]
+@functools.cache
+def ray_script() -> bytes:
+    """`node_script_ray.py` as one text, which begins by loading `node_script.py` under the name that it imports.
+
+    It cannot be run from the installed package: Ray is inspected before anything is installed, and an older version
+    may be there.
+    """
+    package = __name__.rpartition(".")[0]
+    first, second = (
+        f"load({f'{package}.{path.stem}'!r}, {path.read_text()!r})"
+        for path in (SCRIPT, SCRIPT.with_name("node_script_ray.py"))
+    )
+    return f"{_LOAD}script = {first}\n{second}\nscript.main()\n".encode()
 
 
-class ScriptSession(Protocol):
-    """A conversation with the script on a node, by whichever way."""
+class ScriptSession(ABC):
+    """A session with the script that runs on one node for one grid."""
+
+    def __init__(self, grid: str, node: str) -> None:
+        self._grid, self._node = grid, node
 
     async def ask(
-        self, do: str, *, say: Say = lambda step: None, blobs: Sequence[bytes] = (), **request: Any
+        self, operation: str, *, say: Say = lambda step: None, blobs: Sequence[bytes] = (), **request: Any
     ) -> dict[str, Any]:
-        """The answer to one request; raises Failed with the node's own words."""
-
-
-class FileScriptSession(ScriptSession, Protocol):
-    """A script session that large files can be sent along in."""
+        """The answer to one request and the bytes that go with it; raises NodeOperationFailed with the node's words."""
+        return await self._exchange(operation, request, blobs, say, ASK_SECONDS)
 
     async def ask_with_files(
-        self, do: str, files: Sequence[Path], *, say: Say, seconds: float, request: dict[str, Any]
+        self, operation: str, files: Sequence[Path], *, say: Say, seconds: float, request: dict[str, Any]
     ) -> dict[str, Any]:
-        """The answer to a request that large files go with, sent piece by piece; how far that is gets told."""
+        """The answer to a request that large files go with, sent piece by piece; says how far that is."""
+        return await self._exchange(operation, request, _file_chunks(files, say), say, seconds)
+
+    async def _exchange(
+        self, operation: str, request: dict[str, Any], blobs: Iterable[bytes], say: Say, seconds: float
+    ) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(seconds):
+                if await self._write(encode_request(operation, self._grid, self._node, request)):
+                    for blob in blobs:
+                        if not await self._write(blob):
+                            break  # it has ended, and what it said last tells why
+                while True:
+                    answer = parse_answer(await self._read_line(), say)
+                    if answer is not None:
+                        return answer
+        except TimeoutError:
+            raise NodeOperationFailed(f"it did not finish within {seconds:g} s ({operation})") from None
+
+    @abstractmethod
+    async def _write(self, data: bytes) -> bool:
+        """Send to the script, and return when there is room for more; whether it still reads."""
+
+    @abstractmethod
+    async def _read_line(self) -> bytes:
+        """The next line of the script; raises NodeOperationFailed with its last words when it has ended."""
 
 
-def request_of(do: str, grid: str, node: str, request: dict[str, Any]) -> bytes:
+def _file_chunks(files: Sequence[Path], say: Say) -> Iterator[bytes]:
+    total, sent, said = sum(file.stat().st_size for file in files), 0, -1
+    for file in files:
+        with file.open("rb") as source:
+            while chunk := source.read(CHUNK_BYTES):
+                yield chunk
+                sent += len(chunk)
+                if (tenth := 10 * sent // total) != said:
+                    said = tenth
+                    say(f"sending {total / 1e6:.0f} MB of wheels: {10 * tenth} %")
+
+
+def encode_request(operation: str, grid: str, node: str, request: dict[str, Any]) -> bytes:
     """A request as the script reads it."""
-    body = json.dumps({"do": do, "grid": grid, "node": node, **request}).encode()
+    body = json.dumps({"operation": operation, "grid": grid, "node": node, **request}).encode()
     return b"%d\n" % len(body) + body
 
 
-def answer_in(line: bytes, say: Say) -> dict[str, Any] | None:
-    """The script's answer in a line it wrote; None where that is a step, which is told, or only login noise."""
-    if not line.startswith(MARK) or len(line) > LONGEST_ANSWER:
+def parse_answer(line: bytes, say: Say) -> dict[str, Any] | None:
+    """The script's answer in a line it wrote; None where that is a step, which is said, or only login noise."""
+    if not line.startswith(MARK) or len(line) > MAX_ANSWER_BYTES:
         return None
     message: dict[str, Any] = json.loads(line[len(MARK) :])
     if "done" in message:
@@ -86,15 +126,50 @@ def answer_in(line: bytes, say: Say) -> dict[str, Any] | None:
     return None
 
 
-DEEDS = ("ray-look", "ray-start", "ray-stop", "address", "ray-install")
-"""What is asked of the second half."""
-_OURS = re.compile(r"^from distributed_grid\.adapters\.node\.node_script import \(.*?^\)\n", re.MULTILINE | re.DOTALL)
-_START = '\n\nif __name__ == "__main__":\n'
+class LocalScriptSession(ScriptSession):
+    """A session with the script on this machine."""
+
+    def __init__(self, process: asyncio.subprocess.Process, grid: str, node: str) -> None:
+        super().__init__(grid, node)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._input, self._output = process.stdin, process.stdout
+
+    async def _write(self, data: bytes) -> bool:
+        try:
+            self._input.write(data)
+            await self._input.drain()
+        except ConnectionError:
+            return False
+        return True
+
+    async def _read_line(self) -> bytes:
+        line = await self._output.readline()
+        if not line:
+            raise NodeOperationFailed("the script ended without an answer")
+        return line
 
 
-@functools.cache
-def ray_script() -> bytes:
-    """`node_script.py` with `node_script_ray.py` before its last lines, which start it."""
-    first, start, last = SCRIPT.read_text().partition(_START)
-    second = _OURS.sub("", SCRIPT.with_name("node_script_ray.py").read_text(), count=1)
-    return f"{first}\n\n{second}{start}{last}".encode()
+@asynccontextmanager
+async def local_session(grid: str, node: str, python: str, script: bytes) -> AsyncIterator[LocalScriptSession]:
+    """A script on this machine, running for as long as this lasts."""
+    process = await asyncio.create_subprocess_exec(
+        *(python or sys.executable, "-I", "-c", BOOT),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        cwd="/",
+        limit=MAX_ANSWER_BYTES,
+    )
+    assert process.stdin is not None
+    process.stdin.write(b"%d\n" % len(script) + script)
+    try:
+        yield LocalScriptSession(process, grid, node)
+    finally:
+        process.stdin.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EXIT_SECONDS):
+                await process.wait()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

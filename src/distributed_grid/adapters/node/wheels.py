@@ -1,13 +1,14 @@
-"""What an agent needs, as wheels: our own package, and the few libraries it stands on, in our own versions.
+"""The wheels that an agent on a node needs: this package and the few libraries it stands on, in our own versions.
 
-Rule 1: what is installed here is packed again where it fits the node: that needs no network and no time.
-Rule 2: what does not fit (another Python, another machine) is downloaded here, never on the node, and kept.
-Rule 3: the same files make the same bytes, so that a digest names a version.
+What is installed here is packed again where it fits the node, which needs no network. What does not fit (another
+Python, another machine) is downloaded here, never on the node, and cached. The same files make the same bytes, so
+that a digest names a version.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import os
@@ -22,17 +23,18 @@ from importlib import metadata
 from pathlib import Path
 
 from msgspec import Struct
+from packaging import tags
+from packaging.utils import canonicalize_name
 
 from distributed_grid import __version__
-from distributed_grid.adapters.node.errors import NodeOperationFailed
-from distributed_grid.adapters.node.messages import NodeFacts
-from distributed_grid.adapters.node.wheel_tags import fits, libc_version, minor_of, platforms_of
+from distributed_grid.adapters.node.messages import NodeFacts, NodeOperationFailed
 
-NEEDED = ("msgspec", "psutil", "websockets", "nvidia-ml-py", "click", "xxhash", "lz4")
+AGENT_PACKAGES = ("msgspec", "psutil", "websockets", "nvidia-ml-py", "click", "xxhash", "lz4")
 DOWNLOAD_SECONDS = 300.0
 PACKAGE = Path(__file__).parents[2]
 _SKIPPED = ("INSTALLER", "REQUESTED", "RECORD", "direct_url.json", "uv_cache.json")
-OLDEST_ZIP = (1980, 1, 1, 0, 0, 0)
+ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
+_LEGACY_PLATFORMS = {"manylinux2014": 17, "manylinux2010": 12, "manylinux1": 5}
 
 
 class Wheel(Struct, frozen=True):
@@ -46,25 +48,67 @@ class Wheel(Struct, frozen=True):
         return hashlib.sha256(self.data).hexdigest()
 
 
-def gather(facts: NodeFacts, cache: Path, environ: Mapping[str, str]) -> list[Wheel]:
+def fits(tag: str, facts: NodeFacts) -> bool:
+    """Whether a wheel with this tag (`cp311-cp311-manylinux_2_17_x86_64`) works on a node."""
+    return not tags.parse_tag(tag).isdisjoint(_supported_tags(facts))
+
+
+@functools.lru_cache(maxsize=32)
+def _supported_tags(facts: NodeFacts) -> frozenset[tags.Tag]:
+    python = python_minor(facts)
+    interpreter = "cp{}{}".format(*python)
+    platforms = platforms_of(facts) if facts.libc else []
+    if facts.libc == "glibc":
+        platforms.append(f"linux_{facts.machine}")
+    compiled = tags.cpython_tags(python, abis=[interpreter], platforms=platforms)
+    return frozenset((*compiled, *tags.compatible_tags(python, interpreter=interpreter, platforms=platforms)))
+
+
+def platforms_of(facts: NodeFacts) -> list[str]:
+    """The platforms a node takes wheels for, newest first, as package indexes name them."""
+    if facts.libc != "glibc":
+        newest = libc_version(facts)[1] if facts.libc_version else 2
+        return [f"musllinux_1_{minor}_{facts.machine}" for minor in range(newest, -1, -1)]
+    newest = libc_version(facts)[1]
+    names = [f"manylinux_2_{minor}_{facts.machine}" for minor in range(newest, 4, -1)]
+    return names + [f"{name}_{facts.machine}" for name, minor in _LEGACY_PLATFORMS.items() if minor <= newest]
+
+
+def python_minor(facts: NodeFacts) -> tuple[int, int]:
+    major, minor = facts.python.split(".")[:2]
+    return int(major), int(minor)
+
+
+def libc_version(facts: NodeFacts) -> tuple[int, int]:
+    """The version of the node's C library; (0, 0) where it is not known."""
+    found = re.match(r"(\d+)\.(\d+)", facts.libc_version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def gather_wheels(facts: NodeFacts, cache: Path, environ: Mapping[str, str]) -> list[Wheel]:
     """Every wheel that an agent on such a node needs; may download, and then keeps what it got in `cache`."""
-    return [own_wheel(), *(_wheel_of(name, facts, cache, environ) for name in NEEDED)]
+    return [own_wheel(), *(_wheel_for(name, facts, cache, environ) for name in AGENT_PACKAGES)]
 
 
-def signature() -> str:
+def source_signature() -> str:
     """What changes when anything that is packed here does; quicker to have than the wheels."""
-    digest = hashlib.sha256(repr([(name, installed(name).version) for name in NEEDED]).encode())
+    digest = hashlib.sha256(repr([(name, find_distribution(name).version) for name in AGENT_PACKAGES]).encode())
     for path in sorted(_own_files()):
         found = path.stat()
         digest.update(f"{path}\n{found.st_size}\n{found.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 
-def version_of(wheels: Iterable[Wheel], facts: NodeFacts) -> str:
+def version_name(wheels: Iterable[Wheel], facts: NodeFacts) -> str:
     """The name of an environment: another source, library, Python or machine is another version."""
-    digest = hashlib.sha256("\n".join(sorted(wheel.sha256 for wheel in wheels)).encode())
-    digest.update(f"\n{minor_of(facts)}\n{facts.machine}\n{facts.executable}".encode())
-    return f"{__version__}-{digest.hexdigest()[:12]}"
+    return f"{__version__}-{environment_digest((wheel.sha256 for wheel in wheels), facts)}"
+
+
+def environment_digest(sha256s: Iterable[str], facts: NodeFacts) -> str:
+    """What tells the environment of these wheels on a node from every other."""
+    digest = hashlib.sha256("\n".join(sorted(sha256s)).encode())
+    digest.update(f"\n{python_minor(facts)}\n{facts.machine}\n{facts.executable}".encode())
+    return digest.hexdigest()[:12]
 
 
 def own_wheel() -> Wheel:
@@ -73,7 +117,7 @@ def own_wheel() -> Wheel:
     files = {f"{PACKAGE.name}/{path.relative_to(PACKAGE)}": path.read_bytes() for path in _own_files()}
     files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: distributed-grid\nVersion: {__version__}\n".encode()
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: grid\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    return Wheel(f"distributed_grid-{__version__}-py3-none-any.whl", _packed(files))
+    return Wheel(f"distributed_grid-{__version__}-py3-none-any.whl", _zip_files(files))
 
 
 def _own_files() -> list[Path]:
@@ -81,90 +125,89 @@ def _own_files() -> list[Path]:
     return [path for path in found if "__pycache__" not in path.parts and path.suffix != ".pyc"]
 
 
-def installed(name: str) -> metadata.Distribution:
+def find_distribution(name: str) -> metadata.Distribution:
     try:
         return metadata.distribution(name)
     except metadata.PackageNotFoundError:
         raise NodeOperationFailed(f"{name} is not installed here, so its version for the node is not known") from None
 
 
-def _wheel_of(name: str, facts: NodeFacts, cache: Path, environ: Mapping[str, str]) -> Wheel:
-    found = installed(name)
+def _wheel_for(name: str, facts: NodeFacts, cache: Path, environ: Mapping[str, str]) -> Wheel:
+    found = find_distribution(name)
     return (
-        repacked(found, facts)
-        or cached(name, found.version, facts, cache)
-        or downloaded(name, found.version, facts, cache, environ)
+        repack(found, facts)
+        or find_cached(name, found.version, facts, cache)
+        or download(name, found.version, facts, cache, environ)
     )
 
 
-def repacked(installed: metadata.Distribution, facts: NodeFacts) -> Wheel | None:
+def repack(installed: metadata.Distribution, facts: NodeFacts) -> Wheel | None:
     """An installed package as a wheel again; None where it would not work on the node."""
-    tag = fitting_tag(installed, facts)
+    tag = compatible_tag(installed, facts)
     if tag is None or not installed.files:
         return None
     files: dict[str, bytes] = {}
-    for entry in filter(is_packed, installed.files):
+    for entry in filter(belongs_in_wheel, installed.files):
         try:
             files[str(entry)] = Path(str(entry.locate())).read_bytes()
         except OSError:
             return None  # somebody has removed a part of it: it is better downloaded
     name = re.sub(r"[-_.]+", "_", installed.metadata["Name"])
-    return Wheel(f"{name}-{installed.version}-{tag}.whl", _packed(files))
+    return Wheel(f"{name}-{installed.version}-{tag}.whl", _zip_files(files))
 
 
-def fitting_tag(installed: metadata.Distribution, facts: NodeFacts) -> str | None:
+def compatible_tag(installed: metadata.Distribution, facts: NodeFacts) -> str | None:
     """The tag under which an installed package works on a node; None where it would not."""
     tags = re.findall(r"^Tag: *(\S+)", installed.read_text("WHEEL") or "", re.MULTILINE)
-    fitting = (tag for tag in tags if fits(tag, facts) and (not _made_here(tag) or _libc_is_as_new(facts)))
+    fitting = (tag for tag in tags if fits(tag, facts) and (not _is_local_build(tag) or _has_libc_of_ours(facts)))
     return next(fitting, None)
 
 
-def is_packed(entry: metadata.PackagePath) -> bool:
+def belongs_in_wheel(entry: metadata.PackagePath) -> bool:
     """Whether a file of an installed package belongs into its wheel."""
     return entry.parts[0] != ".." and "__pycache__" not in entry.parts and entry.name not in _SKIPPED
 
 
-def _made_here(tag: str) -> bool:
+def _is_local_build(tag: str) -> bool:
     """Whether a package was compiled on this machine, for its very C library."""
     return tag.split("-")[2].startswith("linux")
 
 
-def _libc_is_as_new(facts: NodeFacts) -> bool:
+def _has_libc_of_ours(facts: NodeFacts) -> bool:
     kind, version = platform.libc_ver()
     return facts.libc == kind and libc_version(facts) >= libc_version(NodeFacts(libc_version=version))
 
 
-def _packed(files: Mapping[str, bytes]) -> bytes:
+def _zip_files(files: Mapping[str, bytes]) -> bytes:
     """A zip whose bytes depend on nothing but names and contents."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for name in sorted(files):
-            entry = zipfile.ZipInfo(name, OLDEST_ZIP)
+            entry = zipfile.ZipInfo(name, ZIP_EPOCH)
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, files[name])
     return buffer.getvalue()
 
 
-def cached(name: str, version: str, facts: NodeFacts, cache: Path) -> Wheel | None:
+def find_cached(name: str, version: str, facts: NodeFacts, cache: Path) -> Wheel | None:
     """A wheel that was downloaded before and fits."""
-    start = f"{re.sub(r'[-_.]+', '_', name)}-{version}-".lower()
+    start = f"{canonicalize_name(name).replace('-', '_')}-{version}-"
     for path in sorted(cache.glob("*.whl")):
-        if path.name.lower().startswith(start) and _name_fits(path.name, facts):
+        if path.name.lower().startswith(start) and _file_fits(path.name, facts):
             with contextlib.suppress(OSError):
                 return Wheel(path.name, path.read_bytes())
     return None
 
 
-def _name_fits(name: str, facts: NodeFacts) -> bool:
-    python, abi, platforms = name.removesuffix(".whl").split("-")[-3:]
-    return fits(f"{python}-{abi}-{platforms}", facts)
+def _file_fits(name: str, facts: NodeFacts) -> bool:
+    return fits("-".join(name.removesuffix(".whl").split("-")[-3:]), facts)
 
 
-def downloaded(name: str, version: str, facts: NodeFacts, cache: Path, environ: Mapping[str, str]) -> Wheel:
+def download(name: str, version: str, facts: NodeFacts, cache: Path, environ: Mapping[str, str]) -> Wheel:
     """The wheel from wherever this machine gets its packages."""
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    minor = "{}.{}".format(*minor_of(facts))
+    minor = "{}.{}".format(*python_minor(facts))
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
     command += ["--only-binary=:all:", "--no-deps", "--python-version", minor, "--implementation", "cp"]
     for name_of in platforms_of(facts):

@@ -1,4 +1,4 @@
-"""Engines: what can reserve a lease besides the grid itself. `local` reserves in memory, `ray` in a Ray cluster.
+"""A Ray cluster: the driver process, the engine in the control plane, the actors inside the cluster.
 
 Only here is `ray` imported, and only in a child process of the control plane or inside the Ray cluster.
 """

@@ -1,8 +1,7 @@
-"""Being let into a Ray cluster: natively where a node of it runs on this machine, else as Ray's client.
+"""Connecting with a Ray cluster: natively where a node of it runs on this machine, else as Ray's client.
 
-Asking at a Ray cluster's door before going in: whether somebody is there, wants a token, and which Ray it is.
-
-Ray itself tries for half a minute before it says "failed to connect", whatever the reason.
+The cluster is probed first (does it answer, does it want a token, which Ray is it), because Ray itself tries for half a
+minute before it says "failed to connect", whatever the reason.
 """
 
 from __future__ import annotations
@@ -22,15 +21,19 @@ from msgspec import Struct
 
 from distributed_grid.adapters.ray.messages import Connect, Connected
 
-REACH_SECONDS = 5.0
-GCS = "/ray.rpc.NodeInfoGcsService/CheckAlive"
-CLIENT_SERVER = "/ray.rpc.RayletDriver/ClusterInfo"
+PROBE_SECONDS = 5.0
+GCS_PORT, CLIENT_PORT = 6379, 10001
+CLIENT_SCHEME = "ray://"
+AUTO = "auto"
+RAY_MISSING = "Ray is not installed here; type: make ray (or pip install 'distributed-grid[ray]')"
+GCS_METHOD = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+CLIENT_METHOD = "/ray.rpc.RayletDriver/ClusterInfo"
 
 
 class ProbeResult(Struct, frozen=True):
-    """What was said at the door: `asks` for a token (None: it did not say), accepts ours, and its version of Ray."""
+    """Whether the cluster wants a token (None: it did not say), whether it accepts ours, and its version of Ray."""
 
-    asks: bool | None = None
+    wants_token: bool | None = None
     accepts: bool = True
     ray: str = ""
 
@@ -48,20 +51,20 @@ def own_token() -> str:
         return ""
 
 
-def reach(host: str, port: int) -> str:
-    """Why nobody is there; empty where somebody is."""
+def _why_unreachable(host: str, port: int) -> str:
+    """Why nothing answers there; empty where something does."""
     try:
-        socket.create_connection((host, port), timeout=REACH_SECONDS).close()
+        socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
     except OSError as failure:
         return f"nothing answers at {host}:{port}: {failure.strerror or failure}"
     return ""
 
 
-def knock(host: str, port: int, *, client: bool) -> ProbeResult:
+def _probe(host: str, port: int, *, client: bool) -> ProbeResult:
     """Ask without a token, and with ours where one is wanted."""
     if importlib.util.find_spec("grpc") is None or os.environ.get("RAY_USE_TLS") == "1":
         return ProbeResult()
-    method = CLIENT_SERVER if client else GCS
+    method = CLIENT_METHOD if client else GCS_METHOD
     code, answer = _probe_request(host, port, method, "")
     if code == "UNAUTHENTICATED":
         code, answer = _probe_request(host, port, method, own_token())
@@ -75,7 +78,7 @@ def _probe_request(host: str, port: int, method: str, token: str) -> tuple[str, 
         call = channel.unary_unary(method)
         try:
             metadata = [("authorization", f"Bearer {token}")] if token else None
-            return "OK", bytes(call(b"", timeout=REACH_SECONDS, metadata=metadata))
+            return "OK", bytes(call(b"", timeout=PROBE_SECONDS, metadata=metadata))
         except grpc.RpcError as refusal:
             return str(refusal.code().name), b""
 
@@ -83,12 +86,6 @@ def _probe_request(host: str, port: int, method: str, token: str) -> tuple[str, 
 def _version(answer: bytes) -> str:
     found = re.search(rb"(\d+\.\d+\.\d+)", answer)
     return found[1].decode() if found else ""
-
-
-GCS_PORT, CLIENT_PORT = 6379, 10001
-CLIENT = "ray://"
-AUTO = "auto"
-TO_INSTALL = "Ray is not installed here; type: make ray (or pip install 'distributed-grid[ray]')"
 
 
 class RayConnectError(Exception):
@@ -99,75 +96,77 @@ class RayConnectError(Exception):
         self.final = final
 
 
-def connect(order: Connect) -> Connected:
-    """Connect this process with the cluster; blocks. Raises NotLetIn with one line that says why."""
+def connect(settings: Connect) -> Connected:
+    """Connect this process with the cluster; blocks. Raises RayConnectError with one line that says why."""
     if importlib.util.find_spec("ray") is None:
-        raise RayConnectError(TO_INSTALL, final=True)
-    os.environ.update({**order.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"})
+        raise RayConnectError(RAY_MISSING, final=True)
+    os.environ.update({**settings.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"})
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a call on a connection that is gone must not start a Ray of its own
-    address, door = _admitted(order.address)
+    address, probed = _usable_address(settings.address)
     ray: Any = importlib.import_module("ray")
-    if door.ray and door.ray != ray.__version__:
+    if probed.ray and probed.ray != ray.__version__:
         raise RayConnectError(
-            f"Ray at {address} is {door.ray}, here it is {ray.__version__}: they must be the same", final=True
+            f"Ray at {address} is {probed.ray}, here it is {ray.__version__}: they must be the same", final=True
         )
     try:
         ray.init(
             address=address,
-            namespace=order.namespace,
+            namespace=settings.namespace,
             log_to_driver=False,
             logging_level=logging.ERROR,
             ignore_reinit_error=True,
         )
-    except Exception as failure:  # Ray raises what it likes: each is one reason not to be in
-        raise _told(address, failure) from failure
-    authenticated = bool(own_token()) if door.asks is None else door.asks
+    except Exception as failure:  # Ray raises what it likes: each is one reason not to be connected
+        raise _explain(address, failure) from failure
+    authenticated = bool(own_token()) if probed.wants_token is None else probed.wants_token
     return Connected("", ray.__version__, platform.python_version(), authenticated)
 
 
 def is_connected() -> bool:
-    """Whether this process is still in; Ray's client does not come back by itself when it was away for long."""
+    """Whether this process is still connected; Ray's client does not come back by itself when it was away for long."""
     ray: Any = importlib.import_module("ray")
     return bool(ray.is_initialized())
 
 
-def _admitted(address: str) -> tuple[str, ProbeResult]:
-    """The address by which this machine can speak to the cluster, and what was said at its door."""
+def _usable_address(address: str) -> tuple[str, ProbeResult]:
+    """The address by which this machine can speak to the cluster, and what probing it showed."""
     if address == AUTO:
-        if not _runs_a_node():
+        if not _runs_ray_node():
             raise RayConnectError(
                 "no Ray runs on this machine; give the address of a cluster, for instance ray://HOST:10001"
             )
         return address, ProbeResult()
-    if address.startswith(CLIENT):
-        return address, _asked(address, *_parts(address.removeprefix(CLIENT), CLIENT_PORT), client=True)
-    host, port = _parts(address, GCS_PORT)
-    door = _asked(address, host, port, client=False)
-    if _runs_a_node():
-        return address, door
-    if reach(host, CLIENT_PORT):
+    if address.startswith(CLIENT_SCHEME):
+        return address, _probe_or_raise(
+            address, *_host_and_port(address.removeprefix(CLIENT_SCHEME), CLIENT_PORT), client=True
+        )
+    host, port = _host_and_port(address, GCS_PORT)
+    probed = _probe_or_raise(address, host, port, client=False)
+    if _runs_ray_node():
+        return address, probed
+    if _why_unreachable(host, CLIENT_PORT):
         raise RayConnectError(
             f"this machine is no node of the Ray cluster at {address}, and that has no client server on port "
             f"{CLIENT_PORT}; join it with `ray start --address={address}`, or give ray://HOST:PORT"
         )
-    return f"{CLIENT}{host}:{CLIENT_PORT}", door
+    return f"{CLIENT_SCHEME}{host}:{CLIENT_PORT}", probed
 
 
-def _asked(address: str, host: str, port: int, *, client: bool) -> ProbeResult:
-    """What is said at the door; raises where nobody is there, or our token is not the right one."""
-    silent = reach(host, port)
+def _probe_or_raise(address: str, host: str, port: int, *, client: bool) -> ProbeResult:
+    """What probing shows; raises RayConnectError where nothing answers, or our token is not the right one."""
+    silent = _why_unreachable(host, port)
     if silent:
         raise RayConnectError(silent)
-    door = knock(host, port, client=client)
-    if not door.accepts:
+    probed = _probe(host, port, client=client)
+    if not probed.accepts:
         why = "does not accept this token" if own_token() else "asks for a token"
         raise RayConnectError(
             f"Ray at {address} {why}; set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, and try again", final=True
         )
-    return door
+    return probed
 
 
-def _runs_a_node() -> bool:
+def _runs_ray_node() -> bool:
     """Whether a Ray node runs on this machine: a program that is no client needs one."""
     for comm in Path("/proc").glob("[0-9]*/comm"):
         with contextlib.suppress(OSError):
@@ -176,7 +175,7 @@ def _runs_a_node() -> bool:
     return False
 
 
-def _parts(place: str, port: int) -> tuple[str, int]:
+def _host_and_port(place: str, port: int) -> tuple[str, int]:
     host, colon, number = place.rpartition(":")
     if not colon:
         return place, port
@@ -185,7 +184,7 @@ def _parts(place: str, port: int) -> tuple[str, int]:
     return host.strip("[]"), int(number)
 
 
-def _told(address: str, failure: Exception) -> RayConnectError:
+def _explain(address: str, failure: Exception) -> RayConnectError:
     words = " ".join(str(failure).split())
     low = words.lower()
     if "authentication" in low or "unauthenticated" in low or "auth token" in low:
@@ -195,4 +194,4 @@ def _told(address: str, failure: Exception) -> RayConnectError:
         )
     if "version mismatch" in low or "python version" in low:
         return RayConnectError(f"Ray at {address} has other versions than this machine: {words[:300]}", final=True)
-    return RayConnectError(f"Ray at {address} does not let us in: {type(failure).__name__}: {words[:300]}")
+    return RayConnectError(f"Ray at {address} does not accept the connection: {type(failure).__name__}: {words[:300]}")

@@ -1,7 +1,7 @@
-"""The Ray child of the control plane: connected with one Ray cluster, does there what it is told.
+"""The Ray child of the control plane (`python -m distributed_grid.adapters.ray.driver`): a driver of one Ray cluster.
 
-Rule 1: a dying Ray takes this process with it, and nothing else; the control plane starts another.
-Rule 2: every call has a deadline; one that is missed is told as a problem, and the next order may do better.
+A dying Ray takes this process with it, and nothing else; the control plane starts another. Every call has a deadline;
+one that is missed is reported as a problem.
 """
 
 from __future__ import annotations
@@ -14,76 +14,81 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from distributed_grid.adapters.node.installation import InstallSources
+from msgspec.structs import replace
+
+from distributed_grid.adapters.child_process import Report, Say, encode_frame, read_frame, run_child
+from distributed_grid.adapters.node import installation
+from distributed_grid.adapters.node.messages import AgentLinkChanged, DropAgentLink, NodeTarget, RunFinished
+from distributed_grid.adapters.node.node_worker import NodeWorker
+from distributed_grid.adapters.node.script_session import ScriptSession
 from distributed_grid.adapters.ray import placement_group_actor
-from distributed_grid.adapters.ray.attached_agents import AttachedAgents
 from distributed_grid.adapters.ray.connection import RayConnectError, connect, is_connected
 from distributed_grid.adapters.ray.messages import (
     AWAY,
+    COMMANDS,
+    AttachedNode,
     Close,
     Closed,
     Connect,
-    DropAttachedNode,
-    Environ,
     ExtendHold,
     FreeGroups,
-    GroupsFreed,
+    GroupFreed,
+    GroupReserved,
     GroupsObserved,
     GroupSpec,
-    GroupsReserved,
     KeepAttachedNode,
     ObserveGroups,
-    Order,
+    PackageSettings,
+    RayCommand,
     RayRefused,
-    Report,
     ReserveGroups,
     RunOnAttachedNode,
-    next_order,
-    packed,
 )
+from distributed_grid.adapters.ray.node_transport import NodeActorConnection
 
-NAME = "grid-placement-groups"
-CALL_SECONDS, CONNECT_SECONDS = 20.0, 60.0
-FIRST_PATIENCE, PATIENCE = 0.2, 2.0
-MOST_CALLS = 64
-WATCH_SECONDS, MOST_MISSES = 1.0, 3
+ACTOR_NAME = "grid-placement-groups"
+CALL_SECONDS, CONNECT_SECONDS, CLOSE_SECONDS = 20.0, 60.0, 60.0
+FIRST_WAIT_SECONDS, WAIT_SECONDS = 0.2, 2.0
+MAX_CALLS, MAX_OPERATIONS = 64, 16
+WATCH_SECONDS, MAX_MISSES = 1.0, 3
 BUILD = hashlib.sha256(Path(placement_group_actor.__file__).read_bytes()).hexdigest()[:12]
 log = logging.getLogger(__name__)
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Do what is asked on this line until it ends."""
+    """Connect with the cluster that the first command names, and carry out the others until the connection closes."""
 
     def report(message: Report) -> None:
-        writer.write(packed(message))
+        writer.write(encode_frame(message))
 
-    first = await next_order(reader)
+    first = await read_frame(reader, COMMANDS)
     if not isinstance(first, Connect):
         return
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             connected = await asyncio.to_thread(connect, first)
-            child = RayDriver(first, report, await asyncio.to_thread(_keeper_of, first))
-            seen = await child.look(full=False)
+            driver = RayDriver(first, report, await asyncio.to_thread(_placement_group_actor, first))
+            seen = await driver.observe(full=False)
     except TimeoutError:
         report(RayRefused(f"Ray at {first.address} did not answer within {CONNECT_SECONDS:g} s"))
     except RayConnectError as refusal:
         report(RayRefused(str(refusal), refusal.final))
     except Exception as failure:  # Ray raises what it likes while it is being met
-        report(RayRefused(f"Ray at {first.address} failed: {_line(failure)}"))
+        report(RayRefused(f"Ray at {first.address} failed: {_one_line(failure)}"))
     else:
-        report(type(connected)(seen["session"], connected.ray, connected.python, connected.authenticated))
-        taking, broken = asyncio.create_task(_take_all(reader, child)), asyncio.create_task(child.until_broken())
-        await asyncio.wait((taking, broken), return_when=asyncio.FIRST_COMPLETED)
-        if taking.done():
+        report(replace(connected, session=seen["session"]))
+        handling = asyncio.create_task(_handle_all(reader, driver))
+        broken = asyncio.create_task(driver.until_broken())
+        await asyncio.wait((handling, broken), return_when=asyncio.FIRST_COMPLETED)
+        if handling.done():
             return
         report(RayRefused(f"Ray at {first.address} broke off"))
     await writer.drain()
 
 
-async def _take_all(reader: asyncio.StreamReader, child: RayDriver) -> None:
-    while (order := await next_order(reader)) is not None:
-        child.take(order)
+async def _handle_all(reader: asyncio.StreamReader, driver: RayDriver) -> None:
+    while (command := await read_frame(reader, COMMANDS)) is not None:
+        driver.handle(command)
 
 
 class RayFailed(Exception):
@@ -91,78 +96,105 @@ class RayFailed(Exception):
 
 
 class RayDriver:
-    """Holds the way to the keeper, and nothing that is not told again by the next control plane."""
+    """Carries out commands; holds nothing that the next control plane does not ask for again."""
 
     def __init__(self, settings: Connect, report: Callable[[Report], None], actor: Any) -> None:
         self._report = report
         self._actor = actor
-        self._settings = settings
-        self._supplies = InstallSources()
-        self._supplies.cache = Path(settings.wheels)
-        self._adopter = AttachedAgents(report, self._supplies)
+        self._sources = installation.InstallSources(Path(settings.wheels))
+        self._nodes: NodeWorker[AttachedNode, NodeActorConnection] = NodeWorker(
+            NodeActorConnection, report, max_operations=MAX_OPERATIONS, prepare=self._install
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._misses = 0
 
     async def until_broken(self) -> None:
         """Return when the connection with Ray is gone for good: only another process gets a new one."""
-        while self._misses < MOST_MISSES and is_connected():
+        while self._misses < MAX_MISSES and is_connected():
             await asyncio.sleep(WATCH_SECONDS)
 
-    def take(self, order: Order) -> None:
-        """Begin what an order asks for."""
-        match order:
+    def handle(self, command: RayCommand) -> None:
+        """Begin what a command asks for."""
+        match command:
             case ReserveGroups():
-                self._begin(self._reserve(list(order.items), order.seconds))
+                self._begin(self._reserve(list(command.items), command.seconds))
             case FreeGroups():
-                self._begin(self._free(order.names))
+                self._begin(self._free(command.names))
             case ObserveGroups():
-                self._begin(self._look(order))
+                self._begin(self._report_view(command))
             case ExtendHold():
-                self._begin(self._hold(order))
+                self._begin(self._extend_hold(command))
             case Close():
-                self._begin(self._close(order))
-            case Environ():
-                self._supplies.environ, self._supplies.cache = order.environ, Path(order.wheels)
+                self._begin(self._close(command))
+            case PackageSettings():
+                self._sources.environ, self._sources.cache = command.environ, Path(command.wheels)
             case KeepAttachedNode():
-                self._adopter.adopt(order.target)
-            case DropAttachedNode():
-                self._adopter.let_go(order.node)
+                self._nodes.keep_link(command.target)
+            case DropAgentLink():
+                self._nodes.drop_link(command.node)
             case RunOnAttachedNode():
-                self._adopter.do(order.number, order.deed, order.target)
+                name = f"{command.operation} on {command.target.name}"
+                self._nodes.run(command.number, name, lambda say: self._run(command, say))
             case Connect():
                 log.error("told to connect twice")
 
-    def _begin(self, deed: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(deed)
+    # ------------------------------------------------------------------ nodes
+
+    async def _install(self, target: NodeTarget, session: ScriptSession) -> None:
+        """Have our package there before the agent is started; a node that joins gets it by itself."""
+
+        def say(step: str) -> None:
+            self._report(AgentLinkChanged(target.name, "connecting", step))
+
+        async with self._nodes.slots:
+            await installation.install(session, self._sources, say)
+
+    async def _run(self, command: RunOnAttachedNode, say: Say) -> RunFinished:
+        target = command.target
+        self._nodes.drop_link(target.name, target)
+        connection = self._nodes.pop_connection(target)
+        connection.close()  # a launch that is under way must not come after the end
+        facts, summary = None, "forgotten"
+        if command.operation != "forget":
+            end = installation.purge if command.operation == "purge" else installation.stop
+            async with self._nodes.slots, connection.open() as transport, transport.session() as session:
+                facts, summary = await end(session, say)
+        await connection.remove_actor()
+        return RunFinished(command.number, summary=summary, facts=facts)
+
+    # ------------------------------------------------------------------ placement groups
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _call(self, method: str, *arguments: Any, seconds: float = CALL_SECONDS) -> Any:
-        """The keeper's answer, within so many seconds; raises RayFailed."""
+        """The answer of the placement group actor, within so many seconds; raises RayFailed."""
         if self._actor is None:
             raise RayFailed("everything of the grid in this Ray cluster was removed")
         try:
             reference = getattr(self._actor, method).remote(*arguments)
             async with asyncio.timeout(seconds):
                 return await asyncio.wrap_future(reference.future())
-        except Exception as failure:  # Ray raises what it likes, what the keeper raised included
-            raise RayFailed(_line(failure)) from failure
+        except Exception as failure:  # Ray raises what it likes, what the actor raised included
+            raise RayFailed(_one_line(failure)) from failure
 
     async def _reserve(self, items: list[GroupSpec], seconds: float) -> None:
         """Answer each item as soon as it is known; one that takes its time does not hold up the others."""
-        patience = FIRST_PATIENCE
+        wait_seconds = FIRST_WAIT_SECONDS
         try:
             while items:
                 asked = [(item.name, item.node, item.resources) for item in items]
-                answers = await self._call("reserve", asked, seconds, patience, seconds=seconds + CALL_SECONDS)
+                answers = await self._call("reserve", asked, seconds, wait_seconds, seconds=seconds + CALL_SECONDS)
                 for item, answer in zip(items, answers, strict=True):
                     if answer is not None:
-                        self._report(GroupsReserved(item.name, answer))
+                        self._report(GroupReserved(item.name, answer))
                 items = [item for item, answer in zip(items, answers, strict=True) if answer is None]
-                patience = PATIENCE
+                wait_seconds = WAIT_SECONDS
         except RayFailed as failure:
             for item in items:
-                self._report(GroupsReserved(item.name, f"{AWAY}{failure}"))
+                self._report(GroupReserved(item.name, f"{AWAY}{failure}"))
 
     async def _free(self, names: tuple[str, ...]) -> None:
         problem = ""
@@ -171,59 +203,59 @@ class RayDriver:
         except RayFailed as failure:
             problem = str(failure)
         for name in names:
-            self._report(GroupsFreed(name, problem))
+            self._report(GroupFreed(name, problem))
 
-    async def look(self, *, full: bool) -> dict[str, Any]:
-        """What the keeper sees."""
-        view: dict[str, Any] = await self._call("look", full)
+    async def observe(self, *, full: bool) -> dict[str, Any]:
+        """What the placement group actor sees."""
+        view: dict[str, Any] = await self._call("observe", full)
         return view
 
-    async def _look(self, order: ObserveGroups) -> None:
+    async def _report_view(self, command: ObserveGroups) -> None:
         try:
-            self._report(GroupsObserved(order.number, await self.look(full=order.full)))
+            self._report(GroupsObserved(command.number, await self.observe(full=command.full)))
         except RayFailed as failure:
             self._misses += 1
-            self._report(GroupsObserved(order.number, {}, str(failure)))
+            self._report(GroupsObserved(command.number, {}, str(failure)))
         else:
             self._misses = 0
 
-    async def _hold(self, order: ExtendHold) -> None:
+    async def _extend_hold(self, command: ExtendHold) -> None:
         try:
-            await self._call("hold", order.seconds, order.terms)
+            await self._call("extend_hold", command.seconds, command.terms)
         except RayFailed as failure:
-            log.warning("the keeper was not told that the grid is there: %s", failure)
+            log.warning("the hold of the placement groups could not be extended: %s", failure)
 
-    async def _close(self, order: Close) -> None:
+    async def _close(self, command: Close) -> None:
         problem = ""
         try:
             if self._actor is not None:
-                await self._call("close", seconds=60.0)
-                await asyncio.to_thread(_end, self._actor)
+                await self._call("close", seconds=CLOSE_SECONDS)
+                await asyncio.to_thread(_kill, self._actor)
                 self._actor = None
         except RayFailed as failure:
             problem = str(failure)
-        self._report(Closed(order.number, problem))
+        self._report(Closed(command.number, problem))
 
 
-def _line(failure: Exception) -> str:
+def _one_line(failure: Exception) -> str:
     words = " ".join(str(failure).split())
     return f"{type(failure).__name__}: {words[:300]}" if words else type(failure).__name__
 
 
-def _keeper_of(settings: Connect) -> Any:
-    """The keeper of this grid, made where there is none, and made anew where it is of another build; blocks."""
+def _placement_group_actor(settings: Connect) -> Any:
+    """The actor of this grid, made where there is none, and made anew where it is of another build; blocks."""
     ray: Any = importlib.import_module("ray")
     pinned: Any = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     ray.cloudpickle.register_pickle_by_value(placement_group_actor)
     head = [node["NodeID"] for node in ray.nodes() if node["Alive"] and "node:__internal_head__" in node["Resources"]]
     options: dict[str, Any] = {
-        "name": NAME,
+        "name": ACTOR_NAME,
         "namespace": settings.namespace,
         "lifetime": "detached",
         "get_if_exists": True,
         "num_cpus": 0,
         "max_restarts": -1,
-        "max_concurrency": MOST_CALLS,
+        "max_concurrency": MAX_CALLS,
     }
     if head:
         options["scheduling_strategy"] = pinned(head[0], soft=True)
@@ -242,14 +274,18 @@ def _keeper_of(settings: Connect) -> Any:
             )
         if build == BUILD:
             return actor
-        _end(actor)
-    raise RayConnectError("the keeper of an older build does not go")
+        _kill(actor)
+    raise RayConnectError("the placement group actor of an older build does not go")
 
 
-def _end(actor: Any) -> None:
+def _kill(actor: Any) -> None:
     """Let Ray end an actor for good; blocks. Raises RayFailed."""
     ray: Any = importlib.import_module("ray")
     try:
         ray.kill(actor, no_restart=True)
     except Exception as failure:  # Ray raises what it likes
-        raise RayFailed(_line(failure)) from failure
+        raise RayFailed(_one_line(failure)) from failure
+
+
+if __name__ == "__main__":
+    run_child(serve)

@@ -1,118 +1,101 @@
-"""What the control plane and its Ray child say to each other: msgpack, each message after its length.
-
-Rule 1: the child decides nothing: it is told where Ray is and what to do there, and reports.
-Rule 2: when the control plane's end closes, the child is over. What it made in Ray stays.
-Rule 3: the first order is `Connect`; until that is answered with `Connected` nothing else is done.
-
-The words that the control plane and its Ray child both use.
-"""
+"""Messages between the control plane and its Ray child: `Connect` first, the rest once that is answered."""
 
 from __future__ import annotations
 
-import asyncio
-import struct
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
-from distributed_grid.adapters.node.messages import AgentLinkChanged, RunFinished, StepDone
-from distributed_grid.adapters.ray.node_transport import AttachedNode
+from distributed_grid.adapters.child_process import Answer, Command, Report, StepDone
+from distributed_grid.adapters.node.messages import AgentLinkChanged, DropAgentLink, NodeTarget, RunFinished
 
-LARGEST = 64 * 1024 * 1024
-_HEAD = struct.Struct(">I")
-T = TypeVar("T")
-
-
-class _Order(Struct, frozen=True, tag=True):
-    """What the child is told."""
+AWAY = "away: "
+"""What a problem begins with that is no refusal: nobody knows what became of it."""
 
 
-class Connect(_Order, frozen=True):
-    """Be connected with this Ray cluster, for this grid; `environ` has what Ray needs to be let in."""
+class Connect(Command, frozen=True):
+    """Be connected with this Ray cluster, for this grid; `environ` has the credentials for it."""
 
     address: str
     grid: str
     namespace: str = "grid"
     hold_seconds: float = 60.0
-    environ: dict[str, str] = {}
+    environ: dict[str, str] = field(default_factory=dict)
     wheels: str = ""
 
 
 class GroupSpec(Struct, frozen=True):
-    """A group: its name, Ray's id of the node it belongs on, and what it takes there."""
+    """A placement group: its name, Ray's id of the node it belongs on, and what it takes there."""
 
     name: str
     node: str
     resources: dict[str, float]
 
 
-class ReserveGroups(_Order, frozen=True):
-    """Have these groups, each within so many seconds; each is answered by itself, under its name."""
+class ReserveGroups(Command, frozen=True):
+    """Make these groups, each within so many seconds; each is answered by itself, under its name."""
 
     items: tuple[GroupSpec, ...]
     seconds: float
 
 
-class FreeGroups(_Order, frozen=True):
-    """Have none of these groups; each is answered by itself, under its name."""
+class FreeGroups(Command, frozen=True):
+    """Remove these groups; each is answered by itself, under its name."""
 
     names: tuple[str, ...]
 
 
-class ObserveGroups(_Order, frozen=True):
-    """Say what is there; `full` with every group of ours."""
+class ObserveGroups(Command, frozen=True):
+    """Report the nodes of the cluster; `full` with every group of this grid."""
 
     number: int
     full: bool
 
 
-class ExtendHold(_Order, frozen=True):
+class ExtendHold(Command, frozen=True):
     """The grid is there: its groups hold for so long; `terms` are those that end in so many seconds."""
 
     seconds: float
-    terms: dict[str, float] = {}
+    terms: dict[str, float] = field(default_factory=dict)
 
 
-class Close(_Order, frozen=True):
-    """Leave nothing of this grid in Ray: no group, no keeper, no hand."""
+class Close(Command, frozen=True):
+    """Leave nothing of this grid in Ray: no placement group, no actor."""
 
     number: int
 
 
-class Environ(_Order, frozen=True):
+class PackageSettings(Command, frozen=True):
     """How packages are fetched, of the user who typed a command; kept in memory only."""
 
     environ: dict[str, str]
     wheels: str
 
 
-class KeepAttachedNode(_Order, frozen=True):
-    """Keep an agent on this Ray node and its link; telling twice changes nothing."""
+class AttachedNode(NodeTarget, frozen=True, kw_only=True):
+    """A node of a Ray cluster that has become one of the grid's."""
+
+    ray_node: str
+    namespace: str = "grid"
+
+
+class KeepAttachedNode(Command, frozen=True):
+    """Keep an agent on this Ray node and its link; keeping twice changes nothing."""
 
     target: AttachedNode
 
 
-class DropAttachedNode(_Order, frozen=True):
-    """Let go of the link to a node; its agent stays."""
-
-    node: str
-
-
-class RunOnAttachedNode(_Order, frozen=True):
-    """One deed on one node."""
+class RunOnAttachedNode(Command, frozen=True):
+    """One operation on one node: `stop` or `purge` its agent, or `forget` a node that is gone; its actor goes, too."""
 
     number: int
-    deed: str
+    operation: str
     target: AttachedNode
 
 
-class _Report(Struct, frozen=True, tag=True):
-    """What the child says."""
-
-
-class Connected(_Report, frozen=True):
-    """Ray has let us in."""
+class Connected(Report, frozen=True):
+    """The child is connected with Ray."""
 
     session: str
     ray: str
@@ -120,97 +103,62 @@ class Connected(_Report, frozen=True):
     authenticated: bool
 
 
-class RayRefused(_Report, frozen=True):
-    """Ray has not let us in, or has broken off; `final`: trying again will not help by itself. The child ends."""
+class RayRefused(Report, frozen=True):
+    """Why there is no connection with Ray (any more); `final`: trying again will not help by itself. The child ends."""
 
     why: str
     final: bool = False
 
 
-class GroupsReserved(_Report, frozen=True):
+class GroupReserved(Report, frozen=True):
     """A group is made, or why not."""
 
     name: str
     problem: str = ""
 
 
-class GroupsFreed(_Report, frozen=True):
+class GroupFreed(Report, frozen=True):
     """A group is gone, or why nobody knows."""
 
     name: str
     problem: str = ""
 
 
-class GroupsObserved(_Report, frozen=True):
+class GroupsObserved(Answer, frozen=True):
     """What is there."""
 
-    number: int
     view: dict[str, Any]
     problem: str = ""
 
 
-class Closed(_Report, frozen=True):
+class Closed(Answer, frozen=True):
     """Nothing of this grid is left in Ray, or why something is."""
 
-    number: int
     problem: str = ""
 
 
-Order = (
+RayCommand = (
     Connect
     | ReserveGroups
     | FreeGroups
     | ObserveGroups
     | ExtendHold
     | Close
-    | Environ
+    | PackageSettings
     | KeepAttachedNode
-    | DropAttachedNode
+    | DropAgentLink
     | RunOnAttachedNode
 )
-Report = (
+RayReport = (
     Connected
     | RayRefused
-    | GroupsReserved
-    | GroupsFreed
+    | GroupReserved
+    | GroupFreed
     | GroupsObserved
     | Closed
     | AgentLinkChanged
     | StepDone
     | RunFinished
 )
-_orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
-_reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
-_encoder = msgspec.msgpack.Encoder()
-
-
-def packed(message: Order | Report) -> bytes:
-    """A message as it travels."""
-    body = _encoder.encode(message)
-    return _HEAD.pack(len(body)) + body
-
-
-async def next_order(reader: asyncio.StreamReader) -> Order | None:
-    """The next thing the child is told; None when the line has ended."""
-    body = await _next_body(reader)
-    return None if body is None else _orders.decode(body)
-
-
-async def next_report(reader: asyncio.StreamReader) -> Report | None:
-    """The next thing the child says; None when the line has ended."""
-    body = await _next_body(reader)
-    return None if body is None else _reports.decode(body)
-
-
-async def _next_body(reader: asyncio.StreamReader) -> bytes | None:
-    try:
-        (size,) = _HEAD.unpack(await reader.readexactly(_HEAD.size))
-        if size > LARGEST:
-            raise ValueError(f"a message of {size} bytes makes no sense")
-        return await reader.readexactly(size)
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
-
-
-AWAY = "away: "
-"""What a problem begins with that is no refusal: nobody knows what became of it."""
+COMMANDS: msgspec.msgpack.Decoder[RayCommand] = msgspec.msgpack.Decoder(RayCommand)
+REPORTS: msgspec.msgpack.Decoder[RayReport] = msgspec.msgpack.Decoder(RayReport)

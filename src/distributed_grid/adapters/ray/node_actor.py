@@ -1,11 +1,9 @@
-"""The hand: an actor pinned to one node of a Ray cluster, which does there what an SSH server does elsewhere.
+"""The Ray actor that is pinned to one node, and does there what an SSH server does elsewhere.
 
-Rule 1: it travels by value, and needs nothing on the node but Ray and the standard library.
-Rule 2: it decides nothing and remembers nothing: it has streams of bytes, of a process or of a connection.
-Rule 3: nothing piles up: a stream is read when somebody waits for more, and a write is over when it has gone through.
-Rule 4: it has one holder at a time; a new one ends whatever the one before had open.
-
-It travels as one class, so it is one file.
+It travels by value, as one class in one file, and needs nothing on the node but Ray and the standard library. It has
+streams of bytes, of a process or of a connection, and decides nothing. Nothing piles up: a stream is read when somebody
+waits for more, and a write is over when it has gone through. It has one holder at a time; a new one closes whatever
+the one before had open.
 """
 
 from __future__ import annotations
@@ -18,11 +16,11 @@ import sys
 import time
 from typing import Any
 
-CHUNK = 256 * 1024
+CHUNK_BYTES = 256 * 1024
 POLL_SECONDS = 20.0
 QUIET_SECONDS = 60.0
-LONGEST_WORDS = 64 * 1024
-NOT_PASSED_ON = ("RAY_", "CUDA_VISIBLE", "NVIDIA_VISIBLE", "OMP_NUM", "MKL_NUM", "OPENBLAS_NUM", "PYTHON", "GRPC_")
+MAX_STDERR_BYTES = 64 * 1024
+HIDDEN_VARIABLES = ("RAY_", "CUDA_VISIBLE", "NVIDIA_VISIBLE", "OMP_NUM", "MKL_NUM", "OPENBLAS_NUM", "PYTHON", "GRPC_")
 BOOT = (
     "import os, sys\n"
     "try:\n    os.setpriority(os.PRIO_PROCESS, 0, 0)\nexcept OSError:\n    pass\n"  # Ray's workers are nice to others
@@ -33,7 +31,7 @@ BOOT = (
 
 
 class NodeActor:
-    """What the actor of a node can do."""
+    """Runs scripts and listens on its node, for one holder."""
 
     def __init__(self, build: str) -> None:
         self._build = build
@@ -45,18 +43,18 @@ class NodeActor:
         self._listener: Any = None
         self._arrived: asyncio.Queue[int] = asyncio.Queue()
 
-    async def greet(self, grid: str, holder: str) -> dict[str, str]:
-        """Be held by this one from now on; who is here. A hand that another grid uses says so, and stays with it."""
+    async def acquire(self, grid: str, holder: str) -> dict[str, str]:
+        """Serve this holder from now on; who is here. An actor that another grid uses says so, and stays with it."""
         if self._grid not in ("", grid) and time.monotonic() - self._heard < QUIET_SECONDS:
             return {"build": self._build, "grid": self._grid}
         if holder != self._holder:
-            self._let_go()
+            self._close_all()
         self._grid, self._holder, self._heard = grid, holder, time.monotonic()
         return {"build": self._build, "grid": grid, "hostname": socket.gethostname(), "pid": str(os.getpid())}
 
     async def open(self, holder: str, script: bytes) -> int:
         """Run this script with the interpreter of this very process; the stream of its input and output."""
-        self._check(holder)
+        self._check_holder(holder)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-I",
@@ -66,16 +64,16 @@ class NodeActor:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             cwd="/",
-            env={name: value for name, value in os.environ.items() if not name.startswith(NOT_PASSED_ON)},
-            limit=CHUNK,
+            env={name: value for name, value in os.environ.items() if not name.startswith(HIDDEN_VARIABLES)},
+            limit=CHUNK_BYTES,
         )
-        number = self._added((process.stdout, process.stdin, process))
+        number = self._add_stream((process.stdout, process.stdin, process))
         await self.write(holder, number, b"%d\n" % len(script) + script)
         return number
 
     async def listen(self, holder: str, path: str) -> None:
         """Take connections on this Unix socket, which only this user can use; an earlier one is closed."""
-        self._check(holder)
+        self._check_holder(holder)
         self._stop_listening()
         listener = socket.socket(socket.AF_UNIX)
         before = os.umask(0o177)
@@ -84,11 +82,11 @@ class NodeActor:
         finally:
             os.umask(before)
         listener.setblocking(False)
-        self._listener = await asyncio.start_unix_server(self._arrive, sock=listener, limit=CHUNK)
+        self._listener = await asyncio.start_unix_server(self._on_connection, sock=listener, limit=CHUNK_BYTES)
 
     async def accept(self, holder: str) -> int:
         """The stream of the next connection; 0 where none has come for a while."""
-        self._check(holder)
+        self._check_holder(holder)
         arrived = self._arrived
         try:
             return await asyncio.wait_for(arrived.get(), POLL_SECONDS)
@@ -97,11 +95,11 @@ class NodeActor:
 
     async def read(self, holder: str, number: int) -> bytes | None:
         """What has come on a stream, as soon as something has; empty at its end, None if nothing comes for a while."""
-        self._check(holder)
+        self._check_holder(holder)
         if number not in self._streams:
             return b""
         try:
-            data: bytes = await asyncio.wait_for(self._streams[number][0].read(CHUNK), POLL_SECONDS)
+            data: bytes = await asyncio.wait_for(self._streams[number][0].read(CHUNK_BYTES), POLL_SECONDS)
         except TimeoutError:
             return None
         except OSError:
@@ -110,7 +108,7 @@ class NodeActor:
 
     async def write(self, holder: str, number: int, data: bytes) -> bool:
         """Send on a stream, and return when there is room for more; whether the other side still takes it."""
-        self._check(holder)
+        self._check_holder(holder)
         if number not in self._streams:
             return False
         target = self._streams[number][1]
@@ -122,33 +120,33 @@ class NodeActor:
         return True
 
     async def close(self, holder: str, number: int) -> str:
-        """End a stream; what its process had to complain about. Closing what is not there is harmless."""
-        self._check(holder)
+        """End a stream; what its process wrote to standard error. Closing what is not there is harmless."""
+        self._check_holder(holder)
         _, target, process = self._streams.pop(number, (None, None, None))
         if target is not None:
             target.close()
         if process is None:
             return ""
         with contextlib.suppress(TimeoutError):
-            said = await asyncio.wait_for(process.stderr.read(LONGEST_WORDS), 2.0)
+            said = await asyncio.wait_for(process.stderr.read(MAX_STDERR_BYTES), 2.0)
             await asyncio.wait_for(process.wait(), 2.0)
             return str(said.decode(errors="replace"))
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         return ""
 
-    def _check(self, holder: str) -> None:
+    def _check_holder(self, holder: str) -> None:
         if holder != self._holder:
-            raise ConnectionAbortedError("this hand is held by another one now")
+            raise ConnectionAbortedError("this actor has another holder now")
         self._heard = time.monotonic()
 
-    def _added(self, stream: Any) -> int:
+    def _add_stream(self, stream: Any) -> int:
         self._last += 1
         self._streams[self._last] = stream
         return self._last
 
-    async def _arrive(self, reader: Any, writer: Any) -> None:
-        self._arrived.put_nowait(self._added((reader, writer, None)))
+    async def _on_connection(self, reader: Any, writer: Any) -> None:
+        self._arrived.put_nowait(self._add_stream((reader, writer, None)))
 
     def _stop_listening(self) -> None:
         if self._listener is not None:
@@ -156,7 +154,7 @@ class NodeActor:
             self._listener = None
         self._arrived = asyncio.Queue()
 
-    def _let_go(self) -> None:
+    def _close_all(self) -> None:
         self._stop_listening()
         for _, target, process in self._streams.values():
             target.close()

@@ -1,7 +1,7 @@
-"""Holding a hand: the driver's side of the actor on one Ray node, as a way to that node.
+"""A node reached through Ray: the driver's side of the actor that is pinned to it.
 
-Rule 1: every call has a deadline, and the first that fails ends the way: whoever wants one opens the next.
-Rule 2: a hand of another build is replaced; one that another grid uses is left alone.
+Every call has a deadline, and the first that fails ends the transport: whoever needs one opens the next. An actor of
+another build is replaced; one that another grid uses is left alone.
 """
 
 from __future__ import annotations
@@ -10,68 +10,52 @@ import asyncio
 import contextlib
 import hashlib
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-
-from distributed_grid.adapters.node.agent_link import Listener, NodeTransport, PassOn
-from distributed_grid.adapters.node.errors import NodeOperationFailed
-from distributed_grid.adapters.node.script_session import ASK_SECONDS, SCRIPT, Say, ScriptSession, answer_in, request_of
+from distributed_grid.adapters.node.messages import NodeOperationFailed
+from distributed_grid.adapters.node.node_worker import Listener, NodeConnection, NodeTransport, ServeConnection
+from distributed_grid.adapters.node.script_session import SCRIPT, ScriptSession
 from distributed_grid.adapters.ray import node_actor
-from distributed_grid.adapters.ray.node_actor import CHUNK, POLL_SECONDS, NodeActor
+from distributed_grid.adapters.ray.messages import AttachedNode
+from distributed_grid.adapters.ray.node_actor import CHUNK_BYTES, POLL_SECONDS, NodeActor
 
-NAMED = "grid-node-"
+ACTOR_PREFIX = "grid-node-"
 CALL_SECONDS = 30.0
-TRIES = 5
+MAX_TRIES = 5
 BUILD = hashlib.sha256(Path(node_actor.__file__).read_bytes()).hexdigest()[:12]
 
 
-class AttachedNode(Struct, frozen=True):
-    """A node of a Ray cluster that has become one of the grid's: who it is there and here, where its channel ends.
-
-    Its agent ends when it has been without a link for `linger` seconds: nobody may ever come back to end it.
-    """
-
-    name: str
-    ray_node: str
-    grid: str
-    local_socket: str
-    namespace: str = "grid"
-    linger: float = 0.0
-
-
-class NodeActorRef:
-    """The one hand of a node: taken when somebody needs it, shared, taken again when it was lost."""
+class NodeActorConnection(NodeConnection):
+    """The actor of one node: acquired when somebody needs it, shared, acquired again when it was lost."""
 
     def __init__(self, target: AttachedNode) -> None:
         self._target = target
-        self._held: RayTransport | None = None
-        self._taking = asyncio.Lock()
+        self._transport: RayTransport | None = None
+        self._acquiring = asyncio.Lock()
 
     @asynccontextmanager
-    async def way(self) -> AsyncIterator[RayTransport]:
-        """The hand, held; raises Failed where there is none to be had."""
-        async with self._taking:
-            if self._held is None or self._held.is_closed:
-                self._held = await _taken(self._target)
-        yield self._held
+    async def open(self) -> AsyncIterator[RayTransport]:
+        async with self._acquiring:
+            if self._transport is None or self._transport.is_closed:
+                self._transport = await _acquire(self._target)
+        yield self._transport
 
-    def lose(self) -> None:
-        """Take the hand anew next time, which ends whatever is going on with it."""
-        if self._held is not None:
-            self._held.is_over()
+    def close(self) -> None:
+        """Acquire the actor anew next time, which ends whatever is going on with it."""
+        if self._transport is not None:
+            self._transport.close()
 
-    async def remove(self) -> None:
-        """Let Ray end the hand of this node; one that is not there is not missed."""
-        self.lose()
-        await asyncio.to_thread(remove_hand, self._target)
+    async def remove_actor(self) -> None:
+        """Let Ray end the actor of this node; one that is not there is not missed."""
+        self.close()
+        await asyncio.to_thread(remove_actor, self._target)
 
 
 class RayTransport(NodeTransport):
-    """A hand that is ours for as long as its calls go through."""
+    """An actor that is ours for as long as its calls go through."""
 
     def __init__(self, actor: Any, holder: str, target: AttachedNode) -> None:
         self._actor = actor
@@ -87,14 +71,14 @@ class RayTransport(NodeTransport):
     async def wait_closed(self) -> None:
         await self._closed.wait()
 
-    def is_over(self) -> None:
-        """Nobody counts on it any more."""
+    def close(self) -> None:
+        """Use it no longer."""
         self._closed.set()
 
     async def call(self, method: str, *given: Any, seconds: float = CALL_SECONDS) -> Any:
-        """What the hand answers; Failed, and the way is closed, where it does not."""
+        """What the actor answers; NodeOperationFailed, and the transport is closed, where it does not."""
         try:
-            return await called(self._actor, method, self._holder, *given, seconds=seconds)
+            return await call_actor(self._actor, method, self._holder, *given, seconds=seconds)
         except NodeOperationFailed:
             self._closed.set()
             raise
@@ -108,24 +92,24 @@ class RayTransport(NodeTransport):
 
     async def write(self, number: int, data: bytes) -> bool:
         """Send on a stream, in pieces; whether the other side still takes it."""
-        for start in range(0, len(data), CHUNK):
-            if not await self.call("write", number, data[start : start + CHUNK]):
+        for start in range(0, len(data), CHUNK_BYTES):
+            if not await self.call("write", number, data[start : start + CHUNK_BYTES]):
                 return False
         return True
 
     @asynccontextmanager
-    async def talk(self) -> AsyncIterator[RayScriptSession]:
+    async def session(self) -> AsyncIterator[RayScriptSession]:
         number = await self.call("open", await asyncio.to_thread(SCRIPT.read_bytes))
         try:
             yield RayScriptSession(self, number, self._target)
         finally:
-            self.soon("close", number)
+            self.call_soon("close", number)
 
-    async def listen(self, path: str, pass_on: PassOn) -> Listener:
+    async def listen(self, path: str, serve: ServeConnection) -> Listener:
         await self.call("listen", path)
-        return _Accepting(self, pass_on)
+        return _ActorListener(self, serve)
 
-    def soon(self, method: str, *given: Any) -> None:
+    def call_soon(self, method: str, *given: Any) -> None:
         """Call it, and do not wait: what does not arrive does no harm."""
 
         async def quietly() -> None:
@@ -133,55 +117,43 @@ class RayTransport(NodeTransport):
                 await self.call(method, *given)
 
         if not self.is_closed:
-            self.keep(asyncio.create_task(quietly()))
+            self.track(asyncio.create_task(quietly()))
 
-    def keep(self, task: asyncio.Task[None]) -> None:
-        """Hold on to a task until it is done: nobody else does."""
+    def track(self, task: asyncio.Task[None]) -> None:
+        """Keep a reference to a task until it is done: nobody else does."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
 class RayScriptSession(ScriptSession):
-    """A conversation with the script, which the hand runs."""
+    """A session with the script, which the actor runs."""
 
-    def __init__(self, held: RayTransport, number: int, target: AttachedNode) -> None:
-        self._held = held
+    def __init__(self, transport: RayTransport, number: int, target: AttachedNode) -> None:
+        super().__init__(target.grid, target.name)
+        self._transport = transport
         self._number = number
-        self._target = target
-        self._read = b""
+        self._buffer = b""
 
-    async def ask(
-        self, do: str, *, say: Say = lambda step: None, blobs: Sequence[bytes] = (), **request: Any
-    ) -> dict[str, Any]:
-        try:
-            async with asyncio.timeout(ASK_SECONDS):
-                for part in (request_of(do, self._target.grid, self._target.name, request), *blobs):
-                    if not await self._held.write(self._number, part):
-                        break  # it has ended, and what it said last tells why
-                while True:
-                    answer = answer_in(await self._line(), say)
-                    if answer is not None:
-                        return answer
-        except TimeoutError:
-            raise NodeOperationFailed(f"it did not finish within {ASK_SECONDS:g} s ({do})") from None
+    async def _write(self, data: bytes) -> bool:
+        return await self._transport.write(self._number, data)
 
-    async def _line(self) -> bytes:
-        while b"\n" not in self._read:
-            data = await self._held.read(self._number)
+    async def _read_line(self) -> bytes:
+        while b"\n" not in self._buffer:
+            data = await self._transport.read(self._number)
             if not data:
-                said = str(await self._held.call("close", self._number)).strip().splitlines()
+                said = str(await self._transport.call("close", self._number)).strip().splitlines()
                 raise NodeOperationFailed("its script ended" + (f": {said[-1][:300]}" if said else ""))
-            self._read += data
-        line, _, self._read = self._read.partition(b"\n")
+            self._buffer += data
+        line, _, self._buffer = self._buffer.partition(b"\n")
         return line + b"\n"
 
 
-class _Accepting(Listener):
-    """Takes the connections that come to a hand's socket."""
+class _ActorListener(Listener):
+    """Accepts the connections to the actor's socket."""
 
-    def __init__(self, held: RayTransport, pass_on: PassOn) -> None:
-        self._held = held
-        self._pass_on = pass_on
+    def __init__(self, transport: RayTransport, serve: ServeConnection) -> None:
+        self._transport = transport
+        self._serve_connection = serve
         self._task = asyncio.create_task(self._accept())
 
     def close(self) -> None:
@@ -190,53 +162,53 @@ class _Accepting(Listener):
     async def _accept(self) -> None:
         with contextlib.suppress(NodeOperationFailed):
             while True:
-                number = await self._held.call("accept", seconds=POLL_SECONDS + CALL_SECONDS)
+                number = await self._transport.call("accept", seconds=POLL_SECONDS + CALL_SECONDS)
                 if number:
-                    stream = ActorStream(self._held, number)
-                    self._held.keep(asyncio.create_task(self._serve(stream)))
+                    stream = ActorStream(self._transport, number)
+                    self._transport.track(asyncio.create_task(self._serve(stream)))
 
     async def _serve(self, stream: ActorStream) -> None:
-        await self._pass_on(stream, stream)
+        await self._serve_connection(stream, stream)
 
 
 class ActorStream:
-    """One stream of a hand, with the verbs of asyncio's readers and writers."""
+    """One stream of an actor, with the methods of asyncio's readers and writers."""
 
-    def __init__(self, held: RayTransport, number: int) -> None:
-        self._held = held
+    def __init__(self, transport: RayTransport, number: int) -> None:
+        self._transport = transport
         self._number = number
         self._unsent = b""
 
-    async def read(self, most: int) -> bytes:
-        return await self._held.read(self._number)
+    async def read(self, size: int) -> bytes:
+        return await self._transport.read(self._number)
 
     def write(self, data: bytes) -> None:
         self._unsent += data
 
     async def drain(self) -> None:
         data, self._unsent = self._unsent, b""
-        if not await self._held.write(self._number, data):
+        if not await self._transport.write(self._number, data):
             raise ConnectionResetError("the agent has closed the connection")
 
     def close(self) -> None:
-        self._held.soon("close", self._number)
+        self._transport.call_soon("close", self._number)
 
 
-async def called(actor: Any, method: str, *given: Any, seconds: float = CALL_SECONDS) -> Any:
-    """What an actor answers to a call; Failed where it does not within this time."""
+async def call_actor(actor: Any, method: str, *given: Any, seconds: float = CALL_SECONDS) -> Any:
+    """What an actor answers to a call; NodeOperationFailed where it does not within this time."""
     try:
         async with asyncio.timeout(seconds):
             reference = await asyncio.to_thread(getattr(actor, method).remote, *given)
             answer = asyncio.wrap_future(reference.future())
-            answer.add_done_callback(_looked_at)
+            answer.add_done_callback(_retrieve_exception)
             return await asyncio.shield(answer)
     except TimeoutError:
         raise NodeOperationFailed(f"Ray did not answer within {seconds:g} s ({method})", final=False) from None
-    except Exception as failure:  # Ray raises what it likes: each is one reason to take the hand anew
-        raise NodeOperationFailed(f"its hand in Ray was lost: {_first_line(failure)}", final=False) from failure
+    except Exception as failure:  # Ray raises what it likes: each is one reason to acquire the actor anew
+        raise NodeOperationFailed(f"its actor in Ray was lost: {_first_line(failure)}", final=False) from failure
 
 
-def _looked_at(answer: asyncio.Future[Any]) -> None:
+def _retrieve_exception(answer: asyncio.Future[Any]) -> None:
     if not answer.cancelled():
         answer.exception()
 
@@ -246,38 +218,38 @@ def _first_line(failure: BaseException) -> str:
     return (lines[0] if lines else type(failure).__name__)[:300]
 
 
-async def _taken(target: AttachedNode) -> RayTransport:
-    """Have the hand of a node, made where there is none, and hold it."""
+async def _acquire(target: AttachedNode) -> RayTransport:
+    """The actor of a node, made where there is none, with this process as its only user."""
     holder = secrets.token_hex(8)
-    for _ in range(TRIES):
-        actor = await _found_or_made(target)
-        known = await called(actor, "greet", target.grid, holder)
+    for _ in range(MAX_TRIES):
+        actor = await _find_or_make(target)
+        known = await call_actor(actor, "acquire", target.grid, holder)
         if known["grid"] != target.grid:
             raise NodeOperationFailed("another grid is attached to this Ray cluster; detach that one first", final=True)
         if known["build"] == BUILD:
             return RayTransport(actor, holder, target)
-        await asyncio.to_thread(remove_hand, target)
-    raise NodeOperationFailed("its hand in Ray is of another version and cannot be replaced", final=False)
+        await asyncio.to_thread(remove_actor, target)
+    raise NodeOperationFailed("its actor in Ray is of another version and cannot be replaced", final=False)
 
 
-async def _found_or_made(target: AttachedNode) -> Any:
+async def _find_or_make(target: AttachedNode) -> Any:
     try:
         async with asyncio.timeout(CALL_SECONDS):
-            return await asyncio.to_thread(make_hand, target)
+            return await asyncio.to_thread(make_actor, target)
     except TimeoutError:
         raise NodeOperationFailed(f"Ray did not answer within {CALL_SECONDS:g} s", final=False) from None
     except Exception as failure:  # Ray raises what it likes: the next try comes soon
-        raise NodeOperationFailed(f"its hand in Ray cannot be made: {_first_line(failure)}", final=False) from failure
+        raise NodeOperationFailed(f"its actor in Ray cannot be made: {_first_line(failure)}", final=False) from failure
 
 
-def make_hand(target: AttachedNode) -> Any:
+def make_actor(target: AttachedNode) -> Any:
     """The actor of a node; the one that is there, else a new one that Ray starts again whenever it dies."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     ray.cloudpickle.register_pickle_by_value(node_actor)  # type: ignore[no-untyped-call]
     options: dict[str, Any] = {
-        "name": NAMED + target.ray_node,
+        "name": ACTOR_PREFIX + target.ray_node,
         "namespace": target.namespace,
         "lifetime": "detached",
         "get_if_exists": True,
@@ -289,9 +261,9 @@ def make_hand(target: AttachedNode) -> Any:
     return ray.remote(NodeActor).options(**options).remote(BUILD)
 
 
-def remove_hand(target: AttachedNode) -> None:
+def remove_actor(target: AttachedNode) -> None:
     """End the actor of a node for good; one that is not there is not missed."""
     import ray
 
     with contextlib.suppress(ValueError, ray.exceptions.RayError):
-        ray.kill(ray.get_actor(NAMED + target.ray_node, namespace=target.namespace), no_restart=True)
+        ray.kill(ray.get_actor(ACTOR_PREFIX + target.ray_node, namespace=target.namespace), no_restart=True)

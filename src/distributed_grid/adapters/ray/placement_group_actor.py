@@ -1,9 +1,8 @@
-"""The keeper: a detached actor inside the Ray cluster that makes, lists and removes the grid's placement groups.
+"""The detached Ray actor that makes, lists and removes the grid's placement groups.
 
-Rule 1: it travels by value: standard library and Ray only, so that no Ray node needs anything of ours.
-Rule 2: a group is made once: asking again for the same name joins what is under way, or finds it made.
-Rule 3: what nobody wants any more goes: a group whose term is over, and all of them when the grid was not heard for
-        as long as its hold. The grid may be gone for good.
+It travels by value: standard library and Ray only, so that no Ray node needs anything of ours. A group is made once:
+asking again for the same name joins what is under way, or finds it made. A group whose term is over is removed, and all
+of them are when the grid was not heard for as long as its hold: it may be gone for good.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import Any
 
 PREFIX = "grid-boost-"
 WORKERS = 4
-FIRST_LOOKS, LONGEST_LOOK = (0.001, 0.002, 0.002, 0.003), 0.02
-HOPELESS = ("NO_RESOURCES", "INFEASIBLE")
-GONE_SECONDS, TOTALS_SECONDS, ROOM_SECONDS = 10.0, 5.0, 1.0
+FIRST_POLLS, ROOM_POLL_SECONDS = (0.001, 0.002, 0.002, 0.003), 0.02
+NO_ROOM_STATES = ("NO_RESOURCES", "INFEASIBLE")
+REMOVE_SECONDS, TOTALS_SECONDS, ROOM_SECONDS = 10.0, 5.0, 1.0
 RETURN_SECONDS = 1.5
 WATCH_SECONDS = 1.0
 GRACE = 5.0
@@ -44,20 +43,20 @@ class PlacementGroupActor:
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(WORKERS)
         self._over = threading.Event()
-        self._remember()
+        self._adopt_groups()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def identity(self) -> tuple[str, str]:
-        """The grid that this keeper serves, and the build it is of."""
+        """The grid that this actor serves, and the build it is of."""
         return self._grid, self._build
 
     # ------------------------------------------------------------------ reserving and freeing
 
-    def reserve(self, items: list[tuple[str, str, Resources]], seconds: float, patience: float) -> list[str | None]:
+    def reserve(self, items: list[tuple[str, str, Resources]], seconds: float, wait_seconds: float) -> list[str | None]:
         """Have these groups, each on its node; for each "" (made), why not, or None where it is still under way."""
         with self._lock:
-            futures = [self._begun(item, seconds) for item in items]
-        wait(futures, timeout=patience)
+            futures = [self._begin(item, seconds) for item in items]
+        wait(futures, timeout=wait_seconds)
         results: list[str | None] = []
         for (name, _, _), future in zip(items, futures, strict=True):
             results.append(future.result() if future.done() else None)
@@ -66,7 +65,7 @@ class PlacementGroupActor:
                     self._under_way.pop(name, None)
         return results
 
-    def _begun(self, item: tuple[str, str, Resources], seconds: float) -> Future[str]:
+    def _begin(self, item: tuple[str, str, Resources], seconds: float) -> Future[str]:
         name = item[0]
         if name not in self._under_way:
             self._under_way[name] = self._pool.submit(self._reserve, *item, seconds)
@@ -77,7 +76,7 @@ class PlacementGroupActor:
         if name in self._made and self._state(self._made[name][0]) == "CREATED":
             return ""
         deadline = time.monotonic() + seconds
-        wanted = self._known_there(node, resources)
+        wanted = self._limit_to_node(node, resources)
         if isinstance(wanted, str):
             return wanted
         try:
@@ -89,7 +88,7 @@ class PlacementGroupActor:
                 self._remove(group)
                 if time.monotonic() >= deadline:
                     return self._why_not(node, wanted, seconds)
-                self._until_there_is_room(node, wanted, deadline)
+                self._wait_for_room(node, wanted, deadline)
         except Exception as failure:  # whatever Ray says: the caller hears it, and nothing is left
             with contextlib.suppress(Exception):
                 self._remove(self._ray.util.get_placement_group(name))
@@ -105,7 +104,7 @@ class PlacementGroupActor:
                 raise
             return self._ray.util.get_placement_group(name)
 
-    def _known_there(self, node: str, resources: Resources) -> Resources | str:
+    def _limit_to_node(self, node: str, resources: Resources) -> Resources | str:
         """The resources without those that the Ray node does not know; why not, where that leaves nothing."""
         has = self._totals(node)
         if has is None:
@@ -128,7 +127,7 @@ class PlacementGroupActor:
         with self._lock:
             at, free = self._room
             if time.monotonic() - at > ROOM_SECONDS:
-                free = self._free()
+                free = self._free_per_node()
                 self._room = (time.monotonic(), free)
             there = free.get(node, {})
             if any(there.get(kind, 0.0) < amount for kind, amount in resources.items()):
@@ -140,28 +139,28 @@ class PlacementGroupActor:
     def _is_made(self, group: Any, deadline: float) -> bool:
         """Whether a group was made; False as soon as Ray has found no room for it, because it would look again only
         after half a second."""
-        looks = iter(FIRST_LOOKS)
+        polls = iter(FIRST_POLLS)
         while True:
             row = self._ray.util.placement_group_table(group)
             if row.get("state") == "CREATED":
                 return True
-            if row.get("stats", {}).get("scheduling_state") in HOPELESS or time.monotonic() >= deadline:
+            if row.get("stats", {}).get("scheduling_state") in NO_ROOM_STATES or time.monotonic() >= deadline:
                 return False
-            time.sleep(next(looks, 0.005))
+            time.sleep(next(polls, 0.005))
 
     def _state(self, group: Any) -> str:
         return str(self._ray.util.placement_group_table(group).get("state", ""))
 
-    def _until_there_is_room(self, node: str, resources: Resources, deadline: float) -> None:
+    def _wait_for_room(self, node: str, resources: Resources, deadline: float) -> None:
         """Wait until Ray has all of it free: a group that is made before that is not looked at for long."""
         while time.monotonic() < deadline:
-            free = self._free().get(node, {})
+            free = self._free_per_node().get(node, {})
             if all(free.get(kind, 0) + 1e-9 >= amount for kind, amount in resources.items()):
                 return
-            time.sleep(LONGEST_LOOK)
+            time.sleep(ROOM_POLL_SECONDS)
 
     def _why_not(self, node: str, resources: Resources, seconds: float) -> str:
-        free = self._free().get(node, {})
+        free = self._free_per_node().get(node, {})
         lacks = [f"{free.get(k, 0):g} of {v:g} {k}" for k, v in resources.items() if free.get(k, 0) < v]
         return f"Ray has {' and '.join(lacks) or 'no room'} free there, and had no more within {seconds:g} s"
 
@@ -185,17 +184,17 @@ class PlacementGroupActor:
 
     def _remove(self, group: Any) -> None:
         self._ray.util.remove_placement_group(group)
-        until = time.monotonic() + GONE_SECONDS
+        until = time.monotonic() + REMOVE_SECONDS
         while self._state(group) not in ("REMOVED", ""):
             if time.monotonic() > until:
                 raise TimeoutError("a group was not removed in time")
             time.sleep(0.002)
 
-    # ------------------------------------------------------------------ looking
+    # ------------------------------------------------------------------ observing
 
-    def look(self, full: bool) -> dict[str, Any]:
+    def observe(self, full: bool) -> dict[str, Any]:
         """The nodes, what they have and what is left of it besides ours; with `full` every group of ours, too."""
-        free, ours = self._free(), self._ours()
+        free, ours = self._free_per_node(), self._ours_per_node()
         nodes = [
             {
                 "id": node["NodeID"],
@@ -203,27 +202,27 @@ class PlacementGroupActor:
                 "address": node["NodeManagerAddress"],
                 "hostname": node["NodeManagerHostname"],
                 "head": "node:__internal_head__" in node["Resources"],
-                "has": _three(node["Resources"]),
+                "has": _amounts(node["Resources"]),
                 "room": _room(node["Resources"], free.get(node["NodeID"], {}), ours.get(node["NodeID"], {})),
             }
             for node in self._ray.nodes()
             if node["Alive"]
         ]
-        return {"session": self._session(), "nodes": nodes, "groups": self._listed() if full else None}
+        return {"session": self._session_name(), "nodes": nodes, "groups": self._list_groups() if full else None}
 
-    def _session(self) -> str:
+    def _session_name(self) -> str:
         return str(self._ray.get_runtime_context().gcs_address) + "/" + self._cluster()
 
     def _cluster(self) -> str:
         client = self._ray._private.worker.global_worker.gcs_client  # noqa: SLF001 (nothing public tells it)
         return str(client.cluster_id.hex())
 
-    def _free(self) -> dict[str, Resources]:
+    def _free_per_node(self) -> dict[str, Resources]:
         state = self._ray._private.state  # noqa: SLF001 (what is public only tells the sum over all nodes)
         found: dict[str, Resources] = state.available_resources_per_node()
         return found
 
-    def _ours(self) -> dict[str, Resources]:
+    def _ours_per_node(self) -> dict[str, Resources]:
         """What we have of each node, what was freed a moment ago included: Ray does not call that free at once."""
         sums: dict[str, Resources] = {}
         lately = time.monotonic() - RETURN_SECONDS
@@ -234,7 +233,7 @@ class PlacementGroupActor:
                 there[kind] = there.get(kind, 0.0) + amount
         return sums
 
-    def _listed(self) -> list[tuple[str, str]]:
+    def _list_groups(self) -> list[tuple[str, str]]:
         """The names of all groups that are named as ours and were not removed, each with the node it is on."""
         found = []
         for row in self._ray.util.placement_group_table().values():
@@ -253,17 +252,17 @@ class PlacementGroupActor:
             return False
         return True
 
-    def _remember(self) -> None:
-        """After a restart: what an earlier keeper has made."""
+    def _adopt_groups(self) -> None:
+        """After a restart: what an earlier actor has made."""
         for row in self._ray.util.placement_group_table().values():
             if row["name"].startswith(PREFIX) and row["state"] == "CREATED" and self._is_ours(row["name"]):
                 node = next(iter(row["bundles_to_node_id"].values()), "")
                 group = self._ray.util.get_placement_group(row["name"])
                 self._made[row["name"]] = (group, node, dict(next(iter(row["bundles"].values()), {})))
 
-    # ------------------------------------------------------------------ the janitor
+    # ------------------------------------------------------------------ removing what nobody holds
 
-    def hold(self, seconds: float, terms: dict[str, float]) -> None:
+    def extend_hold(self, seconds: float, terms: dict[str, float]) -> None:
         """The grid is there, and its groups hold for so long; `terms` are those that end in so many seconds."""
         self._heard, self._hold = time.monotonic(), seconds
         for name, left in terms.items():
@@ -272,7 +271,7 @@ class PlacementGroupActor:
     def close(self) -> None:
         """Remove every group of ours and make no more."""
         self._over.set()
-        self.free([name for name, _ in self._listed()])
+        self.free([name for name, _ in self._list_groups()])
 
     def _watch(self) -> None:
         while not self._over.wait(WATCH_SECONDS):
@@ -282,7 +281,7 @@ class PlacementGroupActor:
     def _sweep(self) -> None:
         now = time.monotonic()
         if now - self._heard > self._hold:
-            self.free([name for name, _ in self._listed()])
+            self.free([name for name, _ in self._list_groups()])
             self._heard = now
             return
         over = [name for name, until in list(self._terms.items()) if until < now]
@@ -292,10 +291,12 @@ class PlacementGroupActor:
 
 def _room(has: Resources, free: Resources, ours: Resources) -> list[int]:
     """What a node has for us, of which some may count as free already that was ours until just now."""
-    return [min(most, left + taken) for most, left, taken in zip(_three(has), _three(free), _three(ours), strict=True)]
+    return [
+        min(most, left + taken) for most, left, taken in zip(_amounts(has), _amounts(free), _amounts(ours), strict=True)
+    ]
 
 
-def _three(resources: Resources) -> list[int]:
+def _amounts(resources: Resources) -> list[int]:
     """CPU in thousandths, memory in bytes, GPUs in thousandths."""
     return [
         round(1000 * resources.get("CPU", 0.0)),

@@ -1,4 +1,8 @@
-"""Connecting to a node: its options, the hops before it, the keys, and the host key of each."""
+"""SSH connections to nodes: through hops, with the user's keys, to servers whose host keys are known.
+
+A host key that has changed is never accepted, whatever the config says. One never seen before is accepted only with
+`accept_new: true`, and is added to the known hosts at once.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,24 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import asyncssh
+from asyncssh.public_key import get_default_certificate_algs, get_default_public_key_algs
 
-from distributed_grid.adapters.node.errors import NodeOperationFailed
-from distributed_grid.adapters.node.messages import Hop, Target, jump_of
-from distributed_grid.adapters.ssh.host_keys import HostKeyCheck, KnownHosts
+from distributed_grid.adapters.node.messages import NodeOperationFailed
+from distributed_grid.adapters.ssh.messages import Hop, SshTarget, parse_jump
 
-KEEPALIVE_SECONDS, KEEPALIVES = 5, 3
-MOST_HOPS = 5
+if TYPE_CHECKING:
+    from asyncssh.known_hosts import SSHKnownHosts
+
+KEEPALIVE_SECONDS, MAX_KEEPALIVES = 5, 3
+MAX_HOPS = 5
 CONNECT_SECONDS = 10.0
+SSH_PORT = 22
+SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 
 
 class SshConnection:
@@ -50,8 +59,8 @@ class SshConnection:
                     await connection.wait_closed()
 
 
-async def dial(target: Target, auth_sock: str) -> SshConnection:
-    """A connection to a node; raises Failed with one sentence that says what is wrong."""
+async def connect(target: SshTarget, auth_sock: str) -> SshConnection:
+    """A connection to a node; raises NodeOperationFailed with one sentence that says what is wrong."""
     hops = [*target.via, target.hop]
     chain: list[asyncssh.SSHClientConnection] = []
     try:
@@ -66,56 +75,57 @@ async def dial(target: Target, auth_sock: str) -> SshConnection:
 
 async def _extend(chain: list[asyncssh.SSHClientConnection], hop: Hop, auth_sock: str) -> None:
     """One more connection, through the last one where there is one."""
-    user, port = hop.user, hop.port or 22
+    user, port = hop.user, hop.port or SSH_PORT
     keys = _KeyRing(hop, auth_sock)
     try:
-        found = asyncssh.SSHClientConnectionOptions(config=(), host=hop.host, **_given(hop), client_keys=None)
+        found = asyncssh.SSHClientConnectionOptions(
+            config=(), host=hop.host, **_explicit_options(hop), client_keys=None
+        )
         user, port = found.username, found.port
         if not chain:
-            for before in _jumps(found.tunnel, hop):
+            for before in _configured_jumps(found.tunnel, hop):
                 await _extend(chain, before, auth_sock)
-        await _connect(chain, hop, found, keys)
+        await _connect_hop(chain, hop, found, keys)
     except (NodeOperationFailed, asyncssh.Error, OSError, ValueError, TimeoutError) as failure:
-        told = explained(failure, hop, user=user, port=port, keys=keys.words())
-        raise told from failure
+        raise _explain(failure, hop, user=user, port=port, keys=keys.advice()) from failure
 
 
-async def _connect(
+async def _connect_hop(
     chain: list[asyncssh.SSHClientConnection], hop: Hop, found: asyncssh.SSHClientConnectionOptions, keys: _KeyRing
 ) -> None:
-    known = KnownHosts(hop, found.host_key_alias or found.host, found.port, _files(hop, found))
-    judges: list[HostKeyCheck] = []
+    known = KnownHosts(hop, found.host_key_alias or found.host, found.port, _known_hosts_files(hop, found))
+    checks: list[HostKeyCheck] = []
 
-    def judge() -> HostKeyCheck:
-        judges.append(known.client())
-        return judges[-1]
+    def check_host_key() -> HostKeyCheck:
+        checks.append(HostKeyCheck(known))
+        return checks[-1]
 
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             connection = await asyncssh.connect(
                 hop.host,
-                **_given(hop),
+                **_explicit_options(hop),
                 **keys.options(),
                 **({"tunnel": chain[-1]} if chain else {}),
-                client_factory=judge,
+                client_factory=check_host_key,
                 known_hosts=known.trusted,
                 **({"server_host_key_algs": kinds} if (kinds := known.algorithms()) else {}),
                 keepalive_interval=KEEPALIVE_SECONDS,
-                keepalive_count_max=KEEPALIVES,
+                keepalive_count_max=MAX_KEEPALIVES,
                 password_auth=False,
                 kbdint_auth=False,
                 agent_forwarding=False,
                 x11_forwarding=False,
             )
     except asyncssh.HostKeyNotVerifiable:
-        refusals = [each.refusal for each in judges if each.refusal]
+        refusals = [each.refusal for each in checks if each.refusal]
         if refusals:
             raise NodeOperationFailed(refusals[-1]) from None
         raise
     chain.append(connection)
 
 
-def _given(hop: Hop) -> dict[str, Any]:
+def _explicit_options(hop: Hop) -> dict[str, Any]:
     """Only what was given: SSH's own configuration says the rest."""
     given: dict[str, Any] = {}
     if hop.port:
@@ -125,7 +135,7 @@ def _given(hop: Hop) -> dict[str, Any]:
     return given
 
 
-def _files(hop: Hop, found: asyncssh.SSHClientConnectionOptions) -> list[str]:
+def _known_hosts_files(hop: Hop, found: asyncssh.SSHClientConnectionOptions) -> list[str]:
     """The files of known hosts; the first is the one that a new key is written to."""
     if hop.known_hosts:
         return [hop.known_hosts]
@@ -133,13 +143,13 @@ def _files(hop: Hop, found: asyncssh.SSHClientConnectionOptions) -> list[str]:
     return [str(file) for file in configured] or ["~/.ssh/known_hosts"]
 
 
-def _jumps(tunnel: object, hop: Hop) -> list[Hop]:
+def _configured_jumps(tunnel: object, hop: Hop) -> list[Hop]:
     """The hops that SSH's own configuration puts before a server."""
     if not isinstance(tunnel, str) or tunnel.lower() == "none":
         return []
-    jumps = [jump_of(part, hop) for part in tunnel.split(",") if part.strip()]
-    if len(jumps) > MOST_HOPS:
-        raise NodeOperationFailed(f"there are more than {MOST_HOPS} hops before {hop.host}")
+    jumps = [parse_jump(part, hop) for part in tunnel.split(",") if part.strip()]
+    if len(jumps) > MAX_HOPS:
+        raise NodeOperationFailed(f"there are more than {MAX_HOPS} hops before {hop.host}")
     return jumps
 
 
@@ -151,7 +161,7 @@ class _KeyRing:
         self._agent = auth_sock if auth_sock and os.path.exists(auth_sock) else ""
 
     def options(self) -> dict[str, Any]:
-        """What asyncssh is to use; raises Failed for a key that cannot be used."""
+        """What asyncssh is to use; raises NodeOperationFailed for a key that cannot be used."""
         if not self._path:
             return {"agent_path": self._agent} if self._agent else {}
         try:
@@ -183,17 +193,16 @@ class _KeyRing:
         keys = {"client_keys": [self._path], "ignore_encrypted": True}
         return {**keys, "agent_path": self._agent, "agent_identities": public}
 
-    def words(self) -> str:
-        """What to look at when no key was accepted."""
+    def advice(self) -> str:
+        """What to check when no key was accepted."""
         if self._path:
             return f"the key {self._path} was not accepted; is its public part in authorized_keys there?"
         tried = "keys in ~/.ssh and those of the SSH agent" if self._agent else "keys in ~/.ssh (there is no SSH agent)"
         return f"none of the {tried} was accepted; set ssh_key_path, or load the key with ssh-add and try again"
 
 
-def explained(failure: BaseException, hop: Hop, *, user: str, port: int, keys: str) -> NodeOperationFailed:
+def _explain(failure: BaseException, hop: Hop, *, user: str, port: int, keys: str) -> NodeOperationFailed:
     """The failure to reach a server as one clear sentence."""
-
     where = f"{hop.host} port {port}"
     match failure:
         case NodeOperationFailed():
@@ -203,7 +212,7 @@ def explained(failure: BaseException, hop: Hop, *, user: str, port: int, keys: s
         case asyncssh.HostKeyNotVerifiable():
             return NodeOperationFailed(f"the host key of {hop.host} cannot be trusted: {failure.reason}")
         case asyncssh.KeyExchangeFailed():
-            return NodeOperationFailed(f"{where} and we have no way of speaking in common: {failure.reason}")
+            return NodeOperationFailed(f"{where} and this machine have no algorithm in common: {failure.reason}")
         case asyncssh.KeyEncryptionError() | asyncssh.KeyImportError():
             return NodeOperationFailed(f"the key {hop.key or 'for ' + hop.host} cannot be used: {failure}")
         case asyncssh.ChannelOpenError():
@@ -223,3 +232,93 @@ def explained(failure: BaseException, hop: Hop, *, user: str, port: int, keys: s
         case OSError():
             return NodeOperationFailed(f"{where} cannot be reached: {failure.strerror or failure}", final=False)
     return NodeOperationFailed(f"{where}: {type(failure).__name__}: {failure}", final=False)
+
+
+# ---------------------------------------------------------------- host keys
+
+
+class KnownHosts:
+    """What the files say about one server."""
+
+    def __init__(self, hop: Hop, name: str, port: int, files: Iterable[str]) -> None:
+        self.hop = hop
+        self.entry = name if port == SSH_PORT else f"[{name}]:{port}"
+        self.files = [str(Path(file).expanduser()) for file in files]
+        known = _read_known_hosts(self.files)
+        self.trusted = known.match(self.entry, "", None)
+        self.seen = list(self.trusted[0])
+        if not (self.trusted[0] or self.trusted[1]) and port != SSH_PORT:  # as ssh does: known without its port
+            plain = known.match(name, "", None)
+            self.trusted = (*plain[:2], [*plain[2], *self.trusted[2]], *plain[3:])
+
+    def algorithms(self) -> list[str]:
+        """The kinds of keys to ask the server for: those that are known first, but any, to see what has changed."""
+        names = [name for key in self.trusted[0] for name in key.sig_algorithms]
+        if not names:
+            return []
+        if self.trusted[1]:
+            names = [*get_default_certificate_algs(), *names]
+        return [name.decode() for name in dict.fromkeys([*names, *get_default_public_key_algs()])]
+
+
+class HostKeyCheck(asyncssh.SSHClient):
+    """Asked about a key that is not among the trusted ones; `refusal` says why it was turned down."""
+
+    def __init__(self, known: KnownHosts) -> None:
+        self._known = known
+        self.refusal = ""
+
+    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
+        known, hop = self._known, self._known.hop
+        fingerprint = f"{_kind(key)} {key.get_fingerprint()}"
+        if known.seen:
+            self.refusal = _changed_key_message(known, fingerprint)
+            return False
+        if not hop.accept_new:
+            self.refusal = (
+                f"the host key of {hop.host} is not known ({fingerprint}): compare it, then connect once with ssh, or "
+                f"add the output of ssh-keyscan to {known.files[0]}, or set accept_new: true for this node"
+            )
+            return False
+        try:
+            _append_key(known.files[0], known.entry, key)
+        except OSError as failure:
+            self.refusal = f"the new host key of {hop.host} cannot be written to {known.files[0]}: {failure.strerror}"
+            return False
+        return True
+
+
+def _changed_key_message(known: KnownHosts, now: str) -> str:
+    """What to tell about a key that is not the known one."""
+    before = ", ".join(f"{_kind(key)} {key.get_fingerprint()}" for key in known.seen)
+    return (
+        f"the host key of {known.hop.host} has changed: {known.files[0]} knows {before}, now it shows {now}. "
+        "Somebody may be in between, or the host was set up anew; when you are sure it was, remove the old key with: "
+        f"ssh-keygen -R '{known.entry}'" + (f" -f {known.files[0]}" if known.hop.known_hosts else "")
+    )
+
+
+def _append_key(path: str, entry: str, key: asyncssh.SSHKey) -> None:
+    """Add a key to the file, so that from now on only this one is accepted."""
+    Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        start = b""
+        if size:
+            file.seek(size - 1)
+            start = b"" if file.read(1) == b"\n" else b"\n"
+        file.write(start + entry.encode() + b" " + key.export_public_key("openssh").split(b" #")[0].strip() + b"\n")
+
+
+def _read_known_hosts(files: Iterable[str]) -> SSHKnownHosts:
+    known = asyncssh.import_known_hosts("")
+    for file in (*files, SYSTEM_KNOWN_HOSTS):
+        try:
+            known.load(Path(file).read_text())
+        except (OSError, UnicodeDecodeError):
+            continue  # a file that is not there knows nobody
+    return known
+
+
+def _kind(key: asyncssh.SSHKey) -> str:
+    return key.algorithm.decode()

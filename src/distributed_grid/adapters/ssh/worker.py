@@ -1,191 +1,209 @@
-"""The SSH child of the control plane: keeps the links it is told to keep, does the deeds it is told to do."""
+"""The SSH child of the control plane (`python -m distributed_grid.adapters.ssh.worker`): links, operations, tunnels."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import socket
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+import asyncssh
+
+from distributed_grid.adapters.child_process import Report, Say, encode_frame, read_frame, run_child
 from distributed_grid.adapters.node import installation
-from distributed_grid.adapters.node.agent_link import AgentLink
-from distributed_grid.adapters.node.errors import NodeOperationFailed
-from distributed_grid.adapters.node.local_session import talking_here
-from distributed_grid.adapters.node.messages import (
-    LARGEST_LINE,
-    AgentLinkChanged,
-    DropAgentLink,
-    Forward,
+from distributed_grid.adapters.node.messages import DropAgentLink, NodeOperationFailed, RunFinished
+from distributed_grid.adapters.node.node_worker import NodeWorker, relay
+from distributed_grid.adapters.node.script_session import RAY_OPERATIONS, local_session, ray_script
+from distributed_grid.adapters.ssh.connection import SshConnection
+from distributed_grid.adapters.ssh.messages import (
+    COMMANDS,
+    ForwardPorts,
     KeepAgentLink,
-    NodeFacts,
-    Order,
-    Report,
-    RunFinished,
+    PortForward,
+    PortsForwarded,
     RunOnNode,
     RunRayDriver,
     Settings,
-    StepDone,
-    Target,
-    line_of,
-    order_in,
+    SshCommand,
+    SshTarget,
 )
-from distributed_grid.adapters.node.ray_installation import install_ray
-from distributed_grid.adapters.node.script_session import DEEDS, ray_script
-from distributed_grid.adapters.ssh.port_forward import forward
-from distributed_grid.adapters.ssh.ray_driver_tunnel import drive
-from distributed_grid.adapters.ssh.script_process import ScriptProcess
-from distributed_grid.adapters.ssh.shared_connection import SharedSshConnection
+from distributed_grid.adapters.ssh.transport import SharedSshConnection, SshScriptSession
+from distributed_grid.posix.unix_sockets import short_path
 
-MOST_AT_ONCE = 32
+MAX_OPERATIONS = 32
+FIRST_PAUSE, MAX_PAUSE = 0.5, 15.0
+MAX_PORT_TRIES = 20
 log = logging.getLogger(__name__)
 
 
-async def serve(end: socket.socket) -> None:
-    """Do what is asked on this socket until it closes."""
-    reader, writer = await asyncio.open_unix_connection(sock=end, limit=LARGEST_LINE)
-    child = SshWorker(lambda report: writer.write(line_of(report)))
-    while line := await reader.readline():
-        child.take(order_in(line))
+async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Carry out the commands that come until the connection closes."""
+    logging.getLogger("asyncssh").setLevel(logging.WARNING)
+    worker = SshWorker(lambda report: writer.write(encode_frame(report)))
+    while (command := await read_frame(reader, COMMANDS)) is not None:
+        worker.handle(command)
 
 
 class SshWorker:
-    """Holds connections, and nothing that is not told again by the next control plane."""
+    """Carries out commands; holds connections, and nothing that the next control plane does not ask for again."""
 
     def __init__(self, report: Callable[[Report], None]) -> None:
         self._report = report
         self._auth_sock = ""
-        self._supplies = installation.InstallSources()
-        self._doors: dict[str, tuple[Target, SharedSshConnection]] = {}
-        self._links: dict[str, tuple[Target, AgentLink, asyncio.Task[None]]] = {}
-        self._deeds: set[asyncio.Task[None]] = set()
-        self._forwards: dict[str, tuple[Forward, asyncio.Task[None]]] = {}
-        self._driving: tuple[RunRayDriver, asyncio.Task[None]] | None = None
-        self._places = asyncio.Semaphore(MOST_AT_ONCE)
+        self._sources = installation.InstallSources()
+        self._nodes: NodeWorker[SshTarget, SharedSshConnection] = NodeWorker(
+            lambda target: SharedSshConnection(target, lambda: self._auth_sock), report, max_operations=MAX_OPERATIONS
+        )
+        self._forwards: dict[str, tuple[ForwardPorts, asyncio.Task[None]]] = {}
+        self._driver: tuple[RunRayDriver, asyncio.Task[None]] | None = None
 
-    def take(self, order: Order) -> None:
-        """Begin what an order asks for."""
-        match order:
+    def handle(self, command: SshCommand) -> None:
+        """Begin what a command asks for."""
+        match command:
             case Settings():
-                self._use(order.auth_sock)
-                self._supplies.environ = order.environ or self._supplies.environ
-                self._supplies.cache = Path(order.wheels)
+                self._apply(command)
             case KeepAgentLink():
-                self._keep(order.target)
+                self._nodes.keep_link(command.target)
             case DropAgentLink():
-                self._drop(order.node)
-            case Forward():
-                self._forward(order)
+                self._nodes.drop_link(command.node)
+            case ForwardPorts():
+                self._forward(command)
             case RunRayDriver():
-                self._drive(order)
+                self._run_driver(command)
             case RunOnNode():
-                deed = asyncio.create_task(self._do(order))
-                self._deeds.add(deed)
-                deed.add_done_callback(self._deeds.discard)
+                name = f"{command.operation} on {command.target.name}"
+                self._nodes.run(command.number, name, lambda say: self._run(command, say))
 
-    def _use(self, auth_sock: str) -> None:
-        if auth_sock and auth_sock != self._auth_sock:
-            self._auth_sock = auth_sock
-            for _, link, _ in self._links.values():
-                link.nudge()
+    def _apply(self, settings: Settings) -> None:
+        self._sources.environ = settings.environ or self._sources.environ
+        self._sources.cache = Path(settings.wheels)
+        if settings.auth_sock and settings.auth_sock != self._auth_sock:
+            self._auth_sock = settings.auth_sock
+            self._nodes.retry_links()
 
-    def _door(self, target: Target) -> SharedSshConnection:
-        known = self._doors.get(target.name)
-        if known is None or known[0] != target:
-            known = self._doors[target.name] = (target, SharedSshConnection(target, lambda: self._auth_sock))
-        return known[1]
-
-    def _keep(self, target: Target) -> None:
-        kept = self._links.get(target.name)
-        if kept is not None and kept[0] == target:
-            kept[1].nudge()
-            return
-        self._drop(target.name)
-        link = AgentLink(target.name, self._door(target).way, self._report, socket=target.local_socket)
-        self._links[target.name] = (target, link, asyncio.create_task(self._guarded(link, target.name)))
-
-    async def _guarded(self, link: AgentLink, node: str) -> None:
-        while True:
-            try:
-                await link.keep()
-            except Exception as bug:  # the outermost loop of a link: it is told, and begun again
-                log.exception("the link to %s failed", node)
-                self._report(AgentLinkChanged(node, "down", f"a bug: {type(bug).__name__}: {bug}"))
-                await asyncio.sleep(5)
-
-    def _drop(self, node: str) -> None:
-        kept = self._links.pop(node, None)
-        if kept is not None:
-            kept[2].cancel()
-            self._report(AgentLinkChanged(node, "down", "not wanted"))
-
-    def _drive(self, order: RunRayDriver) -> None:
-        if self._driving is not None:
-            if self._driving[0] == order:
+    def _run_driver(self, command: RunRayDriver) -> None:
+        if self._driver is not None:
+            if self._driver[0] == command:
                 return
-            self._driving[1].cancel()
-            self._driving = None
-        if order.data:
-            self._driving = (order, asyncio.create_task(drive(order, self._door(order.target))))
+            self._driver[1].cancel()
+            self._driver = None
+        if command.data:
+            connection = self._nodes.connection_to(command.target)
+            self._driver = (command, asyncio.create_task(serve_ray_driver(command, connection)))
 
-    def _forward(self, order: Forward) -> None:
-        kept = self._forwards.get(order.target.name)
-        if kept is not None and kept[0] == order:
+    def _forward(self, command: ForwardPorts) -> None:
+        kept = self._forwards.get(command.target.name)
+        if kept is not None and kept[0] == command:
             return
         if kept is not None:
-            self._forwards.pop(order.target.name)[1].cancel()
-        if order.ports:
-            task = asyncio.create_task(forward(order, self._door(order.target), self._report))
-            self._forwards[order.target.name] = (order, task)
+            self._forwards.pop(command.target.name)[1].cancel()
+        if command.ports:
+            connection = self._nodes.connection_to(command.target)
+            task = asyncio.create_task(forward_ports(command, connection, self._report))
+            self._forwards[command.target.name] = (command, task)
 
-    async def _do(self, order: RunOnNode) -> None:
-        """One deed, told step by step; whatever happens, it is told as finished."""
+    async def _run(self, command: RunOnNode, say: Say) -> RunFinished:
+        target = command.target
+        async with self._nodes.slots:
+            if command.operation in RAY_OPERATIONS and target.hop.host == "local":
+                async with local_session(target.grid, target.name, target.python, ray_script()) as local:
+                    return RunFinished(command.number, data=await local.ask(command.operation, say=say, **command.data))
+            connection = self._nodes.connection_to(target)
+            if not connection.is_open:
+                say("connecting")
+            if command.operation in RAY_OPERATIONS:
+                async with connection.session(ray_script()) as session:
+                    return await self._run_ray(command, session, say)
+            async with connection.session() as session:
+                finished = await self._run_agent(command, session, say)
+            if command.operation in ("stop", "purge"):
+                await connection.close()
+            return finished
 
-        def say(step: str) -> None:
-            self._report(StepDone(order.number, step))
+    async def _run_ray(self, command: RunOnNode, session: SshScriptSession, say: Say) -> RunFinished:
+        if command.operation == "ray-install":
+            return RunFinished(command.number, summary=await installation.install_ray(session, self._sources, say))
+        return RunFinished(command.number, data=await session.ask(command.operation, say=say, **command.data))
 
-        try:
-            async with self._places:
-                finished = await self._done(order, say)
-        except NodeOperationFailed as failure:
-            self._report(RunFinished(order.number, problem=str(failure)))
-        except Exception as bug:  # the outermost place of a deed
-            log.exception("%s on %s failed", order.deed, order.target.name)
-            self._report(RunFinished(order.number, problem=f"a bug: {type(bug).__name__}: {bug}"))
-        else:
-            self._report(finished)
-
-    async def _done(self, order: RunOnNode, say: Callable[[str], None]) -> RunFinished:
-        if order.deed in DEEDS and order.target.hop.host == "local":
-            async with talking_here(order.target, ray_script()) as here:
-                return RunFinished(order.number, data=await here.ask(order.deed, say=say, **order.data))
-        door = self._door(order.target)
-        if not door.is_open:
-            say("connecting")
-        if order.deed in DEEDS:
-            async with door.talking(ray_script()) as talk:
-                if order.deed == "ray-install":
-                    supplies = self._supplies
-                    return RunFinished(
-                        order.number, data=await install_ray(talk, supplies.cache, supplies.environ, say)
-                    )
-                return RunFinished(order.number, data=await talk.ask(order.deed, say=say, **order.data))
-        async with door.talking() as talk:
-            facts, words = await self._perform(order, talk, say)
-        if order.deed in ("end", "purge"):
-            await door.close()
-        return RunFinished(order.number, words=words, facts=facts)
-
-    async def _perform(
-        self, order: RunOnNode, talk: ScriptProcess, say: Callable[[str], None]
-    ) -> tuple[NodeFacts, str]:
-        match order.deed:
+    async def _run_agent(self, command: RunOnNode, session: SshScriptSession, say: Say) -> RunFinished:
+        match command.operation:
             case "install":
-                return await installation.install(talk, self._supplies, say)
-            case "look":
-                return await installation.look(talk), ""
-            case "end":
-                return await installation.end(talk, say)
+                facts, summary = await installation.install(session, self._sources, say)
+            case "inspect":
+                facts, summary = await installation.inspect(session), ""
+            case "stop":
+                facts, summary = await installation.stop(session, say)
             case "purge":
-                return await installation.purge(talk, say)
-        raise NodeOperationFailed(f"there is no deed called {order.deed!r}")
+                facts, summary = await installation.purge(session, say)
+            case _:
+                raise NodeOperationFailed(f"there is no operation {command.operation!r}")
+        return RunFinished(command.number, summary=summary, facts=facts)
+
+
+async def forward_ports(
+    command: ForwardPorts, shared: SharedSshConnection, report: Callable[[PortsForwarded], None]
+) -> None:
+    """Keep the ports open until cancelled, over every loss of the connection; only this machine can use our side."""
+    pause, node = FIRST_PAUSE, command.target.name
+    while True:
+        with contextlib.suppress(NodeOperationFailed, OSError, asyncssh.Error):
+            async with shared.connected() as connection:
+                listeners = {name: await _listen(connection, port) for name, port in command.ports.items()}
+                report(PortsForwarded(node, {name: listener.get_port() for name, listener in listeners.items()}))
+                pause = FIRST_PAUSE
+                try:
+                    await connection.wait_closed()
+                finally:
+                    for listener in listeners.values():
+                        listener.close()
+                    report(PortsForwarded(node))
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, MAX_PAUSE)
+
+
+async def _listen(connection: SshConnection, forward: PortForward) -> asyncssh.SSHListener:
+    """Listen on the port that was asked for, else on the next free one."""
+    for port in (*range(forward.port, forward.port + MAX_PORT_TRIES), 0):
+        try:
+            return await connection.ssh.forward_local_port(forward.host, port, forward.to_host, forward.to_port)
+        except OSError:
+            if not port:
+                raise
+    raise AssertionError("the last port is any")
+
+
+async def serve_ray_driver(command: RunRayDriver, shared: SharedSshConnection) -> None:
+    """Serve a socket of this machine until cancelled; each connection to it gets a Ray driver on the node.
+
+    Ray's own client would do the same through a server of its own, but takes seconds to start and one more port.
+    """
+
+    async def run_driver(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with shared.session(ray_script()) as session:
+                await session.ask("ray-driver", **command.data)
+                await relay(reader, writer, *session.streams)
+        except NodeOperationFailed as failure:
+            log.warning("no Ray driver on %s: %s", command.target.name, failure)
+        finally:
+            writer.close()
+
+    Path(command.socket).unlink(missing_ok=True)
+    before = os.umask(0o177)
+    try:
+        with short_path(command.socket) as path:
+            server = await asyncio.start_unix_server(run_driver, path)
+    finally:
+        os.umask(before)
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        server.close()
+        with contextlib.suppress(OSError):
+            Path(command.socket).unlink()
+
+
+if __name__ == "__main__":
+    run_child(serve)

@@ -8,7 +8,7 @@ import ipaddress
 import socket
 from collections.abc import Callable, Iterable
 
-from distributed_grid.adapters.node.messages import Target
+from distributed_grid.adapters.ssh.messages import SshTarget
 from distributed_grid.adapters.ssh.process import SshProcess
 from distributed_grid.config import ClusterConfig, NodeConfig
 from distributed_grid.errors import GridError, Refused
@@ -17,7 +17,7 @@ from distributed_grid.errors import GridError, Refused
 class RayAddresses:
     """Finds out addresses; remembers none, since machines move."""
 
-    def __init__(self, config: ClusterConfig, shells: SshProcess, target: Callable[[str], Target]) -> None:
+    def __init__(self, config: ClusterConfig, shells: SshProcess, target: Callable[[str], SshTarget]) -> None:
         self._nodes = {node.name: node for node in config.nodes}
         self._shells = shells
         self._target = target
@@ -36,7 +36,9 @@ class RayAddresses:
             return str(ipaddress.ip_address(host.strip("[]")))
         asked = next(iter(others), node)  # another machine's word: its own name may mean loopback to a machine itself
         try:
-            found = str((await self._shells.ask("address", self._target(asked.name), {"host": host}))["address"])
+            found = str(
+                (await self._shells.ask("resolve-address", self._target(asked.name), {"host": host}))["address"]
+            )
         except GridError as failure:
             raise Refused(f"{node.name}: {failure}; set `ray_address` of this node") from failure
         if ipaddress.ip_address(found).is_loopback and others:

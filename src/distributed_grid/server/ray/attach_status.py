@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from distributed_grid.adapters.node.messages import AgentLinkChanged, NodeFacts
-from distributed_grid.adapters.ray.connection import CLIENT
+from distributed_grid.adapters.ray.connection import CLIENT_SCHEME
 from distributed_grid.adapters.ray.engine import RayEngine
 from distributed_grid.api import requests
 from distributed_grid.control.grid import Grid
@@ -52,7 +52,7 @@ def _about(row: EngineRow, engine: RayEngine, *, is_safe: bool) -> View:
         "problem": None if engine.connected is not None else engine.problem or "connecting",
         "risk": None if is_safe else RISK,
         "dashboard": None,
-        "client": row.address if row.address.startswith(CLIENT) else None,
+        "client": row.address if row.address.startswith(CLIENT_SCHEME) else None,
         "head": None,
     }
 

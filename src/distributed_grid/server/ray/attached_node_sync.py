@@ -7,16 +7,12 @@ Rule 2: a node that Ray has lost is forgotten when its holds have run out, as ev
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
-import logging
 from collections.abc import Callable
 
-from distributed_grid.adapters.node.messages import AgentLinkChanged, NodeFacts, RunFinished, StepDone
+from distributed_grid.adapters.child_process import Command, Say
+from distributed_grid.adapters.node.messages import AgentLinkChanged, DropAgentLink, LinkStates
 from distributed_grid.adapters.ray.engine import RayEngine
-from distributed_grid.adapters.ray.messages import DropAttachedNode, KeepAttachedNode, RunOnAttachedNode
-from distributed_grid.adapters.ray.node_transport import AttachedNode
-from distributed_grid.adapters.ssh.process import Say
+from distributed_grid.adapters.ray.messages import AttachedNode, KeepAttachedNode, RunOnAttachedNode
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.engines import ATTACHED, EngineRow
@@ -30,10 +26,9 @@ from distributed_grid.server.ray.node_mapping import RAY_HOST, NodeMapping, newc
 from distributed_grid.server.ray.reconciler import NAME
 
 END_SECONDS = 150.0
-log = logging.getLogger(__name__)
 
 
-class AttachedNodeSync:
+class AttachedNodeSync(LinkStates):
     """Keeps an agent on each node of an attached cluster, through the Ray child."""
 
     def __init__(
@@ -45,49 +40,26 @@ class AttachedNodeSync:
         sockets: AgentSockets,
         grid_id: Callable[[], str],
     ) -> None:
+        super().__init__()
         self._grid = grid
         self._config = config
         self._engine = engine
         self._sockets = sockets
         self._grid_id = grid_id
-        self._asked: dict[int, tuple[RunOnAttachedNode, Say, asyncio.Future[RunFinished]]] = {}
-        self._numbers = itertools.count(1)
         self._turn = asyncio.Lock()
         self.is_ending = False
         self.kept: dict[str, AttachedNode] = {}
-        self.links: dict[str, AgentLinkChanged] = {}
-        self.facts: dict[str, NodeFacts] = {}
 
-    def is_up(self) -> None:
-        """There is a (new) child: tell it what the last one was told."""
-        for target in self.kept.values():
-            self.links[target.name] = AgentLinkChanged(target.name, "connecting")
-            self._engine.tell(KeepAttachedNode(target))
-        for order, _, _ in self._asked.values():
-            self._engine.tell(order)
+    def desired_state(self) -> list[Command]:
+        """What a new child of the engine has to keep."""
+        for name in self.kept:
+            self.links[name] = AgentLinkChanged(name, "connecting")
+        return [KeepAttachedNode(target) for target in self.kept.values()]
 
-    def heard(self, report: AgentLinkChanged | StepDone | RunFinished) -> None:
-        """Take in what the child says of nodes."""
-        match report:
-            case AgentLinkChanged():
-                self._note(report)
-            case StepDone():
-                if report.number in self._asked:
-                    self._asked[report.number][1](report.step)
-            case RunFinished():
-                asked = self._asked.get(report.number)
-                if asked is not None and not asked[2].done():
-                    asked[2].set_result(report)
-
-    def _note(self, link: AgentLinkChanged) -> None:
-        if link.node not in self.kept:
-            return
-        before = self.links.get(link.node)
-        if before is None or (before.state, before.detail) != (link.state, link.detail):
-            log.info("link to %s: %s %s", link.node, link.state, link.detail)
-        self.links[link.node] = link
-        if link.facts is not None:
-            self.facts[link.node] = link.facts
+    def link_changed(self, link: AgentLinkChanged) -> None:
+        """Take in what the child reports of a link."""
+        if link.node in self.kept:
+            self.record(link)
 
     async def take_in(self, view: EngineView) -> None:
         """Have an agent on every node that Ray has, and let go of those that it has not any more."""
@@ -114,22 +86,28 @@ class AttachedNodeSync:
     async def _keep(self, plan: NodeMapping, row: EngineRow) -> None:
         await self._sockets.add(plan.name)
         socket = str(self._sockets.path_of(plan.name))
-        hold = self._config.hold_seconds
-        target = AttachedNode(plan.name, plan.place.id, self._grid_id(), socket, row.namespace, linger=hold)
+        target = AttachedNode(
+            name=plan.name,
+            grid=self._grid_id(),
+            local_socket=socket,
+            linger=self._config.hold_seconds,
+            ray_node=plan.place.id,
+            namespace=row.namespace,
+        )
         before = self.kept.get(plan.name)
         if before != target:
             if before is not None and before.ray_node != target.ray_node:
-                self._engine.tell(RunOnAttachedNode(0, "forget", before))
+                self._engine.send(RunOnAttachedNode(0, "forget", before))
             self.kept[plan.name] = target
             self.links[plan.name] = AgentLinkChanged(plan.name, "connecting")
-            self._engine.tell(KeepAttachedNode(target))
+            self._engine.send(KeepAttachedNode(target))
 
     def _let_go(self, name: str) -> None:
         """A node that Ray has lost: its agent, if it lives, waits for the node to come back."""
         target = self.kept.pop(name)
         self.links.pop(name, None)
-        self._engine.tell(DropAttachedNode(name))
-        self._engine.tell(RunOnAttachedNode(0, "forget", target))
+        self._engine.send(DropAgentLink(name))
+        self._engine.send(RunOnAttachedNode(0, "forget", target))
 
     async def forget(self, name: str) -> None:
         """Let go of a node that has nothing of ours any more; one that only Ray brought is no node from now on."""
@@ -140,26 +118,17 @@ class AttachedNodeSync:
             await self._grid.handle(NodeForgotten(name))
             self._sockets.remove(name)
 
-    async def do(self, deed: str, target: AttachedNode, say: Say) -> str:
-        """Have the child do a deed on a node; what was done. Raises Refused with the reason it failed."""
-        order = RunOnAttachedNode(next(self._numbers), deed, target)
-        done: asyncio.Future[RunFinished] = asyncio.get_running_loop().create_future()
-        self._asked[order.number] = (order, say, done)
+    async def run(self, operation: str, target: AttachedNode, say: Say) -> str:
+        """Have the child run an operation on a node; what was done. Raises Refused with the reason it failed."""
         try:
-            self._engine.tell(order)
-            async with asyncio.timeout(END_SECONDS):
-                finished = await done
+            finished = await self._engine.run_on_node(operation, target, seconds=END_SECONDS, say=say)
         except TimeoutError:
             raise TimedOut(f"it did not end within {END_SECONDS:g} s") from None
-        finally:
-            self._asked.pop(order.number, None)
         if finished.problem:
-            with contextlib.suppress(KeyError):
-                self._engine.tell(
-                    KeepAttachedNode(self.kept[target.name])
-                )  # what could not be ended is looked after as before
+            if target.name in self.kept:  # what could not be ended is looked after as before
+                self._engine.send(KeepAttachedNode(self.kept[target.name]))
             raise Refused(finished.problem)
-        return finished.words
+        return finished.summary
 
     def _row(self) -> EngineRow | None:
         return self._grid.ledger.engines.get(NAME)

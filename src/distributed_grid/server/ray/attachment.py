@@ -12,11 +12,11 @@ import importlib.util
 from collections.abc import Callable, Container
 from typing import Any
 
+from distributed_grid.adapters.child_process import Say
 from distributed_grid.adapters.node.messages import NodeFacts
-from distributed_grid.adapters.ray.connection import AUTO, TO_INSTALL
+from distributed_grid.adapters.ray.connection import AUTO, RAY_MISSING
 from distributed_grid.adapters.ray.engine import RayEngine
 from distributed_grid.adapters.ray.messages import Connect
-from distributed_grid.adapters.ssh.process import Say
 from distributed_grid.api import requests
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.grid import Grid
@@ -69,7 +69,7 @@ class RayAttachment:
         """Go on with what is attached."""
         row = self.row
         if row is not None:
-            self._engine.use({}, self._wheels)
+            self._engine.configure_packages({}, self._wheels)
             self._engine.connect(self._settings(row.address, row.namespace))
 
     @property
@@ -96,7 +96,7 @@ class RayAttachment:
         async with self._turn:
             self._check(op.address)
             tell({"node_id": NAME, "step": f"connecting with {op.address}"})
-            self._engine.use(op.environ, op.environ.get("GRID_WHEELS") or self._wheels)
+            self._engine.configure_packages(op.environ, op.environ.get("GRID_WHEELS") or self._wheels)
             address = await self._connected(op)
             row = self.row
             if row is None or row.address != address:
@@ -111,7 +111,7 @@ class RayAttachment:
     def _check(self, address: str) -> None:
         row = self._grid.ledger.engines.get(NAME)
         if importlib.util.find_spec("ray") is None:
-            raise Refused(TO_INSTALL)
+            raise Refused(RAY_MISSING)
         if row is None:
             return
         if row.mode != ATTACHED:
@@ -248,7 +248,7 @@ class RayAttachment:
                 await self._drained(name, say)
             if self._engine.connected is None:
                 raise Unreachable("Ray is away")
-            words = await self.following.do("purge", target, say)
+            words = await self.following.run("purge", target, say)
         except GridError as failure:
             if op.force:
                 await self.following.forget(name)

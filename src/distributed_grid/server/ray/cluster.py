@@ -12,8 +12,9 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from distributed_grid.adapters.node.messages import Target
-from distributed_grid.adapters.ssh.process import Say, SshProcess
+from distributed_grid.adapters.child_process import Say
+from distributed_grid.adapters.ssh.messages import SshTarget
+from distributed_grid.adapters.ssh.process import SshProcess
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.grid import Grid
 from distributed_grid.errors import GridError, Refused
@@ -34,7 +35,12 @@ class RayCluster:
     """Starts, watches and stops Ray on the nodes of the config."""
 
     def __init__(
-        self, grid: Grid, config: ClusterConfig, places: StateDir, shells: SshProcess, target: Callable[[str], Target]
+        self,
+        grid: Grid,
+        config: ClusterConfig,
+        places: StateDir,
+        shells: SshProcess,
+        target: Callable[[str], SshTarget],
     ) -> None:
         secrets = RayCredentials(places.host_dir / "ray")
         self._config = config

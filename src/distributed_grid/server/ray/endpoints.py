@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distributed_grid.adapters.node.messages import PortForward, Target
+from distributed_grid.adapters.ssh.messages import PortForward, SshTarget
 from distributed_grid.adapters.ssh.process import SshProcess
 from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.engines import EngineRow
@@ -29,7 +29,7 @@ class RayEndpoints:
         *,
         nodes: RayNodes,
         shells: SshProcess,
-        target: Callable[[str], Target],
+        target: Callable[[str], SshTarget],
         secrets: RayCredentials,
     ) -> None:
         self._config = config
@@ -47,11 +47,11 @@ class RayEndpoints:
             ports = {"dashboard": PortForward(NEAR["dashboard"], ray.dashboard_port, dashboard, ray.dashboard_port)}
             ports["client"] = PortForward(NEAR["client"], ray.client_port, "127.0.0.1", ray.client_port)
             ports["head"] = PortForward(NEAR["head"], ray.port, "127.0.0.1", ray.port)
-            self._shells.forward(self._target(head.name), ports)
+            self._shells.forward_ports(self._target(head.name), ports)
 
     def close_ways(self) -> None:
         """Have none of them any more; closing what is not open is harmless."""
-        self._shells.forward(self._target(self._config.head.name), {})
+        self._shells.forward_ports(self._target(self._config.head.name), {})
 
     async def view(self) -> dict[str, Any] | None:
         """Where it is, how to get there, and what is dangerous about it; None where there is none."""
@@ -108,12 +108,14 @@ class RayEndpoints:
             return await self.environ(), ""
         head = self._config.head.name
         environ = await self._environ_there(head, row)
-        self._shells.drive(self._target(head), socket, {"python": self._nodes.python(head), "environ": environ})
+        self._shells.run_ray_driver(
+            self._target(head), socket, {"python": self._nodes.python(head), "environ": environ}
+        )
         return environ, socket
 
     def stop_driving(self) -> None:
         """Have no such program any more."""
-        self._shells.drive(self._target(self._config.head.name), "", {})
+        self._shells.run_ray_driver(self._target(self._config.head.name), "", {})
 
     async def _environ_there(self, name: str, row: EngineRow) -> dict[str, str]:
         if name not in row.nodes:

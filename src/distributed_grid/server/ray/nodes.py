@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from distributed_grid.adapters.node.messages import Target
-from distributed_grid.adapters.ssh.process import Say, SshProcess
+from distributed_grid.adapters.child_process import Say
+from distributed_grid.adapters.ssh.messages import SshTarget
+from distributed_grid.adapters.ssh.process import SshProcess
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.resources import NOTHING, Capacity
@@ -30,7 +31,7 @@ class RayNodes:
         config: ClusterConfig,
         *,
         shells: SshProcess,
-        target: Callable[[str], Target],
+        target: Callable[[str], SshTarget],
         secrets: RayCredentials,
     ) -> None:
         self._grid = grid
@@ -46,14 +47,14 @@ class RayNodes:
         own_versions()
         if python := self.python(name):
             return f"Ray is that of {python}"
-        return str((await self._shells.ask("ray-install", self._target(name), {}, say))["words"])
+        return await self._shells.run("ray-install", self._target(name), say)
 
     async def look(self, name: str, *, versions: bool = True) -> Life:
         """What a node says of its Ray now."""
         order: dict[str, Any] = {"python": self.python(name), "versions": versions}
         if versions and name == self._config.head.name:
             order["ports"] = head_ports(self._config.ray)
-        return await self._shells.ask("ray-look", self._target(name), order)
+        return await self._shells.ask("ray-inspect", self._target(name), order)
 
     async def start_head(self, addresses: dict[str, str], say: Say, joinable: asyncio.Event, *, replace: bool) -> str:
         """Have the head running; its session. `joinable` is set as soon as workers can join, which is earlier."""

@@ -7,11 +7,11 @@ import subprocess
 
 import pytest
 
-from distributed_grid.adapters.node.errors import NodeOperationFailed
-from distributed_grid.adapters.node.installation import look
-from distributed_grid.adapters.node.messages import Hop, Target, jump_of
-from distributed_grid.adapters.ssh.connection import dial
-from distributed_grid.adapters.ssh.script_process import session
+from distributed_grid.adapters.node.installation import inspect
+from distributed_grid.adapters.node.messages import NodeOperationFailed
+from distributed_grid.adapters.ssh.connection import connect
+from distributed_grid.adapters.ssh.messages import Hop, SshTarget, parse_jump
+from distributed_grid.adapters.ssh.transport import script_session
 
 from .conftest import make_key
 
@@ -20,11 +20,11 @@ def visit(hop, *via, auth_sock=""):
     """Connect, look around, hang up; the Python that was found there."""
 
     async def go():
-        target = Target("n1", hop, "g1", "/nowhere", tuple(via))
-        connection = await dial(target, auth_sock)
+        target = SshTarget(name="n1", grid="g1", local_socket="/nowhere", hop=hop, via=tuple(via))
+        connection = await connect(target, auth_sock)
         try:
-            async with session(connection.ssh, target) as talk:
-                return (await look(talk)).python
+            async with script_session(connection, target) as session:
+                return (await inspect(session)).python
         finally:
             await connection.close()
 
@@ -280,4 +280,4 @@ def test_sshs_own_configuration_is_read(a_server, tmp_path):
     ],
 )
 def test_a_jump_is_read_as_ssh_reads_it(text, hop):
-    assert jump_of(text, Hop("last", 0, "", "k", "f")) == hop
+    assert parse_jump(text, Hop("last", 0, "", "k", "f")) == hop

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from distributed_grid.adapters.node.script_session import ray_script
-from tests.component.adapters.ssh.conftest import Node
+from distributed_grid.adapters.node.script_session import BOOT, MARK, SCRIPT, encode_request, ray_script
+from tests.component.adapters.node.conftest import Node
 from tests.support.shell import is_running, wait_until
 
 TOKEN = "0123456789abcdef"
@@ -81,11 +84,23 @@ def ray_node(tmp_path: Path) -> Iterator[RayNode]:
     assert made.processes() == []
 
 
-def test_the_script_is_one_text_that_an_old_python_can_read_and_needs_nothing_of_ours() -> None:
-    text = ray_script().decode()
-    ast.parse(text, feature_version=(3, 6))
-    assert "import distributed_grid" not in text
-    assert "from distributed_grid" not in text
+def test_the_script_is_one_text_that_an_old_python_can_read_and_needs_nothing_of_ours(tmp_path: Path) -> None:
+    ast.parse(ray_script().decode(), feature_version=(3, 6))
+    for path in (SCRIPT, SCRIPT.with_name("node_script_ray.py")):
+        tree = ast.parse(path.read_text(), feature_version=(3, 6))
+        imports = [one for one in ast.walk(tree) if isinstance(one, ast.Import | ast.ImportFrom)]
+        names = {name.name for one in imports if isinstance(one, ast.Import) for name in one.names}
+        names |= {str(one.module) for one in imports if isinstance(one, ast.ImportFrom)}
+        ours = {name for name in names if name.partition(".")[0] not in sys.stdlib_module_names}
+        assert ours <= {"distributed_grid.adapters.node.node_script"}, path
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", BOOT],  # no site packages: the package itself cannot be found
+        input=b"%d\n" % len(ray_script()) + ray_script() + encode_request("ray-stop", "g1", "n1", {}),
+        env={"HOME": str(tmp_path)},
+        capture_output=True,
+        check=False,
+    )
+    assert json.loads(done.stdout.removeprefix(MARK)) == {"done": {"stopped": 0}}, done
 
 
 def test_ray_is_started_once_and_everything_of_it_is_ended(ray_node: RayNode) -> None:
@@ -93,7 +108,7 @@ def test_ray_is_started_once_and_everything_of_it_is_ended(ray_node: RayNode) ->
     assert (started["started"], started["state"], started["session"]) == (True, "running", "session_1")
     assert (again["started"], again["pid"]) == (False, started["pid"])
     assert ray_node.processes() == ["gcs_server", "raylet", "worker"]
-    ended, look, twice = ray_node.do_all("ray-stop", "ray-look", "ray-stop")
+    ended, look, twice = ray_node.do_all("ray-stop", "ray-inspect", "ray-stop")
     assert (ended, look["state"], twice) == ({"stopped": 3}, "stopped", {"stopped": 0})
     assert ray_node.processes() == []
 
@@ -119,7 +134,7 @@ def test_what_is_left_of_a_broken_ray_is_ended_before_it_is_started_anew(ray_nod
     first = ray_node.do("ray-start")
     os.kill(first["pid"], signal.SIGKILL)
     wait_until(lambda: not is_running(first["pid"]))
-    assert ray_node.do("ray-look")["state"] == "broken"
+    assert ray_node.do("ray-inspect")["state"] == "broken"
     second = ray_node.do("ray-start")
     assert second["started"]
     assert second["pid"] != first["pid"]
@@ -155,7 +170,7 @@ def test_a_port_that_somebody_else_has_is_named_and_nothing_is_started(ray_node:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        for step in ("ray-look", "ray-start"):
+        for step in ("ray-inspect", "ray-start"):
             told = ray_node.do(step, ports={"port": port})["failed"]
             assert f"port {port} is taken by pid {os.getpid()} (python" in told
             assert "set `ray.port`" in told
@@ -163,8 +178,8 @@ def test_a_port_that_somebody_else_has_is_named_and_nothing_is_started(ray_node:
 
 
 def test_an_interpreter_that_is_not_there_or_was_never_installed_is_told(ray_node: RayNode) -> None:
-    assert "it has no /no/python" in ray_node.do("ray-look", python="/no/python")["failed"]
-    assert "type: grid cluster install --ray n1" in ray_node.do("ray-look", python="")["failed"]
+    assert "it has no /no/python" in ray_node.do("ray-inspect", python="/no/python")["failed"]
+    assert "type: grid cluster install --ray n1" in ray_node.do("ray-inspect", python="")["failed"]
 
 
 def test_sockets_are_where_their_names_are_short_enough(tmp_path: Path) -> None:

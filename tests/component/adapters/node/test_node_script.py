@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from distributed_grid.adapters.node.messages import NodeFacts
-from distributed_grid.adapters.node.script_session import COMMAND, SCRIPT
-from distributed_grid.adapters.node.wheels import gather, version_of
+from distributed_grid.adapters.node.script_session import SCRIPT
+from distributed_grid.adapters.node.wheels import gather_wheels, version_name
+from distributed_grid.adapters.ssh.transport import COMMAND
 from tests.support.shell import is_running, wait_until
 
 NO_NETWORK = {"PIP_NO_INDEX": "1"}
@@ -48,10 +49,10 @@ def build(node, version, *wheels):
 @pytest.fixture
 def installed(node):
     """A node with the real package in it; its version."""
-    seen = node.ask("look")["done"]
+    seen = node.ask("inspect")["done"]
     facts = NodeFacts(**{name: seen[name] for name in ("python", "machine", "libc", "libc_version", "executable")})
-    wheels = gather(facts, node.home / "cache", NO_NETWORK)
-    version = version_of(wheels, facts)
+    wheels = gather_wheels(facts, node.home / "cache", NO_NETWORK)
+    version = version_name(wheels, facts)
     said = node.ask("build", blobs=[wheel.data for wheel in wheels], **order(version, *(w.data for w in wheels)))
     assert said == {"done": {"version": version}}
     return version
@@ -77,15 +78,15 @@ def test_an_old_python_can_read_the_script():
 
 
 def test_a_python_that_is_too_old_says_so(node):
-    script = SCRIPT.read_bytes().replace(b"OLDEST = (3, 11)", b"OLDEST = (3, 99)")
-    (said,) = node.talk([("look", {}, ())], script=script)
+    script = SCRIPT.read_bytes().replace(b"MIN_PYTHON = (3, 11)", b"MIN_PYTHON = (3, 99)")
+    (said,) = node.talk([("inspect", {}, ())], script=script)
     assert re.match(r"it has Python 3\.\d+, at least 3\.99 is needed", said["failed"])
     assert "set `python:`" in said["failed"]
 
 
 def test_a_node_without_python_ends_with_a_code_of_its_own(node, tmp_path):
     (tmp_path / "empty").mkdir()
-    done = node.run([("look", {}, ())], env={"HOME": str(node.home), "PATH": str(tmp_path / "empty")})
+    done = node.run([("inspect", {}, ())], env={"HOME": str(node.home), "PATH": str(tmp_path / "empty")})
     everywhere = shutil.which("python3", path="/usr/local/bin")  # which is always looked at
     assert done.returncode == (0 if everywhere else 97)
     assert node.run([], python="/no/such/python").returncode == 98
@@ -94,25 +95,25 @@ def test_a_node_without_python_ends_with_a_code_of_its_own(node, tmp_path):
 def test_the_python_that_is_named_is_the_one_that_runs(node):
     own = node.home / "own"
     own.symlink_to(sys.executable)
-    seen = node.talk([("look", {}, ())], python="~/own")[-1]["done"]
+    seen = node.talk([("inspect", {}, ())], python="~/own")[-1]["done"]
     assert seen["python"] == "{}.{}.{}".format(*sys.version_info[:3])
 
 
 def test_a_name_with_shell_in_it_is_only_a_name(node):
-    done = node.run([("look", {}, ())], python='$(touch ~/a) `touch ~/b`; touch ~/c; "')
+    done = node.run([("inspect", {}, ())], python='$(touch ~/a) `touch ~/b`; touch ~/c; "')
     assert done.returncode == 98
     assert node.files() == []
 
 
 def test_looking_changes_nothing(node):
-    seen = node.ask("look")["done"]
+    seen = node.ask("inspect")["done"]
     assert (seen["versions"], seen["wheels"], seen["version"], seen["running"]) == ([], [], "", "")
     assert seen["machine"] == os.uname().machine
     assert node.files() == []
 
 
 def test_names_that_lead_elsewhere_are_refused(node):
-    assert "no name for a file" in node.ask("look", node="../../etc")["failed"]
+    assert "no name for a file" in node.ask("inspect", node="../../etc")["failed"]
     assert "no name for a file" in build(node, "../x", a_wheel())["failed"]
 
 
@@ -130,7 +131,7 @@ def test_a_version_is_built_from_the_wheels_that_were_sent(node):
     )
     assert said.stdout == "7 8\n", said.stderr
     assert not list(root.rglob("s"))
-    assert node.ask("look")["done"]["version"] == "1-a"
+    assert node.ask("inspect")["done"]["version"] == "1-a"
     for folder in ("", "versions", "wheels", "agents", "agents/g1/n1"):
         assert (node.folder / folder).stat().st_mode & 0o777 == 0o700
 
@@ -157,7 +158,7 @@ def test_wheels_that_arrive_damaged_are_refused_and_not_kept(node):
 def test_a_wheel_that_leads_outside_is_refused(node):
     for name in ("../../escaped.py", "/escaped.py", "a/../../escaped.py"):
         assert "leads outside" in build(node, "1-a", a_wheel(**{name: ""}))["failed"]
-    assert node.ask("look")["done"]["versions"] == []
+    assert node.ask("inspect")["done"]["versions"] == []
     assert not [name for name in node.files() if "escaped" in name or ".new-" in name]
 
 
@@ -166,7 +167,7 @@ def test_a_version_that_a_crash_left_in_pieces_is_built_anew(node):
     build(node, "1-a", wheel)
     (file,) = (node.folder / "versions" / "1-a").rglob("thing.py")
     file.write_text("")
-    assert node.ask("look")["done"]["versions"] == []
+    assert node.ask("inspect")["done"]["versions"] == []
     assert node.ask("build", **order("1-a", wheel, sent=False)) == {"done": {"version": "1-a"}}
     assert file.read_text().startswith("x = 7")
     assert not [name for name in os.listdir(node.folder / "versions") if name.startswith(".")]
@@ -175,23 +176,23 @@ def test_a_version_that_a_crash_left_in_pieces_is_built_anew(node):
 def test_a_build_that_fails_leaves_the_old_version_usable(node):
     build(node, "1-a", a_wheel(**{"thing.py": "x = 1"}))
     assert "failed" in build(node, "2-b", a_wheel(**{"../bad.py": ""}))
-    seen = node.ask("look")["done"]
+    seen = node.ask("inspect")["done"]
     assert (seen["version"], seen["versions"]) == ("1-a", ["1-a"])
 
 
 def test_a_new_version_takes_the_place_of_one_that_nobody_uses(node):
     build(node, "1-a", a_wheel(**{"thing.py": "x = 1"}))
     build(node, "2-b", a_wheel(**{"thing.py": "x = 2"}))
-    assert node.ask("look")["done"]["versions"] == ["2-b"]
+    assert node.ask("inspect")["done"]["versions"] == ["2-b"]
 
 
 def test_a_version_that_another_grid_uses_stays(node):
     wheel = a_wheel(**{"thing.py": "x = 1"})
     node.ask("build", grid="g2", blobs=[wheel], **order("1-a", wheel))
     build(node, "2-b", a_wheel(**{"thing.py": "x = 2"}))
-    assert node.ask("look")["done"]["versions"] == ["1-a", "2-b"]
+    assert node.ask("inspect")["done"]["versions"] == ["1-a", "2-b"]
     node.ask("purge")
-    assert node.ask("look")["done"]["versions"] == ["1-a"]
+    assert node.ask("inspect")["done"]["versions"] == ["1-a"]
     node.ask("purge", grid="g2")
     assert node.files() == []
 
@@ -215,13 +216,13 @@ def test_an_agent_is_started_once_and_leaves_nothing(node, installed):
     again = node.ask("launch", socket=path + "x")["done"]
     assert again == {"pid": first["pid"], "started": False, "running": installed}
     assert json.loads((node.agent_dir / "link.json").read_text())["socket"] == path + "x"
-    assert node.ask("look")["done"]["running"] == installed
+    assert node.ask("inspect")["done"]["running"] == installed
     environ = Path(f"/proc/{first['pid']}/environ").read_bytes()
     assert b"SSH_CLIENT" not in environ
-    assert node.ask("end")["done"] == {"ended": True}
+    assert node.ask("stop")["done"] == {"stopped": True}
     assert not is_running(first["pid"])
     assert not (node.agent_dir / "run").exists()
-    assert node.ask("end")["done"] == {"ended": False}
+    assert node.ask("stop")["done"] == {"stopped": False}
     node.ask("purge")
     assert [name for name in node.files() if not name.startswith("cache")] == []
 
@@ -269,7 +270,7 @@ def test_a_home_too_deep_for_sockets_has_them_elsewhere(node):
     assert Path(path).parent.stat().st_mode & 0o777 == 0o700
     second = node.ask("link")["done"]["socket"]
     assert not Path(path).parent.exists()
-    node.ask("end")
+    node.ask("stop")
     assert not Path(second).parent.exists()
 
 
