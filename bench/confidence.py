@@ -106,7 +106,7 @@ def _fates(machines: Trace, dice: random.Random) -> list[Fate]:
 
 
 def _fate(ledger: Ledger, promised: float, kept: bool, term_ms: int, mark: float, now: int) -> Fate:
-    unrest = ledger.sightings["m"].unrest
+    unrest = ledger.observations["m"].volatility
     assert unrest is not None
     trail = unrest.cpu
     watched = HALF_LIFE_MS / math.log(2) * (1 - decay(now - trail.since_ms)) / 3_600_000

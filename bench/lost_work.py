@@ -49,7 +49,7 @@ BEAT = 30 * MINUTE
 SEEDS = 10
 WAITING = 3
 """So many jobs wait at any time: the grid is full."""
-PATIENT = SchedulingPolicy(patience_ms=LONG)
+PATIENT = SchedulingPolicy(reserve_after_ms=LONG)
 """Who waits gets one place kept at most; that is about the line, and takes most of the time here."""
 FOREVER = 10**12
 DONE = Outcome(Ending.EXITED, exit_code=0)
@@ -174,7 +174,7 @@ def _until_enough(attempts: Sequence[Borrowed], short_bytes: int) -> Sequence[Bo
 
 def _age(ledger: Ledger, slots: Slots, now: int) -> Column:
     """The cost by which the youngest go first."""
-    age: Column = now - ledger.tenants.column("began")[slots]
+    age: Column = now - ledger.running.column("started")[slots]
     return age
 
 
@@ -182,24 +182,24 @@ def _youngest_until_it_fits(ledger: Ledger, request: Request, now: int) -> Preem
     found = []
     for name in ledger.nodes:
         lends, leases = ledger.lends(name), list(ledger.leases_of(name))
-        book = NodeClaims(lease.claim for lease in leases if lease.claim is not None)
+        claims = NodeClaims(lease.claim for lease in leases if lease.claim is not None)
         gone: list[Lease] = []
         for lease in sorted((one for one in leases if _may_go(ledger, one, request, now)), key=_youngest_first):
-            if book.claim_for(request.ask, lends) is not None:
+            if claims.claim_for(request.ask, lends) is not None:
                 break
             assert lease.claim is not None
-            book.give_back(lease.claim)
+            claims.give_back(lease.claim)
             gone.append(lease)
-        if book.claim_for(request.ask, lends) is None:
+        if claims.claim_for(request.ask, lends) is None:
             continue
         for lease in reversed(gone[:]):
             assert lease.claim is not None
-            book.take(lease.claim)
-            if book.claim_for(request.ask, lends) is not None:
+            claims.take(lease.claim)
+            if claims.claim_for(request.ask, lends) is not None:
                 gone.remove(lease)
             else:
-                book.give_back(lease.claim)
-        claim = book.claim_for(request.ask, lends)
+                claims.give_back(lease.claim)
+        claim = claims.claim_for(request.ask, lends)
         assert claim is not None
         ids = tuple(lease.id for lease in gone)
         worst = max((lease.request.priority for lease in gone), default=Priority.LOW)

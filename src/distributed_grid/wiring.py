@@ -89,7 +89,7 @@ def policy_of(config: ClusterConfig) -> SchedulingPolicy:
             )
             for name, quota in sorted(config.quotas.items())
         ),
-        patience_ms=round(1000 * fairness.patience_seconds),
+        reserve_after_ms=round(1000 * fairness.patience_seconds),
         starvation_ms=round(1000 * fairness.starvation_seconds),
         minimum_run_ms=round(1000 * config.preemption.minimum_run_seconds),
         preemptions_max=config.preemption.max_per_job,

@@ -37,7 +37,7 @@ def test_what_a_file_says_reaches_the_rules_in_their_own_units():
             Quota("ana", cpu_milli=4000, memory_bytes=8 * 1024**3, leases=3),
             Quota("vision", ("ana", "bo"), gpu_milli=500, custom=(("tpu", 3),)),
         ),
-        patience_ms=90_000,
+        reserve_after_ms=90_000,
         starvation_ms=2 * HOUR_MS,
         minimum_run_ms=2_500,
         preemptions_max=7,

@@ -72,7 +72,7 @@ class MemoryGateway:
     async def unknown(self, node: str) -> None:
         """An agent is new: how the memory of its node can be used is not known until it says so."""
         assert self._grid is not None
-        if node in self._grid.ledger.lenders:
+        if node in self._grid.ledger.memory_servers:
             await self._grid.handle_with_retry(events.MemoryServed(MemoryServerRow(node, gone=True)))
 
     async def received(self, message: MemoryReport, via: AgentSide) -> None:
@@ -116,7 +116,7 @@ class MemoryGateway:
             return ServeMemoryOrder(effect.node, certificate, key, node.host if node is not None else "local")
         moving = effect.block.moving
         assert moving is not None
-        target = endpoint_of(ledger.lenders[moving.place.node])
+        target = endpoint_of(ledger.memory_servers[moving.place.node])
         ticket = ticket_to_fill(ledger, effect.block, self._grid.now_ms())
         return MakeCopyOrder(moving.source, moving.generation, target, ticket)
 

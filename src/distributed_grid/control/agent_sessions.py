@@ -244,7 +244,7 @@ def order_of(ledger: Ledger, effect: Effect) -> ToAgent:
         used = ledger.leases.get(effect.lease.request.within, effect.lease)
         claim = used.claim
         assert claim is not None
-        seen = ledger.sightings.get(effect.node)
+        seen = ledger.observations.get(effect.node)
         return StartAttemptOrder(
             effect.node,
             attempt.lease_id,

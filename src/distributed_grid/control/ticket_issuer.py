@@ -30,7 +30,7 @@ def endpoint_of(lender: MemoryServerRow) -> Endpoint:
 
 
 def _ticket(ledger: Ledger, block: Block, place: BlockCopy, generation: int, rights: int, now: int) -> Ticket:
-    lender = ledger.lenders[place.node]
+    lender = ledger.memory_servers[place.node]
     there = _boot_time(ledger, place.node, now)
     claims = TicketClaims(
         place.copy,
@@ -47,5 +47,5 @@ def _ticket(ledger: Ledger, block: Block, place: BlockCopy, generation: int, rig
 
 def _boot_time(ledger: Ledger, node: str, now: int) -> int:
     """How long the machine of a node has been running, by its own clock: a heartbeat's number is when it was sent."""
-    seen = ledger.sightings.get(node)
+    seen = ledger.observations.get(node)
     return seen.beat + max(now - seen.at_ms, 0) if seen is not None and seen.beat else boot_ms()

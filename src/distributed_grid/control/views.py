@@ -52,7 +52,7 @@ class Viewer:
         """The work that should move, as far as anybody can tell now."""
         return [
             self.recommendation(ledger, name, balance.advice)
-            for name, balance in ledger.balances.items()
+            for name, balance in ledger.rebalance_states.items()
             if balance.advice is not None
         ]
 
@@ -69,9 +69,9 @@ class Viewer:
         }
 
     def node(self, ledger: Ledger, node: Node, now: int) -> View:
-        seen = ledger.sightings.get(node.name)
+        seen = ledger.observations.get(node.name)
         usage = seen.usage if seen is not None else None
-        book = ledger.book(node.name)
+        book = ledger.claims_on(node.name)
         fresh = node.state is NodeState.ALIVE and usage is not None
         return {
             "node_id": node.name,
@@ -99,7 +99,7 @@ class Viewer:
         for name, offer in ledger.offers.items():
             if ledger.nodes[name].state is not NodeState.ALIVE:
                 continue
-            book, lends = ledger.book(name), offer.lends
+            book, lends = ledger.claims_on(name), offer.lends
             taken = dict(book.custom)
             free: list[tuple[str, float]] = [
                 ("cpu", max(lends.cpu_milli - book.cpu_milli, 0) / 1000),

@@ -396,18 +396,18 @@ class MemoryWanted(Struct, frozen=True):
 class QueueScanned(Struct, frozen=True):
     """Capacity may have come free: look at the waiting requests, in order.
 
-    `tried` are shapes of requests that did not fit during this look.
+    `tried` are shapes of requests that did not fit during this scan.
     """
 
     tried: frozenset[object] = frozenset()
 
 
 class PressureRead(Struct, frozen=True):
-    """How hard every node works, read at one moment. With an agenda that has been noted, and moves come next."""
+    """How hard every node works, read at one moment. With a schedule the readings have been noted, and moves come next."""
 
     readings: tuple[PressureReading, ...]
     rules: RebalanceRules
-    agenda: RebalanceSchedule | None = None
+    schedule: RebalanceSchedule | None = None
 
 
 class TimePassed(Struct, frozen=True):

@@ -71,7 +71,7 @@ class Lease(Struct, frozen=True):
     """A request on its way through its life; the claim is set from the grant on.
 
     `awaits` names the leases that must end before this preemptor may start;
-    `yields_to` names the preemptor that this victim makes room for. `gang` is the id of the request whose members
+    `preempted_by` names the preemptor that this victim makes room for. `gang` is the id of the request whose members
     are held together, on `gang_nodes`: when one of them ends, all do. `engine` names what has to reserve it, too
     (`ray`): until that has, it is not active and nothing is started under it. `recovered`: the
     ledger did not know it, so it is a claim, which counts against its node but not yet by the node's limits, until the
@@ -92,7 +92,7 @@ class Lease(Struct, frozen=True):
     ends_at_ms: int = 0
     generation: int = 0
     awaits: tuple[str, ...] = ()
-    yields_to: str = ""
+    preempted_by: str = ""
     end: LeaseEnd | None = None
     detail: str = ""
     ended_at_ms: int = 0
@@ -135,7 +135,7 @@ class Lease(Struct, frozen=True):
         return self.ends_at_ms if self.state in _TERMED else 0
 
     @property
-    def place_in_line(self) -> tuple[int, int, str]:
+    def queue_key(self) -> tuple[int, int, str]:
         """The order of waiting: priority first, then age."""
         return (-int(self.request.priority), self.asked_at_ms, self.id)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from distributed_grid.domain.blocks import Block, MemoryServerRow
 from distributed_grid.domain.engines import Binding, EngineCapacity, EngineRow
@@ -31,6 +31,7 @@ from distributed_grid.domain.statistics import Account, RequestShapes
 _NO_CLAIMS = NodeClaims()
 T = TypeVar("T", tuple[int, str], tuple[int, int, str])
 L = TypeVar("L", str, tuple[str, str])
+C = TypeVar("C")
 
 
 class Ledger:
@@ -38,35 +39,35 @@ class Ledger:
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         self.nodes: dict[str, Node] = {}
-        self.sightings: dict[str, NodeObservation] = {}
+        self.observations: dict[str, NodeObservation] = {}
         self.offers: dict[str, Offer] = {}
         self.leases: dict[str, Lease] = {}
         self.jobs: dict[str, Job] = {}
         self.counters: dict[str, int] = {}
         self.policy = SchedulingPolicy()
-        self.typical = RequestShapes()
-        self.memo: dict[str, Any] = {}
+        self.request_shapes = RequestShapes()
+        self._caches: dict[type, object] = {}
         self.accounts: dict[str, Account] = {}
-        self.balances: dict[str, RebalanceState] = {}
+        self.rebalance_states: dict[str, RebalanceState] = {}
         self.engines: dict[str, EngineRow] = {}
-        self.stocks: dict[str, EngineCapacity] = {}
+        self.engine_capacities: dict[str, EngineCapacity] = {}
         self.bindings: dict[str, Binding] = {}
         self.bindings_of: dict[str, dict[str, None]] = {}
         self.blocks: dict[str, Block] = {}
-        self.lenders: dict[str, MemoryServerRow] = {}
+        self.memory_servers: dict[str, MemoryServerRow] = {}
         self.block_names: dict[tuple[str, str], str] = {}
         self.blocks_at: dict[str, dict[str, None]] = {}
         self.unsettled_blocks: dict[str, None] = {}
         self.columns = FreeColumns()
-        self.tenants = RunningColumns()
-        self.books: dict[str, NodeClaims] = {}
+        self.running = RunningColumns()
+        self.node_claims: dict[str, NodeClaims] = {}
         self.labels: dict[tuple[str, str], dict[str, None]] = {}
         self.held: dict[str, NodeClaims] = {}
         self.leases_on: dict[str, dict[str, None]] = {}
-        self.leases_by: dict[str, dict[str, None]] = {}
+        self.leases_by_user: dict[str, dict[str, None]] = {}
         self.groups: dict[str, dict[str, None]] = {}
         self.gangs: dict[str, dict[str, None]] = {}
-        self.users_of: dict[str, dict[str, None]] = {}
+        self.dependents: dict[str, dict[str, None]] = {}
         self.awaiting: dict[str, dict[str, None]] = {}
         self.waiting: list[tuple[int, int, str]] = []
         self.due: list[tuple[int, str]] = []
@@ -86,15 +87,15 @@ class Ledger:
             elif isinstance(row, Job):
                 self._put_job(row)
             elif isinstance(row, NodeObservation):
-                self._put_sighting(row)
+                self._put_observation(row)
             elif isinstance(row, Offer):
                 self._put_offer(row)
             elif isinstance(row, RebalanceState):
-                self.balances[row.node] = row
+                self.rebalance_states[row.node] = row
             elif isinstance(row, SchedulingPolicy):
                 self.policy = row
             elif isinstance(row, RequestShapes):
-                self.typical = row
+                self.request_shapes = row
             elif isinstance(row, EngineRow):
                 self._put_engine(row)
             elif isinstance(row, Binding):
@@ -102,15 +103,25 @@ class Ledger:
             elif isinstance(row, Block):
                 self._put_block(row)
             elif isinstance(row, MemoryServerRow):
-                self._put_lender(row)
+                self._put_memory_server(row)
             elif isinstance(row, EngineCapacity):
-                self._put_stock(row)
+                self._put_engine_capacity(row)
             else:
                 self._put_node(row)
 
-    def book(self, node: str) -> NodeClaims:
+    def cached(self, kind: type[C]) -> C | None:
+        """A value that scheduling has derived from the rows, by its type; it may be missing at any time."""
+        found = self._caches.get(kind)
+        return found if isinstance(found, kind) else None
+
+    def cache(self, value: C) -> C:
+        """Keep a derived value of its type for `cached`."""
+        self._caches[type(value)] = value
+        return value
+
+    def claims_on(self, node: str) -> NodeClaims:
         """What is taken on a node; do not write to it."""
-        return self.books.get(node, _NO_CLAIMS)
+        return self.node_claims.get(node, _NO_CLAIMS)
 
     def lends(self, node: str) -> Capacity:
         """What a node lends in all right now: its offer, within what it may lend at most."""
@@ -129,7 +140,7 @@ class Ledger:
         """The nodes that carry a label; without a value those that carry it with any, or as a tag."""
         return self.labels.get((key, value), {})
 
-    def places_of(self, name: str) -> set[str]:
+    def nodes_of(self, name: str) -> set[str]:
         """The nodes a name stands for: the node itself, or where the job or the group of that name holds something."""
         if name in self.nodes:
             return {name}
@@ -165,7 +176,7 @@ class Ledger:
             self._unindex(old)
         if lease.is_over:
             self.leases.pop(lease.id, None)
-            self.tenants.over(lease)
+            self.running.remove(lease)
             if lease.id == lease.request.id:
                 self.by_request.pop(lease.request.id, None)
             return
@@ -175,17 +186,17 @@ class Ledger:
         if lease.id == lease.request.id:
             self.by_request[lease.request.id] = lease.id
         if lease.state is LeaseState.ASKED:
-            insort(self.waiting, lease.place_in_line)
+            insort(self.waiting, lease.queue_key)
         if lease.deadline_ms:
             insort(self.due, (lease.deadline_ms, lease.id))
         if lease.holds:
-            self.tenants.put(lease, self.jobs.get(lease.job), self.columns.row_of(lease.node))
+            self.running.put(lease, self.jobs.get(lease.job), self.columns.row_of(lease.node))
 
     def _unindex(self, old: Lease) -> None:
         if old.awaits:
             _index(self.awaiting, old.node, old.id, holds=False)
         if old.state is LeaseState.ASKED:
-            _remove_sorted(self.waiting, old.place_in_line)
+            _remove_sorted(self.waiting, old.queue_key)
         if old.deadline_ms:
             _remove_sorted(self.due, (old.deadline_ms, old.id))
 
@@ -195,12 +206,12 @@ class Ledger:
         if held and new.holds and old is not None and old.claim == new.claim and old.node == new.node:
             return
         if old is not None and held and old.claim is not None:
-            self.books[old.node].give_back(old.claim)
+            self.node_claims[old.node].give_back(old.claim)
             self.leases_on[old.node].pop(old.id, None)
             self._count_holder(old, old.claim, holds=False)
             self._write_free(old.node)
         if new.holds and new.claim is not None:
-            _claims_in(self.books, new.node).take(new.claim)
+            _claims_in(self.node_claims, new.node).take(new.claim)
             self.leases_on.setdefault(new.node, {})[new.id] = None
             self._count_holder(new, new.claim, holds=True)
             self._write_free(new.node)
@@ -212,14 +223,14 @@ class Ledger:
             _claims_in(self.held, user).take(claim)
         else:
             self.held[user].give_back(claim)
-        _index(self.leases_by, user, lease.id, holds=holds)
+        _index(self.leases_by_user, user, lease.id, holds=holds)
         if lease.request.group:
             _index(self.groups, lease.request.group, lease.id, holds=holds)
         if lease.gang:
             _index(self.gangs, lease.gang, lease.id, holds=holds)
         if lease.request.within:
-            _index(self.users_of, lease.request.within, lease.id, holds=holds)
-        if user not in self.leases_by:
+            _index(self.dependents, lease.request.within, lease.id, holds=holds)
+        if user not in self.leases_by_user:
             self.held.pop(user, None)
 
     def _put_job(self, job: Job) -> None:
@@ -231,18 +242,18 @@ class Ledger:
             self.jobs[job.uid] = job
             self.job_uids[job.id] = job.uid
             self.by_request[job.request.id] = job.uid
-            if job.lease_id in self.tenants.slots:
-                self.tenants.told(self.leases[job.lease_id], job)
+            if job.lease_id in self.running.slots:
+                self.running.update_job(self.leases[job.lease_id], job)
 
-    def _put_sighting(self, seen: NodeObservation) -> None:
-        self.sightings[seen.node] = seen
+    def _put_observation(self, seen: NodeObservation) -> None:
+        self.observations[seen.node] = seen
         row = self.columns.row_of(seen.node)
         self.columns.busy[row] = seen.usage.cpu_busy_milli if seen.usage is not None else 0
         self._write_pressure(seen.node)
 
     def _write_pressure(self, name: str) -> None:
         """Write anew how hard a node works; what nobody has measured counts as nothing."""
-        node, seen = self.nodes.get(name), self.sightings.get(name)
+        node, seen = self.nodes.get(name), self.observations.get(name)
         usage = seen.usage if seen is not None else None
         level = round(1000 * pressure(node.capacity, usage)) if node is not None and usage is not None else 0
         self.columns.pressure[self.columns.row_of(name)] = level
@@ -253,17 +264,17 @@ class Ledger:
         else:
             self.engines[row.name] = row
 
-    def _put_stock(self, stock: EngineCapacity) -> None:
+    def _put_engine_capacity(self, stock: EngineCapacity) -> None:
         if stock.is_over:
-            self.stocks.pop(stock.node, None)
+            self.engine_capacities.pop(stock.node, None)
         else:
-            self.stocks[stock.node] = stock
+            self.engine_capacities[stock.node] = stock
 
-    def _put_lender(self, lender: MemoryServerRow) -> None:
+    def _put_memory_server(self, lender: MemoryServerRow) -> None:
         if lender.is_over:
-            self.lenders.pop(lender.node, None)
+            self.memory_servers.pop(lender.node, None)
         else:
-            self.lenders[lender.node] = lender
+            self.memory_servers[lender.node] = lender
 
     def _put_block(self, block: Block) -> None:
         old = self.blocks.get(block.id)
@@ -302,7 +313,14 @@ class Ledger:
     def _put_node(self, node: Node) -> None:
         self._put_labels(node)
         if node.is_over:
-            for table in (self.nodes, self.sightings, self.offers, self.balances, self.stocks, self.lenders):
+            for table in (
+                self.nodes,
+                self.observations,
+                self.offers,
+                self.rebalance_states,
+                self.engine_capacities,
+                self.memory_servers,
+            ):
                 table.pop(node.name, None)
             row = self.columns.row_of(node.name)
             self.columns.busy[row] = 0
@@ -342,20 +360,20 @@ class Ledger:
         columns, node, offer = self.columns, self.nodes.get(name), self.offers.get(name)
         row = columns.row_of(name)
         if node is None or offer is None:
-            lends, book = NOTHING, _NO_CLAIMS
+            lends, claims = NOTHING, _NO_CLAIMS
             columns.open[row] = False
         else:
-            lends, book = offer.lends, self.books.get(name, _NO_CLAIMS)
+            lends, claims = offer.lends, self.node_claims.get(name, _NO_CLAIMS)
             columns.open[row] = node.state is NodeState.ALIVE
-        columns.cpu[row] = cpu = lends.cpu_milli - book.cpu_milli
-        columns.memory[row] = memory = lends.memory_bytes - book.memory_bytes
+        columns.cpu[row] = cpu = lends.cpu_milli - claims.cpu_milli
+        columns.memory[row] = memory = lends.memory_bytes - claims.memory_bytes
         slack = 0
         if lends.cpu_milli:
             slack += 1000 * cpu // lends.cpu_milli
         if lends.memory_bytes:
             slack += 1000 * memory // lends.memory_bytes
         if lends.gpus:
-            columns.put_devices(row, [_device_free(device, book) for device in lends.gpus])
+            columns.put_devices(row, [_device_free(device, claims) for device in lends.gpus])
         elif columns.devices[row, 0] != NO_DEVICE:
             columns.put_devices(row, ())
         columns.slack[row] = max(slack, 0)
@@ -366,12 +384,17 @@ class Ledger:
         """Every living row; of these the ledger can be built anew."""
         counters: list[Row] = [Counter(name, value) for name, value in self.counters.items()]
         found: list[Row] = [*counters, *self.accounts.values()]
-        found += [row for row in (self.policy, self.typical) if row not in (SchedulingPolicy(), RequestShapes())]
+        found += [row for row in (self.policy, self.request_shapes) if row not in (SchedulingPolicy(), RequestShapes())]
         found += [*self.nodes.values(), *self.leases.values(), *self.jobs.values(), *self.engines.values()]
         found += [*self.bindings.values(), *self.blocks.values()]
         if not durable_only:
-            found += [*self.sightings.values(), *self.offers.values(), *self.balances.values(), *self.stocks.values()]
-            found += self.lenders.values()
+            found += [
+                *self.observations.values(),
+                *self.offers.values(),
+                *self.rebalance_states.values(),
+                *self.engine_capacities.values(),
+            ]
+            found += self.memory_servers.values()
         return [row for row in found if not (durable_only and row.kind in VOLATILE)]
 
     def check(self) -> None:
@@ -384,10 +407,10 @@ class Ledger:
             "job_uids",
             "labels",
             "held",
-            "leases_by",
+            "leases_by_user",
             "groups",
             "gangs",
-            "users_of",
+            "dependents",
             "awaiting",
             "bindings_of",
             "block_names",
@@ -395,15 +418,15 @@ class Ledger:
             "unsettled_blocks",
         ):
             assert getattr(self, name) == getattr(fresh, name), f"index {name} is not what the rows say"
-        taken = {name: book for name, book in self.books.items() if book != _NO_CLAIMS}
-        assert taken == {n: b for n, b in fresh.books.items() if b != _NO_CLAIMS}, "books differ from the claims"
+        taken = {name: claims for name, claims in self.node_claims.items() if claims != _NO_CLAIMS}
+        assert taken == {n: b for n, b in fresh.node_claims.items() if b != _NO_CLAIMS}, "books differ from the claims"
         for name, row in self.columns.rows.items():
             if name not in fresh.columns.rows:
                 assert not self.columns.open[row], f"{name} is gone, its column is open"
                 fresh.columns.row_of(name)
         assert self.columns.equals(fresh.columns), "columns differ from the rows"
-        assert self.tenants.facts(self.columns.names) == fresh.tenants.facts(fresh.columns.names), "tenants differ"
-        assert self.tenants.leaving == fresh.tenants.leaving, "who leaves is not what the rows say"
+        assert self.running.facts(self.columns.names) == fresh.running.facts(fresh.columns.names), "running differ"
+        assert self.running.leaving == fresh.running.leaving, "who leaves is not what the rows say"
         self._check_lending()
         self._check_leases()
         self._check_blocks()
@@ -457,16 +480,16 @@ def _nodes_of(block: Block) -> frozenset[str]:
 
 
 def _claims_in(books: dict[str, NodeClaims], name: str) -> NodeClaims:
-    """The book of this name, made on first use."""
-    book = books.get(name)
-    if book is None:
-        book = books[name] = NodeClaims()
-    return book
+    """The claims under this name, made on first use."""
+    claims = books.get(name)
+    if claims is None:
+        claims = books[name] = NodeClaims()
+    return claims
 
 
-def _device_free(device: GpuDevice, book: NodeClaims) -> int:
+def _device_free(device: GpuDevice, claims: NodeClaims) -> int:
     """What is left of a device, as its column says it; nothing while a preemptor and its victims are both on it."""
-    free = max(book.free_milli(device), 0)
+    free = max(claims.free_milli(device), 0)
     if not device.exclusive:
         return free
     return WHOLE_ONLY if free == WHOLE_GPU else 0

@@ -133,7 +133,7 @@ class RebalanceSchedule(Struct, frozen=True):
 
     ahead: tuple[str, ...]
     calm: tuple[str, ...] = ()
-    waited_for: frozenset[str] = frozenset()
+    contested: frozenset[str] = frozenset()
 
 
 class PressureWatch(Struct, frozen=True):

@@ -57,8 +57,8 @@ class SchedulingPolicy(Struct, frozen=True):
     """What the config says about everybody; the ledger has one.
 
     Past use counts half after `half_life_ms` (0: only what is held now counts). Weights are in thousandths. Who has
-    waited for `patience_ms` gets capacity kept; who has waited for `starvation_ms` goes before everybody else. What
-    has run for less than `minimum_run_ms`, or was displaced `preemptions_max` times, is not displaced.
+    waited for `reserve_after_ms` gets capacity kept; who has waited for `starvation_ms` goes before everybody else.
+    What has run for less than `minimum_run_ms`, or was displaced `preemptions_max` times, is not displaced.
     """
 
     kind: ClassVar[str] = "policy"
@@ -67,7 +67,7 @@ class SchedulingPolicy(Struct, frozen=True):
     half_life_ms: int = 24 * HOUR_MS
     weights: tuple[tuple[str, int], ...] = ()
     quotas: tuple[Quota, ...] = ()
-    patience_ms: int = 30_000
+    reserve_after_ms: int = 30_000
     starvation_ms: int = 48 * HOUR_MS
     minimum_run_ms: int = 1_000
     preemptions_max: int = 3

@@ -20,8 +20,8 @@ class Account(Struct, frozen=True):
     """The use of one user up to `at_ms`, the older the less it counts (`scheduling/queue/fairness.py` keeps it).
 
     In millicore-seconds, MiB-seconds and milli-GPU-seconds, so that 64 bits are enough. `runs` are the last two run
-    times of its jobs in milliseconds, the newest last; `broke_at_ms` is when one of its leases last ended later than
-    had been said, `lifted_at_ms` when the oldest of its waiting last started after being owed its place (0: never).
+    times of its jobs in milliseconds, the newest last; `overran_at_ms` is when one of its leases last ended later than
+    had been said, `promoted_at_ms` when the oldest of its waiting last started after being owed its place (0: never).
     """
 
     kind: ClassVar[str] = "account"
@@ -32,8 +32,8 @@ class Account(Struct, frozen=True):
     memory: int = 0
     gpu: int = 0
     runs: tuple[int, ...] = ()
-    broke_at_ms: int = 0
-    lifted_at_ms: int = 0
+    overran_at_ms: int = 0
+    promoted_at_ms: int = 0
 
     @property
     def key(self) -> str:

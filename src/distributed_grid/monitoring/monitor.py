@@ -80,7 +80,7 @@ class Monitor:
 
     def poll(self, ledger: Ledger, now: int) -> None:
         """Record what the ledger has seen since the last poll, and drop the nodes that left it."""
-        for name, seen in ledger.sightings.items():
+        for name, seen in ledger.observations.items():
             node = ledger.nodes.get(name)
             if node is not None and seen.usage is not None:
                 self.observe(name, seen.usage, node.capacity, seen.at_ms)

@@ -70,7 +70,7 @@ def take_reading(ledger: Ledger, now: int, alerts: Iterable[tuple[str, str]] = (
 
 def _node(ledger: Ledger, name: str, now: int) -> dict[str, float]:
     """The gauges of a node by their names, without `grid_node_`."""
-    node, seen, book = ledger.nodes[name], ledger.sightings.get(name), ledger.book(name)
+    node, seen, book = ledger.nodes[name], ledger.observations.get(name), ledger.claims_on(name)
     has, usage = node.capacity, fresh_usage(node, seen, now)
     told: dict[str, float] = {
         "up": usage is not None,

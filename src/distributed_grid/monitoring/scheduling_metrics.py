@@ -220,7 +220,7 @@ class RebalancingSummary(TypedDict):
 
 def count_automatic(ledger: Ledger) -> tuple[int, int]:
     """How many automatic leases are held, and how many recommendations stand."""
-    advised = sum(1 for balance in ledger.balances.values() if balance.advice is not None)
+    advised = sum(1 for balance in ledger.rebalance_states.values() if balance.advice is not None)
     return len(automatic_leases(ledger)), advised
 
 

@@ -65,9 +65,9 @@ def snapshots(ledger: Ledger, now: int, offset_ms: int = 0) -> list[ResourceSnap
 
 
 def _snapshot(ledger: Ledger, node: Node, now: int, offset_ms: int) -> ResourceSnapshot:
-    seen = ledger.sightings.get(node.name)
+    seen = ledger.observations.get(node.name)
     usage = fresh_usage(node, seen, now)
-    book, has = ledger.book(node.name), node.capacity
+    book, has = ledger.claims_on(node.name), node.capacity
     measured = usage is not None and bool(usage.gpus)
     gpu = gpu_part(usage) if usage is not None else None
     return ResourceSnapshot(
@@ -180,9 +180,9 @@ def summarise(ledger: Ledger, now: int) -> ClusterSummary:
     pressures: dict[str, float] = {}
     silent: list[UnknownNode] = []
     for node in ledger.nodes.values():
-        seen = ledger.sightings.get(node.name)
+        seen = ledger.observations.get(node.name)
         usage = fresh_usage(node, seen, now)
-        book, has = ledger.book(node.name), node.capacity
+        book, has = ledger.claims_on(node.name), node.capacity
         cpu.add(has.cpu_milli, None if usage is None else usage.cpu_busy_milli * has.cpu_milli // 1000, book.cpu_milli)
         memory.add(has.memory_bytes, None if usage is None else usage.memory_bytes, book.memory_bytes)
         _add_gpus(gpu, node, usage, sum(book.gpu_milli.values()))
@@ -227,7 +227,7 @@ def pressure_readings(ledger: Ledger, now: int) -> tuple[PressureReading, ...]:
     """The pressure on every node, in the thousandths that rebalancing works with; an unknown node has no numbers."""
     found = []
     for name, node in ledger.nodes.items():
-        usage = fresh_usage(node, ledger.sightings.get(name), now)
+        usage = fresh_usage(node, ledger.observations.get(name), now)
         if usage is None:
             found.append(PressureReading(name))
             continue

@@ -98,7 +98,7 @@ def _granted(ledger: Ledger, block: Block, decision: Decision, now: int, *, at_h
     granted, lease, _ = grant(ledger, *spot, now, job=None)
     decision.changes += granted.changes
     decision.records += granted.records
-    lender = ledger.lenders.get(lease.node)
+    lender = ledger.memory_servers.get(lease.node)
     return BlockCopy(lease.id, lease.node, lender.incarnation if lender is not None else "")
 
 

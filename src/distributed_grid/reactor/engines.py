@@ -140,7 +140,7 @@ def _look_at(
         decision.changes.append(replace(node, engine=event.name, engine_node=place.id, engine_lost_ms=0))
         decision.records.append(Record("engine-found", "", node.name, node.name, f"{event.name} node {place.id}"))
     stock = EngineCapacity(node.name, place.room)
-    if ledger.stocks.get(node.name) != stock:
+    if ledger.engine_capacities.get(node.name) != stock:
         decision.changes.append(stock)
     there = None if event.groups is None else {group for group, where in event.groups if where in ("", place.id)}
     for lease in ledger.leases_of(node.name):

@@ -83,7 +83,7 @@ def _submit_within_lease(ledger: Ledger, lease: Lease, event: JobSubmitted, now:
         raise Refused(f"the lease {held.id} belongs to {held.request.user}, not to {request.user}")
     if held.state is not LeaseState.ACTIVE:
         raise Refused(f"the lease {held.id} is {held.state}, not active")
-    for user in ledger.users_of.get(held.id, ()):
+    for user in ledger.dependents.get(held.id, ()):
         raise Refused(f"the lease {held.id} is in use by {ledger.jobs[ledger.leases[user].job].id}; wait for that job")
     job = Job(request.id, event.id, event.command, request, now, lease_id=lease.id)
     decision, lease, placed = grant(ledger, lease, Placement(held.node, Claim()), now, job=job)
@@ -291,7 +291,7 @@ def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:
     What was only assigned is ordered again, unless the machine was restarted in between: then it may have run.
     """
     known = set(event.attempts)
-    seen = ledger.sightings.get(event.node) or NodeObservation(event.node, 0)
+    seen = ledger.observations.get(event.node) or NodeObservation(event.node, 0)
     lost = [
         AttemptEnded(
             job.uid,

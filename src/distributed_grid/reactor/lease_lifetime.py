@@ -158,7 +158,7 @@ def on_time_passed(ledger: Ledger, event: TimePassed, now: int) -> Decision:
         lost = given_up_for_lost(ledger, now)
         decision.changes += lost.changes
         decision.follow += lost.follow
-        orphaned = [lease_id for lease_id in ledger.users_of if lease_id not in ledger.leases]
+        orphaned = [lease_id for lease_id in ledger.dependents if lease_id not in ledger.leases]
         decision.follow += [event for lease_id in orphaned for event in cancel_dependents(ledger, lease_id)]
         if ledger.blocks:
             decision.follow += overdue(ledger, now)

@@ -66,7 +66,7 @@ def grant(
     decision.records.append(record)
     if job is None:
         return decision, granted, None
-    seen = ledger.sightings.get(place.node)
+    seen = ledger.observations.get(place.node)
     boot = seen.boot if seen is not None else ""
     attempt = Attempt(len(job.attempts) + 1, lease.id, place.node, fence, now, boot=boot)
     assigned = replace(job, state=advance_job(job.state, Step.ASSIGN), attempts=(*job.attempts, attempt))
@@ -77,7 +77,7 @@ def grant(
 def _granted(ledger: Ledger, lease: Lease, node: str, claim: Claim, now: int, *, fence: int, bound: bool) -> Lease:
     """The lease with its place, under this fence."""
     state = advance_lease(lease.state, Step.GRANT)
-    duration, seen = lease.request.duration_ms, ledger.sightings.get(node)
+    duration, seen = lease.request.duration_ms, ledger.observations.get(node)
     lender = ledger.nodes[node]
     engine = lender.engine if lender.engine_node and not lease.request.within else ""
     return replace(
@@ -118,7 +118,9 @@ def preempt_victims(
         record = lease_record("preempted", victim, ledger.jobs.get(victim.job), why)
         record.data["preemptor"] = preemptor.id
         decision.records.append(record)
-        leaving = replace(victim, state=advance_lease(victim.state, Step.RELEASE), yields_to=preemptor.id, detail=why)
+        leaving = replace(
+            victim, state=advance_lease(victim.state, Step.RELEASE), preempted_by=preemptor.id, detail=why
+        )
         if not victim.job:
             decision.changes.append(_ended(leaving, LeaseEnd.PREEMPTED, why, now))
             decision.changes += _gang_ended(ledger, victim, LeaseEnd.PREEMPTED, why, now, besides=set(way.victims))
@@ -153,7 +155,7 @@ def end_lease(ledger: Ledger, lease: Lease, end: LeaseEnd, detail: str, now: int
 
 def cancel_dependents(ledger: Ledger, lease_id: str) -> list[Event]:
     """The jobs that used a lease go when it is over."""
-    users = (ledger.leases[user].job for user in ledger.users_of.get(lease_id, ()))
+    users = (ledger.leases[user].job for user in ledger.dependents.get(lease_id, ()))
     return [JobCancelled(uid, GRID_USER, f"what it used ({lease_id}) is over") for uid in users]
 
 

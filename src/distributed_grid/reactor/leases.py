@@ -79,9 +79,9 @@ def admit(ledger: Ledger, lease: Lease, now: int, *, job: Job | None) -> Decisio
 
 def _with_shape(ledger: Ledger, decision: Decision, request: Request) -> Decision:
     """The decision, and what the request teaches about those that come."""
-    typical = learn_shape(ledger, request)
-    if typical is not None:
-        decision.changes.append(typical)
+    request_shapes = learn_shape(ledger, request)
+    if request_shapes is not None:
+        decision.changes.append(request_shapes)
     return decision
 
 

@@ -108,12 +108,14 @@ def _offered_anew(ledger: Ledger, node: Node) -> list[Row]:
 
     Other thresholds hold at once: what was measured under the old ones says nothing.
     """
-    seen, offer = ledger.sightings.get(node.name), ledger.offers.get(node.name)
+    seen, offer = ledger.observations.get(node.name), ledger.offers.get(node.name)
     if offer is None or seen is None or seen.usage is None:
         return []
     before = seen if node.thresholds == ledger.nodes[node.name].thresholds else None
     seen = replace(seen, idleness=update_idleness(node, seen.usage, before, seen.at_ms))
-    offer = next_offer(node, seen, offer, anew=True, stock=ledger.stocks.get(node.name), used=ledger.book(node.name))
+    offer = next_offer(
+        node, seen, offer, anew=True, stock=ledger.engine_capacities.get(node.name), used=ledger.claims_on(node.name)
+    )
     return [seen] if offer is None else [seen, offer]
 
 
@@ -139,9 +141,9 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
     node = ledger.nodes.get(event.name)
     if node is None:
         return Decision()
-    last = ledger.sightings.get(event.name)
+    last = ledger.observations.get(event.name)
     leaving = engine_leases_to_reclaim(ledger, node, event.usage)
-    crowded = (last.crowded_ms if last is not None else 0) or now
+    crowded = (last.overused_since_ms if last is not None else 0) or now
     seen = NodeObservation(
         event.name,
         now,
@@ -152,8 +154,8 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
         event.yields,
         boot=last.boot if last is not None else "",
         idleness=update_idleness(node, event.usage, last, now),
-        unrest=update_volatility(node, event.usage, last, now),
-        crowded_ms=crowded if leaving else 0,
+        volatility=update_volatility(node, event.usage, last, now),
+        overused_since_ms=crowded if leaving else 0,
     )
     decision = Decision([seen])
     if leaving and now - crowded >= RECLAIM_DELAY_MS:
@@ -169,8 +171,8 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
         decision.records.append(Record("node-alive", "", node.name, node.name))
         if any(lease.recovered for lease in ledger.leases_of(node.name)):
             decision.follow.append(ClaimsChecked(node.name))
-    stock, book = ledger.stocks.get(node.name), ledger.book(node.name)
-    offer = next_offer(node, seen, ledger.offers.get(node.name), stock=stock, used=book)
+    stock, claims = ledger.engine_capacities.get(node.name), ledger.claims_on(node.name)
+    offer = next_offer(node, seen, ledger.offers.get(node.name), stock=stock, used=claims)
     if offer is not None:
         decision.changes.append(offer)
     if len(decision.changes) > 1 and ledger.waiting:
@@ -183,7 +185,7 @@ def check_liveness(ledger: Ledger, now: int) -> Decision:
     too old, let empty drained nodes go."""
     decision = Decision()
     for node in ledger.nodes.values():
-        seen = ledger.sightings.get(node.name)
+        seen = ledger.observations.get(node.name)
         if node.state is NodeState.ALIVE and (seen is None or now - seen.at_ms > SUSPECT_AFTER_MS):
             decision.changes.append(_suspected(node))
             decision.records.append(Record("node-suspect", "", node.name, node.name, "not heard from"))

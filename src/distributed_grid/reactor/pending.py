@@ -118,12 +118,12 @@ def _effects(ledger: Ledger, blocks: Iterable[Block]) -> list[MemoryEffect]:
     for block in blocks:
         for place in block.leaving:
             freed.setdefault(place.node, []).append(place.copy)
-        unserved.update((place.node, None) for place in block.places if place.node not in ledger.lenders)
+        unserved.update((place.node, None) for place in block.places if place.node not in ledger.memory_servers)
         moving = block.moving
         if moving is None:
             continue
         source = next(place for place in block.places if place.copy == moving.source)
-        missing = [name for name in (source.node, moving.place.node) if name not in ledger.lenders]
+        missing = [name for name in (source.node, moving.place.node) if name not in ledger.memory_servers]
         unserved.update(dict.fromkeys(missing))
         if not missing and (moving.place.on_disk or moving.place.incarnation):
             moves.append(MakeCopy(source.node, block))

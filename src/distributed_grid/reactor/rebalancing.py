@@ -35,70 +35,70 @@ ACTIONS = (ASKED, REFUSED, GIVEN_BACK)
 
 def on_pressure_read(ledger: Ledger, event: PressureRead, now: int) -> Decision:
     """Note what was read, or make the next move; then look again."""
-    look = scan_pressure(ledger, event.readings, event.rules, now, event.agenda)
-    if event.agenda is None:
-        noted = track_nodes(look)
-        return Decision([*noted], follow=[replace(event, agenda=schedule_round(look, noted))])
-    for place, name in enumerate(event.agenda.ahead):
-        move = next_move(look, name)
+    scan = scan_pressure(ledger, event.readings, event.rules, now, event.schedule)
+    if event.schedule is None:
+        noted = track_nodes(scan)
+        return Decision([*noted], follow=[replace(event, schedule=schedule_round(scan, noted))])
+    for place, name in enumerate(event.schedule.ahead):
+        move = next_move(scan, name)
         if move is not None:
-            decision = _decide_move(look, move)
+            decision = _decide_move(scan, move)
             decision.answer = None
-            left = replace(event.agenda, ahead=event.agenda.ahead[place:])
-            decision.follow.append(replace(event, agenda=left))
+            left = replace(event.schedule, ahead=event.schedule.ahead[place:])
+            decision.follow.append(replace(event, schedule=left))
             return decision
     return Decision()
 
 
-def _decide_move(look: PressureScan, move: RebalanceMove) -> Decision:
+def _decide_move(scan: PressureScan, move: RebalanceMove) -> Decision:
     if isinstance(move, ReturnLease):
-        return _given_back(look, move)
+        return _given_back(scan, move)
     if isinstance(move, Renew):
-        return leases.on_extended(look.ledger, LeaseExtended(move.lease.id, GRID_USER, move.extra_ms), look.now)
+        return leases.on_extended(scan.ledger, LeaseExtended(move.lease.id, GRID_USER, move.extra_ms), scan.now)
     if isinstance(move, Borrow):
-        return _borrowed(look, move)
+        return _borrowed(scan, move)
     if isinstance(move, Deny):
-        row = _acted(look, move.node, move.resource, refused=True)
+        row = _acted(scan, move.node, move.resource, refused=True)
         return Decision([row], [_record(REFUSED, move.node, move.resource, move.reason, subject=move.node)])
-    return _advised(look, move)
+    return _advised(scan, move)
 
 
-def _given_back(look: PressureScan, move: ReturnLease) -> Decision:
+def _given_back(scan: PressureScan, move: ReturnLease) -> Decision:
     lease = move.lease
-    decision = jobs.on_released(look.ledger, LeaseReleased(lease.id, GRID_USER, move.reason), look.now)
+    decision = jobs.on_released(scan.ledger, LeaseReleased(lease.id, GRID_USER, move.reason), scan.now)
     target, resource = lease.request.target, resource_of(lease.request.ask)
-    if target in look.ledger.nodes:
-        decision.changes.append(_acted(look, target, resource, at_ms=look.now))
+    if target in scan.ledger.nodes:
+        decision.changes.append(_acted(scan, target, resource, at_ms=scan.now))
     record = _record(GIVEN_BACK, target, resource, move.reason, subject=lease.id)
     record.data["source_node"] = lease.node
     decision.records.append(record)
     return decision
 
 
-def _borrowed(look: PressureScan, move: Borrow) -> Decision:
-    ledger, request, now = look.ledger, move.request, look.now
+def _borrowed(scan: PressureScan, move: Borrow) -> Decision:
+    ledger, request, now = scan.ledger, move.request, scan.now
     try:
         decision = leases.on_asked(ledger, LeaseAsked(request), now)
     except GridError as refusal:
-        told = look.balance(request.target).watch(move.resource).refused
-        row = _acted(look, request.target, move.resource, at_ms=now, refused=True)
+        told = scan.balance(request.target).watch(move.resource).refused
+        row = _acted(scan, request.target, move.resource, at_ms=now, refused=True)
         why = f"{move.reason}: {refusal}"
         record = _record(REFUSED, request.target, move.resource, why, subject=request.id)
         return Decision([row], [] if told else [record])
     answer = decision.answer
     assert isinstance(answer, LeaseAnswer)
     number = ledger.counters.get(AUTOMATIC_COUNTER, 0) + 1
-    decision.changes += [_acted(look, request.target, move.resource, at_ms=now), Counter(AUTOMATIC_COUNTER, number)]
+    decision.changes += [_acted(scan, request.target, move.resource, at_ms=now), Counter(AUTOMATIC_COUNTER, number)]
     record = _record(ASKED, request.target, move.resource, move.reason, subject=request.id)
     record.data["source_node"] = answer.lease.node
     decision.records.append(record)
     return decision
 
 
-def _advised(look: PressureScan, move: Advise) -> Decision:
-    advice, balance = move.advice, look.balance(move.node)
-    row = replace(balance, advice=advice, advised_at_ms=look.now)
-    return Decision([row], [_recommendation(look.ledger, move.node, advice)])
+def _advised(scan: PressureScan, move: Advise) -> Decision:
+    advice, balance = move.advice, scan.balance(move.node)
+    row = replace(balance, advice=advice, advised_at_ms=scan.now)
+    return Decision([row], [_recommendation(scan.ledger, move.node, advice)])
 
 
 def _recommendation(ledger: Ledger, node: str, advice: Advice) -> Record:
@@ -110,10 +110,10 @@ def _recommendation(ledger: Ledger, node: str, advice: Advice) -> Record:
 
 
 def _acted(
-    look: PressureScan, node: str, resource: ResourceType, *, at_ms: int | None = None, refused: bool = False
+    scan: PressureScan, node: str, resource: ResourceType, *, at_ms: int | None = None, refused: bool = False
 ) -> RebalanceState:
     """What is remembered of a node for which something was done, or could not be."""
-    balance = look.balance(node)
+    balance = scan.balance(node)
     old = balance.watch(resource)
     acted_at_ms = old.acted_at_ms if at_ms is None else at_ms
     watch = PressureWatch(old.above_since_ms, old.below_since_ms, acted_at_ms, refused)

@@ -156,7 +156,7 @@ class ClusterService:
         """Return when the agent was heard; raises at once where the link says that it will not come."""
 
         def is_alive(ledger: Ledger, now: int) -> bool:
-            seen = ledger.sightings.get(name)
+            seen = ledger.observations.get(name)
             here = ledger.nodes[name].state is NodeState.ALIVE or ledger.nodes[name].cooling
             return here and seen is not None and seen.at_ms >= since_ms
 
@@ -225,7 +225,7 @@ class ClusterService:
 
     def _row(self, name: str, ledger: Ledger, now: int) -> View:
         config, node = self._nodes[name], ledger.nodes.get(name)
-        seen, link = ledger.sightings.get(name), self._shells.links.get(name)
+        seen, link = ledger.observations.get(name), self._shells.links.get(name)
         facts = self._shells.facts.get(name, NodeFacts())
         return {
             "node_id": name,

@@ -210,7 +210,7 @@ class InvariantChecker:
             request = ledger.leases[job.lease_id].request
             if job.state is not JobState.QUEUED:
                 return f"{job.uid} is {job.state} on {ledger.leases[job.lease_id].node}"
-            if all(map(ledger.places_of, request.affinity)) and never_fits(ledger, request) is None:
+            if all(map(ledger.nodes_of, request.affinity)) and never_fits(ledger, request) is None:
                 return f"{job.uid} waits: {'; '.join(why_not_now(ledger, request, now))}"
         held = [lease.id for lease in ledger.leases.values() if lease.holds and not is_automatic(lease.request)]
         return f"still running: {', '.join((*self.running, *held))}" if self.running or held else None

@@ -217,7 +217,7 @@ def a_node_that_gives_way_or_is_silent_gets_nothing_new(watch: LedgerWatch, mome
     before = {row.id for row in moment.rows_before if isinstance(row, Lease) and row.holds}
     for row in moment.changes:
         if isinstance(row, Lease) and row.holds and row.id not in before and not row.recovered:
-            seen = watch.ledger.sightings[row.node]
+            seen = watch.ledger.observations[row.node]
             assert not seen.yields
             assert seen.at_ms
 
@@ -230,10 +230,10 @@ def whoever_is_displaced_is_less_important_has_run_and_was_not_displaced_too_oft
     rows = {row.id: row for row in moment.changes if isinstance(row, Lease)}
     for row in rows.values():
         known = before.get(row.id)
-        if not row.yields_to or known is None or known.yields_to or is_automatic(row.request):
+        if not row.preempted_by or known is None or known.preempted_by or is_automatic(row.request):
             continue  # what the grid holds for its own sake gives way to anybody
         policy, job = watch.ledger.policy, jobs.get(row.job)
-        preemptor = rows.get(row.yields_to) or watch.ledger.leases[row.yields_to]
+        preemptor = rows.get(row.preempted_by) or watch.ledger.leases[row.preempted_by]
         assert row.request.priority < preemptor.request.priority
         attempt = job.attempt if job is not None else None
         began = attempt.started_at_ms if attempt is not None else row.granted_at_ms

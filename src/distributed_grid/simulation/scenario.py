@@ -81,7 +81,7 @@ def _policy(random: Random) -> SchedulingPolicy:
         half_life_ms=random.choice((0, 60_000, 24 * HOUR_MS)),
         weights=random.choice(((), (("ada", 3000), ("bob", 500)), (("green", 2000),))),
         quotas=random.choice(((), (), (Quota("bob", leases=2),), (Quota("green", cpu_milli=4000, gpu_milli=1000),))),
-        patience_ms=random.choice((5_000, 30_000)),
+        reserve_after_ms=random.choice((5_000, 30_000)),
         starvation_ms=random.choice((60_000, 6 * HOUR_MS)),
         preemptions_max=random.choice((0, 1, 3)),
     )

@@ -126,10 +126,10 @@ def test_what_an_agent_says_of_another_nodes_memory_is_not_believed() -> None:
     async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
         await lending.received(served("birch"), ash)
         await lending.received(served(""), ash)
-        assert not (await ledger_of(grid)).lenders
+        assert not (await ledger_of(grid)).memory_servers
         lending.attach_local(ash)
         await lending.received(served(""), ash)
-        assert list((await ledger_of(grid)).lenders) == [""]
+        assert list((await ledger_of(grid)).memory_servers) == [""]
 
     in_a_pool(story)
 

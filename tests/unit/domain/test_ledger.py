@@ -41,7 +41,7 @@ def test_a_new_ledger_is_empty_and_whole():
     assert ledger.rows() == []
     assert ledger.next_due_ms() is None
     assert ledger.lends("nobody") == NOTHING
-    assert ledger.book("nobody") == NodeClaims()
+    assert ledger.claims_on("nobody") == NodeClaims()
 
 
 def test_of_its_rows_the_ledger_can_be_built_anew():
@@ -83,7 +83,7 @@ def test_what_is_over_leaves_with_all_its_traces():
     ledger.apply([a_lease(state=LeaseState.ENDED)])
     ledger.check()
     assert ledger.is_empty
-    assert (ledger.due, ledger.by_request, ledger.book("gpu1")) == ([], {}, NodeClaims())
+    assert (ledger.due, ledger.by_request, ledger.claims_on("gpu1")) == ([], {}, NodeClaims())
 
 
 def test_ending_what_was_never_there_is_harmless():
@@ -96,9 +96,9 @@ def test_a_claim_that_changes_is_counted_once():
     ledger = a_ledger(a_node("gpu1", cores=4), a_node("gpu2", cores=4))
     ledger.apply([Counter("fence", 1), a_lease(cores=1)])
     ledger.apply([a_lease(cores=3)])
-    assert ledger.book("gpu1").cpu_milli == 3000
+    assert ledger.claims_on("gpu1").cpu_milli == 3000
     ledger.apply([a_lease(cores=3, node="gpu2")])
-    assert (ledger.book("gpu1").cpu_milli, ledger.book("gpu2").cpu_milli) == (0, 3000)
+    assert (ledger.claims_on("gpu1").cpu_milli, ledger.claims_on("gpu2").cpu_milli) == (0, 3000)
     assert [lease.id for lease in ledger.leases_of("gpu2")] == ["r1"]
     ledger.check()
 
@@ -116,7 +116,7 @@ def test_a_node_that_left_takes_its_offer_along_and_its_row_stays_closed():
     ledger = a_ledger(a_node("gpu1"), a_node("gpu2"))
     ledger.apply([replace(ledger.nodes["gpu1"], state=NodeState.LEFT)])
     ledger.check()
-    assert set(ledger.nodes) == set(ledger.offers) == set(ledger.sightings) == {"gpu2"}
+    assert set(ledger.nodes) == set(ledger.offers) == set(ledger.observations) == {"gpu2"}
     assert not ledger.columns.open[ledger.columns.rows["gpu1"]]
 
 
@@ -133,7 +133,7 @@ def spoil_waiting(ledger: Ledger) -> None:
 
 
 def spoil_the_book(ledger: Ledger) -> None:
-    ledger.books["gpu1"].take(Claim(cpu_milli=1))
+    ledger.node_claims["gpu1"].take(Claim(cpu_milli=1))
 
 
 def spoil_a_column(ledger: Ledger) -> None:

@@ -105,7 +105,7 @@ def test_time_alone_ends_a_wait_or_a_term_and_nothing_else(state, deadline):
 def test_the_place_in_line_is_priority_then_age():
     older = replace(LEASE, id="r2", asked_at_ms=NOW - 1)
     urgent = replace(LEASE, id="r3", request=replace(LEASE.request, priority=Priority.URGENT))
-    line = sorted([LEASE, older, urgent], key=lambda lease: lease.place_in_line)
+    line = sorted([LEASE, older, urgent], key=lambda lease: lease.queue_key)
     assert [lease.id for lease in line] == ["r3", "r2", "r1"]
 
 

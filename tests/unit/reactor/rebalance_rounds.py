@@ -96,7 +96,7 @@ class Rounds(Scenario):
         return automatic_leases(self.ledger)
 
     def advice(self, node: str) -> Advice | None:
-        balance = self.ledger.balances.get(node)
+        balance = self.ledger.rebalance_states.get(node)
         return balance.advice if balance is not None else None
 
 

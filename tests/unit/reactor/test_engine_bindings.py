@@ -222,7 +222,7 @@ def test_what_others_have_taken_in_the_engine_is_not_offered():
     tale.later(61)
     lends = tale.ledger.offers["gpu1"].lends
     assert (lends.cpu_milli, lends.memory_bytes, lends.gpus) == (1500, 2 * GB, ())
-    assert tale.ledger.offers["gpu1"].keeps == ("its engine has given the rest to others",)
+    assert tale.ledger.offers["gpu1"].withheld == ("its engine has given the rest to others",)
 
 
 def test_a_gpu_that_is_lent_stays_in_the_offer_when_others_take_the_rest():

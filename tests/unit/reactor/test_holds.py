@@ -60,9 +60,9 @@ def test_nothing_is_lent_again_before_the_hold_and_its_grace_are_over(story: Sce
     story.submit(a_request("r1", cores=4), starts=True)
     story.later(7, heard=False)
     story.later(HOLD - 7 + HOLD_GRACE_MS / 1000 - 0.001, heard=False)
-    assert story.ledger.book("gpu2").cpu_milli == 4000
+    assert story.ledger.claims_on("gpu2").cpu_milli == 4000
     story.later(0.001, heard=False)
-    assert story.ledger.book("gpu2").cpu_milli == 0
+    assert story.ledger.claims_on("gpu2").cpu_milli == 0
     assert _state(story) is NodeState.LOST
 
 
@@ -217,7 +217,7 @@ def test_what_a_lost_node_held_is_given_up_though_somebody_waits(story: Scenario
     story.later(HOLD, heard=False)
     assert _state(story) is NodeState.LOST
     assert "r1" not in story.ledger.jobs
-    assert story.ledger.book("gpu2").cpu_milli == 0
+    assert story.ledger.claims_on("gpu2").cpu_milli == 0
 
 
 def test_a_preemptor_on_a_lost_node_waits_for_another_place(story: Scenario) -> None:

@@ -303,7 +303,7 @@ def test_a_job_that_waits_too_long_ends_with_the_reasons(story):
 def test_a_preempted_job_is_stopped_first_and_the_preemptor_waits_for_it(story):
     tale = preempted(story())
     assert tale.lease_of("vip").awaits == ("j1.1",)
-    assert tale.lease_of("j1").yields_to == "vip.1"
+    assert tale.lease_of("j1").preempted_by == "vip.1"
     assert effects(tale) == [("StopAttempt", "j1")]
 
 

@@ -25,7 +25,7 @@ def test_a_command_runs_with_what_the_lease_has_and_takes_nothing_besides(story)
     tale = story(a_node(cores=4))
     lease = tale.ask(a_request("b1", cores=3, duration_s=60))
     tale.submit(using("b1"))
-    assert tale.ledger.book("gpu1").cpu_milli == 3000
+    assert tale.ledger.claims_on("gpu1").cpu_milli == 3000
     (start,) = pending(tale.ledger)
     assert order_of(tale.ledger, start).claim == lease.claim
 

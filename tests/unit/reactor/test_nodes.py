@@ -164,7 +164,7 @@ def test_after_a_restart_nobody_was_heard_and_nothing_is_offered(story):
     tale = story()
     tale.submit(a_request("j1"))
     again = Ledger(tale.ledger.rows(durable_only=True))
-    assert again.sightings == again.offers == {}
+    assert again.observations == again.offers == {}
     assert pending(again) == pending(tale.ledger)
 
 

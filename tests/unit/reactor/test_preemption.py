@@ -62,7 +62,7 @@ def test_a_plain_lease_that_made_room_is_active_when_its_victim_is_gone(story):
     tale = busy(story(), ("j1", 4))
     lease = tale.ask(a_request("vip", cores=2, priority="urgent", duration_s=60))
     assert (lease.state, lease.awaits) == (LeaseState.RESERVING, ("j1.1",))
-    assert tale.ledger.book("gpu1").cpu_milli == 6000
+    assert tale.ledger.claims_on("gpu1").cpu_milli == 6000
     tale.end("j1", STOPPED)
     lease = tale.ledger.leases["vip"]
     assert (lease.state, lease.awaits) == (LeaseState.ACTIVE, ())

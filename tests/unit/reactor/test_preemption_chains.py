@@ -44,7 +44,7 @@ class Contest:
         for row in told.changes:
             if isinstance(row, Job) and row.stop is not None and row.stop.ending is Ending.PREEMPTED:
                 leaving = [one for one in told.changes if isinstance(one, Lease) and one.id == row.lease_id]
-                self.displaced.append((leaving[-1].yields_to.split(".")[0], row.uid))
+                self.displaced.append((leaving[-1].preempted_by.split(".")[0], row.uid))
 
     def comes(self, uid: str, cores: int, priority: str) -> None:
         self.note(self.story.tell(a_submission(a_request(uid, cores=cores, priority=priority, wait_s=1e6))))

@@ -138,7 +138,7 @@ def test_after_a_restart_what_is_held_is_kept_and_given_back_below_the_low_mark(
     story.round(HARD, times=4)
     before = story.leases
     story.ledger = Ledger(story.ledger.rows(durable_only=True))
-    assert story.ledger.balances == {}
+    assert story.ledger.rebalance_states == {}
     for name in story.ledger.nodes:
         story.hear(name)
     assert actions(story.round(CALM, times=10)) == []
@@ -531,9 +531,9 @@ def test_nodes_that_differ_less_than_the_policy_allows_are_left_alone():
 def test_a_node_that_leaves_takes_what_was_remembered_of_it_along():
     story = a_story()
     story.round(HARD)
-    assert "master" in story.ledger.balances
+    assert "master" in story.ledger.rebalance_states
     story.tell(NodeForgotten("master"))
-    assert "master" not in story.ledger.balances
+    assert "master" not in story.ledger.rebalance_states
     assert all(is_automatic(lease.request) for lease in story.leases)
     story.round(times=41)
     assert story.leases == []

@@ -112,9 +112,9 @@ class Watched(Rounds):
         assert self.last[target].level(resource) is not None
         assert all((lender.level(one) or 0) <= HIGH for one in WATCHED_RESOURCES)
         assert lender.score is not None
-        node, book = self.ledger.nodes[lease.node], self.ledger.book(lease.node)
+        node, claims = self.ledger.nodes[lease.node], self.ledger.claims_on(lease.node)
         total = total_of(node.capacity, resource)
-        lent = book.memory_bytes if resource is ResourceType.MEMORY else book.cpu_milli
+        lent = claims.memory_bytes if resource is ResourceType.MEMORY else claims.cpu_milli
         idle = total * (1000 - (lender.level(resource) or 0)) // 1000
         assert min(total - lent, idle - claimed_amount(lease, resource)) >= total * self.rules.excess_milli // 1000
 
@@ -209,7 +209,7 @@ def test_borrowing_that_really_relieves_a_node_settles_too(policy, demand, high,
     total = story.ledger.nodes["ash"].capacity.memory_bytes
 
     def level(name: str) -> PressureReading:
-        lent = 1000 * story.ledger.book(name).memory_bytes // total
+        lent = 1000 * story.ledger.claims_on(name).memory_bytes // total
         got = sum(
             1000 * lease.request.ask.memory_bytes // total for lease in story.leases if lease.request.target == name
         )

@@ -177,11 +177,11 @@ def _padded(devices: Column, width: int) -> Column:
     return np.pad(devices, (0, width - len(devices)), constant_values=NO_DEVICE)
 
 
-_RUNNING_COLUMNS = ("node", "priority", "began", "since", "spent", "cpu", "memory", "gpu", "devices", "share")
+_RUNNING_COLUMNS = ("node", "priority", "started", "since", "preemptions", "cpu", "memory", "gpu", "devices", "share")
 _BEGAN, _SINCE, _SPENT = (
-    _RUNNING_COLUMNS.index("began"),
+    _RUNNING_COLUMNS.index("started"),
     _RUNNING_COLUMNS.index("since"),
-    _RUNNING_COLUMNS.index("spent"),
+    _RUNNING_COLUMNS.index("preemptions"),
 )
 
 
@@ -227,14 +227,14 @@ class RunningColumns:
             max(share.milli for share in claim.gpus) if claim.gpus else 0,
         )
 
-    def told(self, lease: Lease, job: Job) -> None:
+    def update_job(self, lease: Lease, job: Job) -> None:
         """Take in what is new of the job under a lease."""
         slot = self.slots.get(lease.id)
         if slot is not None:
             table = self._table
             table[_BEGAN, slot], table[_SINCE, slot], table[_SPENT, slot] = _run_history(lease, job)
 
-    def over(self, lease: Lease) -> None:
+    def remove(self, lease: Lease) -> None:
         """Forget a lease."""
         self._drop(lease.id)
         there = self.leaving.get(lease.node)

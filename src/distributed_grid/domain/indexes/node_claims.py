@@ -2,7 +2,7 @@
 
 Rule 1: a whole-GPU share takes a device nobody else is on; fractions of a device never exceed 1000.
 Rule 2: an exclusive device is only lent whole.
-Rule 3: taking and giving back the same claim leaves the book as it was.
+Rule 3: taking and giving back the same claim leaves the claims as it was.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NodeClaims:
             self.take(claim)
 
     def copy(self) -> NodeClaims:
-        """A book that says the same and can be written to."""
+        """An independent copy."""
         other = NodeClaims()
         other.cpu_milli, other.memory_bytes = self.cpu_milli, self.memory_bytes
         other.gpu_milli, other.gpu_memory = dict(self.gpu_milli), dict(self.gpu_memory)

@@ -43,21 +43,21 @@ def next_offer(
     """
     if seen.usage is None:
         return None
-    lends, keeps = lendable_now(node, seen.usage, seen.idleness)
+    lends, withheld = lendable_now(node, seen.usage, seen.idleness)
     if seen.yields:
-        lends, keeps = NOTHING, ("its owner is using it",)
+        lends, withheld = NOTHING, ("its owner is using it",)
     elif stock is not None:
-        lends, keeps = _limit_to_engine(lends, stock.room, keeps, used or NodeClaims())
+        lends, withheld = _limit_to_engine(lends, stock.room, withheld, used or NodeClaims())
     now = seen.at_ms
     young = old is not None and now - old.made_at_ms < node.refresh_ms
-    if old is not None and young and not anew and _still_holds(node, old, lends, keeps):
+    if old is not None and young and not anew and _still_holds(node, old, lends, withheld):
         return None
     generation = old.generation + 1 if old is not None else 1
-    return Offer(node.name, generation, lends, now, now + node.offer_ms, keeps)
+    return Offer(node.name, generation, lends, now, now + node.offer_ms, withheld)
 
 
 def _limit_to_engine(
-    lends: Capacity, room: EngineResources, keeps: tuple[str, ...], used: NodeClaims
+    lends: Capacity, room: EngineResources, withheld: tuple[str, ...], used: NodeClaims
 ) -> tuple[Capacity, tuple[str, ...]]:
     """What of a loan the node's engine has for us, and what it has not."""
     most = -(-room.gpu_milli // WHOLE_GPU)
@@ -68,12 +68,12 @@ def _limit_to_engine(
         tuple(sorted(devices, key=lambda device: device.index)),
         lends.custom,
     )
-    return limited, keeps if limited == lends else (*keeps, "its engine has given the rest to others")
+    return limited, withheld if limited == lends else (*withheld, "its engine has given the rest to others")
 
 
-def _still_holds(node: Node, old: Offer, lends: Capacity, keeps: tuple[str, ...]) -> bool:
+def _still_holds(node: Node, old: Offer, lends: Capacity, withheld: tuple[str, ...]) -> bool:
     """Whether an offer promises nothing that is gone, and hides nothing worth telling."""
-    if (old.lends.gpus, old.lends.custom, len(old.keeps)) != (lends.gpus, lends.custom, len(keeps)):
+    if (old.lends.gpus, old.lends.custom, len(old.withheld)) != (lends.gpus, lends.custom, len(withheld)):
         return False
     grown = (
         (lends.cpu_milli - old.lends.cpu_milli, node.capacity.cpu_milli),
@@ -92,44 +92,44 @@ def lendable_now(node: Node, usage: Usage, idle: Idleness | None = None) -> tupl
         return most, () if node.caps.can_share else ("does not share",)
     idle = idle or update_idleness(node, usage, None, 0)
     assert idle is not None
-    keeps: list[str] = []
-    cpu = _lendable_cpu(node, usage, limits, idle, keeps)
-    memory = _lendable_memory(node, usage, limits, idle, keeps)
-    gpus = tuple(device for device in most.gpus if _lends_gpu(device, usage, limits, idle, keeps))
-    return Capacity(min(cpu, most.cpu_milli), min(memory, most.memory_bytes), gpus, most.custom), tuple(keeps)
+    withheld: list[str] = []
+    cpu = _lendable_cpu(node, usage, limits, idle, withheld)
+    memory = _lendable_memory(node, usage, limits, idle, withheld)
+    gpus = tuple(device for device in most.gpus if _lends_gpu(device, usage, limits, idle, withheld))
+    return Capacity(min(cpu, most.cpu_milli), min(memory, most.memory_bytes), gpus, most.custom), tuple(withheld)
 
 
-def _lendable_cpu(node: Node, usage: Usage, limits: OfferThresholds, idle: Idleness, keeps: list[str]) -> int:
+def _lendable_cpu(node: Node, usage: Usage, limits: OfferThresholds, idle: Idleness, withheld: list[str]) -> int:
     busy, most = usage.cpu_outside_milli, limits.cpu_busy_max_milli
     free = node.capacity.cpu_milli * max(1000 - busy, 0) // 1000
     enough = free >= limits.cpu_min_milli
     if idle.cpu.lent and enough:
-        return _above_excess(free, node.capacity.cpu_milli, limits, "CPU", keeps)
+        return _above_excess(free, node.capacity.cpu_milli, limits, "CPU", withheld)
     if busy > most:
-        keeps.append(f"CPU {_percent(busy)} busy, may be {_percent(most)}")
+        withheld.append(f"CPU {_percent(busy)} busy, may be {_percent(most)}")
     elif not enough:
-        keeps.append(f"{cores(free)} free, at least {cores(limits.cpu_min_milli)} needed to lend any")
+        withheld.append(f"{cores(free)} free, at least {cores(limits.cpu_min_milli)} needed to lend any")
     else:
-        keeps.append(f"CPU {_percent(busy)} busy, but {_not_long_enough(limits)}")
+        withheld.append(f"CPU {_percent(busy)} busy, but {_not_long_enough(limits)}")
     return 0
 
 
-def _lendable_memory(node: Node, usage: Usage, limits: OfferThresholds, idle: Idleness, keeps: list[str]) -> int:
+def _lendable_memory(node: Node, usage: Usage, limits: OfferThresholds, idle: Idleness, withheld: list[str]) -> int:
     used, most = 1000 * usage.memory_outside_bytes // max(node.capacity.memory_bytes, 1), limits.memory_used_max_milli
     free = max(node.capacity.memory_bytes - usage.memory_outside_bytes, 0)
     enough = free >= limits.memory_min_bytes
     if idle.memory.lent and enough:
-        return _above_excess(free, node.capacity.memory_bytes, limits, "memory", keeps)
+        return _above_excess(free, node.capacity.memory_bytes, limits, "memory", withheld)
     if used > most:
-        keeps.append(f"memory {_percent(used)} used, may be {_percent(most)}")
+        withheld.append(f"memory {_percent(used)} used, may be {_percent(most)}")
     elif not enough:
-        keeps.append(f"{gigabytes(free)} free, at least {gigabytes(limits.memory_min_bytes)} needed to lend any")
+        withheld.append(f"{gigabytes(free)} free, at least {gigabytes(limits.memory_min_bytes)} needed to lend any")
     else:
-        keeps.append(f"memory {_percent(used)} used, but {_not_long_enough(limits)}")
+        withheld.append(f"memory {_percent(used)} used, but {_not_long_enough(limits)}")
     return 0
 
 
-def _lends_gpu(device: GpuDevice, usage: Usage, limits: OfferThresholds, idle: Idleness, keeps: list[str]) -> bool:
+def _lends_gpu(device: GpuDevice, usage: Usage, limits: OfferThresholds, idle: Idleness, withheld: list[str]) -> bool:
     leaning = idle.gpu(device.index)
     if leaning is None or leaning.lent:
         return leaning is not None
@@ -137,19 +137,19 @@ def _lends_gpu(device: GpuDevice, usage: Usage, limits: OfferThresholds, idle: I
     busy = seen.busy_milli if seen is not None else 0
     free = device.memory_bytes - seen.memory_bytes if seen is not None else limits.gpu_memory_min_bytes
     if busy > limits.gpu_busy_max_milli:
-        keeps.append(f"GPU {device.index} {_percent(busy)} busy, may be {_percent(limits.gpu_busy_max_milli)}")
+        withheld.append(f"GPU {device.index} {_percent(busy)} busy, may be {_percent(limits.gpu_busy_max_milli)}")
     elif free < limits.gpu_memory_min_bytes:
-        keeps.append(f"GPU {device.index}: {gigabytes(free)} free, {gigabytes(limits.gpu_memory_min_bytes)} needed")
+        withheld.append(f"GPU {device.index}: {gigabytes(free)} free, {gigabytes(limits.gpu_memory_min_bytes)} needed")
     else:
-        keeps.append(f"GPU {device.index} {_percent(busy)} busy, but {_not_long_enough(limits)}")
+        withheld.append(f"GPU {device.index} {_percent(busy)} busy, but {_not_long_enough(limits)}")
     return False
 
 
-def _above_excess(free: int, has: int, limits: OfferThresholds, what: str, keeps: list[str]) -> int:
+def _above_excess(free: int, has: int, limits: OfferThresholds, what: str, withheld: list[str]) -> int:
     """The part of what is free that may be lent."""
     lent = max(free + -has * limits.excess_milli // 1000, 0)
     if not lent and limits.excess_milli:
-        keeps.append(f"{what} {_percent(1000 * free // max(has, 1))} free, keeps {_percent(limits.excess_milli)}")
+        withheld.append(f"{what} {_percent(1000 * free // max(has, 1))} free, keeps {_percent(limits.excess_milli)}")
     return lent
 
 

@@ -141,7 +141,7 @@ def update_volatility(node: Node, usage: Usage, seen: NodeObservation | None, no
     limits = node.thresholds
     if limits is None:
         return None
-    old = seen.unrest if seen is not None and now - seen.at_ms <= node.offer_ms else None
+    old = seen.volatility if seen is not None and now - seen.at_ms <= node.offer_ms else None
     passed_ms = max(now - seen.at_ms, 0) if seen is not None else 0
     memory = 1000 * usage.memory_outside_bytes / max(node.capacity.memory_bytes, 1)
     gpu = _gpu_use(node, usage)

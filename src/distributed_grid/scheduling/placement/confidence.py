@@ -102,21 +102,21 @@ def margin(place: Placement) -> float:
 
 def freshness(ledger: Ledger, node: str, now: int) -> float:
     """What the last word from a node is worth now: all of it at first, half after half a minute."""
-    seen = ledger.sightings.get(node)
+    seen = ledger.observations.get(node)
     age_ms = max(now - seen.at_ms, 0) if seen is not None else STALE_MS
     return 1 / (1 + (age_ms / STALE_MS) ** 2)
 
 
 def stay_probability(ledger: Ledger, request: Request, name: str, now: int, term_ms: int) -> float:
     """The probability that the owner of a node leaves alone what is lent there, for a term from now on."""
-    node, seen = ledger.nodes.get(name), ledger.sightings.get(name)
-    if node is None or seen is None or node.thresholds is None or seen.unrest is None:
+    node, seen = ledger.nodes.get(name), ledger.observations.get(name)
+    if node is None or seen is None or node.thresholds is None or seen.volatility is None:
         return 1.0
     ahead_ms = term_ms + max(now - seen.at_ms, 0)
-    owner, limits = seen.unrest, node.thresholds
+    owner, limits = seen.volatility, node.thresholds
     likely = _no_return_probability(owner.cpu, cpu_mark(node), now, ahead_ms, usual=PRIOR_RETURNS_PER_HOUR)
     likely *= _memory_stay_probability(
-        node, limits, owner.memory, (ledger.book(name).memory_bytes, request), now, ahead_ms
+        node, limits, owner.memory, (ledger.claims_on(name).memory_bytes, request), now, ahead_ms
     )
     if request.ask.gpu_milli and owner.gpu is not None:
         likely *= _no_return_probability(owner.gpu, float(limits.gpu_busy_max_milli), now, ahead_ms)

@@ -90,16 +90,16 @@ def choice_of(
 
 
 def _node_score(ledger: Ledger, node: str, score: int) -> NodeScore:
-    lends, book, known = ledger.lends(node), ledger.book(node), ledger.nodes.get(node)
+    lends, claims, known = ledger.lends(node), ledger.claims_on(node), ledger.nodes.get(node)
     return NodeScore(
         node,
         score,
         known.rank if known is not None else 0,
-        lends.cpu_milli - book.cpu_milli,
+        lends.cpu_milli - claims.cpu_milli,
         lends.cpu_milli,
-        lends.memory_bytes - book.memory_bytes,
+        lends.memory_bytes - claims.memory_bytes,
         lends.memory_bytes,
-        sum([book.free_milli(device) for device in lends.gpus]) if lends.gpus else 0,
+        sum([claims.free_milli(device) for device in lends.gpus]) if lends.gpus else 0,
         WHOLE_GPU * len(lends.gpus),
     )
 

@@ -1,13 +1,13 @@
 """Where a request cuts off least of what the typical requests could use.
 
 A placement's loss is how much less its node is worth to them afterwards (`usefulness.py`): GPUs that have become too
-small, or have too little CPU or memory beside them. What is taken from scarce GPUs weighs more (`typical.py`).
+small, or have too little CPU or memory beside them. What is taken from scarce GPUs weighs more (`request_shapes.py`).
 
 Rule 1: the same rows and the same weights always give the same choice, whatever was asked before.
 Rule 2: of equal losses the first row wins, and on it the first device.
 Rule 3: only rows that changed are counted again; with other weights all rows are.
 
-How much of what is free on a node the typical requests could use.
+How much of what is free on a node the request_shapes requests could use.
 
 Of a node's free GPUs a shape can use as many whole times itself as the devices hold, if the model is right. CPU and
 memory limit that in proportion; they count half as much again as there is (`HEADROOM`), since what else comes to the
@@ -28,7 +28,7 @@ Rule 4: weights are whole numbers, taken anew after a fifth more requests. In be
 What the requests so far teach, and the index of losses that follows a ledger.
 
 Rule 1: every request for a GPU that is taken in counts, once. What came before decides where it goes itself.
-Rule 2: the index is a memory of what the rows say (`Ledger.memo`): it may be thrown away at any moment.
+Rule 2: the index is a memory of what the rows say (`Ledger.cached`): it may be thrown away at any moment.
 """
 
 from __future__ import annotations
@@ -147,18 +147,18 @@ _FEW_ROWS = 8
 class FragmentationIndex:
     """The losses of what was asked for lately, kept by row. With another layout of the columns, make a new index."""
 
-    def __init__(self, columns: FreeColumns, typical: RequestShapes) -> None:
+    def __init__(self, columns: FreeColumns, request_shapes: RequestShapes) -> None:
         self._columns = columns
         self.layout = columns.layout
         self._some_only_whole = False
-        self.use(typical)
+        self.set_weights(request_shapes)
 
-    def use(self, typical: RequestShapes) -> None:
+    def set_weights(self, request_shapes: RequestShapes) -> None:
         """Count with these weights from now on."""
-        self.typical = typical
-        self._useful = UsableCapacity(typical.weights, self._columns)
+        self.request_shapes = request_shapes
+        self._useful = UsableCapacity(request_shapes.weights, self._columns)
         self._models = len(self._columns.models)
-        self._held = np.zeros((len(self._columns.cpu), len(typical.weights)))
+        self._held = np.zeros((len(self._columns.cpu), len(request_shapes.weights)))
         self._worth = np.zeros(len(self._columns.cpu))
         self._counted = -1
         self._kept: dict[RequestShape, _LossColumn] = {}
@@ -189,7 +189,7 @@ class FragmentationIndex:
     def _count_changed(self) -> None:
         """Count what the changed rows hold of each shape, and what they are worth now."""
         if len(self._columns.models) != self._models:
-            self.use(self.typical)
+            self.set_weights(self.request_shapes)
         if self._counted == self._columns.clock:
             return
         columns, useful = self._columns, self._useful
@@ -274,11 +274,11 @@ MIN_SUPPLY_DIVISOR = 100
 """A supply below a hundredth of all free GPUs counts as a hundredth: no shape alone decides everything."""
 
 
-def count_shape(typical: RequestShapes, shape: RequestShape) -> RequestShapes:
-    """What is typical after one more request; one without a GPU changes nothing."""
+def count_shape(request_shapes: RequestShapes, shape: RequestShape) -> RequestShapes:
+    """The shapes after one more request; one without a GPU changes nothing."""
     if not shape.gpu_milli:
-        return typical
-    shape, counts = shape.rounded, list(typical.counts)
+        return request_shapes
+    shape, counts = shape.rounded, list(request_shapes.counts)
     at = next((i for i, (known, _) in enumerate(counts) if known == shape), None)
     if at is None and len(counts) == MAX_SHAPES:
         at = min(range(MAX_SHAPES), key=lambda i: (counts[i][1], counts[i][0]))
@@ -286,27 +286,27 @@ def count_shape(typical: RequestShapes, shape: RequestShape) -> RequestShapes:
         counts.append((shape, 1))
     else:
         counts[at] = (shape, counts[at][1] + 1)
-    after = RequestShapes(tuple(counts), typical.counted + 1, typical.weights, typical.taken)
+    after = RequestShapes(tuple(counts), request_shapes.counted + 1, request_shapes.weights, request_shapes.taken)
     return after if after.counted < HALVE_AFTER else _halve_counts(after)
 
 
-def reweigh(typical: RequestShapes, supply: Sequence[int], free_milli: int) -> RequestShapes:
+def reweigh(request_shapes: RequestShapes, supply: Sequence[int], free_milli: int) -> RequestShapes:
     """The same with weights taken: the less there is that a shape could use, the more of it matters.
 
     `supply` is how much of all free GPUs each counted shape could use. A weight is demand over supply, so that the sum
     of weight × supply lost is what a placement takes from the others: the marginal loss of Σ demand × log(supply).
     """
     least = max(free_milli // MIN_SUPPLY_DIVISOR, 1)
-    parts = [(count << 60) // max(had, least) for (_, count), had in zip(typical.counts, supply, strict=True)]
+    parts = [(count << 60) // max(had, least) for (_, count), had in zip(request_shapes.counts, supply, strict=True)]
     total = max(sum(parts), 1)
-    shapes = [shape for shape, _ in typical.counts]
+    shapes = [shape for shape, _ in request_shapes.counts]
     weights = [(shape, max(TOTAL_WEIGHT * part // total, 1)) for shape, part in zip(shapes, parts, strict=True)]
-    return RequestShapes(typical.counts, typical.counted, tuple(weights), typical.counted)
+    return RequestShapes(request_shapes.counts, request_shapes.counted, tuple(weights), request_shapes.counted)
 
 
-def _halve_counts(typical: RequestShapes) -> RequestShapes:
-    halves = tuple((shape, count // 2) for shape, count in typical.counts if count > 1)
-    return RequestShapes(halves, sum(half for _, half in halves), typical.weights, typical.taken // 2)
+def _halve_counts(request_shapes: RequestShapes) -> RequestShapes:
+    halves = tuple((shape, count // 2) for shape, count in request_shapes.counts if count > 1)
+    return RequestShapes(halves, sum(half for _, half in halves), request_shapes.weights, request_shapes.taken // 2)
 
 
 def shape_of(ask: Amounts) -> RequestShape:
@@ -315,22 +315,22 @@ def shape_of(ask: Amounts) -> RequestShape:
 
 
 def learn_shape(ledger: Ledger, request: Request) -> RequestShapes | None:
-    """What is typical after this request too; None where it teaches nothing."""
+    """The shapes after this request; None where it teaches nothing."""
     if not request.ask.gpu_milli:
         return None
-    typical = count_shape(ledger.typical, shape_of(request.ask))
-    if not typical.is_due:
-        return typical
+    request_shapes = count_shape(ledger.request_shapes, shape_of(request.ask))
+    if not request_shapes.is_due:
+        return request_shapes
     columns = ledger.columns
-    could_use = usable_supply(typical.counts, columns, columns.open)
-    return reweigh(typical, could_use, int(columns.gpu_left[columns.open].sum()))
+    could_use = usable_supply(request_shapes.counts, columns, columns.open)
+    return reweigh(request_shapes, could_use, int(columns.gpu_left[columns.open].sum()))
 
 
 def fragmentation_index(ledger: Ledger) -> FragmentationIndex:
-    """The index of a ledger, up to date with its rows and with what is typical."""
-    index = ledger.memo.get("losses")
-    if not isinstance(index, FragmentationIndex) or index.layout != ledger.columns.layout:
-        index = ledger.memo["losses"] = FragmentationIndex(ledger.columns, ledger.typical)
-    elif index.typical.weights is not ledger.typical.weights:
-        index.use(ledger.typical)
+    """The index of a ledger, up to date with its rows and its request shapes."""
+    index = ledger.cached(FragmentationIndex)
+    if index is None or index.layout != ledger.columns.layout:
+        index = ledger.cache(FragmentationIndex(ledger.columns, ledger.request_shapes))
+    elif index.request_shapes.weights is not ledger.request_shapes.weights:
+        index.set_weights(ledger.request_shapes)
     return index

@@ -32,7 +32,7 @@ Mask = NDArray[np.bool_]
 
 
 def fitting_rows(ledger: Ledger, ask: Amounts) -> Mask:
-    """Which rows have room, by their columns; GPU memory and custom resources only the book of a node can tell."""
+    """Which rows have room, by their columns; GPU memory and custom resources only the claims of a node can tell."""
     columns = ledger.columns
     mask = columns.open & (columns.cpu >= ask.cpu_milli)
     if ask.memory_bytes:
@@ -55,9 +55,9 @@ def allowed_rows(ledger: Ledger, request: Request) -> Mask | None:
         if names or names is not request.require:
             mask = _intersect(mask, ledger.columns.mask_of(names))
     for name in request.affinity:
-        mask = _intersect(mask, ledger.columns.mask_of(ledger.places_of(name)))
+        mask = _intersect(mask, ledger.columns.mask_of(ledger.nodes_of(name)))
     for name in request.anti_affinity:
-        mask = _intersect(mask, ~ledger.columns.mask_of(ledger.places_of(name)))
+        mask = _intersect(mask, ~ledger.columns.mask_of(ledger.nodes_of(name)))
     return mask
 
 
@@ -73,13 +73,13 @@ def unmet_constraint(ledger: Ledger, request: Request, node: str) -> str | None:
         if node not in ledger.labelled(key, value):
             return f"has no label {key}={value}" if value else f"has no label or tag {key}"
     for name in request.affinity:
-        places = ledger.places_of(name)
+        places = ledger.nodes_of(name)
         if not places:
             return f"nothing of {name} is running that it could be near to"
         if node not in places:
             return f"{name} is on {', '.join(sorted(places))}"
     for name in request.anti_affinity:
-        if node in ledger.places_of(name):
+        if node in ledger.nodes_of(name):
             if name == node == request.target:
                 return "it is for this node, from another"
             return "it must not be here" if name == node else f"{name} is here, and it must not be near to that"
@@ -152,13 +152,13 @@ def _placements_by_score(ledger: Ledger, request: Request, mask: Mask, fits: int
 def _claim_on_row(ledger: Ledger, request: Request, row: int, strategy: Strategy) -> Claim | None:
     """The exact claim on a row; where devices are told apart by what would be lost, on the best of them."""
     node = ledger.columns.names[row]
-    book, lends, ask = ledger.book(node), ledger.lends(node), request.ask
-    if strategy is Strategy.FRAGMENTATION_AWARE and 0 < ask.gpu_milli < WHOLE_GPU and ledger.typical.weights:
+    claims, lends, ask = ledger.claims_on(node), ledger.lends(node), request.ask
+    if strategy is Strategy.FRAGMENTATION_AWARE and 0 < ask.gpu_milli < WHOLE_GPU and ledger.request_shapes.weights:
         at = fragmentation_index(ledger).device(shape_of(ask), row)
-        best = book.claim_for(ask, lends, device=lends.gpus[at].index) if 0 <= at < len(lends.gpus) else None
+        best = claims.claim_for(ask, lends, device=lends.gpus[at].index) if 0 <= at < len(lends.gpus) else None
         if best is not None:
             return best
-    return book.claim_for(ask, lends)
+    return claims.claim_for(ask, lends)
 
 
 def _rows_by_score(score: Scores, mask: Mask) -> Iterator[tuple[int, list[int]]]:

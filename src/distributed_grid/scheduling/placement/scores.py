@@ -28,7 +28,7 @@ RANK_UNIT = 10_000
 CLASS_UNIT = 10**10
 """Above any rank: the room everything has below what a strategy is named for."""
 LOSS_UNIT = 2 * CLASS_UNIT
-"""Above any loss of what is useful on one node, which is below 2**33 (`typical.ALL_WEIGHTS`)."""
+"""Above any loss of what is useful on one node, which is below 2**33 (`fragmentation.TOTAL_WEIGHT`)."""
 MAX_CACHED_ASKS = 64
 """What so many different asks take of each node is remembered."""
 MAX_RANK = CLASS_UNIT // RANK_UNIT - 1
@@ -90,7 +90,7 @@ def _cheapest(ledger: Ledger, request: Request) -> Scores:
 def _least_fragmentation(ledger: Ledger, request: Request) -> Scores:
     """The least lost for the requests that usually come; while nobody has asked for a GPU, the fewest GPUs left."""
     rank = _score_terms(ledger).rank
-    if ledger.typical.weights:
+    if ledger.request_shapes.weights:
         losses = fragmentation_index(ledger).losses(shape_of(request.ask))
         return rank * (LOSS_UNIT // RANK_UNIT) - np.minimum(losses, LOSS_UNIT - 1).astype(np.int64)
     return rank - np.minimum(ledger.columns.gpu_left // 10, RANK_UNIT - 1)
@@ -100,7 +100,7 @@ def _least_fragmentation(ledger: Ledger, request: Request) -> Scores:
 class _ScoreTerms:
     """What the nodes' own rows say for scores: ranks, the largest CPU and GPUs, and what an ask takes of each node.
 
-    No lease and no offer changes that, so it is worked out once and remembered (`Ledger.memo`).
+    No lease and no offer changes that, so it is worked out once and remembered (`Ledger.cached`).
     """
 
     columns: FreeColumns
@@ -130,13 +130,13 @@ class _ScoreTerms:
 
 
 def _score_terms(ledger: Ledger) -> _ScoreTerms:
-    columns, known = ledger.columns, ledger.memo.get("terms")
+    columns, known = ledger.columns, ledger.cached(_ScoreTerms)
     version = (columns.layout, columns.terms)
-    if not isinstance(known, _ScoreTerms) or known.version != version:
+    if known is None or known.version != version:
         rank = np.minimum(columns.rank, MAX_RANK) * RANK_UNIT
         most_cpu = max(int(columns.lends_cpu.max(initial=1)), 1)
         most_gpu = 1000 * max(int(columns.lends_gpus.max(initial=1)), 1)
-        known = ledger.memo["terms"] = _ScoreTerms(columns, version, rank, most_cpu, most_gpu, {})
+        known = ledger.cache(_ScoreTerms(columns, version, rank, most_cpu, most_gpu, {}))
     return known
 
 

@@ -37,7 +37,7 @@ def victim_weight(rank: int, cost: int) -> int:
 
 
 class CostBound(NamedTuple):
-    """No way to make room on this node is lighter; `slots` are the tenants that could go there."""
+    """No way to make room on this node is lighter; `slots` are the running leases that could go there."""
 
     weight: int
     node: str
@@ -92,7 +92,7 @@ def _largest_share(claim: Claim) -> int:
 
 
 class _BoundSearch:
-    """The nodes that may serve, the tenants there that may go, and the counts and costs it takes at the least."""
+    """The nodes that may serve, the running leases there that may go, and the counts and costs it takes at the least."""
 
     def __init__(
         self, ledger: Ledger, request: Request, yielders: PreemptionCandidates, rows: NDArray[np.intp]
@@ -100,13 +100,13 @@ class _BoundSearch:
         self._ledger = ledger
         self._rows = rows
         self._ranks = int(request.priority)
-        columns, tenants = ledger.columns, ledger.tenants
+        columns, running = ledger.columns, ledger.running
         place = np.full(len(columns.open), -1, dtype=np.int64)
         place[rows] = np.arange(len(rows))
-        where = place[tenants.column("node")[yielders.slots]]
+        where = place[running.column("node")[yielders.slots]]
         there = where >= 0
         slots, where = yielders.slots[there], where[there]
-        segments = where * self._ranks + tenants.column("priority")[slots]
+        segments = where * self._ranks + running.column("priority")[slots]
         order = np.argsort(segments, kind="stable")
         self._slots, self._where, self._segments = slots[order], where[order], segments[order]
         self._costs = yielders.costs[self._slots]
@@ -119,16 +119,16 @@ class _BoundSearch:
     def _missing(self, request: Request) -> list[_Need]:
         """The resources that are short somewhere. Memory counts in MiB, rounded in favour of the node; who leaves
         anyway counts as gone."""
-        columns, tenants, ask = self._ledger.columns, self._ledger.tenants, request.ask
+        columns, running, ask = self._ledger.columns, self._ledger.running, request.ask
         kinds: list[tuple[Column, Column, Gives]] = [
-            (ask.cpu_milli - columns.cpu, tenants.column("cpu"), lambda claim: claim.cpu_milli),
-            ((ask.memory_bytes - columns.memory) >> 20, -(-tenants.column("memory") >> 20), _mebibytes),
+            (ask.cpu_milli - columns.cpu, running.column("cpu"), lambda claim: claim.cpu_milli),
+            ((ask.memory_bytes - columns.memory) >> 20, -(-running.column("memory") >> 20), _mebibytes),
         ]
         if ask.gpu_milli >= WHOLE_GPU:
             wanted = ask.gpu_milli // WHOLE_GPU - columns.gpu_whole
-            kinds.append((wanted, tenants.column("devices"), lambda claim: len(claim.gpus)))
+            kinds.append((wanted, running.column("devices"), lambda claim: len(claim.gpus)))
         elif ask.gpu_milli:
-            kinds.append((ask.gpu_milli - columns.gpu_part, tenants.column("share"), _largest_share))
+            kinds.append((ask.gpu_milli - columns.gpu_part, running.column("share"), _largest_share))
         needs = []
         for short, amounts, gives in kinds:
             short = short[self._rows] - self._leaving(gives)
@@ -152,7 +152,7 @@ class _BoundSearch:
         """What those give back who are on their way out."""
         ledger = self._ledger
         given = np.zeros(len(ledger.columns.open), dtype=np.int64)
-        for name, ids in ledger.tenants.leaving.items():
+        for name, ids in ledger.running.leaving.items():
             claims = [claim for lease_id in ids if (claim := ledger.leases[lease_id].claim) is not None]
             given[ledger.columns.rows[name]] = sum(gives(claim) for claim in claims)
         return given[self._rows]

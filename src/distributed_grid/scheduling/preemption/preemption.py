@@ -75,23 +75,23 @@ def _victims(
     ledger: Ledger, request: Request, floor: CostBound, yielders: PreemptionCandidates, below: int
 ) -> list[VictimGroup] | None:
     """The lightest victims on a node, or None where nobody lighter than `below` is enough."""
-    lends, book = ledger.lends(floor.node), ledger.book(floor.node)
-    if _NO_CLAIMS.claim_for(request.ask, lends) is None or book.claim_for(request.ask, lends) is not None:
+    lends, claims = ledger.lends(floor.node), ledger.claims_on(floor.node)
+    if _NO_CLAIMS.claim_for(request.ask, lends) is None or claims.claim_for(request.ask, lends) is not None:
         return None
-    if floor.node in ledger.tenants.leaving:
-        book = NodeClaims(lease.claim for lease in _staying(ledger, floor.node) if lease.claim is not None)
-    return lightest_victims(PreemptionSite(lends, book, _units(ledger, floor, yielders)), request.ask, below)
+    if floor.node in ledger.running.leaving:
+        claims = NodeClaims(lease.claim for lease in _staying(ledger, floor.node) if lease.claim is not None)
+    return lightest_victims(PreemptionSite(lends, claims, _units(ledger, floor, yielders)), request.ask, below)
 
 
 def _staying(ledger: Ledger, node: str) -> list[Lease]:
     """The leases on a node that are not on their way out."""
-    leaving = ledger.tenants.leaving.get(node, {})
+    leaving = ledger.running.leaving.get(node, {})
     return [lease for lease in ledger.leases_of(node) if lease.id not in leaving]
 
 
 def _units(ledger: Ledger, floor: CostBound, yielders: PreemptionCandidates) -> list[VictimGroup]:
     """Who could go on a node, each with those who would go along, in the order of their ids."""
-    ids, units = ledger.tenants.ids, []
+    ids, units = ledger.running.ids, []
     costs = yielders.costs[floor.slots].tolist()
     for slot, cost in zip(floor.slots.tolist(), costs, strict=True):
         lease = ledger.leases[ids[slot]]
@@ -101,7 +101,7 @@ def _units(ledger: Ledger, floor: CostBound, yielders: PreemptionCandidates) -> 
             units.append(VictimGroup((lease.id,), victim_weight(rank, cost), rank, lease.claim))
             continue
         gang = [lease.id, *(member for member in ledger.gangs[lease.gang] if member != lease.id)]
-        theirs = [ledger.tenants.slots.get(member, -1) for member in gang]
+        theirs = [ledger.running.slots.get(member, -1) for member in gang]
         if all(one >= 0 and yielders.able[one] for one in theirs):
             weight = sum(victim_weight(rank, int(yielders.costs[one])) for one in theirs)
             units.append(VictimGroup(tuple(gang), weight, rank, lease.claim))
@@ -111,20 +111,20 @@ def _units(ledger: Ledger, floor: CostBound, yielders: PreemptionCandidates) -> 
 
 def _plan_on_node(ledger: Ledger, request: Request, node: str, victims: list[VictimGroup]) -> PreemptionPlan | None:
     """What the request gets when these are gone and those who leave anyway; None where there is nobody to wait for."""
-    lends, leaving = ledger.lends(node), ledger.tenants.leaving.get(node, {})
+    lends, leaving = ledger.lends(node), ledger.running.leaving.get(node, {})
     gone = {unit.leases[0] for unit in victims}
-    book = NodeClaims(one.claim for one in _staying(ledger, node) if one.claim is not None and one.id not in gone)
+    claims = NodeClaims(one.claim for one in _staying(ledger, node) if one.claim is not None and one.id not in gone)
     awaits = []
     for lease_id in leaving:
         lease = ledger.leases[lease_id]
-        if lease.yields_to or lease.claim is None:
+        if lease.preempted_by or lease.claim is None:
             awaits.append(lease_id)
             continue
-        book.take(lease.claim)
-        if book.claim_for(request.ask, lends) is None:
-            book.give_back(lease.claim)
+        claims.take(lease.claim)
+        if claims.claim_for(request.ask, lends) is None:
+            claims.give_back(lease.claim)
             awaits.append(lease_id)
-    claim = book.claim_for(request.ask, lends)
+    claim = claims.claim_for(request.ask, lends)
     if claim is None or not (victims or awaits):
         return None
     here = tuple(unit.leases[0] for unit in victims)
@@ -153,20 +153,20 @@ def _automatic_plan(ledger: Ledger, request: Request, node: str, mine: list[Leas
     if ledger.nodes[node].state is not NodeState.ALIVE or unmet_constraint(ledger, request, node) is not None:
         return None
     lends, going = ledger.lends(node), {lease.id for lease in mine}
-    book = NodeClaims(
+    claims = NodeClaims(
         lease.claim for lease in ledger.leases_of(node) if lease.id not in going and lease.claim is not None
     )
-    if book.claim_for(request.ask, lends) is None:
+    if claims.claim_for(request.ask, lends) is None:
         return None
     for lease in mine:
         if lease.claim is None:
             continue
-        book.take(lease.claim)
-        if book.claim_for(request.ask, lends) is not None:
+        claims.take(lease.claim)
+        if claims.claim_for(request.ask, lends) is not None:
             going.discard(lease.id)
         else:
-            book.give_back(lease.claim)
-    claim = book.claim_for(request.ask, lends)
+            claims.give_back(lease.claim)
+    claim = claims.claim_for(request.ask, lends)
     if claim is None or not going:
         return None
     gone = tuple(lease.id for lease in mine if lease.id in going)

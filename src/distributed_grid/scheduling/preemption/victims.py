@@ -41,7 +41,7 @@ class PreemptionSite(Struct, frozen=True):
     """A node to make room on: what it lends, what is taken there for good or for now, and who of them could go."""
 
     lends: Capacity
-    book: NodeClaims
+    claims: NodeClaims
     units: Sequence[VictimGroup]
 
 
@@ -76,7 +76,7 @@ class _OccupiedGpu:
             if share.index == device.index
         }
         self.units = {number: unit for number, (unit, _) in on_it.items()}
-        milli = site.book.gpu_milli.get(device.index, 0)
+        milli = site.claims.gpu_milli.get(device.index, 0)
         self.is_free = not milli
         self.can_be_cleared = bool(on_it) and milli == sum(milli for _, milli in on_it.values())
         self.share = sum(unit.weight // len(unit.claim.gpus) for unit in self.units.values())
@@ -127,16 +127,16 @@ def _weight(units: Iterable[VictimGroup]) -> int:
 
 def _shortfalls(site: PreemptionSite, ask: Amounts, device: GpuDevice | None) -> list[int]:
     """How much is missing of each resource; what is not missing is not positive."""
-    lends, book = site.lends, site.book
+    lends, claims = site.lends, site.claims
     needs = [
-        ask.cpu_milli - lends.cpu_milli + book.cpu_milli,
-        ask.memory_bytes - lends.memory_bytes + book.memory_bytes,
+        ask.cpu_milli - lends.cpu_milli + claims.cpu_milli,
+        ask.memory_bytes - lends.memory_bytes + claims.memory_bytes,
     ]
     has = dict(lends.custom) if ask.custom else {}
-    needs += [count - has.get(name, 0) + book.custom.get(name, 0) for name, count in ask.custom]
+    needs += [count - has.get(name, 0) + claims.custom.get(name, 0) for name, count in ask.custom]
     if device is not None:
         memory = ask.gpu_memory_bytes or device.memory_bytes * ask.gpu_milli // WHOLE_GPU
-        needs += [ask.gpu_milli - book.free_milli(device), memory - book.free_memory(device)]
+        needs += [ask.gpu_milli - claims.free_milli(device), memory - claims.free_memory(device)]
     return needs
 
 
@@ -154,21 +154,21 @@ def _released_amounts(claim: Claim, ask: Amounts, device: GpuDevice | None) -> t
 
 Slots = NDArray[np.intp]
 Cost = Callable[[Ledger, Slots, int], Column]
-"""What it costs to displace each of these tenants now; never negative, below 2**52."""
+"""What it costs to displace each of these running leases now; never negative, below 2**52."""
 
 _MAX_AGO_MS = 2**40
 _MAX_SIZE = 2**22
 
 
 class PreemptionCandidates:
-    """The tenants that may be displaced, by their slots; `able` says so of every slot, `costs` is theirs alone."""
+    """The running leases that may be displaced, by their slots; `able` says so of every slot, `costs` is theirs alone."""
 
     def __init__(self, ledger: Ledger, request: Request, now: int, cost: Cost) -> None:
-        tenants, policy = ledger.tenants, ledger.policy
-        able = tenants.column("priority") < int(request.priority)
-        able &= now - tenants.column("began") >= policy.minimum_run_ms
-        able &= tenants.column("spent") < policy.preemptions_max
-        able &= ledger.columns.open[tenants.column("node")]
+        running, policy = ledger.running, ledger.policy
+        able = running.column("priority") < int(request.priority)
+        able &= now - running.column("started") >= policy.minimum_run_ms
+        able &= running.column("preemptions") < policy.preemptions_max
+        able &= ledger.columns.open[running.column("node")]
         self.able: NDArray[np.bool_] = able
         self.slots: Slots = np.flatnonzero(able)
         self.costs: Column = np.zeros(len(able), dtype=np.int64)
@@ -178,16 +178,16 @@ class PreemptionCandidates:
 def work_lost(ledger: Ledger, slots: Slots, now: int) -> Column:
     """About so many core-milliseconds of work would have to be done again; a GPU or memory counts as the cores that
     are as large a part of the grid."""
-    tenants, columns = ledger.tenants, ledger.columns
+    running, columns = ledger.running, ledger.columns
     cores = min(int(columns.lends_cpu.sum()), 2**32)
-    size = np.maximum(tenants.column("cpu")[slots], 1)
+    size = np.maximum(running.column("cpu")[slots], 1)
     for name, total in (
         ("memory", int(columns.lends_memory.sum()) >> 20),
         ("gpu", 1000 * int(columns.lends_gpus.sum())),
     ):
         if total and cores:
-            amount = tenants.column(name)[slots]
+            amount = running.column(name)[slots]
             size = np.maximum(size, np.minimum(amount >> 20 if name == "memory" else amount, 2**30) * cores // total)
-    ago: Column = np.clip(now - tenants.column("since")[slots], 0, _MAX_AGO_MS)
+    ago: Column = np.clip(now - running.column("since")[slots], 0, _MAX_AGO_MS)
     lost: Column = (np.minimum(size, _MAX_SIZE) * ago) >> 10
     return lost

@@ -139,16 +139,16 @@ class StartForecast:
 
     def earliest_ms(self, ask: Amounts, node: str, *, guess: bool = True) -> int:
         """When an ask will fit on a node if nobody else comes; NEVER where nobody knows."""
-        lends, held = self._ledger.lends(node), self._ledger.books.get(node) or NodeClaims()
+        lends, held = self._ledger.lends(node), self._ledger.node_claims.get(node) or NodeClaims()
         if held.claim_for(ask, lends) is not None:
             return self._now
-        book = held.copy()
+        claims = held.copy()
         for end, lease in self.departures(node, guess=guess).ends:
             if end == NEVER:
                 break
             assert lease.claim is not None
-            book.give_back(lease.claim)
-            if book.claim_for(ask, lends) is not None:
+            claims.give_back(lease.claim)
+            if claims.claim_for(ask, lends) is not None:
                 return end
         return NEVER
 
@@ -221,11 +221,11 @@ class StartForecast:
     def _keeps_its_word(self, user: str, since_ms: int) -> bool:
         """Whether everything a user said about its leases was true since then."""
         account = self._ledger.accounts.get(user)
-        if account is not None and account.broke_at_ms >= since_ms:
+        if account is not None and account.overran_at_ms >= since_ms:
             return False
         breaking = self._breaking.get(user)
         if breaking is None:
-            held = (self._ledger.leases[lease_id] for lease_id in self._ledger.leases_by.get(user, ()))
+            held = (self._ledger.leases[lease_id] for lease_id in self._ledger.leases_by_user.get(user, ()))
             breaking = self._breaking[user] = any(overran_estimate(lease, self._now) for lease in held)
         return not breaking
 

@@ -73,19 +73,19 @@ def settle_account(
     """A user's account up to now, before what it holds changes; `begins` or `over` is the lease of its that does."""
     old = ledger.accounts.get(user) or Account(user, now)
     policy = ledger.policy
-    runs, broke_at_ms, lifted_at_ms = old.runs, old.broke_at_ms, old.lifted_at_ms
+    runs, overran_at_ms, promoted_at_ms = old.runs, old.overran_at_ms, old.promoted_at_ms
     if begins is not None and _is_overdue(ledger, begins, now):
-        lifted_at_ms = now
+        promoted_at_ms = now
     if over is not None:
         if over.job and over.end in _OWN_ENDS:
             runs = (*runs, max(now - over.granted_at_ms, 1))[-RUNS_KEPT:]
         if overran_estimate(over, now):
-            broke_at_ms = now
+            overran_at_ms = now
     elapsed_ms = now - old.at_ms
     if not policy.half_life_ms:
-        return Account(user, old.at_ms, 0, 0, 0, runs, broke_at_ms, lifted_at_ms)
+        return Account(user, old.at_ms, 0, 0, 0, runs, overran_at_ms, promoted_at_ms)
     if elapsed_ms <= 0:
-        return Account(user, old.at_ms, old.cpu, old.memory, old.gpu, runs, broke_at_ms, lifted_at_ms)
+        return Account(user, old.at_ms, old.cpu, old.memory, old.gpu, runs, overran_at_ms, promoted_at_ms)
     left, seconds = decay_factors(elapsed_ms, policy.half_life_ms)
     cpu, memory, gpu = rates(ledger.held_by(user))
     return Account(
@@ -95,8 +95,8 @@ def settle_account(
         min(round(old.memory * left + memory * seconds), MAX_USAGE),
         min(round(old.gpu * left + gpu * seconds), MAX_USAGE),
         runs,
-        broke_at_ms,
-        lifted_at_ms,
+        overran_at_ms,
+        promoted_at_ms,
     )
 
 
@@ -155,7 +155,7 @@ class Shares:
         """All who hold something or wait, with their weights."""
         ledger = self._ledger
         some = [lease_id for _, _, lease_id in ledger.waiting]
-        some += [next(iter(leases)) for leases in ledger.leases_by.values() if leases]
+        some += [next(iter(leases)) for leases in ledger.leases_by_user.values() if leases]
         requests = [ledger.leases[lease_id].request for lease_id in some]
         requests += [self._newcomer.request] if self._newcomer is not None else []
         teams = {one.user: one.team for one in requests}
@@ -219,7 +219,7 @@ class Quotas:
 
     def _leases(self) -> list[Lease]:
         ledger = self._ledger
-        return [ledger.leases[lease_id] for ids in ledger.leases_by.values() for lease_id in ids]
+        return [ledger.leases[lease_id] for ids in ledger.leases_by_user.values() for lease_id in ids]
 
 
 def exceeds_quota_alone(ledger: Ledger, request: Request) -> str | None:

@@ -82,7 +82,7 @@ class QueueOrder:
 
     def _has_waited(self, user: str, overdue: int) -> bool:
         account = self._ledger.accounts.get(user)
-        return account is None or account.lifted_at_ms <= overdue
+        return account is None or account.promoted_at_ms <= overdue
 
     def need(self, lease: Lease) -> float:
         """How long one of the waiting has waited and will take, in lengths of it."""
@@ -108,7 +108,7 @@ class QueueOrder:
         """Whether a request has to start before long to be over by its deadline: sooner than it takes."""
         if not request.deadline_ms:
             return False
-        return request.latest_start_ms - self._now <= max(request.expects_ms, self._policy.patience_ms)
+        return request.latest_start_ms - self._now <= max(request.expects_ms, self._policy.reserve_after_ms)
 
 
 MAX_RESERVATIONS = 16
@@ -306,7 +306,7 @@ class QueueScan:
             for at, lease in self._blocked:
                 if len(self._places) == MAX_RESERVATIONS or len(taken) == len(self._ledger.nodes):
                     break
-                patient = self._now - lease.asked_at_ms <= self._ledger.policy.patience_ms
+                patient = self._now - lease.asked_at_ms <= self._ledger.policy.reserve_after_ms
                 if fit_key(lease.request) in hopeless or (patient and (self._places or nobody_knows)):
                     continue
                 kept = self._place_kept_for(lease, taken, first=not self._places)

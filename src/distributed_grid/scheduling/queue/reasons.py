@@ -122,14 +122,14 @@ def _shortage(ledger: Ledger, request: Request, node: Node, now: int) -> str:
     offer = ledger.offers.get(node.name)
     if offer is None:
         return "no fresh measurement"
-    if offer.keeps and NodeClaims().claim_for(ask, offer.lends) is None:
-        return "; ".join(offer.keeps)
-    book = ledger.book(node.name)
-    if book.claim_for(ask, offer.lends) is not None and request.gang > 1:
+    if offer.withheld and NodeClaims().claim_for(ask, offer.lends) is None:
+        return "; ".join(offer.withheld)
+    claims = ledger.claims_on(node.name)
+    if claims.claim_for(ask, offer.lends) is not None and request.gang > 1:
         return f"has room, but a gang of {request.gang} needs as many nodes at once"
-    if book.claim_for(ask, offer.lends) is not None:
+    if claims.claim_for(ask, offer.lends) is not None:
         return "kept for a request that comes before it"
-    return _short_of(ask, offer.lends, book, "free") or "does not fit"
+    return _short_of(ask, offer.lends, claims, "free") or "does not fit"
 
 
 def why_not_lent(ledger: Ledger, node: Node, now: int) -> tuple[str, ...]:
@@ -141,44 +141,44 @@ def why_not_lent(ledger: Ledger, node: Node, now: int) -> tuple[str, ...]:
     offer = ledger.offers.get(node.name)
     if offer is None:
         return ("no fresh measurement",)
-    if offer.keeps:
-        return offer.keeps
-    book = ledger.book(node.name)
-    full = offer.lends.cpu_milli <= book.cpu_milli and offer.lends.memory_bytes <= book.memory_bytes
-    full = full and not any(book.free_milli(device) for device in offer.lends.gpus)
+    if offer.withheld:
+        return offer.withheld
+    claims = ledger.claims_on(node.name)
+    full = offer.lends.cpu_milli <= claims.cpu_milli and offer.lends.memory_bytes <= claims.memory_bytes
+    full = full and not any(claims.free_milli(device) for device in offer.lends.gpus)
     return ("everything it lends is lent",) if full else ()
 
 
 def _absence(ledger: Ledger, node: Node, now: int) -> str:
     if node.state is NodeState.DRAINING:
         return "cooling down" if node.cooling else "draining"
-    seen = ledger.sightings.get(node.name)
+    seen = ledger.observations.get(node.name)
     if seen is None or not seen.at_ms:
         return "not heard from yet"
     return f"not heard from for {(now - seen.at_ms) // 1000} s"
 
 
-def _short_of(ask: Amounts, lends: Capacity, book: NodeClaims, word: str) -> str:
+def _short_of(ask: Amounts, lends: Capacity, claims: NodeClaims, word: str) -> str:
     """Every resource that falls short, as "3.2 GB free, 4.0 GB asked"."""
     short = []
-    if ask.cpu_milli > (left := lends.cpu_milli - book.cpu_milli):
+    if ask.cpu_milli > (left := lends.cpu_milli - claims.cpu_milli):
         short.append(f"{cores(max(left, 0))} {word}, {cores(ask.cpu_milli)} asked")
-    if ask.memory_bytes > (left := lends.memory_bytes - book.memory_bytes):
+    if ask.memory_bytes > (left := lends.memory_bytes - claims.memory_bytes):
         short.append(f"{gigabytes(max(left, 0))} {word}, {gigabytes(ask.memory_bytes)} asked")
     if ask.gpu_milli >= WHOLE_GPU:
-        if ask.gpu_milli // WHOLE_GPU > (left := book.whole_free(lends)):
+        if ask.gpu_milli // WHOLE_GPU > (left := claims.whole_free(lends)):
             short.append(f"{gpus(left * WHOLE_GPU)} {word}, {gpus(ask.gpu_milli)} asked")
-    elif ask.gpu_milli > (left := book.part_free(lends)):
+    elif ask.gpu_milli > (left := claims.part_free(lends)):
         short.append(f"{gpus(max(left, 0))} {word}, {gpus(ask.gpu_milli)} asked")
     if ask.gpu_models and not short and not any(is_model(device.name, ask.gpu_models) for device in lends.gpus):
         names = ", ".join(sorted({device.name or "unnamed" for device in lends.gpus}))
         short.append(f"its GPUs are {names}, {' or '.join(ask.gpu_models)} asked")
     if ask.gpu_memory_bytes and not short:
-        most = max((book.free_memory(device) for device in lends.gpus), default=0)
+        most = max((claims.free_memory(device) for device in lends.gpus), default=0)
         if most < ask.gpu_memory_bytes:
             short.append(f"{gigabytes(most)} GPU memory {word}, {gigabytes(ask.gpu_memory_bytes)} asked")
     has = dict(lends.custom)
     for name, count in ask.custom:
-        if count > (left := has.get(name, 0) - book.custom.get(name, 0)):
+        if count > (left := has.get(name, 0) - claims.custom.get(name, 0)):
             short.append(f"{left} {name} {word}, {count} asked")
     return "; ".join(short)

@@ -98,16 +98,16 @@ class _StartPlan:
 
     def _fits_at(self, request: Request, node: str) -> int:
         lends, held = self._ledger.lends(node), self._held(node)
-        book = NodeClaims(lease.claim for _, lease in held if lease.claim is not None)
+        claims = NodeClaims(lease.claim for _, lease in held if lease.claim is not None)
         at_ms = self._now
         for end, lease in held:
-            if book.claim_for(request.ask, lends) is not None:
+            if claims.claim_for(request.ask, lends) is not None:
                 break
             if end == NEVER or lease.claim is None:
                 return NEVER
-            book.give_back(lease.claim)
+            claims.give_back(lease.claim)
             at_ms = end
-        return at_ms if book.claim_for(request.ask, lends) is not None else NEVER
+        return at_ms if claims.claim_for(request.ask, lends) is not None else NEVER
 
     def _claim_at(self, request: Request, node: str, at_ms: int) -> Claim | None:
         """What a request gets on a node at a moment; without a moment, when everybody there is gone."""
@@ -119,14 +119,14 @@ class _StartPlan:
         lends, held = self._ledger.lends(node), self._held(node)
         if NodeClaims().claim_for(request.ask, lends) is None:
             return f"{node} does not lend enough at the moment, whatever is held there"
-        book = NodeClaims(lease.claim for _, lease in held if lease.claim is not None)
+        claims = NodeClaims(lease.claim for _, lease in held if lease.claim is not None)
         for end, lease in held:
             if end == NEVER:
                 doing = "holds" if lease.holds else "waits before it for"
                 return f"nobody knows how long {lease.id} takes, which {doing} {node}"
             assert lease.claim is not None
-            book.give_back(lease.claim)
-            if book.claim_for(request.ask, lends) is not None:
+            claims.give_back(lease.claim)
+            if claims.claim_for(request.ask, lends) is not None:
                 doing = "is over" if lease.holds else "has had its turn"
                 return f"when {lease.id} {doing} on {node}"
         return f"when {node} is free"

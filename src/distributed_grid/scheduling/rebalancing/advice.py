@@ -27,81 +27,81 @@ MAX_TARGETS = 32
 """The best of so many places with room is good enough, the least loaded being looked at first."""
 
 
-def advice_for(look: PressureScan, node: str, cause: str) -> Advice | None:
+def advice_for(scan: PressureScan, node: str, cause: str) -> Advice | None:
     """The best recommendation for a node, or None where nothing can be moved anywhere."""
-    places = list(look.helpers(node))
-    for job, lease in _movable(look, node, cause):
+    places = list(scan.helpers(node))
+    for job, lease in _movable(scan, node, cause):
         for to in places:
-            if (cause != SPREAD or _evens_out(look, lease, to)) and _can_go(look, job, lease, to):
-                reason = f"{_why(look, node, to, cause)}; job {job.id} holds {_held(lease, cause)}"
-                return Advice(str(cause), job.uid, to, reason, look.now)
-    if cause == SPREAD or not look.speaks(node):
+            if (cause != SPREAD or _evens_out(scan, lease, to)) and _can_go(scan, job, lease, to):
+                reason = f"{_why(scan, node, to, cause)}; job {job.id} holds {_held(lease, cause)}"
+                return Advice(str(cause), job.uid, to, reason, scan.now)
+    if cause == SPREAD or not scan.speaks(node):
         return None
     resource = ResourceType(cause)
-    room, to = max(islice(surpluses(look, node, resource, UNITS[resource]), MAX_TARGETS), default=(0, ""))
+    room, to = max(islice(surpluses(scan, node, resource, UNITS[resource]), MAX_TARGETS), default=(0, ""))
     if not room:
         return None
-    return Advice(str(cause), "", to, f"{_why(look, node, to, cause)}, {describe(resource, room)} to spare", look.now)
+    return Advice(str(cause), "", to, f"{_why(scan, node, to, cause)}, {describe(resource, room)} to spare", scan.now)
 
 
-def still_applies(look: PressureScan, node: str, advice: Advice) -> bool:
+def still_applies(scan: PressureScan, node: str, advice: Advice) -> bool:
     """Whether a recommendation still makes sense."""
-    reading = look.reading(node)
-    if not look.is_calm(advice.to) or reading.score is None:
+    reading = scan.reading(node)
+    if not scan.is_calm(advice.to) or reading.score is None:
         return False
     if advice.job:
-        job = look.ledger.jobs.get(advice.job)
+        job = scan.ledger.jobs.get(advice.job)
         if job is None or job.attempt is None or job.attempt.node != node:
             return False
     if advice.cause == SPREAD:
-        distance = reading.score - (look.reading(advice.to).score or 0)
-        return look.rules.evens_out and distance > look.rules.policy.spread_milli // 2
+        distance = reading.score - (scan.reading(advice.to).score or 0)
+        return scan.rules.evens_out and distance > scan.rules.policy.spread_milli // 2
     resource = ResourceType(advice.cause)
     level = reading.level(resource)
     if level is None:
         return False
-    return level > look.rules.marks(resource).middle or look.will_be_above(node, resource)
+    return level > scan.rules.marks(resource).middle or scan.will_be_above(node, resource)
 
 
-def _movable(look: PressureScan, node: str, cause: str) -> Iterator[tuple[Job, Lease]]:
+def _movable(scan: PressureScan, node: str, cause: str) -> Iterator[tuple[Job, Lease]]:
     """The jobs that run on a node and would relieve it: the least important first, then the largest."""
     found = []
-    for lease in look.ledger.leases_of(node):
-        job = look.ledger.jobs.get(lease.job)
+    for lease in scan.ledger.leases_of(node):
+        job = scan.ledger.jobs.get(lease.job)
         if job is None or job.state is not JobState.RUNNING or lease.state is not LeaseState.ACTIVE or lease.gang:
             continue
-        size = _shift(look, lease, node) if cause == SPREAD else claimed_amount(lease, ResourceType(cause))
+        size = _shift(scan, lease, node) if cause == SPREAD else claimed_amount(lease, ResourceType(cause))
         if size:
             found.append((int(lease.request.priority), -size, job.uid, job, lease))
     for *_, job, lease in sorted(found, key=lambda entry: entry[:3])[:MAX_JOBS]:
         yield job, lease
 
 
-def _can_go(look: PressureScan, job: Job, lease: Lease, to: str) -> bool:
+def _can_go(scan: PressureScan, job: Job, lease: Lease, to: str) -> bool:
     """Whether a job may run on a node that has room for it and can spare that."""
     request = job.request
     if request.require and to not in request.require:
         return False
     if any(
-        claimed_amount(lease, resource) > surplus(look, to, resource)
+        claimed_amount(lease, resource) > surplus(scan, to, resource)
         for resource in WATCHED_RESOURCES
         if claimed_amount(lease, resource)
     ):
         return False
-    return find_placement(look.ledger, replace(request, require=(to,), prefer=())) is not None
+    return find_placement(scan.ledger, replace(request, require=(to,), prefer=())) is not None
 
 
-def _evens_out(look: PressureScan, lease: Lease, to: str) -> bool:
+def _evens_out(scan: PressureScan, lease: Lease, to: str) -> bool:
     """Whether two nodes differ much, and the one that gives still works at least as hard after the move."""
-    gives, takes = look.reading(lease.node).score or 0, look.reading(to).score or 0
-    if gives - takes <= look.rules.policy.spread_milli:
+    gives, takes = scan.reading(lease.node).score or 0, scan.reading(to).score or 0
+    if gives - takes <= scan.rules.policy.spread_milli:
         return False
-    return takes + _shift(look, lease, to) <= gives - _shift(look, lease, lease.node)
+    return takes + _shift(scan, lease, to) <= gives - _shift(scan, lease, lease.node)
 
 
-def _shift(look: PressureScan, lease: Lease, node: str) -> int:
+def _shift(scan: PressureScan, lease: Lease, node: str) -> int:
     """How much of a node a lease is at most, in thousandths."""
-    capacity = look.ledger.nodes[node].capacity
+    capacity = scan.ledger.nodes[node].capacity
     parts = ((claimed_amount(lease, resource), total_of(capacity, resource)) for resource in WATCHED_RESOURCES)
     return max((1000 * size // total if total else 1000 for size, total in parts if size), default=0)
 
@@ -111,13 +111,13 @@ def _held(lease: Lease, cause: str) -> str:
     return ", ".join(describe(kind, claimed_amount(lease, kind)) for kind in kinds if claimed_amount(lease, kind))
 
 
-def _why(look: PressureScan, node: str, to: str, cause: str) -> str:
-    here, there = look.reading(node), look.reading(to)
+def _why(scan: PressureScan, node: str, to: str, cause: str) -> str:
+    here, there = scan.reading(node), scan.reading(to)
     if cause == SPREAD:
-        most = percent(look.rules.policy.spread_milli)
+        most = percent(scan.rules.policy.spread_milli)
         return f"{node} works at {percent(here.score or 0)}, {to} at {percent(there.score or 0)}, may differ by {most}"
     resource = ResourceType(cause)
-    high = look.rules.marks(resource).high
+    high = scan.rules.marks(resource).high
     level, other = here.level(resource) or 0, there.level(resource)
     if level <= high and (ahead := here.ahead(resource)) is not None:
         words = f"{resource} at {percent(level)}, expected at {percent(ahead.level)}"

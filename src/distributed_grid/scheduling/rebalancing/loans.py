@@ -35,14 +35,14 @@ def total_of(capacity: Capacity, resource: ResourceType) -> int:
     return capacity.cpu_milli if resource is ResourceType.CPU else WHOLE_GPU * len(capacity.gpus)
 
 
-def surplus(look: PressureScan, node: str, resource: ResourceType) -> int:
+def surplus(scan: PressureScan, node: str, resource: ResourceType) -> int:
     """How much of a resource a calm node can spare right now."""
-    ledger, rules = look.ledger, look.rules
+    ledger, rules = scan.ledger, scan.rules
     offer = ledger.offers.get(node)
-    level = look.reading(node).level(resource)
+    level = scan.reading(node).level(resource)
     if level is None and resource is ResourceType.GPU:
         level = 0  # a device that nobody measures counts as idle, as it does for lending
-    if offer is None or level is None or look.held[node, resource]:
+    if offer is None or level is None or scan.held[node, resource]:
         return 0
     total = total_of(ledger.nodes[node].capacity, resource)
     lent = _lent(ledger, node, resource)
@@ -51,33 +51,33 @@ def surplus(look: PressureScan, node: str, resource: ResourceType) -> int:
     return max(min(free - kept, total_of(offer.lends, resource) - lent), 0)
 
 
-def surpluses(look: PressureScan, node: str, resource: ResourceType, least: int) -> Iterator[tuple[int, str]]:
+def surpluses(scan: PressureScan, node: str, resource: ResourceType, least: int) -> Iterator[tuple[int, str]]:
     """What each node that could help has to spare, where that is enough, least loaded first.
 
-    Who has gone through all of them in vain has found out for all who would ask for as much in the same look.
+    Who has gone through all of them in vain has found out for all who would ask for as much in the same scan.
     """
-    if look.found.get(resource, least) < least:
+    if scan.found.get(resource, least) < least:
         return
     most = 0
-    for name in look.helpers(node):
-        size = surplus(look, name, resource)
+    for name in scan.helpers(node):
+        size = surplus(scan, name, resource)
         most = max(most, size)
         if size >= least:
             yield size, name
-    if machine_of(look.ledger.nodes[node]) == node:
-        look.found[resource] = most
+    if machine_of(scan.ledger.nodes[node]) == node:
+        scan.found[resource] = most
 
 
 def _lent(ledger: Ledger, node: str, resource: ResourceType) -> int:
-    book = ledger.book(node)
+    claims = ledger.claims_on(node)
     if resource is ResourceType.MEMORY:
-        return book.memory_bytes
-    return book.cpu_milli if resource is ResourceType.CPU else sum(book.gpu_milli.values())
+        return claims.memory_bytes
+    return claims.cpu_milli if resource is ResourceType.CPU else sum(claims.gpu_milli.values())
 
 
 def _outside(ledger: Ledger, node: str, resource: ResourceType, total: int) -> int:
     """What others than the grid use; what was lent comes on top of it, used already or not."""
-    seen = ledger.sightings.get(node)
+    seen = ledger.observations.get(node)
     usage = seen.usage if seen is not None else None
     if usage is None:
         return 0
@@ -114,20 +114,20 @@ def describe(resource: ResourceType, size: int) -> str:
     return cores(size) if resource is ResourceType.CPU else gpus(size)
 
 
-def why_no_surplus(look: PressureScan, node: str, resource: ResourceType) -> str:
+def why_no_surplus(scan: PressureScan, node: str, resource: ResourceType) -> str:
     """Why a node cannot spare anything worth asking for, in words."""
-    reading = look.reading(node)
+    reading = scan.reading(node)
     if reading.score is None:
         return f"{node}: not heard from"
     for one in (resource, ResourceType.MEMORY, ResourceType.CPU, ResourceType.GPU):
-        level, high = reading.level(one), look.rules.marks(one).high
+        level, high = reading.level(one), scan.rules.marks(one).high
         if level is not None and level > high:
             return f"{node}: {one} at {percent(level)} itself, above the mark of {percent(high)}"
-        if look.will_be_above(node, one):
+        if scan.will_be_above(node, one):
             return f"{node}: {one} will be above its own mark of {percent(high)} soon"
-    if look.held[node, resource]:
+    if scan.held[node, resource]:
         return f"{node}: borrows {resource} itself"
-    return f"{node}: {describe(resource, surplus(look, node, resource))} to spare"
+    return f"{node}: {describe(resource, surplus(scan, node, resource))} to spare"
 
 
 MIN_WORTH_MILLI = 20
@@ -155,57 +155,57 @@ class Deny(Struct, frozen=True):
     reason: str
 
 
-def may_borrow(look: PressureScan, node: str, resource: ResourceType) -> bool:
+def may_borrow(scan: PressureScan, node: str, resource: ResourceType) -> bool:
     """Whether it is time to ask for more of a resource for a node."""
-    watch = look.balance(node).watch(resource)
-    if not look.lasted(watch.above_since_ms) or not look.rested(watch.acted_at_ms):
+    watch = scan.balance(node).watch(resource)
+    if not scan.lasted(watch.above_since_ms) or not scan.rested(watch.acted_at_ms):
         return False
-    if resource in look.agenda.waited_for or not look.speaks(node) or next(look.others(node), None) is None:
+    if resource in scan.schedule.contested or not scan.speaks(node) or next(scan.others(node), None) is None:
         return False
-    held = sum(1 for lease in look.leases if lease.request.target == node)
-    return held < look.rules.policy.leases_max
+    held = sum(1 for lease in scan.leases if lease.request.target == node)
+    return held < scan.rules.policy.leases_max
 
 
-def plan_borrow(look: PressureScan, node: str, resource: ResourceType) -> Borrow | Deny | None:
+def plan_borrow(scan: PressureScan, node: str, resource: ResourceType) -> Borrow | Deny | None:
     """What to ask for; None where the node has enough, or where it was told already that nobody can help."""
-    total = total_of(look.ledger.nodes[node].capacity, resource)
+    total = total_of(scan.ledger.nodes[node].capacity, resource)
     worth = max(total * MIN_WORTH_MILLI // 1000, UNITS[resource])
-    excess = total * (_expected_level(look, node, resource) - look.rules.marks(resource).middle) // 1000
-    held = look.held[node, resource]
+    excess = total * (_expected_level(scan, node, resource) - scan.rules.marks(resource).middle) // 1000
+    held = scan.held[node, resource]
     if held and excess - held < worth:
         return None
-    part = min(excess * look.rules.policy.portion_milli // 1000, excess - held)
-    size, lenders = _lenders(look, node, resource, whole_units(resource, max(part, worth)), worth)
-    why = pressure_reason(look, node, resource)
+    part = min(excess * scan.rules.policy.portion_milli // 1000, excess - held)
+    size, lenders = _lenders(scan, node, resource, whole_units(resource, max(part, worth)), worth)
+    why = pressure_reason(scan, node, resource)
     if lenders:
-        request = _request(look, node, resource, amounts_of(resource, size), lenders)
+        request = _request(scan, node, resource, amounts_of(resource, size), lenders)
         return Borrow(request, resource, f"{why}: {describe(resource, size)} of {describe(resource, excess)} in excess")
-    if look.balance(node).watch(resource).refused:
+    if scan.balance(node).watch(resource).refused:
         return None
-    others = list(look.others(node))
-    told = [why_no_surplus(look, name, resource) for name in others[:MAX_REASONS]]
+    others = list(scan.others(node))
+    told = [why_no_surplus(scan, name, resource) for name in others[:MAX_REASONS]]
     told += [f"and {len(others) - MAX_REASONS} more"] if len(others) > MAX_REASONS else []
     return Deny(node, resource, f"{why}, and nobody can help: {'; '.join(told)}")
 
 
-def _expected_level(look: PressureScan, node: str, resource: ResourceType) -> int:
-    reading = look.reading(node)
+def _expected_level(scan: PressureScan, node: str, resource: ResourceType) -> int:
+    reading = scan.reading(node)
     level, forecast = reading.level(resource) or 0, reading.ahead(resource)
-    return max(level, forecast.level) if forecast is not None and look.will_be_above(node, resource) else level
+    return max(level, forecast.level) if forecast is not None and scan.will_be_above(node, resource) else level
 
 
 def _lenders(
-    look: PressureScan, node: str, resource: ResourceType, wanted: int, worth: int
+    scan: PressureScan, node: str, resource: ResourceType, wanted: int, worth: int
 ) -> tuple[int, tuple[str, ...]]:
     """How much can be had at once, and from which nodes: all that is wanted, or else the most that one can spare."""
-    ledger = look.ledger
+    ledger = scan.ledger
 
     def fits(name: str, size: int) -> bool:
-        return ledger.book(name).claim_for(amounts_of(resource, size), ledger.lends(name)) is not None
+        return ledger.claims_on(name).claim_for(amounts_of(resource, size), ledger.lends(name)) is not None
 
     less: list[tuple[int, str]] = []
     able: list[str] = []
-    for size, name in surpluses(look, node, resource, min(worth, wanted)):
+    for size, name in surpluses(scan, node, resource, min(worth, wanted)):
         if size < wanted:
             less.append((-size, name))
         elif fits(name, wanted):
@@ -221,16 +221,16 @@ def _lenders(
     return 0, ()
 
 
-def _request(look: PressureScan, node: str, resource: ResourceType, ask: Amounts, lenders: tuple[str, ...]) -> Request:
-    policy = look.rules.policy
+def _request(scan: PressureScan, node: str, resource: ResourceType, ask: Amounts, lenders: tuple[str, ...]) -> Request:
+    policy = scan.rules.policy
     return Request(
-        request_id(node, resource, look.ledger.counters.get(AUTOMATIC_COUNTER, 0) + 1),
+        request_id(node, resource, scan.ledger.counters.get(AUTOMATIC_COUNTER, 0) + 1),
         GRID_USER,
         ask,
         policy.priority,
         require=lenders,
         wait_ms=0,
-        duration_ms=policy.term * look.rules.interval_ms,
+        duration_ms=policy.term * scan.rules.interval_ms,
         target=node,
         anti_affinity=(node,),
     )
@@ -242,12 +242,12 @@ def request_id(node: str, resource: ResourceType, number: int) -> str:
     return AUTOMATIC_PREFIX + re.sub(r"[^A-Za-z0-9_-]", "-", node)[: 64 - len(AUTOMATIC_PREFIX) - len(tail)] + tail
 
 
-def pressure_reason(look: PressureScan, node: str, resource: ResourceType) -> str:
+def pressure_reason(scan: PressureScan, node: str, resource: ResourceType) -> str:
     """The pressure that calls for something, with its numbers."""
-    reading, high = look.reading(node), look.rules.marks(resource).high
+    reading, high = scan.reading(node), scan.rules.marks(resource).high
     level, forecast = reading.level(resource) or 0, reading.ahead(resource)
     if level > high or forecast is None:
         return f"{resource} at {percent(level)}, above the mark of {percent(high)}"
-    seconds = look.rules.policy.ahead * look.rules.interval_ms // 1000
+    seconds = scan.rules.policy.ahead * scan.rules.interval_ms // 1000
     expected = f"{percent(forecast.level)} (± {percent(forecast.reach)}) in {seconds} s"
     return f"{resource} at {percent(level)}, expected at {expected}, above the mark of {percent(high)}"

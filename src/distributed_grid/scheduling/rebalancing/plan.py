@@ -36,42 +36,42 @@ from distributed_grid.scheduling.rebalancing.loans import Borrow, Deny, asked_am
 from distributed_grid.scheduling.rebalancing.pressure import PressureScan, machine_of, percent
 
 QUEUE_ENTRY = ""
-"""The first entry of an agenda: those who wait."""
+"""The first entry of a schedule: the queue."""
 
 
-def track_nodes(look: PressureScan) -> list[RebalanceState]:
+def track_nodes(scan: PressureScan) -> list[RebalanceState]:
     """What is remembered of each node after one more reading; only where that has changed."""
     changed = []
-    least = _two_least(look)
-    for name in look.ledger.nodes:
-        old = look.balance(name)
+    least = _two_least(scan)
+    for name in scan.ledger.nodes:
+        old = scan.balance(name)
         new = replace(
             old,
-            memory=_track_resource(look, name, ResourceType.MEMORY, old.memory),
-            cpu=_track_resource(look, name, ResourceType.CPU, old.cpu),
-            gpu=_track_resource(look, name, ResourceType.GPU, old.gpu),
-            spread=_track_spread(look, name, least, old.spread),
-            advice=old.advice if old.advice is not None and still_applies(look, name, old.advice) else None,
+            memory=_track_resource(scan, name, ResourceType.MEMORY, old.memory),
+            cpu=_track_resource(scan, name, ResourceType.CPU, old.cpu),
+            gpu=_track_resource(scan, name, ResourceType.GPU, old.gpu),
+            spread=_track_spread(scan, name, least, old.spread),
+            advice=old.advice if old.advice is not None and still_applies(scan, name, old.advice) else None,
         )
         if new != old:
             changed.append(new)
     return changed
 
 
-def _track_resource(look: PressureScan, node: str, resource: ResourceType, old: PressureWatch) -> PressureWatch:
+def _track_resource(scan: PressureScan, node: str, resource: ResourceType, old: PressureWatch) -> PressureWatch:
     above = below = None
-    if look.is_above(node, resource):
-        above = look.now if old.above_since_ms is None else old.above_since_ms
-    elif look.held[node, resource] and look.is_below(node, resource):
-        below = look.now if old.below_since_ms is None else old.below_since_ms
-    return PressureWatch(above, below, old.acted_at_ms, old.refused and not look.is_below(node, resource))
+    if scan.is_above(node, resource):
+        above = scan.now if old.above_since_ms is None else old.above_since_ms
+    elif scan.held[node, resource] and scan.is_below(node, resource):
+        below = scan.now if old.below_since_ms is None else old.below_since_ms
+    return PressureWatch(above, below, old.acted_at_ms, old.refused and not scan.is_below(node, resource))
 
 
-def _two_least(look: PressureScan) -> list[tuple[int, str]]:
+def _two_least(scan: PressureScan) -> list[tuple[int, str]]:
     """The least loaded node that is known, and the least loaded one of another machine."""
-    nodes = look.ledger.nodes
+    nodes = scan.ledger.nodes
     found: list[tuple[int, str]] = []
-    scores = ((look.reading(name).score, name) for name in nodes)
+    scores = ((scan.reading(name).score, name) for name in nodes)
     for score, name in sorted((score, name) for score, name in scores if score is not None):
         if not found:
             found.append((score, name))
@@ -80,28 +80,28 @@ def _two_least(look: PressureScan) -> list[tuple[int, str]]:
     return []
 
 
-def _track_spread(look: PressureScan, node: str, least: list[tuple[int, str]], old: PressureWatch) -> PressureWatch:
+def _track_spread(scan: PressureScan, node: str, least: list[tuple[int, str]], old: PressureWatch) -> PressureWatch:
     """Since when a node works so much harder than the least loaded one elsewhere that they should be evened out."""
-    score, nodes = look.reading(node).score, look.ledger.nodes
-    if not look.rules.evens_out or score is None or not least:
+    score, nodes = scan.reading(node).score, scan.ledger.nodes
+    if not scan.rules.evens_out or score is None or not least:
         return PressureWatch()
     lowest, _ = least[0] if machine_of(nodes[least[0][1]]) != machine_of(nodes[node]) else least[1]
-    if score - lowest <= look.rules.policy.spread_milli:
+    if score - lowest <= scan.rules.policy.spread_milli:
         return PressureWatch()
-    return PressureWatch(look.now if old.above_since_ms is None else old.above_since_ms)
+    return PressureWatch(scan.now if old.above_since_ms is None else old.above_since_ms)
 
 
-def schedule_round(look: PressureScan, noted: Iterable[RebalanceState]) -> RebalanceSchedule:
+def schedule_round(scan: PressureScan, noted: Iterable[RebalanceState]) -> RebalanceSchedule:
     """Who has to be looked at in this round, by what has just been noted, and who could help."""
-    balances = {**look.ledger.balances, **{balance.node: balance for balance in noted}}
+    balances = {**scan.ledger.rebalance_states, **{balance.node: balance for balance in noted}}
     above = {name for name, balance in balances.items() if _is_beyond(balance)}
-    holding = dict.fromkeys(lease.request.target for lease in look.leases)
-    pressed = sorted((-(look.reading(name).score or 0), name) for name in above)
-    calm = sorted((look.reading(name).score or 0, name) for name in look.ledger.nodes if look.is_calm(name))
+    holding = dict.fromkeys(lease.request.target for lease in scan.leases)
+    pressed = sorted((-(scan.reading(name).score or 0), name) for name in above)
+    calm = sorted((scan.reading(name).score or 0, name) for name in scan.ledger.nodes if scan.is_calm(name))
     return RebalanceSchedule(
         (QUEUE_ENTRY, *(name for name in holding if name not in above), *(name for _, name in pressed)),
         tuple(name for _, name in calm) if pressed else (),
-        _waited_for(look) if pressed else frozenset(),
+        _waited_for(scan) if pressed else frozenset(),
     )
 
 
@@ -109,11 +109,11 @@ def _is_beyond(balance: RebalanceState) -> bool:
     return any(balance.watch(cause).above_since_ms is not None for cause in (*WATCHED_RESOURCES, SPREAD))
 
 
-def _waited_for(look: PressureScan) -> frozenset[str]:
+def _waited_for(scan: PressureScan) -> frozenset[str]:
     """The resources that users wait for: the grid does not get in their way."""
     kinds: set[str] = set()
-    for _, _, lease_id in look.ledger.waiting:
-        ask = look.ledger.leases[lease_id].request.ask
+    for _, _, lease_id in scan.ledger.waiting:
+        ask = scan.ledger.leases[lease_id].request.ask
         kinds.update(kind for kind in WATCHED_RESOURCES if asked_amount(ask, kind))
         if len(kinds) == len(WATCHED_RESOURCES):
             break
@@ -148,37 +148,37 @@ class Advise(Struct, frozen=True):
 RebalanceMove = ReturnLease | Renew | Borrow | Deny | Advise
 
 
-def next_move(look: PressureScan, node: str) -> RebalanceMove | None:
-    """The next thing to do for a node of the agenda, or None where all is as it should be."""
+def next_move(scan: PressureScan, node: str) -> RebalanceMove | None:
+    """The next thing to do for a node of the schedule, or None where all is as it should be."""
     if node == QUEUE_ENTRY:
-        return _wanted_by_users(look) if look.leases and look.ledger.waiting else None
-    mine = [lease for lease in look.leases if lease.request.target == node]
-    return _give_back(look, mine) or _renewal(look, mine) or _loan(look, node) or _recommendation(look, node)
+        return _wanted_by_users(scan) if scan.leases and scan.ledger.waiting else None
+    mine = [lease for lease in scan.leases if lease.request.target == node]
+    return _give_back(scan, mine) or _renewal(scan, mine) or _loan(scan, node) or _recommendation(scan, node)
 
 
-def _wanted_by_users(look: PressureScan) -> ReturnLease | None:
+def _wanted_by_users(scan: PressureScan) -> ReturnLease | None:
     """A lease without which, or without some more of its kind, somebody who waits could be served."""
-    ledger = look.ledger
-    nodes = dict.fromkeys(lease.node for lease in look.leases)
+    ledger = scan.ledger
+    nodes = dict.fromkeys(lease.node for lease in scan.leases)
     for _, _, lease_id in ledger.waiting[:QUEUE_SCAN_LIMIT]:
         request = ledger.leases[lease_id].request
         for node in nodes:
-            held = _in_the_way(look, request, node)
+            held = _in_the_way(scan, request, node)
             if held:
                 return ReturnLease(held[0], f"{request.user} waits for it: request {request.id}")
     return None
 
 
-def _in_the_way(look: PressureScan, request: Request, node: str) -> list[Lease]:
+def _in_the_way(scan: PressureScan, request: Request, node: str) -> list[Lease]:
     """The leases of the grid on a node that alone keep a request from fitting there."""
-    ledger, ask = look.ledger, request.ask
+    ledger, ask = scan.ledger, request.ask
     mine = {
         lease.id: lease
-        for lease in look.leases
+        for lease in scan.leases
         if lease.node == node and asked_amount(ask, resource_of(lease.request.ask))
     }
     lends = ledger.lends(node)
-    if not mine or ledger.book(node).claim_for(ask, lends) is not None:
+    if not mine or ledger.claims_on(node).claim_for(ask, lends) is not None:
         return []
     if unmet_constraint(ledger, request, node) is not None:
         return []
@@ -188,66 +188,66 @@ def _in_the_way(look: PressureScan, request: Request, node: str) -> list[Lease]:
     return list(mine.values()) if staying.claim_for(ask, lends) is not None else []
 
 
-def _give_back(look: PressureScan, mine: list[Lease]) -> ReturnLease | None:
+def _give_back(scan: PressureScan, mine: list[Lease]) -> ReturnLease | None:
     """One that is too many, or not needed, or not allowed any more."""
-    most = look.rules.policy.leases_max
+    most = scan.rules.policy.leases_max
     if len(mine) > most:
         return ReturnLease(mine[-1], f"{most} leases for one node are enough")
     for lease in mine:
-        reason = _no_longer(look, lease)
+        reason = _no_longer(scan, lease)
         if reason:
             return ReturnLease(lease, reason)
     return None
 
 
-def _no_longer(look: PressureScan, lease: Lease) -> str:
+def _no_longer(scan: PressureScan, lease: Lease) -> str:
     """Why a lease is not needed or not allowed any more; empty where it is."""
     target, resource = lease.request.target, resource_of(lease.request.ask)
-    if not look.rules.shares:
-        return f"the mode is {look.rules.mode}"
-    marks = look.rules.marks(resource)
-    level = look.reading(lease.node).level(resource)
-    if level is not None and look.lasted(look.balance(lease.node).watch(resource).above_since_ms):
+    if not scan.rules.shares:
+        return f"the mode is {scan.rules.mode}"
+    marks = scan.rules.marks(resource)
+    level = scan.reading(lease.node).level(resource)
+    if level is not None and scan.lasted(scan.balance(lease.node).watch(resource).above_since_ms):
         return f"{lease.node} needs it itself: {resource} at {percent(level)}, mark {percent(marks.high)}"
-    watch, level = look.balance(target).watch(resource), look.reading(target).level(resource)
-    if level is None or not look.lasted(watch.below_since_ms):
+    watch, level = scan.balance(target).watch(resource), scan.reading(target).level(resource)
+    if level is None or not scan.lasted(watch.below_since_ms):
         return ""
-    if not (look.rested(watch.acted_at_ms) or watch.acted_at_ms == look.now):
+    if not (scan.rested(watch.acted_at_ms) or watch.acted_at_ms == scan.now):
         return ""
     return f"{resource} of {target} at {percent(level)}, below the mark of {percent(marks.low)}"
 
 
-def _renewal(look: PressureScan, mine: list[Lease]) -> Renew | None:
-    policy, interval_ms = look.rules.policy, look.rules.interval_ms
+def _renewal(scan: PressureScan, mine: list[Lease]) -> Renew | None:
+    policy, interval_ms = scan.rules.policy, scan.rules.interval_ms
     for lease in mine:
         target, resource = lease.request.target, resource_of(lease.request.ask)
-        left_ms = lease.ends_at_ms - look.now
-        if left_ms > policy.renew_at * interval_ms or look.reading(target).level(resource) is None:
+        left_ms = lease.ends_at_ms - scan.now
+        if left_ms > policy.renew_at * interval_ms or scan.reading(target).level(resource) is None:
             continue
-        if not look.is_below(target, resource):
+        if not scan.is_below(target, resource):
             return Renew(lease, policy.term * interval_ms - left_ms)
     return None
 
 
-def _loan(look: PressureScan, node: str) -> Borrow | Deny | None:
-    if not look.rules.shares or node not in look.ledger.nodes:
+def _loan(scan: PressureScan, node: str) -> Borrow | Deny | None:
+    if not scan.rules.shares or node not in scan.ledger.nodes:
         return None
     for resource in WATCHED_RESOURCES:
-        if may_borrow(look, node, resource):
-            move = plan_borrow(look, node, resource)
+        if may_borrow(scan, node, resource):
+            move = plan_borrow(scan, node, resource)
             if move is not None:
                 return move
     return None
 
 
-def _recommendation(look: PressureScan, node: str) -> Advise | None:
+def _recommendation(scan: PressureScan, node: str) -> Advise | None:
     """One recommendation at a time, for the first thing that a node has too little of."""
-    balance = look.balance(node)
-    if balance.advice is not None or not look.rested(balance.advised_at_ms) or node not in look.ledger.nodes:
+    balance = scan.balance(node)
+    if balance.advice is not None or not scan.rested(balance.advised_at_ms) or node not in scan.ledger.nodes:
         return None
     for cause in (*WATCHED_RESOURCES, SPREAD):
-        if look.lasted(balance.watch(cause).above_since_ms):
-            advice = advice_for(look, node, cause)
+        if scan.lasted(balance.watch(cause).above_since_ms):
+            advice = advice_for(scan, node, cause)
             if advice is not None:
                 return Advise(node, advice)
     return None

@@ -39,7 +39,7 @@ _UNKNOWN = PressureReading("")
 
 def automatic_leases(ledger: Ledger) -> list[Lease]:
     """The leases that the grid holds for its nodes, oldest first; those that end already are left out."""
-    mine = (ledger.leases[lease_id] for lease_id in ledger.leases_by.get(GRID_USER, ()))
+    mine = (ledger.leases[lease_id] for lease_id in ledger.leases_by_user.get(GRID_USER, ()))
     return [lease for lease in mine if lease.state is LeaseState.ACTIVE and is_automatic(lease.request)]
 
 
@@ -48,7 +48,7 @@ def scan_pressure(
     readings: Iterable[PressureReading],
     rules: RebalanceRules,
     now: int,
-    agenda: RebalanceSchedule | None = None,
+    schedule: RebalanceSchedule | None = None,
 ) -> PressureScan:
     """One look; what the grid holds for its nodes is added up."""
     leases = automatic_leases(ledger)
@@ -57,7 +57,7 @@ def scan_pressure(
         resource = resource_of(lease.request.ask)
         held[lease.request.target, resource] += claimed_amount(lease, resource)
     known = {reading.node: reading for reading in readings}
-    return PressureScan(ledger, known, rules, now, leases, held, agenda or RebalanceSchedule(()), {})
+    return PressureScan(ledger, known, rules, now, leases, held, schedule or RebalanceSchedule(()), {})
 
 
 class PressureScan(Struct, frozen=True):
@@ -72,7 +72,7 @@ class PressureScan(Struct, frozen=True):
     now: int
     leases: list[Lease]
     held: Counter[tuple[str, str]]
-    agenda: RebalanceSchedule
+    schedule: RebalanceSchedule
     found: dict[str, int]
 
     def reading(self, node: str) -> PressureReading:
@@ -83,7 +83,7 @@ class PressureScan(Struct, frozen=True):
         return self.readings.get(node, _UNKNOWN)
 
     def balance(self, node: str) -> RebalanceState:
-        return self.ledger.balances.get(node) or RebalanceState(node)
+        return self.ledger.rebalance_states.get(node) or RebalanceState(node)
 
     def is_above(self, node: str, resource: ResourceType) -> bool:
         """Whether a node uses more than its high mark, or surely will."""
@@ -135,7 +135,7 @@ class PressureScan(Struct, frozen=True):
         """The nodes on other machines that are calm, least loaded first."""
         nodes = self.ledger.nodes
         own = machine_of(nodes[node])
-        return (name for name in self.agenda.calm if name in nodes and machine_of(nodes[name]) != own)
+        return (name for name in self.schedule.calm if name in nodes and machine_of(nodes[name]) != own)
 
     def speaks(self, node: str) -> bool:
         """Whether this node is the one of its machine that borrows: the head, or else the first by name."""

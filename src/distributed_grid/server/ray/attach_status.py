@@ -85,7 +85,7 @@ def _life_of(node: Node) -> str:
 
 
 def _row_of(node: Node, ledger: Ledger, now: int) -> View:
-    seen = ledger.sightings.get(node.name)
+    seen = ledger.observations.get(node.name)
     return {
         "node_id": node.name,
         "address": f"{RAY_HOST}:{node.engine_node[:12]}" if node.engine_node else RAY_HOST,

@@ -203,7 +203,7 @@ class MemoryService:
 
 def _is_served(ledger: Ledger, place: BlockCopy) -> bool:
     """Whether a place can be used now."""
-    lender, lease = ledger.lenders.get(place.node), ledger.leases.get(place.copy)
+    lender, lease = ledger.memory_servers.get(place.node), ledger.leases.get(place.copy)
     if lender is None or (lease is not None and lease.state is not LeaseState.ACTIVE):
         return False
     return place.on_disk or place.incarnation == lender.incarnation
@@ -223,7 +223,7 @@ def _place(ledger: Ledger, block: Block, place: BlockCopy, now: int) -> dict[str
             "claims": "",
             "secret": "",
         }
-    lender, ticket = ledger.lenders[place.node], ticket_to_use(ledger, block, place, now)
+    lender, ticket = ledger.memory_servers[place.node], ticket_to_use(ledger, block, place, now)
     return {
         **told,
         "host": lender.host,
@@ -277,7 +277,7 @@ def _stats(ledger: Ledger, now: int) -> View:
             "blocks": len(held.get(name, ())),
             "bytes": sum(held.get(name, ())),
             "free_bytes": max(int(ledger.columns.memory[ledger.columns.row_of(name)]), 0),
-            "serving": name in ledger.lenders,
+            "serving": name in ledger.memory_servers,
             "address": _address(ledger, name),
         }
         for name in ledger.nodes
@@ -294,5 +294,5 @@ def _stats(ledger: Ledger, now: int) -> View:
 
 
 def _address(ledger: Ledger, name: str) -> str:
-    lender = ledger.lenders.get(name)
+    lender = ledger.memory_servers.get(name)
     return f"{lender.host}:{lender.port}" if lender is not None else ""

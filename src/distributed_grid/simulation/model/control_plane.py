@@ -151,11 +151,11 @@ class ControlPlane:
         """How hard every node works: for its owner, by its last heartbeat, and for those it lends to."""
         found = []
         for name, node in self.ledger.nodes.items():
-            seen = self.ledger.sightings.get(name)
+            seen = self.ledger.observations.get(name)
             if seen is None or seen.usage is None:
                 found.append(PressureReading(name))
                 continue
-            book, has = self.ledger.book(name), node.capacity
+            book, has = self.ledger.claims_on(name), node.capacity
             cpu = min(seen.usage.cpu_busy_milli + 1000 * book.cpu_milli // max(has.cpu_milli, 1), 1000)
             memory = min(1000 * (seen.usage.memory_bytes + book.memory_bytes) // max(has.memory_bytes, 1), 1000)
             found.append(PressureReading(name, max(cpu, memory), memory, cpu))

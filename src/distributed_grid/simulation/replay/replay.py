@@ -137,7 +137,7 @@ class Replay:
     def _hear(self, name: str, *, yields: bool) -> None:
         """Hear a node now, and take it for heard in all the time in which there will be nothing new to hear."""
         self._tell(HeartbeatReceived(name, Usage(), generation=self._generations[name], yields=yields))
-        self._ledger.apply([replace(self._ledger.sightings[name], at_ms=self._agenda.now + AHEAD_MS)])
+        self._ledger.apply([replace(self._ledger.observations[name], at_ms=self._agenda.now + AHEAD_MS)])
 
     # ------------------------------------------------------------------ what is asked for
 

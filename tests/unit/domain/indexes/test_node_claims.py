@@ -18,14 +18,14 @@ EXCLUSIVE_AND_SHARED = (GpuDevice(0, 24 * GB, exclusive=True), GpuDevice(1, 24 *
 
 def lend(lends: Capacity, *asks) -> tuple[NodeClaims, list[Claim | None]]:
     """Take one claim after the other."""
-    book = NodeClaims()
+    held = NodeClaims()
     claims = []
     for ask in asks:
-        claim = book.claim_for(ask, lends)
+        claim = held.claim_for(ask, lends)
         if claim is not None:
-            book.take(claim)
+            held.take(claim)
         claims.append(claim)
-    return book, claims
+    return held, claims
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_an_exclusive_device_is_only_lent_whole():
 
 def test_whole_free_counts_devices_nobody_is_on_and_part_free_the_largest_part():
     lends = a_capacity(gpus=EXCLUSIVE_AND_SHARED)
-    book, _ = lend(lends, an_ask(gpus=0.4))
-    assert (book.whole_free(lends), book.part_free(lends)) == (1, 600)
+    held, _ = lend(lends, an_ask(gpus=0.4))
+    assert (held.whole_free(lends), held.part_free(lends)) == (1, 600)
     assert (NodeClaims().whole_free(NOTHING), NodeClaims().part_free(NOTHING)) == (0, 0)
 
 
@@ -129,7 +129,7 @@ def test_a_part_of_an_exclusive_device_is_named():
 def test_books_are_equal_by_what_is_taken():
     assert NodeClaims([Claim(1), Claim(2)]) == NodeClaims([Claim(3)])
     assert NodeClaims() != NodeClaims([Claim(custom=(("fpga", 1),))])
-    assert NodeClaims() != "a book"
+    assert NodeClaims() != "a held"
 
 
 capacities = st.builds(
@@ -154,9 +154,9 @@ asks = st.builds(
 
 @given(capacities, st.lists(asks, max_size=12))
 def test_whatever_is_asked_the_claims_stay_within_the_limit(lends, asked):
-    book, claims = lend(lends, *asked)
+    held, claims = lend(lends, *asked)
     granted = [claim for claim in claims if claim is not None]
-    assert book.excess_over(lends) is None
+    assert held.excess_over(lends) is None
     assert shared_though_exclusive(granted, lends) is None
     for device in lends.gpus:
         shares = [share.milli for claim in granted for share in claim.gpus if share.index == device.index]
@@ -167,18 +167,18 @@ def test_whatever_is_asked_the_claims_stay_within_the_limit(lends, asked):
 
 @given(capacities, st.lists(asks, max_size=8), st.randoms(use_true_random=False))
 def test_giving_everything_back_in_any_order_leaves_the_book_as_it_was(lends, asked, random):
-    book, claims = lend(lends, *asked)
+    held, claims = lend(lends, *asked)
     granted = [claim for claim in claims if claim is not None]
     random.shuffle(granted)
     for claim in granted:
-        book.give_back(claim)
-    assert book == NodeClaims()
+        held.give_back(claim)
+    assert held == NodeClaims()
 
 
 @given(capacities, st.lists(asks, max_size=6), asks)
 def test_a_claim_is_exactly_what_was_asked_for(lends, asked, ask):
-    book, _ = lend(lends, *asked)
-    claim = book.claim_for(ask, lends)
+    held, _ = lend(lends, *asked)
+    claim = held.claim_for(ask, lends)
     if claim is not None:
         assert (claim.cpu_milli, claim.memory_bytes, claim.custom) == (ask.cpu_milli, ask.memory_bytes, ask.custom)
         assert sum(share.milli for share in claim.gpus) == ask.gpu_milli

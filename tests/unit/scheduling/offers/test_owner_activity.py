@@ -225,7 +225,7 @@ class VolatilityWatch:
         for _ in range(max(round(1000 * seconds / apart_ms), 1)):
             self.now += apart_ms
             known = update_volatility(self.node, usage, self.seen, self.now)
-            self.seen = NodeObservation(self.node.name, self.now, usage, unrest=known)
+            self.seen = NodeObservation(self.node.name, self.now, usage, volatility=known)
         assert known is not None
         return known
 
@@ -348,4 +348,4 @@ def test_whatever_is_measured_the_figures_stay_within_bounds(uses: list[tuple[in
         assert len(trail.rises) in (0, TENTHS)
         assert all(0 <= count <= len(uses) for count in trail.rises)
         assert trail.drift >= 0
-        seen = NodeObservation("gpu1", now, usage, unrest=known)
+        seen = NodeObservation("gpu1", now, usage, volatility=known)

@@ -174,7 +174,7 @@ def test_a_heartbeat_carries_the_owners_history_on() -> None:
     story = Scenario(owned(), a_node("here"))
     story.now += 2_000
     story.tell(HeartbeatReceived("gpu1", a_usage(cpu_outside=0.5)))
-    seen = story.ledger.sightings["gpu1"]
-    assert seen.unrest is not None
-    assert 0 < seen.unrest.cpu.level < 500
-    assert story.ledger.sightings["here"].unrest is None
+    seen = story.ledger.observations["gpu1"]
+    assert seen.volatility is not None
+    assert 0 < seen.volatility.cpu.level < 500
+    assert story.ledger.observations["here"].volatility is None

@@ -71,8 +71,8 @@ def a_node(*devices: int, cores: int = 16, model: int = 0) -> Node:
     return Node(cores * 1000, 2**36, devices, model)
 
 
-def chosen(shape: RequestShape, typical: RequestShapes, *nodes: Node) -> Choice | None:
-    return choose(FragmentationIndex(columns_of(*nodes), typical), shape, *range(len(nodes)))
+def chosen(shape: RequestShape, request_shapes: RequestShapes, *nodes: Node) -> Choice | None:
+    return choose(FragmentationIndex(columns_of(*nodes), request_shapes), shape, *range(len(nodes)))
 
 
 # ---------------------------------------------------------------- the slow reckoning
@@ -95,8 +95,8 @@ def usable(shape: RequestShape, node: Node) -> int:
     return held if held >= shape.gpu_milli and allowed(shape, node.model) else 0
 
 
-def worth(typical: RequestShapes, node: Node) -> int:
-    return sum(weight * usable(shape, node) for shape, weight in typical.weights)
+def worth(request_shapes: RequestShapes, node: Node) -> int:
+    return sum(weight * usable(shape, node) for shape, weight in request_shapes.weights)
 
 
 def afterwards(shape: RequestShape, node: Node) -> list[tuple[int | None, Node]]:
@@ -118,11 +118,11 @@ def afterwards(shape: RequestShape, node: Node) -> list[tuple[int | None, Node]]
     return [(None, Node(cpu, memory, tuple(devices), node.model))]
 
 
-def slowly(shape: RequestShape, typical: RequestShapes, nodes: list[Node]) -> tuple[list[float], Choice | None]:
+def slowly(shape: RequestShape, request_shapes: RequestShapes, nodes: list[Node]) -> tuple[list[float], Choice | None]:
     """The loss on every row, and the choice."""
     losses, best = [], None
     for row, node in enumerate(nodes):
-        ways = [(worth(typical, node) - worth(typical, left), at) for at, left in afterwards(shape, node)]
+        ways = [(worth(request_shapes, node) - worth(request_shapes, left), at) for at, left in afterwards(shape, node)]
         loss, device = min(ways, key=lambda way: way[0], default=(inf, None))
         losses.append(loss)
         if loss < inf and (best is None or loss < losses[best.row]):
@@ -146,57 +146,59 @@ learned = st.lists(st.tuples(gpu_shapes, st.integers(1, 5000)), max_size=9, uniq
 
 
 @given(st.lists(nodes_of, min_size=1, max_size=12), learned, any_shapes)
-def test_losses_and_choice_are_those_of_a_slow_reckoning(nodes, typical, shape):
-    index = FragmentationIndex(columns_of(*nodes), typical)
-    losses, choice = slowly(shape, typical, nodes)
-    assert index.losses(shape).tolist() == pytest.approx(losses, abs=sum(weight for _, weight in typical.weights))
+def test_losses_and_choice_are_those_of_a_slow_reckoning(nodes, request_shapes, shape):
+    index = FragmentationIndex(columns_of(*nodes), request_shapes)
+    losses, choice = slowly(shape, request_shapes, nodes)
+    assert index.losses(shape).tolist() == pytest.approx(
+        losses, abs=sum(weight for _, weight in request_shapes.weights)
+    )
     found = choose(index, shape, *range(len(nodes)))
     assert (found is None) == (choice is None)
-    if found is not None and choice is not None and _exact(typical):
+    if found is not None and choice is not None and _exact(request_shapes):
         assert found == choice
 
 
-def _exact(typical: RequestShapes) -> bool:
+def _exact(request_shapes: RequestShapes) -> bool:
     """Whether no limit can fall between two whole numbers, where a float may round to the other one."""
-    return all(not shape.cpu_milli and not shape.memory_bytes for shape, _ in typical.weights)
+    return all(not shape.cpu_milli and not shape.memory_bytes for shape, _ in request_shapes.weights)
 
 
 @given(st.lists(nodes_of, min_size=1, max_size=40), learned, st.lists(any_shapes, min_size=1, max_size=4), st.data())
-def test_kept_losses_are_those_of_a_fresh_index_after_any_touches(nodes, typical, asked, data):
+def test_kept_losses_are_those_of_a_fresh_index_after_any_touches(nodes, request_shapes, asked, data):
     columns = columns_of(*nodes)
-    index = FragmentationIndex(columns, typical)
+    index = FragmentationIndex(columns, request_shapes)
     for _ in range(data.draw(st.integers(1, 6))):
         index.losses(data.draw(st.sampled_from(asked)))
         for row in data.draw(st.lists(st.integers(0, len(nodes) - 1), max_size=12)):
             cpu, milli = data.draw(st.integers(0, 40_000)), data.draw(st.integers(0, 1000))
             write(columns, row, Node(cpu, nodes[row].memory, (milli,) * len(nodes[row].devices), nodes[row].model))
-    fresh = FragmentationIndex(columns, typical)
+    fresh = FragmentationIndex(columns, request_shapes)
     for shape in asked:
         assert index.losses(shape).tolist() == fresh.losses(shape).tolist()
         assert choose(index, shape, *range(len(nodes))) == choose(fresh, shape, *range(len(nodes)))
 
 
 @given(st.lists(nodes_of, min_size=1, max_size=20), learned, any_shapes)
-def test_no_placement_makes_a_node_worth_more(nodes, typical, shape):
-    assert (FragmentationIndex(columns_of(*nodes), typical).losses(shape) >= 0).all()
+def test_no_placement_makes_a_node_worth_more(nodes, request_shapes, shape):
+    assert (FragmentationIndex(columns_of(*nodes), request_shapes).losses(shape) >= 0).all()
 
 
 @given(st.lists(nodes_of, min_size=1, max_size=20), learned, any_shapes, st.randoms(use_true_random=False))
-def test_the_order_in_which_shapes_were_learned_does_not_matter(nodes, typical, shape, dice):
-    weights = list(typical.weights)
+def test_the_order_in_which_shapes_were_learned_does_not_matter(nodes, request_shapes, shape, dice):
+    weights = list(request_shapes.weights)
     dice.shuffle(weights)
-    one, other = (FragmentationIndex(columns_of(*nodes), known) for known in (typical, typical_of(*weights)))
+    one, other = (FragmentationIndex(columns_of(*nodes), known) for known in (request_shapes, typical_of(*weights)))
     assert one.losses(shape).tolist() == other.losses(shape).tolist()
 
 
 @given(st.lists(nodes_of, min_size=1, max_size=20), st.lists(gpu_shapes, min_size=1, max_size=20), st.data())
 def test_supply_is_what_each_shape_could_use_in_the_order_of_the_counts(nodes, asked, data):
-    typical = RequestShapes()
+    request_shapes = RequestShapes()
     for shape in asked:
-        typical = count_shape(typical, shape)
+        request_shapes = count_shape(request_shapes, shape)
     mask = np.array(data.draw(st.lists(st.booleans(), min_size=len(nodes), max_size=len(nodes))))
-    could_use = usable_supply(typical.counts, columns_of(*nodes), mask)
-    for (shape, _), had in zip(typical.counts, could_use, strict=True):
+    could_use = usable_supply(request_shapes.counts, columns_of(*nodes), mask)
+    for (shape, _), had in zip(request_shapes.counts, could_use, strict=True):
         reckoned = sum(usable(shape, node) for node, counts in zip(nodes, mask, strict=True) if counts)
         assert had == pytest.approx(reckoned, abs=len(nodes))
 
@@ -205,41 +207,41 @@ def test_supply_is_what_each_shape_could_use_in_the_order_of_the_counts(nodes, a
 
 
 def test_what_fills_a_started_device_goes_there():
-    typical = typical_of((HALF, 1), (WHOLE, 1))
-    assert chosen(HALF, typical, a_node(1000), a_node(1000, 500)) == Choice(1, 1)
+    request_shapes = typical_of((HALF, 1), (WHOLE, 1))
+    assert chosen(HALF, request_shapes, a_node(1000), a_node(1000, 500)) == Choice(1, 1)
 
 
 def test_a_part_that_leaves_too_little_goes_where_it_leaves_enough():
-    typical = typical_of((RequestShape(gpu_milli=300), 1))
-    assert chosen(RequestShape(gpu_milli=400), typical, a_node(600), a_node(700)) == Choice(1, 0)
+    request_shapes = typical_of((RequestShape(gpu_milli=300), 1))
+    assert chosen(RequestShape(gpu_milli=400), request_shapes, a_node(600), a_node(700)) == Choice(1, 0)
 
 
 def test_work_without_a_gpu_stays_off_the_cpu_that_gpus_need():
-    typical = typical_of((WHOLE, 1))
-    assert chosen(RequestShape(8000), typical, a_node(1000, 1000, cores=12), a_node(1000, 0, cores=12)) == Choice(
-        1, None
-    )
+    request_shapes = typical_of((WHOLE, 1))
+    assert chosen(
+        RequestShape(8000), request_shapes, a_node(1000, 1000, cores=12), a_node(1000, 0, cores=12)
+    ) == Choice(1, None)
 
 
 def test_what_could_go_anywhere_leaves_the_model_that_others_need():
-    typical = typical_of((WHOLE, 3), (RequestShape(4000, 2**30, 1000, ("a100",)), 1))
-    assert chosen(WHOLE, typical, a_node(1000, model=0), a_node(1000, model=1)) == Choice(1, None)
+    request_shapes = typical_of((WHOLE, 3), (RequestShape(4000, 2**30, 1000, ("a100",)), 1))
+    assert chosen(WHOLE, request_shapes, a_node(1000, model=0), a_node(1000, model=1)) == Choice(1, None)
 
 
 def test_one_device_is_taken_from_a_node_whose_pair_is_broken_already():
-    typical = typical_of((WHOLE, 1), (PAIR, 1))
-    assert chosen(WHOLE, typical, a_node(1000, 1000), a_node(1000, 0)) == Choice(1, None)
+    request_shapes = typical_of((WHOLE, 1), (PAIR, 1))
+    assert chosen(WHOLE, request_shapes, a_node(1000, 1000), a_node(1000, 0)) == Choice(1, None)
 
 
 def test_a_part_never_goes_to_a_device_that_is_only_lent_whole():
-    typical = typical_of((HALF, 1))
-    assert chosen(HALF, typical, a_node(WHOLE_ONLY)) is None
-    assert chosen(HALF, typical, a_node(WHOLE_ONLY, 1000)) == Choice(0, 1)
+    request_shapes = typical_of((HALF, 1))
+    assert chosen(HALF, request_shapes, a_node(WHOLE_ONLY)) is None
+    assert chosen(HALF, request_shapes, a_node(WHOLE_ONLY, 1000)) == Choice(0, 1)
 
 
 def test_a_whole_device_goes_where_it_cannot_be_shared_anyway():
-    typical = typical_of((HALF, 1), (WHOLE, 1))
-    assert chosen(WHOLE, typical, a_node(1000), a_node(WHOLE_ONLY)) == Choice(1, None)
+    request_shapes = typical_of((HALF, 1), (WHOLE, 1))
+    assert chosen(WHOLE, request_shapes, a_node(1000), a_node(WHOLE_ONLY)) == Choice(1, None)
 
 
 def test_without_room_on_an_allowed_row_there_is_no_choice():
@@ -267,14 +269,14 @@ def test_other_weights_count_at_once():
     index = FragmentationIndex(columns_of(a_node(600), a_node(700)), typical_of((RequestShape(gpu_milli=300), 1)))
     asked = RequestShape(gpu_milli=400)
     assert choose(index, asked, 0, 1) == Choice(1, 0)
-    index.use(typical_of((RequestShape(gpu_milli=700), 1)))
+    index.set_weights(typical_of((RequestShape(gpu_milli=700), 1)))
     assert choose(index, asked, 0, 1) == Choice(0, 0)
 
 
 def test_more_shapes_than_are_kept_are_still_right():
-    typical = typical_of((HALF, 2), (RequestShape(gpu_milli=300), 1))
-    index = FragmentationIndex(columns_of(a_node(1000, 530), a_node(810)), typical)
+    request_shapes = typical_of((HALF, 2), (RequestShape(gpu_milli=300), 1))
+    index = FragmentationIndex(columns_of(a_node(1000, 530), a_node(810)), request_shapes)
     for _ in range(2):
         for milli in range(1, MAX_COLUMNS + 20):
-            losses, _ = slowly(RequestShape(gpu_milli=milli), typical, [a_node(1000, 530), a_node(810)])
+            losses, _ = slowly(RequestShape(gpu_milli=milli), request_shapes, [a_node(1000, 530), a_node(810)])
             assert index.losses(RequestShape(gpu_milli=milli)).tolist() == losses

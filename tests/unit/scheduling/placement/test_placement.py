@@ -118,7 +118,7 @@ def test_the_filter_finds_every_node_with_room(trio, ask, nodes):
 def test_a_place_is_found_exactly_where_one_exists_and_the_best_rank_wins(shapes, ask):
     nodes = [a_node(f"n{i}", cores=cores, gpus=gpus, rank=rank) for i, (cores, gpus, rank) in enumerate(shapes)]
     ledger = a_ledger(*nodes)
-    fit = [node for node in nodes if ledger.book(node.name).claim_for(ask, node.lendable) is not None]
+    fit = [node for node in nodes if ledger.claims_on(node.name).claim_for(ask, node.lendable) is not None]
     found = find_placement(ledger, a_request(cores=ask.cpu_milli / 1000, gpus=ask.gpu_milli / 1000))
     assert (found is None) == (not fit)
     if found is not None:
@@ -135,7 +135,7 @@ def test_the_same_ledger_and_request_give_the_same_place(trio):
 def test_a_place_is_a_node_and_the_exact_claim_there(trio):
     found = find_placement(trio, a_request(cores=1, memory_gb=2, gpus=0.5))
     assert found is not None
-    assert found.claim == trio.book("large").claim_for(an_ask(1, 2, 0.5), trio.lends("large"))
+    assert found.claim == trio.claims("large").claim_for(an_ask(1, 2, 0.5), trio.lends("large"))
     assert trio.offers["large"].made_at_ms == NOW
 
 

@@ -1,6 +1,6 @@
-"""What is typical: counted, bounded, forgotten after a while, and weighed by how scarce its GPUs are.
+"""Typical request shapes: counted, bounded, forgotten after a while, and weighed by how scarce its GPUs are.
 
-What requests teach: the typical ones are counted in the ledger, and the index of losses follows its rows.
+What requests teach: the request_shapes ones are counted in the ledger, and the index of losses follows its rows.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ shapes = st.builds(RequestShape, st.integers(0, 40), st.just(0), st.sampled_from
 
 
 def after(*asked: RequestShape) -> RequestShapes:
-    typical = RequestShapes()
+    request_shapes = RequestShapes()
     for shape in asked:
-        typical = count_shape(typical, shape)
-    return typical
+        request_shapes = count_shape(request_shapes, shape)
+    return request_shapes
 
 
 def test_a_request_without_a_gpu_teaches_nothing():
@@ -71,10 +71,10 @@ def test_rounding_leaves_out_at_most_an_eighth_and_rounding_again_nothing(amount
 
 @given(st.lists(shapes, max_size=300))
 def test_few_shapes_are_kept_and_none_of_them_counts_too_little(asked):
-    typical, truth = after(*asked), Counter(shape.rounded for shape in asked)
-    kept = dict(typical.counts)
-    assert len(kept) == len(typical.counts) <= MAX_SHAPES
-    assert sum(kept.values()) == typical.counted == len(asked)
+    request_shapes, truth = after(*asked), Counter(shape.rounded for shape in asked)
+    kept = dict(request_shapes.counts)
+    assert len(kept) == len(request_shapes.counts) <= MAX_SHAPES
+    assert sum(kept.values()) == request_shapes.counted == len(asked)
     rarest = min(kept.values(), default=0) if len(kept) == MAX_SHAPES else 0
     assert all(truth[shape] <= count <= truth[shape] + rarest for shape, count in kept.items())
     assert all(truth[shape] <= rarest for shape in truth.keys() - kept.keys())
@@ -82,40 +82,44 @@ def test_few_shapes_are_kept_and_none_of_them_counts_too_little(asked):
 
 def test_what_nobody_asks_for_any_more_is_forgotten():
     old, new = RequestShape(gpu_milli=500), RequestShape(gpu_milli=1000)
-    typical = RequestShapes(((old, 3), (new, HALVE_AFTER - 4)), HALVE_AFTER - 1, taken=HALVE_AFTER - 1)
-    typical = count_shape(typical, new)
-    assert typical.counts == ((old, 1), (new, (HALVE_AFTER - 3) // 2))
-    assert (typical.counted, typical.taken) == (1 + (HALVE_AFTER - 3) // 2, (HALVE_AFTER - 1) // 2)
-    typical = count_shape(RequestShapes(typical.counts, HALVE_AFTER - 1), new)
-    assert [shape for shape, _ in typical.counts] == [new]
+    request_shapes = RequestShapes(((old, 3), (new, HALVE_AFTER - 4)), HALVE_AFTER - 1, taken=HALVE_AFTER - 1)
+    request_shapes = count_shape(request_shapes, new)
+    assert request_shapes.counts == ((old, 1), (new, (HALVE_AFTER - 3) // 2))
+    assert (request_shapes.counted, request_shapes.taken) == (1 + (HALVE_AFTER - 3) // 2, (HALVE_AFTER - 1) // 2)
+    request_shapes = count_shape(RequestShapes(request_shapes.counts, HALVE_AFTER - 1), new)
+    assert [shape for shape, _ in request_shapes.counts] == [new]
 
 
 def test_weights_are_due_with_the_first_request_and_then_after_a_fifth_more():
-    typical, due = RequestShapes(), []
+    request_shapes, due = RequestShapes(), []
     for number in range(1, 60):
-        typical = count_shape(typical, RequestShape(gpu_milli=1000))
-        if typical.is_due:
+        request_shapes = count_shape(request_shapes, RequestShape(gpu_milli=1000))
+        if request_shapes.is_due:
             due.append(number)
-            typical = reweigh(typical, [8000], 8000)
+            request_shapes = reweigh(request_shapes, [8000], 8000)
     assert due == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 19, 22, 26, 31, 37, 44, 52]
 
 
 def test_the_scarcer_its_gpus_the_more_a_shape_matters():
-    typical = after(*[RequestShape(gpu_milli=1000)] * 3, RequestShape(gpu_milli=500), RequestShape(gpu_milli=8000))
-    weights = dict(reweigh(typical, [6000, 6000, 1000], 6000).weights)
+    request_shapes = after(
+        *[RequestShape(gpu_milli=1000)] * 3, RequestShape(gpu_milli=500), RequestShape(gpu_milli=8000)
+    )
+    weights = dict(reweigh(request_shapes, [6000, 6000, 1000], 6000).weights)
     assert weights[RequestShape(gpu_milli=1000)] == pytest.approx(3 * weights[RequestShape(gpu_milli=500)], abs=3)
     assert weights[RequestShape(gpu_milli=8000)] == pytest.approx(6 * weights[RequestShape(gpu_milli=500)], abs=6)
 
 
 @given(st.lists(shapes, min_size=1, max_size=100), st.data())
 def test_every_shape_weighs_something_and_all_together_stay_below_the_limit(asked, data):
-    typical = after(*asked)
-    supply = data.draw(st.lists(st.integers(0, 2**40), min_size=len(typical.counts), max_size=len(typical.counts)))
-    taken = reweigh(typical, supply, 2**40)
-    assert [shape for shape, _ in taken.weights] == [shape for shape, _ in typical.counts]
+    request_shapes = after(*asked)
+    supply = data.draw(
+        st.lists(st.integers(0, 2**40), min_size=len(request_shapes.counts), max_size=len(request_shapes.counts))
+    )
+    taken = reweigh(request_shapes, supply, 2**40)
+    assert [shape for shape, _ in taken.weights] == [shape for shape, _ in request_shapes.counts]
     assert all(weight >= 1 for _, weight in taken.weights)
     assert sum(weight for _, weight in taken.weights) <= TOTAL_WEIGHT + MAX_SHAPES
-    assert (taken.counts, taken.taken) == (typical.counts, typical.counted)
+    assert (taken.counts, taken.taken) == (request_shapes.counts, request_shapes.counted)
     assert not taken.is_due
 
 
@@ -134,18 +138,18 @@ def a_grid_that_has_seen(*asks: float) -> Scenario:
 def test_only_requests_for_gpus_teach_something():
     story = a_grid_that_has_seen()
     story.ask(a_request("r1", cores=1))
-    assert story.ledger.typical.counted == 0
+    assert story.ledger.request_shapes.counted == 0
     story.ask(a_request("r2", gpus=1))
     story.ask(a_request("r2", gpus=1))
-    assert story.ledger.typical.counted == 1, "asking again is the same request"
+    assert story.ledger.request_shapes.counted == 1, "asking again is the same request"
 
 
 def test_what_was_learned_is_stored_and_found_again():
     story = a_grid_that_has_seen(1, 1, 2, 0.5)
-    typical = story.ledger.typical
-    assert {shape.gpu_milli for shape, _ in typical.weights} == {500, 1000, 2000}
+    request_shapes = story.ledger.request_shapes
+    assert {shape.gpu_milli for shape, _ in request_shapes.weights} == {500, 1000, 2000}
     again = Ledger(decode_row(row.kind, encode_row(row)) for row in story.ledger.rows(durable_only=True))
-    assert again.typical == typical
+    assert again.request_shapes == request_shapes
 
 
 def test_where_pairs_are_usual_a_single_one_goes_where_a_pair_is_broken_already():
@@ -176,6 +180,6 @@ def test_the_index_always_says_what_one_made_anew_would_say(steps):
             if held:
                 story.release(held[number % len(held)])
         shape = shape_of(a_request(gpus=gpus, cores=cores or 1).ask)
-        anew = FragmentationIndex(story.ledger.columns, story.ledger.typical).losses(shape)
+        anew = FragmentationIndex(story.ledger.columns, story.ledger.request_shapes).losses(shape)
         assert np.array_equal(fragmentation_index(story.ledger).losses(shape), anew)
         story.ledger.check()

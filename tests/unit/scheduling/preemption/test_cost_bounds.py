@@ -48,7 +48,7 @@ def weight(story: Scenario, way: PreemptionPlan, request: Request) -> int:
     costs, ledger = PreemptionCandidates(story.ledger, request, story.now, work_lost).costs, story.ledger
     unwished = 0 if way.node in request.prefer else NOT_PREFERRED
     return unwished + sum(
-        victim_weight(int(ledger.leases[victim].request.priority), int(costs[ledger.tenants.slots[victim]]))
+        victim_weight(int(ledger.leases[victim].request.priority), int(costs[ledger.running.slots[victim]]))
         for victim in way.victims
     )
 

@@ -168,12 +168,12 @@ leases = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(Priority), st.int
 def test_whoever_is_displaced_it_is_enough_not_too_much_and_by_the_rules(held, cores):
     story = Scenario(a_node(cores=12, memory_gb=64))
     for number, (size, priority, wait_s) in enumerate(held):
-        if story.ledger.book("gpu1").cpu_milli + size * 1000 <= 12_000:
+        if story.ledger.claims_on("gpu1").cpu_milli + size * 1000 <= 12_000:
             story.submit(a_request(f"j{number}", cores=size, priority=priority), starts=True)
         story.later(wait_s)
     request = a_request("vip", cores=cores, priority="urgent")
     way = plan_preemption(story.ledger, request, story.now)
-    free = 12_000 - story.ledger.book("gpu1").cpu_milli
+    free = 12_000 - story.ledger.claims_on("gpu1").cpu_milli
     able = [
         lease
         for lease in story.ledger.leases.values()

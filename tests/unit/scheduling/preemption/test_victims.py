@@ -120,7 +120,7 @@ def price(ledger: Ledger, gone: list[Lease], node: str, request: Request, now: i
     """What displacing these costs: high, medium and low victims, whether the node was wished for, work lost."""
     costs = PreemptionCandidates(ledger, request, now, work_lost).costs
     counts = [sum(lease.request.priority is rank for lease in gone) for rank in reversed(list(Priority)[:-1])]
-    lost = sum(int(costs[ledger.tenants.slots[lease.id]]) for lease in gone)
+    lost = sum(int(costs[ledger.running.slots[lease.id]]) for lease in gone)
     return (*counts, node not in request.prefer, lost)
 
 
@@ -136,8 +136,8 @@ def every_way(ledger: Ledger, request: Request, now: int) -> list[tuple]:
         able = [one for one in staying if all(may_go(ledger, peer, request, now) for peer in along(ledger, one))]
         for size in range(len(able) + 1):
             for gone in combinations(able, size):
-                book = NodeClaims(lease.claim for lease in staying if lease.claim and lease not in gone)
-                if (gone or leaving) and book.claim_for(request.ask, lends) is not None:
+                claims = NodeClaims(lease.claim for lease in staying if lease.claim and lease not in gone)
+                if (gone or leaving) and claims.claim_for(request.ask, lends) is not None:
                     victims = [peer for lease in gone for peer in along(ledger, lease)]
                     found.append(price(ledger, victims, node, request, now))
     return found

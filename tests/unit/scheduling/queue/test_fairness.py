@@ -276,7 +276,7 @@ def test_who_held_something_for_longer_than_it_said_is_remembered():
     story.ask(a_request("r1", user="ann", expects_ms=10_000))
     story.later(20)
     story.release("r1")
-    assert story.ledger.accounts["ann"].broke_at_ms == story.now
+    assert story.ledger.accounts["ann"].overran_at_ms == story.now
 
 
 def test_three_who_ask_very_differently_get_equal_shares():

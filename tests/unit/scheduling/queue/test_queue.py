@@ -11,7 +11,7 @@ from distributed_grid.domain.scheduling_policy import HOUR_MS, SchedulingPolicy
 from distributed_grid.scheduling.queue.queue import fit_key, next_grant, queue_order, reserved_nodes
 from tests.support.builders import Scenario, a_node, a_request
 
-PATIENCE_S = SchedulingPolicy().patience_ms / 1000
+PATIENCE_S = SchedulingPolicy().reserve_after_ms / 1000
 
 
 def a_full_node() -> Scenario:
