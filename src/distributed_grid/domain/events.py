@@ -403,7 +403,7 @@ class QueueScanned(Struct, frozen=True):
 
 
 class PressureRead(Struct, frozen=True):
-    """How hard every node works, read at one moment. With a schedule the readings have been noted, and moves come next."""
+    """The pressure of every node, read at one moment; with a schedule it has been recorded, and moves come next."""
 
     readings: tuple[PressureReading, ...]
     rules: RebalanceRules

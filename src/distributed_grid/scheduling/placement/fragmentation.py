@@ -7,7 +7,7 @@ Rule 1: the same rows and the same weights always give the same choice, whatever
 Rule 2: of equal losses the first row wins, and on it the first device.
 Rule 3: only rows that changed are counted again; with other weights all rows are.
 
-How much of what is free on a node the request_shapes requests could use.
+How much of what is free on a node the typical requests could use.
 
 Of a node's free GPUs a shape can use as many whole times itself as the devices hold, if the model is right. CPU and
 memory limit that in proportion; they count half as much again as there is (`HEADROOM`), since what else comes to the

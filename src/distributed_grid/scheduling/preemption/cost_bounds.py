@@ -92,7 +92,7 @@ def _largest_share(claim: Claim) -> int:
 
 
 class _BoundSearch:
-    """The nodes that may serve, the running leases there that may go, and the counts and costs it takes at the least."""
+    """The nodes that may serve, the running leases that may go there, and the minimum counts and costs."""
 
     def __init__(
         self, ledger: Ledger, request: Request, yielders: PreemptionCandidates, rows: NDArray[np.intp]

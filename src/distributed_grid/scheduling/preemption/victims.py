@@ -161,7 +161,7 @@ _MAX_SIZE = 2**22
 
 
 class PreemptionCandidates:
-    """The running leases that may be displaced, by their slots; `able` says so of every slot, `costs` is theirs alone."""
+    """The running leases that may be preempted, by slot; `able` says so for every slot, `costs` holds theirs."""
 
     def __init__(self, ledger: Ledger, request: Request, now: int, cost: Cost) -> None:
         running, policy = ledger.running, ledger.policy
