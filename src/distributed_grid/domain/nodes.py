@@ -144,7 +144,7 @@ class NodeObservation(Struct, frozen=True):
     can, whatever became of the node. `generation` counts how often its agent has withdrawn what it offered, and
     `yields` says that it does so now, because the owner is using it. `boot` names the time since its machine was
     started. `idleness` is what thresholds make of all that was measured so far, `volatility` how its owner's use
-    has moved, `overused_since_ms` since when the owner wants back what an engine holds there for others (0: it does not).
+    has moved, `overused_since_ms` since when the owner wants back what an engine holds there for others (0: no).
     """
 
     kind: ClassVar[str] = "sighting"
