@@ -16,11 +16,14 @@ from pathlib import Path
 from bench.cpu_cgroup import exclusive_cpu_cgroup
 from bench.table import Line
 from distributed_grid.adapters.probes.machine import MachineProbe
+from distributed_grid.agent.agent import AsyncioTasks
 from distributed_grid.agent.execution.attempt import AttemptSpec
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.limits import process_tree
+from distributed_grid.agent.owner.borrowed_work import HostedWork
 from distributed_grid.agent.owner.guard import OwnerGuard
 from distributed_grid.agent.owner.usage_meter import UsageMeter
+from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import OwnerRules
 
 RULES = OwnerRules(300, 1000, 0, 1000, 0, evict=False)
@@ -83,10 +86,10 @@ async def lent_machine(cores: int) -> AsyncIterator[AttemptHost]:
     """A machine on which one attempt keeps every core busy, with a guard over it."""
     folder = Path(tempfile.mkdtemp(prefix="grid-bench-"))
     host = AttemptHost(folder, report=lambda report: None)
-    guard = OwnerGuard(host, UsageMeter(MachineProbe()), report_pause=lambda *told: None)
+    guard = OwnerGuard(HostedWork(host, UsageMeter(MachineProbe())), boot_ms, report_pause=lambda *told: None)
     guard.rules = RULES
     await host.start()
-    watching = asyncio.create_task(guard.watch())
+    watching = asyncio.create_task(guard.watch(AsyncioTasks().sleep))
     spin = f"import os\nfor _ in range({cores - 1}):\n    if os.fork() == 0: break\n{SPIN}"
     try:
         argv = (sys.executable, "-S", "-c", spin)
@@ -95,7 +98,7 @@ async def lent_machine(cores: int) -> AsyncIterator[AttemptHost]:
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-        guard.let_go()
+        guard.release()
         await host.stop_attempt("bench.1", kind="cancelled", grace_ms=0)
         while host.running():
             await asyncio.sleep(0.01)

@@ -26,9 +26,9 @@ from distributed_grid.agent.lent_memory import LentMemory
 from distributed_grid.agent.limits.process_tree import listed_descendants
 from distributed_grid.agent.orders import OrderExecutor
 from distributed_grid.agent.outbox import Outbox
+from distributed_grid.agent.owner.borrowed_work import HostedWork
 from distributed_grid.agent.owner.guard import OwnerGuard
-from distributed_grid.agent.owner.ray_usage import RayLoan, together
-from distributed_grid.agent.owner.usage_meter import UsageMeter
+from distributed_grid.agent.owner.usage_meter import RayLoan, UsageMeter, together
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
@@ -105,13 +105,8 @@ class Agent:
         self._reading = AttemptFileReader(jobs, self._send_to_control)
         self._memory = memory(self.host, self._send_to_control) if memory is not None else None
         self._outbox = Outbox(self._send_to_control, _call_later)
-        self.guard = OwnerGuard(
-            self.host,
-            meter,
-            report_pause=self._outbox.paused,
-            on_change=self._send_heartbeats,
-            marked_ago_ms=self._marks.observed_age_ms,
-        )
+        work = HostedWork(self.host, meter, self._marks.observed_age_ms)
+        self.guard = OwnerGuard(work, boot_ms, report_pause=self._outbox.paused, on_change=self._send_heartbeats)
         attempts = HostedAttempts(self.host, self._workdirs, self._memory)
         self._orders = OrderExecutor(attempts, self.guard, self._outbox, AsyncioTasks(), boot_ms)
         self._queue: asyncio.Queue[ToAgent] = asyncio.Queue()
@@ -126,9 +121,8 @@ class Agent:
         if self._memory is not None:
             await self._memory.start()
             self._memory.tell_again()
-        self._tasks = [
-            asyncio.create_task(work) for work in (self._obey(), self._beat(), self._sweep(), self.guard.watch())
-        ]
+        watching = self.guard.watch(AsyncioTasks().sleep)
+        self._tasks = [asyncio.create_task(work) for work in (self._obey(), self._beat(), self._sweep(), watching)]
 
     async def stop(self) -> None:
         """Stop measuring and obeying; what runs goes on. Safe to call twice."""
@@ -138,7 +132,7 @@ class Agent:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks = []
         self._outbox.stop()
-        self.guard.let_go()
+        self.guard.release()
         if self._memory is not None:
             await self._memory.stop()
         await self.host.stop()

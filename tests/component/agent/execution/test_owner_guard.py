@@ -19,12 +19,15 @@ import pytest
 
 from bench.cpu_cgroup import exclusive_cpu_cgroup
 from distributed_grid.adapters.probes.machine import MachineProbe
+from distributed_grid.agent.agent import AsyncioTasks
 from distributed_grid.agent.execution.attempt import AttemptExit
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.limits import process_tree
+from distributed_grid.agent.owner.borrowed_work import HostedWork
 from distributed_grid.agent.owner.guard import OwnerGuard
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.agent.owner.yield_policy import YieldStep
+from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import OwnerRules
 from tests.component.agent.execution.conftest import Driver, a_spec, is_alive, python
 from tests.component.agent.execution.test_cpu_control import allowed
@@ -67,13 +70,13 @@ class Guarded:
         self.pauses: list[tuple[str, bool, str]] = []
         self.changes: list[bool] = []
         self.guard = OwnerGuard(
-            driver.host,
-            UsageMeter(MachineProbe()),
+            HostedWork(driver.host, UsageMeter(MachineProbe())),
+            boot_ms,
             report_pause=self._paused,
             on_change=lambda: self.changes.append(self.guard.yields),
         )
         self.guard.rules = RULES
-        self.watching = driver.loop.create_task(self.guard.watch())
+        self.watching = driver.loop.create_task(self.guard.watch(AsyncioTasks().sleep))
 
     def _paused(self, attempt_id: str, fence: int, paused: bool, detail: str) -> None:
         assert fence == 1
@@ -82,7 +85,7 @@ class Guarded:
     def stop(self) -> None:
         self.watching.cancel()
         self.driver.do(asyncio.gather(self.watching, return_exceptions=True))
-        self.guard.let_go()
+        self.guard.release()
 
 
 @pytest.fixture

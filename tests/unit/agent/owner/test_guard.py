@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed_grid.adapters.probes.machine import MachineProbe
-from distributed_grid.agent.owner.sampling_rate import FAST_MS, REST_MS, WATCHFUL_MS, ActivitySample, SamplingRate
+from distributed_grid.agent.owner.guard import FAST_MS, REST_MS, WATCHFUL_MS, ActivitySample, SamplingRate
 
 FAR = 300
 """The most the owner's CPU may be used in these tests."""

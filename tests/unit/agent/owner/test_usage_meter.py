@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from distributed_grid.agent.owner.ray_usage import RayLoan, RayWorkers, together
+from distributed_grid.agent.owner.usage_meter import RayLoan, RayWorkers, together
 
 SPIN = "import time; block = bytearray(64 << 20); block[::4096] = b'x' * len(block[::4096])\nwhile True: pass"
 
