@@ -6,22 +6,19 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ValidationError
 
 from distributed_grid.config.errors import ConfigProblem, ConfigProblems
-from distributed_grid.config.key_aliases import CLUSTER
-from distributed_grid.config.kinds.numbers import GIB
-from distributed_grid.config.kinds.text import NAME_PATTERN
+from distributed_grid.config.key_tables import ListOf, MapOf, Section, setting
 from distributed_grid.config.loader import LoadedConfig, load_file, load_mapping, load_text, machine_node
-from distributed_grid.config.providers import Provider, open_provider
+from distributed_grid.config.providers import Provider, ProviderSettings, open_provider
 from distributed_grid.config.sections import (
     Alerts,
     Fairness,
-    Frozen,
     Logging,
-    NodeSharing,
+    NodeConfig,
     OwnerPolicy,
     Preemption,
     QuotaConfig,
@@ -30,89 +27,33 @@ from distributed_grid.config.sections import (
     Scaling,
     ServerConfig,
     ThresholdConfig,
-    Whole,
 )
+from distributed_grid.config.value_kinds import CUSTOM_NAME, FLAG, TEXT, Seconds
 
 
-class GpuConfig(Frozen):
-    """One declared GPU."""
-
-    name: str | None = None
-    memory_bytes: Whole = 0
-
-
-class NodeConfig(Frozen):
-    """One machine: how to reach it, what it is said to have, what it lends at most."""
-
-    name: str = Field(pattern=NAME_PATTERN)
-    host: str
-    port: int = Field(default=22, ge=1, le=65535)
-    user: str | None = None
-    ssh_key_path: str | None = None
-    known_hosts: str | None = None
-    accept_new: bool = False
-    proxy_jump: str | None = None
-    role: Literal["head", "worker"] = "worker"
-    cpu_milli: Whole | None = None
-    memory_bytes: Whole | None = None
-    gpu_count: Whole | None = None
-    gpus: tuple[GpuConfig, ...] = ()
-    custom: dict[str, Whole] = Field(default_factory=dict)
-    tags: tuple[str, ...] = ()
-    labels: dict[str, str] = Field(default_factory=dict)
-    python: str | None = None
-    ray_python: str | None = None
-    ray_address: str | None = None
-    trust_declared: bool = False
-    dedicated: bool = False
-    speed_milli: Whole = 1000
-    cost_milli: Whole = 0
-    thresholds: ThresholdConfig | None = None
-    owner_policy: OwnerPolicy | None = None
-    resource_sharing: NodeSharing = NodeSharing()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _host_defaults_to_the_name(cls, values: Any) -> Any:
-        if isinstance(values, dict) and not values.get("host"):
-            return {**values, "host": values.get("name")}
-        return values
-
-    @property
-    def is_local(self) -> bool:
-        """Whether its agent runs on this machine, without SSH."""
-        return self.host == "local"
-
-    @property
-    def cpu_count(self) -> float | None:
-        """Declared cores."""
-        return None if self.cpu_milli is None else self.cpu_milli / 1000
-
-    @property
-    def memory_gb(self) -> float | None:
-        """Declared memory in GB of 1024³ bytes."""
-        return None if self.memory_bytes is None else self.memory_bytes / GIB
-
-
-class ClusterConfig(Frozen):
+class ClusterConfig(Section):
     """A whole cluster; there is always at least one node."""
 
-    name: str = "grid"
-    nodes: tuple[NodeConfig, ...] = Field(min_length=1)
-    custom_resources: tuple[str, ...] = ()
-    resource_sharing: ResourceSharing = ResourceSharing()
-    hold_seconds: float = Field(default=60.0, ge=1, allow_inf_nan=False)
-    trusted_network: bool = False
-    owner_policy: OwnerPolicy = OwnerPolicy()
-    fairness: Fairness = Fairness()
-    preemption: Preemption = Preemption()
-    quotas: dict[str, QuotaConfig] = Field(default_factory=dict)
-    alerts: Alerts = Alerts()
-    scaling: Scaling = Scaling()
-    server: ServerConfig = ServerConfig()
-    ray: Ray = Ray()
-    logging: Logging = Logging()
-    providers: dict[str, dict[str, Any]] = Field(default={}, repr=False)
+    name: str = setting(TEXT, "grid")
+    nodes: tuple[NodeConfig, ...] = setting(
+        ListOf(NodeConfig.key_table, "nodes"), (), min_length=1, validate_default=True
+    )
+    custom_resources: tuple[str, ...] = setting(ListOf(CUSTOM_NAME, "resource names"), ())
+    resource_sharing: ResourceSharing = setting(
+        ResourceSharing, ResourceSharing(), overridden_at="execution.resource_sharing"
+    )
+    hold_seconds: float = setting(Seconds(1), 60.0, ge=1, allow_inf_nan=False)
+    trusted_network: bool = setting(FLAG, False)
+    owner_policy: OwnerPolicy = setting(OwnerPolicy, OwnerPolicy())
+    fairness: Fairness = setting(Fairness, Fairness())
+    preemption: Preemption = setting(Preemption, Preemption())
+    quotas: dict[str, QuotaConfig] = setting(MapOf(TEXT, QuotaConfig.key_table, "users or teams to quotas"), {})
+    alerts: Alerts = setting(Alerts, Alerts())
+    scaling: Scaling = setting(Scaling, Scaling())
+    server: ServerConfig = setting(ServerConfig, ServerConfig())
+    ray: Ray = setting(Ray, Ray())
+    logging: Logging = setting(Logging, Logging())
+    providers: dict[str, dict[str, Any]] = setting(ProviderSettings(), {}, repr=False)
     warnings: tuple[str, ...] = ()
     source: ClassVar[str | None] = None
     """The file this was read from; a fact about where it came from, not a part of what it says."""
@@ -120,19 +61,19 @@ class ClusterConfig(Frozen):
     @classmethod
     def from_yaml(cls, path: str | Path, env: Mapping[str, str] | None = None) -> Self:
         """The configuration in a YAML or JSON file, or `ConfigProblems` with everything that is wrong."""
-        config = cls._from_loaded(load_file(path, env))
+        config = cls._from_loaded(load_file(path, cls.key_table, env))
         object.__setattr__(config, "source", str(Path(path).absolute()))
         return config
 
     @classmethod
     def from_text(cls, text: str, file: str = "<text>", env: Mapping[str, str] | None = None) -> Self:
         """The configuration in a text; `file` is the name problems are told under."""
-        return cls._from_loaded(load_text(text, file, env))
+        return cls._from_loaded(load_text(text, file, cls.key_table, env))
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Self:
         """The configuration in plain data, spelled as in a file."""
-        return cls._from_loaded(load_mapping(values, env))
+        return cls._from_loaded(load_mapping(values, cls.key_table, env))
 
     @classmethod
     def embedded(cls, hostname: str) -> Self:
@@ -145,8 +86,8 @@ class ClusterConfig(Frozen):
             return cls.model_validate({**loaded.values, "warnings": loaded.warnings})
         except ValidationError as error:
             raise ConfigProblems(
-                ConfigProblem(loaded.file, 0, ".".join(map(str, slip["loc"])), "", "", slip["msg"])
-                for slip in error.errors(include_input=False, include_url=False)
+                ConfigProblem(loaded.file, 0, ".".join(map(str, problem["loc"])), "", "", problem["msg"])
+                for problem in error.errors(include_input=False, include_url=False)
             ) from None
 
     @property
@@ -186,7 +127,7 @@ class ClusterConfig(Frozen):
 
     def as_dict(self) -> dict[str, Any]:
         """The normal form as a user would write it, defaults included and secrets masked."""
-        return CLUSTER.show(self)
+        return self.key_table.show(self)
 
 
 def load_cluster_config(path: str | Path) -> ClusterConfig:

@@ -1,8 +1,6 @@
-"""What is wrong with a configuration, said so that a person can mend it.
+"""Problems of a configuration: each on one line, with file, line, key, what was found and what is expected.
 
-Rule 1. One mistake is one line: file, line, key, what was found, what would be right.
-Rule 2. All mistakes are told at once.
-Rule 3. No value that may be a secret is ever part of a line.
+No value that may be a secret is ever part of a line.
 """
 
 from __future__ import annotations
@@ -12,8 +10,8 @@ from dataclasses import dataclass
 
 from distributed_grid.errors import BadInput
 
-MOST_LINES = 100
-"""A hopeless file is not told line by line beyond this."""
+MAX_LINES = 100
+"""Beyond this, the problems of a hopeless file are only counted."""
 
 
 def printable(text: str) -> str:
@@ -23,7 +21,7 @@ def printable(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ConfigProblem:
-    """One mistake in one place; line 0 means the place has no line."""
+    """One mistake; line 0 means that no line is known."""
 
     file: str
     line: int
@@ -42,7 +40,7 @@ class ConfigProblems(BadInput):
 
     def __init__(self, problems: Iterable[ConfigProblem]) -> None:
         self.problems: tuple[ConfigProblem, ...] = tuple(problems)
-        lines = [str(problem) for problem in self.problems[:MOST_LINES]]
-        if len(self.problems) > MOST_LINES:
-            lines.append(f"and {len(self.problems) - MOST_LINES} more problems")
+        lines = [str(problem) for problem in self.problems[:MAX_LINES]]
+        if len(self.problems) > MAX_LINES:
+            lines.append(f"and {len(self.problems) - MAX_LINES} more problems")
         super().__init__("\n".join(lines))

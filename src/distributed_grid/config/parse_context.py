@@ -1,38 +1,40 @@
-"""Where a document is read: collects every problem and warning, remembers which line said what."""
+"""Parse context of one configuration document: problems, warnings, and which line set which key."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from distributed_grid.config.errors import ConfigProblem, ConfigProblems, printable
 from distributed_grid.config.yaml_document import YamlNode
 
-_SECRETIVE = re.compile(
+_SECRET_KEYS = re.compile(
     r"secret|password|token|credential|webhook|access_key|api_key|^providers\.[^.]*$", re.IGNORECASE
 )
 _VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)\}|\$\{")
-_LONGEST_QUOTE = 60
+MAX_QUOTE_LENGTH = 60
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPath:
-    """A position twice over: as the user spells it (`nodes[1].cpu_count`) and in the normal form."""
+    """The path of a key, as the user spells it (`nodes[1].cpu_count`) and in the normal form."""
 
     spelled: str = ""
     normal: str = ""
 
-    def down(self, spelled: str, normal: str) -> KeyPath:
-        spelled = spelled if spelled.isprintable() and len(spelled) <= _LONGEST_QUOTE else printable(spelled[:40]) + "…"
+    def child(self, spelled: str, normal: str) -> KeyPath:
+        spelled = (
+            spelled if spelled.isprintable() and len(spelled) <= MAX_QUOTE_LENGTH else printable(spelled[:40]) + "…"
+        )
         joint = "" if spelled.startswith("[") or not self.spelled else "."
         dot = "." if self.normal and normal else ""
         return KeyPath(f"{self.spelled}{joint}{spelled}", f"{self.normal}{dot}{normal}")
 
 
 class InvalidValue(Exception):
-    """A value that does not fit its kind; whoever holds the place turns it into a problem."""
+    """A value does not fit its kind; the caller, who knows the key, reports it."""
 
     def __init__(self, expected: str, *, found: str | None = None, hint: str = "") -> None:
         super().__init__(expected)
@@ -40,41 +42,41 @@ class InvalidValue(Exception):
 
 
 class Unexpanded(Exception):
-    """A value with a variable in it, read where variables are left alone."""
+    """A value has a variable in it, and variables are not expanded here."""
 
 
 @dataclass(slots=True)
 class ParseContext:
-    """One reading of one document; `env` None leaves every `${NAME}` as it is."""
+    """Problems, warnings and lines of one document; with `env` None variables are not expanded."""
 
     file: str
     env: Mapping[str, str] | None
     problems: list[ConfigProblem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     lines: dict[str, tuple[str, int]] = field(default_factory=dict)
-    homes: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Where a name that is unknown in one place is known."""
+    known_paths: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The paths at which each key name is known."""
 
-    def note(self, place: KeyPath, spot: YamlNode) -> None:
-        self.lines[place.normal] = (place.spelled, spot.line)
+    def record(self, path: KeyPath, node: YamlNode) -> None:
+        self.lines[path.normal] = (path.spelled, node.line)
 
-    def refuse(self, place: KeyPath, spot: YamlNode, slip: InvalidValue) -> None:
-        found = slip.found or describe(spot, place)
-        message = f"found {found}, expected {slip.expected}" + (f" ({slip.hint})" if slip.hint else "")
-        self.problems.append(ConfigProblem(self.file, spot.line, place.spelled, found, slip.expected, message))
+    def report_invalid(self, path: KeyPath, node: YamlNode, invalid: InvalidValue) -> None:
+        found = invalid.found or describe(node, path)
+        message = f"found {found}, expected {invalid.expected}" + (f" ({invalid.hint})" if invalid.hint else "")
+        self.problems.append(ConfigProblem(self.file, node.line, path.spelled, found, invalid.expected, message))
 
-    def say(self, place: KeyPath, line: int, message: str, *, found: str = "", expected: str = "") -> None:
-        self.problems.append(ConfigProblem(self.file, line, place.spelled, found, expected, message))
+    def report(self, path: KeyPath, line: int, message: str, *, found: str = "", expected: str = "") -> None:
+        self.problems.append(ConfigProblem(self.file, line, path.spelled, found, expected, message))
 
-    def refuse_normal(self, normal: str, message: str, *, expected: str = "") -> None:
-        """Report a problem between values by the normal name of the one to blame."""
-        spelled, line = self._said_at(normal)
+    def report_at(self, normal: str, message: str, *, expected: str = "") -> None:
+        """Report a problem between values at the normal path of the one to blame."""
+        spelled, line = self._position_of(normal)
         self.problems.append(ConfigProblem(self.file, line, spelled, "", expected, message))
 
-    def warn_normal(self, normal: str, message: str) -> None:
-        self.warn(self._said_at(normal)[0], message)
+    def warn_at(self, normal: str, message: str) -> None:
+        self.warn(self._position_of(normal)[0], message)
 
-    def _said_at(self, normal: str) -> tuple[str, int]:
+    def _position_of(self, normal: str) -> tuple[str, int]:
         while normal and normal not in self.lines:
             normal = normal.rpartition(".")[0]
         return self.lines.get(normal, ("", 0))
@@ -82,8 +84,8 @@ class ParseContext:
     def warn(self, spelled: str, message: str) -> None:
         self.warnings.append(printable(f"{spelled}: {message}" if spelled else message))
 
-    def finish(self) -> None:
-        """Raise what was found wrong, in the order of the file."""
+    def raise_problems(self) -> None:
+        """Raise all problems, in the order of the file."""
         if self.problems:
             raise ConfigProblems(sorted(dict.fromkeys(self.problems), key=lambda problem: problem.line))
 
@@ -109,28 +111,32 @@ class ParseContext:
         return "".join([*parts, text[end:]])
 
 
-class ValueKind(Protocol):
+class ValueKind:
     """What one key may hold."""
 
-    def read(self, spot: YamlNode, place: KeyPath, desk: ParseContext) -> Any:
-        """The value in the normal form, or a `InvalidValue`."""
+    __slots__ = ()
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> Any:
+        """The value in the normal form; raises `InvalidValue`."""
+        raise NotImplementedError
 
     def show(self, value: Any) -> Any:
         """The value as a user would write it; reading it again gives the same value."""
+        return value
 
 
-def describe(spot: YamlNode, place: KeyPath) -> str:
-    """What stands there, short, on one line, and never a secret."""
-    value = spot.value
+def describe(node: YamlNode, path: KeyPath) -> str:
+    """The value found, short, on one line, and never a secret."""
+    value = node.value
     if value is None:
         return "nothing"
     if isinstance(value, dict):
         return "a mapping"
     if isinstance(value, list):
         return "a list"
-    if _SECRETIVE.search(place.spelled):
+    if _SECRET_KEYS.search(path.spelled):
         return "a value (not shown)"
-    raw = spot.raw if len(spot.raw) <= _LONGEST_QUOTE else spot.raw[:_LONGEST_QUOTE] + "…"
+    raw = node.raw if len(node.raw) <= MAX_QUOTE_LENGTH else node.raw[:MAX_QUOTE_LENGTH] + "…"
     if isinstance(value, str):
         return repr(raw)
-    return f"the truth value {raw}" if isinstance(value, bool) else f"the number {raw}"
+    return f"the boolean {raw}" if isinstance(value, bool) else f"the number {raw}"

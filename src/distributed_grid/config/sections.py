@@ -1,191 +1,302 @@
-"""The parts of the normal form: frozen values in base units, each with its defaults."""
+"""Sections of a cluster file: every key with its spellings, the field it sets, in base units, and its default."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
-from distributed_grid.config.kinds.numbers import GIB, MIB
+from distributed_grid.config.key_tables import ListOf, MapOf, Normal, Section, duration, flattened, setting
+from distributed_grid.config.parse_context import KeyPath, ParseContext, ValueKind
+from distributed_grid.config.value_kinds import (
+    COMMAND,
+    CORES,
+    CUSTOM_NAME,
+    DEVICES,
+    FLAG,
+    GIB,
+    GIGABYTES,
+    HOST,
+    JUMPS,
+    LOGIN,
+    MIB,
+    NAME_PATTERN,
+    NODE_NAME,
+    PATH,
+    PERCENT,
+    PORT,
+    RATIO,
+    SOME_CORES,
+    SOME_GIGABYTES,
+    TEXT,
+    WEB_ADDRESS,
+    Amount,
+    Choice,
+    Count,
+    PlainNumber,
+    Seconds,
+)
+from distributed_grid.config.yaml_document import YamlNode
 from distributed_grid.domain.scheduling_policy import Strategy
 
 Part = Annotated[float, Field(ge=0, le=1)]
-"""A ratio from 0 to 1."""
 Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=0)]
-
-
-class Frozen(BaseModel):
-    """A value: it never changes, and knows no field it was not given."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-
-class ThresholdConfig(Frozen):
-    """How idle a machine must be before it lends, and for how long."""
-
-    cpu_used_max: Part = 0.3
-    cpu_free_min_milli: Whole = 1000
-    memory_used_max: Part = 0.5
-    memory_free_min_bytes: Whole = 2 * GIB
-    gpu_used_max: Part = 0.2
-    gpu_memory_free_min_bytes: Whole = 1024 * MIB
-    margin: Part = 0.05
-    dwell_seconds: Duration = 1200.0
-
-
-class OwnerPolicy(Frozen):
-    """Which steps are taken, gentle ones first, when a machine's owner needs it back."""
-
-    throttle: bool = True
-    pause: bool = True
-    evict: bool = True
-    notice_seconds: Duration = 5.0
-    grace_seconds: Duration = 10.0
-
-
-class PressureMarks(Frozen):
-    """Above `high` a node gets more, below `low` it gives that back.
-
-    A node lends only the part of its free share above `excess`. Where nobody set that, it holds for automatic leases.
-    """
-
-    cpu_high: Part = 0.8
-    cpu_low: Part = 0.3
-    memory_high: Part = 0.8
-    memory_low: Part = 0.3
-    gpu_high: Part = 0.8
-    gpu_low: Part = 0.3
-    excess: Part | None = None
-
-
-class AutoOffload(Frozen):
-    """When work is moved away from a node without being asked."""
-
-    enabled: bool = False
-    cpu_high: Part = 0.8
-    memory_high: Part = 0.8
-    gpu_high: Part = 0.8
-    check_interval_seconds: Duration = 60.0
-    cooldown_seconds: Duration = 300.0
-
-
-class ResourceSharing(Frozen):
-    """How the cluster lends."""
-
-    enabled: bool = True
-    mode: Literal["offload_only", "share_and_offload", "dynamic_balancing"] = "dynamic_balancing"
-    policy: Literal["conservative", "balanced", "aggressive", "predictive"] = "balanced"
-    strategy: Strategy = Strategy.LOAD_BALANCED
-    check_interval_seconds: Duration = 60.0
-    offer_expiry_seconds: Duration = 300.0
-    max_offers_per_node: Whole = 5
-    rebalance_interval_seconds: Duration = 30.0
-    monitoring_interval_seconds: Duration = 10.0
-    thresholds: ThresholdConfig = ThresholdConfig()
-    pressure: PressureMarks = PressureMarks()
-    auto_offload: AutoOffload = AutoOffload()
-
-
-class NodeSharing(Frozen):
-    """The most one node lends; None is "all it has". The higher its rank, the sooner it is asked."""
-
-    can_share: bool = True
-    max_share_cpu_milli: Whole | None = None
-    max_share_memory_bytes: Whole | None = None
-    max_share_gpu_count: Whole | None = None
-    max_share_custom: dict[str, Whole] = {}
-    rank: Whole = 1000
-
-
-class Fairness(Frozen):
-    """How fast past use is forgotten, who counts for more, and how long anybody waits before that counts most."""
-
-    half_life_seconds: Duration = 24 * 3600.0
-    weights: dict[str, float] = {}
-    starvation_seconds: Duration = 48 * 3600.0
-    patience_seconds: Duration = 30.0
-
-
-class Preemption(Frozen):
-    """Whom urgent work may displace: nobody who has hardly begun, and no job too often."""
-
-    minimum_run_seconds: Duration = 1.0
-    max_per_job: Whole = 3
-
-
-class QuotaConfig(Frozen):
-    """The most a user, or the members of a team together, may hold at once; None is "no limit"."""
-
-    members: tuple[str, ...] = ()
-    cpu_milli: Whole | None = None
-    memory_bytes: Whole | None = None
-    gpu_milli: Whole | None = None
-    custom: dict[str, Whole] = {}
-    job_count: Whole | None = None
-
-
-class Alerts(Frozen):
-    """When to tell somebody, and how."""
-
-    cpu_high: Part | None = None
-    memory_high: Part | None = 0.75
-    gpu_high: Part | None = None
-    command: str | None = None
-    webhook: SecretStr | None = None
-
-
-class Scaling(Frozen):
-    """When cloud workers are rented and given back, and what that may cost."""
-
-    provider: Literal["aws", "gcp", "docker_local"] | None = None
-    min_workers: Whole = 0
-    max_workers: Whole = 10
-    target_utilization: Part = 0.7
-    scale_up_threshold: Part = 0.8
-    scale_down_threshold: Part = 0.3
-    evaluation_window_seconds: Duration = 300.0
-    scale_up_cooldown_seconds: Duration = 300.0
-    scale_down_cooldown_seconds: Duration = 600.0
-    worker_reassessment_interval_seconds: Duration = 3600.0
-    history_retention_seconds: Duration = 86400.0
-    budget_usd_per_hour: Duration | None = None
-    budget_usd_per_day: Duration | None = None
-
-
-class ServerConfig(Frozen):
-    """Where the control plane listens for REST and for agents that joined; None is "as the address calls for"."""
-
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    names: tuple[str, ...] = ()
-    tls: bool | None = None
-    certificate: str | None = None
-    key: str | None = None
-    force_plain: bool = False
-
-
 Port = Annotated[int, Field(ge=1, le=65535)]
 
+COUNTS = MapOf(CUSTOM_NAME, Count(), "resource names to counts, such as tpu: 2")
+MONEY = PlainNumber("an amount of money")
+STEPS = ("throttle", "pause", "evict")
 
-class Ray(Frozen):
+
+class ThresholdConfig(Section):
+    """How idle a machine must be before it lends, and for how long."""
+
+    cpu_used_max: Part = setting(PERCENT, 0.3, "cpu_percent_max")
+    cpu_free_min_milli: Whole = setting(CORES, 1000, "cpu_min_cores")
+    memory_used_max: Part = setting(PERCENT, 0.5, "memory_percent_max")
+    memory_free_min_bytes: Whole = setting(GIGABYTES, 2 * GIB, "memory_min_gb")
+    gpu_used_max: Part = setting(PERCENT, 0.2, "gpu_utilization_max")
+    gpu_memory_free_min_bytes: Whole = setting(
+        Amount(MIB, "an amount of memory in MB"), 1024 * MIB, "gpu_memory_min_mb"
+    )
+    margin: Part = setting(RATIO, 0.05)
+    dwell_seconds: Duration = duration(1200.0, low=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _OnlyStep(ValueKind):
+    """The one-word owner policy: that step and no other."""
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> Normal:
+        word = Choice(STEPS).read(node, path, context)
+        return {step: step == word for step in STEPS}
+
+
+class OwnerPolicy(Section):
+    """Which steps are taken, gentle ones first, when a machine's owner needs it back."""
+
+    shorthand: ClassVar = _OnlyStep()
+
+    throttle: bool = setting(FLAG, True)
+    pause: bool = setting(FLAG, True)
+    evict: bool = setting(FLAG, True)
+    notice_seconds: Duration = duration(5.0, low=0)
+    grace_seconds: Duration = duration(10.0, low=0)
+
+
+def _pressure_mark(default: float, resource: str, mark: str) -> Any:
+    return setting(RATIO, default, f"thresholds.{resource}_pressure_{mark}", f"pressure_thresholds.{resource}.{mark}")
+
+
+class PressureMarks(Section):
+    """Above `high` a node gets more, below `low` it gives that back.
+
+    A node lends only the part of its free share above `excess`; unset, that applies to automatic leases only.
+    """
+
+    cpu_high: Part = _pressure_mark(0.8, "cpu", "high")
+    cpu_low: Part = _pressure_mark(0.3, "cpu", "low")
+    memory_high: Part = _pressure_mark(0.8, "memory", "high")
+    memory_low: Part = _pressure_mark(0.3, "memory", "low")
+    gpu_high: Part = _pressure_mark(0.8, "gpu", "high")
+    gpu_low: Part = _pressure_mark(0.3, "gpu", "low")
+    excess: Part | None = setting(RATIO, None, "thresholds.excess_threshold", "pressure_thresholds.excess")
+
+
+class AutoOffload(Section):
+    """When work is moved away from a node without being asked."""
+
+    enabled: bool = setting(FLAG, False)
+    cpu_high: Part = setting(RATIO, 0.8, "cpu_threshold")
+    memory_high: Part = setting(RATIO, 0.8, "memory_threshold")
+    gpu_high: Part = setting(RATIO, 0.8, "gpu_threshold")
+    check_interval_seconds: Duration = duration(60.0)
+    cooldown_seconds: Duration = duration(300.0, low=0)
+
+
+class ResourceSharing(Section):
+    """How the cluster lends."""
+
+    enabled: bool = setting(FLAG, True)
+    mode: Literal["offload_only", "share_and_offload", "dynamic_balancing"] = setting(
+        Choice(("offload_only", "share_and_offload", "dynamic_balancing")), "dynamic_balancing"
+    )
+    policy: Literal["conservative", "balanced", "aggressive", "predictive"] = setting(
+        Choice(("conservative", "balanced", "aggressive", "predictive")), "balanced"
+    )
+    strategy: Strategy = setting(
+        Choice(tuple(one for one in Strategy if one is not Strategy.NODE_SPECIFIC)), Strategy.LOAD_BALANCED
+    )
+    check_interval_seconds: Duration = duration(60.0)
+    offer_expiry_seconds: Duration = duration(300.0)
+    max_offers_per_node: Whole = setting(Count(1, 1000), 5)
+    rebalance_interval_seconds: Duration = duration(30.0)
+    monitoring_interval_seconds: Duration = duration(10.0)
+    thresholds: ThresholdConfig = flattened(ThresholdConfig, "thresholds.")
+    pressure: PressureMarks = flattened(PressureMarks, "")
+    auto_offload: AutoOffload = flattened(AutoOffload, "auto_offload.")
+
+
+class NodeSharing(Section):
+    """The most one node lends; None is "all it has". The higher its rank, the sooner it is asked."""
+
+    can_share: bool = setting(FLAG, True)
+    max_share_cpu_milli: Whole | None = setting(CORES, None, "max_share_cpu")
+    max_share_memory_bytes: Whole | None = setting(GIGABYTES, None, "max_share_memory_gb")
+    max_share_gpu_count: Whole | None = setting(DEVICES, None, "max_share_gpu")
+    max_share_custom: dict[str, Whole] = setting(COUNTS, {})
+    rank: Whole = setting(Amount(1000), 1000, "priority")
+
+
+class GpuConfig(Section):
+    """One declared GPU."""
+
+    name: str | None = setting(TEXT, None)
+    memory_bytes: Whole = setting(GIGABYTES, 0, "memory_gb")
+
+
+class NodeConfig(Section):
+    """One machine: how to reach it, what it is declared to have, what it lends at most."""
+
+    name: str = setting(NODE_NAME, pattern=NAME_PATTERN)
+    host: str = setting(HOST, "", "host", "hostname")
+    port: Port = setting(PORT, 22)
+    user: str | None = setting(LOGIN, None)
+    ssh_key_path: str | None = setting(PATH, None)
+    known_hosts: str | None = setting(PATH, None)
+    accept_new: bool = setting(FLAG, False)
+    proxy_jump: str | None = setting(JUMPS, None)
+    role: Literal["head", "worker"] = setting(Choice(("head", "worker"), {"master": "head"}), "worker")
+    cpu_milli: Whole | None = setting(SOME_CORES, None, "cpu_count")
+    memory_bytes: Whole | None = setting(SOME_GIGABYTES, None, "memory_gb")
+    gpu_count: Whole | None = setting(DEVICES, None)
+    gpus: tuple[GpuConfig, ...] = setting(ListOf(GpuConfig.key_table, "GPUs"), ())
+    custom: dict[str, Whole] = setting(COUNTS, {})
+    tags: tuple[str, ...] = setting(ListOf(TEXT, "words"), ())
+    labels: dict[str, str] = setting(MapOf(TEXT, TEXT, "names to text"), {})
+    python: str | None = setting(COMMAND, None)
+    ray_python: str | None = setting(COMMAND, None)
+    ray_address: str | None = setting(HOST, None)
+    trust_declared: bool = setting(FLAG, False)
+    dedicated: bool = setting(FLAG, False)
+    thresholds: ThresholdConfig | None = setting(ThresholdConfig, None)
+    owner_policy: OwnerPolicy | None = setting(OwnerPolicy, None)
+    resource_sharing: NodeSharing = flattened(NodeSharing, "resource_sharing.")
+    speed_milli: Whole = setting(Amount(1000), 1000, "speed")
+    cost_milli: Whole = setting(Amount(1000), 0, "cost_per_hour")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _host_defaults_to_the_name(cls, values: Any) -> Any:
+        if isinstance(values, dict) and not values.get("host"):
+            return {**values, "host": values.get("name")}
+        return values
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its agent runs on this machine, without SSH."""
+        return self.host == "local"
+
+    @property
+    def cpu_count(self) -> float | None:
+        """Declared cores."""
+        return None if self.cpu_milli is None else self.cpu_milli / 1000
+
+    @property
+    def memory_gb(self) -> float | None:
+        """Declared memory in GB of 1024³ bytes."""
+        return None if self.memory_bytes is None else self.memory_bytes / GIB
+
+
+class Fairness(Section):
+    """How fast past use is forgotten, who counts for more, and how long anybody waits before that counts most."""
+
+    half_life_seconds: Duration = setting(Seconds(0, 3600, "hours"), 24 * 3600.0, "half_life_hours")
+    weights: dict[str, float] = setting(MapOf(TEXT, PlainNumber(above_zero=True), "users or teams to weights"), {})
+    starvation_seconds: Duration = setting(Seconds(1, 3600, "hours"), 48 * 3600.0, "starvation_hours")
+    patience_seconds: Duration = duration(30.0, low=0)
+
+
+class Preemption(Section):
+    """Whom urgent work may displace: nobody who has hardly begun, and no job too often."""
+
+    minimum_run_seconds: Duration = duration(1.0, low=0)
+    max_per_job: Whole = setting(Count(0, 1000), 3)
+
+
+class QuotaConfig(Section):
+    """The most a user, or the members of a team together, may hold at once; None is "no limit"."""
+
+    members: tuple[str, ...] = setting(ListOf(LOGIN, "users"), ())
+    cpu_milli: Whole | None = setting(CORES, None, "cpu")
+    memory_bytes: Whole | None = setting(GIGABYTES, None, "memory_gb", "memory")
+    gpu_milli: Whole | None = setting(Amount(1000, "a number of GPUs"), None, "gpu")
+    custom: dict[str, Whole] = setting(COUNTS, {})
+    job_count: Whole | None = setting(Count(), None, "jobs")
+
+
+class Alerts(Section):
+    """When to send an alert, and how."""
+
+    cpu_high: Part | None = setting(RATIO, None, "cpu")
+    memory_high: Part | None = setting(RATIO, 0.75, "memory")
+    gpu_high: Part | None = setting(RATIO, None, "gpu")
+    command: str | None = setting(COMMAND, None)
+    webhook: SecretStr | None = setting(WEB_ADDRESS, None)
+
+
+class Scaling(Section):
+    """When cloud workers are rented and given back, and what that may cost."""
+
+    provider: Literal["aws", "gcp", "docker_local"] | None = setting(Choice(("aws", "gcp", "docker_local")), None)
+    min_workers: Whole = setting(Count(0, 10_000), 0)
+    max_workers: Whole = setting(Count(0, 10_000), 10)
+    target_utilization: Part = setting(RATIO, 0.7)
+    scale_up_threshold: Part = setting(RATIO, 0.8)
+    scale_down_threshold: Part = setting(RATIO, 0.3)
+    evaluation_window_seconds: Duration = duration(300.0)
+    scale_up_cooldown_seconds: Duration = duration(300.0, low=0)
+    scale_down_cooldown_seconds: Duration = duration(600.0, low=0)
+    worker_reassessment_interval_seconds: Duration = duration(3600.0)
+    history_retention_seconds: Duration = duration(86400.0)
+    budget_usd_per_hour: Duration | None = setting(MONEY, None, "budget_per_hour")
+    budget_usd_per_day: Duration | None = setting(MONEY, None, "budget_per_day")
+
+
+class ServerConfig(Section):
+    """Where the control plane listens for REST and for agents that joined; None is "as the address calls for"."""
+
+    host: str = setting(HOST, "127.0.0.1")
+    port: Annotated[int, Field(ge=0, le=65535)] | None = setting(Count(0, 65535, "a port number"), None)
+    names: tuple[str, ...] = setting(ListOf(HOST, "host names or addresses"), ())
+    tls: bool | None = setting(FLAG, None)
+    certificate: str | None = setting(PATH, None)
+    key: str | None = setting(PATH, None)
+    force_plain: bool = setting(FLAG, False)
+
+
+class Ray(Section):
     """How the grid starts Ray on its nodes; None of `python` is "the Ray that the grid installs there"."""
 
-    python: str | None = None
-    port: Port = 6379
-    client_port: Port = 10001
-    dashboard_port: Port = 8265
-    dashboard_host: str = "127.0.0.1"
-    min_worker_port: Port = 20000
-    max_worker_port: Port = 20999
-    object_store_memory_bytes: Whole | None = None
-    auth: Literal["token", "none"] = "token"
-    tls: bool = False
+    python: str | None = setting(COMMAND, None)
+    port: Port = setting(PORT, 6379)
+    client_port: Port = setting(PORT, 10001)
+    dashboard_port: Port = setting(PORT, 8265)
+    dashboard_host: str = setting(HOST, "127.0.0.1")
+    min_worker_port: Port = setting(PORT, 20000)
+    max_worker_port: Port = setting(PORT, 20999)
+    object_store_memory_bytes: Whole | None = setting(SOME_GIGABYTES, None, "object_store_memory_gb")
+    auth: Literal["token", "none"] = setting(Choice(("token", "none")), "token")
+    tls: bool = setting(FLAG, False)
 
 
-class Logging(Frozen):
+class Logging(Section):
     """What is logged, where and how."""
 
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["text", "json"] = "text"
-    file: str | None = None
+    level: Literal["debug", "info", "warning", "error"] = setting(
+        Choice(("debug", "info", "warning", "error"), {"warn": "warning"}), "info"
+    )
+    format: Literal["text", "json"] = setting(Choice(("text", "json"), {"console": "text"}), "text")
+    file: str | None = setting(PATH, None)

@@ -1,8 +1,7 @@
-"""A file of YAML or JSON as a tree that remembers its lines.
+"""YAML or JSON document as a tree that keeps its line numbers.
 
-Rule 1. Nothing in a file can make us run code, recurse without end or use memory out of proportion: there are
-        no tags, and size, depth and what aliases grow to have limits.
-Rule 2. A tree is only handed out when the text was sound; otherwise every problem found is raised.
+Nothing in a file can make the reader run code, recurse without end or use memory out of proportion: there are no tags,
+and size, depth and the expansion of aliases have limits. All problems of a document are raised at once.
 """
 
 from __future__ import annotations
@@ -16,22 +15,55 @@ from typing import Any
 import yaml
 
 from distributed_grid.config.errors import ConfigProblem, ConfigProblems
-from distributed_grid.config.kinds.scalars import Scalar, plain_scalar
 
-LARGEST_FILE = 1024 * 1024
-_TOO_LARGE = f"larger than {LARGEST_FILE // 1024} KiB, which no cluster file needs"
-DEEPEST = 40
-MOST_VALUES = 200_000
+MAX_FILE_BYTES = 1024 * 1024
+_TOO_LARGE = f"larger than {MAX_FILE_BYTES // 1024} KiB, which no cluster file needs"
+MAX_DEPTH = 40
+MAX_VALUES = 200_000
 """The most values a document may have once its aliases are written out."""
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _PLAIN_TAGS = {None, "!", "tag:yaml.org,2002:str", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
+
+
+Scalar = None | bool | int | float | str
+
+_NULLS = frozenset({"", "~", "null", "Null", "NULL"})
+_BOOLEANS = {
+    spelling: word in ("yes", "on", "true")
+    for word in ("yes", "on", "true", "no", "off", "false")
+    for spelling in (word, word.capitalize(), word.upper())
+}
+_INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
+_FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+_OCTAL = re.compile(r"[-+]?0[0-9_]+")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+MAX_DIGITS = 30
+
+
+def plain_scalar(text: str) -> Scalar:
+    """The value of an unquoted scalar.
+
+    YAML 1.1, which most people's files are written for, less its two traps: `010` is not eight and `1:30` is not
+    ninety; both stay text, and so are refused where a number is expected. What JSON calls a number is one here.
+    """
+    if text in _NULLS:
+        return None
+    if text in _BOOLEANS:
+        return _BOOLEANS[text]
+    if len(text) <= MAX_DIGITS and _INTEGER.fullmatch(text):
+        return int(text.replace("_", ""))
+    if _FLOAT.fullmatch(text) and not _OCTAL.fullmatch(text):
+        return float(text.replace("_", ""))
+    if _NOT_FINITE.fullmatch(text):
+        return float(text.replace(".", ""))
+    return text
 
 
 @dataclass(frozen=True, slots=True)
 class YamlNode:
-    """A value and where it stands; `raw` is how a scalar was written."""
+    """A value and its line; `raw` is how a scalar was written."""
 
     value: Scalar | list[YamlNode] | dict[str, YamlNode]
     line: int
@@ -40,10 +72,10 @@ class YamlNode:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenContainer:
     """A list or mapping that is still being read."""
 
-    spot_line: int
+    line: int
     anchor: str | None
     is_mapping: bool
     items: list[YamlNode] = field(default_factory=list)
@@ -59,7 +91,7 @@ def read_text(path: str | Path) -> str:
     file = str(path)
     try:
         with Path(path).open("rb") as stream:
-            data = stream.read(LARGEST_FILE + 1)
+            data = stream.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise _refusal(file, "no such file") from None
     except IsADirectoryError:
@@ -68,7 +100,7 @@ def read_text(path: str | Path) -> str:
         raise _refusal(file, f"cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise _refusal(file, f"cannot be read: {error}") from None
-    if len(data) > LARGEST_FILE:
+    if len(data) > MAX_FILE_BYTES:
         raise _refusal(file, _TOO_LARGE)
     if b"\0" in data:
         raise _refusal(file, "is not text (it has zero bytes), expected YAML or JSON in UTF-8")
@@ -84,17 +116,17 @@ def _refusal(file: str, message: str) -> ConfigProblems:
 
 
 def parse(text: str, file: str) -> YamlNode:
-    """The document in a text; an empty text is one value of nothing."""
-    if len(text) > LARGEST_FILE:
+    """The document in a text; an empty text is a null value."""
+    if len(text) > MAX_FILE_BYTES:
         raise _refusal(file, _TOO_LARGE)
-    if _HALF_CHARACTER.search(text):
+    if _SURROGATE.search(text):
         raise _refusal(file, "has half characters (surrogates), expected text")
     composer = _Composer(file)
     if text.lstrip()[:1] == "{":  # JSON may be indented with tabs, YAML may not
         text = "\n".join(_tabs_as_spaces(line) for line in text.split("\n"))
     try:
         for event in _events(text):
-            composer.take(event)
+            composer.handle(event)
     except yaml.YAMLError as error:
         raise ConfigProblems([*composer.problems, _syntax_problem(error, text, file)]) from None
     if composer.problems:
@@ -117,7 +149,7 @@ def _events(text: str) -> Iterator[Any]:
 
 
 def _syntax_problem(error: yaml.YAMLError, text: str, file: str) -> ConfigProblem:
-    """The parser's complaint without the piece of text it would quote, which may be a secret."""
+    """The parser's message without the text it would quote, which may be a secret."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     what = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
     line = mark.line + 1 if mark else 0
@@ -133,24 +165,24 @@ class _Composer:
         self.problems: list[ConfigProblem] = []
         self.root: YamlNode | None = None
         self._file = file
-        self._open: list[_Open] = []
+        self._open: list[_OpenContainer] = []
         self._anchors: dict[str, YamlNode] = {}
         self._documents = 0
 
-    def take(self, event: Any) -> None:
+    def handle(self, event: Any) -> None:
         line = event.start_mark.line + 1
         if isinstance(event, yaml.ScalarEvent):
-            self._scalar(event, line)
+            self._add_scalar(event, line)
         elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
-            self._refuse_tag(event, line)
+            self._check_tag(event, line)
             is_mapping = isinstance(event, yaml.MappingStartEvent)
-            self._open.append(_Open(line, event.anchor, is_mapping))
-            if len(self._open) > DEEPEST:
-                raise ConfigProblems([*self.problems, self._problem(line, f"nested deeper than {DEEPEST} levels")])
+            self._open.append(_OpenContainer(line, event.anchor, is_mapping))
+            if len(self._open) > MAX_DEPTH:
+                raise ConfigProblems([*self.problems, self._problem(line, f"nested deeper than {MAX_DEPTH} levels")])
         elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
             self._close(self._open.pop())
         elif isinstance(event, yaml.AliasEvent):
-            self._alias(event.anchor or "", line)
+            self._add_alias(event.anchor or "", line)
         elif isinstance(event, yaml.DocumentStartEvent):
             self._documents += 1
             if self._documents > 1:
@@ -159,81 +191,81 @@ class _Composer:
     def _problem(self, line: int, message: str, *, key: str = "", expected: str = "") -> ConfigProblem:
         return ConfigProblem(self._file, line, key, "", expected, message)
 
-    def _refuse(self, line: int, message: str, *, key: str = "") -> None:
+    def _report(self, line: int, message: str, *, key: str = "") -> None:
         self.problems.append(self._problem(line, message, key=key))
 
-    def _refuse_tag(self, event: Any, line: int) -> None:
+    def _check_tag(self, event: Any, line: int) -> None:
         if event.tag not in _PLAIN_TAGS:
-            self._refuse(line, f"the YAML tag {event.tag!r} is not accepted, expected a plain value")
+            self._report(line, f"the YAML tag {event.tag!r} is not accepted, expected a plain value")
 
-    def _scalar(self, event: Any, line: int) -> None:
-        self._refuse_tag(event, line)
+    def _add_scalar(self, event: Any, line: int) -> None:
+        self._check_tag(event, line)
         plain = not event.style and event.tag is None
         if (parent := self._awaiting_key()) is not None:
-            self._key(parent, event.value, line)
+            self._begin_entry(parent, event.value, line)
             return
         value = plain_scalar(event.value) if plain else event.value
-        self._place(YamlNode(value, line, event.value), event.anchor)
+        self._add_node(YamlNode(value, line, event.value), event.anchor)
 
-    def _awaiting_key(self) -> _Open | None:
+    def _awaiting_key(self) -> _OpenContainer | None:
         parent = self._open[-1] if self._open else None
         return parent if parent and parent.is_mapping and parent.key is None else None
 
-    def _key(self, parent: _Open, key: str, line: int) -> None:
+    def _begin_entry(self, parent: _OpenContainer, key: str, line: int) -> None:
         if not key:
-            self._refuse(line, "a value without a key")
+            self._report(line, "a value without a key")
         elif key in parent.entries:
             first = parent.entries[key].line
-            self._refuse(line, f"given twice, first on line {first}", key=key)
+            self._report(line, f"given twice, first on line {first}", key=key)
         parent.key, parent.key_line = key, line
 
-    def _alias(self, anchor: str, line: int) -> None:
+    def _add_alias(self, anchor: str, line: int) -> None:
         if any(container.anchor == anchor for container in self._open):
             raise ConfigProblems([*self.problems, self._problem(line, f"the alias *{anchor} contains itself")])
         if anchor not in self._anchors:
-            self._refuse(line, f"the alias *{anchor} has no anchor &{anchor} before it")
-        self._place(self._anchors.get(anchor, YamlNode(None, line)), None)
+            self._report(line, f"the alias *{anchor} has no anchor &{anchor} before it")
+        self._add_node(self._anchors.get(anchor, YamlNode(None, line)), None)
 
-    def _close(self, done: _Open) -> None:
+    def _close(self, done: _OpenContainer) -> None:
         if not done.is_mapping:
-            self._place(YamlNode(done.items, done.spot_line, size=done.size), done.anchor)
+            self._add_node(YamlNode(done.items, done.line, size=done.size), done.anchor)
             return
         for source in done.merged:
             if not isinstance(source.value, dict):
-                self._refuse(source.line, "`<<` merges mappings only")
+                self._report(source.line, "`<<` merges mappings only")
                 continue
-            for key, spot in source.value.items():
-                done.entries.setdefault(key, spot)
-        self._place(YamlNode(done.entries, done.spot_line, size=done.size), done.anchor)
+            for key, node in source.value.items():
+                done.entries.setdefault(key, node)
+        self._add_node(YamlNode(done.entries, done.line, size=done.size), done.anchor)
 
-    def _place(self, spot: YamlNode, anchor: str | None) -> None:
+    def _add_node(self, node: YamlNode, anchor: str | None) -> None:
         if anchor is not None:
-            self._anchors[anchor] = spot
+            self._anchors[anchor] = node
         if not self._open:
-            self.root = spot
+            self.root = node
             return
         parent = self._open[-1]
-        parent.size += spot.size
-        if parent.size > MOST_VALUES:
-            raise ConfigProblems([*self.problems, self._problem(spot.line, f"more than {MOST_VALUES} values")])
+        parent.size += node.size
+        if parent.size > MAX_VALUES:
+            raise ConfigProblems([*self.problems, self._problem(node.line, f"more than {MAX_VALUES} values")])
         if not parent.is_mapping:
-            parent.items.append(spot)
+            parent.items.append(node)
         elif parent.key is None:
-            self._refuse(spot.line, "a list or mapping cannot be a key")
-            parent.key, parent.key_line = "", spot.line
+            self._report(node.line, "a list or mapping cannot be a key")
+            parent.key, parent.key_line = "", node.line
         elif parent.key == "<<":
-            parent.merged += spot.value if isinstance(spot.value, list) else [spot]
+            parent.merged += node.value if isinstance(node.value, list) else [node]
             parent.key = None
         else:
-            # The line a person looks for is that of the key.
-            parent.entries[parent.key] = YamlNode(spot.value, parent.key_line, spot.raw, spot.size)
+            # The line a user looks for is that of the key.
+            parent.entries[parent.key] = YamlNode(node.value, parent.key_line, node.raw, node.size)
             parent.key = None
 
 
 def from_plain(value: object, *, depth: int = 0) -> YamlNode:
     """Plain Python data as a tree without lines."""
-    if depth > DEEPEST:
-        raise ConfigProblems([ConfigProblem("", 0, "", "", "", f"nested deeper than {DEEPEST} levels")])
+    if depth > MAX_DEPTH:
+        raise ConfigProblems([ConfigProblem("", 0, "", "", "", f"nested deeper than {MAX_DEPTH} levels")])
     if isinstance(value, dict):
         return YamlNode({str(key): from_plain(item, depth=depth + 1) for key, item in value.items()}, 0)
     if isinstance(value, list | tuple):
@@ -244,13 +276,13 @@ def from_plain(value: object, *, depth: int = 0) -> YamlNode:
     return YamlNode(str(value), 0, str(value))
 
 
-def to_plain(spot: YamlNode) -> Any:
+def to_plain(node: YamlNode) -> Any:
     """The tree as plain Python data."""
-    if isinstance(spot.value, dict):
-        return {key: to_plain(child) for key, child in spot.value.items()}
-    if isinstance(spot.value, list):
-        return [to_plain(child) for child in spot.value]
-    return spot.value
+    if isinstance(node.value, dict):
+        return {key: to_plain(child) for key, child in node.value.items()}
+    if isinstance(node.value, list):
+        return [to_plain(child) for child in node.value]
+    return node.value
 
 
 def render(values: Mapping[str, Any]) -> str:

@@ -5,9 +5,8 @@ import re
 import pytest
 
 from distributed_grid.config import ClusterConfig, ConfigProblems
-from distributed_grid.config.key_aliases import CLUSTER
-from distributed_grid.config.kinds.containers import KeyTable, ListOf, MapOf
-from distributed_grid.config.providers import TABLES
+from distributed_grid.config.key_tables import KeyTable, ListOf, MapOf
+from distributed_grid.config.providers import PROVIDERS
 from tests.support.project import PROJECT
 
 TEXT = (PROJECT / "docs" / "configuration.md").read_text()
@@ -32,7 +31,7 @@ def test_there_are_blocks():
 
 
 def test_every_key_and_spelling_is_written_down():
-    keys = keys_of(CLUSTER).union(*(keys_of(table) for table in TABLES.values()))
+    keys = keys_of(ClusterConfig.key_table).union(*(keys_of(one.key_table) for one in PROVIDERS.values()))
     # "Every … key may also be written without `_seconds`" covers those.
     keys -= {name.removesuffix("_seconds") for name in keys if name.endswith("_seconds")}
     written = set(re.findall(r"`([A-Za-z_.]+)`", TEXT))

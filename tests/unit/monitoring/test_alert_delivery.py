@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from distributed_grid.config import Alerts
+from distributed_grid.config.sections import Alerts
 from distributed_grid.errors import BadInput
 from distributed_grid.monitoring.alert_delivery import (
     AlertCommandFailed,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from distributed_grid.adapters.stores.in_memory import MemoryStore
-from distributed_grid.config import Alerts
+from distributed_grid.config.sections import Alerts
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import HeartbeatReceived, JobCancelled, NodeDeclared, NodeForgotten
 from distributed_grid.domain.nodes import GpuUsage, Usage

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.in_memory import MemoryStore
-from distributed_grid.config import Alerts
+from distributed_grid.config.sections import Alerts
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import HeartbeatReceived, NodeDeclared

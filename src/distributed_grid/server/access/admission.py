@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from distributed_grid.agent.join_client import JoinToken
 from distributed_grid.api import requests
-from distributed_grid.config.kinds.text import LOGIN, NAME_PATTERN
+from distributed_grid.config.value_kinds import LOGIN, NAME_PATTERN
 from distributed_grid.errors import BadInput, Refused
 from distributed_grid.server.access.tokens import JoinGrant, TokenStore, UserToken
 

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Mapping
 from importlib import metadata
 
-from distributed_grid.config import Ray
+from distributed_grid.config.sections import Ray
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import Refused
 

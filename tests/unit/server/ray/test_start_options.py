@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.config import Ray
+from distributed_grid.config.sections import Ray
 from distributed_grid.errors import Refused
 from distributed_grid.server.ray.credentials import RayCredentials
 from distributed_grid.server.ray.start_options import check_versions, options_of, risk_of

@@ -1,11 +1,15 @@
-"""Whatever the spelling, the grid sees one form."""
+"""Keys of the sections: whatever the spelling, the grid sees one normal form."""
+
+from __future__ import annotations
 
 import json
 
 import pytest
 from pydantic import ValidationError
 
-from distributed_grid.config import ClusterConfig, ConfigProblems, NodeConfig, OwnerPolicy, ThresholdConfig
+from distributed_grid.config import ClusterConfig, ConfigProblems, NodeConfig
+from distributed_grid.config.sections import OwnerPolicy, ThresholdConfig
+from distributed_grid.config.value_kinds import is_loopback
 from distributed_grid.errors import BadInput
 
 GIB = 1024**3
@@ -254,3 +258,92 @@ def test_anchors_merges_json_windows_line_ends_and_a_byte_order_mark_are_fine(tm
     assert [(node.name, node.port) for node in config.nodes] == [("x", 23), ("y", 23)]
     path.write_text('{\n\t"hold_seconds": 1e2,\n\t"nodes":[{"name":"a"}]}')
     assert ClusterConfig.from_yaml(path).hold_seconds == 100
+
+
+def test_without_a_word_there_is_a_token_and_the_dashboard_is_for_the_head_alone():
+    ray = ClusterConfig.from_text("name: x").ray
+    assert (ray.auth, ray.dashboard_host, ray.port, ray.client_port, ray.dashboard_port, ray.python, ray.tls) == (
+        *("token", "127.0.0.1", 6379, 10001, 8265, None, False),
+    )
+
+
+def test_every_ray_key_can_be_set():
+    text = (
+        "ray: {python: ~/ray/bin/python, port: 7000, client_port: 7001, dashboard_port: 7002, dashboard_host: 0.0.0.0, "
+        "min_worker_port: 7100, max_worker_port: 7200, object_store_memory_gb: 0.5, auth: token, tls: true}\n"
+        "nodes: [{name: a, ray_python: /opt/ray/bin/python, ray_address: 10.0.0.1}]"
+    )
+    config = ClusterConfig.from_text(text)
+    assert (config.ray.object_store_memory_bytes, config.ray.max_worker_port) == (512 * 1024**2, 7200)
+    assert (config.nodes[0].ray_python, config.nodes[0].ray_address) == ("/opt/ray/bin/python", "10.0.0.1")
+    assert ClusterConfig.from_mapping(config.as_dict()) == config
+
+
+def test_ray_without_a_token_is_warned_about():
+    assert "run anything as you" in ClusterConfig.from_text("ray: {auth: none}").warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("ray: {port: 0}", "a port number 1-65535"),
+        ("ray: {auth: password}", "one of token, none"),
+        ("ray: {tls: 1}", "true or false"),
+        ("ray: {dashboard_host: 'a b'}", "a host name or address"),
+        ("ray: {object_store_memory_gb: 0}", "more than 0"),
+        ("ray: {min_worker_port: 21000}", "must be at most max_worker_port 20999"),
+        ("ray: {client_port: 20500}", "20500 is taken by the ports of the workers"),
+        ("ray: {dashboard_port: 6379}", "6379 is taken by port"),
+        ("ray: {pyhton: x}", "did you mean 'python'"),
+        ("nodes: [{name: a, ray_address: 'ana@b'}]", "a host name or address alone"),
+    ],
+)
+def test_what_makes_no_sense_is_told(text, told):
+    with pytest.raises(ConfigProblems, match=told):
+        ClusterConfig.from_text(text)
+
+
+def test_without_a_word_it_is_this_machine_only():
+    server = ClusterConfig.from_text("name: x").server
+    assert (server.host, server.port, server.tls, server.force_plain, server.names) == (
+        "127.0.0.1",
+        None,
+        None,
+        False,
+        (),
+    )
+
+
+def test_every_server_key_can_be_set():
+    text = "server: {host: 0.0.0.0, port: 1234, names: [a.example], tls: true, certificate: c.pem, key: k.pem}"
+    config = ClusterConfig.from_text(text)
+    assert (config.server.host, config.server.port, config.server.names) == ("0.0.0.0", 1234, ("a.example",))
+    assert ClusterConfig.from_mapping(config.as_dict()).server == config.server
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("server: {host: 0.0.0.0, tls: false}", "leave tls on, or add force_plain: true"),
+        ("server: {host: box, tls: no}", "leave tls on"),
+        ("server: {tls: true, force_plain: true}", "the opposite of tls"),
+        ("server: {certificate: c.pem}", "there is no key to go with it"),
+        ("server: {key: c.pem}", "there is no certificate to go with it"),
+        ("server: {port: 70000}", "a port number 0-65535"),
+        ("server: {host: 'a b'}", "a host name or address"),
+        ("server: {prot: 1}", "did you mean 'port'?"),
+    ],
+)
+def test_what_contradicts_itself_is_told(text, told):
+    with pytest.raises(ConfigProblems, match=told):
+        ClusterConfig.from_text(text)
+
+
+@pytest.mark.parametrize("text", ["server: {tls: false}", "server: {host: 10.0.0.1, tls: false, force_plain: true}"])
+def test_plain_is_possible_on_this_machine_or_where_it_is_forced(text):
+    assert ClusterConfig.from_text(text).server.tls is False
+
+
+def test_only_loopback_is_loopback():
+    assert all(map(is_loopback, ["local", "localhost", "LOCALHOST", "127.0.0.1", "127.1.2.3", "::1", "[::1]"]))
+    assert not any(map(is_loopback, ["0.0.0.0", "::", "127.a.b.c", "127.0.0.1.evil.example", "10.0.0.1", "box"]))

@@ -1,4 +1,4 @@
-"""Every mistake is told in one line with its place, all at once, and never as a traceback."""
+"""Problems of a configuration: each on one line with its position, all at once, never a traceback."""
 
 import random
 import time
@@ -59,14 +59,14 @@ def test_a_problem_carries_its_parts_and_the_callers_mistake():
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("nodes: [{name: no}]", "nodes[0].name: found the truth value no, expected a name"),
+        ("nodes: [{name: no}]", "nodes[0].name: found the boolean no, expected a name"),
         ("nodes: [{name: 12}]", "for text put it in quotes"),
         (
             "nodes: [{name: 010}]\nhold_seconds: 010",
             "hold_seconds: found '010', expected a number of seconds",
         ),
         ("hold_seconds: 1:30", "found '1:30'"),
-        ("hold_seconds: true", "found the truth value true, expected a number"),
+        ("hold_seconds: true", "found the boolean true, expected a number"),
         ("hold_seconds: '60'", "without quotes"),
         ("hold_seconds: .nan", "found the number .nan"),
         ("hold_seconds: .inf", "found the number .inf"),
@@ -90,7 +90,7 @@ def test_a_problem_carries_its_parts_and_the_callers_mistake():
         ("trusted_network: 1", "expected true or false"),
         ("nodes: [{name: a, cpu_count: 0}]", "more than 0"),
         ("nodes: [{name: a, gpu_count: 1.5}]", "expected a whole number of GPUs"),
-        ("nodes: [{name: a, cpu_count: true}]", "found the truth value true"),
+        ("nodes: [{name: a, cpu_count: true}]", "found the boolean true"),
         ("nodes: [{name: a, memory_gb: 16GB}]", "found '16GB'"),
         ("nodes: [{name: a, port: 70000}]", "expected a port number 1-65535"),
         ("nodes: [{name: a, host: ana@box}]", "goes into user:"),

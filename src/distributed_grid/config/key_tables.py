@@ -1,0 +1,287 @@
+"""Key tables: the known keys of a section, with their spellings, fields and value kinds.
+
+A `Section` is a frozen model whose fields are declared once, with `setting`: the field of the normal form, its default,
+the kind of its value and every spelling a user may write (dotted where it is nested). Reading, refusing unknown keys,
+showing and the test of the documentation all use the table made of these fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from distributed_grid.config.parse_context import InvalidValue, KeyPath, ParseContext, Unexpanded, ValueKind
+from distributed_grid.config.value_kinds import Seconds
+from distributed_grid.config.yaml_document import YamlNode
+
+Normal = dict[str, Any]
+MIN_INTERVAL_SECONDS = 0.1
+"""No loop runs more often than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One thing that can be set: its normal field, its kind, its spellings (the first is the one shown)."""
+
+    field: str
+    kind: ValueKind
+    spellings: tuple[str, ...]
+    overrides: bool = False
+    """True: what is set here wins, key by key, over an earlier key of the same field."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTable(ValueKind):
+    """A mapping with known keys; `shorthand` reads the one-word form, if there is one."""
+
+    keys: tuple[Key, ...]
+    required: tuple[str, ...] = ()
+    shorthand: ValueKind | None = None
+    names: dict[str, dict[str, bool]] = field(init=False, repr=False, compare=False)
+    """The names known under each prefix; True where the name is a key itself."""
+
+    def __post_init__(self) -> None:
+        names: dict[str, dict[str, bool]] = {"": {}}
+        for spelling in (spelling for key in self.keys for spelling in key.spellings):
+            prefix = ""
+            *parents, last = spelling.split(".")
+            for name in parents:
+                names.setdefault(prefix, {})[name] = False
+                prefix = f"{prefix}{name}."
+            names.setdefault(prefix, {})[last] = True
+        object.__setattr__(self, "names", names)
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> Normal:
+        if self.shorthand and isinstance(node.value, str):
+            normal: Normal = self.shorthand.read(node, path, context)
+            return normal
+        if not isinstance(node.value, dict):
+            raise self._not_a_mapping("")
+        for name in self.required:
+            if name not in node.value or node.value[name].value is None:
+                context.report(path, node.line, f"the key '{name}' is missing", expected=name)
+        given = dict(self._given("", node, path, context))
+        values: Normal = {}
+        for key in self.keys:
+            self._read_key(key, given, values, path, context)
+        return values
+
+    def _given(
+        self, prefix: str, node: YamlNode, path: KeyPath, context: ParseContext
+    ) -> Iterator[tuple[str, tuple[YamlNode, KeyPath]]]:
+        """Everything that is set here, by its dotted spelling; unknown keys are reported."""
+        assert isinstance(node.value, dict)
+        known = self.names[prefix]
+        for name, child in node.value.items():
+            dotted, inner = prefix + name, path.child(name, "")
+            if name not in known:
+                _report_unknown(name, child, known, path, context)
+            elif child.value is None:
+                continue
+            elif known[name]:
+                yield dotted, (child, inner)
+            elif isinstance(child.value, dict):
+                yield from self._given(f"{dotted}.", child, inner, context)
+            else:
+                context.report_invalid(inner, child, self._not_a_mapping(f"{dotted}."))
+
+    def _not_a_mapping(self, prefix: str) -> InvalidValue:
+        return InvalidValue("a mapping with keys such as " + ", ".join(list(self.names[prefix])[:4]))
+
+    def _read_key(
+        self, key: Key, given: dict[str, tuple[YamlNode, KeyPath]], values: Normal, path: KeyPath, context: ParseContext
+    ) -> None:
+        first: tuple[str, Any] | None = None
+        for spelling in key.spellings:
+            if spelling not in given:
+                continue
+            node, at = given[spelling]
+            at = KeyPath(at.spelled, path.child("", key.field).normal)
+            value = read_or_report(key.kind, node, at, context)
+            if value is None:
+                continue
+            if first is not None and first[1] != value:
+                context.report(at, node.line, f"sets another value than {first[0]}; keep one of the two")
+            first = first or (at.spelled, value)
+            context.record(at, node)
+            _put(values, key.field, value, merge=key.overrides)
+
+    def show(self, value: Any) -> Normal:
+        shown: Normal = {}
+        for key in self.keys:
+            inside = value
+            for name in key.field.split("."):
+                inside = None if inside is None else getattr(inside, name)
+            if inside is not None and inside != () and inside != {} and not key.overrides:
+                _put(shown, key.spellings[0], key.kind.show(inside), merge=False)
+        return shown
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf(ValueKind):
+    """A list whose items are all of one kind."""
+
+    kind: ValueKind
+    what: str
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> list[Any]:
+        if not isinstance(node.value, list):
+            raise InvalidValue(f"a list of {self.what}")
+        values = []
+        for index, item in enumerate(node.value):
+            at = path.child(f"[{index}]", str(index))
+            context.record(at, item)
+            values.append(read_or_report(self.kind, item, at, context))
+        return values  # with None where a problem was reported, so that indices stay right
+
+    def show(self, value: Any) -> list[Any]:
+        return [self.kind.show(item) for item in value]
+
+
+@dataclass(frozen=True, slots=True)
+class MapOf(ValueKind):
+    """A mapping whose keys are names the user chose."""
+
+    name: ValueKind
+    kind: ValueKind
+    what: str
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> Normal:
+        if not isinstance(node.value, dict):
+            raise InvalidValue(f"a mapping of {self.what}")
+        values: Normal = {}
+        for spelled, item in node.value.items():
+            at = path.child(spelled, spelled)
+            name = read_or_report(self.name, YamlNode(spelled, item.line, spelled), at, context)
+            context.record(at, item)
+            value = read_or_report(self.kind, item, at, context)
+            if name in values:
+                context.report(at, item.line, f"the same name as another key here, '{name}'")
+            if name is not None and value is not None:
+                values[name] = value
+        return values
+
+    def show(self, value: Any) -> Normal:
+        return {self.name.show(name): self.kind.show(item) for name, item in value.items()}
+
+
+def read_or_report(kind: ValueKind, node: YamlNode, path: KeyPath, context: ParseContext) -> Any:
+    """The value in the normal form, or None after its problem was reported."""
+    try:
+        return kind.read(node, path, context)
+    except InvalidValue as invalid:
+        context.report_invalid(path, node, invalid)
+    except Unexpanded:
+        pass
+    return None
+
+
+def known_paths(kind: ValueKind, at: str = "") -> dict[str, list[str]]:
+    """The paths at which each key name is known, to be named where it was written elsewhere."""
+    if isinstance(kind, ListOf):
+        return known_paths(kind.kind, f"{at}[].")
+    if isinstance(kind, MapOf):
+        return known_paths(kind.kind, f"{at}.NAME.")
+    paths: dict[str, list[str]] = {}
+    for key in kind.keys if isinstance(kind, KeyTable) else ():
+        for spelling in key.spellings:
+            joint = "" if isinstance(key.kind, ListOf | MapOf) else "."
+            found = {} if key.overrides else known_paths(key.kind, f"{at}{spelling}{joint}")
+            names = spelling.split(".")
+            for depth, name in enumerate(names):
+                found.setdefault(name, []).append(at + ".".join(names[: depth + 1]))
+            for name, below in found.items():
+                known = paths.setdefault(name, [])
+                known += [path for path in below if path not in known]
+    return paths
+
+
+def _report_unknown(name: str, node: YamlNode, known: dict[str, bool], path: KeyPath, context: ParseContext) -> None:
+    if 1 <= len(context.known_paths.get(name, ())) <= 2:
+        expected = " or ".join(f"'{known_path}'" for known_path in context.known_paths[name])
+        hint = f"it belongs at {expected}"
+    elif near := get_close_matches(name[:80], known, n=1):
+        expected = f"'{near[0]}'"
+        hint = f"did you mean {expected}?"
+    else:
+        expected = "one of " + ", ".join(sorted(known))
+        hint = f"expected {expected}"
+    context.report(path.child(name, ""), node.line, f"unknown key; {hint}", found=name[:80], expected=expected)
+
+
+def _put(into: Normal, dotted: str, value: Any, *, merge: bool) -> None:
+    *parents, last = dotted.split(".")
+    for name in parents:
+        into = into.setdefault(name, {})
+    if merge and isinstance(into.get(last), dict):
+        _merge(into[last], value)
+    else:
+        into[last] = value
+
+
+def _merge(under: Normal, over: Normal) -> None:
+    """Lay one mapping over another, key by key, at every depth."""
+    for name, value in over.items():
+        if isinstance(value, dict) and isinstance(under.get(name), dict):
+            _merge(under[name], value)
+        else:
+            under[name] = value
+
+
+class Section(BaseModel):
+    """A part of the normal form: immutable, without unknown fields, and with the table of the keys that set it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    shorthand: ClassVar[ValueKind | None] = None
+    key_table: ClassVar[KeyTable]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        keys: list[Key] = []
+        for name, info in cls.model_fields.items():
+            if isinstance(info.json_schema_extra, dict) and "keys" in info.json_schema_extra:
+                declared: Any = info.json_schema_extra["keys"]
+                keys += declared(name)
+        required = tuple(name for name, info in cls.model_fields.items() if info.is_required())
+        cls.key_table = KeyTable(tuple(keys), required, cls.shorthand)
+
+
+def setting(
+    kind: ValueKind | type[Section], default: Any = ..., *spellings: str, overridden_at: str = "", **bounds: Any
+) -> Any:
+    """A field that one key sets: under its own name, or only under the spellings given.
+
+    What is set at `overridden_at` wins over it, key by key. `bounds` are pydantic's.
+    """
+    value_kind = kind if isinstance(kind, ValueKind) else kind.key_table
+
+    def keys(name: str) -> list[Key]:
+        own = [Key(name, value_kind, spellings or (name,))]
+        return own + ([Key(name, value_kind, (overridden_at,), overrides=True)] if overridden_at else [])
+
+    return Field(default, json_schema_extra={"keys": keys}, **bounds)  # type: ignore[dict-item]
+
+
+def duration(default: float | None, low: float = MIN_INTERVAL_SECONDS) -> Any:
+    """A field in seconds, whose key may be written with or without `_seconds` at its end."""
+
+    def keys(name: str) -> list[Key]:
+        return [Key(name, Seconds(low), (name, name.removesuffix("_seconds")))]
+
+    return Field(default, json_schema_extra={"keys": keys})  # type: ignore[dict-item]
+
+
+def flattened(section: type[Section], prefix: str) -> Any:
+    """A field that holds a section whose keys are keys of the surrounding one, under this prefix."""
+
+    def keys(name: str) -> list[Key]:
+        return [
+            Key(f"{name}.{key.field}", key.kind, tuple(prefix + spelling for spelling in key.spellings))
+            for key in section.key_table.keys
+        ]
+
+    return Field(section(), json_schema_extra={"keys": keys})  # type: ignore[dict-item]

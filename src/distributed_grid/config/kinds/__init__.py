@@ -1,1 +1,0 @@
-"""Value kinds of a cluster file: scalars, numbers, text, containers."""

@@ -1,0 +1,294 @@
+"""Value kinds of a cluster file: what a user may write for one key, and the base unit it is stored in."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import SecretStr
+
+from distributed_grid.config.parse_context import InvalidValue, KeyPath, ParseContext, ValueKind
+from distributed_grid.config.yaml_document import YamlNode, plain_scalar
+from distributed_grid.domain.resources import MAX_AMOUNT
+
+GIB = 1024**3
+MIB = 1024**2
+MASK = "***"
+MAX_SECONDS = 10 * 366 * 24 * 3600
+MAX_TEXT_LENGTH = 4096
+
+
+def _read_number(node: YamlNode, context: ParseContext, expected: str) -> float:
+    value = node.value
+    if isinstance(value, str) and "${" in value:
+        value = plain_scalar(context.expand(value).strip())
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidValue(expected, found=f"{node.raw} set to something else")
+    if isinstance(value, str) and not isinstance(plain_scalar(value.strip()), str | None):
+        raise InvalidValue(expected, hint="without quotes")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidValue(expected)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidValue(expected)
+    return value
+
+
+def _shortest(value: float) -> float | int:
+    return int(value) if float(value).is_integer() else float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Count(ValueKind):
+    """A whole number within bounds."""
+
+    low: int = 0
+    high: int = 10**9
+    what: str = "a whole number"
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> int:
+        expected = f"{self.what} {self.low}-{self.high}" if self.high < 10**9 else f"{self.what}, {self.low} or more"
+        value = _read_number(node, context, expected)
+        if not self.low <= value <= self.high or value != int(value):
+            raise InvalidValue(expected)
+        return int(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Amount(ValueKind):
+    """A decimal amount, stored as a whole number of a smaller unit."""
+
+    scale: int
+    what: str = "a number"
+    above_zero: bool = False
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> int:
+        expected = f"{self.what}, {'more than 0' if self.above_zero else '0 or more'}"
+        value = _read_number(node, context, expected)
+        if value < 0 or value > MAX_AMOUNT / self.scale:
+            raise InvalidValue(expected)
+        scaled = round(value * self.scale)
+        if scaled == 0 and (value > 0 or self.above_zero):
+            raise InvalidValue(expected)
+        return scaled
+
+    def show(self, value: int) -> float | int:
+        for digits in range(18):
+            shown = round(value / self.scale, digits)
+            if round(shown * self.scale) == value:
+                return _shortest(shown)
+        return value / self.scale
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio(ValueKind):
+    """A ratio from 0 to 1."""
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> float:
+        expected = "a ratio from 0 to 1"
+        value = _read_number(node, context, expected)
+        if 1 < value <= 100:
+            raise InvalidValue(expected, hint=f"it looks like a percent: write {_shortest(round(value / 100, 12))}")
+        if not 0 <= value <= 1:
+            raise InvalidValue(expected)
+        return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Percent(ValueKind):
+    """A percentage, stored as a ratio."""
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> float:
+        expected = "a percentage from 0 to 100"
+        value = _read_number(node, context, expected)
+        if not 0 <= value <= 100:
+            raise InvalidValue(expected)
+        if 0 < value <= 1:
+            shown, guess = _shortest(value), _shortest(round(value * 100, 9))
+            context.warn(path.spelled, f"{shown} means {shown} %; if {guess} % is meant, write {guess}")
+        return value / 100
+
+    def show(self, value: float) -> float:
+        return round(value * 100, 12)
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds(ValueKind):
+    """A duration, stored in seconds; `unit` is how many seconds the user's unit has."""
+
+    low: float = 0.0
+    unit: int = 1
+    unit_name: str = "seconds"
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> float:
+        bound = f"at least {_shortest(self.low / self.unit)}" if self.low else "0 or more"
+        expected = f"a number of {self.unit_name}, {bound}"
+        value = _read_number(node, context, expected)
+        if value > MAX_SECONDS / self.unit:
+            raise InvalidValue(expected + " and at most ten years")
+        if value * self.unit < self.low or value < 0:
+            raise InvalidValue(expected)
+        return float(value * self.unit)
+
+    def show(self, value: float) -> float | int:
+        return _shortest(value / self.unit)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainNumber(ValueKind):
+    """A number without a unit, such as a weight or a price."""
+
+    what: str = "a number"
+    above_zero: bool = False
+    high: float = 1e12
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> float:
+        expected = f"{self.what}, {'more than 0' if self.above_zero else '0 or more'}"
+        value = _read_number(node, context, expected)
+        if value < 0 or value > self.high or (self.above_zero and value == 0):
+            raise InvalidValue(expected)
+        return float(value)
+
+    def show(self, value: float) -> float | int:
+        return _shortest(value)
+
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt])(?:i?b)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySize(ValueKind):
+    """Memory written with its unit, such as 16g, stored in bytes."""
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> int:
+        expected = "an amount of memory with its unit, such as 16g or 512m"
+        if not isinstance(node.value, str):
+            raise InvalidValue(expected)
+        match = _SIZE.fullmatch(context.expand(node.value).strip())
+        if match is None or len(match[1]) > 20:
+            raise InvalidValue(expected)
+        size: int = round(float(match[1]) * 1024 ** ("kmgt".index(match[2].lower()) + 1))
+        if not 0 < size <= MAX_AMOUNT:
+            raise InvalidValue(expected)
+        return size
+
+    def show(self, value: int) -> str:
+        for power, letter in ((3, "g"), (2, "m")):
+            if value % 1024**power == 0:
+                return f"{value // 1024**power}{letter}"
+        return f"{Amount(1024).show(value)}k"
+
+
+@dataclass(frozen=True, slots=True)
+class Text(ValueKind):
+    """Text on one line; `pattern` says which, `expected` says it in words."""
+
+    expected: str = "text on one line"
+    pattern: re.Pattern[str] | None = None
+    lower: bool = False
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> Any:
+        if not isinstance(node.value, str):
+            quotable = node.value is not None and not isinstance(node.value, list | dict)
+            raise InvalidValue(self.expected, hint="for text put it in quotes" if quotable else "")
+        text = context.expand(node.value).strip()
+        if not text or len(text) > MAX_TEXT_LENGTH or not text.isprintable():
+            raise InvalidValue(self.expected)
+        if self.pattern is not None and not self.pattern.fullmatch(text):
+            raise InvalidValue(self.expected)
+        return text.lower() if self.lower else text
+
+    def show(self, value: Any) -> str:
+        return str(value).replace("${", "$${")
+
+
+@dataclass(frozen=True, slots=True)
+class SecretText(Text):
+    """Text that is never shown."""
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> SecretStr:
+        try:
+            return SecretStr(Text.read(self, node, path, context))
+        except InvalidValue as invalid:
+            found = invalid.found or "a value (not shown)"
+            raise InvalidValue(invalid.expected, found=found, hint=invalid.hint) from None
+
+    def show(self, value: Any) -> str:
+        return MASK
+
+
+@dataclass(frozen=True, slots=True)
+class Flag(ValueKind):
+    """True or false."""
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> bool:
+        value = node.value
+        if isinstance(value, str) and "${" in value:
+            value = plain_scalar(context.expand(value).strip())
+        if not isinstance(value, bool):
+            raise InvalidValue("true or false")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(ValueKind):
+    """One of a few words, in any case; some have a second spelling."""
+
+    words: tuple[str, ...]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> str:
+        expected = "one of " + ", ".join(self.words)
+        if not isinstance(node.value, str):
+            raise InvalidValue(expected)
+        word = context.expand(node.value).strip().lower().replace("-", "_")
+        word = self.aliases.get(word, word)
+        if word not in self.words:
+            raise InvalidValue(expected)
+        return word
+
+
+@dataclass(frozen=True, slots=True)
+class HostAddress(ValueKind):
+    """An address that SSH knows, or `local` for an agent on this machine."""
+
+    def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> str:
+        host: str = Text("a host name or address, or local").read(node, path, context)
+        if "@" in host:
+            raise InvalidValue("a host name or address alone", hint="the part before @ goes into user:")
+        if re.fullmatch(r"[^:]+:[0-9]+", host):
+            raise InvalidValue("a host name or address alone", hint="the number after : goes into port:")
+        if not re.fullmatch(r"[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*", host):
+            raise InvalidValue("a host name or address, or local")
+        return "local" if host.lower() == "local" else host
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    name = host.strip("[]").lower()
+    return name in ("local", "localhost", "::1") or re.fullmatch(r"127(\.[0-9]{1,3}){3}", name) is not None
+
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+NODE_NAME = Text(
+    "a name of letters, digits, - _ and . that starts with a letter or digit, at most 63 long",
+    re.compile(NAME_PATTERN),
+)
+CUSTOM_NAME = Text(
+    "a resource name such as tpu (letters, digits, - _ and ., not cpu, gpu or memory)",
+    re.compile(r"(?!(?:cpu|gpu|memory)$)[a-z][a-z0-9_.-]{0,62}", re.ASCII | re.IGNORECASE),
+    lower=True,
+)
+LOGIN = Text("a login name", re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@$-]{0,63}", re.ASCII))
+_JUMP = r"(?:[A-Za-z0-9_][A-Za-z0-9_.@$-]*@)?[A-Za-z0-9_:\[][A-Za-z0-9_.:%\[\]-]*"
+JUMPS = Text("hosts such as ana@gate:22, or names of nodes, with commas between", re.compile(rf"{_JUMP}(, *{_JUMP})*"))
+WEB_ADDRESS = SecretText("an address that starts with http:// or https://", re.compile(r"https?://[^\s/]+\S*"))
+TEXT, PATH, COMMAND, SECRET = Text(), Text("a path"), Text("a command"), SecretText()
+FLAG, RATIO, PERCENT, HOST = Flag(), Ratio(), Percent(), HostAddress()
+CORES, SOME_CORES = Amount(1000, "a number of CPU cores"), Amount(1000, "a number of CPU cores", above_zero=True)
+GIGABYTES = Amount(GIB, "an amount of memory in GB")
+SOME_GIGABYTES = Amount(GIB, "an amount of memory in GB", above_zero=True)
+DEVICES = Count(0, 1024, "a whole number of GPUs")
+PORT = Count(1, 65535, "a port number")
