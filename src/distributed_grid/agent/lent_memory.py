@@ -36,7 +36,7 @@ from distributed_grid.wire import (
     ServeMemoryOrder,
 )
 
-DESK = "memory.sock"
+DESK = "query.sock"
 LOOK_SECONDS = 0.5
 TELL_EVERY = 4
 """A need that lasts is told again after so many looks."""
@@ -69,7 +69,7 @@ class LentMemory:
         self._host = host
         self._tell = tell
         self._addresses = addresses
-        self._keeper = ServerSupervisor(folder, tell=self._heard)
+        self._supervisor = ServerSupervisor(folder, report=self._heard)
         self.desk = MemoryQueryProxy(folder / DESK, tell) if has_desk else None
         self._orders: asyncio.Queue[MemoryOrder] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
@@ -77,8 +77,8 @@ class LentMemory:
 
     async def start(self) -> None:
         """Find the memory server that outlived the last agent, if there is one; it is started when it is needed."""
-        await self._keeper.start()
-        self._meter.count_lent_memory(self._keeper.measure)
+        await self._supervisor.start()
+        self._meter.count_lent_memory(self._supervisor.measure_bytes)
         if self.desk is not None:
             await self.desk.start()
         self._tasks = [asyncio.create_task(work) for work in (self._obey(), self._watch())]
@@ -91,7 +91,7 @@ class LentMemory:
         self._tasks = []
         if self.desk is not None:
             await self.desk.stop()
-        await self._keeper.stop()
+        await self._supervisor.stop()
 
     def order(self, order: MemoryOrder | MemoryReply) -> None:
         """Take an order in; they are carried out one after the other. Answers go to the program that asked."""
@@ -108,18 +108,18 @@ class LentMemory:
     def tell_again(self) -> None:
         """A new link is there: say how the memory can be used."""
         for node in self._nodes:
-            served = self._keeper.served(node)
+            served = self._supervisor.served(node)
             if served is not None:
                 self._tell(served)
 
     def hold(self, until_boot_ms: int) -> None:
         """Let everything be kept until then; 0 is without end."""
-        self._keeper.hold(until_boot_ms)
+        self._supervisor.extend_hold(until_boot_ms)
 
     @property
     def resident_bytes(self) -> int:
         """How much memory the copies here use."""
-        return self._keeper.resident_bytes
+        return self._supervisor.resident_bytes
 
     # ------------------------------------------------------------------ orders
 
@@ -143,15 +143,15 @@ class LentMemory:
     async def _carry_out(self, order: MemoryOrder) -> None:
         if isinstance(order, ServeMemoryOrder):
             host = await asyncio.to_thread(own_address, [*self._addresses(), order.host])
-            served = self._keeper.served(order.node)
+            served = self._supervisor.served(order.node)
             if served is not None and _is_as_ordered(served.endpoint, host, order):
                 self._heard(served)
             else:
-                await self._keeper.open(replace(order, host=host))
+                await self._supervisor.serve(replace(order, host=host))
         elif isinstance(order, MakeCopyOrder):
-            self._keeper.make_copy(order)
+            self._supervisor.make_copy(order)
         elif isinstance(order, FreeCopiesOrder):
-            self._keeper.free(order.copies)
+            self._supervisor.free_copies(order.copies)
 
     # ------------------------------------------------------------------ the owner
 

@@ -229,9 +229,9 @@ async def _end(house: AgentDir) -> int:
 async def _end_memory(folder: Path) -> None:
     """End the memory server of a directory, if there is one."""
     if folder.is_dir():
-        keeper = ServerSupervisor(folder, tell=lambda report: None)
-        await keeper.start()
-        await keeper.end()
+        supervisor = ServerSupervisor(folder, report=lambda report: None)
+        await supervisor.start()
+        await supervisor.terminate()
 
 
 def _begin_log(path: Path, *, to_terminal: bool) -> None:

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from distributed_grid.domain.blocks import Block, BlockCopy, MemoryServerRow
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.memory.protocol.ticket import FILL, READ, TICKET_LIFE_MS, WRITE, TicketClaims, issue_ticket
+from distributed_grid.memory.protocol.authentication import (
+    FILL,
+    READ,
+    TICKET_LIFE_MS,
+    WRITE,
+    TicketClaims,
+    issue_ticket,
+)
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import Endpoint, Ticket
 

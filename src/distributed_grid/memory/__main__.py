@@ -1,4 +1,4 @@
-"""`python -m distributed_grid.memory CONTROL LOCK`: a memory server, told by its keeper who to be."""
+"""`python -m distributed_grid.memory CONTROL LOCK`: a memory server, configured over the control socket."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import signal
 import socket
 import sys
 
-from distributed_grid.memory.server.server import begin
+from distributed_grid.memory.server.server import start_server
 
 
 def main() -> None:
-    """Serve until there is nothing left to hold. LOCK is held until this process is gone."""
+    """Serve until there is nothing left to hold. LOCK stays locked until this process is gone."""
     os.chdir("/")
     for name in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(name, signal.SIG_IGN)
@@ -24,11 +24,11 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     for fd in map(int, sys.argv[1:3]):
         os.set_inheritable(fd, False)
-    server = begin(socket.socket(fileno=int(sys.argv[1])))
+    server = start_server(socket.socket(fileno=int(sys.argv[1])))
     if server is not None:
         server.run()
     logging.shutdown()
-    os._exit(0 if server is not None else 1)  # a copy under way does not keep it
+    os._exit(0 if server is not None else 1)  # replication threads do not keep it running
 
 
 if __name__ == "__main__":

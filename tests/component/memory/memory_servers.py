@@ -1,4 +1,4 @@
-"""A memory server with its keeper, and a desk that plays the control plane, for tests."""
+"""Memory servers with their supervisors, and a block directory that plays the control plane, for tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed_grid.errors import NotFound
-from distributed_grid.memory.protocol.ticket import FILL, READ, WRITE, TicketClaims, issue_ticket
+from distributed_grid.memory.protocol.authentication import FILL, READ, WRITE, TicketClaims, issue_ticket
 from distributed_grid.memory.supervisor.supervisor import Report, ServerSupervisor
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import (
@@ -39,9 +39,9 @@ def wait_for(reached: Callable[[], Any], seconds: float = 20.0) -> Any:
 
 
 class Lender:
-    """A keeper in a loop of its own, as an agent has it."""
+    """A supervisor in an event loop of its own, as an agent has it."""
 
-    def __init__(self, folder: Path, node: str = "gpu1", alone_ms: int = 60_000, **order: Any) -> None:
+    def __init__(self, folder: Path, node: str = "gpu1", unsupervised_ms: int = 60_000, **order: Any) -> None:
         self.folder = folder
         self.node = node
         self.reports: list[Report] = []
@@ -49,41 +49,41 @@ class Lender:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.keeper = ServerSupervisor(folder, tell=self.reports.append, alone_ms=alone_ms)
-        self.run(self.keeper.start())
+        self.supervisor = ServerSupervisor(folder, report=self.reports.append, unsupervised_ms=unsupervised_ms)
+        self.run(self.supervisor.start())
 
     def run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
 
-    def do(self, deed: Callable[[], Any]) -> Any:
-        async def done() -> Any:
-            return deed()
+    def call(self, function: Callable[[], Any]) -> Any:
+        async def called() -> Any:
+            return function()
 
-        return self.run(done())
+        return self.run(called())
 
     def open(self) -> MemoryServedReport:
         before = len(self.reports)
-        self.run(self.keeper.open(ServeMemoryOrder(self.node, **self._order)))
+        self.run(self.supervisor.serve(ServeMemoryOrder(self.node, **self._order)))
         told = [one for one in self.reports[before:] if isinstance(one, MemoryServedReport | MemoryFailedReport)][-1]
         assert isinstance(told, MemoryServedReport), told
         return told
 
     @property
     def served(self) -> MemoryServedReport | None:
-        return self.do(lambda: self.keeper.served(self.node))
+        return self.call(lambda: self.supervisor.served(self.node))
 
     @property
     def pid(self) -> int:
         """The server's process."""
-        return wait_for(lambda: self.keeper._serving and self.keeper._serving.pid)
+        return wait_for(lambda: self.supervisor.ready and self.supervisor.ready.pid)
 
     def kill_server(self) -> None:
         pid = self.pid
         os.kill(pid, 9)
-        wait_for(lambda: self.keeper._serving is None or self.keeper._serving.pid != pid)
+        wait_for(lambda: self.supervisor.ready is None or self.supervisor.ready.pid != pid)
 
     def free(self, *copies: str) -> None:
-        self.do(lambda: self.keeper.free(copies))
+        self.call(lambda: self.supervisor.free_copies(copies))
         freed: set[str] = set()
 
         def all_told() -> bool:
@@ -96,7 +96,7 @@ class Lender:
 
     def make_copy(self, order: MakeCopyOrder) -> CopyMadeReport:
         before = len(self.reports)
-        self.do(lambda: self.keeper.make_copy(order))
+        self.call(lambda: self.supervisor.make_copy(order))
 
         def told() -> CopyMadeReport | None:
             for report in self.reports[before:]:
@@ -107,15 +107,15 @@ class Lender:
         return wait_for(told)
 
     def leave(self) -> None:
-        """The keeper goes, and leaves what it held with the server."""
-        self.run(self.keeper.stop())
+        """The supervisor goes, and leaves what it held with the server."""
+        self.run(self.supervisor.stop())
 
     def close(self) -> None:
-        """End everything, whatever is held and whoever keeps it."""
-        if self.keeper._serving is None:
-            self.run(self.keeper.start())
-        pid = self.keeper._serving.pid if self.keeper._serving is not None else 0
-        self.run(self.keeper.stop())
+        """End everything, whatever is held and whoever supervises it."""
+        if self.supervisor.ready is None:
+            self.run(self.supervisor.start())
+        pid = self.supervisor.ready.pid if self.supervisor.ready is not None else 0
+        self.run(self.supervisor.stop())
         if pid:
             end(pid)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -136,7 +136,7 @@ def end(pid: int) -> None:
     wait_for(is_gone)
 
 
-class TinyDesk:
+class FakeDirectory:
     """Plays the control plane: knows where each block is, and makes tickets."""
 
     def __init__(self) -> None:

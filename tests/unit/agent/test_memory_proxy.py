@@ -36,7 +36,7 @@ class Asked(list[MemoryQuery]):
 @asynccontextmanager
 async def a_desk(folder: Path) -> AsyncIterator[tuple[MemoryQueryProxy, Asked]]:
     asked = Asked()
-    made = MemoryQueryProxy(folder / "memory" / "memory.sock", asked.tell)
+    made = MemoryQueryProxy(folder / "memory" / "query.sock", asked.tell)
     await made.start()
     try:
         yield made, asked
@@ -125,7 +125,7 @@ def test_what_is_no_question_ends_its_connection_and_no_other(tmp_path: Path, le
 
 def test_a_socket_that_another_agent_left_is_replaced(tmp_path: Path) -> None:
     async def story() -> None:
-        left = tmp_path / "memory" / "memory.sock"
+        left = tmp_path / "memory" / "query.sock"
         left.parent.mkdir(mode=0o700)
         left.write_text("left behind")
         async with a_desk(tmp_path) as (desk, _):

@@ -12,7 +12,7 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import BlockAsked, BlockReleased, HeartbeatReceived, NodeDeclared, NodeDrained
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Usage
-from distributed_grid.memory.protocol.ticket import FILL, read_claims
+from distributed_grid.memory.protocol.authentication import FILL, read_claims
 from distributed_grid.wire import (
     CopiesFreedReport,
     CopyMadeReport,

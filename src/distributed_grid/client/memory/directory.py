@@ -107,7 +107,7 @@ def _desk_here(places: StateDir, *, named: bool) -> Path | None:
         return Path(told)
     if named or places.is_locked():
         return None
-    desks = [*places.root.glob("agents/*/*/memory/memory.sock"), places.root / "agent/memory/memory.sock"]
+    desks = [*places.root.glob("agents/*/*/memory/query.sock"), places.root / "agent/memory/query.sock"]
     return next(filter(_is_open, sorted(desks)), None)
 
 

@@ -21,6 +21,7 @@ import lz4.block
 
 from distributed_grid.errors import GridError
 from distributed_grid.memory.client.transfer_queue import SMALL_BYTES, WINDOW, ChunkRange, TransferQueue
+from distributed_grid.memory.protocol.authentication import client_proof, connect_tls, server_proof
 from distributed_grid.memory.protocol.frames import (
     ANSWER,
     ANSWER_MAGIC,
@@ -39,8 +40,6 @@ from distributed_grid.memory.protocol.frames import (
     StatusError,
     digest_of,
 )
-from distributed_grid.memory.protocol.ticket import client_proof, server_proof
-from distributed_grid.memory.protocol.tls import connect_tls
 from distributed_grid.posix.unix_sockets import short_path
 from distributed_grid.wire import Endpoint, Ticket
 

@@ -1,1 +1,1 @@
-"""The protocols of memory servers: frames, tickets, TLS, control messages."""
+"""Protocols of memory servers: data frames, authentication, control messages."""

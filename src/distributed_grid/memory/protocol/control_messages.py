@@ -1,7 +1,6 @@
-"""What a keeper and its memory server say to each other, with descriptors, on a socket that keeps messages whole.
+"""Control messages between a memory server and its supervisor, with descriptors, over a SOCK_SEQPACKET socket.
 
-Rule 1. Whoever dies, the other side has every descriptor: what was sent arrives, and was sent before it mattered.
-Rule 2. Sending never blocks; what does not go out now is queued, in order.
+Whoever dies, the other side has every descriptor: what was sent arrives, and was sent before it mattered.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from msgspec import Struct
 from distributed_grid.errors import ProtocolError
 from distributed_grid.wire import Endpoint, Ticket
 
-LARGEST: Final = 128 * 1024
-BATCH: Final = 64  # names or descriptors in one message
+MAX_MESSAGE_BYTES: Final = 128 * 1024
+BATCH_SIZE: Final = 64  # names or descriptors in one message
 JOURNAL: Final = "journal"
 
 
-class _Said(Struct, frozen=True, tag=True):
-    """Some of these carry keys, so none shows its content."""
+class _ControlMessage(Struct, frozen=True, tag=True):
+    """Base of all messages. Some carry keys, so none shows its content."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(...)"
 
 
-class Begin(_Said, frozen=True):
-    """To a fresh server: who it is. What it is to hold comes next, in `HeldCopy`, and then `Go`."""
+class ConfigureServer(_ControlMessage, frozen=True):
+    """To a new server: who it is. What it is to hold comes next, in `HeldCopy`, and then `StartServing`."""
 
     folder: str
     host: str
@@ -41,70 +40,70 @@ class Begin(_Said, frozen=True):
     key: bytes
     certificate: bytes = b""
     private_key: bytes = b""
-    until_boot_ms: int = 0
-    alone_ms: int = 60_000  # how long it waits for a keeper before it lets go of what has ended, and of itself
+    hold_until_boot_ms: int = 0
+    unsupervised_ms: int = 60_000  # how long it waits for a supervisor before it frees what has ended, and ends itself
 
 
-class Go(_Said, frozen=True):
-    """That was all."""
+class StartServing(_ControlMessage, frozen=True):
+    """To a new server: the configuration is complete."""
 
 
-class HeldCopy(_Said, frozen=True):
-    """These are held in memory; their descriptors come along, in this order. `journal` is the journal."""
-
-    copies: tuple[str, ...]
-
-
-class OnDisk(_Said, frozen=True):
-    """These are on disk."""
+class HeldCopy(_ControlMessage, frozen=True):
+    """These copies are held in memory; their descriptors come along, in this order. `journal` is the journal."""
 
     copies: tuple[str, ...]
 
 
-class ServerReady(_Said, frozen=True):
-    """From a server: all that it holds was told, and it serves."""
+class CopyOnDisk(_ControlMessage, frozen=True):
+    """These copies are on disk."""
+
+    copies: tuple[str, ...]
+
+
+class ServerReady(_ControlMessage, frozen=True):
+    """From a server: it has listed all that it holds, and serves."""
 
     endpoint: Endpoint
     key: bytes
     certificate: bytes
     private_key: bytes
-    until_boot_ms: int
+    hold_until_boot_ms: int
     pid: int
 
 
-class CommandFailed(_Said, frozen=True):
-    """From a server that cannot begin, and why."""
+class CommandFailed(_ControlMessage, frozen=True):
+    """From a server that cannot start, and why."""
 
     problem: str
 
 
-class NewIncarnation(_Said, frozen=True):
-    """The hold has run out: nothing is in memory any more, and tickets of before are worth nothing."""
+class NewIncarnation(_ControlMessage, frozen=True):
+    """The hold has expired: nothing is in memory any more, and earlier tickets are void."""
 
     incarnation: str
     key: bytes
 
 
-class ExtendHold(_Said, frozen=True):
-    """What is in memory may be held until then (0: without end)."""
+class ExtendHold(_ControlMessage, frozen=True):
+    """Hold what is in memory until then (0: without end)."""
 
     until_boot_ms: int
 
 
-class FreeCopy(_Said, frozen=True):
-    """Let go of these."""
+class FreeCopy(_ControlMessage, frozen=True):
+    """Free these copies."""
 
     copies: tuple[str, ...]
 
 
-class CopyFreed(_Said, frozen=True):
-    """They are gone."""
+class CopyFreed(_ControlMessage, frozen=True):
+    """These copies are freed."""
 
     copies: tuple[str, ...]
 
 
-class MakeReplica(_Said, frozen=True):
-    """Make a copy of a copy elsewhere."""
+class MakeReplica(_ControlMessage, frozen=True):
+    """Make a copy of a copy on another server."""
 
     source: str
     generation: int
@@ -112,7 +111,7 @@ class MakeReplica(_Said, frozen=True):
     ticket: Ticket
 
 
-class ReplicaMade(_Said, frozen=True):
+class ReplicaMade(_ControlMessage, frozen=True):
     """A copy was made, or why it was not."""
 
     source: str
@@ -120,7 +119,7 @@ class ReplicaMade(_Said, frozen=True):
     problem: str
 
 
-class ServerStats(_Said, frozen=True):
+class ServerStats(_ControlMessage, frozen=True):
     """What a server holds and has done."""
 
     resident_bytes: int = 0
@@ -134,15 +133,15 @@ class ServerStats(_Said, frozen=True):
     connections: int = 0
 
 
-class Leave(_Said, frozen=True):
-    """The keeper goes: a server that holds nothing has no reason to stay."""
+class SupervisorLeaving(_ControlMessage, frozen=True):
+    """The supervisor goes: a server that holds nothing ends."""
 
 
 Message = (
-    Begin
-    | Go
+    ConfigureServer
+    | StartServing
     | HeldCopy
-    | OnDisk
+    | CopyOnDisk
     | ServerReady
     | CommandFailed
     | NewIncarnation
@@ -152,14 +151,14 @@ Message = (
     | MakeReplica
     | ReplicaMade
     | ServerStats
-    | Leave
+    | SupervisorLeaving
 )
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 class ControlSocket:
-    """One end of the conversation; the socket is non-blocking."""
+    """One end of the control socket. Sending never blocks: what does not go out now is queued, in order."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -179,25 +178,24 @@ class ControlSocket:
         """Send, or queue; of the descriptors a duplicate travels. OSError when the other side is gone."""
         packed = _encoder.encode(message)
         self.flush()
-        if self._out or not self._try(packed, list(fds)):
+        if self._out or not self._try_send(packed, list(fds)):
             self._out.append((packed, [os.dup(fd) for fd in fds]))
 
     def send_now(self, message: Message, fds: Iterable[int]) -> bool:
         """Send only where it goes out at once."""
-        return not self._out and self._try(_encoder.encode(message), list(fds))
+        return not self._out and self._try_send(_encoder.encode(message), list(fds))
 
     def flush(self) -> bool:
         """Send what is queued; whether nothing is left. OSError when the other side is gone."""
         while self._out:
             packed, fds = self._out[0]
-            if not self._try(packed, fds):
+            if not self._try_send(packed, fds):
                 return False
             self._out.popleft()
-            for fd in fds:
-                os.close(fd)
+            close_all(fds)
         return True
 
-    def _try(self, packed: bytes, fds: list[int]) -> bool:
+    def _try_send(self, packed: bytes, fds: list[int]) -> bool:
         try:
             socket.send_fds(self.sock, [packed], fds)
         except BlockingIOError:
@@ -205,15 +203,15 @@ class ControlSocket:
         return True
 
     def receive(self) -> list[tuple[Message, list[int]]]:
-        """What has arrived, with the descriptors, which are the receiver's to close. EOFError at the end."""
+        """The messages that have arrived, with descriptors, which the caller closes. EOFError at the end."""
         found: list[tuple[Message, list[int]]] = []
         for _ in range(256):
             try:
-                packed, fds, _, _ = socket.recv_fds(self.sock, LARGEST, BATCH + 1)
+                packed, fds, _, _ = socket.recv_fds(self.sock, MAX_MESSAGE_BYTES, BATCH_SIZE + 1)
             except BlockingIOError:
                 return found
             except ConnectionResetError:
-                continue  # told once, before what was sent earlier: that is still to be had
+                continue  # reported once, before what was sent earlier: that can still be received
             except OSError:
                 packed, fds = b"", []
             if not packed:
@@ -223,25 +221,26 @@ class ControlSocket:
             try:
                 found.append((_decoder.decode(packed), fds))
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-                _close_all(fds)
-                raise ProtocolError("the other end of a memory server's control socket speaks nonsense") from None
+                close_all(fds)
+                raise ProtocolError("invalid message on the control socket of a memory server") from None
         return found
 
     def close(self) -> None:
-        """End it; safe twice."""
+        """Close it; safe twice."""
         for _, fds in self._out:
-            _close_all(fds)
+            close_all(fds)
         self._out.clear()
         self.sock.close()
 
 
-def _close_all(fds: Iterable[int]) -> None:
+def close_all(fds: Iterable[int]) -> None:
+    """Close every one of these descriptors."""
     for fd in fds:
         os.close(fd)
 
 
 def batches(names: Iterable[str]) -> Iterable[tuple[str, ...]]:
-    """The names, in as many as fit in one message."""
+    """The names, in groups that fit in one message."""
     rest = tuple(names)
-    for start in range(0, len(rest), BATCH):
-        yield rest[start : start + BATCH]
+    for start in range(0, len(rest), BATCH_SIZE):
+        yield rest[start : start + BATCH_SIZE]

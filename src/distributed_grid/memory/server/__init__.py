@@ -1,1 +1,1 @@
-"""The memory server: one process per node that holds copies of blocks."""
+"""The memory server: a process of its own that holds copies and serves them to clients."""

@@ -1,9 +1,8 @@
-"""One connection to a memory server: a small state machine over a socket that never blocks.
+"""Connection of one client to a memory server: a state machine over a non-blocking socket.
 
-Rule 1. Lengths are checked before anything is made room for; what cannot be parsed ends the connection, what makes no
-        sense gets a status.
-Rule 2. A payload is received whole and checked before anything changes; who goes away half-way leaves nothing behind.
-Rule 3. No turn moves more than about a MiB, so nobody waits long for anybody.
+Lengths are checked before anything is allocated; what cannot be parsed ends the connection, what is invalid gets a
+status. A payload is received whole and checked before anything changes. No turn moves more than about a MiB, so nobody
+waits long for anybody.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Final
 
 import lz4.block
 
+from distributed_grid.memory.protocol.authentication import FILL, READ, WRITE
 from distributed_grid.memory.protocol.frames import (
     ANSWER,
     ANSWER_MAGIC,
@@ -29,8 +29,7 @@ from distributed_grid.memory.protocol.frames import (
     Op,
     digest_of,
 )
-from distributed_grid.memory.protocol.ticket import FILL, READ, WRITE
-from distributed_grid.memory.server.copy_store import CopyStore, may
+from distributed_grid.memory.server.copy_store import CopyStore, permits
 from distributed_grid.memory.server.handles import Handles, ServerCallbacks
 from distributed_grid.memory.server.stream import ClientStream, ConnectionClosed, FilePart
 from distributed_grid.memory.server.write_journal import Slot
@@ -41,42 +40,42 @@ SMALL_BYTES: Final = 32 * 1024
 
 
 class ClientConnection(ClientStream):
-    """Reads requests, does them on the shelf, sends answers."""
+    """Reads requests, performs them on the store, sends answers."""
 
     def __init__(
-        self, sock: socket.socket, shelf: CopyStore, keeping: ServerCallbacks, *, is_local: bool, now: float
+        self, sock: socket.socket, store: CopyStore, server: ServerCallbacks, *, is_local: bool, now: float
     ) -> None:
-        super().__init__(sock, shelf.staging)
+        super().__init__(sock, store.staging)
         self.is_local = is_local
-        self.begun_at = self.progress_at = now
-        self._shelf = shelf
-        self._keeping = keeping
-        self._handles = Handles(shelf, keeping)
-        # The request whose payload is under way: its header, where the payload goes, and how much of it is there.
+        self.opened_at = self.progress_at = now
+        self._store = store
+        self._server = server
+        self._handles = Handles(store, server)
+        # The request whose payload is being received: its header, where the payload goes, and how much of it is there.
         self._header: tuple[int, ...] | None = None
         self._slot: Slot | None = None
         self._got = 0
 
-    # ------------------------------------------------------------------ the loop's side
+    # ------------------------------------------------------------------ for the event loop
 
     @property
     def nonce(self) -> bytes:
-        """What this side said in its greeting; nobody but the client on the other side knows it."""
+        """The server's nonce; nobody but the client of this connection knows it."""
         return self._handles.nonce
 
     @property
-    def proven(self) -> bool:
-        """Whether the other side has shown a ticket that is good."""
-        return self._handles.proven
+    def is_authenticated(self) -> bool:
+        """Whether the client has shown a valid ticket."""
+        return self._handles.is_authenticated
 
     @property
-    def is_midway(self) -> bool:
-        """Whether something was begun that the other side has to go on with."""
+    def is_mid_request(self) -> bool:
+        """Whether the client has to go on with something that was begun."""
         return bool(self.out) or self._header is not None or self.start != self.end
 
-    def turn(self) -> bool:
+    def run_turn(self) -> bool:
         """Do what can be done now, up to a limit; True where there is more. OSError and `ConnectionClosed` end it."""
-        if not self.shaken and not self.shake_hands():
+        if not self.is_handshaken and not self.continue_handshake():
             return False
         left = TURN_BYTES
         self.is_drained = False
@@ -86,7 +85,7 @@ class ClientConnection(ClientStream):
             if self._header is not None:
                 got = self._receive_payload()
             elif self.end - self.start >= REQUEST.size:
-                got = self._begin()
+                got = self._start_request()
             else:
                 got = self.fill_inbox()
             if got < 0:
@@ -98,15 +97,15 @@ class ClientConnection(ClientStream):
     def close(self) -> None:
         """End it; safe twice. Slots go back, queued descriptors are closed."""
         if self._slot is not None:
-            self._shelf.staging.give(self._slot)
+            self._store.staging.release(self._slot)
             self._slot = None
         self._handles.clear()
         super().close()
 
     # ------------------------------------------------------------------ requests
 
-    def _begin(self) -> int:
-        """Take the next header, and do what has no payload; the bytes it was worth."""
+    def _start_request(self) -> int:
+        """Parse the next header, and perform what has no payload; the bytes it counts for."""
         header = REQUEST.unpack_from(self.inbox, self.start)
         self.start += REQUEST.size
         magic, op, _, _, seq, length, wire, offset, _ = header
@@ -122,14 +121,14 @@ class ClientConnection(ClientStream):
                 or offset % CHUNK_BYTES + length > CHUNK_BYTES
             ):
                 raise ConnectionClosed
-        elif wire > _LONGEST.get(op, 0):
+        elif wire > _MAX_PAYLOAD.get(op, 0):
             raise ConnectionClosed
         elif op not in _OPS:
             self._answer(FrameStatus.BAD, seq)
             return REQUEST.size
         self._header, self._got = header, 0
         if wire:
-            self._slot = self._shelf.staging.take()
+            self._slot = self._store.staging.acquire()
         else:
             self._perform()
         return REQUEST.size
@@ -154,7 +153,7 @@ class ClientConnection(ClientStream):
         return ready
 
     def _perform(self) -> None:
-        """The request is here as a whole."""
+        """Perform a request that was received as a whole."""
         assert self._header is not None
         header, slot = self._header, self._slot
         self._header = self._slot = None
@@ -164,32 +163,32 @@ class ClientConnection(ClientStream):
             if op == Op.WRITE and slot is not None:
                 self._answer(self._write(header, slot), seq)
             elif op == Op.HELLO:
-                status, body = self._handles.greet(bytes(payload))
+                status, body = self._handles.hello(bytes(payload))
                 self._answer(status, seq, body)
             elif op == Op.OPEN:
                 status, body = self._handles.open(bytes(payload))
                 self._answer(status, seq, body)
             elif op == Op.SEVER:
                 if payload != self.nonce:
-                    self._keeping.sever(bytes(payload))
+                    self._server.sever(bytes(payload))
                 self._answer(FrameStatus.OK, seq)
             elif op == Op.CLOSE:
                 self._handles.close(number)
                 self._answer(FrameStatus.OK, seq)
             else:
-                self._small(op, number, seq)
+                self._perform_small(op, number, seq)
         finally:
             if slot is not None:
-                self._shelf.staging.give(slot)
+                self._store.staging.release(slot)
 
     def _answer(self, status: FrameStatus, seq: int, body: bytes = b"") -> None:
         self.queue(ANSWER.pack(ANSWER_MAGIC, status, 0, seq, len(body), 0) + body)
 
-    # ------------------------------------------------------------------ what is asked of a copy
+    # ------------------------------------------------------------------ requests on a copy
 
     def _read(self, header: tuple[int, ...]) -> int:
         _, _, flags, number, seq, length, _, offset, _ = header
-        status, handle = self._handles.usable(number, READ)
+        status, handle = self._handles.find(number, READ)
         if handle is not None:
             beyond = not 1 <= length <= CHUNK_BYTES or offset % CHUNK_BYTES + length > CHUNK_BYTES
             if beyond or offset + length > handle.backing.size:
@@ -200,25 +199,25 @@ class ClientConnection(ClientStream):
             self._answer(status, seq)
             return REQUEST.size
         if length <= SMALL_BYTES and not flags:
-            data = self._shelf.read_small(handle.backing, offset, length)
+            data = self._store.read_small(handle.backing, offset, length)
             if data is not None:
-                self._shelf.counters.wire_out += length
+                self._store.counters.wire_out += length
                 self.queue(ANSWER.pack(ANSWER_MAGIC, FrameStatus.OK, 0, seq, length, digest_of(data)) + data)
                 return REQUEST.size + length
         if not flags and not self.is_tls and length == handle.backing.chunk_length(offset // CHUNK_BYTES):
-            digest = self._shelf.look(handle.backing, offset // CHUNK_BYTES)
+            digest = self._store.start_send(handle.backing, offset // CHUNK_BYTES)
             if digest:
-                self._shelf.counters.wire_out += length
+                self._store.counters.wire_out += length
                 self.queue(ANSWER.pack(ANSWER_MAGIC, FrameStatus.OK, 0, seq, length, digest))
                 self.out.append((FilePart(handle.backing, offset, length), None))
                 self.out_bytes += length
                 return REQUEST.size + length
-        slot = self._shelf.staging.take() if length > SMALL_BYTES else None
+        slot = self._store.staging.acquire() if length > SMALL_BYTES else None
         view = slot.view[:length] if slot is not None else memoryview(bytearray(length))
-        digest = self._shelf.read(handle.backing, offset, view)
+        digest = self._store.read(handle.backing, offset, view)
         if digest <= 0:
             if slot is not None:
-                self._shelf.staging.give(slot)
+                self._store.staging.release(slot)
             status = FrameStatus.OK if digest == 0 else FrameStatus.CORRUPT
             self.queue(ANSWER.pack(ANSWER_MAGIC, status, ZEROS if digest == 0 else 0, seq, 0, 0))
             return REQUEST.size
@@ -229,13 +228,13 @@ class ClientConnection(ClientStream):
         if compress:
             packed = lz4.block.compress(view, store_size=False)
             if len(packed) < len(view):
-                self._shelf.counters.wire_out += len(packed)
+                self._store.counters.wire_out += len(packed)
                 self.queue(ANSWER.pack(ANSWER_MAGIC, FrameStatus.OK, COMPRESSED, seq, len(packed), digest))
                 self.queue(packed)
                 if slot is not None:
-                    self._shelf.staging.give(slot)
+                    self._store.staging.release(slot)
                 return
-        self._shelf.counters.wire_out += len(view)
+        self._store.counters.wire_out += len(view)
         head = ANSWER.pack(ANSWER_MAGIC, FrameStatus.OK, 0, seq, len(view), digest)
         if slot is None:
             self.queue(head + view)
@@ -245,7 +244,7 @@ class ClientConnection(ClientStream):
 
     def _write(self, header: tuple[int, ...], slot: Slot) -> FrameStatus:
         _, _, flags, number, _, length, wire, offset, digest = header
-        status, handle = self._handles.usable(number, WRITE)
+        status, handle = self._handles.find(number, WRITE)
         if handle is None:
             return status
         backing = handle.backing
@@ -266,20 +265,20 @@ class ClientConnection(ClientStream):
             return FrameStatus.BAD
         if digest_of(slot.view[:length]) != digest:
             return FrameStatus.CORRUPT
-        self._shelf.counters.wire_in += wire
-        return self._shelf.write(backing, offset, slot, length, digest)
+        self._store.counters.wire_in += wire
+        return self._store.write(backing, offset, slot, length, digest)
 
-    def _small(self, op: int, number: int, seq: int) -> None:
-        status, handle = self._handles.usable(number, FILL if op == Op.FILL_END else 0)
+    def _perform_small(self, op: int, number: int, seq: int) -> None:
+        status, handle = self._handles.find(number, FILL if op == Op.FILL_END else 0)
         if handle is None:
             self._answer(status, seq)
         elif op == Op.FILL_END:
-            self._answer(self._shelf.fill_ended(handle.backing), seq)
+            self._answer(self._store.end_fill(handle.backing), seq)
         elif op == Op.STAT:
             backing = handle.backing
             written = sum(map(bool, backing.digests))
             self._answer(FrameStatus.OK, seq, STAT.pack(backing.size, backing.generation, written, backing.frozen))
-        elif not self.is_local or not may(handle.claims.rights, READ):
+        elif not self.is_local or not permits(handle.claims.rights, READ):
             self._answer(FrameStatus.DENIED, seq)
         else:
             self.out_fds.append(os.open(f"/proc/self/fd/{handle.backing.fd}", os.O_RDONLY | os.O_CLOEXEC))
@@ -287,4 +286,4 @@ class ClientConnection(ClientStream):
 
 
 _OPS = frozenset(Op)
-_LONGEST: dict[int, int] = {Op.HELLO: NONCE_BYTES + 2, Op.OPEN: MAX_OPEN_BYTES, Op.SEVER: NONCE_BYTES}
+_MAX_PAYLOAD: dict[int, int] = {Op.HELLO: NONCE_BYTES + 2, Op.OPEN: MAX_OPEN_BYTES, Op.SEVER: NONCE_BYTES}

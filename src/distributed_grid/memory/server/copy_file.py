@@ -1,11 +1,9 @@
-"""One copy of a block as a file: a memfd, or a file on disk.
+"""File of one copy of a block: a memfd, or a file on disk.
 
-Rule 1. The file alone says everything: data from 0 on, then on a page of its own the digest table, and a trailer at
-        the end. Whoever gets the descriptor can take the copy over.
-Rule 2. A chunk with digest 0 was never written, and reads as zeros. In a file taken over, where a writer may have
-        died, those chunks are emptied first; so afterwards they really are zeros.
-Rule 3. Nothing of a file is mapped by the server: `pwrite` of pages that are not there yet costs half of what a page
-        fault does, and a full disk is an error instead of a signal.
+The file alone says everything: data from 0 on, then on a page of its own the digest table, and a trailer at the end.
+Whoever gets the descriptor can take the copy over. A chunk with digest 0 was never written, and reads as zeros; in a
+file taken over, where a writer may have died, those chunks are punched out first. Nothing is mapped by the server:
+`pwrite` of pages that are not there yet costs half of a page fault, and a full disk is an error instead of a signal.
 """
 
 from __future__ import annotations
@@ -22,15 +20,15 @@ from typing import Final
 
 from distributed_grid.domain.blocks import MAX_BLOCK_BYTES
 from distributed_grid.errors import ProtocolError
+from distributed_grid.memory.protocol.authentication import is_copy_id
 from distributed_grid.memory.protocol.frames import CHUNK_BYTES, digest_of
-from distributed_grid.memory.protocol.ticket import is_copy_id
 from distributed_grid.posix.boot_clock import boot_id
 
-PAGE: Final = 4096
+PAGE_BYTES: Final = 4096
 TRAILER: Final = Struct("<8sQQQBBBx16s200s")  # magic, size, generation, ends, frozen, complete, id length, boot, id
 TRAILER_BYTES: Final = 512
 MAGIC: Final = b"gridmem1"
-ENDING: Final = ".block"
+COPY_SUFFIX: Final = ".block"
 _PUNCH_HOLE: Final = 0x01 | 0x02  # with KEEP_SIZE
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
@@ -38,7 +36,7 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 @functools.cache
 def boot_id_bytes() -> bytes:
-    """Names the time since this machine was started."""
+    """Identifies the current boot of this machine."""
     return bytes.fromhex(boot_id().replace("-", ""))
 
 
@@ -66,18 +64,18 @@ class CopyFile:
         self.ends_boot_ms = 0
         self.frozen = False
         self.complete = True
-        self.digests = array("Q", bytes(8 * chunks_in(size)))
+        self.digests = array("Q", bytes(8 * chunk_count(size)))
 
     @property
     def on_disk(self) -> bool:
         return self.path is not None
 
-    # ------------------------------------------------------------------ making, taking over, letting go
+    # ------------------------------------------------------------------ creating, taking over, removing
 
     @classmethod
     def make(cls, copy: str, size: int, folder: Path | None) -> CopyFile:
-        """An empty copy in memory, or as a file in this folder; OSError where there is no room, and nothing is left."""
-        path = None if folder is None else folder / f"{copy}{ENDING}"
+        """An empty copy in memory, or as a file in this folder; OSError where there is no room, and nothing remains."""
+        path = None if folder is None else folder / f"{copy}{COPY_SUFFIX}"
         if path is None:
             fd = os.memfd_create(f"grid-{copy}"[:200], os.MFD_CLOEXEC)
         else:
@@ -95,7 +93,7 @@ class CopyFile:
 
     @classmethod
     def take_over(cls, fd: int, path: Path | None = None) -> CopyFile:
-        """The copy in this file, which is ours from now on; ProtocolError where it is none (it is closed then)."""
+        """The copy in this file, which it owns from now on; ProtocolError where it is none (it is closed then)."""
         try:
             return cls._read(fd, path)
         except BaseException:
@@ -107,30 +105,30 @@ class CopyFile:
         length = os.fstat(fd).st_size
         packed = os.pread(fd, TRAILER.size, length - TRAILER_BYTES) if length >= TRAILER_BYTES else b""
         if len(packed) < TRAILER.size or not packed.startswith(MAGIC):
-            raise ProtocolError("a file that holds no copy")
-        _, size, generation, ends, frozen, complete, letters, boot, name = TRAILER.unpack(packed)
-        copy = name[:letters].decode("ascii", "replace")
+            raise ProtocolError("the file holds no copy")
+        _, size, generation, ends, frozen, complete, name_length, boot, name = TRAILER.unpack(packed)
+        copy = name[:name_length].decode("ascii", "replace")
         if not 1 <= size <= MAX_BLOCK_BYTES or file_bytes(size) != length or not is_copy_id(copy):
-            raise ProtocolError("a copy whose trailer makes no sense")
+            raise ProtocolError("the trailer of the copy is invalid")
         found = cls(fd, copy, size, path)
         found.generation, found.frozen, found.complete = generation, bool(frozen), bool(complete)
         found.ends_boot_ms = ends if boot == boot_id_bytes() else 0
-        table = os.pread(fd, 8 * chunks_in(size), padded(size))
+        table = os.pread(fd, 8 * chunk_count(size), page_aligned(size))
         found.digests = array("Q", table)
-        found._empty_unwritten()
+        found._punch_unwritten()
         return found
 
-    def _empty_unwritten(self) -> None:
+    def _punch_unwritten(self) -> None:
         first = None
         for index, digest in enumerate((*self.digests, 1)):
             if digest == 0 and first is None:
                 first = index
             elif digest != 0 and first is not None:
-                self.empty(first * CHUNK_BYTES, min(index * CHUNK_BYTES, self.size) - first * CHUNK_BYTES)
+                self.punch_hole(first * CHUNK_BYTES, min(index * CHUNK_BYTES, self.size) - first * CHUNK_BYTES)
                 first = None
 
-    def empty(self, offset: int, length: int) -> None:
-        """Have this range be zeros that take no room, where the file system can do that."""
+    def punch_hole(self, offset: int, length: int) -> None:
+        """Make this range zeros that take no room, where the file system can do that."""
         if _libc.fallocate(self.fd, _PUNCH_HOLE, offset, length) == 0:
             return
         number = ctypes.get_errno()
@@ -138,22 +136,22 @@ class CopyFile:
             raise OSError(number, os.strerror(number))
         zeros = memoryview(bytes(CHUNK_BYTES))
         for start in range(offset, offset + length, CHUNK_BYTES):
-            self.put(zeros[: min(CHUNK_BYTES, offset + length - start)], start)
+            self.write(zeros[: min(CHUNK_BYTES, offset + length - start)], start)
 
     def reset(self) -> None:
-        """Forget all data, as before the first write."""
+        """Drop all data, as before the first write."""
         self.digests = array("Q", bytes(8 * len(self.digests)))
-        os.pwrite(self.fd, self.digests, padded(self.size))
-        self.empty(0, self.size)
+        os.pwrite(self.fd, self.digests, page_aligned(self.size))
+        self.punch_hole(0, self.size)
 
     def close(self) -> None:
-        """Let go of the descriptor; the second time nothing happens."""
+        """Close the descriptor; the second time nothing happens."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
     def remove(self) -> None:
-        """Let go of it all."""
+        """Close it, and delete its file."""
         self.close()
         if self.path is not None:
             self.path.unlink(missing_ok=True)
@@ -177,7 +175,7 @@ class CopyFile:
         os.pwrite(self.fd, packed, file_bytes(self.size) - TRAILER_BYTES)
 
     def sync(self) -> None:
-        """Have all of it on the disk, where it is on one."""
+        """Make it durable, where it is on disk."""
         if self.path is not None:
             os.fsync(self.fd)
             folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -189,22 +187,22 @@ class CopyFile:
     # ------------------------------------------------------------------ data
 
     def chunk_length(self, index: int) -> int:
-        """How long this chunk is: the last may be shorter."""
+        """The length of this chunk: the last may be shorter."""
         return min(CHUNK_BYTES, self.size - index * CHUNK_BYTES)
 
     def set_digest(self, index: int, digest: int) -> None:
         """Record what a chunk holds."""
         self.digests[index] = digest
-        os.pwrite(self.fd, digest.to_bytes(8, "little"), padded(self.size) + 8 * index)
+        os.pwrite(self.fd, digest.to_bytes(8, "little"), page_aligned(self.size) + 8 * index)
 
-    def put(self, data: memoryview, offset: int) -> None:
-        """Write data where they belong; OSError when there is no room."""
+    def write(self, data: memoryview, offset: int) -> None:
+        """Write data at an offset; OSError when there is no room."""
         done = 0
         while done < len(data):
             done += os.pwrite(self.fd, data[done:], offset + done)
 
-    def get_into(self, buffer: memoryview, offset: int) -> None:
-        """Read data as they are in the file."""
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill the buffer from an offset on."""
         done = 0
         while done < len(buffer):
             got = os.preadv(self.fd, [buffer[done:]], offset + done)
@@ -212,37 +210,37 @@ class CopyFile:
                 raise OSError("the file of a copy is shorter than it was")
             done += got
 
-    def seal(self, index: int, scratch: memoryview) -> None:
+    def refresh_digest(self, index: int, scratch: memoryview) -> None:
         """Record the digest of a chunk from what it holds now."""
         view = scratch[: self.chunk_length(index)]
-        self.get_into(view, index * CHUNK_BYTES)
+        self.read_into(view, index * CHUNK_BYTES)
         self.set_digest(index, digest_of(view))
 
     @property
     def resident_bytes(self) -> int:
-        """What it really takes."""
+        """The memory it really uses."""
         return os.fstat(self.fd).st_blocks * 512
 
 
-def chunks_in(size: int) -> int:
+def chunk_count(size: int) -> int:
     """How many chunks a block of this size has."""
     return -(-size // CHUNK_BYTES)
 
 
-def padded(size: int) -> int:
-    """Up to the next page."""
-    return -(-size // PAGE) * PAGE
+def page_aligned(size: int) -> int:
+    """Rounded up to whole pages."""
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 def file_bytes(size: int) -> int:
     """How long the file of a copy of this size is."""
-    return padded(size) + padded(8 * chunks_in(size) + TRAILER_BYTES)
+    return page_aligned(size) + page_aligned(8 * chunk_count(size) + TRAILER_BYTES)
 
 
-def found_on_disk(folder: Path) -> list[CopyFile]:
-    """The complete copies in this folder; what was never completed is deleted, what is none of ours left alone."""
+def load_copies(folder: Path) -> list[CopyFile]:
+    """The complete copies in this folder; incomplete ones are deleted, other files left alone."""
     found = []
-    for path in sorted(folder.glob(f"*{ENDING}")):
+    for path in sorted(folder.glob(f"*{COPY_SUFFIX}")):
         with contextlib.suppress(OSError):
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
@@ -250,7 +248,7 @@ def found_on_disk(folder: Path) -> list[CopyFile]:
             except ProtocolError:
                 path.unlink()
                 continue
-            if backing.complete and path.name == f"{backing.copy}{ENDING}":
+            if backing.complete and path.name == f"{backing.copy}{COPY_SUFFIX}":
                 found.append(backing)
             else:
                 backing.remove()

@@ -1,10 +1,9 @@
-"""The copies one server holds: made by the first valid ticket, changed chunk by chunk, let go of for good.
+"""Store of the copies one server holds: made by the first valid ticket, changed chunk by chunk, freed for good.
 
-Rule 1. A copy that was let go of is not made again by an old ticket: it is remembered for two lives of a ticket.
-Rule 2. A higher generation in a ticket is news; a lower one is out of date.
-Rule 3. A write that fits no digest, or meets a frozen copy, changes nothing.
-Rule 4. A part of a chunk is read or written only where the whole chunk was found to be as it was written, now or within
-        the last seconds: hashing 256 KiB for each 4 KiB costs more than sending them.
+A copy that was freed is not made again by an old ticket: a tombstone stays for two lifetimes of a ticket. A higher
+generation in a ticket is news; a lower one is out of date. A write that does not match its digest, or meets a frozen
+copy, changes nothing. A part of a chunk is read or written only where the whole chunk was verified, now or within the
+last seconds: hashing 256 KiB for each 4 KiB costs more than sending them.
 """
 
 from __future__ import annotations
@@ -17,9 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from distributed_grid.errors import ProtocolError
-from distributed_grid.memory.protocol.control_messages import MakeReplica
-from distributed_grid.memory.protocol.frames import CHUNK_BYTES, FrameStatus, digest_of
-from distributed_grid.memory.protocol.ticket import (
+from distributed_grid.memory.protocol.authentication import (
     FILL,
     READ,
     TICKET_LIFE_MS,
@@ -28,18 +25,20 @@ from distributed_grid.memory.protocol.ticket import (
     is_copy_id,
     read_claims,
 )
-from distributed_grid.memory.server.copy_file import CopyFile, found_on_disk
-from distributed_grid.memory.server.write_journal import Slot, StagedWrite, WriteJournal
+from distributed_grid.memory.protocol.control_messages import MakeReplica
+from distributed_grid.memory.protocol.frames import CHUNK_BYTES, FrameStatus, digest_of
+from distributed_grid.memory.server.copy_file import CopyFile, load_copies
+from distributed_grid.memory.server.write_journal import Slot, SlotPool, WriteJournal
 
 MAX_COPIES: Final = 50_000
-MOST_REMEMBERED: Final = 500_000
+MAX_TOMBSTONES: Final = 500_000
 KEY_BYTES: Final = 32
 VERIFIED_MS: Final = 10_000
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE)
 
 
 class Counters:
-    """What a server has done so far."""
+    """Counters since the server was started."""
 
     __slots__ = ("bytes_in", "bytes_out", "reads", "wire_in", "wire_out", "writes")
 
@@ -48,7 +47,7 @@ class Counters:
 
 
 class CopyStore:
-    """All copies of one life of the memory, and those on disk."""
+    """All copies of one incarnation of the memory, and those on disk."""
 
     def __init__(self, spill: Path, incarnation: str, key: bytes, journal: WriteJournal) -> None:
         self.spill = spill
@@ -56,10 +55,10 @@ class CopyStore:
         self.key = key
         self.held: dict[str, CopyFile] = {}
         self.counters = Counters()
-        self.staging = StagedWrite(journal)
+        self.staging = SlotPool(journal)
         self._journal = journal
         self._disk_journal: WriteJournal | None = None
-        self._tombs: dict[str, int] = {}
+        self._tombstones: dict[str, int] = {}
         self._last_expiry: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
         self._touched: set[str] = set()
@@ -70,8 +69,8 @@ class CopyStore:
     # ------------------------------------------------------------------ taking over
 
     def take_over(self, copies: list[CopyFile]) -> int:
-        """Hold these copies and those on disk, and finish what was begun; says how many chunks that were."""
-        for backing in (*copies, *found_on_disk(self.spill)):
+        """Hold these copies and those on disk, and finish interrupted writes; how many those were."""
+        for backing in (*copies, *load_copies(self.spill)):
             self.held[backing.copy] = backing
             self._touched.add(backing.copy)
         done = self._journal.replay(self.held)
@@ -88,19 +87,19 @@ class CopyStore:
     # ------------------------------------------------------------------ tickets
 
     def open(self, claims: TicketClaims, now: int) -> tuple[FrameStatus, CopyFile | None, bool]:
-        """What becomes of somebody with these (proven) claims: status, the copy, and whether it is a new one."""
+        """Open a copy by authenticated claims: status, the copy, and whether it is a new one."""
         if claims.incarnation != self.incarnation:
             return FrameStatus.WRONG_INCARNATION, None, False
         if claims.expires_boot_ms <= now:
             return FrameStatus.EXPIRED, None, False
         backing = self.held.get(claims.copy)
         if backing is None:
-            return self._first(claims, now)
-        status = self._again(backing, claims)
+            return self._create(claims, now)
+        status = self._reopen(backing, claims)
         return status, (backing if status is FrameStatus.OK else None), False
 
-    def _first(self, claims: TicketClaims, now: int) -> tuple[FrameStatus, CopyFile | None, bool]:
-        if self._tombs.get(claims.copy, 0) > now:
+    def _create(self, claims: TicketClaims, now: int) -> tuple[FrameStatus, CopyFile | None, bool]:
+        if self._tombstones.get(claims.copy, 0) > now:
             return FrameStatus.MOVED, None, False
         if len(self.held) >= MAX_COPIES:
             return FrameStatus.FULL, None, False
@@ -123,8 +122,8 @@ class CopyStore:
         self._touched.add(claims.copy)
         return FrameStatus.OK, backing, True
 
-    def make_untouched(self, order: MakeReplica, now: int) -> CopyFile | None:
-        """The source of a copy that nobody has opened yet: zeros. None where it cannot be that, or there is no room."""
+    def create_untouched(self, order: MakeReplica, now: int) -> CopyFile | None:
+        """The source of a replica that nobody has opened yet: zeros. None where it cannot be made."""
         try:
             size = read_claims(order.ticket.claims).size
         except ProtocolError:
@@ -132,9 +131,9 @@ class CopyStore:
         if not is_copy_id(order.source):
             return None
         claims = TicketClaims(order.source, max(order.generation - 1, 0), size, READ, now + 1, 0, self.incarnation)
-        return self._first(claims, now)[1]
+        return self._create(claims, now)[1]
 
-    def _again(self, backing: CopyFile, claims: TicketClaims) -> FrameStatus:
+    def _reopen(self, backing: CopyFile, claims: TicketClaims) -> FrameStatus:
         if claims.generation < backing.generation:
             return FrameStatus.STALE
         if claims.size != backing.size or claims.on_disk != backing.on_disk:
@@ -161,7 +160,7 @@ class CopyStore:
     # ------------------------------------------------------------------ data
 
     def write(self, backing: CopyFile, offset: int, slot: Slot, length: int, digest: int) -> FrameStatus:
-        """Put checked data from a slot where they belong: all of them, or none."""
+        """Write verified data from a slot: all of them, or none."""
         index = offset // CHUNK_BYTES
         whole = length == backing.chunk_length(index)
         self._touched.add(backing.copy)
@@ -171,12 +170,12 @@ class CopyStore:
                 backing.set_digest(index, digest)
             else:
                 if not whole:
-                    chunk = self._load(backing, index)
+                    chunk = self._load_chunk(backing, index)
                     if chunk is None:
                         return FrameStatus.CORRUPT
                     chunk[offset - index * CHUNK_BYTES : offset - index * CHUNK_BYTES + length] = slot.view[:length]
                     digest = digest_of(chunk)
-                self._journalled(backing, offset, slot, length, digest)
+                self._write_journalled(backing, offset, slot, length, digest)
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
@@ -187,36 +186,36 @@ class CopyStore:
 
     def _first_write(self, backing: CopyFile, offset: int, data: memoryview) -> None:
         try:
-            backing.put(data, offset)
+            backing.write(data, offset)
         except OSError:
-            backing.empty(offset, len(data))
+            backing.punch_hole(offset, len(data))
             raise
 
-    def _journalled(self, backing: CopyFile, offset: int, slot: Slot, length: int, digest: int) -> None:
+    def _write_journalled(self, backing: CopyFile, offset: int, slot: Slot, length: int, digest: int) -> None:
         journal = self._on_disk_journal() if backing.on_disk else self._journal
         if slot.index < 0 or backing.on_disk:
             journal.slots[0].view[:length] = slot.view[:length]
             slot = journal.slots[0]
         index = offset // CHUNK_BYTES
         before = backing.digests[index]
-        journal.intend(slot, backing.copy, offset, length)
+        journal.record_intent(slot, backing.copy, offset, length)
         try:
-            backing.put(slot.view[:length], offset)
+            backing.write(slot.view[:length], offset)
         except OSError:  # only pages that did not exist can have failed: those of a chunk with nothing or holes in it
             if before == 0:
-                backing.empty(index * CHUNK_BYTES, backing.chunk_length(index))
+                backing.punch_hole(index * CHUNK_BYTES, backing.chunk_length(index))
             else:
-                backing.seal(index, self._scratch)
+                backing.refresh_digest(index, self._scratch)
             raise
         else:
             backing.set_digest(index, digest)
         finally:
-            journal.settle(slot)
+            journal.clear_intent(slot)
 
     def read(self, backing: CopyFile, offset: int, view: memoryview) -> int:
-        """Fill the view from within one chunk, and give its digest; 0: these are zeros, and the view is as it was.
+        """Fill the view from within one chunk; its digest, or 0: these are zeros, and the view is as it was.
 
-        A part of a chunk is given only when the whole chunk is as it was written; -1 where it is not.
+        A part of a chunk is read only when the whole chunk is as it was written; -1 where it is not.
         """
         index = offset // CHUNK_BYTES
         stored = backing.digests[index]
@@ -225,18 +224,18 @@ class CopyStore:
         if stored == 0:
             return 0
         if len(view) == backing.chunk_length(index):
-            backing.get_into(view, offset)
+            backing.read_into(view, offset)
             return stored
         if (backing, index) in self._verified:
-            backing.get_into(view, offset)
-        elif self._load(backing, index) is None:
+            backing.read_into(view, offset)
+        elif self._load_chunk(backing, index) is None:
             return -1
         else:
             start = offset - index * CHUNK_BYTES
             view[:] = self._scratch[start : start + len(view)]
         return digest_of(view)
 
-    def look(self, backing: CopyFile, index: int) -> int:
+    def start_send(self, backing: CopyFile, index: int) -> int:
         """The digest of a whole chunk that is about to be sent from its file; 0: these are zeros."""
         digest = backing.digests[index]
         if digest:
@@ -253,21 +252,21 @@ class CopyStore:
         data = os.pread(backing.fd, length, offset)
         return data if len(data) == length else None
 
-    def _load(self, backing: CopyFile, index: int) -> memoryview | None:
+    def _load_chunk(self, backing: CopyFile, index: int) -> memoryview | None:
         """A whole chunk, verified; None where it is not as it was written."""
         chunk = self._scratch[: backing.chunk_length(index)]
         stored = backing.digests[index]
         if stored == 0:
             chunk[:] = bytes(len(chunk))
             return chunk
-        backing.get_into(chunk, index * CHUNK_BYTES)
+        backing.read_into(chunk, index * CHUNK_BYTES)
         if digest_of(chunk) != stored:
             return None
         self._verified.add((backing, index))
         return chunk
 
-    def fill_ended(self, backing: CopyFile) -> FrameStatus:
-        """The copy is whole; on disk it is durable before this returns."""
+    def end_fill(self, backing: CopyFile) -> FrameStatus:
+        """The copy is complete; on disk it is durable before this returns."""
         try:
             backing.sync()
             backing.complete = True
@@ -278,16 +277,16 @@ class CopyStore:
         return FrameStatus.OK
 
     def freeze(self, backing: CopyFile) -> None:
-        """Nobody may write to it until a ticket of a higher generation comes."""
+        """Refuse writes until a ticket of a higher generation comes."""
         backing.frozen = True
         backing.save()
 
-    # ------------------------------------------------------------------ letting go
+    # ------------------------------------------------------------------ freeing
 
     def free(self, copy: str, now: int) -> None:
-        """Let go of a copy; where it is not there, it will not be made by an old ticket either."""
-        self._tombs.pop(copy, None)
-        self._tombs[copy] = now + 2 * TICKET_LIFE_MS
+        """Free a copy; where it is not there, an old ticket will not make it either."""
+        self._tombstones.pop(copy, None)
+        self._tombstones[copy] = now + 2 * TICKET_LIFE_MS
         backing = self.held.pop(copy, None)
         self._last_expiry.pop(copy, None)
         self._sizes.pop(copy, None)
@@ -296,37 +295,37 @@ class CopyStore:
             backing.remove()
 
     def discard(self, backing: CopyFile) -> None:
-        """Take back what `open` has just made, as if it had never been asked for."""
+        """Undo an `open` that has just made this copy."""
         self.held.pop(backing.copy, None)
         self._last_expiry.pop(backing.copy, None)
         self._touched.discard(backing.copy)
         backing.remove()
 
-    def forget_old(self, now: int) -> None:
-        """Forget what was let go of so long ago that no ticket for it is left, and what was verified seconds ago."""
+    def expire(self, now: int) -> None:
+        """Drop tombstones of which no ticket is left, and what was verified seconds ago."""
         if now >= self._verified_until:
             self._verified_until = now + VERIFIED_MS
             self._verified.clear()
-        for copy, until in list(islice(self._tombs.items(), 10_000)):
-            if until > now and len(self._tombs) <= MOST_REMEMBERED:
+        for copy, until in list(islice(self._tombstones.items(), 10_000)):
+            if until > now and len(self._tombstones) <= MAX_TOMBSTONES:
                 break
-            del self._tombs[copy]
+            del self._tombstones[copy]
 
-    def begin_new_life(self, now: int) -> None:
-        """Let go of everything in memory; tickets of before are worth nothing any more."""
+    def start_incarnation(self, now: int) -> None:
+        """Free everything in memory; earlier tickets are void."""
         for copy in [copy for copy, backing in self.held.items() if not backing.on_disk]:
             self.free(copy, now)
-        self._tombs.clear()
+        self._tombstones.clear()
         self.incarnation, self.key = secrets.token_hex(8), secrets.token_bytes(KEY_BYTES)
 
-    # ------------------------------------------------------------------ numbers
+    # ------------------------------------------------------------------ usage
 
     @property
     def in_memory(self) -> list[CopyFile]:
         return [backing for backing in self.held.values() if not backing.on_disk]
 
     def resident_bytes(self) -> int:
-        """What the copies in memory really use; only what was touched since is looked at again."""
+        """What the copies in memory really use; only what was touched since is measured again."""
         for copy in self._touched:
             backing = self.held.get(copy)
             if backing is not None and not backing.on_disk:
@@ -335,8 +334,6 @@ class CopyStore:
         return sum(self._sizes.values())
 
 
-def may(rights: int, wanted: int) -> bool:
-    """Whether a ticket with these rights lets somebody do this; who fills may write."""
-    return (
-        bool(rights & wanted) or (wanted == WRITE and bool(rights & FILL)) or (wanted == READ and bool(rights & FILL))
-    )
+def permits(rights: int, right: int) -> bool:
+    """Whether a ticket with these rights includes this one; FILL includes READ and WRITE."""
+    return bool(rights & right) or (right in (READ, WRITE) and bool(rights & FILL))

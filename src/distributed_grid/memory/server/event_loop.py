@@ -1,26 +1,28 @@
-"""Who may be served now: one thread, one epoll, every connection in its turn.
+"""Event loop of a memory server: one thread, one epoll, every connection in its turn.
 
-Rule 1. No connection ends the loop: what goes wrong on one ends that one.
-Rule 2. Who has not shown a ticket in time, or stands still half-way, is let go of; who waits between requests is not,
-        unless the room is needed.
+No connection ends the loop: what goes wrong on one ends that one. A client that has not authenticated in time, or
+stalls in the middle of a request, is dropped; one that is idle between requests only when there are too many.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import select
 import socket
 import ssl
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from distributed_grid.memory.server.connection import ClientConnection
 from distributed_grid.memory.server.stream import ConnectionClosed
+from distributed_grid.posix.unix_sockets import short_path
 
-MOST_CONNECTIONS: Final = 1024
-MOST_UNPROVEN: Final = 256
+MAX_CONNECTIONS: Final = 1024
+MAX_UNAUTHENTICATED: Final = 256
 HANDSHAKE_SECONDS: Final = 10.0
 STALL_SECONDS: Final = 30.0
 TICK_SECONDS: Final = 0.25
@@ -33,27 +35,32 @@ log = logging.getLogger(__name__)
 class EventLoop:
     """The connections of one server, and whatever else has a descriptor to watch."""
 
-    def __init__(self, accepted: Callable[[socket.socket, bool, float], ClientConnection | None]) -> None:
-        self._accepted = accepted
+    def __init__(self, make_connection: Callable[[socket.socket, bool, float], ClientConnection | None]) -> None:
+        self._make_connection = make_connection
         self._poll = select.epoll()
         self._watchers: dict[int, Watcher] = {}
         self.connections: dict[int, ClientConnection] = {}
         self._sending: set[int] = set()
-        self._again: list[ClientConnection] = []
-        self.ended = False
+        self._unfinished: list[ClientConnection] = []
+        self._stopped = False
 
     def watch(self, fd: int, watcher: Watcher, events: int = select.EPOLLIN) -> None:
-        """Have this called with the events of a descriptor."""
+        """Call `watcher` with the events of a descriptor."""
         self._poll.register(fd, events)
         self._watchers[fd] = watcher
 
     def watch_for(self, fd: int, events: int) -> None:
+        """Change the events of a watched descriptor."""
         self._poll.modify(fd, events)
 
     def unwatch(self, fd: int) -> None:
-        """Not any more; a descriptor that is not watched is none to worry about."""
+        """Stop watching; a descriptor that is not watched is no error."""
         if self._watchers.pop(fd, None) is not None:
             self._poll.unregister(fd)
+
+    def stop(self) -> None:
+        """End `run` after this turn."""
+        self._stopped = True
 
     def listen(self, sock: socket.socket, *, is_local: bool) -> None:
         """Accept connections here."""
@@ -61,39 +68,39 @@ class EventLoop:
         self.watch(sock.fileno(), lambda _: self._accept(sock, is_local))
 
     def run(self, tick: Callable[[], None]) -> None:
-        """Serve until `ended`, with a tick every now and then."""
+        """Serve until `stop`, with a tick every now and then."""
         next_tick = time.monotonic()
-        while not self.ended:
+        while not self._stopped:
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = now + TICK_SECONDS
-                self._let_go_of_the_slow(now)
+                self._drop_slow(now)
                 tick()
                 continue
-            again, self._again = self._again, []
-            for fd, events in self._poll.poll(0 if again else next_tick - now, 256):
+            unfinished, self._unfinished = self._unfinished, []
+            for fd, events in self._poll.poll(0 if unfinished else next_tick - now, 256):
                 connection = self.connections.get(fd)
                 if connection is not None:
-                    if connection not in again:
-                        self._turn(connection)
+                    if connection not in unfinished:
+                        self._run_turn(connection)
                 elif fd in self._watchers:
                     self._watchers[fd](events)
-            for connection in again:
+            for connection in unfinished:
                 if self.connections.get(connection.fd) is connection:
-                    self._turn(connection)
+                    self._run_turn(connection)
 
-    def _turn(self, connection: ClientConnection) -> None:
+    def _run_turn(self, connection: ClientConnection) -> None:
         try:
-            if connection.turn():
-                self._again.append(connection)
+            if connection.run_turn():
+                self._unfinished.append(connection)
         except ConnectionClosed:
             self.drop(connection)
             return
         except (OSError, ssl.SSLError):
             self.drop(connection)
             return
-        except Exception:  # the outermost place of a connection: a mistake with one must not end the others
-            log.exception("a connection was ended by a mistake of the server")
+        except Exception:  # the outermost frame of a connection: a bug met on one must not end the others
+            log.exception("a connection was ended by an internal error")
             self.drop(connection)
             return
         if connection.progressed:
@@ -113,7 +120,7 @@ class EventLoop:
                 sock, _ = listener.accept()
             except BlockingIOError:
                 return
-            except OSError as error:  # out of descriptors: let go of somebody who waits
+            except OSError as error:  # out of descriptors: drop an idle connection
                 log.warning("cannot accept a connection: %s", error.strerror)
                 self._make_room()
                 return
@@ -122,7 +129,7 @@ class EventLoop:
                 continue
             try:
                 sock.setblocking(False)
-                connection = self._accepted(sock, is_local, time.monotonic())
+                connection = self._make_connection(sock, is_local, time.monotonic())
             except (OSError, ssl.SSLError):
                 sock.close()
                 continue
@@ -131,25 +138,25 @@ class EventLoop:
                 self._poll.register(connection.fd, select.EPOLLIN)
 
     def _has_room(self) -> bool:
-        if len(self.connections) < MOST_UNPROVEN:
+        if len(self.connections) < MAX_UNAUTHENTICATED:
             return True
-        if sum(not one.proven for one in self.connections.values()) >= MOST_UNPROVEN:
+        if sum(not each.is_authenticated for each in self.connections.values()) >= MAX_UNAUTHENTICATED:
             return False
-        return len(self.connections) < MOST_CONNECTIONS or self._make_room()
+        return len(self.connections) < MAX_CONNECTIONS or self._make_room()
 
     def _make_room(self) -> bool:
-        """Let go of whoever has waited longest between requests; False where nobody has for long enough."""
-        idle = [one for one in self.connections.values() if one.proven and not one.is_midway]
-        oldest = min(idle, key=lambda one: one.progress_at, default=None)
+        """Drop the connection that has been idle longest; False where none has for long enough."""
+        idle = [each for each in self.connections.values() if each.is_authenticated and not each.is_mid_request]
+        oldest = min(idle, key=lambda each: each.progress_at, default=None)
         if oldest is None or oldest.progress_at > time.monotonic() - IDLE_SECONDS:
             return False
         self.drop(oldest)
         return True
 
-    def _let_go_of_the_slow(self, now: float) -> None:
+    def _drop_slow(self, now: float) -> None:
         for connection in list(self.connections.values()):
-            late = not connection.proven and now - connection.begun_at > HANDSHAKE_SECONDS
-            stalled = connection.is_midway and now - connection.progress_at > STALL_SECONDS
+            late = not connection.is_authenticated and now - connection.opened_at > HANDSHAKE_SECONDS
+            stalled = connection.is_mid_request and now - connection.progress_at > STALL_SECONDS
             if late or stalled:
                 self.drop(connection)
 
@@ -162,7 +169,39 @@ class EventLoop:
         connection.close()
 
     def close(self) -> None:
-        """End all of them."""
+        """Drop all connections."""
         for connection in list(self.connections.values()):
             self.drop(connection)
         self._poll.close()
+
+
+def listen_tcp(host: str, port: int) -> socket.socket:
+    """A listening socket at this address; at any port where this one is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for number in dict.fromkeys((port, 0)):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((host, number))
+            sock.listen(256)
+        except OSError:
+            sock.close()
+            if number == 0:
+                raise
+        else:
+            return sock
+    raise AssertionError  # the loop returns or raises
+
+
+def listen_unix(path: Path, kind: int) -> socket.socket:
+    """A listening socket for this user. The caller has the lock, so an earlier server is gone."""
+    path.unlink(missing_ok=True)
+    sock = socket.socket(socket.AF_UNIX, kind)
+    before = os.umask(0o177)
+    try:
+        with short_path(path) as name:
+            sock.bind(name)
+    finally:
+        os.umask(before)
+    sock.listen(256)
+    return sock

@@ -1,8 +1,7 @@
-"""Making a copy of a copy at another memory server, beside the loop.
+"""Replication: copies of copies made on other memory servers, in threads beside the event loop.
 
-Rule 1. The source is frozen before this begins, so what is read is what stays.
-Rule 2. An order that is repeated while it is being done changes nothing; one that was done is told as done again.
-Rule 3. Whatever goes wrong is told as the problem; the source stays frozen until somebody decides.
+The source is frozen before this starts, so what is read is what stays, and stays frozen until the control plane
+decides, whatever goes wrong.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from typing import Final
 
 from distributed_grid.errors import GridError
 from distributed_grid.memory.client.connection import ServerConnection
+from distributed_grid.memory.protocol.authentication import read_claims
 from distributed_grid.memory.protocol.control_messages import MakeReplica
 from distributed_grid.memory.protocol.frames import CHUNK_BYTES
-from distributed_grid.memory.protocol.ticket import read_claims
 from distributed_grid.memory.server.copy_file import CopyFile
 from distributed_grid.memory.server.event_loop import EventLoop
 
-AT_ONCE: Final = 2
-REMEMBERED: Final = 10_000
+MAX_RUNNING: Final = 2
+MAX_DONE: Final = 10_000
 CONNECT_SECONDS: Final = 10.0
 Key = tuple[str, int]
 
@@ -33,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class ReplicationTask:
-    """One copy to be made, with a descriptor of its own."""
+    """A replica to be made, with a descriptor of the source of its own."""
 
     def __init__(self, order: MakeReplica, backing: CopyFile) -> None:
         self.order = order
@@ -43,14 +42,14 @@ class ReplicationTask:
         self.is_cancelled = False
 
     def run(self) -> str:
-        """Do it; what went wrong, or nothing."""
+        """Make it; the problem, or nothing."""
         try:
             self._copy()
         except (GridError, OSError) as error:
             return str(error) or type(error).__name__
-        except Exception as error:  # the outermost frame of a thread: whoever waits must hear of it
-            log.exception("a copy could not be made")
-            return f"a mistake of the memory server: {type(error).__name__}"
+        except Exception as error:  # the outermost frame of a thread: the problem must be reported
+            log.exception("a replica could not be made")
+            return f"internal error of the memory server: {type(error).__name__}"
         finally:
             os.close(self.fd)
         return ""
@@ -80,10 +79,10 @@ class ReplicationTask:
 
 
 class CopyReplicator:
-    """Does a few copies at once, in threads, and tells how each went in the loop's own."""
+    """Makes a few replicas at once, in threads, and reports each from the event loop's thread."""
 
-    def __init__(self, loop: EventLoop, made: Callable[[str, int, str], None]) -> None:
-        self._made = made
+    def __init__(self, loop: EventLoop, report: Callable[[str, int, str], None]) -> None:
+        self._report = report
         self._waiting: deque[ReplicationTask] = deque()
         self._running: dict[Key, ReplicationTask] = {}
         self._finished: deque[tuple[Key, str]] = deque()
@@ -91,30 +90,30 @@ class CopyReplicator:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         loop.watch(self._wake, lambda _: self._collect())
 
-    def begin(self, order: MakeReplica, backing: CopyFile) -> None:
-        """Have this done, unless it is or was."""
+    def start(self, order: MakeReplica, backing: CopyFile) -> None:
+        """Make a replica, unless that is running or done; one that is done is reported again."""
         key = (order.source, order.generation)
         if key in self._done:
-            self._made(*key, "")
-        elif key not in self._running and all(key != _key(work) for work in self._waiting):
+            self._report(*key, "")
+        elif key not in self._running and all(key != _key(task) for task in self._waiting):
             self._waiting.append(ReplicationTask(order, backing))
-            self._start_some()
+            self._start_waiting()
 
     def cancel(self, source: str) -> None:
-        """Nobody needs a copy of this any more."""
-        for work in (*self._waiting, *self._running.values()):
-            if work.order.source == source:
-                work.is_cancelled = True
+        """Stop replicating this source."""
+        for task in (*self._waiting, *self._running.values()):
+            if task.order.source == source:
+                task.is_cancelled = True
 
-    def _start_some(self) -> None:
-        while self._waiting and len(self._running) < AT_ONCE:
-            work = self._waiting.popleft()
-            self._running[_key(work)] = work
-            threading.Thread(target=self._run, args=(work,), daemon=True).start()
+    def _start_waiting(self) -> None:
+        while self._waiting and len(self._running) < MAX_RUNNING:
+            task = self._waiting.popleft()
+            self._running[_key(task)] = task
+            threading.Thread(target=self._run, args=(task,), daemon=True).start()
 
-    def _run(self, work: ReplicationTask) -> None:
-        problem = work.run()
-        self._finished.append((_key(work), problem))
+    def _run(self, task: ReplicationTask) -> None:
+        problem = task.run()
+        self._finished.append((_key(task), problem))
         os.eventfd_write(self._wake, 1)
 
     def _collect(self) -> None:
@@ -125,11 +124,11 @@ class CopyReplicator:
             del self._running[key]
             if not problem:
                 self._done[key] = None
-                if len(self._done) > REMEMBERED:
+                if len(self._done) > MAX_DONE:
                     del self._done[next(iter(self._done))]
-            self._made(*key, problem)
-        self._start_some()
+            self._report(*key, problem)
+        self._start_waiting()
 
 
-def _key(work: ReplicationTask) -> Key:
-    return (work.order.source, work.order.generation)
+def _key(task: ReplicationTask) -> Key:
+    return (task.order.source, task.order.generation)

@@ -1,7 +1,7 @@
-"""The bytes of a connection to a memory server, on the server's side: a socket that never blocks.
+"""Non-blocking byte stream of a connection, on the server's side.
 
-Rule 1. What is queued goes out in its order, in as few calls as possible; a slot goes back when its bytes are out.
-Rule 2. Whole chunks go out straight from their file.
+What is queued goes out in order, in as few calls as possible; whole chunks go out straight from their file. A slot is
+released when its bytes are out.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections import deque
 from typing import Final
 
 from distributed_grid.memory.server.copy_file import CopyFile
-from distributed_grid.memory.server.write_journal import Slot, StagedWrite
+from distributed_grid.memory.server.write_journal import Slot, SlotPool
 
 INBOX_BYTES: Final = 16 * 1024
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class ConnectionClosed(Exception):
-    """This connection is over."""
+    """The connection has ended."""
 
 
 class FilePart:
-    """A stretch of a copy that is sent from its file, without a copy of it: whoever writes there meanwhile is seen, and
-    then the digest does not fit. The client asks again for a steady look."""
+    """A range of a copy that is sent from its file by `sendfile`. A write to it meanwhile shows, and then the digest
+    does not match: the client asks again, for a consistent snapshot."""
 
     __slots__ = ("backing", "left", "offset")
 
@@ -40,7 +40,7 @@ class FilePart:
     def send(self, to: int) -> int:
         """Send some; BlockingIOError where nothing can be sent now."""
         if self.backing.fd < 0:
-            raise ConnectionClosed  # let go of meanwhile; the header is out already
+            raise ConnectionClosed  # freed meanwhile; the header is out already
         sent = os.sendfile(to, self.backing.fd, self.offset, self.left)
         if sent == 0:
             raise ConnectionClosed
@@ -50,16 +50,16 @@ class FilePart:
 
 
 class ClientStream:
-    """What came in and is to be read, what is to go out; `ConnectionClosed` or OSError is the end."""
+    """Input and output buffers of a connection; `ConnectionClosed` or OSError is the end."""
 
-    def __init__(self, sock: socket.socket, staging: StagedWrite) -> None:
+    def __init__(self, sock: socket.socket, staging: SlotPool) -> None:
         self.sock = sock
         self.fd = sock.fileno()
         self.progressed = False
         self.is_tls = isinstance(sock, ssl.SSLSocket)
-        self.shaken = not self.is_tls
+        self.is_handshaken = not self.is_tls
         self.inbox = memoryview(bytearray(INBOX_BYTES))
-        self.start = self.end = 0  # what is in the inbox and not taken
+        self.start = self.end = 0  # what is in the inbox and not consumed
         self.is_drained = False
         self.out: deque[tuple[bytes | bytearray | memoryview | FilePart, Slot | None]] = deque()
         self.out_bytes = 0
@@ -68,34 +68,34 @@ class ClientStream:
 
     @property
     def waits_to_send(self) -> bool:
-        """Whether something is queued that the other side has not taken."""
+        """Whether something is queued."""
         return bool(self.out)
 
     def close(self) -> None:
-        """End it; safe twice. Slots go back, queued descriptors are closed."""
+        """Close it; safe twice. Slots are released, queued descriptors closed."""
         for _, slot in self.out:
             if slot is not None:
-                self._staging.give(slot)
+                self._staging.release(slot)
         self.out.clear()
         for fd in self.out_fds:
             os.close(fd)
         self.out_fds.clear()
         self.sock.close()
 
-    def shake_hands(self) -> bool:
-        """Go on with the handshake of TLS; False where it is not done yet."""
+    def continue_handshake(self) -> bool:
+        """Continue the TLS handshake; False where it is not done yet."""
         assert isinstance(self.sock, ssl.SSLSocket)
         try:
             self.sock.do_handshake()
         except _NOT_NOW:
             return False
-        self.shaken = True
+        self.is_handshaken = True
         return True
 
     # ------------------------------------------------------------------ in
 
     def fill_inbox(self) -> int:
-        """More bytes of a header, and what comes with it; -1 where there are none now."""
+        """Receive more into the inbox; -1 where there is nothing now."""
         if self.start == self.end:
             self.start = self.end = 0
         elif self.start:
@@ -108,7 +108,7 @@ class ClientStream:
         return got
 
     def receive_into(self, view: memoryview) -> int:
-        """What is there, into this; -1 where nothing is. Who got less than there was room for need not ask again."""
+        """Receive what is there; -1 where nothing is, also right after a receive that did not fill its buffer."""
         if self.is_drained:
             self.is_drained = False
             return -1
@@ -125,12 +125,12 @@ class ClientStream:
     # ------------------------------------------------------------------ out
 
     def queue(self, part: bytes | bytearray | memoryview, slot: Slot | None = None) -> None:
-        """Send this with the next flush, and then give the slot back."""
+        """Send this with the next flush, and then release the slot."""
         self.out.append((part, slot))
         self.out_bytes += len(part)
 
     def flush(self) -> bool:
-        """Send what is queued; False where the other side does not take it all now."""
+        """Send what is queued; False where not all can be sent now."""
         while self.out:
             try:
                 first = self.out[0][0]
@@ -176,4 +176,4 @@ class ClientStream:
             sent -= len(part)
             self.out.popleft()
             if slot is not None:
-                self._staging.give(slot)
+                self._staging.release(slot)

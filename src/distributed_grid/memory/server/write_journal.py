@@ -1,10 +1,9 @@
-"""Where a write lies, whole and checked, before it changes what was there.
+"""Write-ahead journal of a memory server, and the pool of its slots.
 
-Rule 1. An intent is valid only while its slot holds all data; then the data go to their place, then the digest is
-        stored, then the intent is cleared. Whoever dies in between leaves enough for the next one to finish.
-Rule 2. Finishing twice is the same as once.
-Rule 3. The journal for copies in memory is a memfd, held by keeper and server like the copies; that for copies on
-        disk is a file beside them.
+An intent is valid only while its slot holds all data; then the data are written, then their digest, then the intent is
+cleared. Whoever dies in between leaves enough for the next server to finish, and finishing twice is the same as once.
+The journal for copies in memory is a memfd, held by supervisor and server like the copies; that for copies on disk is a
+file beside them.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Final
 
 from distributed_grid.errors import ProtocolError
 from distributed_grid.memory.protocol.frames import CHUNK_BYTES
-from distributed_grid.memory.server.copy_file import CopyFile, padded
+from distributed_grid.memory.server.copy_file import CopyFile, page_aligned
 
 SLOTS: Final = 32
 _RECORD: Final = Struct("<IIQB200s")  # valid, length, offset, id length, id
@@ -26,7 +25,7 @@ _VALID: Final = 0x74636E69
 
 
 class Slot:
-    """Room for one chunk; `index` is its place in the journal, -1 where it is not in one."""
+    """A buffer of one chunk; `index` is its position in the journal, -1 where it is in plain memory."""
 
     __slots__ = ("index", "view")
 
@@ -36,19 +35,19 @@ class Slot:
 
 
 class WriteJournal:
-    """Slots of one file, and what is to be done with the data in each."""
+    """Slots of one file, and the intended write of the data in each."""
 
     def __init__(self, fd: int, slots: int = SLOTS) -> None:
         self.fd = fd
-        length = padded(slots * _RECORD_BYTES) + slots * CHUNK_BYTES
+        length = page_aligned(slots * _RECORD_BYTES) + slots * CHUNK_BYTES
         found = os.fstat(fd).st_size
         if found not in (0, length):
-            raise ProtocolError(f"a journal of {found} bytes instead of {length}")
+            raise ProtocolError(f"the journal has {found} bytes instead of {length}")
         if found == 0:
             os.posix_fallocate(fd, 0, length) if slots == 1 else os.ftruncate(fd, length)
         self._map = mmap.mmap(fd, length)
         whole = memoryview(self._map)
-        start = padded(slots * _RECORD_BYTES)
+        start = page_aligned(slots * _RECORD_BYTES)
         self.slots = [Slot(whole[start + i * CHUNK_BYTES : start + (i + 1) * CHUNK_BYTES], i) for i in range(slots)]
 
     @classmethod
@@ -56,58 +55,58 @@ class WriteJournal:
         """An empty one in memory."""
         return cls(os.memfd_create("grid-journal", os.MFD_CLOEXEC))
 
-    def intend(self, slot: Slot, copy: str, offset: int, length: int) -> None:
-        """Say where the first `length` bytes of this slot belong."""
+    def record_intent(self, slot: Slot, copy: str, offset: int, length: int) -> None:
+        """Record that the first `length` bytes of this slot are about to be written there."""
         name, at = copy.encode(), slot.index * _RECORD_BYTES
         _RECORD.pack_into(self._map, at, 0, length, offset, len(name), name)
         self._map[at : at + 4] = _VALID.to_bytes(4, "little")
 
-    def settle(self, slot: Slot) -> None:
-        """They are there."""
+    def clear_intent(self, slot: Slot) -> None:
+        """The write is done."""
         at = slot.index * _RECORD_BYTES
         self._map[at : at + 4] = b"\0\0\0\0"
 
     def replay(self, held: Mapping[str, CopyFile]) -> int:
-        """Finish what was intended for these copies, and say how many chunks that were."""
+        """Finish the intended writes to these copies; how many they were."""
         done = 0
         scratch = memoryview(bytearray(CHUNK_BYTES))
         for slot in self.slots:
-            valid, length, offset, letters, name = _RECORD.unpack_from(self._map, slot.index * _RECORD_BYTES)
-            backing = held.get(name[:letters].decode("ascii", "replace"))
+            valid, length, offset, name_length, name = _RECORD.unpack_from(self._map, slot.index * _RECORD_BYTES)
+            backing = held.get(name[:name_length].decode("ascii", "replace"))
             fits = 1 <= length <= CHUNK_BYTES and offset // CHUNK_BYTES == (offset + length - 1) // CHUNK_BYTES
             if valid == _VALID and backing is not None and fits and offset + length <= backing.size:
-                backing.put(slot.view[:length], offset)
-                backing.seal(offset // CHUNK_BYTES, scratch)
+                backing.write(slot.view[:length], offset)
+                backing.refresh_digest(offset // CHUNK_BYTES, scratch)
                 done += 1
-            self.settle(slot)
+            self.clear_intent(slot)
         return done
 
     def close(self) -> None:
-        """Let go of the descriptor; the mapping goes with its last user."""
+        """Close the descriptor; the mapping goes with its last user."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
-class StagedWrite:
-    """Chunks under way: slots of the journal as long as there are any, warm ones first, else of plain memory.
+class SlotPool:
+    """Slots for chunks in transit: of the journal as long as there are any, warm ones first, else of plain memory.
 
-    Slot 0 is kept back for writes whose data came by plain memory.
+    Slot 0 of the journal is reserved for writes whose data came in plain memory.
     """
 
     def __init__(self, journal: WriteJournal) -> None:
         self._free = journal.slots[:0:-1]
         self._plain: list[Slot] = []
 
-    def take(self) -> Slot:
+    def acquire(self) -> Slot:
+        """A slot, the caller's until it is released; it has to be filled before it is read."""
         if self._free:
             return self._free.pop()
         if self._plain:
             return self._plain.pop()
         return Slot(memoryview(bytearray(CHUNK_BYTES)), -1)
 
-    def give(self, slot: Slot) -> None:
-        """Take it back. What it held stays readable to nobody: a slot is filled before it is read."""
+    def release(self, slot: Slot) -> None:
         if slot.index >= 0:
             self._free.append(slot)
         elif len(self._plain) < SLOTS:

@@ -1,1 +1,1 @@
-"""The agent's supervisor of its memory server."""
+"""The agent's supervisor of its memory server: starts it, holds what it holds, restarts it when it dies."""

@@ -1,14 +1,14 @@
-"""The agent's hand on its memory server: starts it, holds what it holds, starts it again when it dies.
+"""Supervisor of the memory server of an agent.
 
-Rule 1. Every copy in memory is held here too, so a server that dies loses nothing: the next one gets the descriptors,
-        the key and the incarnation, and clients only see a delay.
-Rule 2. One folder has one keeper and one server, each with a lock that lasts as long as its process.
-Rule 3. Orders are remembered until they are answered, and given again to a server that was started again.
+Every copy in memory is held here too, so a server that dies loses nothing: the next one gets the descriptors, the key
+and the incarnation, and clients only see a delay. A folder has one supervisor and one server, each with a lock that
+lasts as long as its process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
@@ -18,70 +18,81 @@ from msgspec.structs import replace
 from distributed_grid.memory.protocol.control_messages import (
     CommandFailed,
     CopyFreed,
+    CopyOnDisk,
     ExtendHold,
     HeldCopy,
-    Leave,
     Message,
     NewIncarnation,
-    OnDisk,
     ReplicaMade,
     ServerReady,
     ServerStats,
+    StartServing,
+    SupervisorLeaving,
+    batches,
+    close_all,
 )
-from distributed_grid.memory.server.server import SPILL
-from distributed_grid.memory.supervisor.failover import ServerFailover
-from distributed_grid.memory.supervisor.held_copies import HeldCopies, close_all
-from distributed_grid.memory.supervisor.identity import ServerIdentity
-from distributed_grid.memory.supervisor.pending_orders import PendingOrders
-from distributed_grid.memory.supervisor.process import lock, unlock
-from distributed_grid.memory.supervisor.server_link import ServerLink
+from distributed_grid.memory.server.server import SPILL_DIR
+from distributed_grid.memory.supervisor.server_process import (
+    ServerLink,
+    ServerProcess,
+    connect_control,
+    start_server,
+    try_lock_file,
+)
+from distributed_grid.memory.supervisor.server_state import (
+    HeldCopies,
+    PendingOrders,
+    ServerIdentity,
+    raise_descriptor_limit,
+)
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import (
     CopiesFreedReport,
     CopyMadeReport,
-    FreeCopiesOrder,
     MakeCopyOrder,
     MemoryFailedReport,
     MemoryServedReport,
     ServeMemoryOrder,
 )
 
-LONGEST_PAUSE_SECONDS: Final = 5.0
+START_SECONDS: Final = 20.0
+MAX_RESTART_PAUSE_SECONDS: Final = 5.0
 LEAVE_SECONDS: Final = 3.0
 LOCK_SECONDS: Final = 2.0
+SUPERVISOR_LOCK: Final = "supervisor.lock"
+SERVER_LOCK: Final = "server.lock"
 Report = MemoryServedReport | MemoryFailedReport | CopyMadeReport | CopiesFreedReport
 
 
 class ServerSupervisor:
-    """Keeps the memory server of one folder; `tell` is called with every report. For `alone_ms` a server without a
-    keeper waits for the next one."""
+    """Supervises the memory server of one folder; `report` is called with every report. A server without a supervisor
+    waits `unsupervised_ms` for the next one."""
 
-    def __init__(self, folder: Path, *, tell: Callable[[Report], None], alone_ms: int = 60_000) -> None:
+    def __init__(self, folder: Path, *, report: Callable[[Report], None], unsupervised_ms: int = 60_000) -> None:
         self._folder = folder
-        self._tell = tell
+        self._report = report
         self._lock = -1
         self._nodes: dict[str, None] = {}
-        self._identity = ServerIdentity(folder, alone_ms)
-        self._holding = HeldCopies()
-        self._grip = ServerLink(self._take_in, self._gone)
-        self._orders = PendingOrders(self._grip, folder / SPILL, is_wanted=self._is_wanted, tell=tell)
-        self._succession = ServerFailover(
-            folder, self._grip, identity=self._identity, holding=self._holding, orders=self._orders
-        )
-        self._numbers = ServerStats()
-        self._watch: asyncio.TimerHandle | None = None
-        self._opening = asyncio.Lock()
-        self._again: asyncio.Task[None] | None = None
+        self._identity = ServerIdentity(folder, unsupervised_ms)
+        self._held = HeldCopies()
+        self._link = ServerLink(self._on_message, self._on_lost)
+        self._orders = PendingOrders(self._link, folder / SPILL_DIR, is_needed=self._is_needed, report=report)
+        self._stats = ServerStats()
+        self._problem = ""  # why the last server could not start
+        self._hold_timer: asyncio.TimerHandle | None = None
+        self._starting = asyncio.Lock()
+        self._restart: asyncio.Task[None] | None = None
         self._stopped = False
 
     @property
-    def _serving(self) -> ServerReady | None:
-        return self._grip.serving
+    def ready(self) -> ServerReady | None:
+        """What the server that serves has reported; None where none serves."""
+        return self._link.ready
 
-    def _is_wanted(self) -> bool:
-        return self._serving is not None or self._identity.order is not None
+    def _is_needed(self) -> bool:
+        return self.ready is not None or self._identity.order is not None
 
-    # ------------------------------------------------------------------ beginning and end
+    # ------------------------------------------------------------------ start and stop
 
     async def start(self) -> None:
         """Take over a server that outlived the last agent; start none. Safe to call twice."""
@@ -89,51 +100,51 @@ class ServerSupervisor:
         self._orders.start()
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder.chmod(0o700)
-        (self._folder / SPILL).mkdir(mode=0o700, exist_ok=True)
-        async with self._opening:
-            if self._serving is None and await self._take_folder():
-                await self._succession.adopt()
+        (self._folder / SPILL_DIR).mkdir(mode=0o700, exist_ok=True)
+        async with self._starting:
+            if self.ready is None and await self._lock_folder():
+                await self._adopt_server()
 
     async def stop(self) -> None:
         """Leave a server that holds something running, and end one that holds nothing. Safe to call twice."""
         self._stopped = True
         self._orders.stop()
-        if self._watch is not None:
-            self._watch.cancel()
-            self._watch = None
-        if self._again is not None:
-            self._again.cancel()
-            await asyncio.gather(self._again, return_exceptions=True)
-            self._again = None
-        if self._grip.is_linked:
-            self._grip.say(Leave())
-            if self._holding.is_empty:
-                await self._grip.until(lambda: not self._grip.is_linked, LEAVE_SECONDS)
-            self._succession.let_go()
-        self._identity.forget()
-        self._holding.free_memory()
-        self._holding.on_disk.clear()
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
+            self._hold_timer = None
+        if self._restart is not None:
+            self._restart.cancel()
+            await asyncio.gather(self._restart, return_exceptions=True)
+            self._restart = None
+        if self._link.is_connected:
+            self._link.send(SupervisorLeaving())
+            if self._held.is_empty:
+                await self._link.wait_until(lambda: not self._link.is_connected, LEAVE_SECONDS)
+            self._disconnect()
+        self._identity.clear()
+        self._held.free_memory()
+        self._held.on_disk.clear()
         if self._lock >= 0:
-            unlock(self._lock)
+            os.close(self._lock)
             self._lock = -1
 
-    async def end(self) -> None:
+    async def terminate(self) -> None:
         """End the server, whatever it holds in memory; what is on disk stays. Safe to call twice."""
-        if self._serving is not None:
-            self._succession.end()
+        if self.ready is not None:
+            self._terminate_server()
             for _ in range(round(LEAVE_SECONDS / 0.02)):
-                at = lock(self._folder / "server.lock")
-                if at >= 0:
-                    unlock(at)
+                fd = try_lock_file(self._folder / SERVER_LOCK)
+                if fd >= 0:
+                    os.close(fd)
                     break
                 await asyncio.sleep(0.02)
         await self.stop()
 
-    async def _take_folder(self) -> bool:
-        """Be the folder's one keeper; False where another one is and stays."""
+    async def _lock_folder(self) -> bool:
+        """Be the folder's one supervisor; False where another one is and stays."""
         deadline = asyncio.get_running_loop().time() + LOCK_SECONDS
         while self._lock < 0:
-            self._lock = lock(self._folder / "keeper.lock")
+            self._lock = try_lock_file(self._folder / SUPERVISOR_LOCK)
             if self._lock < 0:
                 if asyncio.get_running_loop().time() > deadline:
                     return False
@@ -142,145 +153,211 @@ class ServerSupervisor:
 
     # ------------------------------------------------------------------ orders
 
-    async def open(self, order: ServeMemoryOrder) -> None:
-        """Have the memory of a node served, and tell where, also when it was already; or tell why it cannot be."""
+    async def serve(self, order: ServeMemoryOrder) -> None:
+        """Have the memory of a node served, and report where, also when it was already; or why it cannot be."""
         self._nodes[order.node] = None
-        async with self._opening:
-            if not await self._take_folder():
-                self._tell(MemoryFailedReport(order.node, f"another agent keeps the memory in {self._folder}"))
+        async with self._starting:
+            if not await self._lock_folder():
+                self._report(MemoryFailedReport(order.node, f"another agent uses the memory in {self._folder}"))
                 return
-            if self._serving is not None and self._identity.differs(order, self._serving):
-                self._succession.end()
-            self._identity.take_order(order, is_serving=self._serving is not None)
+            if self.ready is not None and self._identity.must_restart_for(order, self.ready):
+                self._terminate_server()
+            self._identity.accept_order(order, is_serving=self.ready is not None)
             problem = ""
-            if self._serving is None:
-                problem = await self._succession.get()
+            if self.ready is None:
+                problem = await self._adopt_or_start_server()
         found = self.served(order.node)
         if found is not None:
-            self._tell(found)
+            self._report(found)
         else:
-            self._tell(MemoryFailedReport(order.node, problem or "the memory server has ended again"))
-            self._start_again()
+            self._report(MemoryFailedReport(order.node, problem or "the memory server has ended again"))
+            self._schedule_restart()
 
     def served(self, node: str) -> MemoryServedReport | None:
-        """What can be used, and where; None where nothing can."""
-        if self._serving is None:
+        """The report of what is served, and where; None where nothing is."""
+        ready = self.ready
+        if ready is None:
             return None
-        on_disk = tuple(sorted(self._holding.on_disk))
-        return MemoryServedReport(node, self._serving.endpoint, self._serving.key, self._holding.in_memory, on_disk)
+        on_disk = tuple(sorted(self._held.on_disk))
+        return MemoryServedReport(node, ready.endpoint, ready.key, self._held.in_memory, on_disk)
 
     def make_copy(self, order: MakeCopyOrder) -> None:
-        """Have a copy made elsewhere, and tell how that went; an order given twice is done once."""
+        """Have a copy made elsewhere, and report how that went; an order given twice is done once."""
         self._orders.make_copy(order)
 
-    def free(self, copies: Iterable[str] | FreeCopiesOrder) -> None:
-        """Have these let go of, and tell; those that are not here are told, too."""
-        self._orders.free(copies.copies if isinstance(copies, FreeCopiesOrder) else copies)
+    def free_copies(self, copies: Iterable[str]) -> None:
+        """Have these freed, and report it; also of those that are not here."""
+        self._orders.free(copies)
 
-    def hold(self, until_boot_ms: int) -> None:
-        """Keep what is in memory until then (0: without end); the server sees to it without this keeper, too."""
-        if until_boot_ms == self._identity.until_boot_ms:
+    def extend_hold(self, until_boot_ms: int) -> None:
+        """Hold what is in memory until then (0: without end); the server sees to it without a supervisor, too."""
+        if until_boot_ms == self._identity.hold_until_boot_ms:
             return
-        self._identity.until_boot_ms = until_boot_ms
-        self._grip.say(ExtendHold(until_boot_ms))
-        if self._watch is None:
-            self._look_at_hold()
+        self._identity.hold_until_boot_ms = until_boot_ms
+        self._link.send(ExtendHold(until_boot_ms))
+        if self._hold_timer is None:
+            self._check_hold()
 
-    def _look_at_hold(self) -> None:
-        """Where no server runs, what is held is let go of here when the hold has run out."""
-        self._watch = None
-        if self._identity.until_boot_ms == 0:
+    def _check_hold(self) -> None:
+        """Where no server runs, what is held is freed here when the hold has expired."""
+        self._hold_timer = None
+        if self._identity.hold_until_boot_ms == 0:
             return
-        left_ms = self._identity.until_boot_ms - boot_ms()
+        left_ms = self._identity.hold_until_boot_ms - boot_ms()
         if left_ms > 0:
-            self._watch = asyncio.get_running_loop().call_later(left_ms / 1000 + 0.01, self._look_at_hold)
-        elif self._serving is None:
-            self._holding.free_memory()
-            self._identity.end_life()
+            self._hold_timer = asyncio.get_running_loop().call_later(left_ms / 1000 + 0.01, self._check_hold)
+        elif self.ready is None:
+            self._held.free_memory()
+            self._identity.end_incarnation()
 
-    # ------------------------------------------------------------------ numbers
+    # ------------------------------------------------------------------ usage
 
     @property
     def resident_bytes(self) -> int:
-        """What the copies in memory really use, as the server said within the last second."""
-        return self._numbers.resident_bytes
+        """What the copies in memory really use, as the server reported within the last second."""
+        return self._stats.resident_bytes
 
-    def measure(self) -> int:
+    def measure_bytes(self) -> int:
         """What the copies in memory really use at this moment."""
-        return self._holding.measure()
+        return self._held.measure_bytes()
 
     def stats(self) -> dict[str, int]:
         """What the server holds and has done since it was started."""
-        numbers = self._numbers
-        return {name: getattr(numbers, name) for name in numbers.__struct_fields__}
+        return {name: getattr(self._stats, name) for name in self._stats.__struct_fields__}
 
-    # ------------------------------------------------------------------ one server after another
+    # ------------------------------------------------------------------ server processes
 
-    def _gone(self) -> None:
-        """The server is not there any more."""
-        self._succession.let_go()
-        self._grip.bury()
+    async def _adopt_server(self) -> bool:
+        """Take over a server that runs; False where none does."""
+        sock = connect_control(self._folder)
+        if sock is None:
+            return False
+        self._link.connect(sock, None)
+        self._begin_listing()
+        if await self._link.wait_until_ready(START_SECONDS):
+            return self.ready is not None
+        self._disconnect()
+        return False
+
+    async def _adopt_or_start_server(self) -> str:
+        """Adopt the server that runs or start one; why that did not work, or nothing.
+
+        A server is started only by who has its lock, and has that lock for as long as it lives: there is no second one.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + START_SECONDS
+        self._problem = "the memory server did not start"
+        while loop.time() < deadline:
+            if await self._adopt_server():
+                return ""
+            lock_fd = try_lock_file(self._folder / SERVER_LOCK)
+            if lock_fd < 0:  # one is about to begin or to end
+                await asyncio.sleep(0.05)
+                continue
+            try:
+                process = start_server(self._folder, lock_fd)
+            except OSError as error:
+                return f"the memory server cannot be started: {error.strerror}"
+            finally:
+                os.close(lock_fd)
+            self._configure(process)
+            await self._link.wait_until_ready(deadline - loop.time())
+            if self.ready is None:
+                self._disconnect()
+                process.kill()
+                return self._problem
+            return ""
+        return self._problem
+
+    def _configure(self, process: ServerProcess) -> None:
+        """Send a new server who it is and what it holds."""
+        raise_descriptor_limit()
+        configuration = self._identity.configuration()
+        self._link.connect(process.sock, process)
+        self._begin_listing()
+        self._link.send(configuration)
+        for names in batches(self._held.descriptors):
+            self._link.send(HeldCopy(names), [self._held.descriptors[name] for name in names])
+        self._link.send(StartServing())
+
+    def _begin_listing(self) -> None:
+        self._held.start_listing()
+        self._orders.server_changed()
+
+    def _disconnect(self) -> None:
+        """Leave the server to itself; safe twice."""
+        self._link.disconnect()
+        self._held.stop_listing()
+
+    def _terminate_server(self) -> None:
+        """End the server, and keep what it held."""
+        self._link.terminate()
+        self._held.stop_listing()
+
+    def _on_lost(self) -> None:
+        self._disconnect()
+        self._link.reap()
         if not self._stopped:
-            self._start_again()
+            self._schedule_restart()
 
-    def _start_again(self) -> None:
-        if self._identity.order is not None and not self._stopped and (self._again is None or self._again.done()):
-            self._again = asyncio.create_task(self._keep_starting())
+    def _schedule_restart(self) -> None:
+        if self._identity.order is not None and not self._stopped and (self._restart is None or self._restart.done()):
+            self._restart = asyncio.create_task(self._restart_until_ready())
 
-    async def _keep_starting(self) -> None:
+    async def _restart_until_ready(self) -> None:
         pause = 0.0
-        while self._serving is None and not self._stopped:
+        while self.ready is None and not self._stopped:
             await asyncio.sleep(pause)
-            async with self._opening:
-                if self._serving is None:
-                    await self._succession.get()
-            pause = min(max(0.1, 2 * pause), LONGEST_PAUSE_SECONDS)
-        self._tell_served()
+            async with self._starting:
+                if self.ready is None:
+                    await self._adopt_or_start_server()
+            pause = min(max(0.1, 2 * pause), MAX_RESTART_PAUSE_SECONDS)
+        self._report_served()
 
-    # ------------------------------------------------------------------ what the server says
+    # ------------------------------------------------------------------ messages of the server
 
-    def _take_in(self, message: Message, fds: list[int]) -> None:
+    def _on_message(self, message: Message, fds: list[int]) -> None:
         match message:
             case HeldCopy():
-                self._holding.take(message.copies, fds, is_told=self._serving is not None)
+                self._held.add(message.copies, fds, is_listed=self.ready is not None)
                 return
-            case OnDisk():
-                self._holding.on_disk.update(message.copies)
+            case CopyOnDisk():
+                self._held.on_disk.update(message.copies)
             case ServerReady():
-                self._now_serving(message)
+                self._on_ready(message)
             case CommandFailed():
-                self._succession.problem = message.problem
+                self._problem = message.problem
             case NewIncarnation():
-                self._new_life(message)
+                self._on_new_incarnation(message)
             case CopyFreed():
-                self._holding.free(message.copies)
-                self._orders.freed(message.copies)
+                self._held.free(message.copies)
+                self._orders.copies_freed(message.copies)
             case ReplicaMade():
-                self._orders.made(message)
+                self._orders.replica_made(message)
             case ServerStats():
-                self._numbers = message
+                self._stats = message
             case _:
                 pass
         close_all(fds)
 
-    def _now_serving(self, serving: ServerReady) -> None:
-        """All it holds has been told."""
-        self._holding.all_told()
-        self._grip.serving = serving
-        if self._identity.serves(serving):
-            self._grip.say(ExtendHold(self._identity.until_boot_ms))
-        self._orders.give_again()
+    def _on_ready(self, ready: ServerReady) -> None:
+        """All it holds has been listed."""
+        self._held.finish_listing()
+        self._link.set_ready(ready)
+        if self._identity.adopt(ready):
+            self._link.send(ExtendHold(self._identity.hold_until_boot_ms))
+        self._orders.resend()
 
-    def _new_life(self, life: NewIncarnation) -> None:
-        self._holding.keep_journal()
-        self._identity.lives_anew(life)
-        if self._serving is not None:
-            endpoint = replace(self._serving.endpoint, incarnation=life.incarnation)
-            self._grip.serving = replace(self._serving, endpoint=endpoint, key=life.key)
-            self._tell_served()
+    def _on_new_incarnation(self, new: NewIncarnation) -> None:
+        self._held.free_copies_in_memory()
+        self._identity.change_incarnation(new)
+        if self.ready is not None:
+            endpoint = replace(self.ready.endpoint, incarnation=new.incarnation)
+            self._link.set_ready(replace(self.ready, endpoint=endpoint, key=new.key))
+            self._report_served()
 
-    def _tell_served(self) -> None:
+    def _report_served(self) -> None:
         for node in self._nodes:
             found = self.served(node)
             if found is not None:
-                self._tell(found)
+                self._report(found)

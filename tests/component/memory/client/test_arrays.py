@@ -12,16 +12,16 @@ import pytest
 
 from distributed_grid.memory.client.arrays import RemoteArray
 from distributed_grid.memory.client.block_client import BlockClient
-from tests.component.memory.memory_servers import TinyDesk, lenders
+from tests.component.memory.memory_servers import FakeDirectory, lenders
 
 TYPES = ("u1", "<i2", "<f4", "<f8", "<c16")
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TinyDesk, BlockClient, list[Any]]]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeDirectory, BlockClient, list[Any]]]:
     folder = tmp_path_factory.mktemp("lenders")
     with lenders(folder / "one", folder / "two") as found:
-        desk = TinyDesk()
+        desk = FakeDirectory()
         blocks = BlockClient(desk)
         yield desk, blocks, found
         blocks.close()
@@ -42,7 +42,7 @@ def some_index(random_: random.Random, shape: tuple[int, ...]) -> tuple[Any, ...
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_random_script_of_reads_and_assignments_agrees_with_numpy(
-    served: tuple[TinyDesk, BlockClient, list[Any]], seed: int
+    served: tuple[FakeDirectory, BlockClient, list[Any]], seed: int
 ) -> None:
     desk, blocks, found = served
     random_ = random.Random(seed)
@@ -67,7 +67,7 @@ def test_a_random_script_of_reads_and_assignments_agrees_with_numpy(
         assert np.array_equal(np.array(list(remote), kind).reshape(shape), model)
 
 
-def test_reading_goes_on_while_the_array_moves(served: tuple[TinyDesk, BlockClient, list[Any]]) -> None:
+def test_reading_goes_on_while_the_array_moves(served: tuple[FakeDirectory, BlockClient, list[Any]]) -> None:
     desk, blocks, (one, two) = served
     model = np.random.default_rng(1).random((600, 4000))
     desk.allocate("moving", model.nbytes, one)
@@ -79,7 +79,9 @@ def test_reading_goes_on_while_the_array_moves(served: tuple[TinyDesk, BlockClie
     assert np.array_equal(np.concatenate([first, *chunks]), model)
 
 
-def test_leaving_a_loop_over_chunks_ends_the_reading_ahead(served: tuple[TinyDesk, BlockClient, list[Any]]) -> None:
+def test_leaving_a_loop_over_chunks_ends_reading_ahead(
+    served: tuple[FakeDirectory, BlockClient, list[Any]],
+) -> None:
     desk, blocks, (one, _) = served
     desk.allocate("left", 80_000, one)
     remote = RemoteArray(blocks, "left", (100, 100), "<f8")

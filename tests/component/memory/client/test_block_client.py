@@ -15,7 +15,7 @@ import pytest
 from distributed_grid.errors import BadInput, NotFound
 from distributed_grid.memory.client.block_client import BlockClient
 from distributed_grid.memory.client.buffers import ReadBuffer
-from tests.component.memory.memory_servers import Lender, TinyDesk, lenders, wait_for
+from tests.component.memory.memory_servers import FakeDirectory, Lender, lenders, wait_for
 
 MIB = 1024 * 1024
 
@@ -27,27 +27,27 @@ def lender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lender]:
 
 
 @pytest.fixture(params=["unix", "tcp"])
-def desk(request: pytest.FixtureRequest) -> TinyDesk:
-    desk = TinyDesk()
+def desk(request: pytest.FixtureRequest) -> FakeDirectory:
+    desk = FakeDirectory()
     desk.use_path = request.param == "unix"
     return desk
 
 
 @pytest.fixture
-def blocks(desk: TinyDesk) -> Iterator[BlockClient]:
+def blocks(desk: FakeDirectory) -> Iterator[BlockClient]:
     blocks = BlockClient(desk, retry_seconds=20)
     yield blocks
     blocks.close()
 
 
-def a_block(desk: TinyDesk, lender: Lender, size: int) -> str:
+def a_block(desk: FakeDirectory, lender: Lender, size: int) -> str:
     block_id = f"mem-{random.getrandbits(60):x}"
     desk.allocate(block_id, size, lender)
     return block_id
 
 
 @pytest.mark.parametrize("size", [1, 2, 4096, 262_144, 262_145, 3 * MIB + 17])
-def test_what_is_written_is_read(desk: TinyDesk, blocks: BlockClient, lender: Lender, size: int) -> None:
+def test_what_is_written_is_read(desk: FakeDirectory, blocks: BlockClient, lender: Lender, size: int) -> None:
     block, data = a_block(desk, lender, size), os.urandom(size)
     blocks.write(block, data)
     assert blocks.read(block, size) == data
@@ -58,19 +58,19 @@ def test_what_is_written_is_read(desk: TinyDesk, blocks: BlockClient, lender: Le
 
 
 def test_what_was_never_written_reads_as_zeros_and_takes_no_room(
-    desk: TinyDesk, blocks: BlockClient, lender: Lender
+    desk: FakeDirectory, blocks: BlockClient, lender: Lender
 ) -> None:
     block = a_block(desk, lender, 200 * MIB)
     blocks.write(block, b"x", 100 * MIB)
     assert blocks.read(block, MIB, 100 * MIB - 10) == bytes(10) + b"x" + bytes(MIB - 11)
     assert blocks.read(block, 3 * MIB) == bytes(3 * MIB)
-    wait_for(lambda: lender.keeper.stats()["copies"] == 1 and 0 < lender.keeper.resident_bytes < MIB)
+    wait_for(lambda: lender.supervisor.stats()["copies"] == 1 and 0 < lender.supervisor.resident_bytes < MIB)
     lender.free(f"{block}:1")
 
 
 @pytest.mark.parametrize(("size", "offset"), [(1, 100), (101, 0), (5, -1), (50, 51), (2**50, 0)])
 def test_outside_the_block_is_refused_with_numbers_and_nothing_changes(
-    desk: TinyDesk, blocks: BlockClient, lender: Lender, size: int, offset: int
+    desk: FakeDirectory, blocks: BlockClient, lender: Lender, size: int, offset: int
 ) -> None:
     block = a_block(desk, lender, 100)
     blocks.write(block, b"a" * 100)
@@ -89,19 +89,21 @@ def test_outside_the_block_is_refused_with_numbers_and_nothing_changes(
     lender.free(f"{block}:1")
 
 
-def test_nothing_can_be_read_of_a_block_that_is_not_there(desk: TinyDesk, blocks: BlockClient) -> None:
+def test_nothing_can_be_read_of_a_block_that_is_not_there(desk: FakeDirectory, blocks: BlockClient) -> None:
     with pytest.raises(NotFound):
         blocks.read("nowhere", 1)
 
 
-def test_reading_nothing_gives_nothing(desk: TinyDesk, blocks: BlockClient, lender: Lender) -> None:
+def test_reading_nothing_gives_nothing(desk: FakeDirectory, blocks: BlockClient, lender: Lender) -> None:
     block = a_block(desk, lender, 100)
     assert blocks.read(block, 0, 100) == b""
     blocks.write(block, b"", 100)
     assert blocks.read_many([(block, 0, 0), (block, 1, 99)]) == [b"", b"\0"]
 
 
-def test_many_small_ones_go_together_and_stay_in_order(desk: TinyDesk, blocks: BlockClient, lender: Lender) -> None:
+def test_many_small_ones_go_together_and_in_order(
+    desk: FakeDirectory, blocks: BlockClient, lender: Lender
+) -> None:
     names = [a_block(desk, lender, 3000) for _ in range(3)]
     luck = random.Random(5)
     models = {name: bytearray(3000) for name in names}
@@ -115,7 +117,7 @@ def test_many_small_ones_go_together_and_stay_in_order(desk: TinyDesk, blocks: B
     lender.free(*(f"{name}:1" for name in names))
 
 
-def test_any_buffer_will_do(desk: TinyDesk, blocks: BlockClient, lender: Lender) -> None:
+def test_any_buffer_will_do(desk: FakeDirectory, blocks: BlockClient, lender: Lender) -> None:
     block = a_block(desk, lender, 80)
     numbers = array("d", range(10))
     blocks.write(block, memoryview(numbers))
@@ -126,18 +128,18 @@ def test_any_buffer_will_do(desk: TinyDesk, blocks: BlockClient, lender: Lender)
         blocks.read_into(block, bytes(5))
 
 
-def test_several_streams_carry_one_transfer(desk: TinyDesk, lender: Lender) -> None:
+def test_several_streams_carry_one_transfer(desk: FakeDirectory, lender: Lender) -> None:
     blocks = BlockClient(desk, streams=4, retry_seconds=20)
     size = 40 * MIB + 3
     block, data = a_block(desk, lender, size), os.urandom(MIB) * 40 + b"end"
     blocks.write(block, data)
     assert blocks.read(block, size) == data
-    assert wait_for(lambda: lender.keeper.stats()["connections"] >= 4)
+    assert wait_for(lambda: lender.supervisor.stats()["connections"] >= 4)
     blocks.close()
     lender.free(f"{block}:1")
 
 
-def test_a_forked_child_makes_connections_of_its_own(desk: TinyDesk, blocks: BlockClient, lender: Lender) -> None:
+def test_a_forked_child_makes_connections_of_its_own(desk: FakeDirectory, blocks: BlockClient, lender: Lender) -> None:
     block = a_block(desk, lender, 100)
     blocks.write(block, b"parent")
     child = os.fork()
@@ -155,7 +157,7 @@ def test_a_forked_child_makes_connections_of_its_own(desk: TinyDesk, blocks: Blo
 
 
 def test_a_block_of_this_machine_is_mapped_read_only_and_shows_what_is_written(lender: Lender) -> None:
-    desk = TinyDesk()
+    desk = FakeDirectory()
     blocks = BlockClient(desk, retry_seconds=20)
     block = a_block(desk, lender, 2 * MIB + 5)
     blocks.write(block, b"hello", MIB)
@@ -180,7 +182,7 @@ def test_a_block_of_this_machine_is_mapped_read_only_and_shows_what_is_written(l
 
 
 def test_a_block_of_another_machine_is_not_mapped(lender: Lender) -> None:
-    desk = TinyDesk()
+    desk = FakeDirectory()
     desk.use_path = False
     blocks = BlockClient(desk, retry_seconds=20)
     assert blocks.map(a_block(desk, lender, MIB)) is None

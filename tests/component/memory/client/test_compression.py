@@ -13,7 +13,7 @@ import pytest
 from distributed_grid.errors import BadInput
 from distributed_grid.memory.client.block_client import BlockClient
 from distributed_grid.memory.client.compression import LinkStats, Sample
-from tests.component.memory.memory_servers import Lender, TinyDesk, lenders
+from tests.component.memory.memory_servers import FakeDirectory, Lender, lenders
 
 MIB = 1024 * 1024
 
@@ -72,16 +72,16 @@ class SlowRelay:
 
 
 @pytest.fixture
-def desk(lender: Lender) -> Iterator[TinyDesk]:
+def desk(lender: Lender) -> Iterator[FakeDirectory]:
     relay = SlowRelay((lender.served.endpoint.host, lender.served.endpoint.port), 40 * MIB)
-    desk = TinyDesk()
+    desk = FakeDirectory()
     desk.use_path = False
     desk.endpoint = lambda served: (relay.at[0], relay.at[1])
     yield desk
     relay.close()
 
 
-def through(desk: TinyDesk, lender: Lender, name: str, data: bytes, compression: str) -> dict[str, int | float]:
+def through(desk: FakeDirectory, lender: Lender, name: str, data: bytes, compression: str) -> dict[str, int | float]:
     blocks = BlockClient(desk, compression=compression, retry_seconds=30)
     size = len(data)
     desk.allocate(name, 3 * size, lender)
@@ -95,21 +95,21 @@ def through(desk: TinyDesk, lender: Lender, name: str, data: bytes, compression:
     return blocks.stats()
 
 
-def test_what_shrinks_is_compressed_on_a_slow_link(desk: TinyDesk, lender: Lender) -> None:
+def test_what_shrinks_is_compressed_on_a_slow_link(desk: FakeDirectory, lender: Lender) -> None:
     stats = through(desk, lender, "soft", b"the same words again and again, " * (8 * MIB // 32), "auto")
     assert stats["wire_bytes_sent"] < 0.7 * stats["bytes_sent"]
     assert stats["wire_bytes_received"] < 0.7 * stats["bytes_received"]
     assert stats["compression_ratio"] > 5
 
 
-def test_dense_data_go_plain_on_the_same_link(desk: TinyDesk, lender: Lender) -> None:
+def test_dense_data_go_plain_on_the_same_link(desk: FakeDirectory, lender: Lender) -> None:
     stats = through(desk, lender, "dense", os.urandom(4 * MIB), "auto")
     assert stats["wire_bytes_sent"] == stats["bytes_sent"]
     assert stats["compressed_bytes"] <= 0.1 * (stats["bytes_sent"] + stats["bytes_received"]), "only a probe may try"
 
 
 def test_off_is_off_and_lz4_is_always(lender: Lender) -> None:
-    desk = TinyDesk()
+    desk = FakeDirectory()
     desk.use_path = False
     soft = bytes(range(256)) * 4096
     off = through(desk, lender, "off", soft, "off")
@@ -122,7 +122,7 @@ def test_off_is_off_and_lz4_is_always(lender: Lender) -> None:
 
 def test_within_one_machine_nothing_is_compressed(lender: Lender) -> None:
     for path in (True, False):
-        desk = TinyDesk()
+        desk = FakeDirectory()
         desk.use_path = path
         desk.endpoint = lambda served: (served.endpoint.host, served.endpoint.port)
         stats = through(desk, lender, f"near-{path}", b"soft" * MIB, "auto" if path else "off")
@@ -131,7 +131,7 @@ def test_within_one_machine_nothing_is_compressed(lender: Lender) -> None:
 
 def test_another_word_is_refused() -> None:
     with pytest.raises(BadInput, match="zip"):
-        BlockClient(TinyDesk(), compression="zip")
+        BlockClient(FakeDirectory(), compression="zip")
 
 
 @pytest.mark.parametrize(

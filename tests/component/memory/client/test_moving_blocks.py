@@ -13,10 +13,10 @@ import pytest
 
 from distributed_grid.errors import Corrupt, NotFound, TimedOut
 from distributed_grid.memory.client.block_client import BlockClient
+from distributed_grid.memory.protocol.authentication import FILL, READ, WRITE
 from distributed_grid.memory.protocol.frames import CHUNK_BYTES
-from distributed_grid.memory.protocol.ticket import FILL, READ, WRITE
 from distributed_grid.wire import CopyMadeReport, MakeCopyOrder
-from tests.component.memory.memory_servers import Lender, TinyDesk, lenders, wait_for
+from tests.component.memory.memory_servers import FakeDirectory, Lender, lenders, wait_for
 
 MIB = 1024 * 1024
 
@@ -29,12 +29,12 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Lender]]:
 
 
 @pytest.fixture
-def desk() -> TinyDesk:
-    return TinyDesk()
+def desk() -> FakeDirectory:
+    return FakeDirectory()
 
 
 @pytest.fixture
-def blocks(desk: TinyDesk) -> Iterator[BlockClient]:
+def blocks(desk: FakeDirectory) -> Iterator[BlockClient]:
     blocks = BlockClient(desk, retry_seconds=30)
     yield blocks
     blocks.close()
@@ -45,7 +45,7 @@ def an_id() -> str:
 
 
 def test_a_moved_block_is_whole_and_its_old_place_is_free(
-    desk: TinyDesk, blocks: BlockClient, two: list[Lender]
+    desk: FakeDirectory, blocks: BlockClient, two: list[Lender]
 ) -> None:
     one, other = two
     block, size = an_id(), 3 * MIB + 5
@@ -61,19 +61,19 @@ def test_a_moved_block_is_whole_and_its_old_place_is_free(
 
 
 def test_only_what_was_written_takes_room_at_the_new_place(
-    desk: TinyDesk, blocks: BlockClient, two: list[Lender]
+    desk: FakeDirectory, blocks: BlockClient, two: list[Lender]
 ) -> None:
     one, other = two
     block = an_id()
     desk.allocate(block, 64 * MIB, one)
     blocks.write(block, b"x" * CHUNK_BYTES, 8 * MIB)
     assert not desk.move(block, other).problem
-    wait_for(lambda: other.keeper.stats()["copies"] == 1)
-    assert other.keeper.resident_bytes < MIB
+    wait_for(lambda: other.supervisor.stats()["copies"] == 1)
+    assert other.supervisor.resident_bytes < MIB
     other.free(f"{block}:2")
 
 
-def test_a_block_goes_to_disk_and_back(desk: TinyDesk, blocks: BlockClient, two: list[Lender]) -> None:
+def test_a_block_goes_to_disk_and_back(desk: FakeDirectory, blocks: BlockClient, two: list[Lender]) -> None:
     one, other = two
     block, data = an_id(), os.urandom(CHUNK_BYTES + 99)
     desk.allocate(block, len(data), one)
@@ -89,7 +89,7 @@ def test_a_block_goes_to_disk_and_back(desk: TinyDesk, blocks: BlockClient, two:
 
 
 def test_writers_in_flight_only_wait_while_a_block_moves_back_and_forth(
-    desk: TinyDesk, blocks: BlockClient, two: list[Lender]
+    desk: FakeDirectory, blocks: BlockClient, two: list[Lender]
 ) -> None:
     block, size = an_id(), 4 * MIB
     desk.allocate(block, size, two[0])
@@ -129,7 +129,7 @@ def test_writers_in_flight_only_wait_while_a_block_moves_back_and_forth(
 
 
 def test_a_copy_that_cannot_be_made_is_told_and_the_block_is_usable_again(
-    desk: TinyDesk, blocks: BlockClient, two: list[Lender]
+    desk: FakeDirectory, blocks: BlockClient, two: list[Lender]
 ) -> None:
     one, other = two
     block = an_id()
@@ -155,7 +155,7 @@ def test_a_copy_that_cannot_be_made_is_told_and_the_block_is_usable_again(
     one.free(f"{block}:1")
 
 
-def test_a_copy_of_what_was_let_go_of_is_told_as_a_problem(desk: TinyDesk, two: list[Lender]) -> None:
+def test_a_copy_of_what_was_let_go_of_is_told_as_a_problem(desk: FakeDirectory, two: list[Lender]) -> None:
     one, other = two
     block = an_id()
     desk.allocate(block, MIB, one)
@@ -163,7 +163,7 @@ def test_a_copy_of_what_was_let_go_of_is_told_as_a_problem(desk: TinyDesk, two: 
     assert "not here" in desk.move(block, other).problem
 
 
-def test_a_block_that_nobody_has_touched_moves_too(desk: TinyDesk, blocks: BlockClient, two: list[Lender]) -> None:
+def test_a_block_that_nobody_has_touched_moves_too(desk: FakeDirectory, blocks: BlockClient, two: list[Lender]) -> None:
     block = an_id()
     desk.allocate(block, MIB, two[0])
     assert not desk.move(block, two[1]).problem
@@ -172,7 +172,7 @@ def test_a_block_that_nobody_has_touched_moves_too(desk: TinyDesk, blocks: Block
 
 
 def test_an_order_given_twice_is_done_once_and_told_again(
-    desk: TinyDesk, blocks: BlockClient, two: list[Lender]
+    desk: FakeDirectory, blocks: BlockClient, two: list[Lender]
 ) -> None:
     one, other = two
     block = an_id()
@@ -193,7 +193,9 @@ def test_an_order_given_twice_is_done_once_and_told_again(
     other.free(f"{block}:2")
 
 
-def test_a_server_killed_while_it_copies_copies_again(desk: TinyDesk, blocks: BlockClient, two: list[Lender]) -> None:
+def test_a_server_killed_while_copying_copies_again(
+    desk: FakeDirectory, blocks: BlockClient, two: list[Lender]
+) -> None:
     one, other = two
     block, data = an_id(), os.urandom(MIB) * 24
     desk.allocate(block, len(data), one)
@@ -212,7 +214,7 @@ def test_a_server_killed_while_it_copies_copies_again(desk: TinyDesk, blocks: Bl
 
 
 def test_a_second_copy_gets_every_write_and_can_take_over(
-    desk: TinyDesk, blocks: BlockClient, two: list[Lender]
+    desk: FakeDirectory, blocks: BlockClient, two: list[Lender]
 ) -> None:
     one, other = two
     block = an_id()
@@ -229,7 +231,7 @@ def test_a_second_copy_gets_every_write_and_can_take_over(
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_what_one_copy_has_lost_is_read_from_the_other(desk: TinyDesk, two: list[Lender], streams: int) -> None:
+def test_what_one_copy_has_lost_is_read_from_the_other(desk: FakeDirectory, two: list[Lender], streams: int) -> None:
     one, other = two
     block, size, edge = an_id(), 200 * CHUNK_BYTES, 100 * CHUNK_BYTES
     desk.allocate(block, size, one, other)
@@ -250,12 +252,12 @@ def test_what_one_copy_has_lost_is_read_from_the_other(desk: TinyDesk, two: list
 
 def spoil(lender: Lender, copy: str, at: int) -> None:
     """Change a byte of a copy behind everybody's back."""
-    fd = wait_for(lambda: lender.keeper._holding.descriptors.get(copy))
+    fd = wait_for(lambda: lender.supervisor._held.descriptors.get(copy))
     (before,) = os.pread(fd, 1, at)
     os.pwrite(fd, bytes([before ^ 1]), at)
 
 
-def test_expired_tickets_are_renewed_on_the_way(desk: TinyDesk, blocks: BlockClient, two: list[Lender]) -> None:
+def test_expired_tickets_are_renewed_on_the_way(desk: FakeDirectory, blocks: BlockClient, two: list[Lender]) -> None:
     block = an_id()
     desk.allocate(block, MIB, two[0])
     desk.ticket_ms = 0  # every ticket is out of date when it is shown, until one is not
@@ -278,7 +280,7 @@ def test_expired_tickets_are_renewed_on_the_way(desk: TinyDesk, blocks: BlockCli
     two[0].free(f"{block}:1")
 
 
-def test_a_deallocated_block_is_not_found(desk: TinyDesk, blocks: BlockClient, two: list[Lender]) -> None:
+def test_a_deallocated_block_is_not_found(desk: FakeDirectory, blocks: BlockClient, two: list[Lender]) -> None:
     block = an_id()
     desk.allocate(block, MIB, two[0])
     blocks.write(block, b"x")
@@ -293,7 +295,7 @@ def test_a_deallocated_block_is_not_found(desk: TinyDesk, blocks: BlockClient, t
 
 @pytest.mark.parametrize("seed", range(3))
 def test_any_story_of_reads_writes_moves_and_faults_ends_as_the_model(
-    desk: TinyDesk, blocks: BlockClient, two: list[Lender], seed: int
+    desk: FakeDirectory, blocks: BlockClient, two: list[Lender], seed: int
 ) -> None:
     luck = random.Random(seed)
     desk.use_path = seed % 2 == 0

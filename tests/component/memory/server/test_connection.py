@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from distributed_grid.memory.client.block_client import BlockClient
 from distributed_grid.memory.client.connection import ConnectionBroken, Opened, ServerConnection
 from distributed_grid.memory.client.transfer_queue import ChunkRange, TransferQueue
+from distributed_grid.memory.protocol.authentication import READ, WRITE, TicketClaims, client_proof, issue_ticket
 from distributed_grid.memory.protocol.frames import (
     ANSWER,
     CHUNK_BYTES,
@@ -32,14 +33,13 @@ from distributed_grid.memory.protocol.frames import (
     StatusError,
     digest_of,
 )
-from distributed_grid.memory.protocol.ticket import READ, WRITE, TicketClaims, client_proof, issue_ticket
 from distributed_grid.memory.server.connection import ClientConnection
 from distributed_grid.memory.server.copy_store import CopyStore
 from distributed_grid.memory.server.stream import ConnectionClosed
 from distributed_grid.memory.server.write_journal import SLOTS, WriteJournal
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import Ticket
-from tests.component.memory.memory_servers import Lender, TinyDesk, lenders
+from tests.component.memory.memory_servers import FakeDirectory, Lender, lenders
 
 KEY = b"k" * 32
 SIZE = 2 * CHUNK_BYTES + 100
@@ -222,7 +222,7 @@ def test_a_steady_reader_that_takes_nothing_sees_each_chunk_as_it_was_at_one_mom
 
 
 def test_readers_and_writers_of_the_same_chunks_never_see_a_mixture(lender: Lender) -> None:
-    desk = TinyDesk()
+    desk = FakeDirectory()
     desk.use_path = False
     desk.allocate("same", 32 * CHUNK_BYTES, lender)
     versions = [bytes([number]) * CHUNK_BYTES for number in (1, 2, 3)]
@@ -250,7 +250,7 @@ def test_readers_and_writers_of_the_same_chunks_never_see_a_mixture(lender: Lend
 
 
 def test_sixty_four_clients_at_once(lender: Lender) -> None:
-    desk = TinyDesk()
+    desk = FakeDirectory()
     desk.use_path = False
     desk.allocate("many", 64 * CHUNK_BYTES, lender)
     found = desk.call("find_block", block_id="many")
@@ -426,4 +426,4 @@ def test_a_real_server_goes_on_serving_after_a_lot_of_rubbish(lender: Lender) ->
             sock.sendall(seed.choice([b"", head]) + seed.randbytes(seed.randrange(2000)))
     assert said_to(lender, issue_ticket(lender.served.key, some_claims(lender))) is FrameStatus.OK
     assert lender.pid == pid
-    assert "mistake" not in (lender.folder / "memory.log").read_text()
+    assert "internal error" not in (lender.folder / "memory.log").read_text()

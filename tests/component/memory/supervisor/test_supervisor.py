@@ -19,7 +19,7 @@ from distributed_grid.memory.protocol.control_messages import JOURNAL
 from distributed_grid.memory.protocol.frames import CHUNK_BYTES
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import CopiesFreedReport, MemoryFailedReport, MemoryServedReport, ServeMemoryOrder
-from tests.component.memory.memory_servers import Lender, TinyDesk, end, lenders, wait_for
+from tests.component.memory.memory_servers import FakeDirectory, Lender, end, lenders, wait_for
 
 MIB = 1024 * 1024
 
@@ -30,12 +30,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def desk() -> TinyDesk:
-    return TinyDesk()
+def desk() -> FakeDirectory:
+    return FakeDirectory()
 
 
 @pytest.fixture
-def blocks(desk: TinyDesk) -> Iterator[BlockClient]:
+def blocks(desk: FakeDirectory) -> Iterator[BlockClient]:
     blocks = BlockClient(desk, retry_seconds=30)
     yield blocks
     blocks.close()
@@ -56,10 +56,10 @@ def test_what_is_served_is_told_again_when_asked_again(lender: Lender) -> None:
 
 def test_nothing_but_its_owner_gets_in(lender: Lender) -> None:
     assert lender.folder.stat().st_mode & 0o777 == 0o700
-    for name in ("memory.sock", "control.sock", "memory.log", "keeper.lock", "server.lock"):
+    for name in ("memory.sock", "control.sock", "memory.log", "supervisor.lock", "server.lock"):
         assert (lender.folder / name).stat().st_mode & 0o077 == 0, name
     assert lender.served.key.hex() not in (lender.folder / "memory.log").read_text()
-    assert lender.served.key.hex() not in repr(lender.served) + repr(lender.keeper._serving)
+    assert lender.served.key.hex() not in repr(lender.served) + repr(lender.supervisor.ready)
     key: bytes = lender.served.key
     assert key.hex().encode() not in Path(f"/proc/{lender.pid}/cmdline").read_bytes()
 
@@ -70,7 +70,7 @@ def test_the_server_is_a_process_that_needs_nobody(lender: Lender) -> None:
 
 
 def test_a_killed_server_loses_nothing_and_the_writer_only_waits(
-    desk: TinyDesk, blocks: BlockClient, lender: Lender
+    desk: FakeDirectory, blocks: BlockClient, lender: Lender
 ) -> None:
     size = 8 * MIB
     desk.allocate("b", size, lender)
@@ -106,7 +106,7 @@ def test_a_killed_server_loses_nothing_and_the_writer_only_waits(
     assert lender.served.copies == ("b:1",)
 
 
-def test_a_reader_sees_a_killed_server_as_a_delay(desk: TinyDesk, blocks: BlockClient, lender: Lender) -> None:
+def test_a_reader_sees_a_killed_server_as_a_delay(desk: FakeDirectory, blocks: BlockClient, lender: Lender) -> None:
     desk.use_path = False
     desk.allocate("b", 16 * MIB, lender)
     data = os.urandom(MIB) * 16
@@ -120,14 +120,14 @@ def test_a_reader_sees_a_killed_server_as_a_delay(desk: TinyDesk, blocks: BlockC
 
 
 def test_a_new_keeper_adopts_the_server_that_outlived_the_last(
-    desk: TinyDesk, blocks: BlockClient, folder: Path, lender: Lender
+    desk: FakeDirectory, blocks: BlockClient, folder: Path, lender: Lender
 ) -> None:
     desk.allocate("b", 3 * CHUNK_BYTES, lender)
     blocks.write("b", b"kept" * 1000)
     before, pid = lender.served, lender.pid
     lender.leave()
     assert blocks.read("b", 4) == b"kept", "it serves on without a keeper"
-    lender.run(lender.keeper.start())
+    lender.run(lender.supervisor.start())
     assert lender.served.endpoint == before.endpoint
     assert lender.served.key == before.key
     assert lender.served.copies == ("b:1",)
@@ -153,7 +153,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 def test_when_both_are_gone_it_is_another_life_and_only_disk_copies_are_left(
-    desk: TinyDesk, folder: Path, blocks: BlockClient, lender: Lender
+    desk: FakeDirectory, folder: Path, blocks: BlockClient, lender: Lender
 ) -> None:
     desk.allocate("ram", CHUNK_BYTES, lender)
     desk.allocate("disk", 2 * CHUNK_BYTES + 5, lender, on_disk=True)
@@ -164,7 +164,7 @@ def test_when_both_are_gone_it_is_another_life_and_only_disk_copies_are_left(
     assert lender.served.on_disk == ("disk:1",)
     lender.leave()
     end(pid)
-    lender.run(lender.keeper.start())
+    lender.run(lender.supervisor.start())
     assert lender.served is None
     served = lender.open()
     assert served.endpoint.incarnation != life
@@ -191,7 +191,7 @@ asyncio.run(main())
 """
 
 
-def test_a_killed_agent_leaves_its_server_to_the_next(desk: TinyDesk, folder: Path, blocks: BlockClient) -> None:
+def test_a_killed_agent_leaves_its_server_to_the_next(desk: FakeDirectory, folder: Path, blocks: BlockClient) -> None:
     agent = subprocess.Popen([sys.executable, "-c", AGENT, str(folder)], stdout=subprocess.PIPE)
     assert agent.stdout is not None
     assert agent.stdout.readline() == b"ready\n"
@@ -231,7 +231,7 @@ def test_a_second_keeper_is_told_that_the_folder_is_kept(folder: Path, lender: L
     assert lender.served is not None
 
 
-def test_frees_that_come_together_are_told_together(desk: TinyDesk, blocks: BlockClient, lender: Lender) -> None:
+def test_frees_that_come_together_are_told_together(desk: FakeDirectory, blocks: BlockClient, lender: Lender) -> None:
     names = [f"b{number}" for number in range(200)]
     for name in names:
         desk.allocate(name, 4096, lender)
@@ -240,41 +240,41 @@ def test_frees_that_come_together_are_told_together(desk: TinyDesk, blocks: Bloc
 
     def free_each() -> None:
         for name in (*names, "never-there"):
-            lender.keeper.free((f"{name}:1",))
+            lender.supervisor.free_copies((f"{name}:1",))
 
-    lender.do(free_each)
+    lender.call(free_each)
     wait_for(lambda: sum(len(one.copies) for one in lender.reports if isinstance(one, CopiesFreedReport)) == 201)
     assert sum(isinstance(one, CopiesFreedReport) for one in lender.reports) <= 5
     assert lender.served.copies == ()
-    assert lender.keeper._holding.descriptors.keys() == {JOURNAL}
+    assert lender.supervisor._held.descriptors.keys() == {JOURNAL}
 
 
 def test_a_hold_that_runs_out_lets_go_of_memory_and_begins_another_life(
-    desk: TinyDesk, blocks: BlockClient, lender: Lender
+    desk: FakeDirectory, blocks: BlockClient, lender: Lender
 ) -> None:
     desk.allocate("b", 4 * MIB, lender)
     desk.allocate("d", CHUNK_BYTES, lender, on_disk=True)
     blocks.write("b", b"x" * 4 * MIB)
     blocks.write("d", b"y" * CHUNK_BYTES)
-    wait_for(lambda: lender.keeper.resident_bytes >= 4 * MIB)
+    wait_for(lambda: lender.supervisor.resident_bytes >= 4 * MIB)
     life = lender.served.endpoint.incarnation
-    lender.do(lambda: lender.keeper.hold(boot_ms() + 60_000))
-    lender.do(lambda: lender.keeper.hold(boot_ms() + 100))
+    lender.call(lambda: lender.supervisor.extend_hold(boot_ms() + 60_000))
+    lender.call(lambda: lender.supervisor.extend_hold(boot_ms() + 100))
     wait_for(lambda: lender.served.endpoint.incarnation != life)
     assert (lender.served.copies, lender.served.on_disk) == ((), ("d:1",))
     told = [one for one in lender.reports if isinstance(one, MemoryServedReport)][-1]
     assert told.endpoint.incarnation == lender.served.endpoint.incarnation
-    wait_for(lambda: lender.keeper.resident_bytes == 0)
+    wait_for(lambda: lender.supervisor.resident_bytes == 0)
     assert blocks.read("d", 3) == b"yyy"
 
 
-def test_a_server_without_a_keeper_keeps_its_hold_too(desk: TinyDesk, lender: Lender) -> None:
+def test_a_server_without_a_keeper_keeps_its_hold_too(desk: FakeDirectory, lender: Lender) -> None:
     desk.allocate("b", MIB, lender)
     impatient = BlockClient(desk, retry_seconds=0.2)
     impatient.write("b", b"x" * MIB)
     pid = lender.pid
     before = desk.call("find_block", block_id="b")
-    lender.do(lambda: lender.keeper.hold(boot_ms() + 300))
+    lender.call(lambda: lender.supervisor.extend_hold(boot_ms() + 300))
     lender.leave()
 
     class StillTheSame:
@@ -293,15 +293,15 @@ def test_a_server_without_a_keeper_keeps_its_hold_too(desk: TinyDesk, lender: Le
     wait_for(is_let_go)
     outside.close()
     impatient.close()
-    lender.run(lender.keeper.start())
+    lender.run(lender.supervisor.start())
     assert lender.served.copies == ()
     assert lender.pid == pid
 
 
 def test_a_server_that_nobody_comes_for_lets_go_of_what_has_ended_and_then_of_itself(
-    desk: TinyDesk, folder: Path, blocks: BlockClient
+    desk: FakeDirectory, folder: Path, blocks: BlockClient
 ) -> None:
-    with lenders(folder, alone_ms=100) as (lender,):
+    with lenders(folder, unsupervised_ms=100) as (lender,):
         desk.ends_boot_ms = boot_ms() + 600
         desk.allocate("ending", CHUNK_BYTES, lender)
         blocks.write("ending", b"e")
@@ -313,9 +313,9 @@ def test_a_server_that_nobody_comes_for_lets_go_of_what_has_ended_and_then_of_it
 
 
 def test_a_server_that_nobody_comes_for_keeps_what_has_not_ended(
-    desk: TinyDesk, folder: Path, blocks: BlockClient
+    desk: FakeDirectory, folder: Path, blocks: BlockClient
 ) -> None:
-    with lenders(folder, alone_ms=50) as (lender,):
+    with lenders(folder, unsupervised_ms=50) as (lender,):
         desk.allocate("kept", CHUNK_BYTES, lender)
         blocks.write("kept", b"k")
         desk.ends_boot_ms = boot_ms() + 300
@@ -324,7 +324,7 @@ def test_a_server_that_nobody_comes_for_keeps_what_has_not_ended(
         pid = lender.pid
         lender.leave()
         wait_for(lambda: boot_ms() > desk.ends_boot_ms + 700)
-        lender.run(lender.keeper.start())
+        lender.run(lender.supervisor.start())
         assert lender.pid == pid
         assert lender.served.copies == ("kept:1",)
 
@@ -332,7 +332,7 @@ def test_a_server_that_nobody_comes_for_keeps_what_has_not_ended(
 def test_a_server_that_cannot_listen_says_why(folder: Path) -> None:
     lender = Lender(folder, host="203.0.113.7")
     try:
-        lender.run(lender.keeper.open(ServeMemoryOrder("gpu1", host="203.0.113.7")))
+        lender.run(lender.supervisor.serve(ServeMemoryOrder("gpu1", host="203.0.113.7")))
         (report,) = lender.reports
         assert isinstance(report, MemoryFailedReport)
         assert "cannot begin" in report.problem
@@ -340,18 +340,20 @@ def test_a_server_that_cannot_listen_says_why(folder: Path) -> None:
         lender.close()
 
 
-def test_numbers_say_what_was_done(desk: TinyDesk, blocks: BlockClient, lender: Lender) -> None:
+def test_numbers_say_what_was_done(desk: FakeDirectory, blocks: BlockClient, lender: Lender) -> None:
     desk.allocate("b", MIB, lender)
     blocks.write("b", b"x" * MIB)
     blocks.read("b", MIB)
-    numbers = wait_for(lambda: (found := lender.do(lender.keeper.stats))["reads"] >= 4 and found)
+    numbers = wait_for(lambda: (found := lender.call(lender.supervisor.stats))["reads"] >= 4 and found)
     assert numbers["writes"] == 4
     assert numbers["bytes_in"] == numbers["bytes_out"] == MIB
     assert MIB <= numbers["resident_bytes"] <= MIB + 65536
     assert numbers["copies"] == 1
 
 
-def test_nothing_is_left_in_shared_memory_or_as_a_process(folder: Path, desk: TinyDesk, blocks: BlockClient) -> None:
+def test_nothing_is_left_in_shared_memory_or_running(
+    folder: Path, desk: FakeDirectory, blocks: BlockClient
+) -> None:
     before = set(os.listdir("/dev/shm"))
     with lenders(folder) as (lender,):
         desk.allocate("b", MIB, lender)
@@ -363,25 +365,25 @@ def test_nothing_is_left_in_shared_memory_or_as_a_process(folder: Path, desk: Ti
 
 def test_a_server_is_ended_whatever_it_holds_when_its_node_is_stopped(tmp_path: Path) -> None:
     with lenders(tmp_path / "memory") as (lender,):
-        desk = TinyDesk()
+        desk = FakeDirectory()
         blocks = BlockClient(desk)
         desk.allocate("b1", 1000, lender)
         blocks.write("b1", b"x" * 1000)
         blocks.close()
         pid = lender.pid
-        lender.run(lender.keeper.end())
-        lender.run(lender.keeper.end())
+        lender.run(lender.supervisor.terminate())
+        lender.run(lender.supervisor.terminate())
         assert not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/cmdline").read_bytes() == b""
 
 
 def test_a_block_that_was_never_used_is_there_under_the_next_server(tmp_path: Path) -> None:
     """The first server ends because it holds nothing; what was only granted is as good as before."""
     with lenders(tmp_path / "memory") as (lender,):
-        desk = TinyDesk()
+        desk = FakeDirectory()
         desk.use_path = False
         found = desk.allocate("b1", 1000, lender)
         lender.leave()
-        lender.run(lender.keeper.start())
+        lender.run(lender.supervisor.start())
         lender.open()
         blocks = BlockClient(desk)
         blocks.add_location(found)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from distributed_grid.errors import ProtocolError
+from distributed_grid.memory.protocol.authentication import FILL, READ, WRITE, TicketClaims
 from distributed_grid.memory.protocol.frames import CHUNK_BYTES, FrameStatus, digest_of
-from distributed_grid.memory.protocol.ticket import FILL, READ, WRITE, TicketClaims
-from distributed_grid.memory.server.copy_file import CopyFile, file_bytes, found_on_disk
+from distributed_grid.memory.server.copy_file import CopyFile, file_bytes, load_copies
 from distributed_grid.memory.server.copy_store import CopyStore
 from distributed_grid.memory.server.write_journal import WriteJournal
 from distributed_grid.posix.boot_clock import boot_ms
@@ -91,7 +91,7 @@ def test_a_copy_on_disk_is_private_and_found_again(tmp_path: Path) -> None:
     unfinished.close()
     (path,) = [one for one in tmp_path.iterdir() if "mem-1" in one.name]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    (found,) = found_on_disk(tmp_path)
+    (found,) = load_copies(tmp_path)
     assert found.copy == "mem-1:1"
     assert whole(found) == bytes(CHUNK_BYTES) + data
     assert [one.name for one in tmp_path.iterdir()] == [path.name], "a fill that never ended was left"

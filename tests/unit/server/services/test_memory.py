@@ -16,7 +16,7 @@ from distributed_grid.domain.blocks import MemoryServerRow
 from distributed_grid.domain.effects import MemoryEffect, ServeMemory
 from distributed_grid.domain.events import LeaseLost, MemoryServed
 from distributed_grid.errors import Ambiguous, BadInput, BlockLost, NotFound, Refused, Unreachable
-from distributed_grid.memory.protocol.ticket import READ, WRITE, derive_secret, read_claims
+from distributed_grid.memory.protocol.authentication import READ, WRITE, derive_secret, read_claims
 from distributed_grid.server.access.tokens import Forbidden
 from distributed_grid.server.services.jobs import Caller
 from distributed_grid.server.services.memory import MemoryService

@@ -17,7 +17,7 @@ from distributed_grid.memory.client.block_client import BlockClient
 from distributed_grid.memory.client.connection import ConnectionBroken, ServerConnection
 from distributed_grid.memory.protocol.frames import CHUNK_BYTES
 from distributed_grid.wire import Endpoint
-from tests.component.memory.memory_servers import Lender, TinyDesk, lenders, wait_for
+from tests.component.memory.memory_servers import FakeDirectory, Lender, lenders, wait_for
 
 
 def a_certificate() -> tuple[bytes, bytes]:
@@ -49,13 +49,13 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Lender]]:
 
 
 @pytest.fixture
-def desk() -> TinyDesk:
-    desk = TinyDesk()
+def desk() -> FakeDirectory:
+    desk = FakeDirectory()
     desk.use_path = False
     return desk
 
 
-def test_everything_works_encrypted_through_a_crash_and_a_move(desk: TinyDesk, two: list[Lender]) -> None:
+def test_everything_works_encrypted_through_a_crash_and_a_move(desk: FakeDirectory, two: list[Lender]) -> None:
     blocks = BlockClient(desk, retry_seconds=30)
     size = 5 * CHUNK_BYTES + 77
     data = os.urandom(size)
@@ -98,7 +98,7 @@ def test_the_private_key_is_in_no_file(two: list[Lender]) -> None:
             assert b"PRIVATE KEY" not in path.read_bytes()
 
 
-def test_a_server_is_started_again_when_the_network_is_trusted_no_more(tmp_path: Path, desk: TinyDesk) -> None:
+def test_a_server_is_started_again_when_the_network_is_trusted_no_more(tmp_path: Path, desk: FakeDirectory) -> None:
     with lenders(tmp_path / "memory") as (lender,):
         blocks = BlockClient(desk, retry_seconds=30)
         desk.allocate("b", CHUNK_BYTES, lender)
