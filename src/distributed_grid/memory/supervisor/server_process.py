@@ -25,7 +25,7 @@ from distributed_grid.memory.protocol.control_messages import (
     SupervisorLeaving,
 )
 from distributed_grid.memory.server.server import CONTROL_SOCKET
-from distributed_grid.posix.locks import try_lock
+from distributed_grid.posix.private_files import try_lock
 from distributed_grid.posix.unix_sockets import short_path
 
 LOG_FILE: Final = "memory.log"

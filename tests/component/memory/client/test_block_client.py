@@ -101,9 +101,7 @@ def test_reading_nothing_gives_nothing(desk: FakeDirectory, blocks: BlockClient,
     assert blocks.read_many([(block, 0, 0), (block, 1, 99)]) == [b"", b"\0"]
 
 
-def test_many_small_ones_go_together_and_in_order(
-    desk: FakeDirectory, blocks: BlockClient, lender: Lender
-) -> None:
+def test_many_small_ones_go_together_and_in_order(desk: FakeDirectory, blocks: BlockClient, lender: Lender) -> None:
     names = [a_block(desk, lender, 3000) for _ in range(3)]
     luck = random.Random(5)
     models = {name: bytearray(3000) for name in names}

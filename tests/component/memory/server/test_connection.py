@@ -306,8 +306,8 @@ def _is_closed(sock: socket.socket) -> bool:
 # ---------------------------------------------------------------------- rubbish, against the real state machine
 
 
-class Alone:
-    def secure(self, backing: object) -> bool:
+class NoSupervisor:
+    def hold_elsewhere(self, backing: object) -> bool:
         return True
 
     def sever(self, nonce: bytes) -> None:
@@ -318,58 +318,58 @@ class Bench:
     """A connection without a process around it: what is sent is handled at once."""
 
     def __init__(self, spill: Path) -> None:
-        self.shelf = CopyStore(spill, "life", KEY, WriteJournal.make())
+        self.store = CopyStore(spill, "life", KEY, WriteJournal.make())
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         ours.setblocking(False)
         self.sock = ours
-        self.connection = ClientConnection(theirs, self.shelf, Alone(), is_local=True, now=0.0)
+        self.connection = ClientConnection(theirs, self.store, NoSupervisor(), is_local=True, now=0.0)
 
-    def say(self, data: bytes) -> bytes:
+    def send(self, data: bytes) -> bytes:
         """What comes back; `ConnectionClosed` and OSError as the loop would see them."""
-        heard = b""
+        received = b""
         while data:
             try:
                 data = data[self.sock.send(data) :]
             except BlockingIOError:
-                heard += self._turn()
-        return heard + self._turn()
+                received += self._run_turn()
+        return received + self._run_turn()
 
-    def _turn(self) -> bytes:
-        heard = b""
-        while self.connection.turn() or self.connection.waits_to_send:
-            heard += self._hear()
-        return heard + self._hear()
+    def _run_turn(self) -> bytes:
+        received = b""
+        while self.connection.run_turn() or self.connection.waits_to_send:
+            received += self._receive()
+        return received + self._receive()
 
-    def _hear(self) -> bytes:
-        heard = b""
+    def _receive(self) -> bytes:
+        received = b""
         while True:
             try:
                 got, fds, _, _ = socket.recv_fds(self.sock, 1 << 20, 4)
             except BlockingIOError:
-                return heard
+                return received
             for fd in fds:
                 os.close(fd)
             if not got:
-                return heard
-            heard += got
+                return received
+            received += got
 
     def close(self) -> None:
         self.connection.close()
         self.sock.close()
-        for copy in list(self.shelf.held):
-            self.shelf.free(copy, 0)
+        for copy in list(self.store.held):
+            self.store.free(copy, 0)
 
 
 def a_valid_conversation(bench: Bench, copy: str, steps: list[tuple[int, int, int]]) -> list[bytes]:
     """Greeting and opening are said; the requests that could follow are returned."""
     nonce = bytes(NONCE_BYTES)
-    answer = bench.say(REQUEST.pack(MAGIC, Op.HELLO, 0, 0, 1, 0, NONCE_BYTES + 2, 0, 0) + nonce + b"\1\0")
+    answer = bench.send(REQUEST.pack(MAGIC, Op.HELLO, 0, 0, 1, 0, NONCE_BYTES + 2, 0, 0) + nonce + b"\1\0")
     theirs = answer[ANSWER.size : ANSWER.size + NONCE_BYTES]
     ticket = issue_ticket(KEY, TicketClaims(copy, 1, SIZE, 7 & (READ | WRITE), boot_ms() + 60_000, 0, "life"))
     body = len(ticket.claims).to_bytes(2, "little") + ticket.claims
     body += client_proof(ticket.secret, nonce, theirs, ticket.claims)
-    bench.say(REQUEST.pack(MAGIC, Op.OPEN, 0, 0, 2, 0, len(body), 0, 0) + body)
+    bench.send(REQUEST.pack(MAGIC, Op.OPEN, 0, 0, 2, 0, len(body), 0, 0) + body)
     said = []
     for op, at, length in steps:
         data = bytes([at % 256]) * length if op == Op.WRITE else b""
@@ -393,12 +393,12 @@ def test_no_conversation_however_wrong_does_more_than_end(
         said = bytearray(b"".join(a_valid_conversation(bench, "fuzz:1", steps)) + rubbish)
         if said:
             said[at % len(said)] ^= flip
-        bench.say(bytes(said[: len(said) // 2]) if cut else bytes(said))
+        bench.send(bytes(said[: len(said) // 2]) if cut else bytes(said))
     except (ConnectionClosed, OSError):
         pass
     finally:
         bench.close()
-    assert len(bench.shelf.staging._free) == SLOTS - 1, "a slot was lost"
+    assert len(bench.store.staging._free) == SLOTS - 1, "a slot was lost"
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -409,11 +409,11 @@ def test_rubbish_instead_of_a_greeting_opens_nothing(
     bench = Bench(tmp_path)
     try:
         head = REQUEST.pack(MAGIC, op, 0, 0, 1, wire, min(wire, len(data)) if wire % 2 else wire, 0, 0)
-        bench.say(head + data if framed else data)
+        bench.send(head + data if framed else data)
     except (ConnectionClosed, OSError):
         pass
     finally:
-        held = dict(bench.shelf.held)
+        held = dict(bench.store.held)
         bench.close()
     assert not held
 

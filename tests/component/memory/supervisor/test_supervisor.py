@@ -17,6 +17,7 @@ from distributed_grid.errors import TimedOut
 from distributed_grid.memory.client.block_client import BlockClient
 from distributed_grid.memory.protocol.control_messages import JOURNAL
 from distributed_grid.memory.protocol.frames import CHUNK_BYTES
+from distributed_grid.memory.supervisor.supervisor import ServerSupervisor
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import CopiesFreedReport, MemoryFailedReport, MemoryServedReport, ServeMemoryOrder
 from tests.component.memory.memory_servers import FakeDirectory, Lender, end, lenders, wait_for
@@ -181,9 +182,9 @@ from distributed_grid.memory.supervisor.supervisor import ServerSupervisor
 from distributed_grid.wire import ServeMemoryOrder
 
 async def main():
-    keeper = ServerSupervisor(Path(sys.argv[1]), tell=lambda report: None)
-    await keeper.start()
-    await keeper.open(ServeMemoryOrder("gpu1"))
+    supervisor = ServerSupervisor(Path(sys.argv[1]), report=lambda report: None)
+    await supervisor.start()
+    await supervisor.serve(ServeMemoryOrder("gpu1"))
     print("ready", flush=True)
     await asyncio.sleep(60)
 
@@ -213,14 +214,13 @@ def test_a_killed_agent_leaves_its_server_to_the_next(desk: FakeDirectory, folde
             lender.close()
 
 
-def test_a_second_keeper_is_told_that_the_folder_is_kept(folder: Path, lender: Lender) -> None:
+def test_a_second_supervisor_reports_that_the_folder_is_in_use(folder: Path, lender: Lender) -> None:
     told: list[object] = []
-    from distributed_grid.memory.supervisor import supervisor as module
 
     async def second() -> None:
-        other = module.ServerSupervisor(folder, tell=told.append)
+        other = ServerSupervisor(folder, report=told.append)
         try:
-            await other.open(ServeMemoryOrder("gpu2"))
+            await other.serve(ServeMemoryOrder("gpu2"))
         finally:
             await other.stop()
 
@@ -335,7 +335,7 @@ def test_a_server_that_cannot_listen_says_why(folder: Path) -> None:
         lender.run(lender.supervisor.serve(ServeMemoryOrder("gpu1", host="203.0.113.7")))
         (report,) = lender.reports
         assert isinstance(report, MemoryFailedReport)
-        assert "cannot begin" in report.problem
+        assert "cannot start" in report.problem
     finally:
         lender.close()
 
@@ -351,9 +351,7 @@ def test_numbers_say_what_was_done(desk: FakeDirectory, blocks: BlockClient, len
     assert numbers["copies"] == 1
 
 
-def test_nothing_is_left_in_shared_memory_or_running(
-    folder: Path, desk: FakeDirectory, blocks: BlockClient
-) -> None:
+def test_nothing_is_left_in_shared_memory_or_running(folder: Path, desk: FakeDirectory, blocks: BlockClient) -> None:
     before = set(os.listdir("/dev/shm"))
     with lenders(folder) as (lender,):
         desk.allocate("b", MIB, lender)

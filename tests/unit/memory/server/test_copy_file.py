@@ -30,7 +30,7 @@ def whole(backing: CopyFile) -> bytes:
 
 def fill(backing: CopyFile, index: int, letter: bytes) -> bytes:
     data = letter * backing.chunk_length(index)
-    backing.put(memoryview(data), index * CHUNK_BYTES)
+    backing.write(memoryview(data), index * CHUNK_BYTES)
     backing.set_digest(index, digest_of(data))
     return data
 
@@ -55,8 +55,8 @@ def test_the_descriptor_alone_says_everything(size: int) -> None:
 def test_a_chunk_whose_writer_died_reads_as_zeros_in_the_next_life() -> None:
     made = a_copy(3 * CHUNK_BYTES)
     kept = fill(made, 1, b"k")
-    made.put(memoryview(b"half" * 1000), 0)  # died before the digest
-    made.put(memoryview(b"half" * 1000), 2 * CHUNK_BYTES)
+    made.write(memoryview(b"half" * 1000), 0)  # died before the digest
+    made.write(memoryview(b"half" * 1000), 2 * CHUNK_BYTES)
     found = CopyFile.take_over(os.dup(made.fd))
     assert whole(found) == bytes(CHUNK_BYTES) + kept + bytes(CHUNK_BYTES)
     made.close()
@@ -109,8 +109,8 @@ def test_an_intent_is_finished_by_the_next_server_however_far_it_came(copied: in
     before = bytearray(fill(made, 0, b"a") + fill(made, 1, b"b"))
     slot, data = journal.slots[3], os.urandom(5000)
     slot.view[:5000] = data
-    journal.intend(slot, "mem-1:1", CHUNK_BYTES + 100, 5000)
-    made.put(memoryview(data)[:copied], CHUNK_BYTES + 100)  # and then it was killed
+    journal.record_intent(slot, "mem-1:1", CHUNK_BYTES + 100, 5000)
+    made.write(memoryview(data)[:copied], CHUNK_BYTES + 100)  # and then it was killed
 
     taken = CopyStore(tmp_path, "life", b"k", WriteJournal(os.dup(journal.fd)))
     found = CopyFile.take_over(os.dup(made.fd))
@@ -127,13 +127,13 @@ def test_what_was_never_intended_is_not_replayed(tmp_path: Path) -> None:
     made, journal = a_copy(CHUNK_BYTES), WriteJournal.make()
     before = fill(made, 0, b"a")
     journal.slots[1].view[:100] = bytes(100)  # received, but it was killed before the intent
-    shelf = CopyStore(tmp_path, "life", b"k", WriteJournal(os.dup(journal.fd)))
-    assert shelf.take_over([made]) == 0
+    store = CopyStore(tmp_path, "life", b"k", WriteJournal(os.dup(journal.fd)))
+    assert store.take_over([made]) == 0
     assert whole(made) == before
     made.close()
 
 
-def a_shelf(tmp_path: Path) -> CopyStore:
+def a_store(tmp_path: Path) -> CopyStore:
     return CopyStore(tmp_path, "life", b"k", WriteJournal.make())
 
 
@@ -142,65 +142,65 @@ def claims(generation: int = 1, rights: int = READ | WRITE, **other: object) -> 
 
 
 def test_a_freed_copy_is_not_made_again_by_an_old_ticket(tmp_path: Path) -> None:
-    shelf = a_shelf(tmp_path)
-    assert shelf.open(claims(), boot_ms())[0] is FrameStatus.OK
-    shelf.free("m:1", boot_ms())
-    assert shelf.open(claims(), boot_ms())[0] is FrameStatus.MOVED
-    shelf.free("m:2", boot_ms())  # never here: a ticket for it may be on its way
-    assert shelf.open(TicketClaims("m:2", 1, 5, 3, boot_ms() + 9000, 0, "life"), boot_ms())[0] is FrameStatus.MOVED
+    store = a_store(tmp_path)
+    assert store.open(claims(), boot_ms())[0] is FrameStatus.OK
+    store.free("m:1", boot_ms())
+    assert store.open(claims(), boot_ms())[0] is FrameStatus.MOVED
+    store.free("m:2", boot_ms())  # never here: a ticket for it may be on its way
+    assert store.open(TicketClaims("m:2", 1, 5, 3, boot_ms() + 9000, 0, "life"), boot_ms())[0] is FrameStatus.MOVED
 
 
 def test_generations_only_grow_and_a_new_one_thaws(tmp_path: Path) -> None:
-    shelf = a_shelf(tmp_path)
-    _, backing, _ = shelf.open(claims(2), boot_ms())
+    store = a_store(tmp_path)
+    _, backing, _ = store.open(claims(2), boot_ms())
     assert backing is not None
-    shelf.freeze(backing)
-    assert shelf.open(claims(1), boot_ms())[0] is FrameStatus.STALE
-    assert shelf.open(claims(2), boot_ms())[0] is FrameStatus.OK
+    store.freeze(backing)
+    assert store.open(claims(1), boot_ms())[0] is FrameStatus.STALE
+    assert store.open(claims(2), boot_ms())[0] is FrameStatus.OK
     assert backing.frozen
-    assert shelf.open(claims(3), boot_ms())[0] is FrameStatus.OK
+    assert store.open(claims(3), boot_ms())[0] is FrameStatus.OK
     assert not backing.frozen
     assert backing.generation == 3
-    shelf.free("m:1", boot_ms())
+    store.free("m:1", boot_ms())
 
 
 def test_a_copy_that_is_being_filled_is_nobody_elses(tmp_path: Path) -> None:
-    shelf = a_shelf(tmp_path)
-    status, backing, is_new = shelf.open(claims(2, READ | WRITE | FILL), boot_ms())
+    store = a_store(tmp_path)
+    status, backing, is_new = store.open(claims(2, READ | WRITE | FILL), boot_ms())
     assert (status, is_new) == (FrameStatus.OK, True)
-    assert shelf.open(claims(2), boot_ms())[0] is FrameStatus.FROZEN
+    assert store.open(claims(2), boot_ms())[0] is FrameStatus.FROZEN
     assert backing is not None
-    shelf.fill_ended(backing)
-    assert shelf.open(claims(2), boot_ms())[0] is FrameStatus.OK
-    shelf.free("m:1", boot_ms())
+    store.end_fill(backing)
+    assert store.open(claims(2), boot_ms())[0] is FrameStatus.OK
+    store.free("m:1", boot_ms())
 
 
 def test_a_part_of_a_damaged_chunk_is_neither_read_nor_written(tmp_path: Path) -> None:
-    shelf = a_shelf(tmp_path)
-    _, backing, _ = shelf.open(claims(), boot_ms())
+    store = a_store(tmp_path)
+    _, backing, _ = store.open(claims(), boot_ms())
     assert backing is not None
     fill(backing, 0, b"a")
     os.pwrite(backing.fd, b"!", 77)
-    assert shelf.read(backing, 1000, memoryview(bytearray(10))) == -1
-    slot = shelf.staging.take()
+    assert store.read(backing, 1000, memoryview(bytearray(10))) == -1
+    slot = store.staging.acquire()
     slot.view[:4] = b"data"
-    assert shelf.write(backing, 1000, slot, 4, digest_of(b"data")) is FrameStatus.CORRUPT
-    shelf.free("m:1", boot_ms())
+    assert store.write(backing, 1000, slot, 4, digest_of(b"data")) is FrameStatus.CORRUPT
+    store.free("m:1", boot_ms())
 
 
 def test_an_overwritten_disk_copy_is_finished_by_the_journal_beside_it(tmp_path: Path) -> None:
-    shelf = a_shelf(tmp_path)
-    _, backing, _ = shelf.open(claims(on_disk=True), boot_ms())
+    store = a_store(tmp_path)
+    _, backing, _ = store.open(claims(on_disk=True), boot_ms())
     assert backing is not None
-    slot = shelf.staging.take()
+    slot = store.staging.acquire()
     for letter in (b"a", b"b"):
         slot.view[:] = letter * CHUNK_BYTES
-        assert shelf.write(backing, 0, slot, CHUNK_BYTES, digest_of(slot.view)) is FrameStatus.OK
+        assert store.write(backing, 0, slot, CHUNK_BYTES, digest_of(slot.view)) is FrameStatus.OK
     journal = WriteJournal(os.open(tmp_path / "journal", os.O_RDWR), slots=1)
     journal.slots[0].view[:] = b"c" * CHUNK_BYTES
-    journal.intend(journal.slots[0], "m:1", 0, CHUNK_BYTES)  # and then machine power stayed, but every process died
+    journal.record_intent(journal.slots[0], "m:1", 0, CHUNK_BYTES)  # and then every process died
     backing.close()
-    again = a_shelf(tmp_path)
+    again = a_store(tmp_path)
     assert again.take_over([]) == 1
     assert whole(again.held["m:1"])[:CHUNK_BYTES] == b"c" * CHUNK_BYTES
     again.free("m:1", boot_ms())
