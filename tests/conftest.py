@@ -1,8 +1,15 @@
-"""One Hypothesis profile for every test of the suite: reproducible, and the same whatever is collected first."""
+"""What every test shares: one Hypothesis profile, groups for parallel runs, and a janitor for interrupted ones."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support import processes
 
 settings.register_profile(
     "grid",
@@ -13,3 +20,20 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("grid")
+
+LABS = {"tests/lab/hosts/": "ssh-lab", "tests/lab/ray/": "ray-lab"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup` a file runs in one worker, and so do all tests of a lab: they share a grid or a lab."""
+    for item in items:
+        path = item.nodeid.partition("::")[0]
+        lab = next((group for folder, group in LABS.items() if path.startswith(folder)), path)
+        item.add_marker(pytest.mark.xdist_group(lab))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def janitor(tmp_path_factory: pytest.TempPathFactory) -> object:
+    """Ends whatever names this worker's temporary folder once this process is gone, also by Ctrl-C or kill -9."""
+    command = [sys.executable, "-I", "-S", str(Path(processes.__file__)), str(tmp_path_factory.getbasetemp())]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")

@@ -23,8 +23,9 @@ from distributed_grid.client.client import Client
 from distributed_grid.errors import BadInput, NotFound, Refused
 from distributed_grid.orchestration.distributed_memory_pool import DistributedMemoryPool, MemoryPool, open_pool
 from distributed_grid.state_dir import StateDir
+from tests.support.processes import is_running
 from tests.support.project import PROJECT
-from tests.support.shell import GRID, Shell, is_running, wait_until
+from tests.support.shell import GRID, Shell, wait_until
 
 pytestmark = pytest.mark.e2e
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.shell import GRID, Shell, is_running, wait_until
+from tests.support.processes import is_running
+from tests.support.shell import GRID, Shell, wait_until
 
 PYTHON = sys.executable
 TWO_CORES = len(os.sched_getaffinity(0)) >= 2

@@ -13,6 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from distributed_grid.client.client import Client
+from distributed_grid.errors import GridError
+from distributed_grid.state_dir import StateDir
+from tests.support.processes import is_running, processes_naming
+
 GRID = [str(Path(sys.executable).with_name("grid"))]
 
 
@@ -91,6 +96,24 @@ class Shell:
             for stream in (process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
+        if not self._stop_over_the_socket() and processes_naming(str(self.state_dir)):
+            self._stop_by_commands()  # no daemon, but a job of one that was killed: the next one finds and ends it
+
+    def _stop_over_the_socket(self) -> bool:
+        """Cancel all jobs and stop the daemon; False where none answers."""
+        with contextlib.suppress(GridError, OSError), Client(StateDir(self.state_dir), may_start=False) as client:
+            pid = int(client.call("get_daemon_info")["pid"])
+            names = [job["uid"] for job in client.call("list_jobs", limit=10_000)["jobs"] if job["state"] != "ended"]
+            for name in names:
+                client.call("cancel_job", job_id=name)
+            for name in names:
+                client.call("wait_for_job", job_id=name, timeout_seconds=20)
+            client.call("stop_daemon")
+            wait_until(lambda: not is_running(pid), 40)
+            return True
+        return False
+
+    def _stop_by_commands(self) -> None:
         with contextlib.suppress(subprocess.SubprocessError, AssertionError):
             going_on = json.loads(self("jobs", "list", "--json", timeout=30).stdout or "[]")
             names = [job["uid"] for job in going_on if job["state"] != "ended"]
@@ -109,12 +132,3 @@ def wait_until(condition: Callable[[], Any], seconds: float = 20.0, pause: float
             return value
         time.sleep(pause)
     raise AssertionError(f"did not happen within {seconds} s")
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is there and not a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.shell import Shell, is_running, wait_until
+from tests.support.processes import is_running
+from tests.support.shell import Shell, wait_until
 
 CONFIG = """
 name: far

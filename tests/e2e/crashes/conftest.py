@@ -20,7 +20,8 @@ from distributed_grid.client.client import Client
 from distributed_grid.errors import Unreachable
 from distributed_grid.posix.unix_sockets import short_path
 from distributed_grid.state_dir import StateDir
-from tests.support.shell import Shell, is_running, wait_until
+from tests.support.processes import is_running, processes_naming
+from tests.support.shell import Shell, wait_until
 
 PYTHON = sys.executable
 
@@ -144,21 +145,6 @@ def lines(path: Path) -> list[str]:
 def is_locked(shell: Shell) -> bool:
     """Whether somebody holds the daemon's lock."""
     return places(shell).is_locked()
-
-
-def processes_naming(text: str) -> list[int]:
-    """Processes with this text in their command line or environment."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
-            continue
-        try:
-            said = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
-        except OSError:
-            continue
-        if text.encode() in said and is_running(int(folder.name)):
-            found.append(int(folder.name))
-    return found
 
 
 def environment_of(pid: int) -> dict[str, str]:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.e2e.crashes.conftest import a_gate, daemon_pid, kill_nine, one_line, open_gate
+from tests.support.processes import is_running
 from tests.support.project import PROJECT
-from tests.support.shell import Shell, is_running, wait_until
+from tests.support.shell import Shell, wait_until
 
 pytestmark = pytest.mark.e2e
 

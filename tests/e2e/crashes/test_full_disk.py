@@ -25,7 +25,8 @@ from tests.e2e.crashes.conftest import (
     submission,
     unmount,
 )
-from tests.support.shell import Shell, is_running, wait_until
+from tests.support.processes import is_running
+from tests.support.shell import Shell, wait_until
 
 pytestmark = pytest.mark.e2e
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.crashes.conftest import a_gate, call, daemon_pid, is_locked, open_gate, places, run_python, submission
-from tests.support.shell import Shell, is_running, wait_until
+from tests.support.processes import is_running
+from tests.support.shell import Shell, wait_until
 
 pytestmark = pytest.mark.e2e
 

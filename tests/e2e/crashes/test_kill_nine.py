@@ -23,7 +23,8 @@ from tests.e2e.crashes.conftest import (
     spawner_pid,
     submission,
 )
-from tests.support.shell import Shell, is_running, wait_until
+from tests.support.processes import is_running
+from tests.support.shell import Shell, wait_until
 
 pytestmark = pytest.mark.e2e
 

@@ -19,11 +19,11 @@ from tests.e2e.crashes.conftest import (
     open_gate,
     parent_of,
     places,
-    processes_naming,
     spawner_pid,
     submission,
 )
-from tests.support.shell import Shell, is_running, wait_until
+from tests.support.processes import is_running, processes_naming
+from tests.support.shell import Shell, wait_until
 
 pytestmark = pytest.mark.e2e
 

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 import distributed_grid
-from tests.e2e.crashes.conftest import needs_root, one_line, processes_naming
+from tests.e2e.crashes.conftest import needs_root, one_line
+from tests.support.processes import processes_naming
 from tests.support.shell import GRID, wait_until
 
 pytestmark = pytest.mark.e2e

@@ -11,7 +11,8 @@ import pytest
 
 import distributed_grid
 from tests.e2e.crashes.conftest import PYTHON, a_gate, daemon_pid, one_line, open_gate
-from tests.support.shell import Shell, is_running, wait_until
+from tests.support.processes import is_running
+from tests.support.shell import Shell, wait_until
 
 pytestmark = pytest.mark.e2e
 

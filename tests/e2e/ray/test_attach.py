@@ -25,7 +25,8 @@ from distributed_grid.adapters.ray.messages import Connect
 from distributed_grid.errors import Unreachable
 from distributed_grid.ports import Engine
 from tests.support.engine_contract import EngineContract
-from tests.support.shell import Shell, is_running, wait_until
+from tests.support.processes import is_running
+from tests.support.shell import Shell, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 

@@ -16,8 +16,9 @@ import pytest
 
 from tests.lab.clusters import AGENT, Cluster, agent_of, remains
 from tests.lab.lab import Lab
+from tests.support.processes import is_running
 from tests.support.project import PROJECT
-from tests.support.shell import Shell, is_running, wait_until
+from tests.support.shell import Shell, wait_until
 
 pytestmark = pytest.mark.lab
 

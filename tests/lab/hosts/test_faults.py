@@ -16,8 +16,9 @@ import pytest
 from tests.lab.clusters import AGENT, Cluster, agent_of
 from tests.lab.lab import Lab
 from tests.lab.lab_host import Host
+from tests.support.processes import is_running
 from tests.support.project import PROJECT
-from tests.support.shell import is_running, wait_until
+from tests.support.shell import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
 SHORT_HOLD = 12

@@ -19,7 +19,8 @@ from distributed_grid.adapters.node.messages import NodeFacts
 from distributed_grid.adapters.node.script_session import SCRIPT
 from distributed_grid.adapters.node.wheels import gather_wheels, version_name
 from distributed_grid.adapters.ssh.transport import COMMAND
-from tests.support.shell import is_running, wait_until
+from tests.support.processes import is_running
+from tests.support.shell import wait_until
 
 NO_NETWORK = {"PIP_NO_INDEX": "1"}
 

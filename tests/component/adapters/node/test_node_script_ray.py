@@ -18,7 +18,8 @@ import pytest
 
 from distributed_grid.adapters.node.script_session import BOOT, MARK, SCRIPT, encode_request, ray_script
 from tests.component.adapters.node.conftest import Node
-from tests.support.shell import is_running, wait_until
+from tests.support.processes import is_running
+from tests.support.shell import wait_until
 
 TOKEN = "0123456789abcdef"
 STAND_IN = """#!/bin/sh

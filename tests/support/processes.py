@@ -1,0 +1,60 @@
+"""Processes of a test, found by a folder that only it uses; and their end, should a test run be interrupted.
+
+`python -I -S processes.py FOLDER` is the janitor of a test run: it waits until its standard input is closed, which
+happens however the run ends, and then ends whatever still names the run's temporary folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+ROUNDS = 50
+PAUSE_SECONDS = 0.1
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process is there and not a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def processes_naming(text: str) -> list[int]:
+    """Processes with this text in their command line or environment."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        said = b""
+        with contextlib.suppress(OSError):
+            for part in ("cmdline", "environ"):
+                with open(f"/proc/{name}/{part}", "rb") as file:
+                    said += file.read()
+        if text.encode() in said and is_running(int(name)):
+            found.append(int(name))
+    return found
+
+
+def main(folder: str) -> None:
+    """Wait for the end of the test run, then end what it left."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    for _ in range(ROUNDS):
+        left = processes_naming(folder)
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(PAUSE_SECONDS)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
