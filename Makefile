@@ -3,20 +3,17 @@
 
 BIN := .venv/bin
 FAST_TESTS = tests/unit tests/contract
-COMPONENT_TESTS = tests/component
-E2E_TESTS = $(wildcard tests/test_*.py) tests/e2e
-# Two at a time, a file in one go: most of the slow ones wait for something. Each half has a lab of its own.
-TWO_AT_A_TIME = -n 2 --dist loadfile
-LAB_TESTS = tests/lab/hosts
-# In one process: a second Ray cluster would cost half a minute.
-RAY_TESTS = tests/lab/ray
+# The labs first: they take longest, and each is one group of tests that share it.
+REAL_TESTS = tests/lab/ray tests/lab/hosts tests/e2e $(wildcard tests/test_*.py) tests/component
+PARALLEL = -n $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder
+TEST_WORKERS ?= 4
 CHECKED = $(wildcard src tests bench scripts examples)
 PYTEST_ARGS ?=
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-header --no-annotate $(LOCK_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ray check format test test-fast test-component test-e2e test-lab test-ray system-packages chaos bench demo lock clean
+.PHONY: help setup ray check format test test-fast test-real test-component test-e2e test-lab test-ray system-packages chaos bench demo lock clean
 .NOTPARALLEL:
 
 help: ## show this
@@ -41,25 +38,28 @@ format: setup ## let ruff write the format, and fix what it can
 	$(BIN)/ruff check --fix $(CHECKED)
 	$(BIN)/ruff format $(CHECKED)
 
-test: test-fast test-component test-e2e test-lab test-ray ## the whole test suite, the fast part first
+test: test-fast test-real ## the whole test suite, the fast part first
 
 test-fast: setup ## unit and contract tests, with the branch coverage of domain/ (at least 95 %)
-	$(BIN)/pytest $(FAST_TESTS) $(TWO_AT_A_TIME) --cov=distributed_grid.domain --cov-branch --cov-report=term-missing \
-		--cov-fail-under=95 $(PYTEST_ARGS)
+	$(BIN)/pytest $(FAST_TESTS) -n 2 --dist loadgroup --cov=distributed_grid.domain --cov-branch \
+		--cov-report=term-missing --cov-fail-under=95 $(PYTEST_ARGS)
+
+# Most of these wait for something, so there are more at a time than cores; those that measure the machine run alone.
+test-real: setup system-packages ## real processes, the real grid, several real hosts by SSH, a real Ray cluster
+	$(BIN)/pytest $(REAL_TESTS) -m "not alone and not chaos" $(PARALLEL) $(PYTEST_ARGS)
+	$(BIN)/pytest $(REAL_TESTS) -m "alone and not chaos" $(PYTEST_ARGS)
 
 test-component: setup system-packages ## real processes of one package: attempts, memory servers, SSH servers
-	$(BIN)/pytest $(COMPONENT_TESTS) -m "not alone" $(TWO_AT_A_TIME) $(PYTEST_ARGS)
+	$(BIN)/pytest tests/component $(PARALLEL) $(PYTEST_ARGS)
 
 test-e2e: setup system-packages ## the real grid in temporary state directories
-	$(BIN)/pytest $(E2E_TESTS) -m "not alone" $(TWO_AT_A_TIME) $(PYTEST_ARGS)
-	$(BIN)/pytest $(COMPONENT_TESTS) $(E2E_TESTS) -m alone $(PYTEST_ARGS)
-
-test-ray: setup system-packages ## a real Ray cluster on three hosts of a lab, one for all its tests (docs/ray.md)
-	$(BIN)/pytest $(RAY_TESTS) -m "not chaos" $(PYTEST_ARGS)
+	$(BIN)/pytest tests/e2e $(wildcard tests/test_*.py) $(PARALLEL) $(PYTEST_ARGS)
 
 test-lab: setup system-packages ## several real hosts on this machine, by SSH (docs/lab.md)
-	$(BIN)/pytest $(LAB_TESTS) -m "not alone" $(TWO_AT_A_TIME) $(PYTEST_ARGS)
-	$(BIN)/pytest $(LAB_TESTS) -m alone $(PYTEST_ARGS)
+	$(BIN)/pytest tests/lab/hosts $(PYTEST_ARGS)
+
+test-ray: setup system-packages ## a real Ray cluster on three hosts of a lab (docs/ray.md)
+	$(BIN)/pytest tests/lab/ray -m "not chaos" $(PYTEST_ARGS)
 
 # The tests that need one of these skip with a reason where it is missing (and fail when CI=1).
 system-packages:
@@ -67,7 +67,7 @@ system-packages:
 
 chaos: setup ## break 1,000 simulated grids, a different way each, and hold every law against every step (docs/simulator.md)
 	$(BIN)/python -m distributed_grid.simulation $(CHAOS_ARGS)
-	$(BIN)/pytest $(RAY_TESTS) -m chaos $(PYTEST_ARGS)
+	$(BIN)/pytest tests/lab/ray -m chaos $(PYTEST_ARGS)
 
 bench: setup ## measure, and print the table with the ratios
 	$(BIN)/python -m bench $(BENCH_ARGS)
