@@ -1,11 +1,14 @@
-"""The shapes of what façades return: the same fields that `--json` prints, as types.
+"""Types of the JSON answers: the one description of what `--json` prints, REST returns and the façades return.
 
-`docs/api.md` says what each field means. Rows may have more fields than these; these do not go away.
+`docs/api.md` explains the fields. Answers may have more fields than these; these do not go away. The classes come from
+`typing_extensions` because REST derives its OpenAPI schemas from them.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
 
 from distributed_grid.domain.rebalancing import SharingPolicy
 from distributed_grid.monitoring.scheduling_metrics import SchedulingFigures
@@ -54,6 +57,18 @@ class OfferRow(TypedDict):
     expires_at: str | None
 
 
+class NodeList(TypedDict):
+    nodes: list[NodeRow]
+
+
+class NodeDetail(TypedDict):
+    node: NodeRow
+
+
+class OfferList(TypedDict):
+    offers: list[OfferRow]
+
+
 class AllocationRow(TypedDict):
     """A lease, alive or ended."""
 
@@ -78,8 +93,42 @@ class AllocationRow(TypedDict):
     detail: str | None
 
 
+class DecisionAlternative(TypedDict):
+    """A node that could have been chosen."""
+
+    node_id: str
+    score: int
+    why: str
+
+
+class DecisionRow(TypedDict):
+    """Where a request goes and why. `confidence` is the probability that the choice is right until its term ends."""
+
+    node_id: str | None
+    strategy: str
+    confidence: float
+    reasoning: list[str]
+    alternatives: list[DecisionAlternative]
+    estimated_start: str | None
+
+
+class AllocationList(TypedDict):
+    allocations: list[AllocationRow]
+
+
+class AllocationDetail(TypedDict):
+    """One lease; when it is requested also why it waits, node by node, and the decision about it."""
+
+    allocation: AllocationRow
+    reasons: NotRequired[list[str]]
+    decision: NotRequired[DecisionRow | None]
+
+
 class BoostRow(TypedDict):
-    """What one node lends to another, alive or ended."""
+    """What one node lends to another, alive or ended.
+
+    `recovered`: known only from a file, a claim until its node reports. `enforced_by`: `ray`, or `grid` alone.
+    """
 
     boost_id: str
     source_node: str | None
@@ -100,7 +149,7 @@ class BoostRow(TypedDict):
 
 
 class BoostStatus(TypedDict):
-    """What `ResourceBoostManager.get_boost_status` returns."""
+    """The boosts that hold something. `totals` is what is active, by type: cores, GPUs, GB."""
 
     active_boosts: int
     totals: dict[str, float]
@@ -109,8 +158,38 @@ class BoostStatus(TypedDict):
     warnings: list[str]
 
 
-class JobRow(TypedDict):
-    """A job that is going on."""
+class BoostDetail(TypedDict):
+    """One boost; None for a dry run."""
+
+    boost: BoostRow | None
+
+
+class OutcomeRow(TypedDict):
+    """How a job or an attempt ended."""
+
+    outcome: str | None
+    exit_code: int | None
+    signal: int | None
+    detail: str | None
+
+
+class AttemptRow(OutcomeRow):
+    """One run of a job's command on one node."""
+
+    number: int
+    allocation_id: str
+    node_id: str
+    fence: int
+    pid: int | None
+    cores: list[int]
+    assigned_at: str | None
+    started_at: str | None
+    checkpoint_at: str | None
+    ended_at: str | None
+
+
+class JobRow(OutcomeRow):
+    """A job, alive or ended."""
 
     job_id: str
     uid: str
@@ -126,12 +205,20 @@ class JobRow(TypedDict):
     priority: str
     submitted_at: str | None
     ended_at: str | None
-    attempts: list[dict[str, Any]]
+    attempts: list[AttemptRow]
     retries_left: int
-    outcome: str | None
-    exit_code: int | None
-    signal: int | None
-    detail: str | None
+
+
+class JobList(TypedDict):
+    jobs: list[JobRow]
+
+
+class JobDetail(TypedDict):
+    """One job; when it is submitted also why it waits, node by node, and the decision about it."""
+
+    job: JobRow
+    reasons: NotRequired[list[str]]
+    decision: NotRequired[DecisionRow | None]
 
 
 class RecommendationRow(TypedDict):
@@ -144,6 +231,145 @@ class RecommendationRow(TypedDict):
     cause: str
     reason: str
     since: str | None
+
+
+class RecommendationList(TypedDict):
+    recommendations: list[RecommendationRow]
+
+
+class EventRecord(TypedDict):
+    """One event of the audit trail."""
+
+    seq: int
+    time: str | None
+    type: str
+    user: str | None
+    subject: str
+    job_id: str | None
+    node_id: str | None
+    reason: str | None
+    data: dict[str, Any]
+
+
+class QueuedRequest(TypedDict):
+    """A request in the queue, or one whose end is waited for."""
+
+    allocation_id: str
+    job_id: str | None
+    user: str
+    priority: str
+    asked: str
+    waited_seconds: float
+
+
+class WaitReason(TypedDict):
+    node_id: str | None
+    why: str
+
+
+_WaitsFor = TypedDict("_WaitsFor", {"for": list[QueuedRequest]})
+
+
+class WaitingRow(_WaitsFor):
+    """Why a request waits. `for` are the leases that have to end first, where its placement is decided."""
+
+    since: str | None
+    waited_seconds: float
+    gives_up_at: str | None
+    position: int | None
+    of: int | None
+    ahead: list[QueuedRequest]
+    estimated_start: str | None
+    start_reason: str
+    reasons: list[WaitReason]
+
+
+class PlacementRow(TypedDict):
+    """One placement of a job or a lease, and why it was chosen."""
+
+    number: int
+    allocation_id: str
+    node_id: str
+    assigned_at: str | None
+    started_at: str | None
+    ended_at: str | None
+    outcome: str | None
+    detail: str | None
+    waited_seconds: float | None
+    decision: DecisionRow | None
+    displaced: list[str]
+    made_room_for: dict[str, Any] | None
+
+
+class Explanation(TypedDict):
+    """Why it waits, why it is there, why it was stopped, when it will start."""
+
+    kind: str
+    id: str
+    state: str
+    waiting: WaitingRow | None
+    placements: list[PlacementRow]
+    stopping: str | None
+    refusal: dict[str, Any] | None
+    end: dict[str, Any] | None
+    events: list[EventRecord]
+
+
+class LentTotals(TypedDict):
+    """What was lent, and of that what is still held."""
+
+    leases: int
+    core_hours: float
+    gb_hours: float
+    gpu_hours: float
+    held_leases: int
+    held_cores: float
+    held_gb: float
+    held_gpus: float
+
+
+class LendingRow(LentTotals):
+    """Totals of one lender, borrower, pair of them, or day."""
+
+    node_id: NotRequired[str | None]
+    user: NotRequired[str | None]
+    target_node: NotRequired[str | None]
+    day: NotRequired[str | None]
+
+
+class LendingReport(TypedDict):
+    """Who lent whom how much."""
+
+    since: str | None
+    until: str | None
+    by: str | None
+    rows: list[LendingRow]
+    lenders: list[LendingRow]
+    borrowers: list[LendingRow]
+    total: LentTotals
+
+
+class JoinAnswer(TypedDict):
+    """The name under which a node joined."""
+
+    node: str
+    joined_at: str | None
+
+
+class Health(TypedDict):
+    status: str
+
+
+class ErrorBody(TypedDict):
+    type: str
+    message: str
+    reasons: list[str]
+
+
+class ErrorAnswer(TypedDict):
+    """Why a request failed."""
+
+    error: ErrorBody
 
 
 class ResourceStatus(TypedDict):

@@ -1,4 +1,4 @@
-"""The control plane as a process: composes Grid, agent and store, and serves the Unix socket.
+"""The control plane as a process: composes grid, agent, store and services, and serves the Unix socket and REST.
 
-Nothing is decided here; what can be asked for is in `requests`, how it is answered in `api`.
+Nothing is decided here. What can be requested is in `api/requests.py`, what answers it in `services`.
 """

@@ -1,7 +1,7 @@
-"""`python -m distributed_grid.server`: what `starting` runs; people type `grid daemon start`.
+"""`python -m distributed_grid.server`: the daemon process; people type `grid daemon start`.
 
-The seat is taken before anything heavy is imported: of many candidates that start at once, all but one
-step back after a few milliseconds.
+The lock is acquired before anything heavy is imported: of many daemons that start at once, all but one exit after a few
+milliseconds.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from distributed_grid.state_dir import StateDir
 
 
 def main() -> int:
-    """Be the control plane until told to stop or idle; the exit code of the process."""
+    """Run the control plane until stopped or idle; the exit code of the process."""
     options = _options()
-    starter = StartupReport(options.report)
-    places = StateDir(options.state_dir)
-    seat = InstanceLock(places)
+    startup = StartupReport(options.report)
+    state_dir = StateDir(options.state_dir)
+    instance_lock = InstanceLock(state_dir)
     try:
-        places.create()
-        seat.take()
+        state_dir.create()
+        instance_lock.acquire()
     except AlreadyRunning:
-        starter.tell("taken")
+        startup.send("taken")
         return 0
     except GridError as failure:
-        starter.tell("failed", str(failure))
+        startup.send("failed", str(failure))
         return 1
     try:
-        _take_what_the_machine_gives()
+        _raise_process_limits()
         from distributed_grid.server.daemon import serve
 
-        return serve(places, seat, options, starter)
+        return serve(state_dir, instance_lock, options, startup)
     finally:
-        seat.leave()
+        instance_lock.release()
 
 
 def _options() -> argparse.Namespace:
@@ -46,14 +46,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--state-dir", required=True)
     parser.add_argument("--config")
     parser.add_argument("--explicit", action="store_true", help="the user named this config")
-    parser.add_argument("--report", type=int, help="descriptor that hears of readiness or failure")
-    parser.add_argument("--stay", action="store_true", help="do not go away when idle")
+    parser.add_argument("--report", type=int, help="descriptor for the startup report")
+    parser.add_argument("--stay", action="store_true", help="do not exit when idle")
     parser.add_argument("--idle-seconds", type=float, default=900.0)
     return parser.parse_args()
 
 
-def _take_what_the_machine_gives() -> None:
-    """All cores, whoever pinned the command that started us, and as many descriptors as allowed."""
+def _raise_process_limits() -> None:
+    """Use all cores, however the starting command was pinned, and as many descriptors as allowed."""
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

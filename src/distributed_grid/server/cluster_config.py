@@ -1,9 +1,4 @@
-"""Which config the control plane uses: the one it was given, unless work goes on under another one.
-
-What the config says about nodes whose agents have just told what they have.
-
-The ledger in line with the config: its rules, its nodes, and nothing of what the config before it named.
-"""
+"""Config of the cluster: which one the daemon uses, and its nodes and policies in the ledger."""
 
 from __future__ import annotations
 
@@ -42,12 +37,12 @@ class SelectedConfig:
         self.digest = file_digest(path) if path else None
 
 
-def choose_config(path: str | None, explicit: bool, store: Store, places: StateDir) -> SelectedConfig:
-    """The config named by the user; else the one that work still goes on under; else the one that was found."""
+def select_config(path: str | None, explicit: bool, store: Store, state_dir: StateDir) -> SelectedConfig:
+    """The config named by the user; else the one that living leases and jobs were made under; else the one found."""
     if not explicit and any(row.kind in ("lease", "job") for row in store.load().live):
-        last = _last_path(places)
+        last = _last_path(state_dir)
         if last != path:
-            log.info("work goes on: using the config of before, %s", last)
+            log.info("leases or jobs are alive: using the previous config, %s", last)
         path = last
     return SelectedConfig(_load(path), path)
 
@@ -56,38 +51,38 @@ def _load(path: str | None) -> ClusterConfig:
     return ClusterConfig.from_yaml(path) if path else ClusterConfig.embedded(socket.gethostname())
 
 
-def save_selection(chosen: SelectedConfig, places: StateDir, *, stay: bool) -> None:
-    """Note the config, and whether to stay, for a control plane that has to go on in this one's place."""
-    fresh = _note(places).with_suffix(".new")  # whole or not at all: a full disk must not empty the note
+def save_selection(selected: SelectedConfig, state_dir: StateDir, *, stay: bool) -> None:
+    """Record the config, and whether to keep running, for the successor of a daemon that crashes."""
+    fresh = _note_path(state_dir).with_suffix(".new")  # whole or not at all: a full disk must not empty the note
     with contextlib.suppress(OSError):
-        fresh.write_text(json.dumps({"config": chosen.path, "stay": stay}))
-        fresh.replace(_note(places))
+        fresh.write_text(json.dumps({"config": selected.path, "stay": stay}))
+        fresh.replace(_note_path(state_dir))
 
 
-def should_keep_running(places: StateDir) -> bool:
-    """Whether the last control plane was to stay, and nobody has stopped it since."""
-    return bool(_read_note(places).get("stay"))
+def should_keep_running(state_dir: StateDir) -> bool:
+    """Whether the last daemon was to keep running, and nobody has stopped it since."""
+    return bool(_read_note(state_dir).get("stay"))
 
 
-def _last_path(places: StateDir) -> str | None:
-    found = _read_note(places).get("config")
+def _last_path(state_dir: StateDir) -> str | None:
+    found = _read_note(state_dir).get("config")
     return str(found) if found else None
 
 
-def _read_note(places: StateDir) -> dict[str, Any]:
+def _read_note(state_dir: StateDir) -> dict[str, Any]:
     try:
-        found = json.loads(_note(places).read_text())
+        found = json.loads(_note_path(state_dir).read_text())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _note(places: StateDir) -> Path:
-    return places.host_dir / "config.json"
+def _note_path(state_dir: StateDir) -> Path:
+    return state_dir.host_dir / "config.json"
 
 
 class ConfigRegistry(NodeRegistry):
-    """Answers out of a config."""
+    """What the config says about nodes, for agents that connect."""
 
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config

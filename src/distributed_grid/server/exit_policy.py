@@ -1,7 +1,4 @@
-"""How long a control plane stays: until it is told to stop, or until nothing is held and nobody comes any more.
-
-Whether a control plane makes room for its client's: for a newer version, or for another config.
-"""
+"""When the daemon exits: idle timer, explicit stop, and handover to a newer version or another config."""
 
 from __future__ import annotations
 
@@ -25,65 +22,65 @@ log = logging.getLogger(__name__)
 
 
 class IdleTimer:
-    """Knows since when nobody was served, and how long to wait then; for ever where `stays` is set."""
+    """Ends the daemon after `idle_seconds` without requests and without anything held; never with `keep_running`."""
 
-    def __init__(self, *, stays: bool, idle_seconds: float) -> None:
-        self.stays = stays
+    def __init__(self, *, keep_running: bool, idle_seconds: float) -> None:
+        self.keep_running = keep_running
         self._idle_seconds = idle_seconds
-        self._started = self._last_served = time.monotonic()
-        self._ending = asyncio.Event()
+        self._started = self._last_request = time.monotonic()
+        self._stopping = asyncio.Event()
 
     @property
     def uptime_seconds(self) -> float:
         return time.monotonic() - self._started
 
-    def served(self) -> None:
-        """Somebody was served just now."""
-        self._last_served = time.monotonic()
+    def reset(self) -> None:
+        """A request came in just now."""
+        self._last_request = time.monotonic()
 
-    def end(self) -> None:
-        """Wait no longer; safe to call twice."""
-        self._ending.set()
+    def stop(self) -> None:
+        """Let `wait` return; safe to call twice."""
+        self._stopping.set()
 
-    async def until_the_end(self, is_idle: Callable[[], Awaitable[bool]]) -> None:
-        """Return when told to stop, or when nothing was held and nobody was served for long enough."""
+    async def wait(self, is_idle: Callable[[], Awaitable[bool]]) -> None:
+        """Return on `stop`, or when `is_idle` held and no request came for long enough."""
         idle_since = time.monotonic()
-        while not self._ending.is_set():
+        while not self._stopping.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), min(max(self._idle_seconds / 10, 0.05), 5.0))
-            if self.stays or not await is_idle():
+                await asyncio.wait_for(self._stopping.wait(), min(max(self._idle_seconds / 10, 0.05), 5.0))
+            if self.keep_running or not await is_idle():
                 idle_since = time.monotonic()
-            elif time.monotonic() - max(idle_since, self._last_served) >= self._idle_seconds:
+            elif time.monotonic() - max(idle_since, self._last_request) >= self._idle_seconds:
                 log.info("idle for %g s", self._idle_seconds)
                 return
 
 
 def is_unused(ledger: Ledger, now: int) -> bool:
     """Whether nothing is held, nobody waits, and no agent elsewhere counts on this control plane."""
-    kept = ledger.engines or any(node.wanted for node in ledger.nodes.values())
-    blocks = any(not block.lost for block in ledger.blocks.values())
-    return not ledger.jobs and not blocks and not users_leases(ledger) and not kept
+    has_agents = ledger.engines or any(node.wanted for node in ledger.nodes.values())
+    has_blocks = any(not block.lost for block in ledger.blocks.values())
+    return not ledger.jobs and not has_blocks and not user_leases(ledger) and not has_agents
 
 
-def users_leases(ledger: Ledger) -> list[Lease]:
-    """What somebody holds or waits for; what the grid borrowed for its nodes keeps nobody from leaving."""
+def user_leases(ledger: Ledger) -> list[Lease]:
+    """Leases that somebody holds or waits for; automatic ones do not keep the daemon running."""
     return [lease for lease in ledger.leases.values() if not is_automatic(lease.request)]
 
 
-async def should_hand_over(hello: ClientHello, chosen: SelectedConfig, grid: Grid) -> bool:
-    """Whether to make room for whoever says this; Refused with what to type while something is held here."""
+async def should_hand_over(hello: ClientHello, selected: SelectedConfig, grid: Grid) -> bool:
+    """Whether to exit for the client's newer version or other config; Refused while that config is in use."""
     if _numbers(hello.version) > _numbers(__version__):
         log.info("handing over to version %s", hello.version)
         return True
-    if hello.config is None or hello.config == chosen.digest:
+    if hello.config is None or hello.config == selected.digest:
         return False
 
-    def held(ledger: Ledger, now: int) -> tuple[int, list[str]]:
+    def in_use(ledger: Ledger, now: int) -> tuple[int, list[str]]:
         wanted = [node.name for node in ledger.nodes.values() if node.wanted and not node.joined]
-        return len(users_leases(ledger)), wanted
+        return len(user_leases(ledger)), wanted
 
-    busy, served = await grid.read(held)
-    using = f"the running control plane uses {chosen.path or 'no config'}"
+    busy, served = await grid.read(in_use)
+    using = f"the running control plane uses {selected.path or 'no config'}"
     if busy:
         raise Refused(
             f"{using} and holds {busy} lease{'' if busy == 1 else 's'}; "
@@ -92,7 +89,7 @@ async def should_hand_over(hello: ClientHello, chosen: SelectedConfig, grid: Gri
     if served:
         raise Refused(f"{using} and agents run on {', '.join(served)}; first type: grid cluster stop")
     if hello.config_path is not None:
-        ClusterConfig.from_yaml(hello.config_path)  # one that cannot be used takes nobody's place
+        ClusterConfig.from_yaml(hello.config_path)  # an unusable config must not end this daemon
     log.info("handing over to config %s", hello.config_path)
     return True
 

@@ -1,4 +1,4 @@
-"""Being the only one: the lock, the socket, and the report to the starter."""
+"""Single-instance lock of the daemon, its listening socket, and the startup report to whoever started it."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ class AlreadyRunning(Exception):
 
 
 class InstanceLock:
-    """The right to be the one control plane of a state directory; held until `leave`.
+    """Held by the one daemon of a state directory; held until `release`.
 
-    The lock file is never unlinked, and its descriptor is passed on to nobody. Only its holder touches the socket.
+    The lock file is never unlinked, and its descriptor is inherited by nobody. Only its holder touches the socket.
     """
 
-    def __init__(self, places: StateDir) -> None:
-        self._places = places
+    def __init__(self, state_dir: StateDir) -> None:
+        self._state_dir = state_dir
         self._lock = -1
         self.listener: socket.socket | None = None
 
-    def take(self) -> None:
-        """Take the lock, or raise Taken."""
+    def acquire(self) -> None:
+        """Acquire the lock, or raise AlreadyRunning."""
         try:
-            lock = os.open(self._places.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            lock = os.open(self._state_dir.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as failure:
-            raise GridError(f"cannot use the state directory {self._places.root}: {failure.strerror}") from failure
+            where = self._state_dir.root
+            raise GridError(f"cannot use the state directory {where}: {failure.strerror}") from failure
         for _ in range(LOCK_ATTEMPTS):
             if try_lock(lock):
                 self._lock = lock
                 return
-            time.sleep(LOCK_RETRY_SECONDS)  # held, or a client is just looking whether it is (`StateDir.is_owned`)
+            time.sleep(LOCK_RETRY_SECONDS)  # held, or a client is just checking whether it is (`StateDir.is_owned`)
         os.close(lock)
         raise AlreadyRunning
 
     def listen(self) -> socket.socket:
-        """Replace whatever socket an earlier holder left, and listen."""
-        path = self._places.socket
+        """Replace the socket of an earlier holder, and listen."""
+        path = self._state_dir.socket
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         listener = socket.socket(socket.AF_UNIX)
@@ -63,27 +64,27 @@ class InstanceLock:
         self.listener = listener
         return listener
 
-    def hide(self) -> None:
-        """Let nobody new connect; safe to call twice."""
+    def unlink_socket(self) -> None:
+        """Refuse new connections; safe to call twice."""
         with contextlib.suppress(FileNotFoundError):
-            self._places.socket.unlink()
+            self._state_dir.socket.unlink()
 
-    def leave(self) -> None:
-        """Give the seat up, last of all; safe to call twice."""
+    def release(self) -> None:
+        """Release the lock, last of all; safe to call twice."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
 
 class StartupReport:
-    """The command that started this daemon and waits to hear how it went."""
+    """Pipe to the command that started this daemon and waits for the outcome."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
         if descriptor is not None:
             os.set_inheritable(descriptor, False)
 
-    def tell(self, state: str, message: str = "", *, bad_input: bool = False) -> None:
+    def send(self, state: str, message: str = "", *, bad_input: bool = False) -> None:
         """Report once; later calls do nothing."""
         if self._descriptor is None:
             return

@@ -1,4 +1,4 @@
-"""The agent of this machine: the same as on any node, without a wire between it and the control plane."""
+"""The agent of this machine, connected to the control plane without a network."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ def make_local_agent(
     local: tuple[str, ...],
     config: ClusterConfig,
     *,
-    places: StateDir,
-    links: AgentGateway,
+    state_dir: StateDir,
+    agents: AgentGateway,
     probe: MachineProbe,
     gpus: GpuProbe,
 ) -> Agent:
-    """The agent for these nodes of this machine; whoever made it starts and stops it."""
+    """The agent for these nodes of this machine; the caller starts and stops it."""
     meter = UsageMeter(probe, gpus)
     return Agent(
         local,
-        places.jobs,
+        state_dir.jobs,
         meter,
-        links,
+        agents,
         memory=lambda host, send: LentMemory(
-            places.host_dir / "memory",
+            state_dir.host_dir / "memory",
             (*local, ""),
             meter,
             host,
@@ -42,7 +42,7 @@ def make_local_agent(
 
 
 def local_nodes(ledger: Ledger, now: int) -> list[str]:
-    """The nodes of this machine, those too that only an earlier config named: work goes on there until it is over."""
+    """The nodes of this machine, also those that only an earlier config named: their jobs still run."""
     return [node.name for node in ledger.nodes.values() if node.host == "local"]
 
 

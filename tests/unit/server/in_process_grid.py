@@ -1,14 +1,17 @@
-"""A house of one grid for tests: the deeds as both doors see them, a clock that is moved by hand."""
+"""A grid inside the test process: its services, a store in memory, and a clock that is moved by hand."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from distributed_grid.adapters.stores.in_memory import MemoryStore
 from distributed_grid.api import requests
+from distributed_grid.control.attempt_files import AttemptFiles
 from distributed_grid.control.grid import Grid
+from distributed_grid.control.remote_files import RemoteFiles
 from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import (
     AttemptEnded,
@@ -20,7 +23,11 @@ from distributed_grid.domain.events import (
 )
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Node, Usage
-from distributed_grid.server.services.jobs import Caller, JobService
+from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.services.conversion import RequestConverter
+from distributed_grid.server.services.explanation import explain
+from distributed_grid.server.services.jobs import JobService
+from distributed_grid.server.services.leases import LeaseService
 
 BEGIN_MS = 1_700_000_000_000
 
@@ -35,8 +42,8 @@ class Clock:
         return self.ms
 
 
-class SmallHouse:
-    """What the deeds need of a daemon."""
+class InProcessGrid:
+    """A grid and the services that the daemon would have."""
 
     def __init__(self, *, sharing_enabled: bool = True) -> None:
         self.clock = Clock()
@@ -44,21 +51,34 @@ class SmallHouse:
         self.grid = Grid(self.store, self.clock)
         self.viewer = Viewer(0)
         self.sharing_enabled = sharing_enabled
-        self.custom_resources = frozenset({"fpga"})
-        self.is_leaving = False
-        self.deeds = JobService(self)  # type: ignore[arg-type]
+        self.is_stopping = False
+        self.compose()
 
-    async def open(self, *nodes: Node) -> SmallHouse:
+    def compose(self) -> None:
+        """Make the services; again after the grid was replaced."""
+        custom = frozenset({"fpga"})
+        converter = RequestConverter(self.grid, sharing_enabled=self.sharing_enabled, custom_resources=custom)
+        files = AttemptFiles(Path("unused"), RemoteFiles({}), lambda name: True)
+        self.leases = LeaseService(self.grid, self.get_viewer, converter, is_stopping=self.stopping)
+        self.jobs = JobService(self.grid, self.get_viewer, converter, files)
+
+    def get_viewer(self) -> Viewer:
+        return self.viewer
+
+    def stopping(self) -> bool:
+        return self.is_stopping
+
+    async def open(self, *nodes: Node) -> InProcessGrid:
         await self.grid.start()
         for node in nodes:
             await self.grid.handle(NodeDeclared(node))
             await self.grid.handle(HeartbeatReceived(node.name, Usage()))
         return self
 
-    async def live_through(self, story: Callable[[Any], Awaitable[None]]) -> None:
-        """A story that happens here; afterwards the ledger holds its laws, and the house is closed."""
+    async def run(self, scenario: Callable[[Any], Awaitable[None]]) -> None:
+        """Run a scenario; afterwards the ledger is consistent, and the grid is stopped."""
         try:
-            await asyncio.wait_for(story(self), 30)
+            await asyncio.wait_for(scenario(self), 30)
             (await self.grid.read(lambda ledger, now: ledger)).check()
         finally:
             await self.grid.stop()
@@ -72,11 +92,11 @@ class SmallHouse:
 
     async def submit(self, request_id: str, user: str = "ann", **fields: Any) -> dict[str, Any]:
         op = requests.convert({"request_id": request_id, "argv": ["true"], **fields}, requests.SubmitJob)
-        return await self.deeds.submit(op, Caller(user))
+        return await self.jobs.submit(op, Caller(user))
 
     async def ask(self, request_id: str, user: str = "ann", **fields: Any) -> dict[str, Any]:
         message = {"request_id": request_id, "resource_type": "cpu", "amount": 1, **fields}
-        return await self.deeds.ask(requests.convert(message, requests.RequestLease), Caller(user))
+        return await self.leases.request(requests.convert(message, requests.RequestLease), Caller(user))
 
     async def starts(self, uid: str) -> None:
         """The agent runs the current attempt."""
@@ -94,7 +114,7 @@ class SmallHouse:
         return job.attempts[-1].number, job.attempts[-1].fence
 
     async def explain(self, name: str, kind: str = "") -> dict[str, Any]:
-        return await self.deeds.explain(requests.Explain(name, kind))  # type: ignore[arg-type]
+        return await explain(self.grid, self.viewer, name, kind=kind)
 
     async def handle(self, event: Event) -> None:
         await self.grid.handle(event)

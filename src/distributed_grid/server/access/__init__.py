@@ -1,1 +1,1 @@
-"""Who gets in over the network, and where: the TCP port, certificates, tokens, agents' sockets."""
+"""Access over the network: tokens of users and nodes, admission, certificates, WebSockets of agents."""

@@ -1,4 +1,4 @@
-"""Who is let in at the port, and how people and nodes get what lets them in. Socket and REST both ask here."""
+"""Admission of users and nodes over the network: creating, listing and revoking tokens, joining, connecting."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ log = logging.getLogger(__name__)
 
 
 class AdvertisedAddress(Struct, frozen=True):
-    """How the port is reached from elsewhere: for the text of a join token."""
+    """How other machines reach the port: for the text of a join token."""
 
     addresses: tuple[str, ...]
     fingerprint: str = ""
 
 
 class Admission:
-    """Lets people and nodes in by their tokens.
+    """Authenticates nodes, and answers the requests about tokens.
 
-    `configured` are the names that no node may join under, `way` is how the port is reached now, and `shut_out` ends
-    the connections of a node whose key was revoked.
+    `configured` are the names that no node may join under, `advertised` is how the port is reached now, and
+    `disconnect` ends the connections of a node whose key was revoked.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class Admission:
         tokens: TokenStore,
         *,
         configured: Iterable[str],
-        way: Callable[[], AdvertisedAddress],
-        shut_out: Callable[[str], None],
+        advertised: Callable[[], AdvertisedAddress],
+        disconnect: Callable[[str], None],
     ) -> None:
         self.tokens = tokens
         self._configured = frozenset(configured)
-        self._way = way
-        self._shut_out = shut_out
+        self._advertised = advertised
+        self._disconnect = disconnect
 
     def admit(self, path: str, headers: Mapping[str, str]) -> str | None:
         """The node that may open a channel with these headers, if any."""
@@ -64,20 +64,20 @@ class Admission:
         return {"token": token_view(await asyncio.to_thread(self.tokens.add, token), self.tokens.now_ms())}
 
     async def create_join_token(self, op: requests.CreateJoinToken) -> dict[str, Any]:
-        """Everything the caller needs to write the token down; the secret is its own."""
+        """Everything the caller needs to print the token; only the caller knows the secret."""
         if op.node:
             self._check_name(op.node)
         grant = JoinGrant(op.token_id, op.secret_hash, op.node, expires_ms=self._expiry(op.ttl_seconds))
-        way = self._way()
+        address = self._advertised()
         made = await asyncio.to_thread(self.tokens.add_grant, grant)
         view = grant_view(made, self.tokens.now_ms())
-        return {"join_token": view, "addresses": list(way.addresses), "fingerprint": way.fingerprint}
+        return {"join_token": view, "addresses": list(address.addresses), "fingerprint": address.fingerprint}
 
-    def list_tokens(self) -> dict[str, Any]:
+    async def list_tokens(self) -> dict[str, Any]:
         now = self.tokens.now_ms()
         return {"tokens": [token_view(token, now) for token in self.tokens.tokens()]}
 
-    def list_join_tokens(self) -> dict[str, Any]:
+    async def list_join_tokens(self) -> dict[str, Any]:
         now = self.tokens.now_ms()
         return {"join_tokens": [grant_view(grant, now) for grant in self.tokens.grants()]}
 
@@ -86,14 +86,14 @@ class Admission:
         return {"token": token_view(token, self.tokens.now_ms())}
 
     async def revoke_join_token(self, name: str) -> dict[str, Any]:
-        """Shut the token out, and the node that joined with it, at once."""
+        """Revoke the token, and disconnect the node that joined with it at once."""
         grant = await asyncio.to_thread(self.tokens.revoke_grant, name)
         if grant.used_by:
-            self._shut_out(grant.used_by)
+            self._disconnect(grant.used_by)
         return {"join_token": grant_view(grant, self.tokens.now_ms())}
 
     async def join(self, op: requests.JoinRequest) -> dict[str, Any]:
-        """Exchange a join token for the right to come in under a key whose hash is given."""
+        """Exchange a join token for the right to connect with the key of this hash."""
         token = JoinToken.parse(op.token)
         if op.node:
             self._check_name(op.node)
@@ -117,7 +117,7 @@ class Admission:
             raise Refused(f"{name} is a node of the config, and joins from there")
 
     def _free(self, hostname: str) -> str:
-        """The name a machine gets that did not say one: its own, unless the config has given that away."""
+        """The name a machine gets that did not say one: its own, unless the config has given that aaddress."""
         return f"{hostname[:56]}-joined" if hostname in self._configured else hostname
 
     def _expiry(self, ttl_seconds: float) -> int:

@@ -1,12 +1,11 @@
-"""The door for agents: one WebSocket each, spoken without a web framework because a thousand of them beat every 2 s.
+"""WebSocket endpoint for agents: over TCP for those that joined, over one private Unix socket for each other node.
 
-Rule 1: who may come in, and as which node, is decided before the upgrade; what it says of other nodes is its lie.
-Rule 2: no input crashes or hangs this side: what is not a message of the protocol ends the connection with a word.
-Rule 3: an agent that does not read is cut off before its unread orders fill the memory.
+Without a web framework, because a thousand agents send a heartbeat every 2 s.
 
-Where the agents of other machines come in: one private Unix socket each, to which SSH or a hand in Ray forwards.
-
-A socket speaks only the agents' protocol, and only for its own node.
+- Who may connect, and as which node, is decided before the upgrade; what an agent says of other nodes does not count.
+- No input crashes or hangs this side: what is not a message of the protocol ends the connection with a reason.
+- An agent that does not read is cut off before its unread orders fill the memory.
+- A Unix socket, to which SSH or the Ray node actor forwards, serves only its own node.
 """
 
 from __future__ import annotations
@@ -61,8 +60,15 @@ class AgentMessageSink(Protocol):
 class AgentWebSocket(asyncio.Protocol):
     """One agent's connection."""
 
-    def __init__(self, reception: AgentMessageSink, admit: Admit, *, hello_seconds: float = HELLO_SECONDS) -> None:
-        self._reception = reception
+    def __init__(
+        self,
+        agents: AgentMessageSink,
+        admit: Admit,
+        *,
+        hello_seconds: float = HELLO_SECONDS,
+        on_close: Callable[[AgentWebSocket], None] | None = None,
+    ) -> None:
+        self._agents = agents
         self._admit = admit
         self._hello_seconds = hello_seconds
         self._socket = ServerProtocol(max_size=MAX_MESSAGE_BYTES, logger=log.getChild("websocket"))
@@ -71,7 +77,7 @@ class AgentWebSocket(asyncio.Protocol):
         self._greeted = False
         self._parts: list[bytes] = []
         self._deadline: asyncio.TimerHandle | None = None
-        self.on_close: Callable[[AgentWebSocket], None] = lambda door: None
+        self._on_close = on_close
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -87,8 +93,9 @@ class AgentWebSocket(asyncio.Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
         self._transport = None
-        self._reception.gone(self)
-        self.on_close(self)
+        self._agents.gone(self)
+        if self._on_close is not None:
+            self._on_close(self)
 
     def pause_writing(self) -> None:
         log.warning("%s does not read what it is told: cut off", self._node or "an agent")
@@ -97,7 +104,7 @@ class AgentWebSocket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._socket.receive_data(data)
-        self._take_in()
+        self._process_events()
         self._flush()
 
     def eof_received(self) -> None:
@@ -134,14 +141,14 @@ class AgentWebSocket(asyncio.Protocol):
         if self._socket.state is State.CLOSED:
             self._transport.close()
 
-    def _take_in(self) -> None:
+    def _process_events(self) -> None:
         for event in self._socket.events_received():
             if isinstance(event, Request):
-                self._let_in(event)
+                self._upgrade(event)
             elif isinstance(event, Frame):
-                self._hear(event)
+                self._on_frame(event)
 
-    def _let_in(self, request: Request) -> None:
+    def _upgrade(self, request: Request) -> None:
         try:
             headers = {name.lower(): value for name, value in request.headers.raw_items()}
             node = self._admit(request.path, headers)
@@ -153,7 +160,7 @@ class AgentWebSocket(asyncio.Protocol):
         self._node = node
         self._socket.send_response(self._socket.accept(request))
 
-    def _hear(self, frame: Frame) -> None:
+    def _on_frame(self, frame: Frame) -> None:
         if frame.opcode in (Opcode.PING, Opcode.PONG, Opcode.CLOSE):
             return
         if frame.opcode is Opcode.TEXT:
@@ -182,7 +189,7 @@ class AgentWebSocket(asyncio.Protocol):
             self._greeted = True
             if self._deadline is not None:
                 self._deadline.cancel()
-        self._reception.received(message, self)
+        self._agents.received(message, self)
 
     def _refuse(self, message: str) -> None:
         self.send(RejectAgent(message[:1000]))
@@ -195,11 +202,11 @@ BACKLOG = 64
 class AgentSockets:
     """The sockets of a daemon's nodes on other machines, below one folder."""
 
-    def __init__(self, folder: Path, links: AgentGateway) -> None:
+    def __init__(self, folder: Path, agents: AgentGateway) -> None:
         self._folder = folder
-        self._links = links
+        self._agents = agents
         self._servers: dict[str, asyncio.Server] = {}
-        self._doors: set[AgentWebSocket] = set()
+        self._websockets: set[AgentWebSocket] = set()
 
     def path_of(self, node: str) -> Path:
         return self._folder / f"{node}.sock"
@@ -218,7 +225,7 @@ class AgentSockets:
         if node not in self._servers:
             listener = _bind_private(self.path_of(node))
             self._servers[node] = await asyncio.get_running_loop().create_unix_server(
-                partial(self._door, node), sock=listener, backlog=BACKLOG
+                partial(self._accept, node), sock=listener, backlog=BACKLOG
             )
 
     def remove(self, node: str) -> None:
@@ -228,19 +235,18 @@ class AgentSockets:
             server.close()
             self.path_of(node).unlink(missing_ok=True)
 
-    def _door(self, node: str) -> AgentWebSocket:
-        door = AgentWebSocket(self._links, lambda path, headers: node)
-        self._doors.add(door)
-        door.on_close = self._doors.discard
-        return door
+    def _accept(self, node: str) -> AgentWebSocket:
+        websocket = AgentWebSocket(self._agents, lambda path, headers: node, on_close=self._websockets.discard)
+        self._websockets.add(websocket)
+        return websocket
 
     async def close(self) -> None:
-        """Let nobody in any more, and hang up. Safe to call twice."""
+        """Stop listening and close every connection. Safe to call twice."""
         for server in self._servers.values():
             server.close()
         self._servers = {}
-        for door in list(self._doors):
-            door.close("the control plane is leaving")
+        for websocket in list(self._websockets):
+            websocket.close("the control plane is leaving")
         for left in self._folder.glob("*.sock"):
             with contextlib.suppress(OSError):
                 left.unlink()

@@ -70,6 +70,19 @@ class Forbidden(Refused):
     """Whoever asks has no right to that: somebody else's thing, or a token that opens nothing."""
 
 
+class Caller(Struct, frozen=True):
+    """The user behind a request. An admin may end and extend what others own."""
+
+    user: str
+    admin: bool = False
+    team: str = ""
+
+    def must_own(self, owner: str, what: str) -> None:
+        """Forbidden for anybody but the owner or an admin."""
+        if not self.admin and owner != self.user:
+            raise Forbidden(f"{what} belongs to {owner}, not to {self.user}")
+
+
 class UserToken(Struct, frozen=True):
     """Lets a person in; `expires_ms` 0 is never."""
 

@@ -1,6 +1,6 @@
-"""The application: the routes of every noun under one roof, one shape for errors, and OpenAPI behind the token.
+"""REST application and its HTTP server, inside the daemon's event loop. Agents' WebSockets are passed on.
 
-HTTP on a socket that listens already, inside the daemon's own event loop; agents' WebSockets go to their door.
+Imported when the first connection arrives, not before: FastAPI takes a second and 40 MB. OpenAPI needs a token, too.
 """
 
 from __future__ import annotations
@@ -15,41 +15,29 @@ from pathlib import Path
 from typing import Any, cast
 
 import uvicorn
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from distributed_grid import __version__
-from distributed_grid.api import requests
+from distributed_grid.control.view_types import ErrorAnswer
 from distributed_grid.errors import BadInput, GridError
-from distributed_grid.server.context import DaemonContext
-from distributed_grid.server.rest import boosts, events, jobs, leases, metrics, nodes
-from distributed_grid.server.rest.auth import HostCheck, IsKnown, Visit, body_of, takes
-from distributed_grid.server.rest.models import Error, Health, Joined
+from distributed_grid.server.access.admission import Admission
+from distributed_grid.server.rest import routes
+from distributed_grid.server.rest.auth import Authenticated, HostCheck, IsKnownHost
+from distributed_grid.server.rest.listener import RestServices
 from distributed_grid.server.rest.responses import Answer, failure, refusal
 
 ABOUT = "Lends what is idle on your machines, for a while. Field names, once shipped, do not change."
-ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": Error, "description": "Why not."}}
-public = APIRouter(tags=["joining"])
+ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorAnswer, "description": "Why the request failed."}}
 
 
-@public.get("/health", response_model=Health, tags=["health"])
-async def health() -> Answer:
-    """Whether the control plane answers; needs no token and tells nothing else."""
-    return Answer({"status": "ok"})
-
-
-@public.post("/join", response_model=Joined, openapi_extra=takes(requests.JoinRequest))
-async def join(request: Request) -> Answer:
-    """Exchange a join token for the right to come in under a key of one's own, of which only the hash is sent."""
-    house: DaemonContext = request.app.state.house
-    return Answer(await house.admission.join(requests.convert(await body_of(request), requests.JoinRequest)))
-
-
-def make_app(house: DaemonContext, is_known_host: IsKnown) -> FastAPI:
-    """The application for one house; `is_known_host` says whether a Host header may name it."""
+def make_app(
+    services: RestServices, admission: Admission, *, is_known_host: IsKnownHost, on_request: Callable[[], None]
+) -> FastAPI:
+    """The application; `is_known_host` says whether a Host header may name it."""
     app = FastAPI(
         title="grid",
         version=__version__,
@@ -60,21 +48,19 @@ def make_app(house: DaemonContext, is_known_host: IsKnown) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.state.house = house
-    app.include_router(public, prefix="/v1")
-    for part in (nodes.router, leases.router, boosts.router, jobs.router, events.router):
-        app.include_router(part, prefix="/v1")
-    app.include_router(metrics.router)
+    app.state.services, app.state.admission = services, admission
+    app.include_router(routes.router)
+    app.include_router(routes.prometheus_router)
 
     @app.get("/openapi.json", include_in_schema=False)
-    async def openapi(visitor: Visit) -> Answer:
+    async def openapi(call: Authenticated) -> Answer:
         return Answer(app.openapi())
 
     app.add_exception_handler(GridError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _bug)
-    app.add_middleware(HostCheck, is_known_host=is_known_host, served=house.served)
+    app.add_middleware(HostCheck, is_known_host=is_known_host, on_request=on_request)
     return app
 
 
@@ -111,22 +97,21 @@ class UvicornServer:
     def __init__(
         self,
         listener: socket.socket,
-        house: DaemonContext,
+        app: FastAPI,
         *,
-        is_known_host: Callable[[str], bool],
-        open_door: AgentEndpoint,
+        agent_endpoint: AgentEndpoint,
         certificate: tuple[Path, Path] | None,
     ) -> None:
         def connection(**given: Any) -> asyncio.Protocol:
             return _Connection(self._server.transports, **given)
 
-        def door(**_: Any) -> asyncio.Protocol:
-            return open_door()
+        def websocket(**_: Any) -> asyncio.Protocol:
+            return agent_endpoint()
 
         config = uvicorn.Config(
-            cast(Any, make_app(house, is_known_host)),
+            cast(Any, app),
             http=cast(type[asyncio.Protocol], connection),
-            ws=cast(type[asyncio.Protocol], door),
+            ws=cast(type[asyncio.Protocol], websocket),
             lifespan="off",
             interface="asgi3",
             log_config=None,

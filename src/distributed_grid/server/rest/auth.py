@@ -1,10 +1,7 @@
-"""Who asks: every request but the ones for health and for joining carries a token.
+"""Request checks of REST: bearer token, Host and Origin headers, size of the body.
 
-What every request must pass before it is looked at: Host, Origin, size.
-
-Rule 1: a page in somebody's browser cannot speak to the grid under a name of its own (DNS rebinding), nor for
-another page (Origin).
-Rule 2: a request is at most 1 MB, whether or not it says so.
+Every request but those for health and joining needs a token. A page in a browser can reach the grid neither under a
+host name of its own (DNS rebinding) nor on behalf of another origin. A body has at most 1 MB, declared or not.
 """
 
 from __future__ import annotations
@@ -21,21 +18,23 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distributed_grid.errors import BadInput
-from distributed_grid.server.context import DaemonContext
+from distributed_grid.server.access.admission import Admission
+from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.rest.listener import RestServices
 from distributed_grid.server.rest.responses import Answer, TooLarge, Unauthorized, failure, refusal
-from distributed_grid.server.services.jobs import Caller, JobService
 
 BEARER = HTTPBearer(auto_error=False, description="A token: `grid daemon token create`, or the owner's own.")
-KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+MAX_BODY_BYTES = 1024 * 1024
+IsKnownHost = Callable[[str], bool]
+IDEMPOTENCY_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 class AuthenticatedRequest:
-    """One request: who asks, and those who can answer."""
+    """One request: its caller, its body, and the services that can answer it."""
 
     def __init__(self, request: Request, caller: Caller) -> None:
         self.caller = caller
-        self.house: DaemonContext = request.app.state.house
-        self.deeds = JobService(self.house)
+        self.services: RestServices = request.app.state.services
         self._request = request
 
     async def fields(self) -> dict[str, Any]:
@@ -46,25 +45,25 @@ class AuthenticatedRequest:
         """The same, with a request id: the body's, else the Idempotency-Key, else one made here."""
         fields = await self.fields()
         key = self._request.headers.get("idempotency-key")
-        if key is not None and not KEY.fullmatch(key):
+        if key is not None and not IDEMPOTENCY_KEY.fullmatch(key):
             raise BadInput("an Idempotency-Key has letters, digits, '-' and '_', at most 64")
         if key is not None and fields.get("request_id", key) != key:
             raise BadInput("request_id and Idempotency-Key say different things")
         return {"request_id": key or uuid.uuid4().hex, **fields}
 
 
-async def visit(
+async def authenticate(
     request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]
 ) -> AuthenticatedRequest:
-    """The visitor behind a request; refuses who has no token that counts."""
-    house: DaemonContext = request.app.state.house
-    token = house.admission.tokens.user_of(credentials.credentials) if credentials is not None else None
+    """The request with its caller; Unauthorized without a valid token."""
+    admission: Admission = request.app.state.admission
+    token = admission.tokens.user_of(credentials.credentials) if credentials is not None else None
     if token is None:
         raise Unauthorized("a token is needed: Authorization: Bearer …; see grid daemon token create")
     return AuthenticatedRequest(request, Caller(token.user, token.admin, token.team))
 
 
-Visit = Annotated[AuthenticatedRequest, Depends(visit)]
+Authenticated = Annotated[AuthenticatedRequest, Depends(authenticate)]
 
 
 async def body_of(request: Request) -> dict[str, Any]:
@@ -80,7 +79,7 @@ async def body_of(request: Request) -> dict[str, Any]:
 
 
 def takes(kind: type, *left_out: str) -> dict[str, Any]:
-    """The body of an operation as OpenAPI tells it: the fields of a message of `requests`."""
+    """The body of an operation for OpenAPI: the fields of a request type, but `left_out`."""
     _, parts = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
     schema = parts[kind.__name__]
     hidden = {"op", *left_out}
@@ -91,17 +90,13 @@ def takes(kind: type, *left_out: str) -> dict[str, Any]:
     return {"requestBody": {"required": bool(schema["required"]), "content": {"application/json": {"schema": schema}}}}
 
 
-MAX_BODY_BYTES = 1024 * 1024
-IsKnown = Callable[[str], bool]
-
-
 class HostCheck:
-    """Lets through what may be looked at; `served` hears of each."""
+    """Middleware that refuses wrong Host and Origin headers and large bodies; `on_request` is called for the rest."""
 
-    def __init__(self, app: ASGIApp, *, is_known_host: IsKnown, served: Callable[[], None]) -> None:
+    def __init__(self, app: ASGIApp, *, is_known_host: IsKnownHost, on_request: Callable[[], None]) -> None:
         self._app = app
         self._is_known_host = is_known_host
-        self._served = served
+        self._on_request = on_request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -112,11 +107,11 @@ class HostCheck:
         if problem is not None:
             await problem(scope, receive, send)
             return
-        self._served()
+        self._on_request()
         try:
             await self._app(scope, _limited(receive), send)
         finally:
-            self._served()
+            self._on_request()
 
     def _problem(self, headers: dict[str, str], scheme: str) -> Answer | None:
         host = headers.get("host", "")

@@ -1,10 +1,8 @@
-"""The one TCP port: bound when the daemon starts, served from the first connection on.
+"""TCP listener for REST and for agents that joined: address, TLS, and loading the HTTP server on demand.
 
-Rule 1: until somebody knocks it costs a socket; what serves it is loaded then, in a thread.
-Rule 2: nothing but loopback is spoken to in the clear, unless that was forced.
-Rule 3: where it listens is in `rest.json` (0600) while it does.
-
-The address of the REST port, and the rule that nobody's traffic crosses a network in the clear by accident.
+- Until the first connection it costs a socket; what serves it is imported then, in a thread.
+- Without TLS it listens on loopback only, unless that was forced.
+- Where it listens is in `rest.json` (0600) while it does.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ import logging
 import socket
 import struct
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -32,9 +30,15 @@ from distributed_grid.posix.private_files import write_private
 from distributed_grid.server.access.admission import Admission, AdvertisedAddress
 from distributed_grid.server.access.agent_websocket import AgentMessageSink, AgentWebSocket
 from distributed_grid.server.access.tokens import TokenStore
-from distributed_grid.server.context import DaemonContext
+from distributed_grid.server.services.boosts import BoostService
+from distributed_grid.server.services.jobs import JobService
+from distributed_grid.server.services.leases import LeaseService
+from distributed_grid.server.services.nodes import NodeService
+from distributed_grid.server.services.reports import ReportService
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from distributed_grid.server.access.certificates import Certificate
     from distributed_grid.server.rest.app import UvicornServer
 
@@ -43,6 +47,7 @@ DEFAULT_PORT = 7433
 LISTEN_BACKLOG = 1024
 WILDCARDS = ("0.0.0.0", "::")
 _SIOCGIFADDR = 0x8915
+log = logging.getLogger(__name__)
 
 
 class Address(Struct, frozen=True):
@@ -140,7 +145,14 @@ def own_addresses() -> list[str]:
     return found
 
 
-log = logging.getLogger(__name__)
+class RestServices(NamedTuple):
+    """The services that answer REST requests."""
+
+    nodes: NodeService
+    leases: LeaseService
+    boosts: BoostService
+    jobs: JobService
+    reports: ReportService
 
 
 class RestListener:
@@ -148,34 +160,38 @@ class RestListener:
 
     def __init__(
         self,
-        house: DaemonContext,
+        services: RestServices,
         folder: Path,
         settings: ServerConfig,
         *,
         configured: Iterable[str],
-        reception: AgentMessageSink,
+        agents: AgentMessageSink,
+        on_request: Callable[[], None],
     ) -> None:
-        self._house = house
+        self._services = services
         self._folder = folder
         self._settings = settings
-        self._reception = reception
+        self._agents = agents
+        self._on_request = on_request
         self._address = Address()
         self._listener: socket.socket | None = None
-        self._at: tuple[str, int] = ("", 0)
+        self._bound_to: tuple[str, int] = ("", 0)
         self._known_hosts: frozenset[str] = frozenset()
         self._certificate: Certificate | None = None
-        self._serving: UvicornServer | None = None
+        self._server: UvicornServer | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._doors: weakref.WeakSet[AgentWebSocket] = weakref.WeakSet()
-        self.admission = Admission(TokenStore(folder), configured=configured, way=self._way, shut_out=self._shut_out)
+        self._agent_sockets: weakref.WeakSet[AgentWebSocket] = weakref.WeakSet()
+        self.admission = Admission(
+            TokenStore(folder), configured=configured, advertised=self._advertised, disconnect=self._disconnect
+        )
 
     async def start(self, owner: str) -> None:
-        """Listen where the last `listen` said, else where the config does."""
+        """Listen at the address of the last `listen`, else at that of the config."""
         self.admission.tokens.ensure_owner(owner)
-        await self._open(self._remembered() or self._configured())
+        await self._open(self._saved_address() or self._configured_address())
 
     async def listen(self, op: KeepRunning) -> None:
-        """Listen somewhere else from now on; where that cannot be, nothing changes and the reason is raised."""
+        """Listen at another address from now on; if that fails, nothing changes and the reason is raised."""
         if not op.listen:
             return
         await self._open(parse_address(op.listen, tls=op.tls, force_plain=op.force_plain))
@@ -187,7 +203,7 @@ class RestListener:
             (self._folder / "listen.json").unlink()
 
     async def stop(self) -> None:
-        """Close the port and everything that came in through it."""
+        """Close the port and every connection through it."""
         with contextlib.suppress(FileNotFoundError):
             (self._folder / "rest.json").unlink()
         await self._close()
@@ -197,19 +213,19 @@ class RestListener:
         """Where this machine's own programs find it."""
         if self._listener is None:
             return None
-        host, port = self._at
+        host, port = self._bound_to
         scheme = "https" if self._certificate else "http"
         return f"{scheme}://{host_port('127.0.0.1' if host in WILDCARDS else host, port)}"
 
     @property
     def is_busy(self) -> bool:
-        return self._loading is not None or (self._serving is not None and self._serving.is_busy)
+        return self._loading is not None or (self._server is not None and self._server.is_busy)
 
     async def _open(self, address: Address) -> None:
         if self._listener is not None and address == self._address:
             return
         certificate = await self._certificate_for(address)
-        before = replace(self._address, port=self._at[1]) if self._listener is not None else None
+        before = replace(self._address, port=self._bound_to[1]) if self._listener is not None else None
         await self._close()  # first: the new address may be another one of the same port
         try:
             listener = address.bind()
@@ -218,12 +234,12 @@ class RestListener:
                 await self._open(before)
             raise
         self._address, self._listener, self._certificate = address, listener, certificate
-        self._at = (address.host, listener.getsockname()[1])
+        self._bound_to = (address.host, listener.getsockname()[1])
         self._known_hosts = frozenset(name.lower() for name in ("localhost", "127.0.0.1", "::1", *self._names(address)))
         if address.force_plain and not address.is_local:
-            log.warning("listening on %s WITHOUT TLS, as it was forced to", host_port(*self._at))
-        self._write("rest.json", msgspec.json.encode(self._card()))
-        asyncio.get_running_loop().add_reader(listener.fileno(), self._knocked, listener)
+            log.warning("listening on %s WITHOUT TLS, as forced", host_port(*self._bound_to))
+        self._write("rest.json", msgspec.json.encode(self._description()))
+        asyncio.get_running_loop().add_reader(listener.fileno(), self._on_first_connection, listener)
 
     async def _close(self) -> None:
         listener, self._listener = self._listener, None
@@ -231,52 +247,56 @@ class RestListener:
             asyncio.get_running_loop().remove_reader(listener.fileno())
         if self._loading is not None:
             await asyncio.gather(self._loading, return_exceptions=True)
-        if self._serving is not None:
-            await self._serving.stop()
-            self._serving = None
+        if self._server is not None:
+            await self._server.stop()
+            self._server = None
         if listener is not None:
             listener.close()
 
-    def _knocked(self, listener: socket.socket) -> None:
-        """The first connection: load what serves it, and let it."""
+    def _on_first_connection(self, listener: socket.socket) -> None:
+        """Load the HTTP server, and let it accept."""
         asyncio.get_running_loop().remove_reader(listener.fileno())
         self._loading = asyncio.create_task(self._serve(listener))
 
     async def _serve(self, listener: socket.socket) -> None:
         try:
-            server_class = await asyncio.to_thread(_load_server)
+            make_app, server_class = await asyncio.to_thread(_load_server)
             if self._listener is not listener:
                 return
             files = (self._certificate.certificate, self._certificate.key) if self._certificate else None
-            self._serving = server_class(
+            self._server = server_class(
                 listener,
-                self._house,
-                is_known_host=self._is_known_host,
-                open_door=self._open_door,
+                make_app(
+                    self._services,
+                    self.admission,
+                    is_known_host=self._is_known_host,
+                    on_request=self._on_request,
+                ),
+                agent_endpoint=self._accept_agent,
                 certificate=files,
             )
-            self._serving.start()
+            self._server.start()
         except Exception:  # the daemon goes on without REST, and says why
             log.exception("REST could not be loaded")
         finally:
             self._loading = None
 
-    def _open_door(self) -> AgentWebSocket:
-        door = AgentWebSocket(self._reception, self.admission.admit)
-        self._doors.add(door)
-        return door
+    def _accept_agent(self) -> AgentWebSocket:
+        websocket = AgentWebSocket(self._agents, self.admission.admit)
+        self._agent_sockets.add(websocket)
+        return websocket
 
-    def _shut_out(self, node: str) -> None:
-        for door in list(self._doors):
-            if node in door.nodes:
-                door.close("revoked")
+    def _disconnect(self, node: str) -> None:
+        for websocket in list(self._agent_sockets):
+            if node in websocket.nodes:
+                websocket.close("revoked")
 
-    def _configured(self) -> Address:
+    def _configured_address(self) -> Address:
         settings = self._settings
         host = "127.0.0.1" if settings.host == "local" else settings.host.strip("[]")
         return Address(host, settings.port, settings.tls, settings.force_plain)
 
-    def _remembered(self) -> Address | None:
+    def _saved_address(self) -> Address | None:
         try:
             return msgspec.json.decode((self._folder / "listen.json").read_bytes(), type=Address)
         except (OSError, msgspec.DecodeError):
@@ -309,22 +329,22 @@ class RestListener:
                 return bool(ipaddress.ip_address(name))
         return False
 
-    def _way(self) -> AdvertisedAddress:
+    def _advertised(self) -> AdvertisedAddress:
         """The addresses that other machines may try, best first."""
         hosts = [*self._settings.names, *(own_addresses() if self._address.is_wildcard else [self._address.host])]
-        addresses = tuple(host_port(host, self._at[1]) for host in dict.fromkeys(hosts))
+        addresses = tuple(host_port(host, self._bound_to[1]) for host in dict.fromkeys(hosts))
         return AdvertisedAddress(addresses, self._certificate.fingerprint if self._certificate else "")
 
-    def _card(self) -> dict[str, Any]:
+    def _description(self) -> dict[str, Any]:
         fingerprint = self._certificate.fingerprint if self._certificate else None
-        return {"url": self.url, "host": self._at[0], "port": self._at[1], "fingerprint": fingerprint}
+        return {"url": self.url, "host": self._bound_to[0], "port": self._bound_to[1], "fingerprint": fingerprint}
 
     def _write(self, name: str, content: bytes) -> None:
         write_private(self._folder / name, content, durable=False)
 
 
-def _load_server() -> type[UvicornServer]:
-    """The HTTP server with everything it imports: a second and 40 MB, spent on the first connection."""
-    from distributed_grid.server.rest.app import UvicornServer
+def _load_server() -> tuple[Callable[..., FastAPI], type[UvicornServer]]:
+    """The application and its server, with everything they import: a second and 40 MB."""
+    from distributed_grid.server.rest.app import UvicornServer, make_app
 
-    return UvicornServer
+    return make_app, UvicornServer

@@ -1,4 +1,4 @@
-"""One client's connection: frames in, answers out, in order, with back-pressure."""
+"""One client's connection to the socket: requests in, answers out, in order, with back-pressure."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _encoder = msgspec.json.Encoder()
 
 
 class Connection(asyncio.Protocol):
-    """Answers one client, one message after the other; a client that hangs up stops what it asked to follow."""
+    """Answers one client, one request after the other; a client that hangs up cancels the request being answered."""
 
-    def __init__(self, serve: Callable[[Connection, bytes], Awaitable[None]], open_ones: set[Connection]) -> None:
+    def __init__(self, serve: Callable[[Connection, bytes], Awaitable[None]], connections: set[Connection]) -> None:
         self._serve = serve
-        self._open_ones = open_ones
+        self._connections = connections
         self._unpacker = Unpacker(MAX_REQUEST_BYTES)
         self._messages: asyncio.Queue[bytes] = asyncio.Queue()
-        self._may_write = asyncio.Event()
-        self._may_write.set()
+        self._writable = asyncio.Event()
+        self._writable.set()
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
-        self.busy = False
+        self._busy = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -42,12 +42,12 @@ class Connection(asyncio.Protocol):
             log.warning("a connection of uid %d was refused", peer_uid(peer))
             transport.abort()
             return
-        self._open_ones.add(self)
+        self._connections.add(self)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._open_ones.discard(self)
-        self._may_write.set()
+        self._connections.discard(self)
+        self._writable.set()
         if self._task is not None:
             self._task.cancel()
 
@@ -62,33 +62,33 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def pause_writing(self) -> None:
-        self._may_write.clear()
+        self._writable.clear()
 
     def resume_writing(self) -> None:
-        self._may_write.set()
+        self._writable.set()
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
 
     @property
-    def unserved(self) -> bool:
-        """Whether something was asked that has not been answered."""
-        return self.busy or not self._messages.empty()
+    def has_unanswered(self) -> bool:
+        """Whether a request has not been answered yet."""
+        return self._busy or not self._messages.empty()
 
     async def _run(self) -> None:
         while True:
             body = await self._messages.get()
-            self.busy = True
+            self._busy = True
             try:
                 await self._serve(self, body)
             except GridError as error:
                 self.send({"error": error_view(error)})
-            except Exception:  # the outermost loop of a client: a bug is told and logged, the others go on
+            except Exception:  # the outermost loop of a client: a bug is reported and logged, the other clients go on
                 log.exception("a request failed")
                 self.send({"error": {"type": "Bug", "message": "the control plane has a bug; see its log"}})
             finally:
-                self.busy = False
+                self._busy = False
 
     def send(self, message: Any) -> None:
         """Send a JSON message."""
@@ -99,10 +99,10 @@ class Connection(asyncio.Protocol):
             self._transport.write(frame(kind, body))
 
     async def drain(self) -> None:
-        """Wait until the client has taken what was sent."""
-        await self._may_write.wait()
+        """Wait until the client has received what was sent."""
+        await self._writable.wait()
 
 
 def encode_answer(message: Any) -> bytes:
-    """A message as it travels."""
+    """A message as JSON."""
     return _encoder.encode(message)

@@ -1,1 +1,1 @@
-"""What can be asked of the grid: one service per noun, used by the socket and by REST."""
+"""Services that answer requests, one per noun; used by the socket (`rpc`) and by REST (`rest`)."""

@@ -1,10 +1,8 @@
-"""Boosts: what nodes lend to one that needs more, for a while. Socket and REST both end here.
+"""Boosts: resources of one node lent to another for a while, and commands that use them. Used by socket and REST.
 
-Rule 1: a boost is a lease for a target node that somebody asked for (`is_boost`); the ledger is all there is of it.
-Rule 2: the source is never the target, and where one is named nobody else lends.
-Rule 3: a refusal begins with the words that the guides know it by, and goes on with what keeps each node from lending.
-
-Commands that use a boost: jobs under its lease, on the node that lends it, with Ray set up to use it, too.
+A boost is a lease for a target node that somebody requested (`is_boost`); the ledger is its only record. The source is
+never the target, and a named source is the only lender. A refusal begins with the words that the guides document, and
+goes on with what keeps each node from lending.
 """
 
 from __future__ import annotations
@@ -12,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
+from collections.abc import Awaitable, Callable
 
 from distributed_grid.api import requests
-from distributed_grid.control.views import View
+from distributed_grid.control.grid import Grid
+from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import JobSubmitted, LeaseReleased, RequestRefused
 from distributed_grid.domain.jobs import Command
 from distributed_grid.domain.leases import Lease, Request
@@ -24,8 +24,9 @@ from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.states import LeaseEnd, LeaseState
 from distributed_grid.errors import Ambiguous, NotFound, Refused, TimedOut
 from distributed_grid.reactor import JobAnswer
-from distributed_grid.server.context import DaemonContext
-from distributed_grid.server.services.jobs import Caller, JobService
+from distributed_grid.server.access.tokens import Caller
+from distributed_grid.server.services.boost_file_sync import BoostFileSync
+from distributed_grid.server.services.leases import LeaseService
 from distributed_grid.server.services.lookup import find_lease
 
 BIND_SECONDS = 60.0
@@ -35,38 +36,56 @@ ADVICE = "ask for less or for something else, or stand in line (--wait); see `gr
 
 
 class BoostService:
-    """Asks for boosts and ends them; holds nothing but the house it serves in."""
+    """Answers the requests about boosts.
 
-    def __init__(self, house: DaemonContext, deeds: JobService) -> None:
-        self._house = house
-        self._deeds = deeds
+    `ray_environment` gives the variables with which a Ray program on a node finds its cluster. `is_stopping` tells a
+    client that hung up from a daemon that stops: only the former loses what it waited for.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        viewer: Callable[[], Viewer],
+        leases: LeaseService,
+        boost_file: BoostFileSync,
+        *,
+        sharing_enabled: bool,
+        ray_environment: Callable[[str], Awaitable[dict[str, str]]],
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._grid = grid
+        self._viewer = viewer
+        self._leases = leases
+        self._boost_file = boost_file
+        self._sharing_enabled = sharing_enabled
+        self._ray_environment = ray_environment
+        self._is_stopping = is_stopping
 
     async def list(self, op: requests.ListBoosts) -> View:
         """The boosts of a node, or all of them, summed up by type."""
 
-        def look(ledger: Ledger, now: int) -> list[View]:
+        def view_boosts(ledger: Ledger, now: int) -> list[View]:
             if op.node and op.node not in ledger.nodes:
                 raise NotFound(_no_target(op.node, ledger))
-            return self._house.viewer.boosts(ledger, op.node)
+            return self._viewer().boosts(ledger, op.node)
 
-        boosts = await self._house.grid.read(look)
+        boosts = await self._grid.read(view_boosts)
         active = [boost for boost in boosts if boost["is_active"]]
         totals: Counter[str] = Counter()
         for boost in active:
             totals[boost["resource_type"]] += boost["amount"]
-        kept = self._house.boosts_kept
         return {
             "active_boosts": len(active),
             "totals": {kind: round(amount, 3) for kind, amount in sorted(totals.items())},
             "boosts": boosts,
-            "persistence_file": str(kept.path),
-            "warnings": kept.warnings(),
+            "persistence_file": str(self._boost_file.path),
+            "warnings": self._boost_file.warnings(),
         }
 
     async def request(self, op: requests.RequestBoost, caller: Caller) -> View:
         """The boost as it was decided: granted, or still waiting for its turn."""
-        asked = await self._ask(op, caller)
-        return {**asked, "boost": None if op.dry_run else await self._now(asked["allocation"]["allocation_id"])}
+        answer = await self._request_lease(op, caller)
+        return {**answer, "boost": None if op.dry_run else await self._current(answer["allocation"]["allocation_id"])}
 
     async def request_and_wait(self, op: requests.RequestBoost, caller: Caller) -> View:
         """The boost once it can be used; one that nobody waits for any more is given back."""
@@ -75,33 +94,53 @@ class BoostService:
             if op.dry_run or answer["boost"]["is_active"]:
                 return answer
             lease = await self._until_active(answer["boost"]["boost_id"], op, caller)
-            return {**answer, "boost": await self._view(lease), "allocation": self._house.viewer.lease(lease)}
+            return {**answer, "boost": await self._view(lease), "allocation": self._viewer().lease(lease)}
         except asyncio.CancelledError:
-            if not self._house.is_leaving and not op.dry_run:  # the client hung up: nobody would know of this boost
+            if not self._is_stopping() and not op.dry_run:  # the client hung up: nobody would know of this boost
                 with contextlib.suppress(NotFound):
                     await asyncio.shield(self._withdraw(op.request_id, caller, "its client went away"))
             raise
 
     async def _withdraw(self, lease_id: str, caller: Caller, why: str) -> None:
-        await self._house.grid.handle(LeaseReleased(lease_id, caller.user, why))
+        await self._grid.handle(LeaseReleased(lease_id, caller.user, why))
 
     async def release(self, op: requests.ReleaseBoost, caller: Caller) -> View:
         """Releasing what is over already is harmless."""
         boost = await self.find(op.boost_id)
-        await self._deeds.release(requests.ReleaseLease(boost.id, exact=True), caller)
+        await self._leases.release(requests.ReleaseLease(boost.id, exact=True), caller)
         return {"boost": await self._view(await self.find(boost.id))}
 
     async def extend(self, op: requests.ExtendBoost, caller: Caller) -> View:
         boost = await self.find(op.boost_id)
-        await self._deeds.extend(requests.ExtendLease(boost.id, op.seconds), caller)
+        await self._leases.extend(requests.ExtendLease(boost.id, op.seconds), caller)
         return {"boost": await self._view(await self.find(boost.id))}
 
-    async def one(self, name: str) -> View:
+    async def get(self, name: str) -> View:
         """One boost, alive or ended."""
         return {"boost": await self._view(await self.find(name))}
 
-    async def _ask(self, op: requests.RequestBoost, caller: Caller) -> View:
-        ask = requests.RequestLease(
+    async def run(self, op: requests.RunInBoost, caller: Caller) -> View:
+        """Submit a command that runs with what a boost holds: a job under its lease, on the node that lends it."""
+        lease = await self.find(op.boost_id)
+        caller.must_own(lease.request.user, f"the boost {lease.id}")
+
+        def placement_group(ledger: Ledger, now: int) -> str:
+            binding = ledger.binding_of(lease)
+            return binding.group if binding is not None else ""
+
+        variables = {"GRID_BOOST": lease.id}
+        group = await self._grid.read(placement_group)
+        if group:
+            variables |= {"GRID_BOOST_GROUP": group, **await self._ray_environment(lease.node)}
+        env = tuple(sorted((op.env | variables).items()))
+        command = Command(op.argv, env, op.cwd, workdir=op.workdir, given=op.given)
+        request = Request(op.request_id, lease.request.user, Amounts(), lease.request.priority, within=lease.id)
+        answer = await self._grid.handle(JobSubmitted(op.job_id or f"job-{op.request_id[:12]}", command, request))
+        assert isinstance(answer, JobAnswer)
+        return {"job": self._viewer().job(answer.job)}
+
+    async def _request_lease(self, op: requests.RequestBoost, caller: Caller) -> View:
+        lease_request = requests.RequestLease(
             request_id=op.request_id,
             resource_type=op.resource_type,
             amount=op.amount,
@@ -114,30 +153,29 @@ class BoostService:
             dry_run=op.dry_run,
         )
         try:
-            if self._house.sharing_enabled:
-                await self._house.grid.read(lambda ledger, now: _make_sure_of_nodes(op, ledger))
+            if self._sharing_enabled:
+                await self._grid.read(lambda ledger, now: _check_nodes(op, ledger))
         except Refused as refusal:
             if not op.dry_run:
-                await self._house.grid.handle(RequestRefused(op.request_id, caller.user, str(refusal)))
+                await self._grid.handle(RequestRefused(op.request_id, caller.user, str(refusal)))
             raise
         try:
-            return await self._deeds.ask(ask, caller)
+            return await self._leases.request(lease_request, caller)
         except Refused as refusal:
             if not refusal.reasons or str(refusal) == refusal.reasons[0]:  # a quota: no node could change that
                 raise
             raise Refused(f"{NO_ROOM}: {'; '.join(refusal.reasons)}; {ADVICE}", refusal.reasons) from refusal
 
     async def _until_active(self, lease_id: str, op: requests.RequestBoost, caller: Caller) -> Lease:
-        grid = self._house.grid
-        changed = grid.watch(lease_id)
+        changed = self._grid.watch(lease_id)
         try:
             async with asyncio.timeout(op.wait_seconds + BIND_SECONDS):
                 was_alive = False
                 while True:
                     changed.clear()
-                    lease = await find_lease(grid, lease_id, exact=True)
+                    lease = await find_lease(self._grid, lease_id, exact=True)
                     if lease.is_over:
-                        return _as_it_ended(lease, just_now=was_alive)
+                        return _ended_boost(lease, just_now=was_alive)
                     if lease.state is LeaseState.ACTIVE or lease.recovered:
                         return lease
                     was_alive = True
@@ -147,7 +185,7 @@ class BoostService:
             await self._withdraw(lease_id, caller, why)
             raise TimedOut(f"{NO_ROOM}: {why}; nothing of it is held") from None
         finally:
-            grid.unwatch(lease_id, changed)
+            self._grid.unwatch(lease_id, changed)
 
     async def find(self, name: str) -> Lease:
         """The boost of this id or unique prefix: living ones before ended ones, other leases never."""
@@ -156,32 +194,32 @@ class BoostService:
             fits = (lease for key, lease in ledger.leases.items() if key.startswith(name))
             return {lease.id: lease for lease in fits if is_boost(lease.request)}
 
-        found = await self._house.grid.read(living)
+        found = await self._grid.read(living)
         if name in found or len(found) == 1:
             return found.get(name) or next(iter(found.values()))
         if found and name:
             raise Ambiguous(f"{name!r} fits several: {', '.join(sorted(found)[:5])}", sorted(found))
         with contextlib.suppress(NotFound):
-            lease = await find_lease(self._house.grid, name)
+            lease = await find_lease(self._grid, name)
             if is_boost(lease.request):
                 return lease
         raise NotFound(f"no boost is called {name!r}")
 
-    async def _now(self, lease_id: str) -> View:
+    async def _current(self, lease_id: str) -> View:
         """A boost as it is now, looked for among the ended ones only where it is not alive."""
 
-        def look(ledger: Ledger, now: int) -> View | None:
+        def view_living(ledger: Ledger, now: int) -> View | None:
             lease = ledger.leases.get(lease_id)
-            return None if lease is None else self._house.viewer.boost(ledger, lease)
+            return None if lease is None else self._viewer().boost(ledger, lease)
 
-        found = await self._house.grid.read(look)
-        return found if found is not None else await self._view(await find_lease(self._house.grid, lease_id))
+        found = await self._grid.read(view_living)
+        return found if found is not None else await self._view(await find_lease(self._grid, lease_id))
 
     async def _view(self, lease: Lease) -> View:
-        return await self._house.grid.read(lambda ledger, now: self._house.viewer.boost(ledger, lease))
+        return await self._grid.read(lambda ledger, now: self._viewer().boost(ledger, lease))
 
 
-def _as_it_ended(lease: Lease, *, just_now: bool) -> Lease:
+def _ended_boost(lease: Lease, *, just_now: bool) -> Lease:
     """A boost that was asked for again after its end; one that ended before it could be used is refused."""
     if not lease.granted_at_ms:
         raise TimedOut(f"{NO_ROOM}: {lease.detail}")
@@ -191,7 +229,7 @@ def _as_it_ended(lease: Lease, *, just_now: bool) -> Lease:
     return lease
 
 
-def _make_sure_of_nodes(op: requests.RequestBoost, ledger: Ledger) -> None:
+def _check_nodes(op: requests.RequestBoost, ledger: Ledger) -> None:
     """Refuse a boost for or from a node that is not there, or that would lend to itself."""
     if op.target not in ledger.nodes:
         raise NotFound(_no_target(op.target, ledger))
@@ -207,23 +245,3 @@ def _no_target(name: str, ledger: Ledger) -> str:
 
 def _names(ledger: Ledger) -> str:
     return f"the nodes are: {', '.join(sorted(ledger.nodes)) or 'none'}"
-
-
-async def run_in_boost(house: DaemonContext, boosts: BoostService, op: requests.RunInBoost, caller: Caller) -> View:
-    """Submit a command that runs with what a boost holds."""
-    lease = await boosts.find(op.boost_id)
-    caller.must_own(lease.request.user, f"the boost {lease.id}")
-
-    def group(ledger: Ledger, now: int) -> str:
-        binding = ledger.binding_of(lease)
-        return binding.group if binding is not None else ""
-
-    told = {"GRID_BOOST": lease.id}
-    name = await house.grid.read(group)
-    if name:
-        told |= {"GRID_BOOST_GROUP": name, **await house.ray_environment(lease.node)}
-    command = Command(op.argv, tuple(sorted((op.env | told).items())), op.cwd, workdir=op.workdir, given=op.given)
-    request = Request(op.request_id, lease.request.user, Amounts(), lease.request.priority, within=lease.id)
-    answer = await house.grid.handle(JobSubmitted(op.job_id or f"job-{op.request_id[:12]}", command, request))
-    assert isinstance(answer, JobAnswer)
-    return {"job": house.viewer.job(answer.job)}

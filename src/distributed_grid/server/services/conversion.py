@@ -1,7 +1,4 @@
-"""From a request as it is sent to the request that the ledger decides about: the border of units and words.
-
-From what people write (`cpu`, 1.5) to what the ledger counts (1500 millicores): the border of units.
-"""
+"""Conversion of requests from people's units (`cpu`, 1.5) to the ledger's (1500 millicores)."""
 
 from __future__ import annotations
 
@@ -9,10 +6,13 @@ import math
 from collections.abc import Collection
 
 from distributed_grid.api import requests
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.events import RequestRefused
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.resources import Amounts, Priority, ResourceType
 from distributed_grid.domain.scheduling_policy import Strategy
-from distributed_grid.errors import BadInput
+from distributed_grid.errors import BadInput, GridError, Refused
+from distributed_grid.server.access.tokens import Caller
 
 GB = 1024**3
 
@@ -65,6 +65,26 @@ def _whole(number: float, of: str) -> int:
     if round(number) == 0:
         raise BadInput(f"that is too little {of} to lend")
     return round(number)
+
+
+class RequestConverter:
+    """Converts requests, and records those it refuses in the audit trail."""
+
+    def __init__(self, grid: Grid, *, sharing_enabled: bool, custom_resources: frozenset[str]) -> None:
+        self._grid = grid
+        self.sharing_enabled = sharing_enabled
+        self._custom_resources = custom_resources
+
+    async def convert(self, op: requests.RequestLease | requests.SubmitJob, caller: Caller) -> Request:
+        """The request in the ledger's units; a refusal is raised, and recorded unless it is a dry run."""
+        try:
+            if not self.sharing_enabled:
+                raise Refused("Resource sharing not enabled: set resource_sharing.enabled to true in the config")
+            return request_of(op, caller.user, caller.team, self._custom_resources)
+        except GridError as refusal:
+            if not op.dry_run:
+                await self._grid.handle(RequestRefused(op.request_id, caller.user, str(refusal)))
+            raise
 
 
 def request_of(

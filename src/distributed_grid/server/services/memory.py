@@ -10,19 +10,20 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from distributed_grid.api import requests
+from distributed_grid.control.grid import Grid
 from distributed_grid.control.ticket_issuer import ticket_to_use
-from distributed_grid.control.views import View
+from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.blocks import Block, BlockCopy
 from distributed_grid.domain.events import BlockAsked, BlockNamed, BlockReleased, BlocksRenewed
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import Ambiguous, BlockLost, NotFound, Refused, TimedOut, Unreachable
 from distributed_grid.reactor import BlockAnswer
-from distributed_grid.server.context import DaemonContext
-from distributed_grid.server.services.jobs import Caller
+from distributed_grid.server.access.tokens import Caller
 
 TERM_SECONDS = 3600.0
 """How long a block lasts whose program is not heard of any more."""
@@ -30,40 +31,30 @@ OPEN_SECONDS = 30.0
 """How long a node may take to serve its memory for the first time, or an engine to reserve it."""
 LOOK_SECONDS = 0.2
 NOT_MADE = "Failed to allocate memory block"
-Op = (
-    requests.AllocateBlock
-    | requests.FindBlock
-    | requests.FreeBlock
-    | requests.NameBlock
-    | requests.RenewBlocks
-    | requests.ListBlocks
-    | requests.GetMemoryStats
-)
 
 
 class MemoryService:
-    """Asks for blocks and ends them; holds nothing but the house it serves in."""
+    """Answers the requests about the memory pool.
 
-    def __init__(self, house: DaemonContext) -> None:
-        self._house = house
+    `is_stopping` tells a client that hung up from a daemon that stops: only the former loses what it waited for.
+    """
 
-    async def serve(self, op: Op, caller: Caller, home: str = "") -> View:
-        """The answer to one question; `home` is the node from which it comes."""
-        if isinstance(op, requests.AllocateBlock):
-            return await self.allocate(op, caller, home)
-        if isinstance(op, requests.FindBlock):
-            return await self.find(op, caller)
-        if isinstance(op, requests.FreeBlock):
-            return await self.free(op, caller)
-        if isinstance(op, requests.NameBlock):
-            return await self.name(op, caller)
-        if isinstance(op, requests.RenewBlocks):
-            return await self.renew(op, caller)
-        return await (self.stats() if isinstance(op, requests.GetMemoryStats) else self.list())
+    def __init__(
+        self,
+        grid: Grid,
+        viewer: Callable[[], Viewer],
+        *,
+        sharing_enabled: bool,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._grid = grid
+        self._viewer = viewer
+        self._sharing_enabled = sharing_enabled
+        self._is_stopping = is_stopping
 
     async def allocate(self, op: requests.AllocateBlock, caller: Caller, home: str = "") -> View:
         """The block once it can be used, with what lets its user do so; asked again it is the same block."""
-        if not self._house.sharing_enabled:
+        if not self._sharing_enabled:
             raise Refused("Resource sharing not enabled")
         event = BlockAsked(
             op.request_id,
@@ -78,15 +69,15 @@ class MemoryService:
             op.preferred_node,
         )
         try:
-            await self._house.grid.handle(event)
+            await self._grid.handle(event)
             return await self._until_served(op.request_id)
         except asyncio.CancelledError:
-            if not self._house.is_leaving:  # the client hung up: nobody would know of this block
+            if not self._is_stopping():  # the client hung up: nobody would know of this block
                 await asyncio.shield(self._drop(op.request_id, "its client went away"))
             raise
 
     async def _until_served(self, block_id: str) -> View:
-        grid = self._house.grid
+        grid = self._grid
         found = await grid.read(lambda ledger, now: self._served(ledger, block_id, now))
         if found is not None:
             return found
@@ -111,9 +102,9 @@ class MemoryService:
             grid.unwatch(block_id, changed)
 
     async def _drop(self, block_id: str, why: str) -> None:
-        block = await self._house.grid.read(lambda ledger, now: ledger.blocks.get(block_id))
+        block = await self._grid.read(lambda ledger, now: ledger.blocks.get(block_id))
         if block is not None:
-            await self._house.grid.handle(BlockReleased(block_id, block.user, why))
+            await self._grid.handle(BlockReleased(block_id, block.user, why))
 
     def _served(self, ledger: Ledger, block_id: str, now: int) -> View | None:
         """The answer about a block whose places can all be used; None where one cannot yet."""
@@ -128,7 +119,7 @@ class MemoryService:
 
     async def find(self, op: requests.FindBlock, caller: Caller) -> View:
         """Where a block is now, and what lets its user read and write it there."""
-        return await self._house.grid.read(lambda ledger, now: self._found(ledger, op, caller, now))
+        return await self._grid.read(lambda ledger, now: self._found(ledger, op, caller, now))
 
     def _found(self, ledger: Ledger, op: requests.FindBlock, caller: Caller, now: int) -> View:
         block = _meant(ledger, op.block_id, op.name, caller)
@@ -141,16 +132,16 @@ class MemoryService:
 
     async def free(self, op: requests.FreeBlock, caller: Caller) -> View:
         """Let a block go."""
-        block = await self._house.grid.read(lambda ledger, now: _meant(ledger, op.block_id, op.name, caller))
-        answer = await self._house.grid.handle(BlockReleased(block.id, block.user, f"deallocated by {caller.user}"))
+        block = await self._grid.read(lambda ledger, now: _meant(ledger, op.block_id, op.name, caller))
+        answer = await self._grid.handle(BlockReleased(block.id, block.user, f"deallocated by {caller.user}"))
         assert isinstance(answer, BlockAnswer)
         return {"block": self.view(answer.block)}
 
     async def name(self, op: requests.NameBlock, caller: Caller) -> View:
         """Give a block its name, all at once."""
-        block = await self._house.grid.read(lambda ledger, now: _meant(ledger, op.block_id, "", caller))
+        block = await self._grid.read(lambda ledger, now: _meant(ledger, op.block_id, "", caller))
         term_ms = round(1000 * op.ttl_seconds)
-        answer = await self._house.grid.handle(BlockNamed(block.id, block.user, op.name, op.meta, term_ms))
+        answer = await self._grid.handle(BlockNamed(block.id, block.user, op.name, op.meta, term_ms))
         assert isinstance(answer, BlockAnswer)
         return {"block": self.view(answer.block)}
 
@@ -160,8 +151,8 @@ class MemoryService:
         def count(ledger: Ledger, now: int) -> int:
             return sum(block.session == op.session and block.user == caller.user for block in ledger.blocks.values())
 
-        await self._house.grid.handle(BlocksRenewed(op.session, caller.user))
-        return {"renewed": await self._house.grid.read(count)}
+        await self._grid.handle(BlocksRenewed(op.session, caller.user))
+        return {"renewed": await self._grid.read(count)}
 
     async def list(self) -> View:
         """Every block that somebody has."""
@@ -169,15 +160,15 @@ class MemoryService:
         def look(ledger: Ledger, now: int) -> list[View]:
             return [self.view(block) for block in ledger.blocks.values() if not block.freeing]
 
-        return {"blocks": await self._house.grid.read(look)}
+        return {"blocks": await self._grid.read(look)}
 
     async def stats(self) -> View:
         """How much of the pool is used, and where."""
-        return await self._house.grid.read(_stats)
+        return await self._grid.read(_stats)
 
     def view(self, block: Block) -> View:
         """A block as it is shown."""
-        time = self._house.viewer.time
+        time = self._viewer().time
         return {
             "block_id": block.id,
             "name": block.name,

@@ -19,13 +19,13 @@ from distributed_grid.domain.resources import Claim
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.server.services.boost_file_sync import BoostFileSync, claim_of
 from tests.support.builders import a_node, a_request
-from tests.unit.server.in_process_grid import SmallHouse
+from tests.unit.server.in_process_grid import InProcessGrid
 
 OFFSET_MS = 5_000
 """The wall clock is ahead of the grid's time."""
 
 
-class Kept(SmallHouse):
+class Kept(InProcessGrid):
     """A house with two nodes, of which none has been heard, and its file of boosts."""
 
     def __init__(self, folder: Path, store: MemoryStore | None = None) -> None:
@@ -63,7 +63,7 @@ def houses(folder: Path, *stories: Callable[[Kept], Awaitable[None]]) -> None:
 
     async def run() -> None:
         for story in stories:
-            await Kept(folder).live_through(story)
+            await Kept(folder).run(story)
 
     asyncio.run(run())
 

@@ -14,35 +14,46 @@ from distributed_grid.control.boost_file import ResourceBoostPersistence
 from distributed_grid.domain.events import NodeDrained
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import Ambiguous, BadInput, NotFound, Refused, TimedOut
-from distributed_grid.server.access.tokens import Forbidden
+from distributed_grid.server.access.tokens import Caller, Forbidden
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
 from distributed_grid.server.services.boosts import BoostService
-from distributed_grid.server.services.jobs import Caller
 from tests.support.builders import a_node
-from tests.unit.server.in_process_grid import SmallHouse
+from tests.unit.server.in_process_grid import InProcessGrid
 
 ANN = Caller("ann")
 
 
-class BoostHouse(SmallHouse):
+async def no_ray(node: str) -> dict[str, str]:
+    return {}
+
+
+class BoostGrid(InProcessGrid):
     """A small house with three nodes, where boosts are asked for."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(**options)
-        self.boosts_kept = BoostFileSync(self.grid, ResourceBoostPersistence(state_dir=folder), offset_ms=lambda: 0)
-        self.boosting = BoostService(self, self.deeds)  # type: ignore[arg-type]
+        persistence = ResourceBoostPersistence(state_dir=folder)
+        self.boosts = BoostService(
+            self.grid,
+            self.get_viewer,
+            self.leases,
+            BoostFileSync(self.grid, persistence, offset_ms=lambda: 0),
+            sharing_enabled=self.sharing_enabled,
+            ray_environment=no_ray,
+            is_stopping=self.stopping,
+        )
 
     async def boost(self, name: str, caller: Caller = ANN, **fields: Any) -> dict[str, Any]:
         message = {"request_id": name, "target": "master", "resource_type": "cpu", "amount": 1, **fields}
-        answer = await self.boosting.request_and_wait(requests.convert(message, requests.RequestBoost), caller)
+        answer = await self.boosts.request_and_wait(requests.convert(message, requests.RequestBoost), caller)
         found: dict[str, Any] = answer["boost"]
         return found
 
     async def names(self, node: str = "") -> list[str]:
-        return [boost["boost_id"] for boost in (await self.boosting.list(requests.ListBoosts(node)))["boosts"]]
+        return [boost["boost_id"] for boost in (await self.boosts.list(requests.ListBoosts(node)))["boosts"]]
 
 
-Story = Callable[[BoostHouse], Awaitable[None]]
+Story = Callable[[BoostGrid], Awaitable[None]]
 
 
 @pytest.fixture
@@ -51,9 +62,9 @@ def tell(tmp_path: Path) -> Callable[[Story], None]:
 
     def whole(story: Story, **options: Any) -> None:
         async def run() -> None:
-            house = BoostHouse(tmp_path, **options)
+            house = BoostGrid(tmp_path, **options)
             await house.open(a_node("master", cores=4), a_node("ash", cores=4, gpus=1), a_node("birch", cores=4))
-            await house.live_through(story)
+            await house.run(story)
 
         asyncio.run(run())
 
@@ -61,7 +72,7 @@ def tell(tmp_path: Path) -> Callable[[Story], None]:
 
 
 def test_a_boost_comes_from_another_node_and_lasts_an_hour(tell: Any) -> None:
-    async def story(house: BoostHouse) -> None:
+    async def story(house: BoostGrid) -> None:
         boost = await house.boost("b1", amount=2.5, priority="critical")
         assert boost["source_node"] in ("ash", "birch")
         assert (boost["target_node"], boost["amount"], boost["priority"]) == ("master", 2.5, "urgent")
@@ -75,7 +86,7 @@ def test_a_boost_comes_from_another_node_and_lasts_an_hour(tell: Any) -> None:
 
 
 def test_the_source_is_honoured_or_the_reason_told(tell: Any) -> None:
-    async def story(house: BoostHouse) -> None:
+    async def story(house: BoostGrid) -> None:
         assert (await house.boost("b1", source="birch", amount=3))["source_node"] == "birch"
         with pytest.raises(
             Refused, match=r"^No nodes have sufficient available resources: birch: 1 core free, 2 cores"
@@ -93,7 +104,7 @@ def test_the_source_is_honoured_or_the_reason_told(tell: Any) -> None:
 
 
 def test_a_refusal_begins_with_the_guides_words_and_names_every_node(tell: Any) -> None:
-    async def story(house: BoostHouse) -> None:
+    async def story(house: BoostGrid) -> None:
         with pytest.raises(Refused) as never:
             await house.boost("b1", amount=99)
         assert str(never.value).startswith("No nodes have sufficient available resources: ")
@@ -112,7 +123,7 @@ def test_a_refusal_begins_with_the_guides_words_and_names_every_node(tell: Any) 
 
 
 def test_sharing_that_is_off_refuses(tell: Any) -> None:
-    async def story(house: BoostHouse) -> None:
+    async def story(house: BoostGrid) -> None:
         with pytest.raises(Refused, match=r"^Resource sharing not enabled: "):
             await house.boost("b1")
 
@@ -120,7 +131,7 @@ def test_sharing_that_is_off_refuses(tell: Any) -> None:
 
 
 def test_who_stands_in_line_gets_it_or_hears_why_not(tell: Any) -> None:
-    async def story(house: BoostHouse) -> None:
+    async def story(house: BoostGrid) -> None:
         await house.boost("b1", resource_type="gpu")
         waiting = asyncio.create_task(house.boost("b2", resource_type="gpu", wait_seconds=60))
         vain = asyncio.create_task(house.boost("b3", resource_type="gpu", wait_seconds=5))
@@ -129,21 +140,21 @@ def test_who_stands_in_line_gets_it_or_hears_why_not(tell: Any) -> None:
         await house.later(6)
         with pytest.raises(TimedOut, match=r"^No nodes have sufficient available resources: waited 5 s: .*ash: 0 GPUs"):
             await vain
-        await house.boosting.release(requests.ReleaseBoost("b1"), ANN)
+        await house.boosts.release(requests.ReleaseBoost("b1"), ANN)
         assert (await waiting)["boost_id"] == "b2"
 
     tell(story)
 
 
 def test_a_boost_that_ends_before_it_can_be_used_is_refused(tell: Any) -> None:
-    async def story(house: BoostHouse) -> None:
+    async def story(house: BoostGrid) -> None:
         await house.submit("r1", resource_type="gpu", priority="low")
         await house.starts("r1")
         await house.later(30)
         asked = asyncio.create_task(house.boost("b1", resource_type="gpu", priority="critical"))
         while not await house.grid.read(lambda ledger, now: "b1" in ledger.leases):
             await asyncio.sleep(0)
-        assert (await house.boosting.one("b1"))["boost"]["state"] == "reserving", "its victim has not gone yet"
+        assert (await house.boosts.get("b1"))["boost"]["state"] == "reserving", "its victim has not gone yet"
         await house.handle(NodeDrained("ash", "ash is wanted back", cooling=True))
         with pytest.raises(Refused, match=r"^No nodes have sufficient available resources: ash: ash is wanted back"):
             await asked
@@ -154,7 +165,7 @@ def test_a_boost_that_ends_before_it_can_be_used_is_refused(tell: Any) -> None:
 
 
 def test_a_boost_whose_client_went_away_is_given_back(tell: Any) -> None:
-    async def story(house: BoostHouse) -> None:
+    async def story(house: BoostGrid) -> None:
         await house.boost("b1", resource_type="gpu")
         waiting = asyncio.create_task(house.boost("b2", resource_type="gpu", wait_seconds=60))
         while not await house.grid.read(lambda ledger, now: ledger.waiting):
@@ -168,60 +179,60 @@ def test_a_boost_whose_client_went_away_is_given_back(tell: Any) -> None:
 
 
 def test_boosts_are_listed_and_summed_up_and_other_leases_are_not(tell: Any) -> None:
-    async def story(house: BoostHouse) -> None:
+    async def story(house: BoostGrid) -> None:
         await house.ask("plain")
         await house.boost("b1", amount=1.5)
         await house.boost("b2", resource_type="memory", amount=2)
         await house.boost("b3", amount=0.25, target="ash")
-        found = await house.boosting.list(requests.ListBoosts())
+        found = await house.boosts.list(requests.ListBoosts())
         assert (found["active_boosts"], found["totals"]) == (3, {"cpu": 1.75, "memory": 2.0})
         assert found["warnings"] == []
         assert await house.names("ash") == ["b3"]
         with pytest.raises(NotFound, match="no boost is called 'plain'"):
-            await house.boosting.one("plain")
+            await house.boosts.get("plain")
 
     tell(story)
 
 
 def test_any_unique_prefix_names_a_boost_and_releasing_twice_is_harmless(tell: Any) -> None:
-    async def story(house: BoostHouse) -> None:
+    async def story(house: BoostGrid) -> None:
         for name in ("aa1", "aa2", "b1"):
             await house.boost(name)
         with pytest.raises(Ambiguous, match="'aa' fits several: aa1, aa2"):
-            await house.boosting.release(requests.ReleaseBoost("aa"), ANN)
+            await house.boosts.release(requests.ReleaseBoost("aa"), ANN)
         for _ in range(2):
-            over = (await house.boosting.release(requests.ReleaseBoost("b"), ANN))["boost"]
+            over = (await house.boosts.release(requests.ReleaseBoost("b"), ANN))["boost"]
             assert (over["boost_id"], over["state"], over["reason"]) == ("b1", "ended", "released")
-        await house.boosting.release(requests.ReleaseBoost("aa2"), ANN)
-        assert (await house.boosting.one("aa"))["boost"]["boost_id"] == "aa1", "living ones come first"
+        await house.boosts.release(requests.ReleaseBoost("aa2"), ANN)
+        assert (await house.boosts.get("aa"))["boost"]["boost_id"] == "aa1", "living ones come first"
         with pytest.raises(NotFound, match="no boost is called 'zz'"):
-            await house.boosting.release(requests.ReleaseBoost("zz"), ANN)
+            await house.boosts.release(requests.ReleaseBoost("zz"), ANN)
         with pytest.raises(Forbidden, match="belongs to ann, not to bob"):
-            await house.boosting.release(requests.ReleaseBoost("aa1"), Caller("bob"))
+            await house.boosts.release(requests.ReleaseBoost("aa1"), Caller("bob"))
 
     tell(story)
 
 
 def test_a_boost_is_extended_and_expires_without_anybody_asking(tell: Any) -> None:
-    async def story(house: BoostHouse) -> None:
+    async def story(house: BoostGrid) -> None:
         first = await house.boost("b1", duration_seconds=10)
-        longer = (await house.boosting.extend(requests.ExtendBoost("b1", 20), ANN))["boost"]
+        longer = (await house.boosts.extend(requests.ExtendBoost("b1", 20), ANN))["boost"]
         assert longer["expires_at"] > first["expires_at"]
         await house.later(29)
         assert await house.names() == ["b1"]
         await house.later(2)
         assert await house.names() == []
-        assert (await house.boosting.one("b1"))["boost"]["reason"] == "expired"
+        assert (await house.boosts.get("b1"))["boost"]["reason"] == "expired"
         with pytest.raises(NotFound):
-            await house.boosting.extend(requests.ExtendBoost("b1", 20), ANN)
+            await house.boosts.extend(requests.ExtendBoost("b1", 20), ANN)
 
     tell(story)
 
 
 def test_a_dry_run_says_who_would_lend_and_lends_nothing(tell: Any) -> None:
-    async def story(house: BoostHouse) -> None:
+    async def story(house: BoostGrid) -> None:
         op = requests.RequestBoost("b1", "master", "gpu", 1, dry_run=True)
-        answer = await house.boosting.request_and_wait(op, ANN)
+        answer = await house.boosts.request_and_wait(op, ANN)
         assert (answer["boost"], answer["decision"]["node_id"]) == (None, "ash")
         assert await house.names() == []
 
@@ -229,10 +240,10 @@ def test_a_dry_run_says_who_would_lend_and_lends_nothing(tell: Any) -> None:
 
 
 def test_rest_does_not_wait(tell: Any) -> None:
-    async def story(house: BoostHouse) -> None:
+    async def story(house: BoostGrid) -> None:
         await house.boost("b1", resource_type="gpu")
         op = requests.RequestBoost("b2", "master", "gpu", 1, wait_seconds=60)
-        answer = await house.boosting.request(op, ANN)
+        answer = await house.boosts.request(op, ANN)
         assert (answer["boost"]["state"], answer["boost"]["is_active"]) == (str(LeaseState.ASKED), False)
 
     tell(story)

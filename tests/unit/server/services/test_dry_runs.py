@@ -11,7 +11,7 @@ from bench.dry_run import compare
 from distributed_grid.domain.events import LeaseReleased
 from distributed_grid.errors import BadInput, Conflict, GridError
 from tests.support.builders import a_node
-from tests.unit.server.in_process_grid import SmallHouse
+from tests.unit.server.in_process_grid import InProcessGrid
 
 
 def test_a_dry_run_equals_the_real_verdict_on_random_states() -> None:
@@ -22,7 +22,7 @@ def test_a_dry_run_equals_the_real_verdict_on_random_states() -> None:
         assert kinds[kind], f"no {kind} among {dict(kinds)}"
 
 
-async def verdict(house: SmallHouse, deed: str, request_id: str, **fields: Any) -> Any:
+async def verdict(house: InProcessGrid, deed: str, request_id: str, **fields: Any) -> Any:
     """What a caller hears."""
     try:
         return await getattr(house, deed)(request_id, **fields)
@@ -59,7 +59,7 @@ SENSE: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("sharing", [True, False])
 def test_every_door_gets_the_verdict_and_leaves_no_trace(deed: str, fields: dict[str, Any], sharing: bool) -> None:
     async def story() -> None:
-        house = SmallHouse(sharing_enabled=sharing)
+        house = InProcessGrid(sharing_enabled=sharing)
         await house.open(a_node("ash", cores=8), a_node("elm", cores=4, gpus=2, custom={"fpga": 2}))
         if sharing:
             await house.ask("before", amount=4, require=["ash"])
@@ -77,7 +77,7 @@ def test_every_door_gets_the_verdict_and_leaves_no_trace(deed: str, fields: dict
 
 def test_an_id_that_was_used_before_is_told_as_it_would_be() -> None:
     async def story() -> None:
-        house = await SmallHouse().open(a_node("ash", cores=8))
+        house = await InProcessGrid().open(a_node("ash", cores=8))
         await house.ask("r1")
         await house.handle(LeaseReleased("r1", "ann"))
         over = await house.ask("r1", dry_run=True)
@@ -93,7 +93,7 @@ def test_an_id_that_was_used_before_is_told_as_it_would_be() -> None:
 
 def test_the_decision_has_the_same_shape_whether_it_goes_or_waits() -> None:
     async def story() -> None:
-        house = await SmallHouse().open(a_node("ash", cores=4), a_node("elm", cores=2))
+        house = await InProcessGrid().open(a_node("ash", cores=4), a_node("elm", cores=2))
         goes = (await house.submit("r1", amount=4, dry_run=True))["decision"]
         await house.ask("r2", amount=4, duration_seconds=600)
         waits = (await house.ask("r3", amount=3, dry_run=True))["decision"]
@@ -110,7 +110,7 @@ def test_the_decision_has_the_same_shape_whether_it_goes_or_waits() -> None:
 
 def test_bad_input_is_bad_in_a_dry_run_too() -> None:
     async def story() -> None:
-        house = await SmallHouse().open(a_node("ash"))
+        house = await InProcessGrid().open(a_node("ash"))
         with pytest.raises(BadInput, match="more than zero"):
             await house.ask("r1", amount=0, dry_run=True)
         await house.grid.stop()

@@ -12,14 +12,14 @@ from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.scheduling_policy import Quota, SchedulingPolicy
 from distributed_grid.errors import Ambiguous, NotFound, Refused
 from tests.support.builders import a_node
-from tests.unit.server.in_process_grid import SmallHouse
+from tests.unit.server.in_process_grid import InProcessGrid
 
-Told = Callable[[SmallHouse], Awaitable[None]]
+Told = Callable[[InProcessGrid], Awaitable[None]]
 
 
 def tell(story: Told, **house: bool) -> None:
     async def told() -> None:
-        opened = SmallHouse(**house)
+        opened = InProcessGrid(**house)
         try:
             await story(opened)
         finally:
@@ -29,7 +29,7 @@ def tell(story: Told, **house: bool) -> None:
 
 
 def test_a_job_that_waits_is_told_node_by_node_with_its_place_in_line() -> None:
-    async def story(house: SmallHouse) -> None:
+    async def story(house: InProcessGrid) -> None:
         await house.open(a_node("ash", cores=4), a_node("elm", cores=2))
         await house.submit("r1", amount=4, job_id="big", expects_seconds=60)
         await house.submit("r2", "bob", amount=4, job_id="first", expects_seconds=60)
@@ -58,7 +58,7 @@ def test_a_job_that_waits_is_told_node_by_node_with_its_place_in_line() -> None:
 
 
 def test_a_quota_that_keeps_a_job_waiting_is_named() -> None:
-    async def story(house: SmallHouse) -> None:
+    async def story(house: InProcessGrid) -> None:
         await house.open(a_node("ash", cores=4))
         await house.handle(PolicySet(SchedulingPolicy(quotas=(Quota("ann", cpu_milli=1000),))))
         await house.submit("r1", job_id="one")
@@ -71,7 +71,7 @@ def test_a_quota_that_keeps_a_job_waiting_is_named() -> None:
 
 
 def test_a_job_that_runs_is_told_why_there_as_it_was_decided() -> None:
-    async def story(house: SmallHouse) -> None:
+    async def story(house: InProcessGrid) -> None:
         await house.open(a_node("ash"), a_node("elm", cores=8))
         decided = (await house.submit("r1", job_id="mine"))["decision"]
         await house.starts("r1")
@@ -89,7 +89,7 @@ def test_a_job_that_runs_is_told_why_there_as_it_was_decided() -> None:
 
 
 def test_a_displaced_job_is_told_for_whom_it_went_and_where_it_ran_again() -> None:
-    async def story(house: SmallHouse) -> None:
+    async def story(house: InProcessGrid) -> None:
         await house.open(a_node("ash", cores=1))
         await house.submit("r1", job_id="victim", priority="low")
         await house.starts("r1")
@@ -132,7 +132,7 @@ def test_a_displaced_job_is_told_for_whom_it_went_and_where_it_ran_again() -> No
     ],
 )
 def test_why_an_attempt_was_stopped_is_told(ending: Ending, detail: str) -> None:
-    async def story(house: SmallHouse) -> None:
+    async def story(house: InProcessGrid) -> None:
         await house.open(a_node("ash", cores=1))
         await house.submit("r1", job_id="mine")
         await house.starts("r1")
@@ -144,7 +144,7 @@ def test_why_an_attempt_was_stopped_is_told(ending: Ending, detail: str) -> None
 
 
 def test_a_lease_is_explained_alive_and_ended() -> None:
-    async def story(house: SmallHouse) -> None:
+    async def story(house: InProcessGrid) -> None:
         await house.open(a_node("ash"), a_node("elm", cores=8))
         await house.ask("borrowed", duration_seconds=60)
         alive = await house.explain("borrowed")
@@ -160,7 +160,7 @@ def test_a_lease_is_explained_alive_and_ended() -> None:
 
 
 def test_a_drained_node_is_the_reason_a_lease_ended() -> None:
-    async def story(house: SmallHouse) -> None:
+    async def story(house: InProcessGrid) -> None:
         await house.open(a_node("ash"))
         await house.ask("borrowed")
         await house.handle(NodeDrained("ash"))
@@ -171,7 +171,7 @@ def test_a_drained_node_is_the_reason_a_lease_ended() -> None:
 
 
 def test_every_member_of_a_gang_is_explained_by_the_choice_of_all() -> None:
-    async def story(house: SmallHouse) -> None:
+    async def story(house: InProcessGrid) -> None:
         await house.open(a_node("ash"), a_node("elm"))
         await house.ask("g", gang=2)
         members = [(await house.explain(name))["placements"][0] for name in ("g", "g:2")]
@@ -183,7 +183,7 @@ def test_every_member_of_a_gang_is_explained_by_the_choice_of_all() -> None:
 
 
 def test_a_refused_request_is_explained_by_its_id_a_prefix_or_the_name_of_the_job() -> None:
-    async def story(house: SmallHouse) -> None:
+    async def story(house: InProcessGrid) -> None:
         await house.open(a_node("ash", cores=4))
         with pytest.raises(Refused):
             await house.submit("refused1", amount=99, job_id="huge")
@@ -199,7 +199,7 @@ def test_a_refused_request_is_explained_by_its_id_a_prefix_or_the_name_of_the_jo
 
 
 def test_what_is_refused_before_the_ledger_is_explained_too() -> None:
-    async def story(house: SmallHouse) -> None:
+    async def story(house: InProcessGrid) -> None:
         await house.open(a_node("ash"))
         with pytest.raises(Refused, match="not enabled"):
             await house.submit("early", job_id="mine")
@@ -209,7 +209,7 @@ def test_what_is_refused_before_the_ledger_is_explained_too() -> None:
 
 
 def test_any_unique_prefix_will_do_and_others_are_listed() -> None:
-    async def story(house: SmallHouse) -> None:
+    async def story(house: InProcessGrid) -> None:
         await house.open(a_node("ash", cores=8))
         await house.submit("aa11", job_id="train-1")
         await house.submit("ab22", job_id="train-2")
@@ -227,7 +227,7 @@ def test_any_unique_prefix_will_do_and_others_are_listed() -> None:
 
 
 def test_a_job_of_many_attempts_is_found_by_the_beginning_of_its_uid() -> None:
-    async def story(house: SmallHouse) -> None:
+    async def story(house: InProcessGrid) -> None:
         await house.open(a_node("ash"))
         await house.submit("abc123", job_id="mine", retries=2)
         for ending in (Ending.SIGNALLED, Ending.SIGNALLED, Ending.EXITED):
@@ -242,7 +242,7 @@ def test_a_job_of_many_attempts_is_found_by_the_beginning_of_its_uid() -> None:
 
 
 def test_leases_that_belong_to_no_job_are_not_taken_for_those_of_one() -> None:
-    async def story(house: SmallHouse) -> None:
+    async def story(house: InProcessGrid) -> None:
         await house.open(a_node("ash"))
         await house.submit("x1", job_id="mine")
         for name in ("ef1", "ef2"):
@@ -254,7 +254,7 @@ def test_leases_that_belong_to_no_job_are_not_taken_for_those_of_one() -> None:
 
 
 def test_an_exact_name_wins_over_names_that_begin_so() -> None:
-    async def story(house: SmallHouse) -> None:
+    async def story(house: InProcessGrid) -> None:
         await house.open(a_node("ash", cores=8))
         for name in ("ab", "ab1", "ab2"):
             await house.ask(name)
@@ -272,7 +272,7 @@ def test_an_exact_name_wins_over_names_that_begin_so() -> None:
 
 
 def test_a_door_that_asks_for_a_job_gets_no_lease() -> None:
-    async def story(house: SmallHouse) -> None:
+    async def story(house: InProcessGrid) -> None:
         await house.open(a_node("ash"))
         await house.submit("r1", job_id="mine")
         await house.ask("lease-1")
@@ -287,7 +287,7 @@ def test_a_door_that_asks_for_a_job_gets_no_lease() -> None:
 
 
 def test_what_was_asked_before_is_answered_with_the_decision_of_then() -> None:
-    async def story(house: SmallHouse) -> None:
+    async def story(house: InProcessGrid) -> None:
         await house.open(a_node("ash"), a_node("elm", cores=8))
         first = await house.ask("r1")
         assert (await house.ask("r1"))["decision"] == first["decision"]

@@ -17,24 +17,25 @@ from distributed_grid.domain.effects import MemoryEffect, ServeMemory
 from distributed_grid.domain.events import LeaseLost, MemoryServed
 from distributed_grid.errors import Ambiguous, BadInput, BlockLost, NotFound, Refused, Unreachable
 from distributed_grid.memory.protocol.authentication import READ, WRITE, derive_secret, read_claims
-from distributed_grid.server.access.tokens import Forbidden
-from distributed_grid.server.services.jobs import Caller
+from distributed_grid.server.access.tokens import Caller, Forbidden
 from distributed_grid.server.services.memory import MemoryService
 from tests.support.builders import a_node
-from tests.unit.server.in_process_grid import SmallHouse
+from tests.unit.server.in_process_grid import InProcessGrid
 
 ANN, BOB, ROOT = Caller("ann"), Caller("bob"), Caller("root", admin=True)
 KEY, MB = b"k" * 32, 1024**2
 Story = Callable[["MemoryHouse"], Awaitable[None]]
 
 
-class MemoryHouse(SmallHouse):
+class MemoryHouse(InProcessGrid):
     """A small house whose two nodes open their memory when they are told to, or not."""
 
     def __init__(self, *, problem: str = "", **options: Any) -> None:
         super().__init__(**options)
         self.grid = Grid(self.store, self.clock, EffectRouter(memory=self.lend))
-        self.memory = MemoryService(self)  # type: ignore[arg-type]
+        self.memory = MemoryService(
+            self.grid, self.get_viewer, sharing_enabled=self.sharing_enabled, is_stopping=self.stopping
+        )
         self.problem = problem
         self.serves = True
         self.ordered: list[MemoryEffect] = []
@@ -53,10 +54,10 @@ class MemoryHouse(SmallHouse):
 
     async def allocate(self, block_id: str, size: int = MB, caller: Caller = ANN, **fields: Any) -> dict[str, Any]:
         op = requests.convert({"request_id": block_id, "size": size, **fields}, requests.AllocateBlock)
-        return await self.memory.serve(op, caller)
+        return await self.memory.allocate(op, caller)
 
     async def find(self, name: str, caller: Caller = ANN) -> dict[str, Any]:
-        return await self.memory.serve(requests.FindBlock(name), caller)
+        return await self.memory.find(requests.FindBlock(name), caller)
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def tell() -> Callable[..., None]:
         async def run() -> None:
             house = MemoryHouse(**options)
             await house.open(a_node("ash"), a_node("birch"))
-            await house.live_through(story)
+            await house.run(story)
 
         asyncio.run(run())
 
@@ -93,11 +94,16 @@ def test_a_block_is_answered_with_tickets_once_its_node_serves_its_memory(tell: 
 def test_nobody_but_its_user_gets_a_block_or_frees_it(tell: Any) -> None:
     async def story(house: MemoryHouse) -> None:
         await house.allocate("b1", name="mine")
-        for deed in (requests.FindBlock("b1"), requests.FreeBlock("b1"), requests.NameBlock("b1", "yours")):
+        memory = house.memory
+        for answer in (
+            memory.find(requests.FindBlock("b1"), BOB),
+            memory.free(requests.FreeBlock("b1"), BOB),
+            memory.name(requests.NameBlock("b1", "yours"), BOB),
+        ):
             with pytest.raises(Forbidden, match="block b1 belongs to ann, not to bob"):
-                await house.memory.serve(deed, BOB)
+                await answer
         with pytest.raises(NotFound):
-            await house.memory.serve(requests.FindBlock(name="mine"), BOB)
+            await house.memory.find(requests.FindBlock(name="mine"), BOB)
         assert (await house.find("b1", ROOT))["block"]["name"] == "mine"
 
     tell(story)
@@ -165,7 +171,7 @@ def test_a_lost_block_says_what_was_lost_and_where(tell: Any) -> None:
             await house.find("b1")
         assert (await house.memory.list())["blocks"][0]["state"] == "lost"
         assert (await house.memory.stats())["lost"] == 1
-        await house.memory.serve(requests.FreeBlock("b1"), ANN)
+        await house.memory.free(requests.FreeBlock("b1"), ANN)
         with pytest.raises(NotFound):
             await house.find("b1")
 
@@ -202,9 +208,9 @@ def test_a_session_renews_its_own_blocks_and_no_others(tell: Any) -> None:
     async def story(house: MemoryHouse) -> None:
         await house.allocate("b1", session="s1")
         await house.allocate("b2", ttl_seconds=600)
-        assert await house.memory.serve(requests.RenewBlocks("s1"), BOB) == {"renewed": 0}
+        assert await house.memory.renew(requests.RenewBlocks("s1"), BOB) == {"renewed": 0}
         await house.later(500)
-        assert await house.memory.serve(requests.RenewBlocks("s1"), ANN) == {"renewed": 1}
+        assert await house.memory.renew(requests.RenewBlocks("s1"), ANN) == {"renewed": 1}
         await house.later(3300)
         assert [block["block_id"] for block in (await house.memory.list())["blocks"]] == ["b1"]
 

@@ -1,25 +1,71 @@
-"""Who lent whom how much: what leases had of each node over some time, those that are over and those that go on.
+"""Reports from the ledger, the audit trail and the monitor: explanations, lending report, events, metrics.
 
-Rule 1: a lease counts from its grant to its end, with what was asked for; before the time that is looked at, it does
-not count. Attempts of jobs have leases of their own, so leases are all there is.
-Rule 2: sums are exact; hours are made of them last.
+In the lending report a lease counts from its grant to its end, with what was requested; the part before the reported
+time does not count. Attempts of jobs have leases of their own, so leases are all there is. Sums are exact integers;
+hours are computed last.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from datetime import UTC, datetime
 
 from msgspec import Struct
 
+from distributed_grid.api import requests
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import GB, View, Viewer
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.errors import BadInput
+from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.ports import LentRow
+from distributed_grid.server.services.audit import stream_events
+from distributed_grid.server.services.explanation import explain
 
 HOUR_MS = 3_600_000
 DAY_MS = 86_400_000
+
+
+class ReportService:
+    """Answers the read-only requests about what is and what was."""
+
+    def __init__(self, grid: Grid, viewer: Callable[[], Viewer], monitor: Monitor) -> None:
+        self._grid = grid
+        self._viewer = viewer
+        self._monitor = monitor
+
+    async def explain(self, op: requests.Explain) -> View:
+        """Why it waits, why it is there, why it was stopped, when it will start."""
+        return await explain(self._grid, self._viewer(), op.id, kind=op.kind)
+
+    async def lending(self, op: requests.GetLendingReport) -> View:
+        """Who lent whom how much."""
+        since_ms = max(self._grid.now_ms() - round(1000 * op.since_seconds), 1)
+        return await lending_report(self._grid, self._viewer(), since_ms=since_ms, by=op.by)
+
+    def events(self, op: requests.ListEvents) -> AsyncGenerator[View, None]:
+        """The audit trail, event by event, and with `follow` without an end."""
+        return stream_events(self._grid, self._viewer(), op)
+
+    async def metrics(self, op: requests.GetMetrics) -> View:
+        if op.kind == "snapshots":
+            return {"snapshots": await self._monitor.snapshots()}
+        if op.kind == "summary":
+            return {"summary": await self._monitor.summary()}
+        if op.kind == "rebalancing":
+            return {"rebalancing": await self._monitor.rebalancing()}
+        if op.kind == "scheduling":
+            return {"scheduling": await self._monitor.scheduling()}
+        if op.kind == "prometheus":
+            return {"text": (await self._monitor.prometheus()).decode()}
+        if not op.node:
+            raise BadInput(f"metrics of kind {op.kind} are about one node: name it")
+        if op.kind == "trend":
+            if not op.resource_type:
+                raise BadInput("a trend is about one resource: cpu, memory or gpu")
+            return {"trend": await self._monitor.trend(op.node, op.resource_type, op.window)}
+        return {"history": await self._monitor.history(op.node, 60 if op.window is None else op.window)}
 
 
 class LentSum(Struct):

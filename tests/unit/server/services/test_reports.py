@@ -19,7 +19,7 @@ from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, LeaseReleased, NodeDeclared
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.ports import Store
-from distributed_grid.server.services.lending_report import DAY_MS, lending_report
+from distributed_grid.server.services.reports import DAY_MS, lending_report
 from tests.support.builders import GB, a_node, a_request
 
 HOUR_MS = 3_600_000
