@@ -33,6 +33,22 @@ class CliSession:
         """A client of the control plane of these options."""
         return Client(self.state_dir, self._client_config(may_start), may_start=may_start)
 
+    def call(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """One request to the control plane, on a connection of its own."""
+        with self.client() as client:
+            return client.call(op, **arguments)
+
+    def stream_steps(self, op: str, show: Callable[[str, str], None], **arguments: Any) -> dict[str, Any]:
+        """A request that reports its steps, which are shown as (node, step); the answer, which comes last."""
+        last: dict[str, Any] = {}
+        with self.client() as client:
+            for _, message in client.stream(op, **arguments):
+                assert isinstance(message, dict)
+                if "step" in message:
+                    show(message["node_id"], message["step"])
+                last = message
+        return last
+
     def running_client(self) -> Client:
         """A client of the control plane that runs, whatever config it has."""
         return Client(self.state_dir, may_start=False)

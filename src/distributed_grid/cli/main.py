@@ -1,4 +1,4 @@
-"""`grid`: the root of the command line, and the one place where errors become exit codes."""
+"""Root of the command line `grid`; errors become exit codes here and nowhere else."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ COMMANDS = {
     "boost": ("boost", "boost", "Lend a node what others can spare, for a while."),
     "memory": ("memory", "memory", "Keep bytes in the memory of other nodes."),
     "resource-sharing": ("resource_sharing", "resource_sharing", "Offers and allocations; give an owner a node back."),
-    "cluster": ("cluster", "cluster", "Install, start, stop and look at the agents of other machines."),
+    "cluster": ("cluster", "cluster", "Install, start, stop and show the agents of other machines."),
     "simulate": ("simulate", "simulate", "What a policy would have done with the work of a log."),
-    "daemon": ("daemon", "daemon", "Start, stop and look at the control plane."),
+    "daemon": ("daemon", "daemon", "Start, stop and show the control plane."),
     "agent": ("cluster", "agent", "Serve as a node: the process of a machine without SSH."),
     "init": ("config", "init", "Write a commented cluster file."),
     "config": ("config", "config", "Check and show the configuration."),
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     session = CliSession()
     try:
         code = grid.main(args=arguments, prog_name="grid", standalone_mode=False, obj=session)
-        _flush()
+        sys.stdout.flush()
     except click.ClickException as problem:
         problem.show()
         code = 2
@@ -82,17 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _flush() -> None:
-    sys.stdout.flush()
-
-
 def _print_error(message: str) -> None:
     lines = [line for line in message.splitlines() if line.strip()] or ["failed"]
     click.echo("grid: " + "\n".join(lines), err=True)
 
 
 def _report(session: CliSession) -> str:
-    """Write what is known of a bug to a file; the line that tells of it."""
+    """Write a bug report to a file; the message that names it."""
     reports = session.state_dir.reports
     path = reports / f"bug-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     command = " ".join(sys.argv[1:3])

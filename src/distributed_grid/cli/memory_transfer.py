@@ -20,9 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any
 
-import click
-
-from distributed_grid.cli.output import format_size, printable
+from distributed_grid.cli.output import ProgressLine, format_size, printable, progress_bar
 from distributed_grid.client.job_payload import require_utf8
 from distributed_grid.client.memory.arguments import checked_name
 from distributed_grid.client.memory.directory import BlockDirectoryClient
@@ -34,8 +32,6 @@ if TYPE_CHECKING:
     from distributed_grid.control.view_types import BlockRow
 
 PIECE = 8 << 20
-DRAW_SECONDS = 0.2
-BAR = 30
 
 
 def store_file(desk: BlockDirectoryClient, key: str, path: str, *, node: str, copies: int, ttl: float) -> BlockRow:
@@ -198,35 +194,28 @@ def _stoppable() -> Iterator[None]:
 
 
 class ProgressBar:
-    """A line that grows on the terminal while a person waits; nothing where nobody looks."""
+    """How much of a transfer is done, and how fast."""
 
     def __init__(self, what: str, size: int) -> None:
         self._what = what
         self._size = size
-        self._is_shown = sys.stderr.isatty()
-        self._began = self._drawn_at = time.monotonic()
-        self._drawn = False
+        self._began = time.monotonic()
+        self._line = ProgressLine()
 
     def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self._drawn:
-            click.echo("\r\x1b[K", err=True, nl=False)
+        self._line.clear()
 
     def show(self, done: int) -> None:
         """So much is done."""
-        now = time.monotonic()
-        if not self._is_shown or now - self._drawn_at < DRAW_SECONDS:
-            return
-        self._drawn_at, self._drawn = now, True
-        click.echo(f"\r\x1b[K{self.line(done, now - self._began)}", err=True, nl=False)
+        self._line.draw(lambda: self.line(done, time.monotonic() - self._began))
 
     def line(self, done: int, seconds: float) -> str:
         """The line as it is drawn."""
         rate = format_size(round(done / max(seconds, 1e-3)))
         if not self._size:
             return printable(f"{self._what}: {format_size(done)}, {rate}/s")
-        full = BAR * done // self._size
-        drawn = f"[{'#' * full}{'.' * (BAR - full)}]"
-        return printable(f"{self._what}: {drawn} {format_size(done)} of {format_size(self._size)}, {rate}/s")
+        bar = progress_bar(done, self._size)
+        return printable(f"{self._what}: {bar} {format_size(done)} of {format_size(self._size)}, {rate}/s")

@@ -1,7 +1,4 @@
-"""Showing: tables, units and times for people, JSON for programs.
-
-Sizes and spans of time as people write and read them: GB is 1024³ bytes.
-"""
+"""Output of commands: tables, amounts, sizes and times for people, JSON for programs. GB is 1024³ bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +6,8 @@ import json
 import math
 import re
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -82,6 +80,8 @@ def format_outcome(job: dict[str, Any]) -> str:
     return str(job["outcome"]).replace("_", " ")
 
 
+DRAW_SECONDS = 0.2
+BAR_WIDTH = 30
 UNITS = ("", "K", "M", "G", "T", "P")
 MAX_BLOCK_BYTES = 1 << 46
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?)(?:I?B)?", re.IGNORECASE)
@@ -109,12 +109,12 @@ def format_size(size: int) -> str:
     return f"{size / 1024**power:.4g} {UNITS[power]}B"
 
 
-def format_span(seconds: float) -> str:
-    """A span of time in one unit: `55 min`."""
+def format_span(seconds: float, digits: str = ".0f", *, least: int = 2) -> str:
+    """A span of time in the largest unit of which there are at least so many: `55 min`."""
     for length, unit in _SPANS:
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"
+        if seconds >= least * length:
+            return f"{seconds / length:{digits}} {unit}"
+    return f"{max(seconds, 0):{digits}} s"
 
 
 def parse_seconds(text: str | float) -> float:
@@ -126,3 +126,30 @@ def parse_seconds(text: str | float) -> float:
     if not 0 < seconds < math.inf:
         raise BadInput(f"a time is a number of seconds above zero, not {text!r}")
     return seconds
+
+
+class ProgressLine:
+    """A line on stderr that is redrawn while a person waits; nothing is written where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self._is_shown = sys.stderr.isatty()
+        self._drawn_at = time.monotonic()
+        self._drawn = False
+
+    def draw(self, text: Callable[[], str]) -> None:
+        """Redraw the line, unless it was drawn a moment ago."""
+        now = time.monotonic()
+        if self._is_shown and now - self._drawn_at >= DRAW_SECONDS:
+            self._drawn_at, self._drawn = now, True
+            click.echo(f"\r\x1b[K{text()}", err=True, nl=False)
+
+    def clear(self) -> None:
+        if self._drawn:
+            click.echo("\r\x1b[K", err=True, nl=False)
+            self._drawn = False
+
+
+def progress_bar(done: int, total: int) -> str:
+    """A bar of fixed width: `[###.......]`."""
+    full = BAR_WIDTH * done // max(total, 1)
+    return f"[{'#' * full}{'.' * (BAR_WIDTH - full)}]"

@@ -52,8 +52,7 @@ def request_boost(
         "wait_seconds": options["wait"],
         "dry_run": options["dry_run"],
     }
-    with session.client() as client:
-        found = client.call("request_boost", **message)
+    found = session.call("request_boost", **message)
     if not options["dry_run"]:
         return found
     lease, decision = found["allocation"], found["decision"]
@@ -86,8 +85,7 @@ def lent_text(lease: dict[str, Any], source: str) -> str:
 @click.pass_obj
 def status(session: CliSession, node: str) -> None:
     """The boosts that are active, summed up and one by one."""
-    with session.client() as client:
-        found = client.call("list_boosts", node=node)
+    found = session.call("list_boosts", node=node)
     print_answer(session, found, status_text(found))
 
 
@@ -130,8 +128,7 @@ def _state(boost: dict[str, Any]) -> str:
 @click.pass_obj
 def extend(session: CliSession, boost_id: str, seconds: float) -> None:
     """Give a boost SECONDS more, counted from its end."""
-    with session.client() as client:
-        found = client.call("extend_boost", boost_id=boost_id, seconds=seconds)["boost"]
+    found = session.call("extend_boost", boost_id=boost_id, seconds=seconds)["boost"]
     print_answer(session, found, f"boost {found['boost_id']} ends at {format_time(found['expires_at'])}")
 
 
@@ -140,8 +137,7 @@ def extend(session: CliSession, boost_id: str, seconds: float) -> None:
 @click.pass_obj
 def release(session: CliSession, boost_id: str) -> None:
     """Give a boost back before its time is over; a second time is harmless."""
-    with session.client() as client:
-        found = client.call("release_boost", boost_id=boost_id)["boost"]
+    found = session.call("release_boost", boost_id=boost_id)["boost"]
     print_answer(session, found, printable(f"boost {found['boost_id']}: {found['reason'] or found['state']}"))
 
 

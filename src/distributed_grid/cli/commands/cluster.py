@@ -1,14 +1,11 @@
-"""`grid cluster`: the agents of other machines, by SSH.
-
-`grid agent`: the process of a node, for machines that are not reached by SSH.
-"""
+"""`grid cluster` and `grid agent`: the agents of other machines, over SSH, in Ray clusters, or joined by a token."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,7 +27,7 @@ _names = click.argument("nodes", nargs=-1, metavar="[NODE]...")
 
 @click.group(cls=GridGroup)
 def cluster() -> None:
-    """Install, start, stop and look at the agents of other machines, by SSH. Without names: of all of them."""
+    """Install, start, stop and show the agents of other machines, by SSH. Without names: of all of them."""
 
 
 @cluster.command()
@@ -39,7 +36,7 @@ def cluster() -> None:
 @click.pass_obj
 def install(session: CliSession, nodes: tuple[str, ...], ray: bool) -> int:
     """Put the package on the nodes. They need Python 3.11 and SSH, but no internet."""
-    return _carry_out(session, "install", nodes, ray=ray)
+    return _run(session, "manage_cluster", **_selection("install", nodes), ray=ray)
 
 
 @cluster.command()
@@ -48,7 +45,7 @@ def install(session: CliSession, nodes: tuple[str, ...], ray: bool) -> int:
 @click.pass_obj
 def start(session: CliSession, nodes: tuple[str, ...], ray: bool) -> int:
     """Start the agents, and install the package first where this version is missing."""
-    return _carry_out(session, "start", nodes, ray=ray)
+    return _run(session, "manage_cluster", **_selection("start", nodes), ray=ray)
 
 
 @cluster.command()
@@ -57,8 +54,8 @@ def start(session: CliSession, nodes: tuple[str, ...], ray: bool) -> int:
 @click.option("--purge", is_flag=True, help="Remove what was installed, too.")
 @click.pass_obj
 def stop(session: CliSession, nodes: tuple[str, ...], force: bool, purge: bool) -> int:
-    """Stop the agents; jobs get notice and go back into the line. No process is left behind."""
-    return _carry_out(session, "stop", nodes, force=force, purge=purge)
+    """Stop the agents; jobs get notice and go back into the queue. No process is left behind."""
+    return _run(session, "manage_cluster", **_selection("stop", nodes), force=force, purge=purge)
 
 
 @cluster.command()
@@ -66,7 +63,7 @@ def stop(session: CliSession, nodes: tuple[str, ...], force: bool, purge: bool) 
 @click.pass_obj
 def status(session: CliSession, nodes: tuple[str, ...]) -> None:
     """Each node: its state, its link, what runs there."""
-    view = _request(session, "status", nodes, lambda node, step: None)
+    view = session.stream_steps("manage_cluster", _show_nothing, **_selection("status", nodes))
     found, ray = view["nodes"], view["ray"]
     rows = [
         (
@@ -96,7 +93,7 @@ def env(session: CliSession, node: str | None) -> None:
     \b
     $ eval "$(grid cluster env)"
     """
-    view = _request(session, "env", (node,) if node else (), lambda node, step: None)
+    view = session.stream_steps("manage_cluster", _show_nothing, **_selection("env", (node,) if node else ()))
     lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(view["environ"].items())]
     if not node and view["ray"]["head"]:
         lines.append(f"# from here: ray status --address {view['ray']['head']}")
@@ -113,21 +110,21 @@ def attach(session: CliSession, address: str) -> int:
     token is found as Ray finds it: $RAY_AUTH_TOKEN, $RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token.
     """
     options = {"address": address, "token": _ray_token(), "environ": _inherited_variables()}
-    return _carried_out(session, "attach_ray", **options)
+    return _run(session, "attach_ray", **options)
 
 
 @cluster.command()
 @click.option("--force", is_flag=True, help="Do not wait for what is lent; also when Ray is gone for good.")
 @click.pass_obj
 def detach(session: CliSession, force: bool) -> int:
-    """Leave the attached Ray cluster: jobs go back into the line, nothing of the grid stays there."""
-    return _carried_out(session, "detach_ray", force=force)
+    """Leave the attached Ray cluster: jobs go back into the queue, nothing of the grid stays there."""
+    return _run(session, "detach_ray", force=force)
 
 
-def _carried_out(session: CliSession, op: str, **options: Any) -> int:
-    """Do it, and say what became of each node; 1 when any failed."""
-    with _progress(session) as show, session.client() as client:
-        last = _last(client.stream(op, **options), show)
+def _run(session: CliSession, op: str, **options: Any) -> int:
+    """Run an operation on nodes, show its steps and the result of each node; 1 when any failed."""
+    with _progress(session) as show:
+        last = session.stream_steps(op, show, **options)
     for warning in last.get("warnings", ()):
         click.echo(f"RISK: {printable(warning)}", err=True)
     rows = [(row["node_id"], "done" if row["ok"] else "FAILED", row["detail"]) for row in last["results"]]
@@ -160,41 +157,25 @@ def _ray_lines(ray: dict[str, Any] | None) -> list[str]:
     return [*lines, f"  RISK: {ray['risk']}"] if ray["risk"] else lines
 
 
-def _carry_out(session: CliSession, verb: str, nodes: tuple[str, ...], **options: bool) -> int:
-    """Do it on every node at once and say what became of each; 1 when any failed."""
-    with _progress(session) as show:
-        results = _request(session, verb, nodes, show, **options)["results"]
-    rows = [(row["node_id"], "done" if row["ok"] else "FAILED", row["detail"]) for row in results]
-    print_answer(session, results, table(("NODE", "RESULT", "DETAIL"), rows, empty="no nodes"))
-    return 0 if all(row["ok"] for row in results) else 1
-
-
-def _request(session: CliSession, verb: str, nodes: tuple[str, ...], show: Show, **options: bool) -> dict[str, Any]:
-    caller = {"auth_sock": os.environ.get("SSH_AUTH_SOCK", ""), "environ": _inherited_variables()}
-    with session.client() as client:
-        return _last(client.stream("manage_cluster", verb=verb, nodes=nodes, **caller, **options), show)
+def _selection(verb: str, nodes: tuple[str, ...]) -> dict[str, Any]:
+    """What every request about nodes says: what to do, with which nodes, and what it needs of the caller."""
+    auth_sock = os.environ.get("SSH_AUTH_SOCK", "")
+    return {"verb": verb, "nodes": nodes, "auth_sock": auth_sock, "environ": _inherited_variables()}
 
 
 def _inherited_variables() -> dict[str, str]:
     return {name: os.environ[name] for name in INHERITED_VARIABLES if os.environ.get(name)}
 
 
-def _last(messages: Iterable[tuple[bytes, Any]], show: Show) -> dict[str, Any]:
-    """The answer, which comes last; the steps before it are shown."""
-    last: dict[str, Any] = {}
-    for _, message in messages:
-        assert isinstance(message, dict)
-        if "step" in message:
-            show(message["node_id"], message["step"])
-        last = message
-    return last
+def _show_nothing(node: str, step: str) -> None:
+    pass
 
 
 @contextmanager
 def _progress(session: CliSession) -> Iterator[Show]:
-    """Where steps are shown: one living line per node on a terminal, else one plain line per step."""
+    """How steps are shown: one live line per node on a terminal, else one plain line per step."""
     if session.json:
-        yield lambda node, step: None
+        yield _show_nothing
     elif sys.stdout.isatty():
         with _live_lines() as show:
             yield show

@@ -88,5 +88,5 @@ def show(session: CliSession, path: str | None) -> None:
 def _chosen(session: CliSession, path: str | None) -> str:
     chosen = path or session.config or os.environ.get("GRID_CONFIG") or session.find_config(announce=True)
     if chosen is None:
-        raise BadInput("there is no cluster file to look at: name one, or make one with: grid init")
+        raise BadInput("no cluster file found: name one, or make one with: grid init")
     return chosen

@@ -1,8 +1,6 @@
-"""`grid daemon`: the control plane.
+"""`grid daemon`: start, stop and show the control plane, and its access and join tokens.
 
-`grid daemon token` and `grid daemon join-token`: who may come in over the network.
-
-The secret is made here and only its hash is sent: it is shown once and stored nowhere.
+The secret of a token is made here and only its hash is sent: it is shown once and stored nowhere.
 """
 
 from __future__ import annotations
@@ -50,8 +48,7 @@ def create(session: CliSession, user: str, team: str, ttl: float) -> None:
 
     token_id, secret = new_token_id(), new_secret()
     asked = {"token_id": token_id, "secret_hash": hash_of(secret), "user": user, "team": team, "ttl_seconds": ttl}
-    with session.client() as client:
-        made = client.call("create_token", **asked)["token"]
+    made = session.call("create_token", **asked)["token"]
     text = bearer_text(token_id, secret)
     print_answer(session, {**made, "token": text}, text)
 
@@ -60,8 +57,7 @@ def create(session: CliSession, user: str, team: str, ttl: float) -> None:
 @click.pass_obj
 def list_(session: CliSession) -> None:
     """The tokens there are, without their secrets."""
-    with session.client() as client:
-        found = client.call("list_tokens")["tokens"]
+    found = session.call("list_tokens")["tokens"]
     rows = [
         (
             one["token_id"],
@@ -84,8 +80,7 @@ def list_(session: CliSession) -> None:
 @click.pass_obj
 def revoke(session: CliSession, token_id: str) -> None:
     """Shut a token out, from the next request on."""
-    with session.client() as client:
-        gone = client.call("revoke_token", token_id=token_id)["token"]
+    gone = session.call("revoke_token", token_id=token_id)["token"]
     print_answer(session, gone, f"revoked {gone['token_id']} of {gone['user']}")
 
 
@@ -124,8 +119,7 @@ def create_join(session: CliSession, node: str, ttl: float, address: tuple[str, 
 @click.pass_obj
 def list_join(session: CliSession) -> None:
     """The join tokens there are, and who used them."""
-    with session.client() as client:
-        found = client.call("list_join_tokens")["join_tokens"]
+    found = session.call("list_join_tokens")["join_tokens"]
     rows = [
         (
             one["token_id"],
@@ -145,8 +139,7 @@ def list_join(session: CliSession) -> None:
 @click.pass_obj
 def revoke_join(session: CliSession, token_id: str) -> None:
     """Shut a join token out, and at once the node that joined with it."""
-    with session.client() as client:
-        gone = client.call("revoke_join_token", token_id=token_id)["join_token"]
+    gone = session.call("revoke_join_token", token_id=token_id)["join_token"]
     whom = f", and {gone['used_by']} with it" if gone["used_by"] else ""
     print_answer(session, gone, f"revoked {gone['token_id']}{whom}")
 
@@ -156,7 +149,7 @@ STOP_SECONDS = 30.0
 
 @click.group(cls=GridGroup)
 def daemon() -> None:
-    """Start, stop and look at the control plane. Any command starts one where none runs."""
+    """Start, stop and show the control plane. Any command starts one where none runs."""
 
 
 daemon.add_command(token)

@@ -1,7 +1,4 @@
-"""`grid distribute`: the workers as the scheduler sees them, and a test of how work spreads over them.
-
-Probes: small jobs that say where they ran, and are all gone afterwards.
-"""
+"""`grid distribute`: the workers as the scheduler sees them, and probe jobs that show how work spreads over them."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from datetime import datetime
-from statistics import fmean
 from types import FrameType
 from typing import Any
 
@@ -27,120 +23,6 @@ from distributed_grid.client.job_payload import caller_environment
 from distributed_grid.errors import BadInput, GridError
 
 Row = dict[str, Any]
-
-
-class Probes:
-    """So many probes of one kind, in a group of their own."""
-
-    def __init__(
-        self,
-        session: CliSession,
-        count: int,
-        strategy: str,
-        nodes: tuple[str, ...],
-        *,
-        amount: float,
-        seconds: float,
-        wait: float,
-    ) -> None:
-        self._session = session
-        self._names = [uuid.uuid4().hex for _ in range(count)]
-        self._strategy = strategy
-        self._message: Row = {
-            "argv": ["/bin/sh", "-c", f'echo "$GRID_NODE $(uname -n)"; exec sleep {seconds:f}'],
-            "resource_type": "cpu",
-            "amount": amount,
-            "priority": "low",
-            "strategy": strategy,
-            "group": f"probe-{self._names[0][:12]}",
-            "require": list(nodes),
-            "wait_seconds": wait,
-            "expects_seconds": seconds,
-            "env": caller_environment({}),
-        }
-
-    def run(self) -> Row:
-        """Send them all, wait for them all; what became of each. Whatever goes wrong, none is left behind."""
-        began = time.monotonic()
-        with self._none_left_behind(), self._session.client() as client:
-            for name in self._names:
-                client.call("submit_job", request_id=name, job_id=f"probe-{name[:12]}", **self._message)
-            jobs = [client.call("wait_for_job", job_id=name)["job"] for name in self._names]
-            probes = [_probe_row(job, _probe_output(client, job["uid"])) for job in jobs]
-        return {"strategy": self._strategy, "probes": probes, "seconds": round(time.monotonic() - began, 3)}
-
-    @contextlib.contextmanager
-    def _none_left_behind(self) -> Iterator[None]:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _interrupt)
-        try:
-            yield
-        except BaseException:  # Ctrl-C, too: the probes go, and whatever it was goes on
-            self._cancel()
-            raise
-
-    def _cancel(self) -> None:
-        stopped = 0
-        with contextlib.suppress(GridError), self._session.client(may_start=False) as client:
-            for name in self._names:
-                with contextlib.suppress(GridError):  # it was never sent
-                    stopped += client.call("cancel_job", job_id=name)["job"]["outcome"] in (None, "cancelled")
-        if stopped:
-            click.echo(f"grid: {stopped} probe{'' if stopped == 1 else 's'} cancelled", err=True)
-
-
-def _interrupt(number: int, stack: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _probe_output(client: Client, uid: str) -> list[str]:
-    """What a probe wrote, as words."""
-    parts = client.stream("read_logs", job_id=uid)
-    return b"".join(part for kind, part in parts if kind == STDOUT and isinstance(part, bytes)).decode().split()
-
-
-def _probe_row(job: Row, said: list[str]) -> Row:
-    """What became of one; it counts when it ended well and was where the grid thinks it was."""
-    node, host = said if len(said) == 2 else (None, None)
-    ok = job["outcome"] == "exited" and job["exit_code"] == 0 and node == job["node_id"]
-    started = job["attempts"][-1]["started_at"] if job["attempts"] else None
-    return {
-        "job_id": job["job_id"],
-        "node_id": job["node_id"],
-        "host": host,
-        "ok": ok,
-        "waited_seconds": None if started is None else _between(job["submitted_at"], started),
-        "ran_seconds": None if started is None else job["wall_seconds"],
-        "detail": None if ok else job["detail"] or f"{job['outcome']}, said {' '.join(said)!r}",
-    }
-
-
-def _between(earlier: str, later: str) -> float:
-    return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
-
-
-def node_rows(known: list[Row], probes: list[Row]) -> list[Row]:
-    """How many probes each node got, and how they fared there on average; nodes that got none, too."""
-    rows = []
-    for name in [node["node_id"] for node in known]:
-        here = [probe for probe in probes if probe["node_id"] == name]
-        rows.append(
-            {
-                "node_id": name,
-                "probes": len(here),
-                "failed": sum(1 for probe in here if not probe["ok"]),
-                "waited_seconds": _mean(here, "waited_seconds"),
-                "ran_seconds": _mean(here, "ran_seconds"),
-            }
-        )
-    return rows
-
-
-def _mean(probes: list[Row], field: str) -> float | None:
-    values = [probe[field] for probe in probes if probe[field] is not None]
-    return round(fmean(values), 3) if values else None
-
-
 PROBES_PER_NODE = 3
 
 
@@ -153,12 +35,11 @@ def distribute() -> None:
 @click.pass_obj
 def status(session: CliSession) -> None:
     """Each node: whether it takes work, what it has left, how it ranks, and why it keeps what it keeps."""
-    with session.client() as client:
-        nodes = client.call("get_status")["nodes"]
-    print_answer(session, nodes, _workers(nodes))
+    nodes = session.call("get_status")["nodes"]
+    print_answer(session, nodes, _workers_table(nodes))
 
 
-def _workers(nodes: list[dict[str, Any]]) -> str:
+def _workers_table(nodes: list[dict[str, Any]]) -> str:
     rows = [
         (
             node["node_id"],
@@ -206,8 +87,7 @@ def test(session: CliSession, /, count: int | None, nodes: tuple[str, ...], stra
         raise BadInput("--strategy node_specific needs a node: --node NODE")
     if not all(math.isfinite(number) and number >= 0 for number in numbers.values()):
         raise BadInput("an amount or a time must be a number that is not negative")
-    with session.client() as client:
-        known = client.call("get_status")["nodes"]
+    known = session.call("get_status")["nodes"]
     is_open = sum(1 for node in known if node["open"])
     probes = Probes(session, count or PROBES_PER_NODE * max(is_open, 1), strategy, nodes, **numbers)
     try:
@@ -217,7 +97,7 @@ def test(session: CliSession, /, count: int | None, nodes: tuple[str, ...], stra
     failed = [probe for probe in found["probes"] if not probe["ok"]]
     found["nodes"] = node_rows(known, found["probes"])
     used = sum(1 for row in found["nodes"] if row["probes"])
-    lines = [_spread(found["nodes"])]
+    lines = [_spread_table(found["nodes"])]
     lines += [f"{probe['job_id']} failed: {probe['detail']}" for probe in failed[:10]]
     many = len(found["probes"])
     lines.append(
@@ -228,7 +108,7 @@ def test(session: CliSession, /, count: int | None, nodes: tuple[str, ...], stra
     return 1 if failed else 0
 
 
-def _spread(nodes: list[dict[str, Any]]) -> str:
+def _spread_table(nodes: list[dict[str, Any]]) -> str:
     def seconds(value: float | None) -> str:
         return "-" if value is None else f"{value:.3f} s"
 
@@ -237,3 +117,115 @@ def _spread(nodes: list[dict[str, Any]]) -> str:
         for row in nodes
     ]
     return table(("NODE", "PROBES", "FAILED", "WAITED", "RAN"), rows, empty="no nodes")
+
+
+class Probes:
+    """Probes: small jobs in a group of their own that print where they run; none is left behind."""
+
+    def __init__(
+        self,
+        session: CliSession,
+        count: int,
+        strategy: str,
+        nodes: tuple[str, ...],
+        *,
+        amount: float,
+        seconds: float,
+        wait: float,
+    ) -> None:
+        self._session = session
+        self._names = [uuid.uuid4().hex for _ in range(count)]
+        self._strategy = strategy
+        self._message: Row = {
+            "argv": ["/bin/sh", "-c", f'echo "$GRID_NODE $(uname -n)"; exec sleep {seconds:f}'],
+            "resource_type": "cpu",
+            "amount": amount,
+            "priority": "low",
+            "strategy": strategy,
+            "group": f"probe-{self._names[0][:12]}",
+            "require": list(nodes),
+            "wait_seconds": wait,
+            "expects_seconds": seconds,
+            "env": caller_environment({}),
+        }
+
+    def run(self) -> Row:
+        """Submit all, wait for all; the result of each. On any error all are cancelled."""
+        began = time.monotonic()
+        with self._cancel_on_error(), self._session.client() as client:
+            for name in self._names:
+                client.call("submit_job", request_id=name, job_id=f"probe-{name[:12]}", **self._message)
+            jobs = [client.call("wait_for_job", job_id=name)["job"] for name in self._names]
+            probes = [_probe_row(job, _probe_output(client, job["uid"])) for job in jobs]
+        return {"strategy": self._strategy, "probes": probes, "seconds": round(time.monotonic() - began, 3)}
+
+    @contextlib.contextmanager
+    def _cancel_on_error(self) -> Iterator[None]:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _interrupt)
+        try:
+            yield
+        except BaseException:  # Ctrl-C, too: the probes go, and whatever it was goes on
+            self._cancel()
+            raise
+
+    def _cancel(self) -> None:
+        stopped = 0
+        with contextlib.suppress(GridError), self._session.client(may_start=False) as client:
+            for name in self._names:
+                with contextlib.suppress(GridError):  # it was never sent
+                    stopped += client.call("cancel_job", job_id=name)["job"]["outcome"] in (None, "cancelled")
+        if stopped:
+            click.echo(f"grid: {stopped} probe{'' if stopped == 1 else 's'} cancelled", err=True)
+
+
+def _interrupt(number: int, stack: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _probe_output(client: Client, uid: str) -> list[str]:
+    """What a probe printed, as words."""
+    parts = client.stream("read_logs", job_id=uid)
+    return b"".join(part for kind, part in parts if kind == STDOUT and isinstance(part, bytes)).decode().split()
+
+
+def _probe_row(job: Row, output: list[str]) -> Row:
+    """The result of one probe; it is ok when it ended well and ran where the grid says it did."""
+    node, host = output if len(output) == 2 else (None, None)
+    ok = job["outcome"] == "exited" and job["exit_code"] == 0 and node == job["node_id"]
+    started = job["attempts"][-1]["started_at"] if job["attempts"] else None
+    return {
+        "job_id": job["job_id"],
+        "node_id": job["node_id"],
+        "host": host,
+        "ok": ok,
+        "waited_seconds": None if started is None else _between(job["submitted_at"], started),
+        "ran_seconds": None if started is None else job["wall_seconds"],
+        "detail": None if ok else job["detail"] or f"{job['outcome']}, printed {' '.join(output)!r}",
+    }
+
+
+def _between(earlier: str, later: str) -> float:
+    return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
+
+
+def node_rows(known: list[Row], probes: list[Row]) -> list[Row]:
+    """How many probes each node ran and how long they took on average, nodes without probes included."""
+    rows = []
+    for name in [node["node_id"] for node in known]:
+        here = [probe for probe in probes if probe["node_id"] == name]
+        rows.append(
+            {
+                "node_id": name,
+                "probes": len(here),
+                "failed": sum(1 for probe in here if not probe["ok"]),
+                "waited_seconds": _mean(here, "waited_seconds"),
+                "ran_seconds": _mean(here, "ran_seconds"),
+            }
+        )
+    return rows
+
+
+def _mean(probes: list[Row], field: str) -> float | None:
+    values = [probe[field] for probe in probes if probe[field] is not None]
+    return round(sum(values) / len(values), 3) if values else None

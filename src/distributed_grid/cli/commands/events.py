@@ -1,4 +1,4 @@
-"""`grid events`: what happened, to whom, and why."""
+"""`grid events`: the event stream, which is also the audit trail."""
 
 from __future__ import annotations
 

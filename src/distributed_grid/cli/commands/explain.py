@@ -1,4 +1,4 @@
-"""`grid explain`: why it waits, why it is there, why it was stopped, when it will start."""
+"""`grid explain`: why a job or lease waits, is where it is, or was stopped, and when it will start."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from distributed_grid.cli.global_options import CliSession, GridCommand
-from distributed_grid.cli.output import format_outcome, format_time, print_answer, printable
+from distributed_grid.cli.output import format_outcome, format_span, format_time, print_answer, printable
 
 View = dict[str, Any]
 WIDTH = 14
@@ -22,8 +22,7 @@ def explain(session: CliSession, id_: str) -> None:
 
     ID is a job, a lease or a request, also one that was refused; any unique prefix will do.
     """
-    with session.client() as client:
-        found = client.call("explain", id=id_)
+    found = session.call("explain", id=id_)
     print_answer(session, found, "\n".join(_lines(found)))
 
 
@@ -41,7 +40,7 @@ def _lines(found: View) -> Iterator[str]:
         yield _row("stopping", found["stopping"])
     for place in found["placements"]:
         last = found["end"] is not None and place is found["placements"][-1] and place["made_room_for"] is None
-        yield from _placement(place, one_of=len(found["placements"]), tell_end=not last)
+        yield from _placement(place, one_of=len(found["placements"]), show_end=not last)
     if found["end"] is not None:
         yield _row(
             "ended", f"{format_time(found['end']['at'])}: {found['end']['detail'] or _word(found['end']['reason'])}"
@@ -60,17 +59,17 @@ def _summary(found: View) -> str:
         return f"{name} will be on {where}, when those that make room for it are gone"
     if found["waiting"] is not None:
         return f"{name} waits" + ("" if not found["placements"] else ", to run again")
-    doing = {"assigned": "is about to run", "running": "runs", "paused": "stands still", "stopping": "is being stopped"}
+    doing = {"assigned": "is about to run", "running": "runs", "paused": "is paused", "stopping": "is being stopped"}
     return f"{name} {doing.get(state, 'is held')} on {where}"
 
 
 def _waiting(waiting: View) -> Iterator[str]:
-    since = f"since {format_time(waiting['since'])}, {_seconds(waiting['waited_seconds'])}"
+    since = f"since {format_time(waiting['since'])}, {format_span(waiting['waited_seconds'], '.3g', least=1)}"
     yield _row("waits", since + (f", until {format_time(waiting['gives_up_at'])}" if waiting["gives_up_at"] else ""))
     if waiting["for"]:
         yield from _rows("after", (_neighbour(one) for one in waiting["for"]))
         return
-    yield _row("in line", f"{waiting['position']} of {waiting['of']}")
+    yield _row("in queue", f"{waiting['position']} of {waiting['of']}")
     more = waiting["position"] - 1 - len(waiting["ahead"])
     ahead = [_neighbour(one) for one in waiting["ahead"]] + ([f"and {more} more"] if more > 0 else [])
     yield from _rows("ahead", ahead)
@@ -87,7 +86,7 @@ def _neighbour(one: View) -> str:
     return f"{name}, {one['user']}, {one['priority']}, {one['asked']}"
 
 
-def _placement(place: View, *, one_of: int, tell_end: bool) -> Iterator[str]:
+def _placement(place: View, *, one_of: int, show_end: bool) -> Iterator[str]:
     name = "place" if one_of == 1 else f"attempt {place['number']}"
     since = place["started_at"] or place["assigned_at"]
     until = f" to {format_time(place['ended_at'])}" if place["ended_at"] else ""
@@ -99,7 +98,7 @@ def _placement(place: View, *, one_of: int, tell_end: bool) -> Iterator[str]:
         second = decision["alternatives"]
         wide = max((len(one["node_id"]) for one in second), default=0)
         yield from _rows("next best", (f"{one['node_id']:{wide}}  {one['why']}" for one in second))
-    if place["outcome"] and tell_end:
+    if place["outcome"] and show_end:
         yield _row("then", _how_it_ended(place))
 
 
@@ -122,15 +121,8 @@ def _word(reason: str | None) -> str:
     return (reason or "over").replace("_", " ")
 
 
-def _seconds(seconds: float) -> str:
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
 def _rows(name: str, lines: Iterable[str]) -> Iterator[str]:
-    """Several lines under one name."""
+    """Several lines under one heading."""
     for line in lines:
         yield _row(name, line)
         name = ""

@@ -34,8 +34,7 @@ def jobs() -> None:
 @click.pass_obj
 def list_(session: CliSession, all_: bool, limit: int) -> None:
     """The jobs that are going on, and those that ended of late."""
-    with session.client() as client:
-        found = client.call("list_jobs", all=all_, limit=10_000 if all_ else limit)["jobs"]
+    found = session.call("list_jobs", all=all_, limit=10_000 if all_ else limit)["jobs"]
     rows = [
         (
             job["job_id"],
@@ -57,8 +56,7 @@ def list_(session: CliSession, all_: bool, limit: int) -> None:
 @click.pass_obj
 def show(session: CliSession, job_id: str) -> None:
     """Everything known about one job."""
-    with session.client() as client:
-        job = client.call("get_job", job_id=job_id)["job"]
+    job = session.call("get_job", job_id=job_id)["job"]
     print_answer(session, job, "\n".join(_lines(job)))
 
 

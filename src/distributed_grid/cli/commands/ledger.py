@@ -1,4 +1,4 @@
-"""`grid ledger`: who lent whom how much."""
+"""`grid ledger`: lending report by lender, borrower and day."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def ledger(session: CliSession, since: str, by: str | None) -> None:
     A lease counts from its grant to its end, with what was asked for. What ended more than 30 days ago is kept as sums
     by day, and counts on the day it ended.
     """
-    with session.client() as client:
-        found = client.call("get_lending_report", since_seconds=seconds(since), by=by or "")
+    found = session.call("get_lending_report", since_seconds=seconds(since), by=by or "")
     print_answer(session, found, _text(found))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
@@ -76,8 +75,7 @@ def status(session: CliSession) -> None:
 @click.pass_obj
 def release(session: CliSession, allocation_id: str) -> None:
     """Give an allocation back, by its id or any unique prefix; a second time is harmless."""
-    with session.client() as client:
-        found = client.call("release_lease", allocation_id=allocation_id)["allocation"]
+    found = session.call("release_lease", allocation_id=allocation_id)["allocation"]
     print_answer(session, found, printable(f"allocation {found['allocation_id']}: {found['reason'] or found['state']}"))
 
 
@@ -99,13 +97,12 @@ def cooldown(session: CliSession, node: str, off: bool, wait: float) -> None:
 
     Jobs there get notice and go back into the queue; boosts end.
     """
-    last: dict[str, Any] = {}
-    with session.client() as client:
-        for _, message in client.stream("drain_node", node=node, off=off, wait_seconds=wait):
-            assert isinstance(message, dict)
-            if "step" in message and not session.json:
-                click.echo(printable(f"{message['node_id']}: {message['step']}"), file=sys.stderr)
-            last = message
+
+    def show(name: str, step: str) -> None:
+        if not session.json:
+            click.echo(printable(f"{name}: {step}"), err=True)
+
+    last = session.stream_steps("drain_node", show, node=node, off=off, wait_seconds=wait)
     last.pop("done", None)
     given = f", {last['given_back']} given back" if last["given_back"] else ""
     print_answer(session, last, printable(f"{node}: {last['detail']}{given}"))

@@ -147,7 +147,7 @@ def run_job(
 
 
 def fetch_results(session: CliSession, uid: str, options: dict[str, Any]) -> None:
-    """Bring back what `--fetch` names."""
+    """Download what `--fetch` names."""
     workdir = options["workdir"]
     target = workdir if workdir and workdir != NONE else "."
     came = fetch_files(session, uid, options["fetch"], target)
@@ -158,7 +158,7 @@ def fetch_results(session: CliSession, uid: str, options: dict[str, Any]) -> Non
 
 
 def fetch_files(session: CliSession, job_id: str, patterns: Sequence[str], target: str) -> dict[str, Any]:
-    """Bring the files that fit into a directory; what came, and what could not."""
+    """Download the files that match into a directory; what came, and what could not."""
     download = FileDownload(target, patterns)
     try:
         with session.client() as client:
@@ -172,7 +172,7 @@ def fetch_files(session: CliSession, job_id: str, patterns: Sequence[str], targe
 
 
 def current_directory() -> str:
-    """The current directory, as a job's."""
+    """The current directory, as the working directory of a job."""
     try:
         found = os.getcwd()
     except FileNotFoundError:
@@ -182,7 +182,7 @@ def current_directory() -> str:
 
 
 def parse_variables(given: tuple[str, ...]) -> dict[str, str]:
-    """What `--env` says."""
+    """The variables of `--env`."""
     variables = {}
     for entry in given:
         name, equals, value = entry.partition("=")
@@ -237,7 +237,7 @@ class JobFollower:
         """Until the end; the first interrupt cancels, a second one gets through."""
         while True:
             try:
-                return self._until_over()
+                return self._stream_output()
             except _Interrupted:
                 if self._cancelled:
                     raise
@@ -253,10 +253,9 @@ class JobFollower:
 
     def _cancel(self) -> None:
         self._cancelled = True
-        with self._session.client() as client:
-            client.call("cancel_job", job_id=self._uid)
+        self._session.call("cancel_job", job_id=self._uid)
 
-    def _until_over(self) -> int:
+    def _stream_output(self) -> int:
         with self._session.client() as client:
             seen = {"stdout_seen": self._seen[STDOUT], "stderr_seen": self._seen[STDERR]}
             for kind, part in client.stream("read_logs", job_id=self._uid, follow=True, **seen):
@@ -272,9 +271,8 @@ class JobFollower:
 
     def _show(self, kind: bytes, chunk: bytes) -> None:
         self._seen[kind] += len(chunk)
-        if self._output_closed:
-            return
-        write_output(kind, chunk)
+        if not self._output_closed:
+            write_output(kind, chunk)
 
     def _finish(self, job: dict[str, Any]) -> int:
         if self._output_closed:

@@ -1,25 +1,20 @@
-"""`grid simulate`: what a policy would have done with work that was logged."""
+"""`grid simulate`: replay of a workload log under one or several policies."""
 
 from __future__ import annotations
 
 import os
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from distributed_grid.cli.global_options import CliSession, GridCommand
-from distributed_grid.cli.output import print_answer, table
+from distributed_grid.cli.output import ProgressLine, format_span, print_answer, progress_bar, table
 from distributed_grid.errors import BadInput, GridError
 
 if TYPE_CHECKING:
     from distributed_grid.domain.resources import Capacity
     from distributed_grid.simulation.replay.statistics import StatisticsTable
-
-DRAW_SECONDS = 0.2
-BAR = 30
 
 
 @click.command(cls=GridCommand)
@@ -111,15 +106,15 @@ def _text(tables: list[tuple[str, StatisticsTable]], left_out: tuple[tuple[str, 
         ("refused", *(f"{one.refused:,}" for _, one in tables)),
         ("gave up or failed", *(f"{one.gave_up:,}" for _, one in tables)),
         ("still waiting at the end", *(f"{one.waiting:,}" for _, one in tables)),
-        ("mean wait", *(_time(one.mean_wait_s) for _, one in tables)),
-        ("median wait", *(_time(one.median_wait_s) for _, one in tables)),
-        ("95 % wait less than", *(_time(one.p95_wait_s) for _, one in tables)),
+        ("mean wait", *(format_span(one.mean_wait_s, ".1f") for _, one in tables)),
+        ("median wait", *(format_span(one.median_wait_s, ".1f") for _, one in tables)),
+        ("95 % wait less than", *(format_span(one.p95_wait_s, ".1f") for _, one in tables)),
         ("mean bounded slowdown", *(f"{one.bounded_slowdown:.2f}" for _, one in tables)),
         ("CPU in use", *(_percent(one.cpu_utilisation) for _, one in tables)),
         ("GPU in use", *(_percent(one.gpu_utilisation) for _, one in tables)),
-        ("makespan", *(_time(one.makespan_s) for _, one in tables)),
+        ("makespan", *(format_span(one.makespan_s, ".1f") for _, one in tables)),
         ("runs cut short", *(f"{one.preemptions:,}" for _, one in tables)),
-        ("CPU time lost with them", *(_time(one.cpu_seconds_lost) for _, one in tables)),
+        ("CPU time lost with them", *(format_span(one.cpu_seconds_lost, ".1f") for _, one in tables)),
         ("evenness between users (Jain)", *(f"{one.jain:.3f}" for _, one in tables)),
     ]
     lines = [table(("", *(name for name, _ in tables)), rows, empty="")]
@@ -129,13 +124,6 @@ def _text(tables: list[tuple[str, StatisticsTable]], left_out: tuple[tuple[str, 
 
 def _percent(part: float | None) -> str:
     return "-" if part is None else f"{100 * part:.1f} %"
-
-
-def _time(seconds: float) -> str:
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} s"
 
 
 def _check_writable(path: str) -> None:
@@ -155,32 +143,24 @@ def _write(path: str, content: bytes) -> None:
 
 
 class _ProgressBar:
-    """A line that grows on the terminal while a person waits; nothing where nobody looks."""
+    """How far the replay of each policy is, one policy after the other."""
 
     def __init__(self) -> None:
         self.policies: list[str] = []
-        self._done = 0
-        self._is_shown = sys.stderr.isatty()
-        self._drawn_at = time.monotonic()
-        self._drawn = False
+        self._finished = 0
+        self._line = ProgressLine()
 
-    def show(self, done: int, of: int) -> None:
-        now = time.monotonic()
-        if not self._is_shown or now - self._drawn_at < DRAW_SECONDS:
-            return
-        self._drawn_at, self._drawn = now, True
-        full = BAR * done // max(of, 1)
-        which = f"{self.policies[self._done]}, {self._done + 1} of {len(self.policies)}: "
-        if len(self.policies) < 2:
-            which = ""
-        click.echo(f"\r\x1b[K{which}[{'#' * full}{'.' * (BAR - full)}] {done:,} of {of:,}", err=True, nl=False)
+    def show(self, done: int, total: int) -> None:
+        self._line.draw(lambda: f"{self._policy()}{progress_bar(done, total)} {done:,} of {total:,}")
+
+    def _policy(self) -> str:
+        count = len(self.policies)
+        return f"{self.policies[self._finished]}, {self._finished + 1} of {count}: " if count > 1 else ""
 
     def next(self) -> None:
         """The next policy begins."""
         self.clear()
-        self._done += 1
+        self._finished += 1
 
     def clear(self) -> None:
-        if self._drawn:
-            click.echo("\r\x1b[K", err=True, nl=False)
-            self._drawn = False
+        self._line.clear()

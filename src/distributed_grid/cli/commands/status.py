@@ -1,4 +1,4 @@
-"""`grid status` and `grid shared-status`: what there is, what is lent, who runs."""
+"""`grid status` and `grid shared-status`: nodes, offers, leases and jobs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from distributed_grid.cli.output import format_amount, format_time, print_answer
 @click.pass_obj
 def status(session: CliSession) -> None:
     """Nodes, pressure, offers, leases and jobs at a glance."""
-    with session.client() as client:
-        found = client.call("get_status")
+    found = session.call("get_status")
     jobs = found["jobs"]
     parts = [_nodes(found["nodes"])]
     running = sum(1 for job in jobs if job["state"] == "running")
@@ -31,8 +30,7 @@ def status(session: CliSession) -> None:
 @click.pass_obj
 def shared_status(session: CliSession) -> None:
     """Offers and active allocations."""
-    with session.client() as client:
-        found = client.call("get_status")
+    found = session.call("get_status")
     shared = {"offers": found["offers"], "allocations": found["allocations"]}
     print_answer(session, shared, offers_table(found["offers"]) + "\n\n" + allocations_table(found["allocations"]))
 

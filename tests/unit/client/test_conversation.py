@@ -1,0 +1,85 @@
+"""The protocol of a client, without a socket."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from distributed_grid.api.framing import JSON, STDOUT, BrokenFrame, frame
+from distributed_grid.client.conversation import (
+    LOST,
+    MAX_LOSSES,
+    ClientConfig,
+    Conversation,
+    HandedOver,
+    ReconnectBackoff,
+    answer_of,
+    encode,
+    file_digest,
+    hello,
+    is_last,
+)
+from distributed_grid.errors import BadInput, Unreachable
+
+
+def test_parts_come_out_whole_however_the_bytes_arrive() -> None:
+    conversation = Conversation()
+    sent = frame(STDOUT, b"output") + encode({"done": True})
+    found = []
+    for place in range(len(sent)):
+        conversation.receive(sent[place : place + 1])
+        while (part := conversation.next_part()) is not None:
+            found.append(part)
+    assert found == [(STDOUT, b"output"), (JSON, {"done": True})]
+    assert [is_last(part) for _, part in found] == [False, True]
+
+
+def test_an_error_in_an_answer_is_raised_as_its_class() -> None:
+    conversation = Conversation()
+    conversation.receive(encode({"error": {"type": "BadInput", "message": "no such node"}}))
+    with pytest.raises(BadInput, match="no such node"):
+        conversation.next_part()
+    assert conversation.next_part() is None, "the frame is used up"
+
+
+def test_the_end_of_the_connection_is_a_loss() -> None:
+    with pytest.raises(LOST):
+        Conversation().receive(b"")
+    with pytest.raises(BrokenFrame):
+        Conversation().receive(b"HTTP/1.1 400 Bad Request\r\n")
+
+
+def test_a_control_plane_that_hands_over_is_left() -> None:
+    conversation = Conversation()
+    with pytest.raises(HandedOver):
+        conversation.accept_welcome({"handing_over": True})
+    conversation.accept_welcome({"pid": 1})
+    assert conversation.welcome == {"pid": 1}
+    assert issubclass(HandedOver, LOST), "the request is sent again to the next one"
+
+
+def test_only_a_config_that_was_named_is_insisted_on(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("name: one\n")
+    assert hello(ClientConfig(str(path)))["config"] is None
+    named = hello(ClientConfig(str(path), explicit=True))
+    assert (named["config"], named["config_path"]) == (file_digest(str(path)), str(path))
+    with pytest.raises(BadInput, match="cannot read the config"):
+        hello(ClientConfig(str(tmp_path / "missing.yaml"), explicit=True))
+
+
+def test_an_answer_is_a_json_message() -> None:
+    assert answer_of({"job": 1}) == {"job": 1}
+    assert answer_of(json.dumps({"job": 1}).encode()) == {"job": 1}
+
+
+def test_the_backoff_grows_gives_up_and_is_reset_by_anything_received() -> None:
+    backoff, loss = ReconnectBackoff(), Unreachable("gone")
+    delays = [backoff.delay_after(loss) for _ in range(MAX_LOSSES)]
+    assert delays == sorted(delays) and delays[0] < delays[-1]
+    with pytest.raises(Unreachable):
+        backoff.delay_after(loss)
+    backoff.reset()
+    assert backoff.delay_after(loss) == delays[0]
