@@ -78,7 +78,7 @@ def test_an_answer_is_a_json_message() -> None:
 def test_the_backoff_grows_gives_up_and_is_reset_by_anything_received() -> None:
     backoff, loss = ReconnectBackoff(), Unreachable("gone")
     delays = [backoff.delay_after(loss) for _ in range(MAX_LOSSES)]
-    assert delays == sorted(delays) and delays[0] < delays[-1]
+    assert delays == sorted(set(delays))
     with pytest.raises(Unreachable):
         backoff.delay_after(loss)
     backoff.reset()
