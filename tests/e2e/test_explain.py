@@ -67,7 +67,7 @@ def test_a_job_that_waits_tells_for_what_and_until_when(cluster: Shell) -> None:
     assert waiting["estimated_start"] > cluster.json("explain", "first")["waiting"]["estimated_start"]
     text = cluster("explain", "mine", check=0).stdout
     assert text.startswith("mine waits\n")
-    assert "in line       2 of 2" in text
+    assert "in queue      2 of 2" in text
     assert "gpu2        0 GPUs free, 2 GPUs asked" in text
 
 
