@@ -1,17 +1,34 @@
-"""The nouns of the grid and their laws: pure values, no clock, no I/O.
+"""Domain model: immutable rows, events, effects, and the ledger that indexes them. No clock, no I/O.
 
-Glossary (one word a thing):
+Glossary (one word for one thing; deciding belongs in `reactor` and `scheduling`, acting in `control` and `agent`):
 
-- node: a machine with an agent; has capacity, share caps, a lending rank, labels, a life.
-- usage: what is measured; *outside usage* is measured minus what the grid's own work uses.
-- offer: what a node will lend now, until when, with a generation.
-- request: who asks for how much, for how long, how urgent, where preferably.
-- lease: a granted request: node, claim, holder, fence, end.
-- claim: the exact resources a lease holds, GPU devices by index.
-- job, attempt: a command; its runs, each with its own lease and fence, each ending once.
-- level, mark: how much of a resource a node uses; above its high mark it gets more, below its low mark that goes back.
-- automatic lease: what the grid itself borrowed for a node; advice: work that should move, and where to.
-- ledger: everything that is alive; `apply` is its only writer.
-
-Deciding what to do with these belongs in `reactor` and `scheduling`; doing it in `adapters` and `agent`.
+=================  ====================================================================================================
+node               machine with an agent: capacity, share caps, lending rank, labels, state
+usage              what was measured on a node; *outside usage* is without what the grid's own work uses
+observation        last heartbeat of a node with what follows from it: idleness, volatility, hold deadline
+offer              what a node lends now, until when, with a generation; made from fresh measurements, never stored
+request            who asks for how much, for how long, how urgently, with which constraints
+lease              a request and its grant: node, claim, holder, fence, end
+claim              exact resources that a lease holds, GPU devices by index
+recovered lease    lease read from elsewhere; it counts against its node, and is confirmed by the next heartbeat
+fence              number that grows with every grant; whoever acts under an older one is refused
+epoch              number of the control plane's start; fences begin above it
+hold               how long work on a node runs on without a heartbeat reply
+gang               leases on several nodes that are granted and end together
+job, attempt       a command, and its runs; each attempt has its own lease and fence and ends once
+checkpoint mark    moment up to which an attempt's work would not be lost
+victim, preemptor  lease that is stopped to make room, and the lease that gets the room
+quota, share       most that a user or team holds at once; part of the grid that a user is entitled to
+account            decayed usage and last run times of a user
+request shape      resources of a request that decide where it fits; counted to weigh fragmentation
+reservation        nodes kept for a waiting request from a moment on; others may backfill
+pressure           how hard a node works, 0 to 1000; above its high watermark it borrows, below the low one it returns
+automatic lease    lease that the grid itself holds for a node under pressure
+boost              lease that somebody asked for on behalf of a node
+advice             recommendation to move work to another node
+engine, binding    other scheduler on a node (Ray), and its reservation (placement group) for a lease
+block, copy        bytes in the memory of other nodes, and one replica of them; a copy is held by a lease
+event, effect      what happened (`NodeLost`), the only input; what has to be done (`StopAttempt`), derived from rows
+ledger             all living rows with their indexes; `apply` is the only writer
+=================  ====================================================================================================
 """

@@ -1,4 +1,4 @@
-"""What the world must be made to do, in the imperative; each keyed by id and fence, each safe to repeat."""
+"""Effects: orders to agents, engines and memory servers, keyed by id and fence; each is safe to repeat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened, in the past tense: the only way into the ledger."""
+"""Events: what happened, in the past tense. The only input of the ledger."""
 
 from __future__ import annotations
 

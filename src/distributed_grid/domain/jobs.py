@@ -1,4 +1,4 @@
-"""Job and attempt: a command and its runs. Each attempt has its own lease and fence and ends once."""
+"""Jobs and attempts: a command and its runs. Each attempt has its own lease and fence and ends once."""
 
 from __future__ import annotations
 

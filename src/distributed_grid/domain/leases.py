@@ -1,4 +1,4 @@
-"""Request and lease: who asks for how much, and what was lent to them."""
+"""Requests and leases."""
 
 from __future__ import annotations
 

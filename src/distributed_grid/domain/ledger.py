@@ -1,11 +1,10 @@
-"""The ledger: everything that is alive, and the only place that knows.
+"""The ledger: all living rows, and the indexes that decisions need.
 
-Rule 1: `apply` is the only writer, and it cannot refuse: what it gets has been decided.
-Rule 2: whatever is not a row is an index derived in `apply`; `check` rebuilds and compares.
-Rule 3: the claims on a node never exceed what its capacity and caps allow, not even while one lease makes
-room for another: what has not started yet (`awaits`) counts from when its victims are gone, what is only claimed
-(`recovered`) from when its node was heard.
-Rule 4: what is over leaves; history is the store's business.
+- `apply` is the only writer and cannot refuse: what it gets has been decided.
+- Whatever is not a row is an index derived in `apply`; `check` rebuilds and compares them.
+- The claims on a node never exceed its capacity and caps. A preemptor (`awaits`) counts from when its victims are gone,
+  a recovered lease from when its node was heard.
+- Rows that are over leave; history is the store's business.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""A node: a machine with an agent, what it has, what it lends at most, and its life.
-
-An offer: what a node will lend now, and until when. Never stored: it comes from fresh measurements only.
-
-The pressure score: one number for how hard a node works.
-"""
+"""Nodes: capacity, caps and thresholds, measured usage, observations, offers, and the pressure score."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
-"""Balancing: what is read of every node, by which rules, and what is remembered between two readings.
+"""Rebalancing: policies, watermarks, readings, and what is remembered of each node between two rounds.
 
-Levels are thousandths of what a node has. Times of a policy are counted in rounds, one look at all nodes each.
-
-How eagerly the grid balances itself: the four policies by their names.
-
-The policies of balancing: one table of numbers, which docs/policies.md shows to people.
+Levels are thousandths of what a node has. The times of a policy are counted in rounds.
 """
 
 from __future__ import annotations

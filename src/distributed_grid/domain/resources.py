@@ -1,10 +1,7 @@
-"""Amounts of resources, in integers: millicores, bytes, milli-GPUs, counts.
+"""Amounts of resources in integer base units: millicores, bytes, milli-GPUs, counts.
 
-Rule 1: no float gets in here; cores, GB and percent exist only at the border.
-Rule 2: custom resources are a sorted tuple of (name, count) with positive counts.
-Rule 3: a GPU ask below 1000 is part of one shared device, from 1000 on it is whole devices.
-
-Amounts in the words people use.
+Floats (cores, GB, percent) exist only at the border. Custom resources are a sorted tuple of (name, count) with positive
+counts. A GPU request below 1000 is part of one shared device, from 1000 on it is whole devices.
 """
 
 from __future__ import annotations

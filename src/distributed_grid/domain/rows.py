@@ -1,7 +1,7 @@
-"""Changes: the new states of rows, and how the durable ones look in the store.
+"""Rows of the ledger, and the encoding of the durable ones.
 
-Rule 1: a change is a whole row in its new state; a row that is over leaves the ledger.
-Rule 2: sightings, offers, stocks, lenders and balances are volatile: they are applied, never stored.
+A change is a whole row in its new state. Observations, offers, engine capacities, memory servers and rebalance states
+are volatile: they are applied, never stored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The rules of one grid that are the same for all its nodes: shares, quotas, patience, preemption.
-
-How a request wants its place chosen among those that fit.
-"""
+"""Scheduling policy of the grid: placement strategy, fair shares, quotas, starvation, preemption."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The lives of node, lease and job as tables.
+"""State machines of nodes, leases and jobs, as transition tables.
 
-Rule 1: a pair (state, step) that is not in the table raises IllegalStep and changes nothing.
-Rule 2: `ended` and `left` have no way on, except a node that joins again.
+A pair (state, step) that is not in a table raises IllegalStep and changes nothing.
 """
 
 from __future__ import annotations

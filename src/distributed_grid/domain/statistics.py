@@ -1,11 +1,4 @@
-"""What a user has used of late, and how its jobs went: what fair shares and predictions are counted from.
-
-What is typically asked for: the shapes of the requests that came, how often, and how much each matters.
-
-How idle a node has been for a while: what is lent or kept at present, and what speaks against that.
-
-How an owner's use of a node has moved of late: statistics, so in fractions, of thousandths of what the node has.
-"""
+"""Statistics that decisions learn from: usage of users, shapes of requests, idleness and volatility of nodes."""
 
 from __future__ import annotations
 

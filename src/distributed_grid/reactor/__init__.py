@@ -1,8 +1,7 @@
-"""Deciding: what an event means for the ledger. One decider per noun, dispatched by the type of the event.
+"""Reactor: what an event means for the ledger. One decider per event type.
 
-Rule 1: a decider only reads, and returns rows in their new state; `Ledger.apply` writes them.
-Rule 2: a decider that refuses raises, and nothing has changed.
-Rule 3: effects are a function of state (`pending`), never of the event that led there.
+A decider only reads, and returns rows in their new state; `Ledger.apply` writes them. A decider that refuses raises,
+and nothing has changed. Effects are a function of the rows (`pending`), never of the event that led there.
 """
 
 from distributed_grid.reactor.decision import BlockAnswer, Decision, JobAnswer, LeaseAnswer, Record

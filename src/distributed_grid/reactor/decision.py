@@ -1,7 +1,4 @@
-"""What a decider returns.
-
-What the audit trail tells of a request and of a node: enough to ask the same again in a simulation.
-"""
+"""Decision of a decider: changed rows, audit records with their details, answer, follow-up events."""
 
 from __future__ import annotations
 

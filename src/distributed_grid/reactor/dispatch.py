@@ -1,4 +1,4 @@
-"""From the type of an event to its decider."""
+"""Dispatch: from the type of an event to its decider, and on to the events that follow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deciding about jobs: submitted, cancelled, started, ended, and run again."""
+"""Deciders of jobs and attempts: submission, cancellation, start, pause, checkpoint, end, requeue."""
 
 from __future__ import annotations
 

@@ -1,13 +1,8 @@
-"""Deciders for leases that a node takes back (`LeaseReclaimed`) and for those lost with it (`LeaseLost`).
+"""Deciders of leases that change by time or with their node: expired, reclaimed, lost, recovered.
 
-Deciding about claims: leases that a new ledger learns of from elsewhere, such as the file beside it.
-
-Rule 1: nobody is refused here. A claim that cannot be is a lease that ends at once, with the reason.
-Rule 2: a claim counts against its node from the first moment, so nothing else gets what it names. It becomes a lease
-        when its node was heard and has room for it, within its limits, beside all that is held there.
-Rule 3: fences stay above every claimed one, and a claim keeps its own: whatever was done under it is known by it.
-
-Deciding what time alone changes: terms that end, waits that are over, nodes nobody hears.
+A recovered lease, which a new ledger reads from elsewhere, is never refused: an impossible one ends at once, with the
+reason. It counts against its node from the first moment and is confirmed when the node was heard and has room for it.
+It keeps its fence, and new fences stay above it.
 """
 
 from __future__ import annotations

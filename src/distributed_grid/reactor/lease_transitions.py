@@ -1,4 +1,4 @@
-"""The steps of a lease that several deciders share: granting, displacing, ending."""
+"""Transitions of a lease that several deciders share: grant, preemption, end."""
 
 from __future__ import annotations
 

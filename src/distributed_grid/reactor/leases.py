@@ -1,7 +1,4 @@
-"""Deciding about leases: asked for, given back, extended, and the line of those who wait.
-
-Deciding about what a node takes back, and about what is gone with it.
-"""
+"""Deciders of leases: request, queue scan, release, extension."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deciding about nodes: declared, heard, doubted, forgotten; and what each offers."""
+"""Deciders of nodes: declaration, heartbeat, liveness, draining, removal, and their offers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the world still has to do, derived from state alone: start-up, reconnection and reconcile are this.
-
-What nodes still have to do about the memory they lend, derived from state alone.
-"""
+"""Pending effects, derived from rows alone: start-up, reconnection and reconciliation all use this."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Deciding about balance: what a reading of all nodes means for the leases that the grid holds for them.
+"""Decider of rebalancing: records the pressure of all nodes, then makes one move after the other.
 
-Rule 1: first what was read is noted, then one move after the other, each on what the last one left.
-Rule 2: a request of the grid that is refused is a line in the audit trail, never a failure.
+A request of the grid that is refused is a record in the audit trail, never an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Choosing: where a request goes, whom it displaces, and why it waits. Pure; README.md draws the pipeline.
+"""Scheduling: offers, placement, queue, preemption, rebalancing. README.md draws the pipeline.
 
-Nothing here writes to the ledger, and nothing here knows the time except as an argument.
+Everything here is pure: it reads the ledger, gets the time as an argument, and returns what should be done.
 """

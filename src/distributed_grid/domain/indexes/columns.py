@@ -1,16 +1,6 @@
-"""What is free on every node, one contiguous int64 column per resource.
+"""Column indexes over nodes and running leases, so that filters and searches are vector operations.
 
-An index derived in `Ledger.apply`: nothing here is known only here. A filter over a
-thousand nodes is a handful of vector operations instead of a thousand objects.
-
-What runs on the nodes and could make room, one contiguous int64 column per fact.
-
-An index derived in `Ledger.apply`, as the columns of the nodes are: nothing here is known only here. Whom an urgent
-request displaces is a question to every running lease of the grid, and this makes it a handful of vector operations.
-
-Rule 1: a lease has a slot from when it is active until it begins to leave; copies of blocks have none, for only their
-        owner or the lender's drives them away.
-Rule 2: who is on the way out is listed by node, so that it can be waited for instead of asking somebody else to go.
+Both are derived in `Ledger.apply`; nothing is known only here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What of one node is taken, device by device, and what claim a request would get there.
+"""Sum of the claims on one node, device by device, and the claim that a request would get there.
 
-Rule 1: a whole-GPU share takes a device nobody else is on; fractions of a device never exceed 1000.
-Rule 2: an exclusive device is only lent whole.
-Rule 3: taking and giving back the same claim leaves the claims as it was.
+Whole-GPU shares need an unused device, fractions of a device never exceed 1000, and an exclusive device is only lent
+whole. Adding and removing the same claim leaves the sums as they were.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Offers: what a node will lend, from what was measured."""
+"""Offers: what a node lends, from its measurements."""

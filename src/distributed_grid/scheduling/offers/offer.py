@@ -1,15 +1,8 @@
-"""What a node is ready to lend, out of what was measured: the owner's part stays with the owner.
+"""Offer of a node: how much it lends now, and which engine leases its owner needs back.
 
-Rule 1: whether a resource is lent at all is decided slowly (`update_idleness`), how much of it at once.
-Rule 2: never more than is free at this moment, and never more than the caps allow.
-Rule 3: of CPU and memory only the part of what is free above the excess threshold. A GPU is lent whole or not at all.
-Rule 4: an offer shrinks with the measurement. It grows when the growth is worth telling, or when it grows old.
-
-Whom an owner who is back takes away what its node's engine holds for others.
-
-Rule 1: the owner is back where its own use is above the marks that lending goes by, and the margin.
-Rule 2: only what the owner is short of is taken back, of the least important and then of the youngest first. What an
-        engine's workers use of a loan is the borrower's use, so that no loan drives itself away.
+Whether a resource is lent at all is decided slowly (`owner_activity`), how much of it follows the last measurement:
+never more than is free, than the caps allow, or than is above the excess threshold. A GPU is lent whole or not at all.
+An offer shrinks at once; it grows when the growth is large enough or the offer is old.
 """
 
 from __future__ import annotations

@@ -1,20 +1,15 @@
-"""Whether a node is idle enough to lend: by what it did for a while, never by one moment.
+"""Owner activity of a node, updated with every measurement: idleness (lend or not) and volatility (how use moves).
 
-Rule 1: measurements count smoothed, whatever their distance in time. Only the first counts as it is, and so does
-the first after a silence that has outlasted the node's offer.
-Rule 2: what is lent stays so until its level was above the mark and the margin for half the dwell. What is kept
-stays so until its level was at the mark or below for the whole dwell, or for half of it where it was never lent.
-Rule 3: a GPU can be neither slowed down nor lent in part: when it is clearly in use it is kept at once.
-Rule 4: this decides about lending at all. How much is lent follows the last measurement (`lending`).
-With a dwell and a margin of 0 it is a plain threshold.
+Idleness is a threshold with hysteresis over smoothed usage. A lent resource is kept again after half the dwell above
+threshold plus margin; a kept one is lent after the whole dwell at or below the threshold, or half of it if it was never
+lent. A GPU that is clearly in use is kept at once: it can be neither slowed down nor lent in part. With a dwell and a
+margin of 0 it is a plain threshold.
 
-How restless the owner of a node is, out of one measurement after the other.
+Volatility smooths away what lasts less than half a minute, as the agent does not evict for that. A rise is a climb by a
+twentieth of the node or more. Drift is measured every few minutes; a jump counts as a rise, and as drift only up to
+what was to be expected.
 
-Rule 1: what lasts less than half a minute is smoothed away: the owner's guard on the node does not evict for that.
-Rule 2: a rise is a climb by a twentieth of the node or more, so trembling around a tenth is none.
-Rule 3: drift is slow, and looked at every few minutes. A jump is a rise; as drift it counts as much as was to be
-expected at most.
-Rule 4: after a silence that has outlasted the node's offer everything begins anew.
+Both begin anew after a silence longer than the node's offer.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
-"""How sure a choice is: the probability that it is still right at the end of its term.
+"""Confidence of a placement: the probability that it is still right at the end of its term.
 
-It is right while the owner of the node does not need what was lent, so that the lease is not reclaimed. The term is
-the time the request is said to take, else ten minutes. It is a product of three:
+It is right while the owner of the node does not need back what was lent. The term is the stated length of the request,
+else ten minutes. Confidence is the product of:
 
 - margin: how clearly the node was better than the second best;
-- freshness: how old the last word from the node is;
-- stay: how the owner's use of the node has moved so far. Owners come back, to CPU and GPU at once and to memory also
-  step by step.
-
-Rule 1: where nobody takes anything back (no thresholds on the node) the stay is certain.
-Rule 2: the longer the term, the more often an owner came back, and the older the news, the less sure.
-Rule 3: what was never seen is not certain either: without history the usual owner is assumed.
+- freshness: how old the last heartbeat of the node is;
+- stay: how the owner's use of the node has moved so far. Owners come back to CPU and GPU at once, to memory also step
+  by step. Without thresholds on the node it is certain; without history the prior of an average owner is used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Why a request was placed where it was: noted as numbers when it is decided, told in words when somebody asks.
+"""Explanation of a placement: recorded as numbers with every grant, put into sentences when somebody asks.
 
-Rule 1: a choice is made from the state it was decided on, and never looked up again: it is what counted then.
-Rule 2: noting one costs next to nothing, as it is done with every grant; sentences are made at the border.
+A choice is made from the state it was decided on and never looked up again.
 """
 
 from __future__ import annotations

@@ -1,34 +1,15 @@
-"""Where a request cuts off least of what the typical requests could use.
+"""Fragmentation: how much of the free GPUs the typical requests could use, and what each placement would lose of it.
 
-A placement's loss is how much less its node is worth to them afterwards (`usefulness.py`): GPUs that have become too
-small, or have too little CPU or memory beside them. What is taken from scarce GPUs weighs more (`request_shapes.py`).
+Shapes. Requests for GPUs are counted rounded down (amounts to an eighth, GPUs to a hundredth). At most `MAX_SHAPES` are
+kept; a new one replaces the rarest and inherits its count, so no count is too low, and none too high by more than the
+rarest. From `HALVE_AFTER` requests on all counts are halved. Weights are integers, retaken after a fifth more requests.
 
-Rule 1: the same rows and the same weights always give the same choice, whatever was asked before.
-Rule 2: of equal losses the first row wins, and on it the first device.
-Rule 3: only rows that changed are counted again; with other weights all rows are.
+Usable capacity. Of a node's free GPUs a shape can use as many multiples of itself as the devices of its model hold,
+limited by CPU and memory in proportion (times `HEADROOM`, as other work there often needs less of them), and nothing
+where that is not enough for one. All numbers are integers below 2**53, so floats add up exactly in any order.
 
-How much of what is free on a node the typical requests could use.
-
-Of a node's free GPUs a shape can use as many whole times itself as the devices hold, if the model is right. CPU and
-memory limit that in proportion; they count half as much again as there is (`HEADROOM`), since what else comes to the
-node will often need less of them. What does not suffice for one is of no use. A node's worth is the sum over all
-shapes, by weight.
-
-Rule 1: every number in a sum is whole and below 2**53, so floats add up exactly, in whatever order.
-Rule 2: taking something from a node never makes it worth more.
-
-What is typically asked for, learned from the requests that came, and how much each kind of it matters.
-
-Rule 1: a request is counted rounded down to an eighth, GPUs to a hundredth: what is nearly the same is the same.
-Rule 2: at most `MAX_SHAPES` shapes are kept. A new one takes the place and the count of the rarest: no shape's count
-is too low, none is too high by more than the rarest's.
-Rule 3: from `HALVE_AFTER` requests on, all counts are halved: what nobody asks for any more is forgotten.
-Rule 4: weights are whole numbers, taken anew after a fifth more requests. In between they stay as they are.
-
-What the requests so far teach, and the index of losses that follows a ledger.
-
-Rule 1: every request for a GPU that is taken in counts, once. What came before decides where it goes itself.
-Rule 2: the index is a memory of what the rows say (`Ledger.cached`): it may be thrown away at any moment.
+Index. The loss of a placement is how much less its node is worth to all shapes afterwards, by weight. Only changed rows
+are counted again. Equal losses go to the first row, and there to the first device. The index can be dropped at any time.
 """
 
 from __future__ import annotations

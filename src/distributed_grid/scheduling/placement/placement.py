@@ -1,14 +1,8 @@
-"""Where a request fits best right now.
+"""Placement: filters, then scores, then the exact claim on the best node.
 
-Rule 1: only open nodes (alive, with a fresh offer) are considered, never a guess.
-Rule 2: musts (`filters.allowed`) come first, then room, then preferred nodes, then the strategy's score.
-Rule 3: the same ledger and request always give the same place.
-Rule 4: a gang gets as many different nodes as it has members, or none.
-
-Which nodes may serve a request, as masks over the columns.
-
-Rule 1: `allowed_rows` is about musts (named nodes, labels, affinity), `fitting_rows` about room; a place needs both.
-Rule 2: an affinity names nodes, jobs or groups of requests. Those that hold nothing have no place to be near to.
+Only open nodes (alive, with a fresh offer) are considered. Constraints (required nodes, labels, affinity) come first,
+then room, preferred nodes, and the score of the strategy. An affinity names nodes, jobs or groups of requests; those
+that hold nothing are nowhere. A gang gets as many different nodes as it has members, or none.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""What each strategy counts: one score per row, the higher the better. Only rows that fit are ever compared.
+"""Placement scores: one integer per node and strategy, higher is better.
 
-Rule 1: scores are whole numbers from the columns, so the same state always gives the same place.
-Rule 2: the owner's rank (who lends first) decides before how full a node is, but after what a strategy is named for:
-being local, being spread, speed, cost.
-Rule 3: of equal scores the first row wins.
+The owner's lending rank decides before how full a node is, but after what a strategy is named for: being local, being
+spread, speed, cost. Equal scores go to the first row.
 """
 
 from __future__ import annotations

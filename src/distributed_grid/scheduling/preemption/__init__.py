@@ -1,1 +1,1 @@
-"""Preemption: who may be displaced for an urgent request, and who is."""
+"""Preemption: candidates, cost bounds per node, exact victims."""

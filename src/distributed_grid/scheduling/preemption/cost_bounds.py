@@ -1,8 +1,7 @@
-"""What making room on each node costs at the least, for all nodes at once: where to look closely, and in which order.
+"""Lower bounds of the preemption cost of every node, lightest first, to order and prune the exact search.
 
-Rule 1: a floor is never above what `lightest_victims` finds; where they are equal, nothing has to be looked at twice.
-Rule 2: importance first, so nodes come in groups: as many victims of each rank at the least. Only for a group that is
-looked at, the work lost at the least is counted.
+A bound is never above what `lightest_victims` finds. Priority comes first, so nodes come in groups with the same least
+number of victims per rank; the work lost is only bounded for a group that is reached.
 """
 
 from __future__ import annotations

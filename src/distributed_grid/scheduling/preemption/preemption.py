@@ -1,16 +1,9 @@
-"""Whom an urgent request displaces: the fewest and cheapest victims, on the node where that is least.
+"""Preemption: the fewest and cheapest victims for an urgent request, over all nodes.
 
-Rule 1: only strictly lower priorities yield, and never a higher one where lower ones are enough.
-Rule 2: then as few as possible go, then those with whom the least work is lost; over all nodes alike.
-Rule 3: who has hardly begun, or was displaced often enough, is left alone (`yielders`).
-Rule 4: who is on the way out already is waited for and not asked twice; nobody goes who could stay.
-Rule 5: never on a node that is not alive and heard, nor on one that the request may not have.
-Rule 6: a member of a gang takes its whole gang along, and is weighed so.
-
-What the grid holds for its own nodes makes way for whoever asks, however urgent.
-
-Rule 1: only automatic leases go, as few as are enough, and never for another automatic request.
-Rule 2: only where the request may run, on a node that is alive and heard.
+Only strictly lower priorities are preempted, and never a higher one where lower ones are enough; then as few leases as
+possible, then those that lose the least work. A gang goes as a whole and is weighed so. Leases that are being released
+already are waited for first. Automatic leases make way for any request, however urgent, except another automatic one.
+Only nodes that are alive and that the request may use are considered.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
-"""Who has to go on one node so that an ask fits there: the lightest choice, exactly.
+"""Preemption candidates, the work they would lose, and the lightest exact set of victims on one node.
 
-Rule 1: whether it fits is what `NodeClaims.claim_for` says, resource by resource and GPU by GPU.
-Rule 2: whole GPUs have to be cleared of everybody: first which, then who else has to go for the rest of the ask.
-Rule 3: a part of a GPU has to be on one device: each is tried.
-
-Who may be displaced for a request, and how much work would be lost with each.
-
-Rule 1: only strictly lower priorities yield, on nodes that are alive and heard.
-Rule 2: what has run for less than the minimum run time, or was displaced as often as the policy allows, stays.
-Rule 3: work lost is a share of the grid (the dominant one) times the time since the start or the last checkpoint mark.
+Candidates have a strictly lower priority, run on nodes that are alive, have run for the minimum time, and were not
+preempted too often. Work lost is the dominant share of the grid times the time since the start or the last checkpoint.
+Whether a request fits is what `NodeClaims.claim_for` says: whole GPUs have to be cleared of everybody, part of a GPU
+has to be free on one device.
 """
 
 from __future__ import annotations

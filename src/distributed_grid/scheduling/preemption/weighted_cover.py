@@ -1,13 +1,10 @@
-"""The lightest of some things that together are enough: which to give up so that every need is met.
+"""Minimum-weight cover: the lightest set of items that together meet every need.
 
-Rule 1: what is returned is the lightest set there is. Only where a search grows beyond all bounds (`MAX_STEPS`,
-`MAX_DEPTH`: dozens of things of dozens of sizes) it is the lightest that was found.
-Rule 2: nothing is given up in vain, whichever of the two it is.
-Rule 3: a thing of a higher rank outweighs any number of lower ones. Its weight says so; its rank orders the search.
-
-How: branch and bound from the highest rank down, lightest things first. A branch ends where even the lightest that are
-left, as many as it takes at the least, would be too heavy. How many it takes is counted need by need, and for all needs
-together: a thing that meets a third of one need and none of another meets a sixth of the two.
+Branch and bound from the highest rank down, lightest items first; an item of a higher rank outweighs any number of
+lower ones. A branch ends where even the lightest remaining items, as many as are needed at least, would be too heavy.
+That number is counted per need and for all needs together: an item that meets a third of one need and none of another
+meets a sixth of the two. The result is optimal unless the search exceeds `MAX_STEPS` or `MAX_DEPTH` (dozens of items
+of dozens of sizes); then it is the lightest that was found. Either way it contains nothing that could be left out.
 """
 
 from __future__ import annotations

@@ -1,26 +1,17 @@
-"""Keeping a place for a big request that waits, and letting others use it meanwhile without delaying it.
+"""Backfill: expected durations, reservations for waiting requests, and who may start before them.
 
-Rule 1: a place is a node and the moment when enough will have come free there, by what runs there now.
-Rule 2: who comes later may start there if it is over by then, or fits beside the big request even then.
-Rule 3: where nobody knows when, nobody takes there what the big request waits for, and what comes free adds up. Kept
-is the node whose last grant is longest ago: nobody joins there, so the choice only ever moves to a node that will be
-free sooner still.
-Rule 4: who is owed its place (`order`, Rule 2) is not passed on a guess. Terms count, which the grid itself ends, and
-the words of users who have kept theirs since.
+Durations. A stated length counts, within the term. Where only a term is known, the mean of the user's last two run
+times may shorten it; leases without a command are not estimated. What has outlived its estimate is expected to run up
+to its term, else for as long again, doubling.
 
-How long things are expected to take: by their term, by what was said, by how long the user's last jobs took.
+Reservations. A reservation is a set of nodes and the moment when enough will be free there. Others may start there if
+they are over by then, or fit beside the request even then. Where the moment is unknown nobody takes there what the
+request waits for, and what comes free adds up; the node whose last grant is longest ago is reserved: nobody joins it,
+so the choice only ever moves to a node that is free sooner. A promoted request is not passed on an estimate: only terms
+count, and the statements of users who have not overrun one since.
 
-Rule 1: what was said counts, within what is enforced (a term). Where only a term is known a guess may shorten it: a
-term is a limit, and people ask for more than they need.
-Rule 2: the guess for a job is the mean of its user's last two run times; leases without a command are not guessed.
-Rule 3: nothing is expected to have ended in the past: what is due is expected to be over any moment, and what has
-outlived an expectation to go on: up to what is enforced, else for as long again as it was expected to take, and so on,
-doubling.
-
-What is left for `low`: only what nobody of a higher priority who waits could use.
-
-Rule 1: on a node that a waiting request could be served by, `low` takes nothing of the kinds it waits for.
-Rule 2: unless it is over before that could start there, or leaves enough for it even then.
+Low priority. On a node that a waiting request of higher priority could use, `low` takes nothing of the same kinds,
+unless it is over before that could start there, or leaves enough for it.
 """
 
 from __future__ import annotations

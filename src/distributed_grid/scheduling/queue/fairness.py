@@ -1,19 +1,13 @@
-"""Who has had how much: dominant-resource shares with a memory that fades.
+"""Fair shares and quotas of users and teams.
 
-Rule 1: a user's share is the largest of its parts in the grid's cores, memory and GPUs; custom resources do not count.
-Rule 2: what is held now counts in full; what was used counts as the rate it was used at, half as much after each
-half-life. Between two changes a rate is constant, so the fading sum has a closed form and nothing has to tick.
-Rule 3: a user's part is its weight (its own, else its team's) among the weights of all who hold something or wait.
-Up to three of them share exactly: what they have had of late is compared with each other. With more, a part counts as
-two fifths of the grid, or what its weight makes of that: exact parts would make nearly all wait for longer
-(docs/fairness.md has the figures).
-Rule 4: who holds its part, or has had it of late, is in excess of it, the more so the more it is beyond.
+A share is dominant-resource: the largest part of the grid's cores, memory and GPUs. What is held counts in full, past
+usage decays by half after each half-life; between two changes the rate is constant, so the decayed sum has a closed
+form. A user's entitlement is its weight (its own, else its team's) among all who hold something or wait. Up to
+`EXACT_SHARE_USERS` users share exactly; with more, the entitlement is at least `MIN_SHARE` of the grid times the
+relative weight, because exact parts would make nearly all wait for longer (docs/fairness.md).
 
-What one user, or a team together, may hold at once.
-
-Rule 1: what is held and what is asked for must stay within every quota that covers the request; a gang counts whole.
-Rule 2: beyond it a request waits for what its own side holds, and nobody else waits for it.
-Rule 3: a request larger than a quota itself can never be met and is refused at once.
+A quota limits what one user or team holds at once; a gang counts whole. A request beyond a quota waits for its own
+side and blocks nobody; one larger than the quota itself is refused.
 """
 
 from __future__ import annotations

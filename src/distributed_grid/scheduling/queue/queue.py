@@ -1,30 +1,23 @@
-"""Whose turn it is among the waiting.
+"""The queue of waiting requests: its order, and which request is granted next.
 
-Rule 1: the first of the line that fits is served (`order` says who comes first).
-Rule 2: the first that does not fit gets a place kept (`backfill`), and so do those behind it that have waited beyond
-the line's patience, on nodes of their own. Where nobody knows when it will be free, it is kept after that patience.
-Rule 3: a later one may go first if it delays nobody before it for whom a place is kept. Of several that one goes that
-has waited longest for its length and size (`_need`).
-Rule 4: `low` takes leftovers (`leftovers`); only being lifted changes that.
-Rule 5: who is beyond its quota is in nobody's way.
+Order: priority; tight deadlines; users below their share, then the others by their excess; waiting time relative to
+length; age. A request that has waited for `starvation_ms` is promoted before all others, if it is the oldest of its
+user and none of that user's was promoted within the last `starvation_ms`: a flood of requests gains nothing by age.
 
-Why everybody is served, in bounded time. Let L be the longest that anything is held, p `preemptions_max`, U the number
-of users, and r a request that some open nodes could serve within its quota, with k older ones of its user and m older
-ones of others in the line. After S = `starvation_ms` the oldest of each user is lifted, at least one in each S. Before
-it are then only older lifted ones, m at most, which all have waited for S, too. So the first of them is owed its place:
-nobody takes there what it waits for, except who is over in time by a term, which the grid itself ends, or by the word
-of a user who has kept its words since, so that each user can break one; nor is anybody displaced there for others. It
-starts within (U + 1) L, by Rules 3 and 4 of `backfill`, and the next is first. What is displaced comes back with its
-age, at most p times. With W = (m + 1) (p + 1) (U + 1) L nobody waits longer than S + (k + 1) (S + W); where all words
-are true, U counts as 0.
+The first request that fits is granted. The first that does not fit gets a reservation (`backfill`), and so do those
+behind it that have waited for `reserve_after_ms`, on nodes of their own; where the start is unknown, only after that
+time. A later request may pass if it delays no reservation before it; among several, the one that has waited longest for
+its length and size. `low` only takes what no higher priority could use, unless promoted. Who is beyond its quota blocks
+nobody.
 
-In which order the waiting come.
-
-Rule 1: priority; then deadlines that get tight; then those whose user has less than its part (`fairness`), and after
-them the rest by how much it is beyond; then who has waited longest for its length; then age.
-Rule 2: a request that has waited for `starvation_ms` is owed its place and comes before all others, whatever its
-priority and however much its user has had, if it is the oldest of its user and none of that user's was lifted so within
-the last `starvation_ms`: a flood of requests does not become a right by growing old.
+Bounded waiting. Let L be the longest that anything is held, p `preemptions_max`, U the number of users, S
+`starvation_ms`, and r a request that some open nodes could serve within its quota, with k older ones of its user and m
+older ones of others in the queue. After S the oldest of each user is promoted, at least one in each S. Before it are
+then only older promoted ones, at most m, which have waited for S, too. For the first of them nobody takes what it waits
+for, except who ends in time by a term, which the grid enforces, or by the estimate of a user who has not overrun one
+since (so each user can break one); nor is anybody preempted there for others. It starts within (U + 1) L (`backfill`),
+and the next is first. What is preempted comes back with its age, at most p times. With W = (m + 1) (p + 1) (U + 1) L
+nobody waits longer than S + (k + 1) (S + W); where all estimates hold, U counts as 0.
 """
 
 from __future__ import annotations

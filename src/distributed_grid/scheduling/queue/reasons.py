@@ -1,4 +1,4 @@
-"""Why a request does not fit, node by node, with numbers. Written only when somebody has to be told."""
+"""Reasons why a request does not fit, node by node with numbers. Written only when somebody reads them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""When a waiting request will start, as far as anybody can know.
+"""Start estimate of a waiting request.
 
-Rule 1: everybody before it is planned first, in the order of the line, each where it could start soonest.
-Rule 2: what is planned counts as held from now until its expected end. So the estimate leaves out who may yet pass, and
-who comes later with more right; it is what happens if nobody else comes and everything takes as long as expected.
-Rule 3: where it hangs on something of which nobody knows how long it takes, the answer is nobody knows, and why.
+Everybody before it in the queue is planned first, each where it could start soonest, and counts as holding that from
+now until its expected end. Later arrivals and backfill are not foreseen. Where the start depends on something of
+unknown length the estimate is None, with the reason.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Rebalancing: which nodes are pressed, what they borrow, from whom."""
+"""Rebalancing: pressure of nodes, loans between them, advice to move work."""

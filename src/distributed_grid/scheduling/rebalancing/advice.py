@@ -1,8 +1,7 @@
-"""Which work should move away from a node, and where to: a recommendation, nothing is moved here.
+"""Advice to move work off a node: which job, and where to. Nothing is moved here.
 
-Rule 1: a job goes only where it may run, fits, and can be spared room; the least loaded of these nodes comes first.
-Rule 2: evening out never turns the order of two nodes around, so that nobody recommends the way back.
-Rule 3: a recommendation stands until its cause is clearly over, its job is gone or its place is: it is not repeated.
+A job is only sent where it may run, fits and can be spared room. Evening out never reverses the order of two nodes, so
+that nobody advises the way back. Advice stands until its cause is clearly over, or its job or target is gone.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
-"""What to ask for when a node is under pressure, and from whom.
+"""Loans for nodes under pressure: how much to borrow, and what other nodes can spare.
 
-Rule 1: the excess of a node is what it uses above the middle of its marks. A part of it is asked for at a time.
-Rule 2: never more leases than the policy's number, never twice within a cool-down, never what users wait for.
-Rule 3: what nobody can help with is told once, until the node has been below its low mark.
-
-What a node can spare for others that are under pressure.
-
-Rule 1: only what is free by measurement and by what was lent already, and only the part above the excess threshold.
-Rule 2: never so much that the lender would come above its own high mark, were all of it used.
-Rule 3: who is above one of its marks (not calm), or gets such help itself, spares nothing.
+A node's excess is what it uses above the middle of its watermarks; a part of it is borrowed at a time, within the
+policy's number of leases and cool-down, and never what users wait for. A lender spares only what is free by measurement
+and by its leases, above the excess threshold, and never so much that it would rise above its own high watermark. Nodes
+above a watermark, and nodes that borrow the resource themselves, spare nothing.
 """
 
 from __future__ import annotations

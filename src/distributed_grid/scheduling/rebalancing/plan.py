@@ -1,14 +1,8 @@
-"""What balancing does next: one move at a time, so that each sees what the last one did.
+"""Rebalancing plan: what is tracked from round to round, which nodes a round visits, and the next move for one.
 
-Rule 1: what is held for a node is given back when the node is below its low mark, when the lender is above its own high
-mark, when a user waits for it, or when the rules do not allow it any more.
-Rule 2: a lease has a term and is renewed while its node is known. So what nobody looks after ends by itself.
-Rule 3: a node gets more (`borrowing`) before it is recommended to move work away from it (`advising`).
-
-What is remembered of the nodes from one round to the next, and what a round has to look at.
-
-Rule 1: since when a node is beyond a mark is known only while it stays there, and only of nodes that are known.
-Rule 2: who has too much comes before who has too little, and then those who work hardest.
+Moves are made one at a time, so that each sees what the last one did. A loan is returned when its node is below the low
+watermark, when the lender is above its high one, when a user waits for it, or when the rules forbid it. Loans have a
+term and are renewed while their node is known, so that a forgotten one ends by itself. Borrowing comes before advice.
 """
 
 from __future__ import annotations

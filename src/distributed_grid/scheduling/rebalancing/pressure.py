@@ -1,9 +1,8 @@
-"""One look at all nodes: who is above or below its marks, for long enough, and who shares a machine with whom.
+"""Pressure of all nodes at one moment: who is above or below its watermarks, and for how long.
 
-Rule 1: a node nobody hears from has no level, and is neither above nor below anything.
-Rule 2: a forecast counts as if the mark were crossed already, but only from the low mark on, so that nothing is asked
-for at a level at which it would be given back.
-Rule 3: nodes on one machine share its load. They have nothing to give each other, and one of them speaks for all.
+A node that is not heard has no level. A forecast counts as if the high watermark were crossed already, but only from
+the low one on, so that nothing is borrowed at a level at which it would be returned. Nodes on one machine share its
+load: they lend each other nothing, and one of them borrows for all.
 """
 
 from __future__ import annotations
