@@ -38,7 +38,7 @@ def indexes(seed: int, hours: int) -> list[float]:
     for hour in range(hours):
         users.go_on(hour)
         shares = Shares(users.traffic.ledger, users.traffic.now)
-        found.append(jain([shares.late(user) for user in USERS]))
+        found.append(jain([shares.recent(user) for user in USERS]))
     return found
 
 

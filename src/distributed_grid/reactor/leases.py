@@ -122,7 +122,7 @@ def _check_possible(ledger: Ledger, request: Request) -> None:
 
 
 def _preempt(ledger: Ledger, lease: Lease, job: Job | None, now: int) -> tuple[Decision, Lease, Job | None] | None:
-    if ledger.policy.quotas and Quotas(ledger).beyond(lease.request) is not None:
+    if ledger.policy.quotas and Quotas(ledger).exceeded(lease.request) is not None:
         return None
     way = _find_preemption(ledger, lease, now)
     if way is not None and ledger.waiting:

@@ -9,7 +9,7 @@ limited by CPU and memory in proportion (times `HEADROOM`, as other work there o
 where that is not enough for one. All numbers are integers below 2**53, so floats add up exactly in any order.
 
 Index. The loss of a placement is how much less its node is worth to all shapes afterwards, by weight. Only changed rows
-are counted again. Equal losses go to the first row, and there to the first device. The index can be dropped at any time.
+are counted again. Equal losses go to the first row, and there to the first device. The index is a cache of the ledger.
 """
 
 from __future__ import annotations

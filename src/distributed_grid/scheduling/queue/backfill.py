@@ -32,32 +32,32 @@ from distributed_grid.scheduling.queue.fairness import overran_estimate
 
 UNKNOWN = 0
 RELEASE_MS = 10_000
-"""What has been told to go, or is due, is expected to be gone within this."""
+"""What is being released, or is due, is expected to be gone within this."""
 
 
 def stated_ms(lease: Lease) -> int:
-    """How long a lease will be held by its term or by what was said of it, whichever is less."""
+    """The length of a lease by its term or its statement, whichever is less."""
     said, term = lease.request.expects_ms, lease.request.duration_ms
     return min(said, term) if said and term else said or term
 
 
 def estimated_ms(ledger: Ledger, lease: Lease) -> int:
-    """How long a job will take, going by its user's last two."""
+    """The length of a job by its user's last two."""
     account = ledger.accounts.get(lease.request.user) if lease.job else None
     return max(sum(account.runs) // 2, 1) if account is not None and len(account.runs) == 2 else UNKNOWN
 
 
 def expected_ms(ledger: Ledger, lease: Lease) -> int:
-    """How long a lease will be held, as far as anybody knows; 0 where nobody does."""
+    """The expected length of a lease; 0 where it is unknown."""
     if lease.request.expects_ms:
         return stated_ms(lease)
-    term, guess = lease.request.duration_ms, estimated_ms(ledger, lease)
-    return min(term, guess) if term and guess else term or guess
+    term, estimates = lease.request.duration_ms, estimated_ms(ledger, lease)
+    return min(term, estimates) if term and estimates else term or estimates
 
 
-def projected_end_ms(ledger: Ledger, lease: Lease, now: int, *, guess: bool = True) -> int:
-    """When a lease that is held will be over, always after now; 0 where nobody knows. Without `guess` only words
-    and terms count, and a word that was broken does not count any more."""
+def projected_end_ms(ledger: Ledger, lease: Lease, now: int, *, estimates: bool = True) -> int:
+    """When a lease that is held will be over, always after now; 0 where that is unknown. Without `estimates` only
+    terms count, and statements that are not overrun."""
     if lease.state is LeaseState.RELEASING:
         return now + RELEASE_MS
     said = lease.expected_end_ms
@@ -65,7 +65,7 @@ def projected_end_ms(ledger: Ledger, lease: Lease, now: int, *, guess: bool = Tr
         return max(said, now + 1)
     if lease.ends_at_ms:
         return max(lease.ends_at_ms, now + 1)
-    if not guess:
+    if not estimates:
         return UNKNOWN
     length = lease.request.expects_ms or estimated_ms(ledger, lease)
     if not length:
@@ -77,64 +77,67 @@ def projected_end_ms(ledger: Ledger, lease: Lease, now: int, *, guess: bool = Tr
 
 
 NEVER = 2**62
-"""Later than anything: nobody knows when."""
+"""Later than anything: the moment is unknown."""
 CANDIDATE_NODES = 16
-"""Of so many promising nodes the best one is kept; for who is owed its place, of all."""
+"""Nodes that are compared for a reservation; for the first promoted request all are."""
 
 
 StartCandidate = tuple[int, bool, int, int, int]
-"""When a node could serve, whether its owner is in the way, when it last lent something, how much of the ask is there
-already (negated), and its row: the lowest is the best."""
+"""When a node could serve, whether its owner is in the way, its last grant, how much of the ask is free already
+(negated), and its row: the lowest is the best."""
 
 
 class Reservation(Struct, frozen=True):
-    """Nodes that are kept for a request, from when on, and what will still be held on each of them then."""
+    """Nodes that are reserved for a request, from when on, and what will still be held on each of them then."""
 
     lease: Lease
     at_ms: int
-    stays: dict[str, NodeClaims]
-    owed_since_ms: int
+    held_then: dict[str, NodeClaims]
+    overdue_since_ms: int
 
 
 class ReleaseTimeline(Struct, frozen=True):
-    """Who holds something on a node, soonest gone first, and when the last of them came."""
+    """The expected ends of the leases on a node, soonest first, and its last grant."""
 
     ends: list[tuple[int, Lease]]
     last_grant_ms: int
 
-    def staying(self, at_ms: int) -> NodeClaims:
+    def held_after(self, at_ms: int) -> NodeClaims:
         """What is still held at a moment."""
         return NodeClaims(lease.claim for end, lease in self.ends if end > at_ms and lease.claim is not None)
 
 
 class StartForecast:
-    """When things will come free, seen from one moment; a node is looked at once, when it is first asked about."""
+    """When capacity will come free, seen from one moment; each node is evaluated once, on first use."""
 
     def __init__(self, ledger: Ledger, now: int) -> None:
         self._ledger = ledger
         self._now = now
-        self._departures: dict[tuple[str, bool], ReleaseTimeline] = {}
-        self._breaking: dict[str, bool] = {}
+        self._timelines: dict[tuple[str, bool], ReleaseTimeline] = {}
+        self._overruns: dict[str, bool] = {}
         self._known: dict[tuple[Amounts, bool], dict[int, StartCandidate | None]] = {}
 
-    def departures(self, node: str, *, guess: bool = True) -> ReleaseTimeline:
-        """Who leaves a node when; without `guess` only by terms, and by words that are not broken yet."""
-        found = self._departures.get((node, guess))
+    def releases(self, node: str, *, estimates: bool = True) -> ReleaseTimeline:
+        """When the leases of a node end; without `estimates` only by terms and statements not yet overrun."""
+        found = self._timelines.get((node, estimates))
         if found is None:
             leases = list(self._ledger.leases_of(node))
-            ends = [(projected_end_ms(self._ledger, lease, self._now, guess=guess) or NEVER, lease) for lease in leases]
+            ends = [
+                (projected_end_ms(self._ledger, lease, self._now, estimates=estimates) or NEVER, lease)
+                for lease in leases
+            ]
             ends.sort(key=lambda entry: entry[0])
             found = ReleaseTimeline(ends, max((lease.granted_at_ms for lease in leases), default=0))
-            self._departures[node, guess] = found
+            self._timelines[node, estimates] = found
         return found
 
-    def earliest_ms(self, ask: Amounts, node: str, *, guess: bool = True) -> int:
-        """When an ask will fit on a node if nobody else comes; NEVER where nobody knows."""
+    def earliest_ms(self, ask: Amounts, node: str, *, estimates: bool = True) -> int:
+        """When an ask will fit on a node if nobody else comes; NEVER where that is unknown."""
         lends, held = self._ledger.lends(node), self._ledger.node_claims.get(node) or NodeClaims()
         if held.claim_for(ask, lends) is not None:
             return self._now
         claims = held.copy()
-        for end, lease in self.departures(node, guess=guess).ends:
+        for end, lease in self.releases(node, estimates=estimates).ends:
             if end == NEVER:
                 break
             assert lease.claim is not None
@@ -143,82 +146,88 @@ class StartForecast:
                 return end
         return NEVER
 
-    def keep(
-        self, lease: Lease, *, besides: Set[str], owed_since_ms: int = 0, every: bool = False
+    def reserve(
+        self, lease: Lease, *, exclude: Set[str], overdue_since_ms: int = 0, all_nodes: bool = False
     ) -> Reservation | None:
-        """The place to keep for a request, on nodes that are not kept yet; None where none could serve it."""
-        guess = not owed_since_ms
-        chosen = sorted(self._promising(lease.request, besides, guess=guess, every=every))[: lease.request.gang]
+        """The best reservation for a request on other nodes than the excluded ones; None where none could serve it."""
+        estimates = not overdue_since_ms
+        chosen = sorted(self._candidates(lease.request, exclude, estimates=estimates, all_nodes=all_nodes))[
+            : lease.request.gang
+        ]
         if len(chosen) < lease.request.gang:
             return None
         at_ms = max(entry[0] for entry in chosen)
         names = [self._ledger.columns.names[entry[-1]] for entry in chosen]
-        stays = {name: self.departures(name, guess=guess).staying(at_ms) for name in names}
-        return Reservation(lease, at_ms, stays, owed_since_ms)
+        held_then = {name: self.releases(name, estimates=estimates).held_after(at_ms) for name in names}
+        return Reservation(lease, at_ms, held_then, overdue_since_ms)
 
-    def _promising(self, request: Request, besides: Set[str], *, guess: bool, every: bool) -> list[StartCandidate]:
+    def _candidates(
+        self, request: Request, exclude: Set[str], *, estimates: bool, all_nodes: bool
+    ) -> list[StartCandidate]:
         """The nodes that could serve, and when."""
         ledger, ask = self._ledger, request.ask
         ready = readiness(ledger, ask)
         rows = np.flatnonzero(could_serve(ledger, request))
-        if len(rows) > CANDIDATE_NODES + len(besides) and not every:
-            rows = rows[np.argsort(-ready[rows], kind="stable")[: CANDIDATE_NODES + len(besides)]]
-        known = self._known.setdefault((ask, guess), {})
+        if len(rows) > CANDIDATE_NODES + len(exclude) and not all_nodes:
+            rows = rows[np.argsort(-ready[rows], kind="stable")[: CANDIDATE_NODES + len(exclude)]]
+        known = self._known.setdefault((ask, estimates), {})
         found = []
         for row in rows.tolist():
             name = ledger.columns.names[row]
-            if name in besides:
+            if name in exclude:
                 continue
             if row not in known:
-                known[row] = self._promise(ask, row, int(ready[row]), guess=guess)
-            promise = known[row]
-            if promise is not None:
-                found.append(promise)
+                known[row] = self._candidate(ask, row, int(ready[row]), estimates=estimates)
+            candidate = known[row]
+            if candidate is not None:
+                found.append(candidate)
         return found
 
-    def _promise(self, ask: Amounts, row: int, ready: int, *, guess: bool) -> StartCandidate | None:
-        """What a node could do for an ask, or None where it could never serve it."""
+    def _candidate(self, ask: Amounts, row: int, ready: int, *, estimates: bool) -> StartCandidate | None:
+        """A node as a candidate for an ask, or None where it could never serve it."""
         ledger, nobody, name = self._ledger, NodeClaims(), self._ledger.columns.names[row]
         if nobody.claim_for(ask, ledger.nodes[name].lendable) is None:
             return None
-        at_ms = self.earliest_ms(ask, name, guess=guess)
+        at_ms = self.earliest_ms(ask, name, estimates=estimates)
         owner = at_ms == NEVER and nobody.claim_for(ask, ledger.lends(name)) is None
-        return at_ms, owner, self.departures(name, guess=guess).last_grant_ms, -ready, row
+        return at_ms, owner, self.releases(name, estimates=estimates).last_grant_ms, -ready, row
 
-    def leaves_alone(self, kept: Reservation, lease: Lease, node: str, claim: Claim) -> bool:
-        """Whether a lease that starts on a node now does not delay the one that the node is kept for."""
-        stays = kept.stays.get(node)
-        if stays is None:
+    def does_not_delay(self, reservation: Reservation, lease: Lease, node: str, claim: Claim) -> bool:
+        """Whether a lease that starts on a node now does not delay the reservation there."""
+        held_then = reservation.held_then.get(node)
+        if held_then is None:
             return True
-        if kept.at_ms == NEVER:
-            return not resource_kinds(lease.request.ask) & resource_kinds(kept.lease.request.ask)
-        return self._is_over_by(kept, lease) or self.fits_beside(kept.lease.request.ask, node, stays, claim)
+        if reservation.at_ms == NEVER:
+            return not resource_kinds(lease.request.ask) & resource_kinds(reservation.lease.request.ask)
+        return self._ends_before(reservation, lease) or self.fits_beside(
+            reservation.lease.request.ask, node, held_then, claim
+        )
 
-    def fits_beside(self, ask: Amounts, node: str, stays: NodeClaims, claim: Claim) -> bool:
-        """Whether an ask still fits beside what stays on a node and this claim."""
-        stays.take(claim)
-        fits = stays.claim_for(ask, self._ledger.lends(node)) is not None
-        stays.give_back(claim)
+    def fits_beside(self, ask: Amounts, node: str, held_then: NodeClaims, claim: Claim) -> bool:
+        """Whether an ask still fits beside what held_then on a node and this claim."""
+        held_then.take(claim)
+        fits = held_then.claim_for(ask, self._ledger.lends(node)) is not None
+        held_then.give_back(claim)
         return fits
 
-    def _is_over_by(self, kept: Reservation, lease: Lease) -> bool:
+    def _ends_before(self, reservation: Reservation, lease: Lease) -> bool:
         length = expected_ms(self._ledger, lease)
-        if kept.owed_since_ms:
+        if reservation.overdue_since_ms:
             length = lease.request.duration_ms
-            if not length and self._keeps_its_word(lease.request.user, kept.owed_since_ms):
+            if not length and self._estimates_hold(lease.request.user, reservation.overdue_since_ms):
                 length = stated_ms(lease)
-        return bool(length) and self._now + length <= kept.at_ms
+        return bool(length) and self._now + length <= reservation.at_ms
 
-    def _keeps_its_word(self, user: str, since_ms: int) -> bool:
-        """Whether everything a user said about its leases was true since then."""
+    def _estimates_hold(self, user: str, since_ms: int) -> bool:
+        """Whether no lease of a user has outlasted its stated length since then."""
         account = self._ledger.accounts.get(user)
         if account is not None and account.overran_at_ms >= since_ms:
             return False
-        breaking = self._breaking.get(user)
-        if breaking is None:
+        overruns = self._overruns.get(user)
+        if overruns is None:
             held = (self._ledger.leases[lease_id] for lease_id in self._ledger.leases_by_user.get(user, ()))
-            breaking = self._breaking[user] = any(overran_estimate(lease, self._now) for lease in held)
-        return not breaking
+            overruns = self._overruns[user] = any(overran_estimate(lease, self._now) for lease in held)
+        return not overruns
 
 
 def could_serve(ledger: Ledger, request: Request) -> Mask:
@@ -262,42 +271,42 @@ def resource_kinds(ask: Amounts) -> frozenset[str]:
 
 
 MAX_COMPETING_REQUESTS = 64
-"""With more different requests of higher priorities than this in the line, nothing is left over."""
+"""With more different requests of higher priorities in the queue, nothing is left for `low`."""
 
 
 class LowPriorityCapacity:
-    """What those of higher priorities could use, seen from one moment; `higher` has one request of each shape."""
+    """What waiting requests of higher priorities leave for `low`; `higher` has one request of each fit key."""
 
-    def __init__(self, ledger: Ledger, prospects: StartForecast, higher: Iterable[Request], now: int) -> None:
+    def __init__(self, ledger: Ledger, forecast: StartForecast, higher: Iterable[Request], now: int) -> None:
         self._ledger = ledger
-        self._prospects = prospects
+        self._forecast = forecast
         self._now = now
         requests = list(higher)
-        self._wanted = [
+        self._competing = [
             (one, resource_kinds(one.ask), could_serve(ledger, one)) for one in requests[:MAX_COMPETING_REQUESTS]
         ]
         self._too_many = len(requests) > MAX_COMPETING_REQUESTS
 
-    def include(self, lease: Lease, node: str, claim: Claim) -> bool:
-        """Whether a lease may take this of a node."""
+    def allows(self, lease: Lease, node: str, claim: Claim) -> bool:
+        """Whether a lease may have this claim on a node."""
         if self._too_many:
             return False
         row, mine = self._ledger.columns.rows[node], resource_kinds(lease.request.ask)
-        wanted = [one for one, theirs, could in self._wanted if could[row] and mine & theirs]
-        length = expected_ms(self._ledger, lease) if wanted else 0
-        return all(self._leaves_alone(one, node, claim, length) for one in wanted)
+        competing = [one for one, theirs, could in self._competing if could[row] and mine & theirs]
+        length = expected_ms(self._ledger, lease) if competing else 0
+        return all(self._does_not_delay(one, node, claim, length) for one in competing)
 
-    def _leaves_alone(self, other: Request, node: str, claim: Claim, length: int) -> bool:
-        start = self._prospects.earliest_ms(other.ask, node)
+    def _does_not_delay(self, other: Request, node: str, claim: Claim, length: int) -> bool:
+        start = self._forecast.earliest_ms(other.ask, node)
         if start == NEVER:  # nobody knows when; or never at all, where a mask of columns says more than the node has
             return NodeClaims().claim_for(other.ask, self._ledger.nodes[node].lendable) is None
         if length and self._now + length <= start:
             return True
-        staying = self._prospects.departures(node).staying(start)
-        return self._prospects.fits_beside(other.ask, node, staying, claim)
+        held_then = self._forecast.releases(node).held_after(start)
+        return self._forecast.fits_beside(other.ask, node, held_then, claim)
 
-    def coveted(self, request: Request) -> set[str]:
-        """The nodes where somebody could use some of what a request asks for."""
+    def contested_nodes(self, request: Request) -> set[str]:
+        """The nodes where a higher priority could use some of what a request asks for."""
         names, mine = self._ledger.columns.names, resource_kinds(request.ask)
-        masks = [could for _, theirs, could in self._wanted if mine & theirs]
+        masks = [could for _, theirs, could in self._competing if mine & theirs]
         return {names[row] for could in masks for row in could.nonzero()[0].tolist()}

@@ -26,19 +26,19 @@ from distributed_grid.domain.statistics import Account
 
 MIB = 1024 * 1024
 MAX_USAGE = 2**62
-"""Use beyond this counts as this: a row has to fit into 64 bits."""
+"""Upper bound of recorded usage: a row has to fit into 64 bits."""
 RUNS_KEPT = 2
-"""So many run times of a user are remembered."""
+"""Run times that are remembered of a user."""
 
 EXACT_SHARE_USERS = 3
-"""Among so many users parts are exact."""
+"""Up to so many users share exactly."""
 MIN_SHARE = 0.4
-"""The least part of the grid that is a user's, where there are more."""
+"""Least entitlement of a user, where there are more."""
 EXCESS_STEPS = 10
 """Excess is counted in tenths of the grid."""
 
 _OWN_ENDS = frozenset({LeaseEnd.RELEASED, LeaseEnd.EXPIRED, LeaseEnd.FAILED})
-"""Ends by which a job says how long it takes; being displaced or lost says nothing about that."""
+"""Ends after which the run time of a job counts; a preempted or lost one says nothing about it."""
 
 Rates = tuple[int, int, int]
 """Millicores, MiB and milli-GPUs: what an account counts by the second."""
@@ -56,7 +56,7 @@ def rates_of(ask: Amounts) -> Rates:
 
 
 def decay_factors(elapsed_ms: int, half_life_ms: int) -> tuple[float, float]:
-    """What is left of each unit used before, and how many seconds count of those since."""
+    """The factor for usage before, and the weight in seconds of the rate since."""
     left = math.exp2(-elapsed_ms / half_life_ms)
     return left, half_life_ms / 1000 / math.log(2) * (1 - left)
 
@@ -64,7 +64,7 @@ def decay_factors(elapsed_ms: int, half_life_ms: int) -> tuple[float, float]:
 def settle_account(
     ledger: Ledger, user: str, now: int, *, begins: Lease | None = None, over: Lease | None = None
 ) -> Account:
-    """A user's account up to now, before what it holds changes; `begins` or `over` is the lease of its that does."""
+    """A user's account up to now, before its holdings change by a lease that `begins` or is `over`."""
     old = ledger.accounts.get(user) or Account(user, now)
     policy = ledger.policy
     runs, overran_at_ms, promoted_at_ms = old.runs, old.overran_at_ms, old.promoted_at_ms
@@ -95,7 +95,7 @@ def settle_account(
 
 
 def _is_overdue(ledger: Ledger, lease: Lease, now: int) -> bool:
-    """Whether this one has waited beyond all patience, and no other of its user for longer."""
+    """Whether a lease has waited for `starvation_ms`, and no other of its user for longer."""
     if now - lease.asked_at_ms < ledger.policy.starvation_ms:
         return False
     waiting = (ledger.leases[lease_id] for _, _, lease_id in ledger.waiting)
@@ -104,12 +104,12 @@ def _is_overdue(ledger: Ledger, lease: Lease, now: int) -> bool:
 
 
 def overran_estimate(lease: Lease, now: int) -> bool:
-    """Whether a lease has been held for longer than was said of it."""
+    """Whether a lease has been held for longer than its stated length."""
     return bool(lease.request.expects_ms) and now - lease.granted_at_ms > lease.request.expects_ms
 
 
 class Shares:
-    """The shares of users at one moment, each worked out when it is first asked for; a newcomer waits, too."""
+    """The shares of users at one moment, computed on first use; a newcomer counts as waiting."""
 
     def __init__(self, ledger: Ledger, now: int, *, newcomer: Lease | None = None) -> None:
         self._ledger = ledger
@@ -124,28 +124,28 @@ class Shares:
         self._known: dict[tuple[str, str], int] = {}
 
     def excess(self, user: str, team: str = "") -> int:
-        """0 for a user who has less than its part of the grid, now and of late; else by how much it has more."""
+        """0 for a user below its entitlement, now and recently; else by how much it is above, in steps from 1 on."""
         excess = self._known.get((user, team))
         if excess is None:
-            beyond = max(self.held(user), self._had(user)) - self.part(user, team)
-            excess = self._known[user, team] = 1 + int(EXCESS_STEPS * beyond) if beyond >= 0 else 0
+            excess_share = max(self.held(user), self._had_recently(user)) - self.part(user, team)
+            excess = self._known[user, team] = 1 + int(EXCESS_STEPS * excess_share) if excess_share >= 0 else 0
         return excess
 
     def part(self, user: str, team: str = "") -> float:
-        """The part of the grid that a user with this weight is entitled to at the moment."""
-        weight, users = max(self._ledger.policy.weight_of(user, team), 1), self._here
+        """The part of the grid that a user is entitled to at the moment."""
+        weight, users = max(self._ledger.policy.weight_of(user, team), 1), self._active_users
         exact = weight / max(sum(users.values()), weight)
         return exact if len(users) <= EXACT_SHARE_USERS else exact * max(1.0, MIN_SHARE * len(users))
 
-    def _had(self, user: str) -> float:
-        """What a user had of late: of the grid, and among few users of what they had together."""
-        had = self.late(user)
-        if len(self._here) > EXACT_SHARE_USERS:
+    def _had_recently(self, user: str) -> float:
+        """A user's recent part of the grid; among few users, of what they had together."""
+        had = self.recent(user)
+        if len(self._active_users) > EXACT_SHARE_USERS:
             return had
-        return had / max(sum(self.late(one) for one in self._here), had) if had else 0.0
+        return had / max(sum(self.recent(one) for one in self._active_users), had) if had else 0.0
 
     @cached_property
-    def _here(self) -> dict[str, int]:
+    def _active_users(self) -> dict[str, int]:
         """All who hold something or wait, with their weights."""
         ledger = self._ledger
         some = [lease_id for _, _, lease_id in ledger.waiting]
@@ -159,12 +159,12 @@ class Shares:
         """The part of the grid that a user holds now, whatever its weight."""
         return self.size(rates(self._ledger.held_by(user)))
 
-    def late(self, user: str) -> float:
-        """The user's part of the grid of late, whatever its weight: 0.5 where it has always held half of it."""
+    def recent(self, user: str) -> float:
+        """The decayed average part of the grid that a user held, whatever its weight."""
         return self.size(self._average(user))
 
     def _average(self, user: str) -> tuple[float, float, float]:
-        """What a user held on average, the later the more that counts."""
+        """The decayed average of what a user held."""
         half_life_ms, account = self._ledger.policy.half_life_ms, self._ledger.accounts.get(user)
         if account is None or not half_life_ms:
             return 0.0, 0.0, 0.0
@@ -188,14 +188,14 @@ Excess = tuple[str, str, str]
 
 
 class Quotas:
-    """The quotas at one moment; what each covers is summed up once, when it is first asked about."""
+    """The quotas at one moment; what each covers is summed up on first use."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._held: dict[str, tuple[NodeClaims, int]] = {}
 
-    def beyond(self, request: Request) -> str | None:
-        """The quota that does not leave room for a request now, with numbers, or None."""
+    def exceeded(self, request: Request) -> str | None:
+        """The quota that a request exceeds now, with numbers, or None."""
         for quota in self._ledger.policy.quotas:
             if quota.covers(request.user, request.team):
                 over = _quota_excess(quota, request, *self._held_under(quota))
@@ -227,7 +227,7 @@ def exceeds_quota_alone(ledger: Ledger, request: Request) -> str | None:
 
 
 def _quota_excess(quota: Quota, request: Request, held: NodeClaims, leases: int) -> Excess | None:
-    """The first resource of which this would be too much; a unit that is the same everywhere is named once."""
+    """The first resource that is exceeded; a unit that is the same everywhere is named once."""
     ask, times = request.ask, request.gang
     for limit, before, asked, words in (
         (quota.cpu_milli, held.cpu_milli, ask.cpu_milli, cores),

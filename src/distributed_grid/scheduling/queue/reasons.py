@@ -16,12 +16,12 @@ from distributed_grid.scheduling.placement.placement import unmet_constraint
 from distributed_grid.scheduling.queue.fairness import Quotas
 
 MAX_NODES_LISTED = 100
-"""Of so many nodes it is told what keeps them from serving: nobody reads more, and telling costs more than deciding."""
+"""Nodes whose reasons are listed: nobody reads more, and writing them costs more than deciding."""
 
 
 @lru_cache(maxsize=1024)
 def describe_amounts(ask: Amounts) -> str:
-    """An ask in words."""
+    """The amounts as text."""
     parts = []
     if ask.cpu_milli:
         parts.append(cores(ask.cpu_milli))
@@ -59,7 +59,7 @@ def never_fits(ledger: Ledger, request: Request) -> tuple[str, ...] | None:
 
 
 def _lasting_constraint(ledger: Ledger, request: Request, node: str) -> str | None:
-    """The must that a node does not meet and never will; what jobs it must be near to may still change."""
+    """The constraint that a node can never meet; where the jobs of an affinity run may still change."""
     lasting = replace(
         request,
         affinity=tuple(name for name in request.affinity if name in ledger.nodes),
@@ -69,7 +69,7 @@ def _lasting_constraint(ledger: Ledger, request: Request, node: str) -> str | No
 
 
 def timeout_reason(ledger: Ledger, lease: Lease, now: int) -> str:
-    """Why an ask is given up that was never met."""
+    """Why a waiting request is withdrawn."""
     why = "; ".join(why_not_now(ledger, lease.request, now))
     if lease.request.latest_start_ms and now < lease.asked_at_ms + lease.request.wait_ms:
         return f"its deadline cannot be met any more, after a wait of {(now - lease.asked_at_ms) / 1000:g} s: {why}"
@@ -78,23 +78,23 @@ def timeout_reason(ledger: Ledger, lease: Lease, now: int) -> str:
 
 def why_not_now(ledger: Ledger, request: Request, now: int) -> tuple[str, ...]:
     """What keeps each node from serving the request at this moment, or the quota that does."""
-    beyond = Quotas(ledger).beyond(request)
-    if beyond is not None:
-        return (beyond,)
+    exceeded = Quotas(ledger).exceeded(request)
+    if exceeded is not None:
+        return (exceeded,)
     nodes = _candidates(ledger, request)
-    told = [
+    lines = [
         f"{node.name}: {unmet_constraint(ledger, request, node.name) or _shortage(ledger, request, node, now)}"
         for node in nodes[:MAX_NODES_LISTED]
     ]
-    return _truncated(told, len(nodes))
+    return _truncated(lines, len(nodes))
 
 
-def _truncated(told: list[str], nodes: int) -> tuple[str, ...]:
-    """As much as somebody may read of what is told about so many nodes."""
+def _truncated(lines: list[str], nodes: int) -> tuple[str, ...]:
+    """The lines about so many nodes, cut to a readable number."""
     return (
-        tuple(told)
+        tuple(lines)
         if nodes <= MAX_NODES_LISTED
-        else (*told[:MAX_NODES_LISTED], f"and {nodes - MAX_NODES_LISTED:,} more nodes")
+        else (*lines[:MAX_NODES_LISTED], f"and {nodes - MAX_NODES_LISTED:,} more nodes")
     )
 
 

@@ -20,13 +20,13 @@ from distributed_grid.scheduling.queue.fairness import Quotas
 from distributed_grid.scheduling.queue.queue import queue_order
 
 MAX_PLANNED = 100
-"""Further back in the line than this nobody plans."""
+"""Queue positions that are planned."""
 CANDIDATE_NODES = 32
-"""Of so many promising nodes each request is planned on the best."""
+"""Nodes that are compared for each request."""
 
 
 class StartEstimate(Struct, frozen=True):
-    """The place in the line (the next is 1), when it will start (None: nobody knows), and why then."""
+    """The position in the queue (1 is next), the expected start (None: unknown), and why then."""
 
     position: int
     starts_at_ms: int | None
@@ -34,34 +34,34 @@ class StartEstimate(Struct, frozen=True):
 
 
 def estimate_start(ledger: Ledger, lease: Lease, now: int) -> StartEstimate:
-    """The place in line of a waiting request, when it will start, and why then or why nobody knows."""
-    line = queue_order(ledger, now, newcomer=lease)
-    position = next((at for at, one in enumerate(line, 1) if one.id == lease.id), len(line) + 1)
-    beyond = Quotas(ledger).beyond(lease.request)
-    if beyond is not None:
-        return StartEstimate(position, None, f"when less is held under the {beyond}")
+    """The position of a waiting request, its expected start, and why then or why it is unknown."""
+    queue = queue_order(ledger, now, newcomer=lease)
+    position = next((at for at, one in enumerate(queue, 1) if one.id == lease.id), len(queue) + 1)
+    exceeded = Quotas(ledger).exceeded(lease.request)
+    if exceeded is not None:
+        return StartEstimate(position, None, f"when less is held under the {exceeded}")
     if position > MAX_PLANNED:
         return StartEstimate(position, None, f"{position - 1} requests are before it")
     plan = _StartPlan(ledger, now)
-    for one in line[: position - 1]:
+    for one in queue[: position - 1]:
         plan.add(one)
     at_ms, why = plan.start_of(lease)
     return StartEstimate(position, None if at_ms == NEVER else at_ms, why)
 
 
 class _StartPlan:
-    """What is held on each node until when: by leases, and by those of the line that were planned so far."""
+    """What is held on each node until when: by leases, and by the requests planned so far."""
 
     def __init__(self, ledger: Ledger, now: int) -> None:
         self._ledger = ledger
         self._now = now
-        self._prospects = StartForecast(ledger, now)
+        self._forecast = StartForecast(ledger, now)
         self._quotas = Quotas(ledger)
         self._ends: dict[str, list[tuple[int, Lease]]] = {}
 
     def add(self, lease: Lease) -> None:
-        """Plan one of the line; who is beyond its quota, or fits nowhere, takes nothing."""
-        if self._quotas.beyond(lease.request) is not None:
+        """Plan one of the queue; who is beyond its quota, or fits nowhere, takes nothing."""
+        if self._quotas.exceeded(lease.request) is not None:
             return
         found = sorted(self._soonest(lease.request))[: lease.request.gang]
         if not found:
@@ -85,7 +85,7 @@ class _StartPlan:
         return at_ms, f"{node} has room, and is kept for others at the moment" if room else f"{node} has room"
 
     def _soonest(self, request: Request) -> list[tuple[int, int, str]]:
-        """The promising nodes with when they could serve, and how ready they are."""
+        """The candidate nodes: when they could serve, and how much is free already."""
         ready = readiness(self._ledger, request.ask)
         rows = np.flatnonzero(could_serve(self._ledger, request))
         rows = rows[np.argsort(-ready[rows], kind="stable")[: CANDIDATE_NODES + request.gang]]
@@ -93,7 +93,7 @@ class _StartPlan:
         return [(self._fits_at(request, name), -ready_now, name) for ready_now, name in names]
 
     def _held(self, node: str) -> list[tuple[int, Lease]]:
-        return self._ends.get(node) or self._prospects.departures(node).ends
+        return self._ends.get(node) or self._forecast.releases(node).ends
 
     def _fits_at(self, request: Request, node: str) -> int:
         lends, held = self._ledger.lends(node), self._held(node)

@@ -109,9 +109,9 @@ def test_the_earliest_moment_is_when_enough_has_come_free():
     story = Scenario(a_node("n1", cores=4))
     for request_id, seconds in (("a", 100), ("b", 200), ("c", 300)):
         story.ask(a_request(request_id, duration_s=seconds))
-    prospects = StartForecast(story.ledger, story.now)
+    forecast = StartForecast(story.ledger, story.now)
     asks = [a_request("x", cores=cores).ask for cores in (1, 2, 3, 4)]
-    found = [prospects.earliest_ms(ask, "n1") - story.now for ask in asks]
+    found = [forecast.earliest_ms(ask, "n1") - story.now for ask in asks]
     assert found == [0, 100_000, 200_000, 300_000]
 
 
@@ -126,8 +126,8 @@ def test_a_gang_is_kept_as_many_nodes_as_it_has_members():
     for number in range(3):
         story.ask(a_request(f"r{number}", cores=4, require=[f"n{number}"], duration_s=100 * (number + 1)))
     gang = a_request("gang", cores=4, gang=2, wait_s=FOREVER_S)
-    kept = StartForecast(story.ledger, story.now).keep(Lease("gang", gang, story.now), besides=set())
-    assert set(kept.stays) == {"n0", "n1"}
+    kept = StartForecast(story.ledger, story.now).reserve(Lease("gang", gang, story.now), exclude=set())
+    assert set(kept.held_then) == {"n0", "n1"}
     assert kept.at_ms == story.now + 200_000
 
 
@@ -229,9 +229,9 @@ def test_without_guesses_a_broken_word_says_nothing():
     story = Scenario(a_node("n1", cores=8))
     story.ask(a_request("r1", expects_ms=60_000))
     story.later(50)
-    assert projected_end_ms(story.ledger, story.ledger.leases["r1"], story.now, guess=False) == story.now + 10_000
+    assert projected_end_ms(story.ledger, story.ledger.leases["r1"], story.now, estimates=False) == story.now + 10_000
     story.later(30)
-    assert projected_end_ms(story.ledger, story.ledger.leases["r1"], story.now, guess=False) == 0
+    assert projected_end_ms(story.ledger, story.ledger.leases["r1"], story.now, estimates=False) == 0
 
 
 def test_who_was_told_to_go_is_soon_gone():

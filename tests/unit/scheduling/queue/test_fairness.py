@@ -131,24 +131,24 @@ def test_what_is_held_now_counts_at_once():
 def test_past_use_counts_half_after_a_half_life():
     story = a_story()
     hold(story, "ann", 60, cores=4)
-    before = shares(story).late("ann")
+    before = shares(story).recent("ann")
     story.later(3600)
-    assert shares(story).late("ann") == pytest.approx(before / 2, rel=1e-4)
+    assert shares(story).recent("ann") == pytest.approx(before / 2, rel=1e-4)
 
 
 def test_who_always_held_a_part_has_had_that_part():
     story = a_story()
     story.ask(a_request("r1", cores=2, user="ann"))
     story.later(50 * 3600)
-    assert shares(story).late("ann") == pytest.approx(0.25, rel=1e-6)
+    assert shares(story).recent("ann") == pytest.approx(0.25, rel=1e-6)
 
 
 def test_without_a_half_life_only_what_is_held_counts():
     story = a_story(SchedulingPolicy(half_life_ms=0))
     hold(story, "ann", 600, cores=8)
-    assert shares(story).late("ann") == 0
+    assert shares(story).recent("ann") == 0
     story.ask(a_request("r1", cores=2, user="ann"))
-    assert (shares(story).late("ann"), shares(story).held("ann")) == (0, 0.25)
+    assert (shares(story).recent("ann"), shares(story).held("ann")) == (0, 0.25)
     account = story.ledger.accounts["ann"]
     assert (account.cpu, account.memory, account.gpu) == (0, 0, 0)
 
@@ -223,7 +223,7 @@ def test_settling_more_often_changes_nothing_but_roundings(held, more):
         often.later(seconds / 4)
     for story in (once, often):
         story.later(sum(more))
-    assert shares(often).late("ann") == pytest.approx(shares(once).late("ann"), rel=1e-5, abs=1e-7)
+    assert shares(often).recent("ann") == pytest.approx(shares(once).recent("ann"), rel=1e-5, abs=1e-7)
 
 
 def test_the_largest_use_there_can_be_is_stored_and_read_back():
@@ -313,7 +313,7 @@ def test_beyond_its_quota_a_request_waits_for_its_own_side():
     story.ask(a_request("a1", cores=3, user="ann"))
     story.ask(a_request("a2", cores=2, user="ann", wait_s=FOREVER_S))
     assert state_of(story, "a2") == "asked"
-    assert Quotas(story.ledger).beyond(a_request("x", cores=2, user="ann")) == (
+    assert Quotas(story.ledger).exceeded(a_request("x", cores=2, user="ann")) == (
         "quota of ann: 3 of 4 cores held, 2 asked"
     )
     story.release("a1")
