@@ -1,8 +1,7 @@
-"""The hardware of this machine in the words of the guides: plain dictionaries, megabytes and percent.
+"""Hardware inventory and metrics of this machine as plain dictionaries, in megabytes and percent.
 
-Rule 1. Only what may be used counts: in a container of 2 GB the machine has 2 GB.
-Rule 2. Declared GPUs stand in for detected ones, have no use of their own, and need no driver.
-Rule 3. Where there are no GPUs, every GPU key is still there and says 0.
+Only what may be used counts: in a container of 2 GB the machine has 2 GB. Declared GPUs replace detected ones, are
+never busy, and need no driver. Where there are no GPUs, every GPU key is still there and is 0.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import BadInput
 
 MIB = 1024**2
-FEWEST_CORES = 0.1
+MIN_CORES = 0.1
 IDLE_GPU_MILLI = 200
 FREE_GPU_MEMORY_BYTES = 1024 * MIB
 
 
 class HardwareDetector:
-    """What this machine has, and how much of it is free; made once, asked often."""
+    """What this machine has, and how much of it is free."""
 
     def __init__(self, probe: MachineProbe | None = None, gpus: GpuProbe | None = None, declare_gpus: int = 0) -> None:
         """Without probes it makes its own; `declare_gpus` GPUs are claimed to be there, for laboratories."""
@@ -108,7 +107,7 @@ class HardwareDetector:
                 "cpu": {
                     "cores": len(machine.cpu_cores),
                     "physical_cores": procfs.physical_cores(self._probe.root, machine.cpu_cores),
-                    "available_cores": round(max(FEWEST_CORES, machine.cpu_milli / 1000 - load), 2),
+                    "available_cores": round(max(MIN_CORES, machine.cpu_milli / 1000 - load), 2),
                 },
                 "memory": {
                     "total_mb": machine.memory_bytes // MIB,
@@ -153,9 +152,9 @@ def _gpu_resources(devices: tuple[Gpu, ...], samples: tuple[GpuSample, ...]) -> 
 def _is_available(gpu: Gpu, sample: GpuSample | None) -> bool:
     if sample is None or gpu.prohibited:
         return False
-    wanted = min(FREE_GPU_MEMORY_BYTES, gpu.memory_bytes)
+    needed = min(FREE_GPU_MEMORY_BYTES, gpu.memory_bytes)
     free = gpu.memory_bytes - sample.outside_memory_bytes
-    return sample.outside_busy_milli <= IDLE_GPU_MILLI and free >= wanted
+    return sample.outside_busy_milli <= IDLE_GPU_MILLI and free >= needed
 
 
 def _load(sample: UsageSample, cores: float, *, whole_machine: bool) -> float:

@@ -1,9 +1,8 @@
-"""How a node joins without SSH: a join token is exchanged for a key of its own, over a pinned connection.
+"""Client of the join protocol: a node without SSH exchanges a join token for a node key, over a pinned connection.
 
-Rule 1: the other side proves to be the one the token names before it hears anything.
-Rule 2: the key never leaves the node; the control plane gets its hash. It is on disk before the exchange, so an
-answer that was lost is asked for again.
-Rule 3: whom a node joined is trusted by the fingerprint of its certificate alone, whatever names and clocks say.
+The control plane proves to be the one the token names before anything is sent, and is trusted by the fingerprint of
+its certificate alone, whatever names and clocks say. The key never leaves the node: the control plane gets its hash.
+It is on disk before the exchange, so a lost answer can be asked for again.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ if TYPE_CHECKING:
 
 PREFIX = "gridjoin1_"
 TIMEOUT_SECONDS = 15.0
-LARGEST_ANSWER = 65536
+MAX_ANSWER_BYTES = 65536
 _IGNORE_TIME = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME: a pinned certificate is good on a machine whose clock is not."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinToken:
-    """What a join token says: where to go, whom to trust there (no fingerprint: a plain connection), and the secret."""
+    """A join token: addresses, fingerprint of the certificate (empty: a plain connection), id and secret."""
 
     addresses: tuple[str, ...]
     fingerprint: str
@@ -65,12 +64,12 @@ class JoinToken:
                 raise ValueError
             return cls(tuple(addresses), fingerprint, token_id, secret)
         except (ValueError, TypeError, binascii.Error, RecursionError):
-            raise BadInput("that is no join token; make one with: grid daemon join-token create") from None
+            raise BadInput("not a join token; create one with: grid daemon join-token create") from None
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedKey:
-    """What a node that joined keeps (0600): where the control plane is, its certificate, who we are, our key."""
+    """What a joined node keeps (0600): address and certificate of the control plane, its own name and key."""
 
     address: str
     fingerprint: str
@@ -80,7 +79,7 @@ class JoinedKey:
 
     @property
     def bearer(self) -> str:
-        """What proves who we are."""
+        """The token that authenticates this node."""
         return f"{self.node}.{self.key}"
 
 
@@ -92,8 +91,8 @@ async def join(address: str | None, token: str, node: str | None, directory: Pat
     return await asyncio.to_thread(_join, address, token, node, directory)
 
 
-def joined(directory: Path) -> JoinedKey | None:
-    """What an earlier `join` kept, if there is any."""
+def read_joined_key(directory: Path) -> JoinedKey | None:
+    """What an earlier `join` stored, if there was one."""
     found = _read(directory / "joined.json")
     if found is None:
         return None
@@ -103,12 +102,12 @@ def joined(directory: Path) -> JoinedKey | None:
         raise GridError(f"{directory / 'joined.json'} cannot be used; join again") from None
 
 
-async def open_channel(found: JoinedKey) -> ClientConnection:
-    """A WebSocket to the control plane that was joined; nobody else hears our key."""
+async def open_websocket(found: JoinedKey) -> ClientConnection:
+    """A WebSocket to the control plane that was joined; the key is sent to no other."""
     from websockets.asyncio.client import connect
     from websockets.exceptions import InvalidHandshake, InvalidStatus
 
-    context = _pinned(found)
+    context = _pinned_context(found)
     scheme = "wss" if context else "ws"
     try:
         return await connect(
@@ -136,7 +135,7 @@ def _join(address: str | None, text: str, node: str | None, directory: Path) -> 
     addresses: Sequence[str] = [address] if address else token.addresses
     if not addresses:
         raise BadInput("the token names no address; give one with --address HOST:PORT")
-    _make_folder(directory)
+    _make_directory(directory)
     attempt = _read(directory / "joining.json") or {}
     if attempt.get("id") != token.id:
         attempt = {"id": token.id, "key": secrets.token_urlsafe(32)}
@@ -144,7 +143,7 @@ def _join(address: str | None, text: str, node: str | None, directory: Path) -> 
     asked = {
         "token": text.strip(),
         "node": node or "",
-        "hostname": _own_name(),
+        "hostname": _default_node_name(),
         "key_hash": _hash(attempt["key"]),
     }
     losses = []
@@ -161,22 +160,22 @@ def _join(address: str | None, text: str, node: str | None, directory: Path) -> 
 
 
 def _exchange(address: str, fingerprint: str, asked: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Ask for the exchange; the answer, and the certificate the other side proved itself with."""
+    """Exchange the token; returns the answer and the certificate of the control plane."""
     host, port = _split(address)
     connection: http.client.HTTPConnection
     if fingerprint:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE  # proved below, by its fingerprint
+        context.verify_mode = ssl.CERT_NONE  # verified below, by its fingerprint
         connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT_SECONDS, context=context)
     else:
         connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_SECONDS)
     try:
         connection.connect()
-        certificate = _proved(connection.sock, fingerprint, address) if fingerprint else ""
+        certificate = _verify_certificate(connection.sock, fingerprint, address) if fingerprint else ""
         connection.request("POST", "/v1/join", json.dumps(asked), {"Content-Type": "application/json"})
         answer = connection.getresponse()
-        found = json.loads(answer.read(LARGEST_ANSWER))
+        found = json.loads(answer.read(MAX_ANSWER_BYTES))
     except (OSError, http.client.HTTPException, ValueError) as lost:
         raise Unreachable(f"{address} cannot be reached: {lost}") from lost
     finally:
@@ -188,7 +187,7 @@ def _exchange(address: str, fingerprint: str, asked: dict[str, Any]) -> tuple[di
     return found, certificate
 
 
-def _proved(connection: Any, fingerprint: str, address: str) -> str:
+def _verify_certificate(connection: Any, fingerprint: str, address: str) -> str:
     """The certificate of the other side; refuses one that the token does not name."""
     der = connection.getpeercert(binary_form=True) or b""
     if not secrets.compare_digest(hashlib.sha256(der).hexdigest(), fingerprint):
@@ -196,13 +195,13 @@ def _proved(connection: Any, fingerprint: str, address: str) -> str:
     return ssl.DER_cert_to_PEM_cert(der)
 
 
-def _pinned(found: JoinedKey) -> ssl.SSLContext | None:
+def _pinned_context(found: JoinedKey) -> ssl.SSLContext | None:
     """A context that trusts the joined certificate and no other, whatever name it has and whatever the date is."""
     if not found.fingerprint:
         return None
     der = ssl.PEM_cert_to_DER_cert(found.certificate) if found.certificate else b""
     if hashlib.sha256(der).hexdigest() != found.fingerprint:
-        raise GridError("the certificate that was kept does not fit its fingerprint; join again")
+        raise GridError("the stored certificate does not match its fingerprint; join again")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _IGNORE_TIME
@@ -218,7 +217,7 @@ def _message(found: Any) -> str:
 def _split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise BadInput(f"{address!r} is no address: expected HOST:PORT")
+        raise BadInput(f"{address!r} is not an address: expected HOST:PORT")
     return host.strip("[]"), int(port)
 
 
@@ -226,15 +225,15 @@ def _hash(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _own_name() -> str:
-    """This machine's name, as a node may be called."""
+def _default_node_name() -> str:
+    """This machine's host name, reduced to what a node name may hold."""
     name = socket.gethostname().partition(".")[0]
     return (
         "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name).strip("-")[:63] or "node"
     )
 
 
-def _make_folder(directory: Path) -> None:
+def _make_directory(directory: Path) -> None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as failure:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from distributed_grid.agent.ray_boost.ray_boost import used
+from distributed_grid.agent.ray_boost.ray_boost import use_placement_group
 from distributed_grid.client.async_client import GridSession
 from distributed_grid.client.placement_arguments import amount_of, kind_of, seconds_of
 from distributed_grid.config import ClusterConfig
@@ -75,7 +75,7 @@ class ResourceBoost:
                 f"boost {self.boost_id} is enforced by grid alone, no Ray reserves it; "
                 f"use it with: grid boost run {self.boost_id[:8]} -- COMMAND"
             )
-        return used(self.placement_group)
+        return use_placement_group(self.placement_group)
 
 
 class ResourceBoostManager(GridSession):

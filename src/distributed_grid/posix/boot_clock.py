@@ -1,4 +1,4 @@
-"""The clock of this boot, and the boot's name: what pids, holds and measurements are counted by."""
+"""Boot clock and boot id: pids, holds and measurements are valid within one boot."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def write_private(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Have the file hold this, mode 0600; when `durable` it is on the disk, under its name, before this returns.
+    """Replace the file, mode 0600; when `durable` it is on the disk, under its name, before this returns.
 
-    Written aside and renamed, so whoever reads sees the old or the new. `OSError` leaves the old one.
+    Written aside and renamed: readers see the old file or the new one. `OSError` leaves the old one.
     """
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)

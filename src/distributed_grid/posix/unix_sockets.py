@@ -1,4 +1,4 @@
-"""Unix sockets: paths that fit the kernel's 108 bytes, however deep the folder is, and who is at the other end."""
+"""Unix sockets: paths that fit the kernel's 108 bytes, and peer credentials."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNCONNECTED = -1
 
 @contextlib.contextmanager
 def short_path(path: str | os.PathLike[str]) -> Iterator[str]:
-    """A name for this path that a socket can be bound or connected to, while it is used."""
+    """A name for this path that a socket can be bound or connected to, while the block runs."""
     name = os.fspath(path)
     if len(os.fsencode(name)) < MAX_PATH_BYTES:
         yield name

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.agent.join_client import JoinToken, joined, open_channel
+from distributed_grid.agent.join_client import JoinToken, open_websocket, read_joined_key
 from distributed_grid.agent.join_client import join as join_async
 from distributed_grid.errors import BadInput, GridError, Refused, Unreachable
 from distributed_grid.server.access.certificates import Certificate, own_certificate
@@ -35,7 +35,7 @@ def test_a_join_token_reads_as_it_was_written_and_is_safe_in_a_url(
 
 @given(st.one_of(st.text(), st.text(alphabet='abcXYZ019-_=[]"').map(lambda text: f"gridjoin1_{text}")))
 def test_anything_else_is_no_join_token(text: str) -> None:
-    with pytest.raises(BadInput, match="no join token"):
+    with pytest.raises(BadInput, match="not a join token"):
         JoinToken.parse(text)
 
 
@@ -113,7 +113,7 @@ def test_joining_keeps_a_key_that_never_left_the_node(tmp_path: Path, address: s
     found = join(None, JoinToken((address,), certificate.fingerprint, "id", "secret"), "gpu1", tmp_path / "node")
     assert Exchange.heard[0]["key_hash"] == hashlib.sha256(found.key.encode()).hexdigest()
     assert found.key not in json.dumps(Exchange.heard)
-    assert joined(tmp_path / "node") == found
+    assert read_joined_key(tmp_path / "node") == found
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "node").iterdir()} == {0o600}
 
 
@@ -124,7 +124,7 @@ def test_an_answer_that_was_lost_is_asked_for_again_with_the_same_key(
     Exchange.answers += [(0, {}), (200, {"node": "gpu1"})]
     with pytest.raises(Unreachable):
         join(None, token, "gpu1", tmp_path / "node")
-    assert joined(tmp_path / "node") is None
+    assert read_joined_key(tmp_path / "node") is None
     join(None, token, "gpu1", tmp_path / "node")
     first, second = Exchange.heard
     assert first == second
@@ -140,7 +140,7 @@ def test_a_refusal_is_told_as_it_is(tmp_path: Path, address: str, certificate: C
     Exchange.answers.append((403, {"error": {"message": "the join token has expired"}}))
     with pytest.raises(Refused, match="the join token has expired"):
         join(None, JoinToken((address,), certificate.fingerprint, "id", "secret"), None, tmp_path / "node")
-    assert joined(tmp_path / "node") is None
+    assert read_joined_key(tmp_path / "node") is None
 
 
 def test_the_next_address_is_tried_where_one_does_not_answer(
@@ -164,12 +164,12 @@ def test_a_channel_to_somebody_else_is_refused_before_the_key_is_said(
             | {"fingerprint": other.fingerprint, "certificate": other.certificate.read_text()}
         )
     )
-    trusting_another = joined(tmp_path / "node")
+    trusting_another = read_joined_key(tmp_path / "node")
     assert trusting_another is not None
     with pytest.raises(Refused, match="not the control plane that was joined"):
-        asyncio.run(open_channel(trusting_another))
+        asyncio.run(open_websocket(trusting_another))
     with pytest.raises(Unreachable):  # the right one, which only knows how to join
-        asyncio.run(open_channel(found))
+        asyncio.run(open_websocket(found))
 
 
 def test_nobody_there_is_told_as_unreachable(tmp_path: Path) -> None:

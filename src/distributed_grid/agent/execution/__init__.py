@@ -1,1 +1,1 @@
-"""Running attempts: spawner, shims, throttling, recovery after a restart."""
+"""Execution of attempts: host, spawner, shims, affinity and throttling, recovery after a restart."""

@@ -14,7 +14,7 @@ from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.limits.cgroups import Cgroup
-from distributed_grid.agent.limits.memory import TreeMeter
+from distributed_grid.agent.limits.memory_limit import TreeMeter
 from distributed_grid.posix.boot_clock import boot_id
 
 EMPTY_SCANS = 4  # in a row, before nothing counts as left

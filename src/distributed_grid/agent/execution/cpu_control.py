@@ -17,7 +17,7 @@ from distributed_grid.agent.execution.attempt import AttemptSpec, RunningAttempt
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
-from distributed_grid.agent.limits.core_allocation import CoreClaim, allocate_cores, within
+from distributed_grid.agent.limits.core_allocation import CoreClaim, allocate_cores, allowed_cores
 
 if TYPE_CHECKING:
     from distributed_grid.agent.execution.host import AttemptHost
@@ -76,7 +76,7 @@ class CoreAffinity:
 
     def pin(self, attempt: RunningAttempt, shim_pid: int) -> None:
         """Move a tree to its own cores, as far as they are allowed now; the only place that does."""
-        process_tree.pin_tree(shim_pid, within(attempt.cores or self._own_cores, self._allowed))
+        process_tree.pin_tree(shim_pid, allowed_cores(attempt.cores or self._own_cores, self._allowed))
 
     def _record_cores(self, attempt: RunningAttempt) -> None:
         try:

@@ -23,8 +23,8 @@ from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.limits.cgroups import PREFIX, Cgroup, Controllers
-from distributed_grid.agent.limits.core_allocation import nice_for, weight_for
-from distributed_grid.agent.limits.memory import CgroupMemoryLimit, PolledMemoryLimit, over_limit
+from distributed_grid.agent.limits.core_allocation import cgroup_weight, niceness
+from distributed_grid.agent.limits.memory_limit import CgroupMemoryLimit, PolledMemoryLimit, over_limit_message
 from distributed_grid.agent.limits.timer import DeadlineTimer
 from distributed_grid.posix.boot_clock import boot_ms
 
@@ -90,7 +90,7 @@ class Shim:
             return
         if cores and not self.controllers.cpu:
             own = os.getpriority(os.PRIO_PROCESS, 0)  # nobody but root may be less nice than it was
-            os.setpriority(os.PRIO_PROCESS, self.main, max(nice_for(self.spec["cpu_milli"]), own))
+            os.setpriority(os.PRIO_PROCESS, self.main, max(niceness(self.spec["cpu_milli"]), own))
         self._report_started(cores)
         while self.main_status is None:
             self._check_limits()
@@ -105,7 +105,7 @@ class Shim:
 
     def _make_groups(self, cores: int) -> None:
         limit, milli = self.spec["memory_bytes"], self.spec["cpu_milli"]
-        weight = weight_for(milli, cores)
+        weight = cgroup_weight(milli, cores)
         if limit and not self.controllers.memory:
             self.memory = PolledMemoryLimit(limit)
         name = f"{PREFIX}{self.job.attempt_id}.{os.getpid()}"  # another grid may use the same attempt id
@@ -288,7 +288,7 @@ class Shim:
             if overrun is None and signalled and os.WTERMSIG(self.main_status) == signal.SIGKILL:
                 # It grew faster than we poll, and the machine ran out: the kernel killed the one we would have.
                 limit = self.memory.limit_bytes
-                overrun = over_limit(self.peak_bytes, limit) if self.peak_bytes > limit else None
+                overrun = over_limit_message(self.peak_bytes, limit) if self.peak_bytes > limit else None
             if overrun is not None:
                 return "over_limit", overrun
         if self.stop is not None:

@@ -31,7 +31,7 @@ from distributed_grid.agent.execution.shim import Shim
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
-from distributed_grid.agent.limits.cgroups import Controllers, probe
+from distributed_grid.agent.limits.cgroups import Controllers, probe_controllers
 from distributed_grid.agent.limits.timer import DeadlineTimer, become_subreaper, install_signal_handlers
 from distributed_grid.posix.boot_clock import boot_id
 
@@ -266,7 +266,7 @@ def main() -> None:
         os.set_inheritable(fd, False)
     become_subreaper()
     sock = socket.socket(fileno=sock_fd)
-    controllers = probe() if cgroups else Controllers()
+    controllers = probe_controllers() if cgroups else Controllers()
     spawner = Spawner(root, sock, host_lock, controllers)
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page it touches

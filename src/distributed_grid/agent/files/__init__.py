@@ -1,1 +1,1 @@
-"""The files of attempts on a node: job directories, journals, checkpoints, output."""
+"""Files of attempts on a node: job directories, output, working directories, signals between agent and job."""

@@ -1,4 +1,1 @@
-"""What a running command may use: control groups where this user may make them, watching where not.
-
-Standard library only; this runs in the spawner and its shims.
-"""
+"""Limits of a running command: process trees, cores, cgroups, memory, timers. Standard library only."""

@@ -1,8 +1,7 @@
-"""Control groups, version 1 or 2, below the group this process is in: made, used and removed without a trace.
+"""Control groups (cgroup v1 and v2) below the group of this process.
 
-Rule 1. Nothing is assumed: `probe` makes a group, joins it, and only then calls a controller usable.
-Rule 2. A group's name starts with `grid-`; no other is ever written to or removed, except that our own group
-        is asked, in version 2, to hand its controllers down.
+`probe_controllers` makes a group and joins it before it calls a controller usable. Only groups whose names start with
+`grid-` are written to or removed, except that in version 2 our own group is asked to delegate its controllers.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ class Controllers(NamedTuple):
     cpu: Controller | None = None
 
 
-def probe() -> Controllers:
-    """What really works here; leaves nothing behind."""
-    places = own_groups(_get("/proc/self/cgroup"), _get("/proc/self/mountinfo"))
-    return Controllers(_usable("memory", places), _usable("cpu", places))
+def probe_controllers() -> Controllers:
+    """The controllers that work here; leaves nothing behind."""
+    groups = own_groups(_read("/proc/self/cgroup"), _read("/proc/self/mountinfo"))
+    return Controllers(_usable("memory", groups), _usable("cpu", groups))
 
 
 def own_groups(own: str, mounts: str) -> dict[str, Controller]:
@@ -43,7 +42,7 @@ def own_groups(own: str, mounts: str) -> dict[str, Controller]:
         _, names, path = line.split(":", 2)
         for name in names.split(","):
             paths[name] = path
-    places: dict[str, Controller] = {}
+    groups: dict[str, Controller] = {}
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
         root, mountpoint = before.split()[3:5]
@@ -54,31 +53,31 @@ def own_groups(own: str, mounts: str) -> dict[str, Controller]:
             inside = root == "/" or path == root or path.startswith(root + "/")
             if inside and "/.." not in path:
                 below = path if root == "/" else path[len(root) :]
-                places.setdefault(name, Controller(2 if name == "" else 1, (mountpoint + below).rstrip("/")))
-    return places
+                groups.setdefault(name, Controller(2 if name == "" else 1, (mountpoint + below).rstrip("/")))
+    return groups
 
 
-def _usable(name: str, places: dict[str, Controller]) -> Controller | None:
-    if name in places:
-        candidates = [places[name]]
-    elif "" in places:
-        # A version 2 group with processes in it cannot hand controllers down, so its parent is next in line.
-        own = places[""]
+def _usable(name: str, groups: dict[str, Controller]) -> Controller | None:
+    if name in groups:
+        candidates = [groups[name]]
+    elif "" in groups:
+        # A version 2 group with processes in it cannot delegate controllers, so its parent is next in line.
+        own = groups[""]
         candidates = [own, Controller(2, own.base.rpartition("/")[0])]
-        _hand_down(own, name)
+        _delegate(own, name)
     else:
         return None
-    return next((place for place in candidates if _works(place, name)), None)
+    return next((controller for controller in candidates if _works(controller, name)), None)
 
 
-def _hand_down(place: Controller, name: str) -> None:
+def _delegate(controller: Controller, name: str) -> None:
     try:
-        _put(f"{place.base}/cgroup.subtree_control", f"+{name}")
+        _write(f"{controller.base}/cgroup.subtree_control", f"+{name}")
     except OSError:
         pass
 
 
-_KNOB = {
+_LIMIT_FILE = {
     ("memory", 1): "memory.limit_in_bytes",
     ("memory", 2): "memory.max",
     ("cpu", 1): "cpu.shares",
@@ -86,14 +85,14 @@ _KNOB = {
 }
 
 
-def _works(place: Controller, name: str) -> bool:
-    group = Cgroup(place.version, f"{place.base}/{PREFIX}probe-{os.getpid()}-{name}")
+def _works(controller: Controller, name: str) -> bool:
+    group = Cgroup(controller.version, f"{controller.base}/{PREFIX}probe-{os.getpid()}-{name}")
     try:
         group.make()
     except OSError:
         return False
     try:
-        if not os.access(f"{group.path}/{_KNOB[name, place.version]}", os.W_OK):
+        if not os.access(f"{group.path}/{_LIMIT_FILE[name, controller.version]}", os.W_OK):
             return False
         pid = os.fork()
         if pid == 0:
@@ -115,7 +114,7 @@ class Cgroup:
         self.path = path
 
     def make(self) -> None:
-        """Have it. Making what is there already is not an error."""
+        """Make it. Making what is there already is not an error."""
         try:
             os.mkdir(self.path)
         except FileExistsError:
@@ -124,54 +123,54 @@ class Cgroup:
     def limit_memory(self, limit_bytes: int) -> None:
         """Let its processes together never hold more than that; the kernel kills one that asks for more."""
         if self.version == 1:
-            _put(f"{self.path}/memory.limit_in_bytes", str(limit_bytes))
+            _write(f"{self.path}/memory.limit_in_bytes", str(limit_bytes))
             self._try("memory.memsw.limit_in_bytes", str(limit_bytes))
         else:
-            _put(f"{self.path}/memory.max", str(limit_bytes))
+            _write(f"{self.path}/memory.max", str(limit_bytes))
             self._try("memory.swap.max", "0")
             self._try("memory.oom.group", "1")
 
     def weigh_cpu(self, weight: int) -> None:
         """Its share where cores are contended; 1024 is what a group has that nobody weighed."""
         if self.version == 1:
-            _put(f"{self.path}/cpu.shares", str(max(2, weight)))
+            _write(f"{self.path}/cpu.shares", str(max(2, weight)))
         else:
-            _put(f"{self.path}/cpu.weight", str(min(10_000, max(1, round(weight * 100 / 1024)))))
+            _write(f"{self.path}/cpu.weight", str(min(10_000, max(1, round(weight * 100 / 1024)))))
 
     def _try(self, name: str, value: str) -> None:
         try:
-            _put(f"{self.path}/{name}", value)
+            _write(f"{self.path}/{name}", value)
         except OSError:  # not every kernel has it
             pass
 
     def join(self) -> None:
         """Put the calling process in."""
-        _put(f"{self.path}/cgroup.procs", "0")
+        _write(f"{self.path}/cgroup.procs", "0")
 
     def members(self) -> list[int]:
-        return [int(pid) for pid in _get(f"{self.path}/cgroup.procs").split()]
+        return [int(pid) for pid in _read(f"{self.path}/cgroup.procs").split()]
 
     def release(self, pid: int) -> None:
         """Put a process back into the group this one was made in."""
         try:
-            _put(f"{self.path.rpartition('/')[0]}/cgroup.procs", str(pid))
+            _write(f"{self.path.rpartition('/')[0]}/cgroup.procs", str(pid))
         except ProcessLookupError:
             pass
 
     def kills(self) -> int:
         """How many of its processes the kernel killed because the limit was reached."""
         name = "memory.oom_control" if self.version == 1 else "memory.events"
-        return _field(_get(f"{self.path}/{name}"), "oom_kill")
+        return _field(_read(f"{self.path}/{name}"), "oom_kill")
 
     def held_bytes(self) -> int:
         """Memory its processes hold that could not simply be dropped, as file contents could."""
-        text = _get(f"{self.path}/memory.stat")
+        text = _read(f"{self.path}/memory.stat")
         if self.version == 1:
             return _field(text, "total_rss") + _field(text, "total_shmem")
         return _field(text, "anon") + _field(text, "shmem")
 
     def remove(self) -> bool:
-        """Be rid of it once it is empty; the dead take a moment to leave. False when it is still in use."""
+        """Remove it once it is empty; dead processes take a moment to leave. False when it is still in use."""
         for pause_ms in (0, 1, 2, 5, 10, 20, 50, 100, 200):
             time.sleep(pause_ms / 1000)
             try:
@@ -192,7 +191,7 @@ def _field(text: str, name: str) -> int:
     return 0
 
 
-def _get(path: str) -> str:
+def _read(path: str) -> str:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -205,7 +204,7 @@ def _get(path: str) -> str:
         os.close(fd)
 
 
-def _put(path: str, value: str) -> None:
+def _write(path: str, value: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, value.encode())

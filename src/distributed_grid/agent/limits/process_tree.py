@@ -1,10 +1,8 @@
-"""Every process a job has started, wherever it hid, and nobody else's.
+"""Process trees of jobs, read from /proc: descendants, signals, affinity.
 
-Rule 1. A process is its pid and its start time; no signal is sent on the pid alone.
-Rule 2. A grid daemon, spawner or memory server (`GRID_ROLE` in its environment) that was started from inside a
-        job is not part of the job, and neither is anything below it.
-Rule 3. `descendants` reads the whole process table and misses nothing that stands still; `listed_descendants` follows
-        the kernel's lists of children, costs only what the tree costs, and may miss what is being born.
+A process is identified by pid and start time; no signal is sent on the pid alone. A grid daemon, spawner or memory
+server (`GRID_ROLE` in its environment) that was started from inside a job is exempt: it is not part of the job, and
+neither is anything below it.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ TICK_MS = 1000 // os.sysconf("SC_CLK_TCK")
 
 
 class Proc(NamedTuple):
-    """One line of the process table."""
+    """One process, as in /proc/PID/stat."""
 
     pid: int
     parent: int
@@ -63,7 +61,10 @@ def read_processes() -> dict[int, Proc]:
 
 
 def descendants(root: int, procs: Mapping[int, Proc] | None = None) -> list[Proc]:
-    """All living descendants of `root`, parents first, without exempt ones (Rule 2)."""
+    """All living descendants of `root`, parents first, without exempt ones.
+
+    Reads the whole process table, and misses nothing that is not being born.
+    """
     procs = read_processes() if procs is None else procs
     children: dict[int, list[Proc]] = {}
     for proc in procs.values():
@@ -72,7 +73,7 @@ def descendants(root: int, procs: Mapping[int, Proc] | None = None) -> list[Proc
 
 
 def listed_descendants(root: int) -> list[Proc]:
-    """Like `descendants`, for measuring: cheap, and now and then a process short (Rule 3)."""
+    """Like `descendants`, from the kernel's lists of children: cheap, and now and then a process short."""
     if not _has_children_lists():
         return descendants(root)
     return _descend(root, _listed_children, _was_exempt)
@@ -125,7 +126,7 @@ def read_environ(pid: int) -> frozenset[bytes]:
 
 
 def is_exempt(proc: Proc) -> bool:
-    """Whether this is a grid process of its own right (Rule 2)."""
+    """Whether this is a grid process of its own, not part of a job."""
     return not EXEMPT.isdisjoint(read_environ(proc.pid))
 
 
@@ -139,10 +140,10 @@ def _exempt_image(pid: int, start: int, environ_at: int) -> bool:  # an exec mov
 
 
 def find_attempt_processes(attempt_id: str, work: str, session: int = 0, since: int = 0) -> list[Proc]:
-    """What is left of an attempt whose shim is gone: found by its marks or its session, and below those.
+    """What is left of an attempt whose shim is gone: found by its environment or its session, and below those.
 
-    The marks are both its id and its directory, as another grid of the same user may use the same id. `session`
-    (0: unknown) is the command's; it counts only for processes not older than `since`.
+    The environment must name both its id and its directory: another grid of the same user may use the same id.
+    `session` (0: unknown) is the command's; it counts only for processes not older than `since`.
     """
     marks = {f"GRID_ATTEMPT_ID={attempt_id}".encode(), f"GRID_JOB_DIR={work}".encode()}
     procs = read_processes()
@@ -187,7 +188,7 @@ def signal_all(procs: Iterable[Proc], *signums: int) -> list[Proc]:
 
 
 def stop_tree(root: int) -> None:
-    """Stop every process below `root` where it stands, those born meanwhile included."""
+    """Send SIGSTOP to every process below `root`, those born meanwhile included."""
     stopped: set[tuple[int, int]] = set()
     for _ in range(10):
         fresh = [proc for proc in descendants(root) if (proc.pid, proc.start) not in stopped]

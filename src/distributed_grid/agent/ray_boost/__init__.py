@@ -1,1 +1,1 @@
-"""What makes a plain Ray program use a boost. On the path of a job's own Python, so standard library and Ray only."""
+"""Lets a plain Ray program use a boost. On the import path of the job's own Python: standard library and Ray only."""

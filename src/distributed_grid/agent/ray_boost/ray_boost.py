@@ -1,9 +1,7 @@
-"""Ray tasks and actors in a boost's placement group, without a word about it in the program.
+"""Default placement group of a Ray program: its tasks and actors run in a boost without changes to the program.
 
-Rule 1: who says by itself where a task is to run is left alone.
-Rule 2: a task that does not say how much it needs gets what the boost has, one core at most: by default Ray asks for a
-        whole core, which a boost of memory or of a GPU does not have.
-Rule 3: outside of a boost Ray is exactly as it was.
+A task with a placement of its own is left alone. One that does not say how many cores it needs gets what the boost
+has, one at most: Ray's default is a whole core, which a boost of memory or of a GPU does not have.
 """
 
 from __future__ import annotations
@@ -17,15 +15,15 @@ from typing import Any
 
 NAMESPACE = "grid"
 _current: contextvars.ContextVar[tuple[Any, float] | None] = contextvars.ContextVar("grid_boost", default=None)
-_for_all: list[tuple[str, str]] = []
-_found: dict[tuple[str, str], tuple[Any, float]] = {}
-_PLACES = ("scheduling_strategy", "placement_group", "_placement_group")
+_default: list[tuple[str, str]] = []
+_groups_found: dict[tuple[str, str], tuple[Any, float]] = {}
+_PLACEMENT_OPTIONS = ("scheduling_strategy", "placement_group", "_placement_group")
 _wrapped = False
 
 
 @contextlib.contextmanager
-def used(group: str, namespace: str = NAMESPACE) -> Iterator[Any]:
-    """Inside, Ray tasks and actors run in this placement group; what it is given to is the group."""
+def use_placement_group(group: str, namespace: str = NAMESPACE) -> Iterator[Any]:
+    """Inside the block, Ray tasks and actors run in this placement group, which the block gets."""
     _wrap()
     found = _find(group, namespace)
     before = _current.set(found)
@@ -35,9 +33,9 @@ def used(group: str, namespace: str = NAMESPACE) -> Iterator[Any]:
         _current.reset(before)
 
 
-def use_always(group: str, namespace: str = NAMESPACE) -> None:
+def use_placement_group_everywhere(group: str, namespace: str = NAMESPACE) -> None:
     """From now on, in every thread, Ray tasks and actors of this program run in this placement group."""
-    _for_all[:] = [(group, namespace)]
+    _default[:] = [(group, namespace)]
     _wrap()
 
 
@@ -56,39 +54,39 @@ def _find(group: str, namespace: str) -> tuple[Any, float]:
     return groups.PlacementGroup(key, bundle_cache=list(row["bundles"].values())), min(cores, 1.0)
 
 
-def _here() -> tuple[Any, float] | None:
-    """The boost that counts here and now."""
+def _active_group() -> tuple[Any, float] | None:
+    """The placement group that applies in this context, if any."""
     inner = _current.get()
-    if inner is not None or not _for_all:
+    if inner is not None or not _default:
         return inner
-    wanted = _for_all[0]
-    if wanted not in _found:
-        _found[wanted] = _find(*wanted)
-    return _found[wanted]
+    default = _default[0]
+    if default not in _groups_found:
+        _groups_found[default] = _find(*default)
+    return _groups_found[default]
 
 
 def _wrap() -> None:
-    """Let Ray ask us where a task goes; once in a program."""
+    """Wrap Ray's submission of tasks and actors; once in a program."""
     global _wrapped
     if _wrapped:
         return
     _wrapped = True
     for module, name in (("ray.remote_function", "RemoteFunction"), ("ray.actor", "ActorClass")):
         kind = getattr(importlib.import_module(module), name)
-        kind._remote = _placed(kind._remote)  # noqa: SLF001 (Ray has no other place to say it once)
+        kind._remote = _placed(kind._remote)  # noqa: SLF001 (Ray has no public hook for it)
 
 
 def _placed(remote: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(remote)
     def placed(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        if all(options.get(name) in (None, "default") for name in _PLACES):
-            here = _here()
-            if here is not None:
+        if all(options.get(name) in (None, "default") for name in _PLACEMENT_OPTIONS):
+            active = _active_group()
+            if active is not None:
                 strategies = importlib.import_module("ray.util.scheduling_strategies")
                 options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(
-                    here[0], placement_group_capture_child_tasks=True
+                    active[0], placement_group_capture_child_tasks=True
                 )
-                options.setdefault("num_cpus", here[1])
+                options.setdefault("num_cpus", active[1])
         return remote(self, args, kwargs, **options)
 
     return placed

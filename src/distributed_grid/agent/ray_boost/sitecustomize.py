@@ -1,6 +1,6 @@
-"""Found first by the Python of a job that runs in a boost: when it imports Ray, its tasks go into the boost.
+"""Start-up hook of the Python of a job in a boost: once it imports Ray, its tasks go into the placement group.
 
-Whatever `sitecustomize` would have been found without us is run, too.
+The `sitecustomize` that this one hides is run, too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _GROUP, _NAMESPACE = os.environ.get("GRID_BOOST_GROUP", ""), os.environ.get("RAY_NAMESPACE", "grid")
 
 
-class _WhenRayIsImported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Lets Ray be loaded as ever, and then has its tasks use the boost."""
+class _RayImportHook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Loads Ray as usual, then has its tasks use the boost."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -44,10 +44,10 @@ class _WhenRayIsImported(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         boost = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = boost
         spec.loader.exec_module(boost)
-        boost.use_always(_GROUP, _NAMESPACE)
+        boost.use_placement_group_everywhere(_GROUP, _NAMESPACE)
 
 
-def _run_the_next() -> None:
+def _run_hidden_sitecustomize() -> None:
     """Run the `sitecustomize` that ours hides."""
     for folder in sys.path:
         path = os.path.join(folder, "sitecustomize.py")
@@ -58,5 +58,5 @@ def _run_the_next() -> None:
 
 
 if _GROUP:
-    sys.meta_path.insert(0, _WhenRayIsImported())
-_run_the_next()
+    sys.meta_path.insert(0, _RayImportHook())
+_run_hidden_sitecustomize()

@@ -51,7 +51,7 @@ def test_what_is_shipped_runs_an_agent_and_nothing_else_is_needed(tmp_path):
     for wheel in gather_wheels(LIKE_US, tmp_path / "cache", NO_NETWORK):
         with zipfile.ZipFile(BytesIO(wheel.data)) as archive:
             archive.extractall(tmp_path / "site")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); import distributed_grid.agent.process"
+    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r}); import distributed_grid.agent.agent_process"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

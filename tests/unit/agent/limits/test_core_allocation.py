@@ -3,7 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.agent.limits.core_allocation import CORE, CoreClaim, allocate_cores, nice_for, weight_for, within
+from distributed_grid.agent.limits.core_allocation import (
+    CORE,
+    CoreClaim,
+    allocate_cores,
+    allowed_cores,
+    cgroup_weight,
+    niceness,
+)
 
 MILLI = st.one_of(st.integers(1, 999), st.sampled_from([250, 500, 1000, 1500, 2000, 3000, 9000]), st.integers(1, 5000))
 # Each step adds a claim or, when negative, ends one.
@@ -74,9 +81,9 @@ def test_a_core_and_a_half_is_one_alone_and_one_shared() -> None:
 
 
 def test_weights_follow_the_fraction() -> None:
-    assert [weight_for(milli, 1) for milli in (0, 1000, 500, 250)] == [0, 0, 512, 256]
-    assert weight_for(1500, 2) == 1024
-    assert [nice_for(milli) for milli in (1000, 999, 500, 250, 1)] == [0, 0, 3, 6, 19]
+    assert [cgroup_weight(milli, 1) for milli in (0, 1000, 500, 250)] == [0, 0, 512, 256]
+    assert cgroup_weight(1500, 2) == 1024
+    assert [niceness(milli) for milli in (1000, 999, 500, 250, 1)] == [0, 0, 3, 6, 19]
 
 
 CORE_LISTS = st.lists(st.integers(0, 7), min_size=1, max_size=8, unique=True).map(tuple)
@@ -86,6 +93,6 @@ CORE_LISTS = st.lists(st.integers(0, 7), min_size=1, max_size=8, unique=True).ma
 def test_confined_work_stays_on_its_own_cores_as_far_as_it_may(
     cores: tuple[int, ...], allowed: tuple[int, ...]
 ) -> None:
-    assert within(cores, None) == cores
-    confined = within(cores, allowed)
+    assert allowed_cores(cores, None) == cores
+    confined = allowed_cores(cores, allowed)
     assert set(confined) == (set(cores) & set(allowed) or set(allowed))

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from distributed_grid.agent.limits import process_tree
-from distributed_grid.agent.limits.memory import over_limit, resident_bytes, share_bytes
+from distributed_grid.agent.limits.memory_limit import over_limit_message, resident_bytes, share_bytes
 
 
 def test_a_process_with_a_nasty_name_is_read_right() -> None:
@@ -78,6 +78,6 @@ def test_shares_count_less_than_residents_for_shared_pages() -> None:
 
 def test_the_sentence_about_an_overrun() -> None:
     gb = 1 << 30
-    assert over_limit(21 * gb // 10, gb) == "over limit: used 2.1 GB of 1.0 GB"
-    assert over_limit(gb, gb // 4) == "over limit: used 1.00 GB of 0.25 GB"
-    assert over_limit(gb, gb // 2) == "over limit: used 1.0 GB of 0.5 GB"
+    assert over_limit_message(21 * gb // 10, gb) == "over limit: used 2.1 GB of 1.0 GB"
+    assert over_limit_message(gb, gb // 4) == "over limit: used 1.00 GB of 0.25 GB"
+    assert over_limit_message(gb, gb // 2) == "over limit: used 1.0 GB of 0.5 GB"

@@ -1,4 +1,4 @@
-"""The life of an agent's process: be the only one of its directory, serve, and leave what runs running."""
+"""Agent process: one per directory; serves its node until a signal, and leaves what runs running."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from distributed_grid.posix.private_files import try_lock, write_private
 from distributed_grid.posix.unix_sockets import short_path
 from distributed_grid.wire import MAX_MESSAGE_BYTES
 
-END_GRACE_MS = 5_000
-END_SECONDS = 30.0
-LARGEST_LOG = 5 * 1024 * 1024
-LOOK_SECONDS = 5.0
+STOP_GRACE_MS = 5_000
+STOP_SECONDS = 30.0
+MAX_LOG_BYTES = 5 * 1024 * 1024
+POLL_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
 class AgentDir:
-    """The directory of an agent."""
+    """The directory of an agent; what is in it, `__main__` lists."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path).expanduser().absolute()
         self.jobs = self.path / "jobs"
 
     def make(self) -> None:
-        """Make it, for its owner's eyes only."""
+        """Make it, readable by its owner only."""
         try:
             for folder in (self.path, self.jobs):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -59,11 +59,11 @@ class AgentDir:
         except OSError as failure:
             raise GridError(f"cannot use {self.path}: {failure.strerror}") from failure
 
-    def take(self) -> bool:
-        """Be the one agent here for the life of this process; False where another one is."""
-        lock = os.open(self.path / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        if not try_lock(lock):
-            os.close(lock)
+    def lock(self) -> bool:
+        """Be the only agent here for the life of this process; False where another one is."""
+        fd = os.open(self.path / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        if not try_lock(fd):
+            os.close(fd)
             return False
         me = process_tree.read_process(os.getpid())
         assert me is not None
@@ -71,7 +71,7 @@ class AgentDir:
         return True
 
     def read(self, name: str) -> dict[str, object]:
-        """What a JSON file says; nothing where it is missing or broken."""
+        """The content of a JSON file; empty where it is missing or broken."""
         try:
             found = json.loads((self.path / name).read_bytes())
         except (OSError, ValueError):
@@ -79,59 +79,57 @@ class AgentDir:
         return found if isinstance(found, dict) else {}
 
     def write(self, name: str, content: dict[str, object]) -> None:
-        """Have a JSON file say that, whole or not at all."""
+        """Replace a JSON file atomically."""
         write_private(self.path / name, json.dumps(content).encode(), durable=False)
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Serve until a signal says stop; what runs goes on."""
-    house = AgentDir(options.dir)
-    house.make()
-    if not house.take():
+    """Run the agent until a signal stops it; what runs goes on. Returns the exit code."""
+    agent_dir = AgentDir(options.dir)
+    agent_dir.make()
+    if not agent_dir.lock():
         print("grid agent: already running", file=sys.stderr)
         return 0
     if options.join:
-        asyncio.run(join_client.join(options.address, options.join, options.name, house.path))
-    elif join_client.joined(house.path) is None and options.name:
+        asyncio.run(join_client.join(options.address, options.join, options.name, agent_dir.path))
+    elif join_client.read_joined_key(agent_dir.path) is None and options.name:
         raise BadInput("--name goes with --join: over SSH the control plane names the node")
-    _begin_log(house.path / "agent.log", to_terminal=sys.stderr.isatty())
-    _take_what_the_machine_gives()
-    asyncio.run(_serve(house, options.declare_gpus))
+    _configure_logging(agent_dir.path / "agent.log", to_terminal=sys.stderr.isatty())
+    _raise_file_limit()
+    asyncio.run(_serve(agent_dir, options.declare_gpus))
     return 0
 
 
-async def _serve(house: AgentDir, declare_gpus: int) -> None:
-    ending = asyncio.Event()
+async def _serve(agent_dir: AgentDir, declare_gpus: int) -> None:
+    stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, ending.set)
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    node = await _name_of(house, ending)
+    node = await _wait_for_node_name(agent_dir, stopping)
     if node is None:
         return
     probe, gpus = MachineProbe(), GpuProbe()
     detector = HardwareDetector(probe, gpus, declare_gpus)
-    uplink = Uplink(node, _dial(house))
-    seen = house.read("epoch.json").get("epoch", 0)
+    uplink = Uplink(node, _dial(agent_dir))
+    epoch = agent_dir.read("epoch.json").get("epoch", 0)
     meter = UsageMeter(probe, None if declare_gpus else gpus)
     agent = Agent(
         (node,),
-        house.jobs,
+        agent_dir.jobs,
         meter,
         uplink,
         capacity=detector.capacity,
-        workdirs=lambda send: FetchedWorkDirs(house.path / "content", send),
+        workdirs=lambda send: FetchedWorkDirs(agent_dir.path / "content", send),
         memory=lambda host, send: LentMemory(
-            house.path / "memory", (node,), meter, host, send, addresses=lambda: _addresses(house)
+            agent_dir.path / "memory", (node,), meter, host, send, addresses=lambda: _addresses(agent_dir)
         ),
-        epoch=seen if isinstance(seen, int) else 0,
-        on_epoch=lambda epoch: house.write("epoch.json", {"epoch": epoch}),
+        epoch=epoch if isinstance(epoch, int) else 0,
+        on_epoch=lambda epoch: agent_dir.write("epoch.json", {"epoch": epoch}),
     )
     await agent.start()
     log.info("serving %s, pid %d", node, os.getpid())
-    linked = asyncio.create_task(uplink.run(agent))
-    ended = asyncio.create_task(ending.wait())
-    forsaken = asyncio.create_task(_until_forsaken(house, uplink, agent.host))
-    tasks = {linked, ended, forsaken}
+    endings = (uplink.run(agent), stopping.wait(), _wait_until_abandoned(agent_dir, uplink, agent.host))
+    tasks = {asyncio.create_task(work) for work in endings}
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
@@ -140,46 +138,46 @@ async def _serve(house: AgentDir, declare_gpus: int) -> None:
     log.info("stopped; what runs goes on")
 
 
-async def _until_forsaken(house: AgentDir, uplink: Uplink, host: AttemptHost) -> None:
-    """Return when nobody has been there for as long as the link's file says, and nothing runs; else never."""
+async def _wait_until_abandoned(agent_dir: AgentDir, uplink: Uplink, host: AttemptHost) -> None:
+    """Return when there was no link for as long as link.json says (`linger`) and nothing runs; else never."""
     linger: object = 0
     while True:
-        await asyncio.sleep(LOOK_SECONDS)
-        linger = house.read("link.json").get("linger", linger)  # the file may be gone with all the others
+        await asyncio.sleep(POLL_SECONDS)
+        linger = agent_dir.read("link.json").get("linger", linger)  # the file may be gone with all the others
         if isinstance(linger, int | float) and 0 < linger < uplink.seconds_alone and not host.running():
-            log.info("nobody was there for %g s", linger)
+            log.info("stopping: no control plane for %g s and nothing runs", linger)
             return
 
 
-def _addresses(house: AgentDir) -> list[str]:
-    """The addresses of this machine that the cluster uses: where SSH came in, or from where it reaches its grid."""
-    joined = join_client.joined(house.path)
-    if joined is not None:
-        return [address_towards(joined.address.rpartition(":")[0].strip("[]"))]
-    found = house.read("link.json").get("address")
+def _addresses(agent_dir: AgentDir) -> list[str]:
+    """The addresses at which the cluster reaches this machine: where SSH came in, or the route to its control plane."""
+    key = join_client.read_joined_key(agent_dir.path)
+    if key is not None:
+        return [address_towards(key.address.rpartition(":")[0].strip("[]"))]
+    found = agent_dir.read("link.json").get("address")
     return [found] if isinstance(found, str) else []
 
 
-async def _name_of(house: AgentDir, ending: asyncio.Event) -> str | None:
-    """The node this agent is; None where it was told to stop before anybody said."""
-    while not ending.is_set():
-        joined = join_client.joined(house.path)
-        name = joined.node if joined is not None else house.read("link.json").get("node")
+async def _wait_for_node_name(agent_dir: AgentDir, stopping: asyncio.Event) -> str | None:
+    """The node this agent serves; None where it was stopped before that was known."""
+    while not stopping.is_set():
+        key = join_client.read_joined_key(agent_dir.path)
+        name = key.node if key is not None else agent_dir.read("link.json").get("node")
         if isinstance(name, str) and name:
             return name
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ending.wait(), 0.3)
+            await asyncio.wait_for(stopping.wait(), 0.3)
     return None
 
 
-def _dial(house: AgentDir) -> Dial:
-    """How to reach the control plane: where the files say now, which changes with every SSH connection."""
+def _dial(agent_dir: AgentDir) -> Dial:
+    """Connects to where the files say now, which changes with every SSH connection."""
 
     async def dial() -> ClientConnection:
-        joined = join_client.joined(house.path)
-        if joined is not None:
-            return await join_client.open_channel(joined)
-        path = house.read("link.json").get("socket")
+        key = join_client.read_joined_key(agent_dir.path)
+        if key is not None:
+            return await join_client.open_websocket(key)
+        path = agent_dir.read("link.json").get("socket")
         if not isinstance(path, str) or not os.path.exists(path):
             raise NoWayYet
         with short_path(path) as name:
@@ -197,24 +195,24 @@ def _dial(house: AgentDir) -> Dial:
     return dial
 
 
-def end(directory: str) -> int:
-    """Stop every job that is left in an agent's directory; 1 where something would not end."""
-    house = AgentDir(directory)
-    if not house.jobs.is_dir():
+def stop_jobs(directory: str) -> int:
+    """Stop every job that is left in an agent's directory; 1 where something did not stop."""
+    agent_dir = AgentDir(directory)
+    if not agent_dir.jobs.is_dir():
         return 0
-    house.make()
-    if not house.take():
-        raise GridError(f"the agent of {house.path} still runs: end it first")
-    return asyncio.run(_end(house))
+    agent_dir.make()
+    if not agent_dir.lock():
+        raise GridError(f"the agent of {agent_dir.path} still runs: stop it first")
+    return asyncio.run(_stop_jobs(agent_dir))
 
 
-async def _end(house: AgentDir) -> int:
-    host = AttemptHost(house.jobs, report=lambda report: None)
+async def _stop_jobs(agent_dir: AgentDir) -> int:
+    host = AttemptHost(agent_dir.jobs, report=lambda report: None)
     await host.start()
     try:
         for attempt_id in host.running():
-            await host.stop_attempt(attempt_id, kind="cancelled", detail="the node was stopped", grace_ms=END_GRACE_MS)
-        async with asyncio.timeout(END_SECONDS):
+            await host.stop_attempt(attempt_id, kind="cancelled", detail="the node was stopped", grace_ms=STOP_GRACE_MS)
+        async with asyncio.timeout(STOP_SECONDS):
             while host.running():
                 await asyncio.sleep(0.02)
     except TimeoutError:
@@ -222,21 +220,21 @@ async def _end(house: AgentDir) -> int:
         return 1
     finally:
         await host.stop()
-    await _end_memory(house.path / "memory")
+    await _stop_memory_server(agent_dir.path / "memory")
     return 0
 
 
-async def _end_memory(folder: Path) -> None:
-    """End the memory server of a directory, if there is one."""
+async def _stop_memory_server(folder: Path) -> None:
+    """Stop the memory server of a directory, if there is one."""
     if folder.is_dir():
         supervisor = ServerSupervisor(folder, report=lambda report: None)
         await supervisor.start()
         await supervisor.terminate()
 
 
-def _begin_log(path: Path, *, to_terminal: bool) -> None:
+def _configure_logging(path: Path, *, to_terminal: bool) -> None:
     with contextlib.suppress(OSError):
-        if path.stat().st_size > LARGEST_LOG:
+        if path.stat().st_size > MAX_LOG_BYTES:
             path.replace(path.with_suffix(".log.old"))
     handlers: list[logging.Handler] = [logging.FileHandler(path)]
     path.chmod(0o600)
@@ -247,6 +245,6 @@ def _begin_log(path: Path, *, to_terminal: bool) -> None:
     log.info("agent on %s", socket.gethostname())
 
 
-def _take_what_the_machine_gives() -> None:
+def _raise_file_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,6 +1,6 @@
-"""An attempt's memory limit: kept by the kernel in a control group, or by looking often enough.
+"""Memory limit of an attempt: enforced by the kernel in a control group, or by polling; usage of its tree.
 
-Looking counts what only the job holds: anonymous and shared memory, each shared page by its share (PSS), not
+Polling counts what only the job holds: anonymous and shared memory, each shared page by its share (PSS), not
 the contents of files it has mapped, which the machine can drop at any time.
 """
 
@@ -15,51 +15,51 @@ if TYPE_CHECKING:
     from distributed_grid.agent.limits.cgroups import Cgroup
 
 GB = 1024**3
-SOON_MS, LATER_MS = 50, 200
+POLL_FAST_MS, POLL_SLOW_MS = 50, 200
 SHARES_STALE_MS = 10_000
 
 
 class CgroupMemoryLimit:
-    """A limit the kernel keeps; this notices when it had to."""
+    """A limit that the kernel enforces; this notices when it did."""
 
     def __init__(self, limit_bytes: int, group: Cgroup) -> None:
         self.limit_bytes = limit_bytes
         self.peak_bytes = 0
-        self.next_check_ms = LATER_MS
+        self.next_check_ms = POLL_SLOW_MS
         self._group = group
 
     def overrun(self, root: int) -> str | None:
-        """What to tell about an overrun, None while there was none."""
+        """The message about an overrun, None while there was none."""
         self.peak_bytes = max(self.peak_bytes, self._group.held_bytes())
         if self._group.kills() == 0:
             return None
         self.peak_bytes = max(self.peak_bytes, self.limit_bytes)
-        return f"{over_limit(self.peak_bytes, self.limit_bytes)} and asked for more"
+        return f"{over_limit_message(self.peak_bytes, self.limit_bytes)} and asked for more"
 
 
 class PolledMemoryLimit:
-    """A limit kept by looking: often while the tree is near it or growing, seldom while it is not."""
+    """A limit enforced by polling: often while the tree is near it or growing, seldom while it is not."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.peak_bytes = 0
-        self.next_check_ms = SOON_MS
+        self.next_check_ms = POLL_FAST_MS
         self._last_bytes = 0
 
     def overrun(self, root: int) -> str | None:
-        """What to tell about an overrun of the tree below `root`, None while there is none."""
+        """The message about an overrun of the tree below `root`, None while there is none."""
         began = time.monotonic_ns()
         used = held_bytes(listed_descendants(root), self.limit_bytes)
         cost_ms = (time.monotonic_ns() - began) // 1_000_000
         calm = used < self.limit_bytes // 2 and used - self._last_bytes < self.limit_bytes // 8
         self._last_bytes = used
         self.peak_bytes = max(self.peak_bytes, used)
-        self.next_check_ms = max(LATER_MS if calm else SOON_MS, 10 * cost_ms)
-        return over_limit(used, self.limit_bytes) if used > self.limit_bytes else None
+        self.next_check_ms = max(POLL_SLOW_MS if calm else POLL_FAST_MS, 10 * cost_ms)
+        return over_limit_message(used, self.limit_bytes) if used > self.limit_bytes else None
 
 
 class TreeMeter:
-    """What the tree below one shim uses; cheap enough to ask every second."""
+    """CPU and memory usage of the tree below one shim; cheap enough to read every second."""
 
     def __init__(self) -> None:
         self.peak_bytes = 0
@@ -82,8 +82,8 @@ class TreeMeter:
         return ticks * TICK_MS, self._shares
 
 
-def over_limit(used_bytes: int, limit_bytes: int) -> str:
-    """The sentence for a person, in GB with as many decimals as the limit needs."""
+def over_limit_message(used_bytes: int, limit_bytes: int) -> str:
+    """The message for people, in GB with as many decimals as the limit needs."""
     limit = limit_bytes / GB
     decimals = 1 if abs(round(limit, 1) - limit) < 0.01 else 2
     return f"over limit: used {used_bytes / GB:.{decimals}f} GB of {limit:.{decimals}f} GB"
