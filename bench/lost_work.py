@@ -227,7 +227,7 @@ class _Run:
         self.lost = Lost()
         self._trace = trace
         self._way = way
-        self._agenda = EventQueue()
+        self._queue = EventQueue()
         has = Capacity(trace.cpu_milli, trace.memory_bytes)
         self._ledger = Ledger(Node(name, capacity=has) for name in trace.nodes)
         self._coming = trace.jobs(seed)
@@ -238,21 +238,21 @@ class _Run:
         self._owners: set[str] = set()
         step(self._ledger, events.PolicySet(PATIENT), 0)
         for name, at, takes_bytes in trace.owners(seed):
-            self._agenda.at(at, partial(self._owner, name, takes_bytes))
+            self._queue.at(at, partial(self._owner, name, takes_bytes))
         for at in range(0, LONG, BEAT):
-            self._agenda.at(at, self._beat)
+            self._queue.at(at, self._beat)
         for at, work in trace.urgent(seed):
-            self._agenda.at(at, partial(self._comes, work))
+            self._queue.at(at, partial(self._comes, work))
 
     def all(self) -> Lost:
         """What was lost until the end."""
-        while self._agenda.do_next(LONG):
+        while self._queue.run_next(LONG):
             while len(self._ledger.waiting) < WAITING:
                 self._comes(next(self._coming))
         return self.lost
 
     def _tell(self, event: events.Event) -> None:
-        self._do(step(self._ledger, event, self._agenda.now).changes)
+        self._do(step(self._ledger, event, self._queue.now).changes)
 
     def _do(self, changed: Sequence[Row]) -> None:
         """The agents do at once what the rows call for."""
@@ -271,7 +271,7 @@ class _Run:
     def _hear(self, name: str) -> None:
         there = name in self._owners
         self._tell(
-            events.HeartbeatReceived(name, Usage(), self._agenda.now, self._agenda.now if there else 0, yields=there)
+            events.HeartbeatReceived(name, Usage(), self._queue.now, self._queue.now if there else 0, yields=there)
         )
 
     def _owner(self, name: str, takes_bytes: int) -> None:
@@ -296,12 +296,12 @@ class _Run:
         attempt = self._ledger.jobs[uid].attempt
         assert attempt is not None
         if self._way.by_work:
-            return self._work[uid].cpu_milli * (self._agenda.now - self._since[uid])
-        return self._agenda.now - attempt.started_at_ms
+            return self._work[uid].cpu_milli * (self._queue.now - self._since[uid])
+        return self._queue.now - attempt.started_at_ms
 
     def _comes(self, work: Work) -> None:
         """A job is submitted; an urgent one displaces by our choice where it has to."""
-        now, ledger = self._agenda.now, self._ledger
+        now, ledger = self._queue.now, self._ledger
         self._work[work.uid], self._left[work.uid] = work, work.takes_ms
         request = Request(work.uid, "ada", Amounts(work.cpu_milli, work.memory_bytes), work.priority, wait_ms=FOREVER)
         way = None
@@ -320,24 +320,24 @@ class _Run:
     # what becomes of a job
 
     def _start(self, job: Job) -> None:
-        now, attempt = self._agenda.now, job.attempt
+        now, attempt = self._queue.now, job.attempt
         assert attempt is not None
         work = self._work[job.uid]
         if work.priority is Priority.URGENT:
             self.lost.starts[job.uid] = now
         self._since[job.uid] = now
-        self._ahead[job.uid] = [self._agenda.after(self._left[job.uid], partial(self._is_done, job.uid))]
+        self._ahead[job.uid] = [self._queue.after(self._left[job.uid], partial(self._is_done, job.uid))]
         if work.marks_ms:
-            self._ahead[job.uid].append(self._agenda.after(work.marks_ms, partial(self._mark, job.uid)))
+            self._ahead[job.uid].append(self._queue.after(work.marks_ms, partial(self._mark, job.uid)))
         self._tell(events.AttemptStarted(job.uid, attempt.number, attempt.fence, 1))
 
     def _mark(self, uid: str) -> None:
         """What was done until now is not lost any more."""
         attempt = self._ledger.jobs[uid].attempt
         assert attempt is not None
-        self._left[uid] -= self._agenda.now - self._since[uid]
-        self._since[uid] = self._agenda.now
-        self._ahead[uid][1] = self._agenda.after(self._work[uid].marks_ms, partial(self._mark, uid))
+        self._left[uid] -= self._queue.now - self._since[uid]
+        self._since[uid] = self._queue.now
+        self._ahead[uid][1] = self._queue.after(self._work[uid].marks_ms, partial(self._mark, uid))
         self._tell(events.AttemptMarked(uid, attempt.number, attempt.fence, 0))
 
     def _is_done(self, uid: str) -> None:
@@ -347,8 +347,8 @@ class _Run:
         attempt = job.attempt
         assert attempt is not None
         for planned in self._ahead.pop(job.uid):
-            planned.call_off()
-        lost = (self._agenda.now - self._since.pop(job.uid)) * self._work[job.uid].cpu_milli / 1_000_000
+            planned.cancel()
+        lost = (self._queue.now - self._since.pop(job.uid)) * self._work[job.uid].cpu_milli / 1_000_000
         if job.stop is not None and job.stop.ending is Ending.PREEMPTED:
             self.lost.to_urgent += lost
             self.lost.displaced += 1

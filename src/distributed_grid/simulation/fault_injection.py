@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from distributed_grid.domain.events import NodeDrained, NodeWanted
 from distributed_grid.simulation.faults import Fault, FaultKind
 from distributed_grid.simulation.model.machine import Owner
-from distributed_grid.simulation.model.network import DOWN, LONGEST_MS, UP
+from distributed_grid.simulation.model.network import DOWN, MAX_DELAY_MS, UP
 
 if TYPE_CHECKING:
     from distributed_grid.simulation.world import World
@@ -105,7 +105,7 @@ class FaultInjector:
         route = self._world.network.routes[node]
         match kind:
             case FaultKind.SLOW_LINK:
-                route.longest_ms = LONGEST_MS if strength is None else LONGEST_MS + round(5_000 * strength)
+                route.max_delay_ms = MAX_DELAY_MS if strength is None else MAX_DELAY_MS + round(5_000 * strength)
             case FaultKind.LOSSY:
                 route.lose = 0.05 * (strength or 0.0)
             case FaultKind.REPEATING:
@@ -118,7 +118,7 @@ class FaultInjector:
         self._world.machines[node].owner = owner
         agent = self._world.agents.get(node)
         if agent is not None and agent.alive:
-            agent.guard.look_soon()
+            agent.observe_owner_soon()
 
     # ------------------------------------------------------------------ power and processes
 
@@ -130,7 +130,7 @@ class FaultInjector:
     def _power_on(self, node: str) -> None:
         if not self._keeps_off(node):
             self._world.machines[node].power_on()
-            self._world.agenda.after(AGENT_STARTS_MS, lambda: self._world.start_agent(node))
+            self._world.queue.after(AGENT_STARTS_MS, lambda: self._world.start_agent(node))
 
     def _end_control(self, *, with_machine: bool) -> None:
         """On the control plane's own machine an agent lives and dies with it."""

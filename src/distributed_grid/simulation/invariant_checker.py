@@ -40,8 +40,8 @@ Note = Callable[[str, str], None]
 """Takes down what happened where."""
 
 
-class InvariantViolated(Exception):
-    """A law of the grid does not hold."""
+class InvariantViolated(BaseException):
+    """An invariant does not hold. No code under test can take it for one of its own failures."""
 
     def __init__(self, law: str, detail: str) -> None:
         super().__init__(f"{law}: {detail}")

@@ -10,15 +10,15 @@ from pathlib import PurePath
 
 from msgspec import Struct
 
+from distributed_grid.agent.orders import OrderExecutor
 from distributed_grid.simulation.fault_injection import FaultInjector
 from distributed_grid.simulation.faults import Fault
 from distributed_grid.simulation.invariant_checker import InvariantChecker, InvariantViolated
-from distributed_grid.simulation.model.agent import SimulatedAgent
+from distributed_grid.simulation.model.agent import SimulatedAgent, SimulatedUplink
 from distributed_grid.simulation.model.control_plane import ControlPlane
-from distributed_grid.simulation.model.event_queue import EventQueue
+from distributed_grid.simulation.model.event_queue import EventQueue, SimulatedTask
 from distributed_grid.simulation.model.machine import Machine
 from distributed_grid.simulation.model.network import Network, SimulatedLink
-from distributed_grid.simulation.model.uplink import SimulatedUplink
 from distributed_grid.simulation.model.users import Users
 from distributed_grid.simulation.run_log import RunLog
 from distributed_grid.simulation.scenario import Scenario
@@ -56,21 +56,21 @@ class World:
         scenario: Scenario,
         *,
         machine: type[Machine] = Machine,
-        agent: type[SimulatedAgent] = SimulatedAgent,
+        orders: type[OrderExecutor[SimulatedTask]] = OrderExecutor,
         keep_all: bool = False,
     ) -> None:
         self.scenario = scenario
-        self.agenda = EventQueue(BEGIN_MS)
+        self.queue = EventQueue(BEGIN_MS)
         self.history = RunLog(keep_all=keep_all)
         self.laws = InvariantChecker(self.note, BEGIN_MS)
         random = scenario.random
         names = tuple(node.name for node in scenario.nodes)
-        self.network = Network(self.agenda, random, names)
+        self.network = Network(self.queue, random, names)
         if scenario.local:
             route = self.network.routes[scenario.local]
-            route.shortest_ms = route.longest_ms = 0
+            route.min_delay_ms = route.max_delay_ms = 0
         self.control = ControlPlane(
-            self.agenda,
+            self.queue,
             random,
             self.network,
             scenario.nodes,
@@ -78,14 +78,14 @@ class World:
             rules=scenario.rules,
             observer=self.laws,
         )
-        self.users = Users(self.agenda, self.control, self.laws, self.note)
-        self.machines = {node.name: machine(node, self.agenda, random, self.laws) for node in scenario.nodes}
+        self.users = Users(self.queue, self.control, self.laws, self.note)
+        self.machines = {node.name: machine(node, self.queue, random, self.laws) for node in scenario.nodes}
         self.agents: dict[str, SimulatedAgent] = {}
-        self._agent_type = agent
+        self._orders = orders
         self.trouble = FaultInjector(self)
 
     def note(self, who: str, what: str) -> None:
-        self.history.note(self.agenda.now - BEGIN_MS, who, what)
+        self.history.note(self.queue.now - BEGIN_MS, who, what)
 
     def run(self) -> Report:
         """Live through the whole scenario; a broken law, or a bug, ends it."""
@@ -107,19 +107,19 @@ class World:
         for fault in self.scenario.faults:
             self._plan(fault)
         quiet = BEGIN_MS + self.scenario.quiet_ms
-        while self.agenda.do_next(quiet):
+        while self.queue.run_next(quiet):
             pass
         self.note("world", "everything works again")
         end = quiet + self._patience_ms()
-        while self.agenda.now < end and not self._is_settled:
-            stop = min(self.agenda.now + STEP_MS, end)
-            while self.agenda.do_next(stop):
+        while self.queue.now < end and not self._is_settled:
+            stop = min(self.queue.now + STEP_MS, end)
+            while self.queue.run_next(stop):
                 pass
         self.laws.settled(self.control.now)
 
     def _plan(self, fault: Fault) -> None:
-        self.agenda.at(BEGIN_MS + fault.at_ms, lambda: self.trouble.begin(fault))
-        self.agenda.at(BEGIN_MS + fault.at_ms + fault.lasts_ms, lambda: self.trouble.end(fault))
+        self.queue.at(BEGIN_MS + fault.at_ms, lambda: self.trouble.begin(fault))
+        self.queue.at(BEGIN_MS + fault.at_ms + fault.lasts_ms, lambda: self.trouble.end(fault))
 
     def _patience_ms(self) -> int:
         """How long what is left may take when nothing breaks any more: all of it twice, one after the other."""
@@ -148,7 +148,7 @@ class World:
         if name == self.scenario.local and not self.control.is_up:
             return
         self.note(name, "the agent starts")
-        self.agents[name] = self._agent_type(self.machines[name], self)
+        self.agents[name] = SimulatedAgent(self.machines[name], self, self._orders)
         self.agents[name].start()
 
     def end_agent(self, name: str, *, with_machine: bool) -> None:
@@ -172,5 +172,5 @@ class World:
             len(self.scenario.faults),
             self.laws.steps,
             self.laws.checks,
-            self.agenda.now - BEGIN_MS,
+            self.queue.now - BEGIN_MS,
         )

@@ -10,7 +10,7 @@ from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.simulation.faults import Fault, FaultKind
-from distributed_grid.simulation.model.scripted_job import ScriptedJob
+from distributed_grid.simulation.model.machine import ScriptedJob
 from distributed_grid.simulation.model.users import UserRequest
 from distributed_grid.simulation.scenario import Scenario
 

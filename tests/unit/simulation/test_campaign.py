@@ -10,6 +10,7 @@ import sys
 import pytest
 from msgspec.structs import replace
 
+from distributed_grid.agent.orders import OrderExecutor
 from distributed_grid.domain.events import JobSubmitted, LeaseAsked, TimePassed
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.ledger import Ledger
@@ -21,11 +22,11 @@ from distributed_grid.reactor.dispatch import StepResult
 from distributed_grid.simulation.campaign import Summary, lived, told
 from distributed_grid.simulation.faults import FaultKind
 from distributed_grid.simulation.invariant_checker import InvariantChecker, InvariantViolated
-from distributed_grid.simulation.model.agent import SimulatedAgent
-from distributed_grid.simulation.model.machine import LARGEST_SKEW, Machine, SimulatedProcess
+from distributed_grid.simulation.model.event_queue import SimulatedTask
+from distributed_grid.simulation.model.machine import MAX_SKEW, Machine, SimulatedProcess
 from distributed_grid.simulation.scenario import Scenario, drawn
 from distributed_grid.simulation.world import Report, World
-from distributed_grid.wire import AgentHello, AttemptEndedReport, StartAttemptOrder, StopAttemptOrder
+from distributed_grid.wire import StartAttemptOrder, StopAttemptOrder
 from tests.unit.simulation.scenarios import a_cancel, a_fault, a_job, a_scenario
 
 FEW = 36
@@ -112,12 +113,15 @@ CUT = a_fault(FaultKind.CUT, 60, 100)
 
 
 def caught(
-    scenario: Scenario, *, machine: type[Machine] = Machine, agent: type[SimulatedAgent] = SimulatedAgent
+    scenario: Scenario,
+    *,
+    machine: type[Machine] = Machine,
+    orders: type[OrderExecutor[SimulatedTask]] = OrderExecutor,
 ) -> Report:
     """What the laws say to something broken; with what works they have nothing to say."""
     fine = World(scenario).run()
     assert not fine.law, told(fine)
-    return World(scenario, machine=machine, agent=agent).run()
+    return World(scenario, machine=machine, orders=orders).run()
 
 
 class IgnoresHolds(Machine):
@@ -163,17 +167,17 @@ def test_a_grace_that_outlasts_the_hold_is_caught() -> None:
     assert report.law == "what the ledger calls free is free"
 
 
-class NeverTooLate(SimulatedAgent):
+class NeverTooLate(OrderExecutor[SimulatedTask]):
     """Takes every order for a fresh one."""
 
     def is_in_time(self, order: StartAttemptOrder) -> bool:
-        self.renew_hold(self.machine.boot_ms + order.hold_ms)
+        self.renew_hold(self._boot_ms() + order.hold_ms)
         return True
 
 
 def test_an_agent_that_obeys_orders_that_came_too_late_is_caught() -> None:
     cut = a_fault(FaultKind.CUT, 60, 7)
-    report = caught(a_scenario([a_job(60.1, 30)], [cut], hold_s=4), agent=NeverTooLate)
+    report = caught(a_scenario([a_job(60.1, 30)], [cut], hold_s=4), orders=NeverTooLate)
     assert report.law in ("what runs is held in the ledger", "a job runs once at a time")
 
 
@@ -181,8 +185,8 @@ class VerySlowClock(Machine):
     """Its clock is off by ten times as much as the grace of a hold covers."""
 
     def skew(self, much: float) -> None:
-        now, self._drift = self.boot_ms, round(10 * much * LARGEST_SKEW)
-        self._uptime_ms, self._booted_at = now, self.agenda.now
+        now, self._drift = self.boot_ms, round(10 * much * MAX_SKEW)
+        self._uptime_ms, self._booted_at = now, self.queue.now
 
 
 def test_a_clock_that_is_slower_than_the_grace_of_a_hold_covers_is_caught() -> None:
@@ -191,38 +195,37 @@ def test_a_clock_that_is_slower_than_the_grace_of_a_hold_covers_is_caught() -> N
     assert (report.law, report.detail) == ("what the ledger calls free is free", "job.1 ended (lost), and still runs")
 
 
-class Absentminded(SimulatedAgent):
+class Absentminded(OrderExecutor[SimulatedTask]):
     """Greets without telling what runs."""
 
-    def hello(self) -> AgentHello:
-        return replace(super().hello(), attempts=())
+    def listed(self) -> tuple[str, ...]:
+        return ()
 
 
 def test_an_agent_that_does_not_tell_what_runs_is_caught() -> None:
     blip = a_fault(FaultKind.AGENT_DIES, 40, 3)
-    report = caught(a_scenario([a_job(10, 100)], [blip]), agent=Absentminded)
+    report = caught(a_scenario([a_job(10, 100)], [blip]), orders=Absentminded)
     assert (report.law, report.detail) == ("what the ledger calls free is free", "job.1 ended (lost), and still runs")
 
 
-class GoesOnPreparing(SimulatedAgent):
+class GoesOnPreparing(OrderExecutor[SimulatedTask]):
     """Starts what was being prepared when its hold ran out, and does not tell of it either."""
 
     def renew_hold(self, until_boot_ms: int) -> None:
-        self.machine.hold(until_boot_ms)
+        self._attempts.hold(until_boot_ms)
 
-    def hello(self) -> AgentHello:
-        greeting = super().hello()
-        return replace(greeting, attempts=tuple(one for one in greeting.attempts if one not in self.preparing))
+    def listed(self) -> tuple[str, ...]:
+        return tuple(one for one in super().listed() if one not in self._preparing)
 
 
 def test_an_agent_that_starts_what_was_given_up_while_it_was_prepared_is_caught() -> None:
     cut = a_fault(FaultKind.CUT, 10.1, 100)
     story = [a_scenario([a_job(10, 300, workdir=True)], [cut], seed=seed) for seed in range(3)]
-    laws = {caught(scenario, agent=GoesOnPreparing).law for scenario in story}
+    laws = {caught(scenario, orders=GoesOnPreparing).law for scenario in story}
     assert "what runs is held in the ledger" in laws
 
 
-class ForgetsRefusals(SimulatedAgent):
+class ForgetsRefusals(OrderExecutor[SimulatedTask]):
     """Thinks again when an order comes a second time."""
 
     def has_refused(self, lease_id: str) -> bool:
@@ -232,26 +235,25 @@ class ForgetsRefusals(SimulatedAgent):
 def test_an_agent_that_obeys_an_order_it_has_refused_is_caught() -> None:
     control_dies = a_fault(FaultKind.CONTROL_DIES, 10.1, 18.5, node="")
     story = [a_scenario([a_job(10, 300, workdir=True)], [control_dies], seed=seed) for seed in range(17, 20)]
-    laws = {caught(scenario, agent=ForgetsRefusals).law for scenario in story}
+    laws = {caught(scenario, orders=ForgetsRefusals).law for scenario in story}
     assert laws & {"what runs is held in the ledger", "a job runs once at a time"}
 
 
-class KnowsNoFence(SimulatedAgent):
+class KnowsNoFence(OrderExecutor[SimulatedTask]):
     """Answers a stop of what it does not have as if nobody had ordered it."""
 
-    def stop(self, order: StopAttemptOrder) -> None:
-        if order.lease_id in self.machine.records:
-            super().stop(order)
+    async def stop(self, order: StopAttemptOrder) -> None:
+        if self._attempts.knows(order.lease_id):
+            await super().stop(order)
             return
-        if order.lease_id in self.preparing:
-            self.preparing.pop(order.lease_id).done.call_off()
-        outcome = Outcome(Ending.NEVER_STARTED, detail="not known here")
-        self.tell(AttemptEndedReport(self.number(), order.lease_id, 0, outcome))
+        if order.lease_id in self._preparing:
+            self._preparing.pop(order.lease_id)[1].cancel()
+        self._outbox.ended(order.lease_id, 0, Outcome(Ending.NEVER_STARTED, detail="not known here"))
 
 
 def test_a_job_that_never_comes_to_its_end_is_caught() -> None:
     story = a_scenario([a_job(10, 30, workdir=True), a_cancel(10.05)])
-    assert caught(story, agent=KnowsNoFence).law == "everything comes to its end"
+    assert caught(story, orders=KnowsNoFence).law == "everything comes to its end"
 
 
 class StartsStale(Machine):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from random import Random
+from typing import NamedTuple
 
 import pytest
 
@@ -13,9 +14,15 @@ from distributed_grid.simulation.campaign import told
 from distributed_grid.simulation.fault_injection import JUMP_MS, JUMPS_FROM
 from distributed_grid.simulation.faults import EVERYWHERE, Fault, FaultKind
 from distributed_grid.simulation.model.event_queue import EventQueue
-from distributed_grid.simulation.model.machine import LARGEST_SKEW, MILLION, USUAL_DRIFT, Machine, SimulatedProcess
+from distributed_grid.simulation.model.machine import (
+    MAX_SKEW,
+    MILLION,
+    USUAL_DRIFT,
+    Machine,
+    ScriptedJob,
+    SimulatedProcess,
+)
 from distributed_grid.simulation.model.network import UP, Network, SimulatedLink
-from distributed_grid.simulation.model.scripted_job import ScriptedJob
 from distributed_grid.simulation.scenario import drawn
 from distributed_grid.simulation.world import BEGIN_MS, World
 from distributed_grid.wire import AcknowledgeReport, AttemptStartedReport, FromAgent, HeartbeatReply, ToAgent
@@ -36,25 +43,25 @@ def a_world(*args, **kwargs) -> World:
 # ------------------------------------------------------------------ time
 
 
-def test_deeds_are_done_by_their_time_and_then_in_the_order_they_were_planned() -> None:
-    agenda, done = EventQueue(100), []
-    agenda.at(300, lambda: done.append("c"))
-    agenda.after(50, lambda: done.append("a"))
-    agenda.after(50, lambda: done.append("b"))
-    off = agenda.after(60, lambda: done.append("never"))
-    off.call_off()
-    off.call_off()
-    while agenda.do_next(250):
+def test_events_come_by_their_time_and_then_in_the_order_they_were_scheduled() -> None:
+    queue, done = EventQueue(100), []
+    queue.at(300, lambda: done.append("c"))
+    queue.after(50, lambda: done.append("a"))
+    queue.after(50, lambda: done.append("b"))
+    off = queue.after(60, lambda: done.append("never"))
+    off.cancel()
+    off.cancel()
+    while queue.run_next(250):
         pass
-    assert (done, agenda.now) == (["a", "b"], 250)
-    assert agenda.do_next(1000)
-    assert (done, agenda.now) == (["a", "b", "c"], 300)
+    assert (done, queue.now) == (["a", "b"], 250)
+    assert queue.run_next(1000)
+    assert (done, queue.now) == (["a", "b", "c"], 300)
 
 
 def test_what_is_planned_for_the_past_happens_now() -> None:
-    agenda, seen = EventQueue(100), []
-    agenda.at(5, lambda: seen.append(agenda.now))
-    agenda.do_next(1000)
+    queue, seen = EventQueue(100), []
+    queue.at(5, lambda: seen.append(queue.now))
+    queue.run_next(1000)
     assert seen == [100]
 
 
@@ -62,54 +69,66 @@ def test_what_is_planned_for_the_past_happens_now() -> None:
 
 
 class Ends:
-    """Both ends of a link, taking down what arrives."""
+    """What arrives at both ends of a link."""
 
     def __init__(self) -> None:
         self.up: list[FromAgent] = []
         self.down: list[ToAgent] = []
         self.over: list[str] = []
 
+
+class ControlEnd(NamedTuple):
+    """The control plane's end."""
+
+    ends: Ends
+
     def received(self, message: FromAgent, via: SimulatedLink) -> None:
-        self.up.append(message)
+        self.ends.up.append(message)
 
     def gone(self, via: SimulatedLink) -> None:
-        self.over.append("control")
+        self.ends.over.append("control")
 
-    def told(self, message: ToAgent, via: SimulatedLink) -> None:
-        self.down.append(message)
 
-    def cut_off(self, via: SimulatedLink) -> None:
-        self.over.append("agent")
+class AgentEnd(NamedTuple):
+    """The agent's end."""
+
+    ends: Ends
+
+    def received(self, message: ToAgent, via: SimulatedLink) -> None:
+        self.ends.down.append(message)
+
+    def disconnected(self, via: SimulatedLink) -> None:
+        self.ends.over.append("agent")
 
 
 def a_link(seed: int = 1) -> tuple[EventQueue, Network, SimulatedLink, Ends]:
-    agenda, ends = EventQueue(), Ends()
-    network = Network(agenda, Random(seed), ("ash",))
-    return agenda, network, network.connect("ash", ends, ends), ends
+    queue, ends = EventQueue(), Ends()
+    network = Network(queue, Random(seed), ("ash",))
+    return queue, network, network.connect("ash", AgentEnd(ends), ControlEnd(ends)), ends
 
 
-def pass_time(agenda: EventQueue, until: int = 1_000_000) -> None:
-    while agenda.do_next(until):
+def pass_time(queue: EventQueue, until: int = 1_000_000) -> None:
+    while queue.run_next(until):
         pass
 
 
 def test_a_link_keeps_the_order_of_its_messages() -> None:
-    agenda, network, link, ends = a_link()
-    network.routes["ash"].longest_ms = 5_000
+    queue, network, link, ends = a_link()
+    network.routes["ash"].max_delay_ms = 5_000
     sent = [AcknowledgeReport(number) for number in range(50)]
     for message in sent:
         link.send(message)
-    pass_time(agenda)
+    pass_time(queue)
     assert ends.down == sent
 
 
 def test_a_scrambled_link_keeps_the_order_of_one_lease_only() -> None:
-    agenda, network, link, ends = a_link()
-    network.routes["ash"].longest_ms, network.routes["ash"].scrambled = 5_000, True
+    queue, network, link, ends = a_link()
+    network.routes["ash"].max_delay_ms, network.routes["ash"].scrambled = 5_000, True
     sent = [AttemptStartedReport(number, f"job.{number % 3}", 1, 7, ()) for number in range(60)]
     for message in sent:
-        link.say(message)
-    pass_time(agenda)
+        link.send_up(message)
+    pass_time(queue)
     assert ends.up != sent
     assert sorted(message.seq for message in ends.up) == [*range(60)]
     for lease in ("job.0", "job.1", "job.2"):
@@ -118,59 +137,59 @@ def test_a_scrambled_link_keeps_the_order_of_one_lease_only() -> None:
 
 
 def test_a_blocked_direction_delivers_late_and_the_other_one_does_not_care() -> None:
-    agenda, network, link, ends = a_link()
+    queue, network, link, ends = a_link()
     network.block("ash", UP)
     assert not network.routes["ash"].is_open
-    link.say(AttemptStartedReport(1, "job.1", 1, 7, ()))
+    link.send_up(AttemptStartedReport(1, "job.1", 1, 7, ()))
     link.send(HeartbeatReply(1, 2))
-    pass_time(agenda, 5_000)
+    pass_time(queue, 5_000)
     assert (ends.up, len(ends.down)) == ([], 1)
     network.unblock("ash", UP)
-    pass_time(agenda)
+    pass_time(queue)
     assert len(ends.up) == 1
 
 
 def test_what_is_lost_takes_everything_after_it_along_until_the_link_breaks() -> None:
-    agenda, network, link, ends = a_link()
+    queue, network, link, ends = a_link()
     network.routes["ash"].lose = 1.0
     link.send(AcknowledgeReport(1))
     network.routes["ash"].lose = 0.0
     link.send(AcknowledgeReport(2))
-    pass_time(agenda, 20_000)
+    pass_time(queue, 20_000)
     assert ends.down == []
     assert sorted(ends.over) == ["agent", "control"]
     link.send(AcknowledgeReport(3))
-    pass_time(agenda)
+    pass_time(queue)
     assert ends.down == []
 
 
 def test_a_repeating_route_delivers_some_messages_twice() -> None:
-    agenda, network, link, ends = a_link()
+    queue, network, link, ends = a_link()
     network.routes["ash"].repeat = 0.5
     for number in range(40):
         link.send(AcknowledgeReport(number))
-    pass_time(agenda)
+    pass_time(queue)
     assert 40 < len(ends.down) < 80
     assert {message.seq for message in ends.down} == {*range(40)}
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_what_a_side_said_that_has_left_arrives_late_or_never(seed: int) -> None:
-    agenda, network, link, ends = a_link(seed)
+    queue, network, link, ends = a_link(seed)
     network.block("ash", UP)
-    link.say(AttemptStartedReport(1, "job.1", 1, 7, ()))
+    link.send_up(AttemptStartedReport(1, "job.1", 1, 7, ()))
     link.hang_up()
     network.unblock("ash", UP)
-    pass_time(agenda)
+    pass_time(queue)
     assert (len(ends.up), ends.over) in ((1, ["control"]), (0, []))
 
 
 def test_a_control_plane_that_is_gone_is_noticed_unless_its_machine_went_along() -> None:
     for silently in (False, True):
-        agenda, network, link, ends = a_link()
+        queue, network, link, ends = a_link()
         network.drop_all(silently=silently)
         link.send(AcknowledgeReport(1))
-        pass_time(agenda)
+        pass_time(queue)
         assert (ends.down, ends.over) == ([], [] if silently else ["agent"])
 
 
@@ -186,31 +205,31 @@ class Nobody:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_clock_since_boot_is_its_own_and_its_moments_come_when_it_says(seed: int) -> None:
-    agenda = EventQueue(1_000_000)
-    machine = Machine(Node("ash", capacity=Capacity(1000)), agenda, Random(seed), Nobody())
+    queue = EventQueue(1_000_000)
+    machine = Machine(Node("ash", capacity=Capacity(1000)), queue, Random(seed), Nobody())
     start = machine.boot_ms
     for ahead in (1, 999, 60_000, 86_400_000):
         moment = machine.moment(start + ahead)
-        agenda.at(moment, lambda: None)
-        agenda.do_next(moment)
+        queue.at(moment, lambda: None)
+        queue.run_next(moment)
         assert machine.boot_ms >= start + ahead
         assert machine.boot_ms - (start + ahead) <= 1
-    passed = agenda.now - 1_000_000
+    passed = queue.now - 1_000_000
     assert abs(machine.boot_ms - start - passed) <= passed // 200 + 1
 
 
 def test_a_skewed_clock_runs_as_much_slower_as_was_said_and_as_usual_afterwards() -> None:
-    agenda = EventQueue(1_000_000)
-    machine = Machine(Node("ash", capacity=Capacity(1000)), agenda, Random(1), Nobody())
+    queue = EventQueue(1_000_000)
+    machine = Machine(Node("ash", capacity=Capacity(1000)), queue, Random(1), Nobody())
 
     def ran(much: float) -> int:
         before = machine.boot_ms
         machine.skew(much)
         assert machine.boot_ms == before
-        agenda.do_next(agenda.now + MILLION)
+        queue.run_next(queue.now + MILLION)
         return machine.boot_ms - before
 
-    assert (ran(-1), ran(1)) == (MILLION - LARGEST_SKEW, MILLION + LARGEST_SKEW)
+    assert (ran(-1), ran(1)) == (MILLION - MAX_SKEW, MILLION + MAX_SKEW)
     assert abs(ran(0) - MILLION) <= USUAL_DRIFT
 
 
@@ -286,7 +305,7 @@ def test_what_is_asked_again_in_the_batch_in_which_it_ended_is_not_asked_for_ane
         for event in (submitted, cancelled, submitted):
             world.control.handle(event)
 
-    world.agenda.at(BEGIN_MS + 30_000, at_once)
+    world.queue.at(BEGIN_MS + 30_000, at_once)
     told = [line for line in lines(world) if "job" in line]
     assert told[-1] == "grid stopped job cancelled by ada"
     assert [line for line in told if line.startswith("grid requested")] == ["grid requested job 1 core"]
@@ -383,7 +402,7 @@ def test_a_clock_that_jumps_ahead_with_its_machine_ends_what_is_due_by_then() ->
     world = a_world([a_job(10, 60)], [restart])
     assert not world.run().law
     assert world.control.clock_ahead_ms == round(JUMP_MS * (1 - JUMPS_FROM))
-    assert world.control.now == world.agenda.now + world.control.clock_ahead_ms
+    assert world.control.now == world.queue.now + world.control.clock_ahead_ms
 
 
 def test_the_stronger_of_two_faults_counts_until_it_is_over() -> None:
@@ -394,7 +413,7 @@ def test_the_stronger_of_two_faults_counts_until_it_is_over() -> None:
     world = a_world([], [weak, strong])
     seen = {}
     for at_s in (5, 15, 25, 45, 75):
-        world.agenda.at(BEGIN_MS + 1000 * at_s, lambda at_s=at_s: seen.update({at_s: world.machines["ash"].slowness}))
+        world.queue.at(BEGIN_MS + 1000 * at_s, lambda at_s=at_s: seen.update({at_s: world.machines["ash"].slowness}))
     assert not world.run().law
     assert seen == {5: 1, 15: 4, 25: 18, 45: 4, 75: 1}
 

@@ -1,32 +1,32 @@
-"""A simulated agent: what `agent/agent.py` promises, without processes and sockets.
+"""Simulated agent: the order executor, outbox and owner guard that ship, on a simulated machine.
 
-Rule 1: a report is kept until it is acknowledged, and told again on every new link.
-Rule 2: an order that is too old, in its fence, its hold or the offer it counts on, is refused and changes nothing.
-Rule 3: an agent that dies takes nothing along: the next one finds what runs, and what has ended, on the disk.
+An agent that dies takes nothing along: the next one finds what runs, and what has ended, on the disk of its machine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from msgspec import Struct
+from collections.abc import Callable, Collection, Iterator
+from typing import Protocol
 
 from distributed_grid import __version__
-from distributed_grid.domain.jobs import Ending, Outcome
+from distributed_grid.agent.orders import OrderExecutor
+from distributed_grid.agent.outbox import Outbox
+from distributed_grid.agent.owner.eviction import Borrowed, UsageSample
+from distributed_grid.agent.owner.guard import OwnerGuard
+from distributed_grid.agent.owner.yield_policy import OwnerState
+from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.nodes import Usage
-from distributed_grid.simulation.model.event_queue import ScheduledEvent
+from distributed_grid.errors import StaleFence
+from distributed_grid.simulation.model.event_queue import ScheduledEvent, SimulatedTask, SimulatedTasks
 from distributed_grid.simulation.model.machine import Machine, Owner, SimulatedProcess
-from distributed_grid.simulation.model.owner_guard import NOTICE_MS, SimulatedOwnerGuard
-from distributed_grid.simulation.model.uplink import Exchange, SimulatedUplink
+from distributed_grid.simulation.model.network import SimulatedLink
 from distributed_grid.wire import (
     HEARTBEAT_MS,
     PROTOCOL,
     AcknowledgeReport,
     AgentHello,
-    AttemptEndedReport,
-    AttemptPausedReport,
-    AttemptStartedReport,
     CheckpointAge,
+    FromAgent,
     Heartbeat,
     HeartbeatReply,
     StartAttemptOrder,
@@ -35,59 +35,61 @@ from distributed_grid.wire import (
     Welcome,
 )
 
-LEAST_HOLD_MS = 200
-SHORT_MS = 30
 FETCH_MS = 1_000
 MARKS_EVERY_MS = 10_000
-Report = AttemptStartedReport | AttemptPausedReport | AttemptEndedReport
-
-
-class _Preparing(Struct):
-    """An order whose working directory is being brought."""
-
-    order: StartAttemptOrder
-    done: ScheduledEvent
+OBSERVE_MS = 1_000
+"""Coarser than a real guard, which may observe its machine four times a second."""
+MIN_PROCESS_BYTES = 256 * 1024**2
+SILENCE_MS = 10_000
+FIRST_PAUSE_MS, MAX_PAUSE_MS = 300, 5_000
+PID = 7
 
 
 class SimulatedAgent:
     """One agent process, from its start to its death; what must last is on its machine's disk."""
 
-    def __init__(self, machine: Machine, exchange: Exchange) -> None:
+    def __init__(self, machine: Machine, dialer: Dialer, orders: type[OrderExecutor[SimulatedTask]]) -> None:
         self.machine = machine
-        self.agenda = machine.agenda
+        self.queue = machine.queue
         self.random = machine.random
         self.name = machine.node.name
         self.alive = True
-        self.guard = SimulatedOwnerGuard(self)
-        self._uplink = SimulatedUplink(self, exchange)
-        self._seq = 0
-        self._unacknowledged: dict[int, Report] = {}
-        self._fences: dict[str, int] = {}
-        self._refused: dict[str, None] = {}
-        self._orders: list[StartAttemptOrder | StopAttemptOrder] = []
-        self._busy = False
-        self.preparing: dict[str, _Preparing] = {}
-        self._noticed: dict[str, ScheduledEvent] = {}
-        self._marks_told: dict[str, int] = {}
+        self._uplink = SimulatedUplink(self, dialer)
+        self._tasks = SimulatedTasks(self.queue)
+        self._outbox = Outbox(self._uplink.send, self.queue.after)
+        self._work = SimulatedWork(machine)
+        self._guard = OwnerGuard(
+            self._work,
+            lambda: machine.boot_ms,
+            report_pause=self._outbox.paused,
+            on_change=self.send_heartbeat,
+        )
+        attempts = SimulatedAttempts(machine, self._tasks, self._uplink, self.report)
+        self._orders = orders(attempts, self._guard, self._outbox, self._tasks, lambda: machine.boot_ms)
+        self._waiting: list[StartAttemptOrder | StopAttemptOrder] = []
+        self._is_busy = False
+        self._next_observation: ScheduledEvent | None = None
+        self._marks_reported: dict[str, int] = {}
 
     def start(self) -> None:
-        """Find what outlived the last agent, then look for the control plane."""
+        """Find what outlived the last agent, then dial the control plane."""
         self.machine.host = self
         for lease_id in list(self.machine.live):
             self._adopt(self.machine.records[lease_id])
         self._uplink.dial()
-        self.agenda.after(HEARTBEAT_MS, self._beat)
-        self.guard.look_soon()
+        self.queue.after(HEARTBEAT_MS, self._beat)
+        self.observe_owner_soon()
 
     def die(self, *, with_machine: bool = False) -> None:
         """Be gone at once; only a machine that goes along says nothing about it."""
         self.alive = False
         self.machine.host = None
         self._uplink.hang_up(silently=with_machine)
-        for planned in (*(preparing.done for preparing in self.preparing.values()), *self._noticed.values()):
-            planned.call_off()
+        self._outbox.stop()
+        for task in self._orders.under_way():
+            task.cancel()
         if not with_machine:
-            self.guard.let_go()
+            self._work.release()
             self.machine.agent_died()
 
     def _adopt(self, run: SimulatedProcess) -> None:
@@ -97,232 +99,335 @@ class SimulatedAgent:
             return
         if run.outcome is None and not run.runs:
             self.machine.note_lost(run)
-        if run.outcome is not None:
-            self._tell_ended(run)
-        else:
-            self._tell_started(run)
+        self.report(run)
 
     # ------------------------------------------------------------------ the link
 
     def hello(self) -> AgentHello:
-        """The greeting: everything that runs or is being prepared, and every end that is not acknowledged."""
-        ended = (report.lease_id for report in self._unacknowledged.values() if isinstance(report, AttemptEndedReport))
-        running = (run.lease_id for run in self.machine.running)
-        attempts = tuple(dict.fromkeys((*running, *self.preparing, *ended)))
-        capacity = self.machine.node.capacity
-        return AgentHello(
-            PROTOCOL, __version__, self.name, attempts, capacity, self.machine.epoch_on_disk, self.machine.boot
-        )
+        machine = self.machine
+        attempts, capacity = self._orders.listed(), machine.node.capacity
+        return AgentHello(PROTOCOL, __version__, self.name, attempts, capacity, machine.epoch_on_disk, machine.boot)
 
-    def told(self, message: ToAgent) -> None:
+    def received(self, message: ToAgent) -> None:
         """Take in what the control plane says."""
         if isinstance(message, Welcome):
             self.machine.epoch_on_disk = max(self.machine.epoch_on_disk, message.epoch)
-            self._marks_told.clear()
-            for report in list(self._unacknowledged.values()):
-                self._uplink.say(report)
-            self.measure()
+            self._guard.rules = message.owner
+            self._marks_reported.clear()
+            self._outbox.resend()
+            self.send_heartbeat()
         elif isinstance(message, HeartbeatReply):
             if message.hold_ms:
-                self.renew_hold(message.beat + message.hold_ms)
+                self._orders.renew_hold(message.beat + message.hold_ms)
         elif isinstance(message, AcknowledgeReport):
-            self._acknowledged(message.seq)
+            self._orders.acknowledged(message.seq)
         elif isinstance(message, StartAttemptOrder | StopAttemptOrder):
-            self._orders.append(message)
+            self._waiting.append(message)
             self._obey_soon()
 
-    def tell(self, report: Report) -> None:
-        self._unacknowledged[report.seq] = report
-        self._uplink.say(report)
+    def _obey_soon(self) -> None:
+        if self._waiting and not self._is_busy:
+            self._is_busy = True
+            self.queue.after(self.random.randint(0, 3) * self.machine.slowness, self._obey)
 
-    def number(self) -> int:
-        self._seq += 1
-        return self._seq
+    def _obey(self) -> None:
+        if self.alive:
+            SimulatedTask(self._orders.carry_out(self._waiting.pop(0)), self._obeyed).start()
 
-    def _acknowledged(self, seq: int) -> None:
-        report = self._unacknowledged.pop(seq, None)
-        if isinstance(report, AttemptEndedReport):
-            self._fences.pop(report.lease_id, None)
-            run = self.machine.records.get(report.lease_id)
-            if run is not None and run.outcome is not None:
-                self.machine.forget(report.lease_id)
+    def _obeyed(self) -> None:
+        self._is_busy = False
+        self._obey_soon()
 
-    # ------------------------------------------------------------------ time
+    # ------------------------------------------------------------------ heartbeats
 
     def _beat(self) -> None:
         if self.alive:
-            self.measure()
+            self.send_heartbeat()
             late = self.random.randint(0, 200 * (self.machine.slowness - 1))
-            self.agenda.after(HEARTBEAT_MS + late, self._beat)
+            self.queue.after(HEARTBEAT_MS + late, self._beat)
 
-    def measure(self) -> None:
+    def send_heartbeat(self) -> None:
         """Say that this node lives, and what its owner uses."""
         if self._uplink.is_up:
-            guard, beat, marks = self.guard, self.machine.boot_ms, tuple(self._marks())
-            self._uplink.say(Heartbeat(self.name, self.usage(), beat, guard.generation, guard.yields, marks))
+            guard, beat, marks = self._guard, self.machine.boot_ms, tuple(self._marks())
+            self._uplink.send(Heartbeat(self.name, self._usage(), beat, guard.generation, guard.yields, marks))
 
     def _marks(self) -> Iterator[CheckpointAge]:
-        """The checkpoints to tell of, of each run at most once in a while."""
-        now = self.agenda.now
+        """The checkpoints to report, of each run at most once in a while."""
+        now = self.queue.now
         for run in self.machine.running:
             age_ms = self.machine.mark_age_ms(run)
-            if age_ms is not None and now - self._marks_told.get(run.lease_id, 0) >= MARKS_EVERY_MS:
-                self._marks_told[run.lease_id] = now
+            if age_ms is not None and now - self._marks_reported.get(run.lease_id, 0) >= MARKS_EVERY_MS:
+                self._marks_reported[run.lease_id] = now
                 yield CheckpointAge(run.lease_id, run.fence, age_ms)
 
-    def usage(self) -> Usage:
+    def _usage(self) -> Usage:
         """What would be measured: the owner's part; borrowed work is taken to use what it leased."""
-        has = self.machine.node.capacity
-        cpu = 900 if self.machine.owner is Owner.CPU else 0
-        memory = has.memory_bytes * 85 // 100 if self.machine.owner is Owner.MEMORY else 0
-        return Usage(cpu, cpu, memory, memory)
+        cpu, memory = self._work.owner_cpu_milli, self._work.owner_memory_bytes
+        busy = 1000 * cpu // max(self.machine.node.capacity.cpu_milli, 1)
+        return Usage(busy, busy, memory, memory)
 
-    def renew_hold(self, until_boot_ms: int) -> None:
-        """Renew the hold. What was being prepared when the last one ran out is given up."""
-        if self.hold_is_over:
-            for preparing in self.preparing.values():
-                preparing.done.call_off()
-                self._refuse(preparing.order, "its hold ran out before its files were there")
-            self.preparing.clear()
-        self.machine.hold(until_boot_ms)
+    # ------------------------------------------------------------------ the owner
 
-    @property
-    def hold_is_over(self) -> bool:
-        return self.machine.held_until <= self.machine.boot_ms
+    def observe_owner_soon(self) -> None:
+        """Observe the machine within a second, unless that is scheduled already."""
+        self._observe_after(self.random.randint(50, OBSERVE_MS))
 
-    # ------------------------------------------------------------------ orders
+    def _observe_after(self, delay_ms: int) -> None:
+        if self._next_observation is None or not self._next_observation.is_pending:
+            self._next_observation = self.queue.after(delay_ms, self._observe_owner)
 
-    def _obey_soon(self) -> None:
-        if not self._busy:
-            self._busy = True
-            self.agenda.after(self.random.randint(0, 3) * self.machine.slowness, self._obey)
+    def _observe_owner(self) -> None:
+        if self.alive:
+            SimulatedTask(self._guard.observe(), self._observed).start()
 
-    def _obey(self) -> None:
-        self._busy = False
-        if not self.alive:
-            return
-        order = self._orders.pop(0)
-        if isinstance(order, StartAttemptOrder):
-            self._start(order)
-        else:
-            self.stop(order)
-        if self._orders:
-            self._obey_soon()
-
-    def is_stale(self, lease_id: str, fence: int) -> bool:
-        """Whether an order is older than one that was seen."""
-        run = self.machine.records.get(lease_id)
-        return fence < max(self._fences.get(lease_id, 0), run.fence if run is not None else 0)
-
-    def is_in_time(self, order: StartAttemptOrder) -> bool:
-        """Whether the order's hold, counted from the heartbeat it names, has not run out; what it says holds."""
-        now = self.machine.boot_ms
-        if order.beat > now or order.beat + order.hold_ms < now + LEAST_HOLD_MS:
-            return False
-        self.renew_hold(order.beat + order.hold_ms)
-        return True
-
-    def has_refused(self, lease_id: str) -> bool:
-        """Whether this was refused before: that is final, though the control plane may not have heard of it yet."""
-        return lease_id in self._refused
-
-    def is_withdrawn(self, order: StartAttemptOrder) -> bool:
-        """Whether the offer that the order counts on was taken back since."""
-        return order.generation < self.guard.generation
-
-    def _start(self, order: StartAttemptOrder) -> None:
-        if order.lease_id in self.preparing or self.is_stale(order.lease_id, order.fence):
-            return
-        if self.has_refused(order.lease_id):
-            return  # the order and the refusal have crossed
-        run = self.machine.records.get(order.lease_id)
-        if run is None or run.outcome is not None:
-            if order.hold_ms and not self.is_in_time(order):
-                self._refuse(order, "the order came too late")
-                return
-            if self.is_withdrawn(order):
-                self._refuse(order, "had withdrawn its offer")
-                return
-        self._fences[order.lease_id] = order.fence
-        if run is not None:
-            self._tell_again(run, order.fence)
-        elif order.command.workdir:
-            delay = self.random.randint(50, 4_000) * self.machine.slowness
-            done = self.agenda.after(delay, lambda: self.prepared(order))
-            self.preparing[order.lease_id] = _Preparing(order, done)
-        else:
-            self.machine.launch(order)
-
-    def prepared(self, order: StartAttemptOrder) -> None:
-        """What is missing comes over the link, so without one it takes until there is one again."""
-        if not self._uplink.is_up or self.agenda.now - self._uplink.told_at > HEARTBEAT_MS + FETCH_MS:
-            self.preparing[order.lease_id].done = self.agenda.after(FETCH_MS, lambda: self.prepared(order))
-            return
-        del self.preparing[order.lease_id]
-        if order.hold_ms and self.hold_is_over:
-            self._refuse(order, "its hold ran out before its files were there")
-        else:
-            self.machine.launch(order)
-
-    def _refuse(self, order: StartAttemptOrder, why: str) -> None:
-        self._refused[order.lease_id] = None
-        outcome = Outcome(Ending.RECLAIMED, detail=f"{self.name}: {why}")
-        self.tell(AttemptEndedReport(self.number(), order.lease_id, order.fence, outcome))
-
-    def _tell_again(self, run: SimulatedProcess, fence: int) -> None:
-        run.fence = max(run.fence, fence)
-        if run.outcome is not None:
-            self._tell_ended(run)
-        elif run.runs:
-            self._tell_started(run)
-
-    def stop(self, order: StopAttemptOrder) -> None:
-        if self.is_stale(order.lease_id, order.fence):
-            return
-        preparing = self.preparing.pop(order.lease_id, None)
-        run = self.machine.records.get(order.lease_id)
-        if preparing is not None:
-            preparing.done.call_off()
-        if run is None:
-            outcome = Outcome(Ending.NEVER_STARTED, detail="not known here")
-            self.tell(AttemptEndedReport(self.number(), order.lease_id, order.fence, outcome))
-        elif run.outcome is not None:
-            self._tell_ended(run)
-        elif order.ending == Ending.PREEMPTED and run.runs and run.stop is None:
-            if order.lease_id not in self._noticed:
-                self._noticed[order.lease_id] = self.agenda.after(NOTICE_MS, lambda: self._halt(run, order))
-        else:
-            self._halt(run, order)
-
-    def _halt(self, run: SimulatedProcess, order: StopAttemptOrder) -> None:
-        noticed = self._noticed.pop(order.lease_id, None)
-        if noticed is not None:
-            noticed.call_off()
-        if run.outcome is None:
-            self.machine.halt(run, order.ending, order.detail, order.grace_ms)
+    def _observed(self) -> None:
+        if self.machine.owner is not Owner.AWAY or self._guard.state != OwnerState():
+            self._observe_after(OBSERVE_MS)
 
     # ------------------------------------------------------------------ attempts
 
     def run_began(self, run: SimulatedProcess) -> None:
-        """The start of what is over a moment later is told along with its end."""
-        self.agenda.after(SHORT_MS, lambda: self._tell_started(run) if self.alive and run.runs else None)
-        self.guard.look_soon()
+        self.report(run)
+        self.observe_owner_soon()
 
     def run_ended(self, run: SimulatedProcess) -> None:
-        self._tell_ended(run)
-        self.guard.look_soon()
+        self.report(run)
+        self.observe_owner_soon()
 
-    def tell_paused(self, run: SimulatedProcess, *, paused: bool) -> None:
-        """A run stands still for the owner's sake, or goes on."""
-        self.tell(
-            AttemptPausedReport(self.number(), run.lease_id, run.fence, paused, "its owner is back" if paused else "")
+    def report(self, run: SimulatedProcess) -> None:
+        """Report that an attempt runs, or how it ended."""
+        if run.outcome is not None:
+            self._orders.ended(run.lease_id)
+            self._outbox.ended(run.lease_id, run.fence, run.outcome, self.machine.mark_age_ms(run))
+        elif run.runs:
+            self._outbox.started(run.lease_id, run.fence, PID)
+
+
+class SimulatedAttempts:
+    """The attempts of a simulated machine, as the order executor sees them."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        tasks: SimulatedTasks,
+        uplink: SimulatedUplink,
+        report: Callable[[SimulatedProcess], None],
+    ) -> None:
+        self._machine = machine
+        self._tasks = tasks
+        self._uplink = uplink
+        self._report = report
+
+    @property
+    def is_held(self) -> bool:
+        return self._machine.held_until > self._machine.boot_ms
+
+    def hold(self, until_boot_ms: int) -> None:
+        self._machine.hold(until_boot_ms)
+
+    def running(self) -> Collection[str]:
+        return [run.lease_id for run in self._machine.running]
+
+    def knows(self, attempt_id: str) -> bool:
+        return attempt_id in self._machine.records
+
+    def is_under_way(self, attempt_id: str) -> bool:
+        run = self._machine.records.get(attempt_id)
+        return run is not None and run.runs and run.stop is None
+
+    def needs_files(self, order: StartAttemptOrder) -> bool:
+        return bool(order.command.workdir) and not self.knows(order.lease_id)
+
+    async def fetch_files(self, order: StartAttemptOrder) -> None:
+        """What is missing comes over the link, so without one it takes until there is one again."""
+        await self._tasks.sleep(self._machine.random.randint(50, 4_000) * self._machine.slowness)
+        while not self._uplink.is_up or self._uplink.silent_ms > HEARTBEAT_MS + FETCH_MS:
+            await self._tasks.sleep(FETCH_MS)
+
+    async def launch(self, order: StartAttemptOrder) -> None:
+        run = self._machine.records.get(order.lease_id)
+        if run is None:
+            self._machine.launch(order)
+            return
+        if order.fence < run.fence:
+            raise StaleFence(f"{order.lease_id}: fence {order.fence} is older than {run.fence}")
+        run.fence = order.fence
+        self._report(run)
+
+    async def stop(self, order: StopAttemptOrder) -> None:
+        run = self._machine.records[order.lease_id]
+        if run.outcome is not None:
+            self._report(run)
+        else:
+            self._machine.stop(run, order.ending, order.detail, order.grace_ms)
+
+    def forget(self, attempt_id: str) -> None:
+        run = self._machine.records.get(attempt_id)
+        if run is not None and run.outcome is not None:
+            self._machine.forget(attempt_id)
+
+
+class SimulatedWork:
+    """The borrowed work of a simulated machine, as the owner guard measures it and acts on it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._allowed_milli: int | None = None
+        self._notices: dict[str, int] = {}  # by attempt, the moment since boot
+
+    @property
+    def owner_cpu_milli(self) -> int:
+        return self._machine.node.capacity.cpu_milli * 9 // 10 if self._machine.owner is Owner.CPU else 0
+
+    @property
+    def owner_memory_bytes(self) -> int:
+        return self._machine.node.capacity.memory_bytes * 85 // 100 if self._machine.owner is Owner.MEMORY else 0
+
+    def running(self) -> Collection[str]:
+        return [run.lease_id for run in self._machine.running]
+
+    def _runs(self) -> list[SimulatedProcess]:
+        return [run for run in self._machine.running if run.runs]
+
+    def sample(self) -> UsageSample | None:
+        """Borrowed work uses the CPU it leased while it is neither paused nor throttled, and some memory."""
+        runs = self._runs()
+        if not runs:
+            return None
+        has = self._machine.node.capacity
+        attempts = sorted(map(self._borrowed, runs), key=lambda one: one.at_stake, reverse=True)
+        wants = sum(run.claim.cpu_milli for run in runs if not run.paused)
+        allowed = has.cpu_milli if self._allowed_milli is None else self._allowed_milli
+        used = sum(one.memory_bytes for one in attempts)
+        return UsageSample(
+            machine_milli=has.cpu_milli,
+            outside_milli=self.owner_cpu_milli,
+            own_milli=min(wants, allowed, has.cpu_milli - self.owner_cpu_milli),
+            attempts=tuple(attempts),
+            memory_bytes=has.memory_bytes,
+            memory_available_bytes=max(has.memory_bytes - self.owner_memory_bytes - used, 0),
+            memory_outside_bytes=self.owner_memory_bytes,
         )
 
-    def _tell_started(self, run: SimulatedProcess) -> None:
-        self.tell(AttemptStartedReport(self.number(), run.lease_id, run.fence, 7, ()))
+    def _borrowed(self, run: SimulatedProcess) -> Borrowed:
+        claim, marked_ago_ms = run.claim, self._machine.mark_age_ms(run)
+        ran_ms = self._machine.wall_ms(run)
+        return Borrowed(
+            attempt_id=run.lease_id,
+            node=self._machine.node.name,
+            cpu_milli=claim.cpu_milli,
+            memory_leased_bytes=claim.memory_bytes,
+            memory_bytes=max(claim.memory_bytes, MIN_PROCESS_BYTES),
+            gpu_indexes=tuple(share.index for share in claim.gpus),
+            at_stake=(claim.cpu_milli or 1000) * (ran_ms if marked_ago_ms is None else marked_ago_ms),
+        )
 
-    def _tell_ended(self, run: SimulatedProcess) -> None:
-        assert run.outcome is not None
-        pid = 7 if run.began_at else 0
-        age_ms = self.machine.mark_age_ms(run)
-        self.tell(AttemptEndedReport(self.number(), run.lease_id, run.fence, run.outcome, pid, mark_age_ms=age_ms))
+    def throttle(self, cores: int | None, running_milli: int) -> None:
+        self._allowed_milli = None if cores is None else cores * running_milli
+
+    def pause(self, spared: frozenset[str]) -> list[tuple[str, int]]:
+        fresh = [run for run in self._runs() if not run.paused and run.stop is None and run.lease_id not in spared]
+        for run in fresh:
+            self._machine.pause(run)
+        return [(run.lease_id, run.fence) for run in fresh]
+
+    def resume(self, attempt_id: str | None = None) -> None:
+        for run in self._runs():
+            if attempt_id in (None, run.lease_id):
+                self._machine.resume(run)
+
+    def release(self) -> None:
+        self.resume()
+        self._allowed_milli = None
+
+    def give_notice(self, attempt_id: str, why: str, in_ms: int) -> int:
+        now = self._machine.boot_ms
+        self._notices[attempt_id] = until = min(self._notices.get(attempt_id, now + in_ms), now + in_ms)
+        return max(until - now, 0)
+
+    def withdraw_notice(self, attempt_id: str) -> None:
+        self._notices.pop(attempt_id, None)
+
+    async def evict(self, attempt_id: str, why: str, grace_ms: int) -> None:
+        run = self._machine.records[attempt_id]
+        if run.outcome is None:
+            self._machine.resume(run)
+            self._machine.stop(run, str(Ending.RECLAIMED), why, grace_ms)
+
+
+class Dialer(Protocol):
+    """How an agent gets a link: None while there is no way."""
+
+    def dial(self, node: str, uplink: SimulatedUplink) -> SimulatedLink | None: ...
+
+
+class SimulatedUplink:
+    """Keeps one agent connected for as long as it lives.
+
+    A control plane that says nothing for too long is not there, whatever the connection says. Without a link, or before
+    the welcome, messages are dropped: everything that matters is sent again.
+    """
+
+    def __init__(self, agent: SimulatedAgent, dialer: Dialer) -> None:
+        self.is_up = False
+        self._agent = agent
+        self._queue = agent.queue
+        self._dialer = dialer
+        self._link: SimulatedLink | None = None
+        self._pause_ms = FIRST_PAUSE_MS
+        self._received_at = 0
+
+    @property
+    def silent_ms(self) -> int:
+        """How long ago the control plane said something on this link."""
+        return self._queue.now - self._received_at
+
+    def dial(self) -> None:
+        """Look for the control plane, and greet it."""
+        if not self._agent.alive or self._link is not None:
+            return
+        link = self._link = self._dialer.dial(self._agent.name, self)
+        if link is None:
+            self._dial_later()
+            return
+        self._received_at = self._queue.now
+        link.send_up(self._agent.hello())
+        self._queue.after(SILENCE_MS, lambda: self._check_silence(link))
+
+    def _dial_later(self) -> None:
+        self._queue.after(round(self._pause_ms * self._agent.random.uniform(0.7, 1.3)), self.dial)
+        self._pause_ms = min(round(1.5 * self._pause_ms), MAX_PAUSE_MS)
+
+    def _check_silence(self, link: SimulatedLink) -> None:
+        if not self._agent.alive or self._link is not link:
+            return
+        if self.silent_ms < SILENCE_MS:
+            self._queue.after(SILENCE_MS - self.silent_ms, lambda: self._check_silence(link))
+            return
+        link.hang_up()
+        self.disconnected(link)
+
+    def send(self, message: FromAgent) -> None:
+        if self._link is not None and self.is_up:
+            self._link.send_up(message)
+
+    def received(self, message: ToAgent, via: SimulatedLink) -> None:
+        """Pass on what the control plane says; what comes on an older link is void."""
+        if not self._agent.alive or via is not self._link:
+            return
+        self._received_at = self._queue.now
+        if isinstance(message, Welcome):
+            self.is_up = True
+            self._pause_ms = FIRST_PAUSE_MS
+        self._agent.received(message)
+
+    def disconnected(self, via: SimulatedLink) -> None:
+        """The link is gone; the next one is dialled soon."""
+        if self._agent.alive and via is self._link:
+            self._link, self.is_up = None, False
+            self._dial_later()
+
+    def hang_up(self, *, silently: bool) -> None:
+        if self._link is not None:
+            self._link.hang_up(silently=silently)

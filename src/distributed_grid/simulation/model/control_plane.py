@@ -1,4 +1,4 @@
-"""Simulated control plane: the settler and the reactor that ship, with a disk that takes its time and may be full.
+"""Simulated control plane: the batch settler, agent sessions and reactor that ship, on a disk that may be slow or full.
 
 It drives `BatchSettler` in virtual time as `control/grid.py` does in real time. Between deciding and committing, a
 crash can cut it off: it forgets everything but the store, and the next start begins a new epoch from there.
@@ -6,14 +6,16 @@ crash can cut it off: it forgets everything but the store, and the next start be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.in_memory import MemoryStore
+from distributed_grid.control.agent_sessions import AgentSessions, NodeRegistry, SessionMessage
 from distributed_grid.control.batch import BatchSettler, DecidedBatch, DecisionFailed, Entry, Question
+from distributed_grid.domain.effects import Effect
 from distributed_grid.domain.events import (
     ControlPlaneStarted,
     Event,
@@ -25,18 +27,19 @@ from distributed_grid.domain.events import (
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules
-from distributed_grid.domain.resources import NOTHING
+from distributed_grid.domain.resources import NOTHING, Capacity
 from distributed_grid.domain.rows import Row
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.errors import GridError, IllegalStep, StoreFailed
 from distributed_grid.ports import Batch
 from distributed_grid.reactor import step
 from distributed_grid.reactor.dispatch import StepResult
-from distributed_grid.simulation.model.agent_gateway import SimulatedGateway
-from distributed_grid.simulation.model.event_queue import EventQueue, ScheduledEvent
-from distributed_grid.simulation.model.network import Network
+from distributed_grid.simulation.model.event_queue import EventQueue, Resume, ScheduledEvent, SimulatedTask, Suspension
+from distributed_grid.simulation.model.network import Network, SimulatedLink
+from distributed_grid.wire import FromAgent, OwnerRules
 
-TICK_MS = 1_000
+TICK_MS, RETRY_MS = 1_000, 500
+T = TypeVar("T")
 Then = Callable[[Entry], None]
 
 
@@ -65,7 +68,7 @@ class ControlPlane:
 
     def __init__(
         self,
-        agenda: EventQueue,
+        queue: EventQueue,
         random: Random,
         network: Network,
         nodes: tuple[Node, ...],
@@ -74,7 +77,7 @@ class ControlPlane:
         rules: RebalanceRules | None,
         observer: Observer,
     ) -> None:
-        self.agenda = agenda
+        self.queue = queue
         self.random = random
         self.network = network
         self.nodes = nodes
@@ -101,7 +104,7 @@ class ControlPlane:
     @property
     def now(self) -> int:
         """The grid's own time: it never goes back, and may jump ahead when the machine was restarted."""
-        return self.agenda.now + self.clock_ahead_ms
+        return self.queue.now + self.clock_ahead_ms
 
     # ------------------------------------------------------------------ life
 
@@ -125,7 +128,7 @@ class ControlPlane:
             self._make_durable()
         self._batch = None
         if self._settling is not None:
-            self._settling.call_off()
+            self._settling.cancel()
         self._inbox.clear()
         self.gateway = SimulatedGateway(self)
         self.network.drop_all(silently=with_machine)
@@ -140,12 +143,12 @@ class ControlPlane:
         if not self.is_up or life != self.starts:
             return
         self.handle(TimePassed())
-        if self.rules is not None and self.agenda.now >= self._read_at + self.rules.interval_ms:
-            self._read_at = self.agenda.now
+        if self.rules is not None and self.queue.now >= self._read_at + self.rules.interval_ms:
+            self._read_at = self.queue.now
             self.handle(PressureRead(self._readings(), self.rules))
         due = self.ledger.next_due_ms()
         wait = TICK_MS if due is None else min(max(due - self.now, 5), TICK_MS)
-        self.agenda.after(wait, lambda: self._tick(life))
+        self.queue.after(wait, lambda: self._tick(life))
 
     def _readings(self) -> tuple[PressureReading, ...]:
         """How hard every node works: for its owner, by its last heartbeat, and for those it lends to."""
@@ -176,8 +179,8 @@ class ControlPlane:
         self._settle_soon()
 
     def _settle_soon(self) -> None:
-        if self._inbox and self._batch is None and (self._settling is None or self._settling.deed is None):
-            self._settling = self.agenda.after(0, self._settle)
+        if self._inbox and self._batch is None and (self._settling is None or not self._settling.is_pending):
+            self._settling = self.queue.after(0, self._settle)
 
     def _settle(self) -> None:
         """One batch: decide all, then commit once."""
@@ -189,7 +192,7 @@ class ControlPlane:
         stored = self.settler.to_commit(batch)
         self._batch = (entries, batch, stored)
         if stored is not None:
-            self._settling = self.agenda.after(self.random.randint(1, 4) * self.disk_slowness, self._commit)
+            self._settling = self.queue.after(self.random.randint(1, 4) * self.disk_slowness, self._commit)
         else:
             self._finish()
 
@@ -240,3 +243,92 @@ class ControlPlane:
 
 def _discard_answer(entry: Entry) -> None:
     """Nobody waits for an event of the control plane's own."""
+
+
+class SimulatedRegistry(NodeRegistry):
+    """A node has what its agent says; its owner wants a fifth of its memory free."""
+
+    def __init__(self, nodes: tuple[Node, ...]) -> None:
+        self._nodes = {node.name: node for node in nodes}
+
+    def described(self, node: Node, capacity: Capacity) -> Node:
+        return replace(node, capacity=capacity)
+
+    def owner_rules(self, name: str) -> OwnerRules:
+        memory_bytes = self._nodes[name].capacity.memory_bytes
+        return OwnerRules(300, 800, memory_bytes // 5, 1000, 0, grace_ms=3_000)
+
+
+class SimulatedGateway:
+    """The agent sessions of one life of the control plane; with a crash, what is under way in them never goes on."""
+
+    def __init__(self, control: ControlPlane) -> None:
+        self._control = control
+        self._sessions = AgentSessions(self, SimulatedRegistry(control.nodes), {})
+
+    def perform(self, effects: Iterable[Effect]) -> None:
+        self._sessions.perform(effects)
+
+    def received(self, message: FromAgent, via: SimulatedLink) -> None:
+        """Take in what an agent says."""
+        if isinstance(message, SessionMessage):
+            SimulatedTask(self._process(message, via)).start()
+
+    def gone(self, via: SimulatedLink) -> None:
+        self._sessions.gone(via)
+
+    async def _process(self, message: SessionMessage, via: SimulatedLink) -> None:
+        try:
+            await self._sessions.received(message, via)
+        except GridError:
+            pass  # refused: the daemon logs that
+
+    # ------------------------------------------------------------------ the owner of the ledger, to the sessions
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._control.ledger
+
+    async def handle(self, event: Event) -> Any:
+        return await Suspension(lambda resume: self._control.handle(event, _resuming(resume)))
+
+    async def handle_all(self, events: Iterable[Event]) -> None:
+        failures: list[Exception | None] = []
+
+        def begin(resume: Resume) -> None:
+            todo = list(events)
+
+            def done(entry: Entry) -> None:
+                failures.append(entry.failure)
+                if len(failures) == len(todo):
+                    resume(None, next(filter(None, failures), None))
+
+            for event in todo:
+                self._control.handle(event, done)
+
+        await Suspension(begin)
+
+    async def handle_with_retry(self, event: Event) -> None:
+        while True:
+            try:
+                await self.handle(event)
+                return
+            except GridError as failure:
+                if not failure.retryable:
+                    raise
+            await Suspension(self._retry_later)
+
+    async def read(self, question: Callable[[Ledger, int], T]) -> T:
+        answer: T = await Suspension(lambda resume: self._control.read(question, _resuming(resume)))
+        return answer
+
+    def _retry_later(self, resume: Resume) -> None:
+        def retry() -> None:
+            if self._control.gateway is self and self._control.is_up:
+                resume(None, None)
+
+        self._control.queue.after(RETRY_MS, retry)
+
+
+def _resuming(resume: Resume) -> Then:
+    return lambda entry: resume(entry.answer, entry.failure)

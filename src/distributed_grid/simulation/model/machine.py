@@ -1,9 +1,9 @@
-"""A simulated machine: its clock, its disk, its power, and the processes that outlive every agent.
+"""Simulated machine: its clock, its disk, its power, and the processes that outlive every agent.
 
-Rule 1: a process is ended by its own shim when its hold runs out, whatever became of agent, link and control plane.
-Rule 2: the disk keeps the record of an attempt from before its start until its end was acknowledged, and every end for
-good. A power failure may take records along that were not ended.
-Rule 3: a hold is a moment of the clock since boot, so it counts in the boot it was given in only.
+A process is ended by its own shim when its hold runs out, whatever became of agent, link and control plane. The disk
+keeps the record of an attempt from before its start until its end was acknowledged, and every end for good; a power
+failure may take records along that were not ended. A hold is a moment of the clock since boot, so it counts only in the
+boot it was given in.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
-from distributed_grid.domain.jobs import Ending, Outcome
+from msgspec import Struct
+
+from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Claim
 from distributed_grid.simulation.model.event_queue import EventQueue, ScheduledEvent
-from distributed_grid.simulation.model.scripted_job import ScriptedJob
 from distributed_grid.wire import StartAttemptOrder
 
 MILLION = 1_000_000
-USUAL_DRIFT, LARGEST_SKEW = 500, 15_000
+USUAL_DRIFT, MAX_SKEW = 500, 15_000
 """By how many millionths a clock is usually off, and by how many at worst: the grace of a hold covers that."""
 
 
@@ -31,6 +32,29 @@ class Owner(enum.StrEnum):
     AWAY = "away"
     CPU = "cpu"
     MEMORY = "memory"
+
+
+class ScriptedJob(Struct, frozen=True):
+    """What a simulated command does: how long it runs, how it ends, whether it heeds SIGTERM. That is written into its
+    arguments, so that it travels as any command does."""
+
+    run_ms: int
+    exit_code: int = 0
+    heeds: bool = True
+    exists: bool = True
+    workdir: bool = False
+    marks_ms: int = 0
+
+    def command(self, *, grace_ms: int = 5_000) -> Command:
+        """The command that means this."""
+        words = (self.run_ms, self.exit_code, int(self.heeds), int(self.exists), self.marks_ms)
+        return Command(("work", *map(str, words)), grace_ms=grace_ms, workdir="0" * 64 if self.workdir else "")
+
+    @classmethod
+    def of(cls, command: Command) -> ScriptedJob:
+        """What a command means."""
+        run_ms, exit_code, heeds, exists, marks_ms = map(int, command.argv[1:])
+        return cls(run_ms, exit_code, bool(heeds), bool(exists), bool(command.workdir), marks_ms)
 
 
 class SimulatedProcess:
@@ -69,7 +93,7 @@ class Witness(Protocol):
 
 
 class SimulatedHost(Protocol):
-    """The agent that is told of the attempts here, while there is one."""
+    """The agent that hears of the attempts here, while there is one."""
 
     def run_began(self, run: SimulatedProcess) -> None: ...
     def run_ended(self, run: SimulatedProcess) -> None: ...
@@ -78,9 +102,9 @@ class SimulatedHost(Protocol):
 class Machine:
     """One machine of the simulated world."""
 
-    def __init__(self, node: Node, agenda: EventQueue, random: Random, witness: Witness) -> None:
+    def __init__(self, node: Node, queue: EventQueue, random: Random, witness: Witness) -> None:
         self.node = node
-        self.agenda = agenda
+        self.queue = queue
         self.random = random
         self.witness = witness
         self.boots = 0
@@ -107,7 +131,7 @@ class Machine:
     @property
     def boot_ms(self) -> int:
         """What the clock since boot shows: it has an offset of its own, and runs a little fast or slow."""
-        passed = self.agenda.now - self._booted_at
+        passed = self.queue.now - self._booted_at
         return self._uptime_ms + passed + passed * self._drift // MILLION
 
     def moment(self, boot_ms: int) -> int:
@@ -118,8 +142,8 @@ class Machine:
     def skew(self, much: float) -> None:
         """From now on the clock runs fast or slow: 1 and -1 are the most, 0 is as usual."""
         now = self.boot_ms
-        self._uptime_ms, self._booted_at = now, self.agenda.now
-        self._drift = round(much * LARGEST_SKEW) or self.random.randint(-USUAL_DRIFT, USUAL_DRIFT)
+        self._uptime_ms, self._booted_at = now, self.queue.now
+        self._drift = round(much * MAX_SKEW) or self.random.randint(-USUAL_DRIFT, USUAL_DRIFT)
         for run in self.running:  # whoever sleeps until a moment of this clock looks at it anew
             self.await_kill(run)
             self.watch_hold(run)
@@ -127,10 +151,10 @@ class Machine:
     # ------------------------------------------------------------------ power
 
     def power_on(self) -> None:
-        """Begin a new boot; some machines have been up for long when the story begins."""
+        """Begin a new boot; some machines have been up for long when the run begins."""
         self.boots += 1
         self.is_on = True
-        self._booted_at = self.agenda.now
+        self._booted_at = self.queue.now
         self._uptime_ms = self.random.randrange(1_000, 40_000) * (1_000 if self.boots == 1 else 1)
         self._drift = self.random.randint(-USUAL_DRIFT, USUAL_DRIFT)
 
@@ -138,7 +162,7 @@ class Machine:
         """Everything that runs is gone at once; of what had not ended, some records are too."""
         self.is_on = False
         for planned in self.launching.values():
-            planned.call_off()
+            planned.cancel()
         self.launching.clear()
         for lease_id in list(self.live):
             run = self.records[lease_id]
@@ -150,7 +174,7 @@ class Machine:
     def agent_died(self) -> None:
         """What was handed to the agent's spawner is started or is not; nobody hands it over again."""
         for lease_id, planned in list(self.launching.items()):
-            planned.call_off()
+            planned.cancel()
             if self.random.random() < 0.5:
                 self._begin(self.records[lease_id])
         self.launching.clear()
@@ -168,7 +192,7 @@ class Machine:
         self.records[run.lease_id] = run
         self.live[run.lease_id] = None
         delay = self.random.randint(2, 60) * self.slowness
-        self.launching[run.lease_id] = self.agenda.after(delay, lambda: self._begin(run))
+        self.launching[run.lease_id] = self.queue.after(delay, lambda: self._begin(run))
         return run
 
     def _begin(self, run: SimulatedProcess) -> None:
@@ -185,38 +209,38 @@ class Machine:
             self._conclude(run, Outcome(Ending.NEVER_STARTED, detail="no such program"))
             return
         run.runs = True
-        run.began_at = run.resumed_at = self.agenda.now
+        run.began_at = run.resumed_at = self.queue.now
         self.witness.began(self, run)
-        run.finish = self.agenda.after(run.left_ms, lambda: self._exit(run))
+        run.finish = self.queue.after(run.left_ms, lambda: self._exit(run))
         self.watch_hold(run)
         if self.host is not None:
             self.host.run_began(run)
 
     def _exit(self, run: SimulatedProcess) -> None:
         self._gone(run)
-        self._conclude(run, Outcome(Ending.EXITED, exit_code=run.work.exit_code, wall_ms=self._wall_ms(run)))
+        self._conclude(run, Outcome(Ending.EXITED, exit_code=run.work.exit_code, wall_ms=self.wall_ms(run)))
 
-    def _wall_ms(self, run: SimulatedProcess) -> int:
-        return self.agenda.now - run.began_at
+    def wall_ms(self, run: SimulatedProcess) -> int:
+        return self.queue.now - run.began_at
 
     def _gone(self, run: SimulatedProcess) -> None:
         """Its process is no more."""
         run.runs = False
         for planned in (*run.plans, run.finish):
             if planned is not None:
-                planned.call_off()
+                planned.cancel()
         run.plans.clear()
         self.witness.ended(self, run)
 
     def _conclude(self, run: SimulatedProcess, outcome: Outcome) -> None:
-        """Have the end on the disk, then tell it."""
+        """Have the end on the disk, then report it."""
         run.outcome = outcome
         if self.host is not None:
             self.host.run_ended(run)
 
     def mark_age_ms(self, run: SimulatedProcess) -> int | None:
         """How long ago it last marked a checkpoint, as it does every so often; None where it never did."""
-        every, ran = run.work.marks_ms, self._wall_ms(run)
+        every, ran = run.work.marks_ms, self.wall_ms(run)
         return ran % every if every and run.began_at and ran >= every else None
 
     def note_lost(self, run: SimulatedProcess) -> None:
@@ -229,7 +253,7 @@ class Machine:
 
     # ------------------------------------------------------------------ stopping, holding, pausing
 
-    def halt(self, run: SimulatedProcess, kind: str, detail: str, grace_ms: int) -> None:
+    def stop(self, run: SimulatedProcess, kind: str, detail: str, grace_ms: int) -> None:
         """Stop it: ask, then force. The first kind stays; a later call may shorten the grace."""
         kill_at = self.boot_ms + grace_ms
         asked = run.stop
@@ -239,7 +263,7 @@ class Machine:
 
     def _carry_out_stop(self, run: SimulatedProcess, *, ask: bool) -> None:
         if ask and run.work.heeds:
-            run.plans.append(self.agenda.after(self.random.randint(5, 900), lambda: self._killed(run)))
+            run.plans.append(self.queue.after(self.random.randint(5, 900), lambda: self._killed(run)))
         self.await_kill(run)
 
     def await_kill(self, run: SimulatedProcess) -> None:
@@ -248,13 +272,13 @@ class Machine:
             return
         kill_at = min(run.stop[2], self.holds_until(run)) if run.order.hold_ms else run.stop[2]
         if self.boot_ms < kill_at:
-            self.plan(run, self.moment(kill_at), self.await_kill)
+            self._schedule(run, self.moment(kill_at), self.await_kill)
         else:
-            self.plan(run, self.agenda.now + self.random.randint(0, 40) * self.slowness, self._killed)
+            self._schedule(run, self.queue.now + self.random.randint(0, 40) * self.slowness, self._killed)
 
-    def plan(self, run: SimulatedProcess, when: int, deed: Callable[[SimulatedProcess], None]) -> None:
-        run.plans = [planned for planned in run.plans if planned.deed is not None]
-        run.plans.append(self.agenda.at(when, lambda: deed(run)))
+    def _schedule(self, run: SimulatedProcess, when: int, callback: Callable[[SimulatedProcess], None]) -> None:
+        run.plans = [planned for planned in run.plans if planned.is_pending]
+        run.plans.append(self.queue.at(when, lambda: callback(run)))
 
     def _killed(self, run: SimulatedProcess) -> None:
         if not run.runs or run.stop is None:
@@ -262,7 +286,7 @@ class Machine:
         self._gone(run)
         kind, detail, _ = run.stop
         ending = Ending.LOST if kind == "hold_expired" else Ending(kind)
-        self._conclude(run, Outcome(ending, signal=15, detail=detail, wall_ms=self._wall_ms(run)))
+        self._conclude(run, Outcome(ending, signal=15, detail=detail, wall_ms=self.wall_ms(run)))
 
     def hold(self, until_boot_ms: int) -> None:
         """Let everything that has a hold go on until then; a hold never gets shorter."""
@@ -287,7 +311,7 @@ class Machine:
         until = self.holds_until(run)
         term_at = until - min(run.order.command.grace_ms, hold_ms // 4)
         if self.boot_ms < term_at:
-            self.plan(run, self.moment(term_at), self.watch_hold)
+            self._schedule(run, self.moment(term_at), self.watch_hold)
             return
         run.stop = ("hold_expired", "not heard from in time", until)
         self._carry_out_stop(run, ask=True)
@@ -296,11 +320,11 @@ class Machine:
         """Let it stand still; it keeps what it holds."""
         if run.runs and not run.paused and run.finish is not None:
             run.paused = True
-            run.finish.call_off()
-            run.left_ms -= min(self.agenda.now - run.resumed_at, run.left_ms)
+            run.finish.cancel()
+            run.left_ms -= min(self.queue.now - run.resumed_at, run.left_ms)
 
     def resume(self, run: SimulatedProcess) -> None:
         if run.runs and run.paused:
             run.paused = False
-            run.resumed_at = self.agenda.now
-            run.finish = self.agenda.after(run.left_ms, lambda: self._exit(run))
+            run.resumed_at = self.queue.now
+            run.finish = self.queue.after(run.left_ms, lambda: self._exit(run))

@@ -1,10 +1,10 @@
-"""The network between agents and the control plane: it delays, stalls, breaks, repeats and loses.
+"""Simulated network between agents and the control plane: it delays, stalls, breaks, repeats and loses messages.
 
-Rule 1: a link is a stream. What is lost on it stays lost with everything after it, until the link breaks.
-Rule 2: while a direction is blocked its messages wait; when it opens again they arrive late, even on a link that one
-side has given up meanwhile, or they never do.
-Rule 3: a scrambled route keeps the order of what concerns one lease, and no heartbeat overtakes anything. Everything
-else may overtake. A repeated message comes a second time later on.
+- A link is a stream. What is lost on it stays lost with everything after it, until the link breaks.
+- While a direction is blocked its messages wait; when it opens again they arrive late, even on a link that one side has
+  given up meanwhile, or they never do.
+- A scrambled route keeps the order of what concerns one lease, and no heartbeat overtakes anything. Everything else may
+  overtake. A repeated message comes a second time later on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from distributed_grid.wire import AgentHello, FromAgent, Heartbeat, ToAgent, Wel
 BREAK_MS = 15_000
 """A link on which something was lost breaks within this time."""
 UP, DOWN = 0, 1
-SHORTEST_MS, LONGEST_MS = 1, 20
+MIN_DELAY_MS, MAX_DELAY_MS = 1, 20
 Message = FromAgent | ToAgent | None
 """None is the end of the link."""
 
@@ -33,16 +33,16 @@ class ControlEnd(Protocol):
 class AgentEnd(Protocol):
     """Where the control plane's messages arrive."""
 
-    def told(self, message: ToAgent, via: SimulatedLink) -> None: ...
-    def cut_off(self, via: SimulatedLink) -> None: ...
+    def received(self, message: ToAgent, via: SimulatedLink) -> None: ...
+    def disconnected(self, via: SimulatedLink) -> None: ...
 
 
 class Route:
     """What the way to one node is like at present, the same for all its links."""
 
     def __init__(self) -> None:
-        self.shortest_ms = SHORTEST_MS
-        self.longest_ms = LONGEST_MS
+        self.min_delay_ms = MIN_DELAY_MS
+        self.max_delay_ms = MAX_DELAY_MS
         self.blocked = [0, 0]
         self.lose = 0.0
         self.repeat = 0.0
@@ -77,7 +77,7 @@ class SimulatedLink:
         """Whether nobody can send on it any more."""
         return not (self._up_at_agent or self._up_at_control)
 
-    def say(self, message: FromAgent) -> None:
+    def send_up(self, message: FromAgent) -> None:
         """From the agent to the control plane."""
         if self._up_at_agent:
             self._post(UP, message)
@@ -115,16 +115,16 @@ class SimulatedLink:
             return
         if route.lose and message is not None and random.random() < route.lose:
             self._stalled[direction] = True
-            self._network.agenda.after(random.randrange(BREAK_MS), self._break)
+            self._network.queue.after(random.randrange(BREAK_MS), self._break)
             return
         self._carry(direction, message, self._arrival(direction, message))
         if route.repeat and random.random() < route.repeat and not isinstance(message, AgentHello | Welcome | None):
-            self._carry(direction, message, self._network.agenda.now + random.randint(1, 4 * route.longest_ms))
+            self._carry(direction, message, self._network.queue.now + random.randint(1, 4 * route.max_delay_ms))
 
     def _arrival(self, direction: int, message: Message) -> int:
         """When a message arrives: after its delay, and after what it must not overtake."""
         route, lanes = self._route, self._lanes[direction]
-        when = self._network.agenda.now + self._network.random.randint(route.shortest_ms, route.longest_ms)
+        when = self._network.queue.now + self._network.random.randint(route.min_delay_ms, route.max_delay_ms)
         if not route.scrambled or isinstance(message, Heartbeat | AgentHello | Welcome | None):
             when = max(when, max(lanes.values(), default=0))
             lanes.clear()
@@ -135,7 +135,7 @@ class SimulatedLink:
         return when
 
     def _carry(self, direction: int, message: Message, when: int) -> None:
-        self._network.agenda.at(when, lambda: self._arrive(direction, message))
+        self._network.queue.at(when, lambda: self._arrive(direction, message))
 
     def _arrive(self, direction: int, message: Message) -> None:
         if direction == UP and self._up_at_control:
@@ -147,11 +147,11 @@ class SimulatedLink:
         elif direction == DOWN and self._up_at_agent:
             if message is None:
                 self._up_at_agent = False
-                self._agent.cut_off(self)
+                self._agent.disconnected(self)
             else:
-                self._agent.told(message, self)  # type: ignore[arg-type]  # only the control plane sends downwards
+                self._agent.received(message, self)  # type: ignore[arg-type]  # only the control plane sends downwards
 
-    def go_on(self, direction: int) -> None:
+    def unblocked(self, direction: int) -> None:
         """The direction is open again: what waited arrives now, or (where its sender has gone) perhaps never."""
         waiting = self._waiting[direction][:]
         self._waiting[direction].clear()
@@ -165,8 +165,8 @@ class SimulatedLink:
 class Network:
     """All routes and the links on them."""
 
-    def __init__(self, agenda: EventQueue, random: Random, nodes: tuple[str, ...]) -> None:
-        self.agenda = agenda
+    def __init__(self, queue: EventQueue, random: Random, nodes: tuple[str, ...]) -> None:
+        self.queue = queue
         self.random = random
         self.routes = {node: Route() for node in nodes}
         self._links: dict[str, list[SimulatedLink]] = {node: [] for node in nodes}
@@ -193,4 +193,4 @@ class Network:
         route.blocked[direction] -= 1
         if not route.blocked[direction]:
             for link in self._links[node][:]:
-                link.go_on(direction)
+                link.unblocked(direction)

@@ -27,7 +27,7 @@ from distributed_grid.errors import GridError
 from distributed_grid.simulation.invariant_checker import InvariantChecker, Note
 from distributed_grid.simulation.model.control_plane import ControlPlane
 from distributed_grid.simulation.model.event_queue import EventQueue
-from distributed_grid.simulation.model.scripted_job import ScriptedJob
+from distributed_grid.simulation.model.machine import ScriptedJob
 
 GB = 1024**3
 ASKS = (
@@ -148,8 +148,8 @@ class _Asking:
 class Users:
     """Send the wishes of a load, each until it is answered."""
 
-    def __init__(self, agenda: EventQueue, control: ControlPlane, laws: InvariantChecker, note: Note) -> None:
-        self._agenda = agenda
+    def __init__(self, queue: EventQueue, control: ControlPlane, laws: InvariantChecker, note: Note) -> None:
+        self._queue = queue
         self._control = control
         self._laws = laws
         self._note = note
@@ -166,19 +166,19 @@ class Users:
 
     def want(self, event: Event) -> None:
         """Have an event told now, and again until it is answered."""
-        self._plan(self._agenda.now, _Asking(event))
+        self._plan(self._queue.now, _Asking(event))
 
     def _plan(self, at_ms: int, asking: _Asking) -> None:
         self.waiting += not asking.is_told
         asking.is_told = True
-        self._agenda.at(at_ms, lambda: self._ask(asking))
+        self._queue.at(at_ms, lambda: self._ask(asking))
 
     def _ask(self, asking: _Asking) -> None:
         if asking.is_answered:
             return
         if self._control.is_up:
             self._control.handle(asking.event, lambda entry: self._answered(asking, entry.failure))
-        self._plan(self._agenda.now + ANSWER_MS, asking)
+        self._plan(self._queue.now + ANSWER_MS, asking)
 
     def _answered(self, asking: _Asking, failure: Exception | None) -> None:
         if asking.is_answered or (isinstance(failure, GridError) and failure.retryable):

@@ -86,7 +86,7 @@ class Replay:
     ) -> None:
         self._work = work
         self._origin = work[0].at_ms if work else 0
-        self._agenda = EventQueue(BEGIN_MS)
+        self._queue = EventQueue(BEGIN_MS)
         self._ledger = Ledger()
         self._nodes = {node.name: _tireless(node) for node in nodes}
         self._policy = policy
@@ -113,19 +113,19 @@ class Replay:
         for coming in self._owners:
             self._plan_owner(coming)
         moved_ms = BEGIN_MS
-        while self._open and self._agenda.now - moved_ms <= STUCK_MS:
-            if not self._agenda.do_next(self._agenda.now + AHEAD_MS):
+        while self._open and self._queue.now - moved_ms <= STUCK_MS:
+            if not self._queue.run_next(self._queue.now + AHEAD_MS):
                 break
             if self._is_moving:
-                moved_ms = self._agenda.now
-        self.figures.close(self._agenda.now, waiting=self._open)
+                moved_ms = self._queue.now
+        self.figures.close(self._queue.now, waiting=self._open)
         return self.figures
 
     @property
     def _is_moving(self) -> bool:
         """Whether something is held, is to come, or will give up; without that whoever waits for long waits forever."""
         due = self._ledger.next_due_ms()
-        return bool(self._runs or self._held or self._ahead or (due and due - self._agenda.now < PATIENT_MS // 2))
+        return bool(self._runs or self._held or self._ahead or (due and due - self._queue.now < PATIENT_MS // 2))
 
     def _set_up(self) -> None:
         self._tell(ControlPlaneStarted(1))
@@ -137,18 +137,18 @@ class Replay:
     def _hear(self, name: str, *, yields: bool) -> None:
         """Hear a node now, and take it for heard in all the time in which there will be nothing new to hear."""
         self._tell(HeartbeatReceived(name, Usage(), generation=self._generations[name], yields=yields))
-        self._ledger.apply([replace(self._ledger.observations[name], at_ms=self._agenda.now + AHEAD_MS)])
+        self._ledger.apply([replace(self._ledger.observations[name], at_ms=self._queue.now + AHEAD_MS)])
 
     # ------------------------------------------------------------------ what is asked for
 
     def _plan_arrival(self, place: int) -> None:
         if place < len(self._work):
             self._ahead += 1
-            self._agenda.at(BEGIN_MS + self._work[place].at_ms - self._origin, lambda: self._arrive(place))
+            self._queue.at(BEGIN_MS + self._work[place].at_ms - self._origin, lambda: self._arrive(place))
 
     def _arrive(self, place: int) -> None:
         self._ahead -= 1
-        logged, now = self._work[place], self._agenda.now
+        logged, now = self._work[place], self._queue.now
         self._plan_arrival(place + 1)
         request = logged.request
         if logged.deadline_in_ms:
@@ -165,7 +165,7 @@ class Replay:
 
     def _is_over(self, uid: str, ending: Ending, *, refused: bool = False) -> None:
         self._open -= 1
-        self.figures.over(uid, ending, self._agenda.now, refused=refused)
+        self.figures.over(uid, ending, self._queue.now, refused=refused)
         if self._progress is not None:
             self._progress(len(self._work) - self._open, len(self._work))
 
@@ -175,7 +175,7 @@ class Replay:
         """Have an event decided, and do at once what follows from it."""
         ahead: list[Event] = [event]
         while ahead:
-            changes = step(self._ledger, ahead.pop(0), self._agenda.now).changes
+            changes = step(self._ledger, ahead.pop(0), self._queue.now).changes
             for row in changes:
                 if isinstance(row, Job) and row.is_over:
                     assert row.outcome is not None
@@ -188,15 +188,15 @@ class Replay:
                         ahead.append(self._begin(effect))
                 elif isinstance(effect, StopAttempt):
                     self._stop(effect.job)
-        self.figures.waits(self._agenda.now, len(self._ledger.waiting))
+        self.figures.waits(self._queue.now, len(self._ledger.waiting))
         self._plan_tick()
 
     def _begin(self, effect: StartAttempt) -> AttemptStarted:
-        now, uid = self._agenda.now, effect.job.uid
+        now, uid = self._queue.now, effect.job.uid
         run = self._runs[effect.lease.id] = _Run(effect.job, effect.lease, now)
         speed = self._nodes[run.node].speed_milli
         takes_ms = -(-self._left_ms[uid] * 1000 // speed)
-        run.plans.append(self._agenda.after(takes_ms, lambda: self._end(run, Outcome(Ending.EXITED, exit_code=0))))
+        run.plans.append(self._queue.after(takes_ms, lambda: self._end(run, Outcome(Ending.EXITED, exit_code=0))))
         if self._checkpoint_ms:
             self._plan_mark(run)
         self.figures.began(uid, effect.lease, now)
@@ -207,8 +207,8 @@ class Replay:
         if self._runs.pop(run.lease.id, None) is None:
             return
         for planned in run.plans:
-            planned.call_off()
-        now = self._agenda.now
+            planned.cancel()
+        now = self._queue.now
         ran_ms = (run.kept_ms - run.began_ms) * self._nodes[run.node].speed_milli // 1000
         self._left_ms[run.uid] = max(self._left_ms[run.uid] - ran_ms, 1)
         lost_ms = 0 if outcome.ending is Ending.EXITED else now - run.kept_ms
@@ -221,21 +221,21 @@ class Replay:
         assert stop is not None
         if run is None:  # assigned, and not begun yet
             ended = AttemptEnded(job.uid, attempt.number, attempt.fence, Outcome(stop.ending), (attempt.node,))
-            self._agenda.after(0, lambda: self._tell(ended))
+            self._queue.after(0, lambda: self._tell(ended))
         elif job.state is JobState.STOPPING:
-            run.plans.append(self._agenda.after(STOP_MS, lambda: self._end(run, Outcome(stop.ending))))
+            run.plans.append(self._queue.after(STOP_MS, lambda: self._end(run, Outcome(stop.ending))))
 
     def _plan_mark(self, run: _Run) -> None:
-        run.plans.append(self._agenda.after(self._checkpoint_ms, lambda: self._mark(run)))
+        run.plans.append(self._queue.after(self._checkpoint_ms, lambda: self._mark(run)))
 
     def _mark(self, run: _Run) -> None:
-        run.kept_ms = self._agenda.now
+        run.kept_ms = self._queue.now
         self._tell(AttemptMarked(run.uid, run.number, run.fence, 0, (run.node,)))
         self._plan_mark(run)
 
     def _see_lease(self, lease: Lease) -> None:
         """A plain lease begins when it is active, and is given back when it was."""
-        uid, now = lease.request.id, self._agenda.now
+        uid, now = lease.request.id, self._queue.now
         if lease.id != uid:
             return
         if lease.is_over:
@@ -247,7 +247,7 @@ class Replay:
         elif lease.state is LeaseState.ACTIVE and uid not in self._held:
             self._held[uid] = None
             self.figures.began(uid, lease, now)
-            self._agenda.after(self._left_ms[uid], lambda: self._give_back(uid))
+            self._queue.after(self._left_ms[uid], lambda: self._give_back(uid))
 
     def _give_back(self, uid: str) -> None:
         if uid in self._ledger.leases:
@@ -265,8 +265,8 @@ class Replay:
             self._owner_leaves(presence.node)
             self._plan_owner(coming)
 
-        self._agenda.at(presence.from_ms, lambda: self._owner_comes(presence.node))
-        self._agenda.at(presence.to_ms, leave)
+        self._queue.at(presence.from_ms, lambda: self._owner_comes(presence.node))
+        self._queue.at(presence.to_ms, leave)
 
     def _owner_comes(self, name: str) -> None:
         """The node lends nothing any more, and what runs there goes after a notice."""
@@ -276,7 +276,7 @@ class Replay:
             self._plan_eviction(run)
 
     def _plan_eviction(self, run: _Run) -> None:
-        run.plans.append(self._agenda.after(NOTICE_MS, lambda: self._end(run, Outcome(Ending.RECLAIMED))))
+        run.plans.append(self._queue.after(NOTICE_MS, lambda: self._end(run, Outcome(Ending.RECLAIMED))))
 
     def _owner_leaves(self, name: str) -> None:
         self._hear(name, yields=False)
@@ -284,15 +284,15 @@ class Replay:
     def _plan_tick(self) -> None:
         """Let time pass for the ledger when something is due, or when somebody has waited for a while."""
         due = self._ledger.next_due_ms()
-        when = self._agenda.now + self._tick_ms if self._ledger.waiting else None
+        when = self._queue.now + self._tick_ms if self._ledger.waiting else None
         if due is not None:
             when = due if when is None else min(due, when)
-        if when is None or (self._tick is not None and self._tick.deed is not None and self._tick_at <= when):
+        if when is None or (self._tick is not None and self._tick.is_pending and self._tick_at <= when):
             return
         if self._tick is not None:
-            self._tick.call_off()
+            self._tick.cancel()
         self._tick_at = when
-        self._tick = self._agenda.at(when, lambda: self._tell(TimePassed()))
+        self._tick = self._queue.at(when, lambda: self._tell(TimePassed()))
 
 
 def _tireless(node: Node) -> Node:
