@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.cpu_cgroup import exclusive_cpu_cgroup
 from bench.table import Line
-from distributed_grid.adapters.probes.machine import MachineProbe
+from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.agent.agent import AsyncioTasks
 from distributed_grid.agent.execution.attempt import AttemptSpec
 from distributed_grid.agent.execution.host import AttemptHost

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from websockets.asyncio.client import ClientConnection, unix_connect
 
-from distributed_grid.adapters.probes.machine import MachineProbe
+from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.adapters.probes.nvml import GpuProbe
 from distributed_grid.agent import join_client
 from distributed_grid.agent.agent import Agent

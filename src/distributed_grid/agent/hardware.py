@@ -13,7 +13,7 @@ from typing import Any
 
 from distributed_grid.adapters.probes import procfs
 from distributed_grid.adapters.probes.gpus import Gpu, GpuSample
-from distributed_grid.adapters.probes.machine import MachineProbe, UsageSample
+from distributed_grid.adapters.probes.machine_probe import MachineProbe, MachineSample
 from distributed_grid.adapters.probes.nvml import GpuProbe
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import BadInput
@@ -157,12 +157,12 @@ def _is_available(gpu: Gpu, sample: GpuSample | None) -> bool:
     return sample.outside_busy_milli <= IDLE_GPU_MILLI and free >= needed
 
 
-def _load(sample: UsageSample, cores: float, *, whole_machine: bool) -> float:
+def _load(sample: MachineSample, cores: float, *, whole_machine: bool) -> float:
     """Cores in use: the load average, which counts all of the machine; where that is not ours, what was measured."""
     return sample.load1 if whole_machine else sample.cpu_ratio_total * cores
 
 
-def _busy(sample: UsageSample, load: float) -> float:
+def _busy(sample: MachineSample, load: float) -> float:
     """How busy the processor is; in the first moment, before anything could be measured, by its load."""
     return sample.cpu_ratio_total if sample.warm else min(1.0, load / sample.cores)
 

@@ -32,8 +32,8 @@ from distributed_grid.config.value_kinds import (
     TEXT,
     WEB_ADDRESS,
     Amount,
-    Choice,
     Count,
+    OneOf,
     PlainNumber,
     Seconds,
 )
@@ -70,7 +70,7 @@ class _OnlyStep(ValueKind):
     """The one-word owner policy: that step and no other."""
 
     def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> Normal:
-        word = Choice(STEPS).read(node, path, context)
+        word = OneOf(STEPS).read(node, path, context)
         return {step: step == word for step in STEPS}
 
 
@@ -121,13 +121,13 @@ class ResourceSharing(Section):
 
     enabled: bool = setting(FLAG, True)
     mode: Literal["offload_only", "share_and_offload", "dynamic_balancing"] = setting(
-        Choice(("offload_only", "share_and_offload", "dynamic_balancing")), "dynamic_balancing"
+        OneOf(("offload_only", "share_and_offload", "dynamic_balancing")), "dynamic_balancing"
     )
     policy: Literal["conservative", "balanced", "aggressive", "predictive"] = setting(
-        Choice(("conservative", "balanced", "aggressive", "predictive")), "balanced"
+        OneOf(("conservative", "balanced", "aggressive", "predictive")), "balanced"
     )
     strategy: Strategy = setting(
-        Choice(tuple(one for one in Strategy if one is not Strategy.NODE_SPECIFIC)), Strategy.LOAD_BALANCED
+        OneOf(tuple(one for one in Strategy if one is not Strategy.NODE_SPECIFIC)), Strategy.LOAD_BALANCED
     )
     check_interval_seconds: Duration = duration(60.0)
     offer_expiry_seconds: Duration = duration(300.0)
@@ -168,7 +168,7 @@ class NodeConfig(Section):
     known_hosts: str | None = setting(PATH, None)
     accept_new: bool = setting(FLAG, False)
     proxy_jump: str | None = setting(JUMPS, None)
-    role: Literal["head", "worker"] = setting(Choice(("head", "worker"), {"master": "head"}), "worker")
+    role: Literal["head", "worker"] = setting(OneOf(("head", "worker"), {"master": "head"}), "worker")
     cpu_milli: Whole | None = setting(SOME_CORES, None, "cpu_count")
     memory_bytes: Whole | None = setting(SOME_GIGABYTES, None, "memory_gb")
     gpu_count: Whole | None = setting(DEVICES, None)
@@ -250,7 +250,7 @@ class Alerts(Section):
 class Scaling(Section):
     """When cloud workers are rented and given back, and what that may cost."""
 
-    provider: Literal["aws", "gcp", "docker_local"] | None = setting(Choice(("aws", "gcp", "docker_local")), None)
+    provider: Literal["aws", "gcp", "docker_local"] | None = setting(OneOf(("aws", "gcp", "docker_local")), None)
     min_workers: Whole = setting(Count(0, 10_000), 0)
     max_workers: Whole = setting(Count(0, 10_000), 10)
     target_utilization: Part = setting(RATIO, 0.7)
@@ -288,7 +288,7 @@ class Ray(Section):
     min_worker_port: Port = setting(PORT, 20000)
     max_worker_port: Port = setting(PORT, 20999)
     object_store_memory_bytes: Whole | None = setting(SOME_GIGABYTES, None, "object_store_memory_gb")
-    auth: Literal["token", "none"] = setting(Choice(("token", "none")), "token")
+    auth: Literal["token", "none"] = setting(OneOf(("token", "none")), "token")
     tls: bool = setting(FLAG, False)
 
 
@@ -296,7 +296,7 @@ class Logging(Section):
     """What is logged, where and how."""
 
     level: Literal["debug", "info", "warning", "error"] = setting(
-        Choice(("debug", "info", "warning", "error"), {"warn": "warning"}), "info"
+        OneOf(("debug", "info", "warning", "error"), {"warn": "warning"}), "info"
     )
-    format: Literal["text", "json"] = setting(Choice(("text", "json"), {"console": "text"}), "text")
+    format: Literal["text", "json"] = setting(OneOf(("text", "json"), {"console": "text"}), "text")
     file: str | None = setting(PATH, None)

@@ -233,7 +233,7 @@ class Flag(ValueKind):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(ValueKind):
+class OneOf(ValueKind):
     """One of a few words, in any case; some have a second spelling."""
 
     words: tuple[str, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distributed_grid.adapters.probes.machine import MachineProbe
+from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.adapters.probes.nvml import GpuProbe
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.lent_memory import LentMemory, address_towards

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from distributed_grid.adapters.probes import procfs
-from distributed_grid.adapters.probes.machine import MachineProbe
+from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.domain.resources import Capacity, GpuDevice
 from distributed_grid.errors import BadInput

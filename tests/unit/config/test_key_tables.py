@@ -20,10 +20,10 @@ from distributed_grid.config.value_kinds import (
     LOGIN,
     NODE_NAME,
     Amount,
-    Choice,
     Count,
     Flag,
     HostAddress,
+    OneOf,
     Percent,
     PlainNumber,
     Ratio,
@@ -49,7 +49,7 @@ def sound(kind: Any, rng: random.Random) -> Any:
             return {sound(kind.name, rng): sound(kind.kind, rng) for _ in range(rng.randrange(3))}
         case Flag():
             return rng.random() < 0.5
-        case Choice():
+        case OneOf():
             return rng.choice(kind.words)
         case Ratio():
             return rng.random()

@@ -15,8 +15,8 @@ from types import TracebackType
 
 from distributed_grid.adapters.workdir.paths import display_path
 
-DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 MAX_HOPS = 40  # as many links as the kernel follows
 
 
@@ -62,7 +62,7 @@ class DirectoryWalker:
 
     def _open_child(self, name: bytes, names: tuple[bytes, ...], make: int | None) -> int:
         try:
-            return os.open(name, DIRECTORY, dir_fd=self._here)
+            return os.open(name, DIRECTORY_FLAGS, dir_fd=self._here)
         except FileNotFoundError:
             if make is None:
                 raise
@@ -75,7 +75,7 @@ class DirectoryWalker:
             os.mkdir(name, make, dir_fd=self._here)
         except FileExistsError:
             pass  # made by somebody else meanwhile
-        return os.open(name, DIRECTORY, dir_fd=self._here)
+        return os.open(name, DIRECTORY_FLAGS, dir_fd=self._here)
 
 
 def describe_file_type(name: bytes, folder: int) -> str:
@@ -129,7 +129,7 @@ def open_inside(root: int, path: bytes) -> int:
 
 def open_regular(name: bytes, folder: int) -> int:
     """The regular file of that name for reading, without ever blocking; `OSError` when it is anything else."""
-    fd = os.open(name, READ, dir_fd=folder)
+    fd = os.open(name, READ_FLAGS, dir_fd=folder)
     mode = os.fstat(fd).st_mode
     if stat.S_ISREG(mode):
         return fd

@@ -82,7 +82,7 @@ def simulate(
 
 
 def _this_machine() -> Capacity:
-    from distributed_grid.adapters.probes.machine import MachineProbe
+    from distributed_grid.adapters.probes.machine_probe import MachineProbe
     from distributed_grid.adapters.probes.nvml import GpuProbe
     from distributed_grid.agent.hardware import HardwareDetector
 

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from bench.cpu_cgroup import exclusive_cpu_cgroup
-from distributed_grid.adapters.probes.machine import MachineProbe
+from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.agent.agent import AsyncioTasks
 from distributed_grid.agent.execution.attempt import AttemptExit
 from distributed_grid.agent.files import job_dir

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from distributed_grid import wire
-from distributed_grid.adapters.probes.machine import MachineProbe
+from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.owner.usage_meter import UsageMeter

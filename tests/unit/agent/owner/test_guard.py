@@ -5,7 +5,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.adapters.probes.machine import MachineProbe
+from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.agent.owner.guard import FAST_MS, REST_MS, WATCHFUL_MS, ActivitySample, SamplingRate
 
 FAR = 300

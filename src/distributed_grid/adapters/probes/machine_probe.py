@@ -108,7 +108,7 @@ class MachineCapacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MachineLimits:
     """What control groups allow, where they allow no more than there is; None is "no limit"."""
 
     cpu_milli: int | None
@@ -117,7 +117,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageSample:
+class MachineSample:
     """How busy the machine is: ratios are of all CPU that may be used, 0 idle to 1 full."""
 
     at_boot_ms: int
@@ -169,15 +169,15 @@ class MachineProbe:
             hostname=socket.gethostname(),
         )
 
-    def limits(self) -> Limits:
+    def limits(self) -> MachineLimits:
         """What control groups limit, of all that `capacity` says."""
-        return Limits(
+        return MachineLimits(
             cpu_milli=self._cpu_limit.value if self._cpu_limit else None,
             memory_bytes=self._memory_limit.value if self._memory_limit else None,
             swap_bytes=self._groups.swap_bytes(),
         )
 
-    def sample(self, own_cpu_ms: int, own_memory_bytes: int) -> UsageSample:
+    def sample(self, own_cpu_ms: int, own_memory_bytes: int) -> MachineSample:
         """How busy the machine is now.
 
         `own_cpu_ms` is all CPU time the grid's jobs ever used, ended ones included, so that it only grows;
@@ -185,7 +185,7 @@ class MachineProbe:
         """
         return self._sample(self._times, own_cpu_ms, own_memory_bytes)
 
-    def totals(self) -> UsageSample:
+    def totals(self) -> MachineSample:
         """Like `sample`, for those who do not know the grid's part: it counts as outside.
 
         Its history is its own, so that it can be asked beside `sample` and `outside_now` without spoiling theirs.
@@ -201,11 +201,11 @@ class MachineProbe:
         _, window = self._windows(self._times, self._boottime(), own_cpu_ms)
         return min(self._cpu_milli, 1000 * window.outside_ms // window.ms) if window else 0
 
-    def _sample(self, times: CpuTimeWindows, own_cpu_ms: int, own_memory_bytes: int) -> UsageSample:
+    def _sample(self, times: CpuTimeWindows, own_cpu_ms: int, own_memory_bytes: int) -> MachineSample:
         at_ms = self._boottime()
         window, _ = self._windows(times, at_ms, own_cpu_ms)
         used = self.memory_used_bytes()
-        return UsageSample(
+        return MachineSample(
             at_boot_ms=at_ms,
             cpu_ratio_total=self._ratio(window.busy_ms, window) if window else 0.0,
             cpu_ratio_outside=self._ratio(window.outside_ms, window) if window else 0.0,

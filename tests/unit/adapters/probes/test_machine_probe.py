@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from distributed_grid.adapters.probes.cgroup_limits import Cgroups
-from distributed_grid.adapters.probes.machine import MachineProbe
+from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.adapters.probes.procfs import TICK_MS
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -379,7 +379,7 @@ CPU, COUNTER, MEMORY = (Path("/sys/fs/cgroup", controller) for controller in ("c
 
 PROBING = """
 import json, sys, time
-from distributed_grid.adapters.probes.machine import MachineProbe
+from distributed_grid.adapters.probes.machine_probe import MachineProbe
 probe = MachineProbe()
 probe.sample(0, 0)
 time.sleep(0.6)
