@@ -14,7 +14,6 @@ import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import BinaryIO
 
 import msgspec
@@ -152,43 +151,60 @@ class ContentStore:
                 os.close(fd)
 
 
+class HashingWriter:
+    """Writes to a descriptor, counts and hashes; other content than announced is a `ProtocolError`."""
+
+    def __init__(self, fd: int, label: str, size: int | None) -> None:
+        self._fd, self._label, self._size = fd, label, size
+        self._hash = hashlib.sha256()
+        self._written = 0
+
+    def write(self, data: bytes) -> None:
+        self._written += len(data)
+        if self._size is not None and self._written > self._size:
+            raise ProtocolError(f"{self._label} is longer than the {self._size} bytes announced")
+        self._hash.update(data)
+        write_all(self._fd, data)
+
+    def check(self, digest: str | None) -> str:
+        """The digest of what was written, once it is what was announced."""
+        if self._size is not None and self._written != self._size:
+            raise ProtocolError(f"{self._label} ended after {self._written} of {self._size} bytes")
+        found = self._hash.hexdigest()
+        if digest is not None and found != digest:
+            raise ProtocolError(f"{self._label} arrived damaged: its digest is {found}, {digest} was announced")
+        return found
+
+
+def write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
 class ContentWriter:
     """One content on its way in. Leaving the `with` block without `finish` leaves nothing behind."""
 
     def __init__(self, store: ContentStore, digest: str | None, size: int | None) -> None:
-        self._store, self._digest, self._size = store, digest, size
-        self._hash = hashlib.sha256()
-        self._written = 0
-        self._fd = -1
+        self._store, self._digest = store, digest
         with translate_os_errors(store.root, "write there"):
             self._fd, self._temporary = _create_incoming(f"{store.root}/{INCOMING_DIR}")
+        self._writer = HashingWriter(self._fd, "a file", size)
 
     def __enter__(self) -> ContentWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abort()
 
     def write(self, data: bytes) -> None:
         """Append the next piece."""
-        self._written += len(data)
-        if self._size is not None and self._written > self._size:
-            raise ProtocolError(f"a file sent as {self._size} bytes is longer than that")
-        self._hash.update(data)
-        view = memoryview(data)
         with translate_os_errors(self._store.root, "write there"):
-            while view:
-                view = view[os.write(self._fd, view) :]
+            self._writer.write(data)
 
     def finish(self) -> str:
         """Put it in place, and return its digest; a `ProtocolError` when it is not what was announced."""
-        digest = self._hash.hexdigest()
-        if self._size is not None and self._written != self._size:
-            raise ProtocolError(f"a file sent as {self._size} bytes ended after {self._written}")
-        if self._digest is not None and digest != self._digest:
-            raise ProtocolError(f"a file arrived damaged: its digest is {digest}, {self._digest} was announced")
+        digest = self._writer.check(self._digest)
         directory = self._store.root + "/" + digest[:2]
         with translate_os_errors(self._store.root, "write there"):
             os.makedirs(directory, mode=0o700, exist_ok=True)

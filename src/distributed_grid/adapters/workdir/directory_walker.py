@@ -10,8 +10,7 @@ import errno
 import os
 import stat
 from collections import deque
-from collections.abc import Mapping
-from types import TracebackType
+from collections.abc import Callable, Mapping
 
 from distributed_grid.adapters.workdir.paths import display_path
 
@@ -30,9 +29,7 @@ class DirectoryWalker:
     def __enter__(self) -> DirectoryWalker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def enter(self, names: tuple[bytes, ...], *, make: int | None = None) -> int:
@@ -98,33 +95,41 @@ def open_root(root: str | bytes | os.PathLike[str]) -> int:
 
 def open_inside(root: int, path: bytes) -> int:
     """The regular file at `path` for reading; links are followed, and one that leads outside is a `PermissionError`."""
-    here: list[bytes] = []
-    ahead = deque(path.split(b"/"))
-    hops = 0
     with DirectoryWalker(root) as walker:
-        while ahead:
-            name = ahead.popleft()
-            if name in (b"", b"."):
-                continue
-            if name == b"..":
-                if not here:
-                    raise PermissionError(errno.EACCES, "leads outside the directory", display_path(path))
-                here.pop()
-                continue
-            folder = walker.enter(tuple(here))
-            target = _link_target(name, folder)
-            if target is None:
-                if not ahead:
-                    return open_regular(name, folder)
-                here.append(name)
-                continue
-            hops += 1
-            if hops > MAX_HOPS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), display_path(path))
-            if target.startswith(b"/"):
+        names = _resolve(path, lambda names: _link_target(names[-1], walker.enter(tuple(names[:-1]))))
+        return open_regular(names[-1], walker.enter(tuple(names[:-1])))
+
+
+def _resolve(path: bytes, link_target: Callable[[list[bytes]], bytes | None]) -> list[bytes]:
+    """The names from the root to what `path` leads to, all links followed as the kernel would follow them.
+
+    Above the root is a `PermissionError`, the end in a directory an `IsADirectoryError`.
+    """
+    here: list[bytes] = []
+    ahead, name, hops = deque(path.split(b"/")), b"", 0
+    while ahead:
+        name = ahead.popleft()
+        if name in (b"", b"."):
+            continue
+        if name == b"..":
+            if not here:
                 raise PermissionError(errno.EACCES, "leads outside the directory", display_path(path))
-            ahead.extendleft(reversed(target.split(b"/")))
-    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), display_path(path))
+            here.pop()
+            continue
+        here.append(name)
+        target = link_target(here)
+        if target is None:
+            continue
+        if target.startswith(b"/"):
+            raise PermissionError(errno.EACCES, "leads outside the directory", display_path(path))
+        hops += 1
+        if hops > MAX_HOPS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), display_path(path))
+        here.pop()
+        ahead.extendleft(reversed(target.split(b"/")))
+    if name in (b"", b".", b".."):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), display_path(path))
+    return here
 
 
 def open_regular(name: bytes, folder: int) -> int:
@@ -154,27 +159,8 @@ def leads_outside(path: bytes, links: Mapping[bytes, bytes]) -> bool:
     Links are followed as the kernel would: `a/b/c/up -> ../../../x` stays inside, and so, read by itself, does
     `a/b/c/out -> up/../..`; together they lead above the root. A cycle leads nowhere, and so not outside.
     """
-    here: list[bytes] = []
-    ahead = deque(path.split(b"/"))
-    hops = 0
-    while ahead:
-        name = ahead.popleft()
-        if name in (b"", b"."):
-            continue
-        if name == b"..":
-            if not here:
-                return True
-            here.pop()
-            continue
-        here.append(name)
-        target = links.get(b"/".join(here))
-        if target is None:
-            continue
-        if target.startswith(b"/"):
-            return True
-        hops += 1
-        if hops > MAX_HOPS:
-            return False
-        here.pop()
-        ahead.extendleft(reversed(target.split(b"/")))
+    try:
+        _resolve(path, lambda names: links.get(b"/".join(names)))
+    except OSError as error:
+        return isinstance(error, PermissionError)
     return False

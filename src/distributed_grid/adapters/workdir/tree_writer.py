@@ -13,11 +13,10 @@ import os
 import secrets
 import stat
 from contextlib import AbstractContextManager
-from types import TracebackType
 
 from msgspec import Struct
 
-from distributed_grid.adapters.workdir.content_store import ContentMissing, ContentStore
+from distributed_grid.adapters.workdir.content_store import ContentMissing, ContentStore, HashingWriter, write_all
 from distributed_grid.adapters.workdir.directory_walker import (
     DirectoryWalker,
     describe_file_type,
@@ -88,9 +87,7 @@ def _copy_by_reading(source: int, target: int) -> int:
     done = 0
     while part := os.read(source, READ_BYTES):
         done += len(part)
-        view = memoryview(part)
-        while view:
-            view = view[os.write(target, view) :]
+        write_all(target, part)
     return done
 
 
@@ -228,9 +225,7 @@ class FileReceiver:
     def __enter__(self) -> FileReceiver:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def begin(self, path: str, size: int, mode: int) -> None:
@@ -298,30 +293,18 @@ class _IncomingFile:
 
     def __init__(self, folder: int, name: bytes, path: str, size: int, permissions: int) -> None:
         self.path = path
-        self._folder, self._name, self._size = folder, name, size
-        self._hash = hashlib.sha256()
-        self._written = 0
+        self._folder, self._name = folder, name
         self._temporary: bytes | None = None
         unnamed = _open_unnamed(folder, permissions)
         if unnamed is None:
             self._temporary = _temporary_name()
             unnamed = os.open(self._temporary, _NEW, permissions, dir_fd=folder)
         self._fd = unnamed
-
-    def write(self, data: bytes) -> None:
-        self._written += len(data)
-        if self._written > self._size:
-            raise ProtocolError(f"'{display_path(self.path)}' is longer than the {self._size} bytes announced")
-        self._hash.update(data)
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._fd, view) :]
+        self._writer = HashingWriter(unnamed, f"'{display_path(path)}'", size)
+        self.write = self._writer.write
 
     def finish(self, digest: str | None) -> None:
-        if self._written != self._size:
-            raise ProtocolError(f"'{display_path(self.path)}' ended after {self._written} of {self._size} bytes")
-        if digest is not None and self._hash.hexdigest() != digest:
-            raise ProtocolError(f"'{display_path(self.path)}' arrived damaged: its digest is not the one announced")
+        self._writer.check(digest)
         _refuse_non_file(self._name, self._folder, self.path)
         if self._temporary is None:
             try:
