@@ -1,3 +1,3 @@
 """Lend the idle parts of unequal machines as time-bounded leases, the owner of each machine first."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -18,7 +18,7 @@ from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.resources import MAX_AMOUNT, Capacity, Claim
 from distributed_grid.errors import ProtocolError
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_CHUNK_BYTES = 256 * 1024
 STREAM_CREDIT_BYTES = 512 * 1024

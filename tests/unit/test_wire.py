@@ -15,7 +15,7 @@ from distributed_grid.errors import ProtocolError
 
 ENDPOINT = wire.Endpoint("10.0.0.1", 7000, "ab" * 32, "/run/memory.sock", "life")
 FROM_AGENT: list[wire.FromAgent] = [
-    wire.AgentHello(1, "0.1.0", "gpu1", ("a.1",), Capacity(4000, 2**34, (GpuDevice(0, 2**33, "A"),)), 7, "boot"),
+    wire.AgentHello(1, "0.2.0", "gpu1", ("a.1",), Capacity(4000, 2**34, (GpuDevice(0, 2**33, "A"),)), 7, "boot"),
     wire.Heartbeat(
         "gpu1", Usage(10, 5, 2**30, 2**29, (GpuUsage(0, 1, 2, 3, 4),)), 12, 3, True, (wire.CheckpointAge("a.1", 5, 9),)
     ),
@@ -34,7 +34,7 @@ FROM_AGENT: list[wire.FromAgent] = [
     wire.MemoryQuery(1, b"{}"),
 ]
 TO_AGENT: list[wire.ToAgent] = [
-    wire.Welcome(1, "0.1.0", 4, 60_000, 2000, wire.OwnerRules(300, 500, 2**31, 200, 2**30)),
+    wire.Welcome(1, "0.2.0", 4, 60_000, 2000, wire.OwnerRules(300, 500, 2**31, 200, 2**30)),
     wire.RejectAgent("no"),
     wire.HeartbeatReply(12, 60_000),
     wire.StartAttemptOrder(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 JSON, STDOUT, STDERR = b"J", b"O", b"E"
 _HEAD = struct.Struct(">I1s")

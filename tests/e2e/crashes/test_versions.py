@@ -64,11 +64,11 @@ def test_a_newer_command_makes_the_daemon_hand_over_while_a_job_goes_on(grid: Sh
 
 def test_another_protocol_is_refused_with_a_sentence(grid: Shell, tmp_path: Path) -> None:
     file = "api/framing.py"
-    other = OtherBuild(grid, tmp_path / "other", file, r"^PROTOCOL = 1$", "PROTOCOL = 2")
+    other = OtherBuild(grid, tmp_path / "other", file, r"^PROTOCOL = 2$", "PROTOCOL = 1")
     grid("status", check=0)
     before = daemon_pid(grid)
     said = one_line(other("status"))
-    assert "protocol 1, not 2" in said
+    assert "protocol 2, not 1" in said
     assert "upgrade" in said
     assert daemon_pid(grid) == before
     grid("status", check=0)

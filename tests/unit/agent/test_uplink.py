@@ -15,7 +15,7 @@ from distributed_grid import wire
 from distributed_grid.agent.uplink import NoWayYet, Timing, Uplink
 from distributed_grid.domain.nodes import Usage
 
-WELCOME = wire.Welcome(wire.PROTOCOL, "0.1.0", 1, 60_000, 2_000)
+WELCOME = wire.Welcome(wire.PROTOCOL, "0.2.0", 1, 60_000, 2_000)
 HASTY = Timing(greeting=0.3, silence=0.3, first_pause=0.01, longest_pause=0.05, refused_pause=0.05)
 Behave = Callable[[ServerConnection], Awaitable[None]]
 
@@ -31,7 +31,7 @@ class Agent:
         self.told: list[wire.ToAgent] = []
 
     def hello(self, node: str) -> wire.AgentHello:
-        return wire.AgentHello(wire.PROTOCOL, "0.1.0", node)
+        return wire.AgentHello(wire.PROTOCOL, "0.2.0", node)
 
     def welcomed(self, welcome: wire.Welcome) -> None:
         self.welcomes += 1

@@ -32,7 +32,7 @@ TABLES = ("live", "ended", "events", "summaries", "marks")
 Migration = Callable[[sqlite3.Connection], None]
 
 # Totals are decimal text: a terabyte for a month, in byte-milliseconds, exceeds 64 bits.
-_VERSION_1 = """
+_TABLES_SQL = """
 CREATE TABLE live (
     kind TEXT NOT NULL, key TEXT NOT NULL, blob BLOB NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID;
 
@@ -40,7 +40,7 @@ CREATE TABLE ended (
     id INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, request_id TEXT NOT NULL,
     user TEXT NOT NULL, node TEXT NOT NULL, ended_at_ms INTEGER NOT NULL, started_at_ms INTEGER NOT NULL,
     reason TEXT NOT NULL, cpu_milli INTEGER NOT NULL, memory_bytes INTEGER NOT NULL,
-    gpu_milli INTEGER NOT NULL, blob BLOB NOT NULL);
+    gpu_milli INTEGER NOT NULL, blob BLOB NOT NULL, target TEXT NOT NULL DEFAULT '');
 CREATE INDEX ended_by_time ON ended (kind, ended_at_ms);
 CREATE INDEX ended_by_key ON ended (kind, key);
 CREATE INDEX ended_by_request ON ended (request_id);
@@ -54,8 +54,9 @@ CREATE INDEX events_by_subject ON events (subject);
 
 CREATE TABLE summaries (
     day INTEGER NOT NULL, kind TEXT NOT NULL, user TEXT NOT NULL, node TEXT NOT NULL, reason TEXT NOT NULL,
-    count INTEGER NOT NULL, cpu_milli_ms TEXT NOT NULL, memory_byte_ms TEXT NOT NULL,
-    gpu_milli_ms TEXT NOT NULL, PRIMARY KEY (day, kind, user, node, reason)) WITHOUT ROWID;
+    target TEXT NOT NULL DEFAULT '', count INTEGER NOT NULL, cpu_milli_ms TEXT NOT NULL,
+    memory_byte_ms TEXT NOT NULL, gpu_milli_ms TEXT NOT NULL,
+    PRIMARY KEY (day, kind, user, node, reason, target)) WITHOUT ROWID;
 
 CREATE TABLE marks (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 INSERT INTO marks VALUES ('last_folded_event', 0), ('times_opened', 0)
@@ -63,33 +64,13 @@ INSERT INTO marks VALUES ('last_folded_event', 0), ('times_opened', 0)
 
 
 def _create_tables(db: sqlite3.Connection) -> None:
-    for statement in _VERSION_1.split(";"):
+    for statement in _TABLES_SQL.split(";"):
         db.execute(statement)
 
 
-_VERSION_2 = """
-ALTER TABLE ended ADD COLUMN target TEXT NOT NULL DEFAULT '';
-
-ALTER TABLE summaries RENAME TO summaries_1;
-CREATE TABLE summaries (
-    day INTEGER NOT NULL, kind TEXT NOT NULL, user TEXT NOT NULL, node TEXT NOT NULL, reason TEXT NOT NULL,
-    target TEXT NOT NULL DEFAULT '', count INTEGER NOT NULL, cpu_milli_ms TEXT NOT NULL,
-    memory_byte_ms TEXT NOT NULL, gpu_milli_ms TEXT NOT NULL,
-    PRIMARY KEY (day, kind, user, node, reason, target)) WITHOUT ROWID;
-INSERT INTO summaries (day, kind, user, node, reason, count, cpu_milli_ms, memory_byte_ms, gpu_milli_ms)
-    SELECT day, kind, user, node, reason, count, cpu_milli_ms, memory_byte_ms, gpu_milli_ms FROM summaries_1;
-DROP TABLE summaries_1
-"""
-
-
-def _add_targets(db: sqlite3.Connection) -> None:
-    """Lending for a target node is kept apart; what was lent before has no target."""
-    for statement in _VERSION_2.split(";"):
-        db.execute(statement)
-
-
-MIGRATIONS: Mapping[int, Migration] = {1: _create_tables, 2: _add_targets}
-"""The step *to* each version. A released step is never edited; a change is a new step."""
+MIGRATIONS: Mapping[int, Migration] = {3: _create_tables}
+"""The step *to* each version. A released step is never edited; a change is a new step. Versions 1 and 2 were those of
+grid 0.1, whose rows this version cannot read."""
 
 
 def version_of(db: sqlite3.Connection) -> int:
@@ -102,8 +83,10 @@ def migrate(db: sqlite3.Connection, migrations: Mapping[int, Migration]) -> None
     """Bring a database to the newest version in one transaction, or leave it unchanged."""
     with db:
         db.execute("BEGIN IMMEDIATE")
-        for version in range(version_of(db) + 1, max(migrations) + 1):
-            migrations[version](db)
+        found = version_of(db)
+        for version in sorted(migrations):
+            if version > found:
+                migrations[version](db)
         db.execute(f"PRAGMA user_version = {max(migrations)}")
 
 
@@ -142,9 +125,9 @@ def prepare_database(path: Path, migrations: Mapping[int, Migration]) -> None:
     if not path.exists() and not path.is_symlink():
         _refuse_orphaned_log(path)
         _create(path, migrations)
-    _inspect_header(path, newest=max(migrations))
+    _inspect_header(path, migrations)
     with closing(connect(path, writable=False)) as db:
-        found = _inspect_rows(path, db, newest=max(migrations))
+        found = _inspect_rows(path, db, migrations)
     if path.stat().st_uid == os.geteuid():
         path.chmod(0o600)
     if found < max(migrations):
@@ -172,7 +155,7 @@ def _refuse_orphaned_log(path: Path) -> None:
         raise StoreRefused(f"{path}: is missing but its log {log.name} is not; put it back or move the log away")
 
 
-def _inspect_header(path: Path, *, newest: int) -> None:
+def _inspect_header(path: Path, migrations: Mapping[int, Migration]) -> None:
     """Refuse what the first 100 bytes show to be no database of ours, and truncated files."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise StoreRefused(f"{path}: is not a file; move it away")
@@ -183,7 +166,7 @@ def _inspect_header(path: Path, *, newest: int) -> None:
     version, application_id = struct.unpack_from(">I4xI", header, 60)
     if application_id != APPLICATION_ID:
         raise StoreRefused(f"{path}: is a database of another program; move it away")
-    _refuse_newer(path, version, newest)
+    _refuse_unknown_version(path, version, migrations)
     log = _with_suffix(path, "-wal")
     if log.exists() and log.stat().st_size:
         return  # the log may hold what the file lacks: a checkpoint was interrupted
@@ -193,10 +176,10 @@ def _inspect_header(path: Path, *, newest: int) -> None:
         raise StoreRefused(f"{path}: is damaged (cut short); {REPAIR}")
 
 
-def _inspect_rows(path: Path, db: sqlite3.Connection, *, newest: int) -> int:
+def _inspect_rows(path: Path, db: sqlite3.Connection, migrations: Mapping[int, Migration]) -> int:
     """The schema version, once every live row could be read; the log is taken into account."""
     version = version_of(db)
-    _refuse_newer(path, version, newest)
+    _refuse_unknown_version(path, version, migrations)
     try:
         for _ in db.execute("SELECT kind, key, blob FROM live"):
             pass
@@ -209,7 +192,13 @@ def _inspect_rows(path: Path, db: sqlite3.Connection, *, newest: int) -> int:
     return version
 
 
-def _refuse_newer(path: Path, version: int, newest: int) -> None:
+def _refuse_unknown_version(path: Path, version: int, migrations: Mapping[int, Migration]) -> None:
+    newest = max(migrations)
+    if 0 < version < min(migrations):
+        raise StoreRefused(
+            f"{path}: was made by grid 0.1, which this version cannot read; end all jobs with grid 0.1, then move the"
+            " file away to start afresh"
+        )
     if version > newest:
         raise StoreRefused(
             f"{path}: has schema version {version}, this program knows up to {newest}; use the newer program,"

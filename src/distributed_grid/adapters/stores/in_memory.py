@@ -22,7 +22,7 @@ from distributed_grid.adapters.stores.rollup import (
 )
 from distributed_grid.ports import Batch, EndedRow, EventRow, LentRow, LiveRow, LoadedRows, SummaryRow
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 Row = TypeVar("Row")
 
 

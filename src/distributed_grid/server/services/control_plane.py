@@ -55,7 +55,8 @@ class ControlPlaneService:
             self._idle_timer.stop()
         elif op.protocol != PROTOCOL:
             raise ProtocolError(
-                f"this control plane speaks protocol {PROTOCOL}, not {op.protocol}: upgrade the older side"
+                f"this control plane is grid {__version__} and speaks protocol {PROTOCOL}, not {op.protocol} like grid "
+                f"{op.version}: upgrade the older one"
             )
         welcome = {"protocol": PROTOCOL, "version": __version__, "pid": os.getpid(), "handing_over": handing_over}
         return {**welcome, **await self._grid.read(_node_names)}

@@ -16,7 +16,7 @@ from distributed_grid import wire
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.server.access.agent_websocket import AgentWebSocket
 
-HELLO = wire.AgentHello(wire.PROTOCOL, "0.1.0", "gpu1")
+HELLO = wire.AgentHello(wire.PROTOCOL, "0.2.0", "gpu1")
 
 
 class Reception:

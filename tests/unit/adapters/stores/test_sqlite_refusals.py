@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.adapters.stores.database import APPLICATION_ID, MIGRATIONS, TABLES, Migration, connect
+from distributed_grid.adapters.stores.database import MIGRATIONS, TABLES, Migration, connect
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.errors import StoreFailed, StoreRefused
-from distributed_grid.ports import Batch, LentRow, LiveRow, SummaryRow
+from distributed_grid.ports import Batch, LiveRow
 from tests.support.store_contract import an_ended, an_event
 
 
@@ -209,21 +209,12 @@ def test_a_migration_that_fails_changes_nothing(filled: Path) -> None:
     assert sorted(file.name for file in filled.parent.iterdir()) == ["grid.db", f"grid.db.v{NEWEST}.bak"]
 
 
-def test_history_from_before_targets_is_kept(path: Path) -> None:
-    path.parent.mkdir()
-    with closing(sqlite3.connect(path)) as old:
-        MIGRATIONS[1](old)
-        old.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        old.execute("PRAGMA user_version = 1")
-        old.execute("INSERT INTO summaries VALUES (7, 'lease', 'ann', 'gpu1', 'released', 3, '40', '50', '60')")
-        old.execute("INSERT INTO ended VALUES (1, 'lease', 'L', 'r', 'ann', 'gpu1', 900, 1, 'lost', 1, 2, 3, x'00')")
-        old.commit()
-    store = SqliteStore(path)
-    assert store.load().schema_version == NEWEST
-    assert store.summaries() == [SummaryRow(7, "lease", "ann", "gpu1", "released", 3, 40, 50, 60)]
-    assert [(row.key, row.target) for row in store.ended("lease")] == [("L", "")]
-    assert store.lent(since_ms=0) == [LentRow("ann", "gpu1", "", 0, 4, 40 + 899, 50 + 2 * 899, 60 + 3 * 899)]
-    store.close()
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_database_of_grid_0_1_is_refused_with_what_to_do(filled: Path, version: int) -> None:
+    with closing(sqlite3.connect(filled)) as old:
+        old.execute(f"PRAGMA user_version = {version}")
+    with refusal(filled, r"made by grid 0\.1, which this version cannot read; end all jobs with grid 0\.1, then move"):
+        SqliteStore(filled)
 
 
 def test_a_read_only_file_system_is_refused(filled: Path, mount) -> None:
