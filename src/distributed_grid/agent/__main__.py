@@ -3,7 +3,7 @@
 The directory D (0700) holds all its state:
 
     agent.lock     held while it runs: one agent for a directory
-    agent.pid      who it is: pid, start time, boot
+    agent.pid      its pid, start time and boot id
     agent.log      its log
     link.json      {"node", "socket"}: the control plane's Unix socket; new with every SSH connection
     joined.json    instead of it, after joining with a token: address, certificate, node key
@@ -23,7 +23,7 @@ from distributed_grid.errors import GridError
 def main(arguments: list[str] | None = None) -> int:
     """Run the agent, or with --end stop every job that is left; the exit code of the process."""
     parser = argparse.ArgumentParser(prog="grid-agent", description="The process of a node.")
-    parser.add_argument("--dir", required=True, help="where this agent keeps everything")
+    parser.add_argument("--dir", required=True, help="the directory of this agent's state")
     parser.add_argument("--end", action="store_true", help="stop every job that is left here, then exit")
     parser.add_argument("--declare-gpus", type=int, default=0, help="pretend to have so many GPUs (for labs)")
     parser.add_argument("--join", metavar="TOKEN", help="join a grid with this token")

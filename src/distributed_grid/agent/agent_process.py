@@ -60,7 +60,7 @@ class AgentDir:
             raise GridError(f"cannot use {self.path}: {failure.strerror}") from failure
 
     def lock(self) -> bool:
-        """Be the only agent here for the life of this process; False where another one is."""
+        """Be the only agent here until this process ends; False where another one runs."""
         fd = os.open(self.path / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         if not try_lock(fd):
             os.close(fd)

@@ -50,7 +50,7 @@ class HardwareDetector:
         return Capacity(max(1000, machine.cpu_milli), machine.memory_bytes, gpus)
 
     def get_capabilities(self) -> dict[str, Any]:
-        """Everything about the machine, as JSON can say it; a second call looks anew."""
+        """Everything about the machine, as JSON values; measured anew at each call."""
         machine, limits, root = self._probe.capacity(), self._probe.limits(), self._probe.root
         now, devices = self.resources(), self._devices()
         return {
@@ -118,7 +118,7 @@ class HardwareDetector:
         }
 
     def heartbeat(self, worker_id: str, own_pids: Collection[int] = ()) -> dict[str, Any]:
-        """The message with which a worker says that it lives and what it has free."""
+        """The heartbeat message of a worker, with what it has free."""
         metrics = self.get_hardware_metrics(own_pids)
         return {
             "type": "heartbeat",

@@ -41,7 +41,7 @@ def read_all(fd: int) -> bytes:
 
 
 def try_lock(fd: int, *, exclusive: bool = True) -> bool:
-    """Lock the open file without waiting; False when somebody else has it."""
+    """Lock the open file without waiting; False when it is locked elsewhere."""
     try:
         fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -133,7 +133,7 @@ class RunningAttempt:
 
 
 def read_unacknowledged(root: str) -> list[RunningAttempt]:
-    """The attempts whose end nobody has acknowledged, oldest first, each as it was ordered."""
+    """The attempts whose end is not acknowledged, oldest first, each as it was ordered."""
     found = []
     for live in tuple(Path(root, job_dir.LIVE).iterdir()):
         try:

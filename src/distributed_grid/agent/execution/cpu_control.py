@@ -87,7 +87,7 @@ class CoreAffinity:
 
 
 class RunningTree(NamedTuple):
-    """The process tree of an attempt whose command runs; `stopping` once somebody asked it to stop."""
+    """The process tree of an attempt whose command runs; `stopping` once it was asked to stop."""
 
     spec: AttemptSpec
     fence: int
@@ -111,7 +111,7 @@ class Throttler:
         self._marked = False
 
     def throttle(self, cores: int | None, running_milli: int) -> None:
-        """Use so many cores (None: one's own), and each only for that part of the time."""
+        """Use so many cores (None: those of each attempt), and each only for that part of the time."""
         self._mark(cores is not None or running_milli < FULL_SPEED_MILLI)
         self._host.confine(None if cores is None else self._host.cores_by_use[: max(1, cores)])
         self._running_milli = running_milli

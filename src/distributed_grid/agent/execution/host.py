@@ -1,7 +1,7 @@
 """Attempt host of a node: launches attempts, watches their shims, stops them, recovers them after a restart.
 
 An attempt id runs at most once, however often it is ordered and whatever crashes in between. An attempt is reported
-as ended when nothing of it is left, and again whenever somebody asks. The job directories are the truth: a new host
+as ended when nothing of it is left, and again on request. The job directories are the truth: a new host
 of the same root knows what the last one knew.
 
 A shim that this host ordered reports on a pipe, its channel. A shim that was found running is watched by its pidfd,
@@ -192,11 +192,11 @@ class AttemptHost:
     # ------------------------------------------------------------------ attempts of the last host
 
     def _adopt(self, attempt: RunningAttempt) -> None:
-        """Go on with what the last host left, or report its end; what was never begun is forgotten."""
+        """Watch what the last host left, or report its end; what was never begun is forgotten."""
         with JobDir(self._root, attempt.id) as job:
             record = job.read_end()
             if record is None and not job.is_locked() and not may_have_run(job):
-                job.remove(job_dir.LOCK)  # recorded, but nobody got to start it: the order comes again
+                job.remove(job_dir.LOCK)  # recorded but never started: the order comes again
                 self.forget(attempt.id)
                 return
             restore_state(attempt, job)
@@ -304,7 +304,7 @@ class AttemptHost:
         attempt.notify_shim()
 
     def extend_hold(self, until_boot_ms: int) -> None:
-        """Let everything that has a hold go on until then; a hold never gets shorter."""
+        """Extend the hold deadline; it never gets earlier."""
         self._hold.extend(until_boot_ms, in_use=bool(self._running))
 
     def confine(self, cores: Sequence[int] | None) -> None:
@@ -351,7 +351,7 @@ class AttemptHost:
         return attempt_id in self._running or self._find_exit(attempt_id) is not None
 
     def is_active(self, attempt_id: str) -> bool:
-        """Whether its command runs and nobody has asked it to stop."""
+        """Whether its command runs and was not asked to stop."""
         attempt = self._running.get(attempt_id)
         return attempt is not None and attempt.shim is not None and not attempt.stopping
 

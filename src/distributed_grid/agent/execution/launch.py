@@ -18,7 +18,7 @@ from distributed_grid.agent.limits.timer import IGNORED_BY_PYTHON
 
 
 class LaunchFailed(Exception):
-    """The command cannot be run; `exit_code` is what a shell would have said."""
+    """The command cannot be run; `exit_code` is what a shell would return."""
 
     def __init__(self, reason: str, exit_code: int = 127) -> None:
         super().__init__(reason)
@@ -79,7 +79,7 @@ RAY_BOOST_PATH = __file__.rsplit("/", 2)[0] + "/ray_boost"
 
 
 def attempt_environment(spec: dict[str, Any], work: str) -> dict[str, str]:
-    """Exactly what was passed, and what every job is told."""
+    """The environment of the command: exactly what was passed, and the GRID_ and CUDA variables of every job."""
     given = {name: value for name, value in spec["env"].items() if name != "GRID_ROLE"}
     files = work.rpartition("/")[0]
     if "GRID_BOOST_GROUP" in given:
@@ -99,7 +99,7 @@ def attempt_environment(spec: dict[str, Any], work: str) -> dict[str, str]:
 
 
 def find_command(argv: list[str], env: dict[str, str]) -> str:
-    """The file to run, looked for as a shell would on the PATH of `env`."""
+    """The file to run, found on the PATH of `env` as a shell finds it."""
     if not argv or not argv[0]:
         raise LaunchFailed("no such command: nothing was given to run")
     name = argv[0]
@@ -114,7 +114,7 @@ def find_command(argv: list[str], env: dict[str, str]) -> str:
 
 
 def launch_failure(name: str, error: OSError) -> LaunchFailed:
-    """What a failed exec means for a person."""
+    """The message and exit code for a failed exec."""
     if error.errno in (ENOENT, ENOTDIR):
         if "/" in name and not os.access(name, os.F_OK):
             return LaunchFailed(f"no such command: {name}")
@@ -134,7 +134,7 @@ NODE_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "LD_LIBRARY_PATH
 
 
 def node_environment(env: Mapping[str, str], given: Collection[str] = ()) -> dict[str, str]:
-    """The caller's variables, with this machine's own where they speak of a machine; what was `given` stays.
+    """The caller's variables, with this node's own where they depend on the machine; what was `given` stays.
 
     Last on the PATH is this interpreter's folder: `python` works where the system has none.
     """

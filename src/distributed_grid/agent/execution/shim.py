@@ -4,7 +4,7 @@
   the boot id that such an attempt may have run, and does not order it again.
 - The end is reported only when nothing of the tree is left, and it is on the disk before it is reported.
 - Time-out, hold and memory limit are enforced without agent and control plane.
-- Whoever wants something of a shim writes it to the directory first and signals afterwards, so nothing is missed.
+- A request to a shim is written to the directory first and signalled afterwards, so none is missed.
 
 It runs in a process that was forked before its attempt was known (`spawner.py`), so it imports only the standard
 library.
@@ -32,7 +32,7 @@ SETTLE_MS: Final = 200  # what a command leaves behind may finish by itself for 
 LEFTOVER_GRACE_MS: Final = 1000
 ALONE_SCANS, MAX_KILL_ROUNDS = 5, 500
 MAX_RECORD_TRIES: Final = 60_000  # about a week
-HOLD_EXPIRED: Final = "not heard from in time"
+HOLD_EXPIRED: Final = "its hold expired: no answer from the control plane"
 
 
 class StopRequest:
@@ -136,7 +136,7 @@ class Shim:
             "shim": self.identity,
         }
         line = job_dir.journal_entry("started", started)
-        with contextlib.suppress(OSError):  # a full disk: who adopts it waits for its end instead
+        with contextlib.suppress(OSError):  # a full disk: a host that adopts it waits for its end instead
             job_dir.append_entry(self.lock, line)
         self._report(line)
 
@@ -154,7 +154,7 @@ class Shim:
                 self._begin_stop("over_limit", overrun, now)
             self._release_exempt()
         if self.stop is None and signal.SIGTERM in self.timer.received:
-            self._begin_stop("cancelled", "its shim was asked to end", now + self.spec["grace_ms"])
+            self._begin_stop("cancelled", "its shim was asked to stop", now + self.spec["grace_ms"])
         if self.stop is None and self.spec["timeout_ms"] and now >= self.began + self.spec["timeout_ms"]:
             detail = f"timed out after {self.spec['timeout_ms'] / 1000:g} s"
             self._begin_stop("timed_out", detail, now + self.spec["grace_ms"])
@@ -259,19 +259,19 @@ class Shim:
             pause_ms = min(50, 2 * pause_ms)
 
     def _is_alone(self) -> bool:
-        """Whether whoever is left is none of ours; one scan may miss a tree that forks and exits without end."""
+        """Whether only foreign processes are left; one scan may miss a tree that forks and exits without end."""
         for _ in range(ALONE_SCANS):
             if not self._reap():
                 return True
             children = process_tree.children_of(os.getpid())
             ours = [proc for proc in children if proc.pid not in self.beyond and not process_tree.is_exempt(proc)]
-            if ours or not children:  # somebody there whom the list does not show is somebody of ours
+            if ours or not children:  # a child that the list does not show is one of ours
                 return False
             time.sleep(0.001)
         return True
 
     def _kill_children(self) -> None:
-        """Kill the direct children as fast as they come: who forks and exits is a child of ours in between."""
+        """Kill direct children as fast as they come: what forks and exits is a child of ours in between."""
         for _ in range(MAX_KILL_ROUNDS):
             children = process_tree.children_of(os.getpid())
             ours = [proc for proc in children if proc.pid not in self.beyond and not process_tree.is_exempt(proc)]

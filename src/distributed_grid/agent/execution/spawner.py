@@ -8,7 +8,7 @@ costs would otherwise be the fork and the pages that are copied after it.
 - The spawner ends when its socket closes, that is with its agent. Running shims go on; waiting ones end, so an
   adopted attempt has a shim to itself.
 - The attempt's lock is taken before the attempt is given to a shim, and travels with it. The host's lock is held
-  until the last one is given: whoever gets the host's lock sees each attempt either locked or never begun.
+  until the last one is given: the next holder of the host's lock sees each attempt either locked or never begun.
 - What a shim that died early left behind becomes the spawner's child, and is killed.
 - A shim takes the next attempt only when nothing of the last is left (no process, no control group, no limit) and
   the agent has read its end. Until then the agent may pause, move or measure what is below the shim.
@@ -65,7 +65,7 @@ class PreforkedShim:
         os._exit(0)
 
     def _receive(self) -> tuple[str, list[int]]:
-        """The next attempt, its lock and its channel; nothing when the spawner ended or needs no spare any more."""
+        """The next attempt, its lock and its channel; nothing when the spawner ended or has enough spares."""
         try:
             packet, descriptors, _, _ = socket.recv_fds(self.sock, PACKET_BYTES, 2)
         except ConnectionResetError:
@@ -116,7 +116,7 @@ class Spawner:
         signal.set_wakeup_fd(self.wake, warn_on_full_buffer=False)
 
     def serve(self) -> PreforkedShim | None:
-        """Work until the socket ends or a SIGTERM comes; returns None then, and the spare to be in each child."""
+        """Serve until the socket closes or SIGTERM comes, and return None; in a forked child, return its shim."""
         self.poll.register(self.sock, select.POLLIN)
         self.poll.register(self.woken, select.POLLIN)
         while True:
@@ -184,7 +184,7 @@ class Spawner:
             spare = self.spares.pop()  # the last one used, which has its pages already
             try:
                 socket.send_fds(spare, [attempt_id], [lock, channel])
-            except (BrokenPipeError, ConnectionResetError):  # somebody killed it while it waited
+            except (BrokenPipeError, ConnectionResetError):  # it was killed while it waited
                 spare.close()
                 continue
             self.busy[spare.fileno()] = spare

@@ -150,7 +150,7 @@ class SpawnerClient:
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    """Poll for what nobody announces: that a lock is free, that a process is gone."""
+    """Poll for what has no event: that a lock is free, that a process is gone."""
     while not condition():
         await asyncio.sleep(0.002)
 

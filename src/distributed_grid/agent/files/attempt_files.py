@@ -46,7 +46,7 @@ class AttemptFileReader:
         self._streams: dict[int, _Stream] = {}
 
     def received(self, order: ReadFile | ReadCredit | CloseStream | ListFiles) -> None:
-        """Begin a stream, go on with it, or end it; what goes wrong is the answer."""
+        """Begin, continue or end a stream; failures are sent as the answer."""
         if isinstance(order, CloseStream):
             self._end(order.stream)
         elif isinstance(order, ReadCredit):

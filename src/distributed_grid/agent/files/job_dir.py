@@ -14,7 +14,7 @@ Below the root, mode 0700 (files 0600):
         exit.json         how it ended; durable, written once
         cores.json        the cores it was moved to, once it was
         fence.json        a fence newer than the one in spec.json, once one was seen
-        groups.json       control groups made for it, so that whoever finds them left over can remove them
+        groups.json       control groups made for it, so that leftover ones can be found and removed
         notice            it will be stopped soon: why, and when. The command knows the path as $GRID_NOTICE
         checkpoint        written by the command, as $GRID_CHECKPOINT, whenever it has marked a checkpoint
         stop.json         the request to stop it: kind, detail, when to kill
@@ -57,7 +57,7 @@ STARTED, NOTICE, STOP, EXIT = "started.json", "notice", "stop.json", "exit.json"
 CHECKPOINT = "checkpoint"
 STDOUT, STDERR, WORK = "stdout", "stderr", "work"
 
-# Where each part of the journal is looked for, its key there, and a key of what a file of its own says.
+# The files that may hold each part of the journal, its key there, and a key of it where it is a file of its own.
 _JOURNAL_PARTS = {
     LOCK: ((LOCK, SPEC), "shim", "start"),
     STARTED: ((LOCK, STARTED), "started", "at_boot_ms"),
@@ -123,7 +123,7 @@ class JobDir:
         return True
 
     def read(self, name: str) -> Any:
-        """What the JSON file, or its part of the journal, says; None when it is absent or was cut short."""
+        """The content of a JSON file, or of its part of the journal; None when it is absent or was cut short."""
         if name == SPEC:
             return first_entry(self._contents(SPEC))
         if name not in _JOURNAL_PARTS:
@@ -204,7 +204,7 @@ class JobDir:
     def take_lock(self) -> int | None:
         """The shim's lock as a descriptor that holds it for as long as anybody has it open, and that appends.
 
-        None if somebody has or had it: whoever removes the file has made sure that nothing ran.
+        None if it is or was locked: the file is removed only when it is certain that nothing ran.
         """
         try:
             try:
@@ -232,7 +232,7 @@ class JobDir:
 
 
 def write_hold(root: str, until_boot_ms: int, boot: str) -> None:
-    """Say until when, in this boot, everything below the root that has a hold may go on; whole or not at all."""
+    """Write the hold deadline of everything below the root, atomically."""
     aside = f"{root}/{ROOT_HOLD}.{os.getpid()}"
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -243,14 +243,14 @@ def write_hold(root: str, until_boot_ms: int, boot: str) -> None:
 
 
 def read_hold(root: str, boot: str) -> int:
-    """Until when everything that has a hold may go on; 0 where nobody said so in this boot: clocks begin anew."""
+    """The hold deadline of the root; 0 where none was written in this boot: the boot clock begins anew."""
     try:
         fd = os.open(f"{root}/{ROOT_HOLD}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return 0
     try:
-        said = json.loads(read_all(fd))
-        return int(said["until_boot_ms"]) if said.get("boot") == boot else 0
+        deadline = json.loads(read_all(fd))
+        return int(deadline["until_boot_ms"]) if deadline.get("boot") == boot else 0
     except (ValueError, KeyError, TypeError, AttributeError):
         return 0
     finally:
@@ -275,7 +275,7 @@ def _make_directory(path: str, dir_fd: int | None) -> None:
 
 
 def journal_entry(key: str, content: Any) -> bytes:
-    """One line, for `append_entry` or for whoever else should hear of it."""
+    """One line, for `append_entry` or for the channel to the host."""
     return json.dumps({key: content}).encode() + b"\n"
 
 
@@ -285,7 +285,7 @@ def append_entry(fd: int, line: bytes) -> None:
 
 
 def find_entry(text: bytes, key: str) -> Any:
-    """What a journal tells under `key`; None where no whole line does."""
+    """The value of `key` in a journal; None where no whole line has it."""
     start = f'{{"{key}": '.encode()
     found = (parse_json(line) for line in text.split(b"\n") if line.startswith(start))
     return next((line[key] for line in found if line is not None), None)

@@ -62,7 +62,7 @@ class HoldDeadline:
 
 
 def give_notice(root: str, attempt_id: str, why: str, in_ms: int) -> int:
-    """Warn an attempt that it will be stopped; how many milliseconds it has. Who was warned before has no longer."""
+    """Warn an attempt that it will be stopped; returns how many milliseconds it has. A second notice adds no time."""
     now = time.time()
     try:
         with JobDir(root, attempt_id) as job:
@@ -76,7 +76,7 @@ def give_notice(root: str, attempt_id: str, why: str, in_ms: int) -> int:
 
 
 def withdraw_notice(root: str, attempt_id: str) -> None:
-    """It may go on after all. Safe twice."""
+    """Remove the notice: the attempt may go on after all. Safe twice."""
     try:
         with JobDir(root, attempt_id) as job:
             job.remove(job_dir.NOTICE)
@@ -96,7 +96,7 @@ class CheckpointMarks:
     """Checkpoints that attempts marked by writing $GRID_CHECKPOINT, and which of them the control plane knows.
 
     The time of a mark is the file's modification time by this machine's clock; a time to come counts as now. An
-    attempt is reported at most once in ten seconds. A mark that nobody has confirmed, or that may have been lost with
+    attempt is reported at most once in ten seconds. A mark that is not confirmed, or that may have been lost with
     a link, is reported again.
     """
 

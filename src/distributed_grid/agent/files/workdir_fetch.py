@@ -30,7 +30,7 @@ class FetchedWorkDirs:
         self._fetching = asyncio.Lock()
 
     def received(self, chunk: FetchedChunk) -> None:
-        """Bytes that were asked for; what nobody asked for is dropped."""
+        """A chunk of a stream; chunks of unknown streams are dropped."""
         waiting = self._streams.get(chunk.stream)
         if waiting is not None:
             waiting.put_nowait(chunk)

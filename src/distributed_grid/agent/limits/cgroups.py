@@ -131,7 +131,7 @@ class Cgroup:
             self._try("memory.oom.group", "1")
 
     def weigh_cpu(self, weight: int) -> None:
-        """Its share where cores are contended; 1024 is what a group has that nobody weighed."""
+        """Its share where cores are contended; 1024 is the default of a group."""
         if self.version == 1:
             _write(f"{self.path}/cpu.shares", str(max(2, weight)))
         else:

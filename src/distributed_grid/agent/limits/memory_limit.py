@@ -66,7 +66,7 @@ class TreeMeter:
         self._resident = self._shares = self._read_at_ms = 0
 
     def read(self, shim: Proc, now_ms: int) -> tuple[int, int]:
-        """CPU milliseconds so far, since `shim` was what it says it was, and bytes held now."""
+        """CPU milliseconds since `shim` was read, and bytes held now."""
         now = read_process(shim.pid)
         if now is None or now.start != shim.start:
             return 0, 0

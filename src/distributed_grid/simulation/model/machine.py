@@ -203,7 +203,7 @@ class Machine:
             self._conclude(run, Outcome(Ending(run.stop[0]), detail=run.stop[1]))
             return
         if run.order.hold_ms and now >= self.holds_until(run):
-            self._conclude(run, Outcome(Ending.LOST, detail="not heard from in time"))
+            self._conclude(run, Outcome(Ending.LOST, detail="its hold expired: no answer from the control plane"))
             return
         if not run.work.exists:
             self._conclude(run, Outcome(Ending.NEVER_STARTED, detail="no such program"))
@@ -313,7 +313,7 @@ class Machine:
         if self.boot_ms < term_at:
             self._schedule(run, self.moment(term_at), self.watch_hold)
             return
-        run.stop = ("hold_expired", "not heard from in time", until)
+        run.stop = ("hold_expired", "its hold expired: no answer from the control plane", until)
         self._carry_out_stop(run, ask=True)
 
     def pause(self, run: SimulatedProcess) -> None:
