@@ -20,7 +20,7 @@ from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
 
 T = TypeVar("T")
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 BASE_ENV = {"PATH": os.environ.get("PATH", os.defpath)}
 
 
@@ -43,43 +43,43 @@ class Driver:
         self.loop = asyncio.new_event_loop()
         self.reports: list[AttemptLaunch | AttemptExit] = []
         self.host = AttemptHost(root, report=self.reports.append, **options)
-        self.do(self.host.start())
+        self.run_coroutine(self.host.start())
 
-    def do(self, work: Any) -> Any:
-        return self.loop.run_until_complete(asyncio.wait_for(work, PATIENCE_S))
+    def run_coroutine(self, work: Any) -> Any:
+        return self.loop.run_until_complete(asyncio.wait_for(work, TIMEOUT_S))
 
-    def until(self, look: Callable[[], T | None], patience_s: float = PATIENCE_S) -> T:
-        """What `look` returns as soon as it is true, while the agent goes on working."""
+    def until(self, condition: Callable[[], T | None], timeout_s: float = TIMEOUT_S) -> T:
+        """What `condition` returns as soon as it is true, while the agent goes on working."""
 
         async def wait() -> T:
-            end = time.monotonic() + patience_s
-            while not (found := look()):
-                assert time.monotonic() < end, f"waited {patience_s} s in vain; heard {self.reports}"
+            end = time.monotonic() + timeout_s
+            while not (found := condition()):
+                assert time.monotonic() < end, f"waited {timeout_s} s in vain; reports: {self.reports}"
                 await asyncio.sleep(0.002)
             return found
 
         return self.loop.run_until_complete(wait())
 
     def pass_time(self, seconds: float) -> None:
-        self.do(asyncio.sleep(seconds))
+        self.run_coroutine(asyncio.sleep(seconds))
 
     def launch(self, attempt_id: str, *argv: str, **changes: Any) -> AttemptLaunch:
-        self.do(self.host.launch(a_spec(attempt_id, *argv, **changes)))
+        self.run_coroutine(self.host.launch(a_spec(attempt_id, *argv, **changes)))
         return self.until(lambda: self.find(AttemptLaunch, attempt_id))
 
     def run(self, attempt_id: str, *argv: str, **changes: Any) -> AttemptExit:
-        self.do(self.host.launch(a_spec(attempt_id, *argv, **changes)))
+        self.run_coroutine(self.host.launch(a_spec(attempt_id, *argv, **changes)))
         return self.ended(attempt_id)
 
     def ended(self, attempt_id: str) -> AttemptExit:
         return self.until(lambda: self.find(AttemptExit, attempt_id))
 
     def find(self, kind: type[T], attempt_id: str) -> T | None:
-        mine = (told for told in self.reports if told.attempt_id == attempt_id and isinstance(told, kind))
+        mine = (report for report in self.reports if report.attempt_id == attempt_id and isinstance(report, kind))
         return next(mine, None)
 
     def stop(self, attempt_id: str, kind: str = "cancelled", **changes: Any) -> AttemptExit:
-        self.do(self.host.stop_attempt(attempt_id, kind=kind, **changes))
+        self.run_coroutine(self.host.stop_attempt(attempt_id, kind=kind, **changes))
         return self.ended(attempt_id)
 
     def out(self, attempt_id: str, name: str = "stdout") -> str:
@@ -100,7 +100,7 @@ class Driver:
         """Safe twice."""
         if self.loop.is_closed():
             return
-        self.do(self.host.stop())
+        self.run_coroutine(self.host.stop())
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
         self.loop.close()
 
@@ -128,9 +128,9 @@ def root(tmp_path: Path) -> Iterator[Path]:
     recorded = [json.loads(path.read_text()) for path in root.glob("*/groups.json")]
     groups = [path for listed in recorded for _, path in listed if Path(path).exists()]
     log = root / ".spawner.log"
-    told = log.read_text() if log.exists() else ""
+    errors = log.read_text() if log.exists() else ""
     process_tree.signal_all(left, 9)
-    assert (left, groups, told) == ([], [], "")
+    assert (left, groups, errors) == ([], [], "")
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def a_stop(ending: Ending = Ending.PREEMPTED, *, lease: str = "a.1") -> wire.Sto
 
 
 def marks(control: Control) -> list[wire.CheckpointAge]:
-    return [mark for message in control.heard if isinstance(message, wire.Heartbeat) for mark in message.marks]
+    return [mark for message in control.messages if isinstance(message, wire.Heartbeat) for mark in message.marks]
 
 
 def out(root: Path, lease: str = "a.1") -> Callable[[], str]:
@@ -38,22 +38,22 @@ def out(root: Path, lease: str = "a.1") -> Callable[[], str]:
 
 @pytest.mark.parametrize("private", [True, False], ids=["in its own directory", "in the current directory"])
 def test_a_mark_is_told_with_a_heartbeat(tmp_path: Path, private: bool) -> None:
-    async def story(agent: Agent, host: AttemptHost, control: Control) -> None:
+    async def scenario(agent: Agent, host: AttemptHost, control: Control) -> None:
         agent.send(a_start('touch "$GRID_CHECKPOINT"; ls -A; exec sleep 1000', cwd="" if private else str(here)))
         await until(lambda: marks(control))
-        told = marks(control)[0]
-        assert (told.lease_id, told.fence) == ("a.1", 7)
-        assert told.age_ms < 20_000
+        mark = marks(control)[0]
+        assert (mark.lease_id, mark.fence) == ("a.1", 7)
+        assert mark.age_ms < 20_000
         assert list(here.iterdir()) == []
         assert out(tmp_path / "jobs")() == ""
 
     here = tmp_path / "here"
     here.mkdir()
-    with_an_agent(tmp_path / "jobs", story)
+    with_an_agent(tmp_path / "jobs", scenario)
 
 
 def test_the_last_mark_is_told_with_the_end(tmp_path: Path) -> None:
-    async def story(agent: Agent, host: AttemptHost, control: Control) -> None:
+    async def scenario(agent: Agent, host: AttemptHost, control: Control) -> None:
         agent.send(a_start('trap "touch $GRID_CHECKPOINT; exit 4" TERM; echo up; while :; do sleep 0.05; done'))
         await until(lambda: control.starts() and out(tmp_path / "jobs")())
         agent.send(a_stop(Ending.CANCELLED))
@@ -66,7 +66,7 @@ def test_the_last_mark_is_told_with_the_end(tmp_path: Path) -> None:
         await until(lambda: len(control.ends()) == 2)
         assert control.ends()[1].mark_age_ms is None
 
-    with_an_agent(tmp_path / "jobs", story)
+    with_an_agent(tmp_path / "jobs", scenario)
 
 
 READS_ITS_NOTICE = """
@@ -79,7 +79,7 @@ while :; do sleep 0.02; done
 
 
 def test_who_is_displaced_gets_a_notice_before_it_is_stopped(tmp_path: Path) -> None:
-    async def story(agent: Agent, host: AttemptHost, control: Control) -> None:
+    async def scenario(agent: Agent, host: AttemptHost, control: Control) -> None:
         agent.guard.rules = RULES
         agent.send(a_start(READS_ITS_NOTICE))
         await until(lambda: control.starts() and out(tmp_path / "jobs")())
@@ -88,28 +88,28 @@ def test_who_is_displaced_gets_a_notice_before_it_is_stopped(tmp_path: Path) -> 
         await until(control.ends)
         end = control.ends()[0]
         assert (end.outcome.ending, end.outcome.exit_code) == (Ending.PREEMPTED, 4)
-        told = json.loads(out(tmp_path / "jobs")().splitlines()[1])
-        assert told["reason"] == "made room for urgent request vip"
+        notice = json.loads(out(tmp_path / "jobs")().splitlines()[1])
+        assert notice["reason"] == "made room for urgent request vip"
         noticed = float((tmp_path / "jobs/a.1/work/noticed").read_text())
-        assert noticed < told["deadline"] <= noticed + 1.3
+        assert noticed < notice["deadline"] <= noticed + 1.3
         assert len(control.ends()) == 1
 
-    with_an_agent(tmp_path / "jobs", story)
+    with_an_agent(tmp_path / "jobs", scenario)
 
 
 def test_without_rules_it_is_stopped_at_once_and_knows_why(tmp_path: Path) -> None:
-    async def story(agent: Agent, host: AttemptHost, control: Control) -> None:
+    async def scenario(agent: Agent, host: AttemptHost, control: Control) -> None:
         agent.send(a_start(READS_ITS_NOTICE))
         await until(lambda: control.starts() and out(tmp_path / "jobs")())
         agent.send(a_stop())
         await until(control.ends)
         assert json.loads(out(tmp_path / "jobs")().splitlines()[1])["reason"] == "made room for urgent request vip"
 
-    with_an_agent(tmp_path / "jobs", story)
+    with_an_agent(tmp_path / "jobs", scenario)
 
 
 def test_who_is_cancelled_during_its_notice_is_stopped_at_once(tmp_path: Path) -> None:
-    async def story(agent: Agent, host: AttemptHost, control: Control) -> None:
+    async def scenario(agent: Agent, host: AttemptHost, control: Control) -> None:
         agent.guard.rules = wire.OwnerRules(1000, 1000, 0, 1000, 0, evict=False, notice_ms=3_600_000)
         agent.send(a_start("echo up; exec sleep 1000"))
         await until(lambda: control.starts() and out(tmp_path / "jobs")())
@@ -119,11 +119,11 @@ def test_who_is_cancelled_during_its_notice_is_stopped_at_once(tmp_path: Path) -
         await until(control.ends)
         assert control.ends()[0].outcome.ending is Ending.CANCELLED
 
-    with_an_agent(tmp_path / "jobs", story)
+    with_an_agent(tmp_path / "jobs", scenario)
 
 
 def test_who_ends_by_itself_during_its_notice_has_ended_by_itself(tmp_path: Path) -> None:
-    async def story(agent: Agent, host: AttemptHost, control: Control) -> None:
+    async def scenario(agent: Agent, host: AttemptHost, control: Control) -> None:
         agent.guard.rules = wire.OwnerRules(1000, 1000, 0, 1000, 0, evict=False, notice_ms=3_600_000)
         agent.send(a_start('echo up; while [ ! -e "$GRID_NOTICE" ]; do sleep 0.02; done; exit 9'))
         await until(lambda: control.starts() and out(tmp_path / "jobs")())
@@ -131,4 +131,4 @@ def test_who_ends_by_itself_during_its_notice_has_ended_by_itself(tmp_path: Path
         await until(control.ends)
         assert (control.ends()[0].outcome.ending, control.ends()[0].outcome.exit_code) == (Ending.EXITED, 9)
 
-    with_an_agent(tmp_path / "jobs", story)
+    with_an_agent(tmp_path / "jobs", scenario)

@@ -99,7 +99,7 @@ def test_cores_it_was_moved_to_are_known_again_after_a_restart(new_driver: Calla
     first = new_driver(real_cores=(FIRST, SECOND))
     started = [first.launch(f"a.{n}", "sleep", "1000", cpu_milli=1000) for n in (1, 2, 3)]
     first.stop("a.2")
-    stayed, moved = sorted((started[0], started[2]), key=lambda told: allowed(told.pid) != set(told.cores))
+    stayed, moved = sorted((started[0], started[2]), key=lambda report: allowed(report.pid) != set(report.cores))
     first.close()
     second = new_driver(real_cores=(FIRST, SECOND))
     second.stop(stayed.attempt_id)

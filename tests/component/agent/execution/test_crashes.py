@@ -27,8 +27,8 @@ from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.execution.attempt import AttemptSpec
 
 async def main():
-    tell = lambda report: print(json.dumps(msgspec.to_builtins(report)), flush=True)
-    host = AttemptHost(Path(sys.argv[1]), report=tell)
+    write = lambda report: print(json.dumps(msgspec.to_builtins(report)), flush=True)
+    host = AttemptHost(Path(sys.argv[1]), report=write)
     await host.start()
     for spec in msgspec.json.decode(sys.stdin.buffer.read(), type=list[AttemptSpec]):
         await host.launch(spec)
@@ -53,10 +53,10 @@ class Agent:
         self.process.stdin.write(msgspec.json.encode(specs))
         self.process.stdin.close()
 
-    def wait_until(self, wanted: Callable[[dict], bool]) -> None:
+    def wait_until(self, matches: Callable[[dict], bool]) -> None:
         assert self.process.stdout
         for line in self.process.stdout:
-            if wanted(json.loads(line)):
+            if matches(json.loads(line)):
                 return
         raise AssertionError("the agent ended")
 
@@ -75,13 +75,13 @@ def test_an_agent_killed_while_twenty_jobs_run_loses_none_and_repeats_none(
     specs = [a_spec(f"a.{n}", "/bin/sh", "-c", script, "sh", "1000" if n % 2 else "0.2") for n in range(20)]
     agent = Agent(root, specs)
     try:
-        agent.wait_until(lambda told: told == {})
+        agent.wait_until(lambda report: report == {})
     finally:
         agent.kill()
     time.sleep(0.5)
     driver = new_driver()
     for spec in specs:
-        driver.do(driver.host.launch(spec))  # the control plane asks again for all it has not heard of
+        driver.run_coroutine(driver.host.launch(spec))  # the control plane asks again for all it has not heard of
     short = [driver.ended(f"a.{n}") for n in range(0, 20, 2)]
     assert {(ended.kind, ended.exit_code) for ended in short} == {("exited", 7)}
     driver.until(lambda: all(driver.find(AttemptLaunch, f"a.{n}") for n in range(1, 20, 2)))
@@ -105,7 +105,7 @@ def test_an_order_repeated_after_a_kill_in_the_middle_of_a_launch_runs_once(
     finally:
         agent.kill()
     driver = new_driver()
-    driver.do(driver.host.launch(spec))
+    driver.run_coroutine(driver.host.launch(spec))
     assert driver.ended("a.1").kind == "exited"
     assert tally.read_text().split() == ["once"]
 
@@ -113,7 +113,7 @@ def test_an_order_repeated_after_a_kill_in_the_middle_of_a_launch_runs_once(
 def test_a_hold_runs_out_with_the_agent_dead(root: Path, new_driver: Callable[..., Driver]) -> None:
     agent = Agent(root, [a_spec("a.1", *python(STUBBORN_FAMILY), hold_ms=1500)])
     try:
-        agent.wait_until(lambda told: told.get("type") == "AttemptLaunch")
+        agent.wait_until(lambda report: report.get("type") == "AttemptLaunch")
     finally:
         agent.kill()
     out = root / "a.1/stdout"
@@ -137,8 +137,8 @@ def test_a_killed_shim_takes_its_tree_along_and_is_lost(driver: Driver) -> None:
     assert driver.ended("a.1").kind == "lost"
     assert not any(map(is_alive, pids))
     assert is_alive(other.pid)
-    driver.do(driver.host.launch(a_spec("a.1", "true")))
-    assert [told.kind for told in driver.reports if isinstance(told, AttemptExit)] == ["lost", "lost"]
+    driver.run_coroutine(driver.host.launch(a_spec("a.1", "true")))
+    assert [report.kind for report in driver.reports if isinstance(report, AttemptExit)] == ["lost", "lost"]
 
 
 def test_a_shim_killed_while_no_agent_lives_is_lost_and_cleared_by_the_next(
@@ -192,14 +192,14 @@ def test_shims_killed_while_they_wait_for_work_are_replaced(driver: Driver) -> N
 def test_launches_survive_a_spawner_that_dies_among_them(driver: Driver) -> None:
     tally = driver.root.parent / "tally"
     for number in range(20):
-        driver.do(driver.host.launch(a_spec(f"a.{number}", "/bin/sh", "-c", f"echo {number} >> {tally}")))
+        driver.run_coroutine(driver.host.launch(a_spec(f"a.{number}", "/bin/sh", "-c", f"echo {number} >> {tally}")))
         if number == 10:
             os.kill(driver.host.spawner_pid, 9)
     ended = [driver.ended(f"a.{number}") for number in range(20)]
     ran = sorted(map(int, tally.read_text().split()))
     assert len(set(ran)) == len(ran)
-    assert {told.kind for told in ended} <= {"exited", "lost"}
-    assert ran == [number for number, told in enumerate(ended) if told.kind == "exited"]
+    assert {report.kind for report in ended} <= {"exited", "lost"}
+    assert ran == [number for number, report in enumerate(ended) if report.kind == "exited"]
 
 
 def test_the_end_told_while_nobody_listened_is_told_to_the_next(new_driver: Callable[..., Driver]) -> None:

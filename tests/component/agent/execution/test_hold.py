@@ -46,7 +46,7 @@ def test_what_gets_to_start_after_its_hold_is_over_does_not_start(driver: Driver
     trace = tmp_path / "ran"
     os.kill(driver.host.spawner_pid, signal.SIGSTOP)
     try:
-        driver.do(driver.host.launch(a_spec("a.1", "touch", str(trace), hold_ms=300)))
+        driver.run_coroutine(driver.host.launch(a_spec("a.1", "touch", str(trace), hold_ms=300)))
         driver.pass_time(0.6)
     finally:
         os.kill(driver.host.spawner_pid, signal.SIGCONT)
@@ -75,10 +75,10 @@ class Files:
         """Nothing is on its way."""
 
 
-Story = Callable[[Agent, AttemptHost, Control, Files], Awaitable[None]]
+Scenario = Callable[[Agent, AttemptHost, Control, Files], Awaitable[None]]
 
 
-def with_files(root: Path, story: Story) -> None:
+def with_files(root: Path, scenario: Scenario) -> None:
     """A real agent of another machine, whose files come when the test says so."""
 
     async def play() -> None:
@@ -88,7 +88,7 @@ def with_files(root: Path, story: Story) -> None:
         await agent.start()
         try:
             async with asyncio.timeout(30):
-                await story(agent, host, control, files)
+                await scenario(agent, host, control, files)
         finally:
             for attempt_id in host.running():
                 await host.stop_attempt(attempt_id, kind="cancelled", grace_ms=0)
@@ -104,7 +104,7 @@ def with_workdir(order: wire.StartAttemptOrder, hold_ms: int = 60_000) -> wire.S
 
 
 def test_what_is_prepared_until_its_hold_is_over_is_refused(tmp_path: Path) -> None:
-    async def story(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
+    async def scenario(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
         agent.send(with_workdir(a_start("a.1", "sleep", "1000"), hold_ms=400))
         await until(lambda: files.asked)
         assert agent.hello("gpu1").attempts == ("a.1",)
@@ -114,11 +114,11 @@ def test_what_is_prepared_until_its_hold_is_over_is_refused(tmp_path: Path) -> N
         assert control.ends()[0].outcome.ending is Ending.RECLAIMED
         assert host.running() == ()
 
-    with_files(tmp_path / "jobs", story)
+    with_files(tmp_path / "jobs", scenario)
 
 
 def test_a_hold_that_is_renewed_too_late_gives_up_what_was_being_prepared(tmp_path: Path) -> None:
-    async def story(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
+    async def scenario(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
         agent.send(with_workdir(a_start("a.1", "sleep", "1000"), hold_ms=400))
         await until(lambda: files.asked)
         await asyncio.sleep(0.6)
@@ -129,11 +129,11 @@ def test_a_hold_that_is_renewed_too_late_gives_up_what_was_being_prepared(tmp_pa
         assert (control.ends()[0].outcome.ending, len(control.ends())) == (Ending.RECLAIMED, 1)
         assert host.running() == ()
 
-    with_files(tmp_path / "jobs", story)
+    with_files(tmp_path / "jobs", scenario)
 
 
 def test_a_hold_that_is_renewed_in_time_lets_it_be_prepared_and_run(tmp_path: Path) -> None:
-    async def story(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
+    async def scenario(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
         agent.send(with_workdir(a_start("a.1", "true"), hold_ms=30_000))
         await until(lambda: files.asked)
         agent.send(wire.HeartbeatReply(boot_ms(), 60_000))
@@ -141,11 +141,11 @@ def test_a_hold_that_is_renewed_in_time_lets_it_be_prepared_and_run(tmp_path: Pa
         await until(control.ends)
         assert control.ends()[0].outcome.exit_code == 0
 
-    with_files(tmp_path / "jobs", story)
+    with_files(tmp_path / "jobs", scenario)
 
 
 def test_a_stop_while_files_are_brought_ends_it_under_the_fence_it_was_ordered_with(tmp_path: Path) -> None:
-    async def story(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
+    async def scenario(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
         agent.send(with_workdir(a_start("a.1", "sleep", "1000", fence=7)))
         await until(lambda: files.asked)
         agent.send(wire.StopAttemptOrder("a.1", 7, "cancelled", "", 0))
@@ -153,11 +153,11 @@ def test_a_stop_while_files_are_brought_ends_it_under_the_fence_it_was_ordered_w
         assert [(end.lease_id, end.fence) for end in control.ends()] == [("a.1", 7)]
         assert control.ends()[0].outcome.ending is Ending.NEVER_STARTED
 
-    with_files(tmp_path / "jobs", story)
+    with_files(tmp_path / "jobs", scenario)
 
 
 def test_an_order_that_crosses_its_refusal_starts_nothing(tmp_path: Path) -> None:
-    async def story(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
+    async def scenario(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
         agent.send(replace(a_start("a.1", "sleep", "1000"), beat=boot_ms() - 3_600_000))
         await until(control.ends)
         agent.send(a_start("a.1", "sleep", "1000"))
@@ -167,11 +167,11 @@ def test_an_order_that_crosses_its_refusal_starts_nothing(tmp_path: Path) -> Non
         assert host.running() == ()
         assert [end.lease_id for end in control.ends()] == ["a.1", "a.2"]
 
-    with_files(tmp_path / "jobs", story)
+    with_files(tmp_path / "jobs", scenario)
 
 
 def test_an_order_for_what_runs_already_does_not_touch_its_files_again(tmp_path: Path) -> None:
-    async def story(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
+    async def scenario(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
         files.arrive.set()
         order = with_workdir(a_start("a.1", "sleep", "1000"))
         agent.send(order)
@@ -180,4 +180,4 @@ def test_an_order_for_what_runs_already_does_not_touch_its_files_again(tmp_path:
         await until(lambda: len(control.starts()) == 2)
         assert files.asked == 1
 
-    with_files(tmp_path / "jobs", story)
+    with_files(tmp_path / "jobs", scenario)

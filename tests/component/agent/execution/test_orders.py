@@ -18,27 +18,27 @@ def test_launching_twice_runs_once_and_tells_again(driver: Driver) -> None:
     script = "echo once; sleep 0.2"
     driver.launch("a.1", "/bin/sh", "-c", script)
     for _ in range(2):
-        driver.do(driver.host.launch(a_spec("a.1", "/bin/sh", "-c", script)))
+        driver.run_coroutine(driver.host.launch(a_spec("a.1", "/bin/sh", "-c", script)))
     driver.ended("a.1")
-    driver.do(driver.host.launch(a_spec("a.1", "/bin/sh", "-c", script)))
-    assert [type(told).__name__ for told in driver.reports] == ["AttemptLaunch"] * 3 + ["AttemptExit"] * 2
+    driver.run_coroutine(driver.host.launch(a_spec("a.1", "/bin/sh", "-c", script)))
+    assert [type(report).__name__ for report in driver.reports] == ["AttemptLaunch"] * 3 + ["AttemptExit"] * 2
     assert driver.out("a.1") == "once\n"
 
 
 def test_an_order_from_the_past_is_refused_even_after_a_restart(new_driver: Callable[..., Driver]) -> None:
     driver = new_driver()
     driver.run("a.1", "true", fence=5)
-    driver.do(driver.host.launch(a_spec("a.1", "true", fence=8)))
-    assert [told.fence for told in driver.reports] == [5, 5, 8]
+    driver.run_coroutine(driver.host.launch(a_spec("a.1", "true", fence=8)))
+    assert [report.fence for report in driver.reports] == [5, 5, 8]
     with pytest.raises(StaleFence):
-        driver.do(driver.host.launch(a_spec("a.1", "true", fence=7)))
+        driver.run_coroutine(driver.host.launch(a_spec("a.1", "true", fence=7)))
     driver.host.forget("a.1")
     driver.close()
     driver = new_driver()
     with pytest.raises(StaleFence):
-        driver.do(driver.host.launch(a_spec("a.1", "true", fence=7)))
-    driver.do(driver.host.launch(a_spec("a.1", "true", fence=8)))
-    assert [told.fence for told in driver.reports] == [8]
+        driver.run_coroutine(driver.host.launch(a_spec("a.1", "true", fence=7)))
+    driver.run_coroutine(driver.host.launch(a_spec("a.1", "true", fence=8)))
+    assert [report.fence for report in driver.reports] == [8]
 
 
 def test_what_is_forgotten_is_reported_no_more_and_keeps_its_logs(new_driver: Callable[..., Driver]) -> None:
@@ -49,9 +49,9 @@ def test_what_is_forgotten_is_reported_no_more_and_keeps_its_logs(new_driver: Ca
     driver.host.forget("a.1")
     driver.close()
     driver = new_driver()
-    assert [told.attempt_id for told in driver.reports] == ["a.2"]
+    assert [report.attempt_id for report in driver.reports] == ["a.2"]
     assert driver.out("a.1") == "hello\n"
-    driver.do(driver.host.stop_attempt("a.1", kind="cancelled"))
+    driver.run_coroutine(driver.host.stop_attempt("a.1", kind="cancelled"))
     assert isinstance(driver.reports[-1], AttemptExit)
     assert driver.reports[-1].exit_code == 0
 
@@ -59,22 +59,22 @@ def test_what_is_forgotten_is_reported_no_more_and_keeps_its_logs(new_driver: Ca
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "../a", "a b", "x" * 129, "a\n"])
 def test_a_name_that_is_not_safe_is_refused(driver: Driver, name: str) -> None:
     with pytest.raises(BadInput):
-        driver.do(driver.host.launch(a_spec(name, "true")))
+        driver.run_coroutine(driver.host.launch(a_spec(name, "true")))
     driver.host.forget(name)
 
 
 def test_a_root_has_one_agent(driver: Driver) -> None:
     second = AttemptHost(driver.root, report=print, lock_timeout_s=0.05)
     with pytest.raises(BadInput):
-        driver.do(second.start())
-    driver.do(second.stop())
+        driver.run_coroutine(second.start())
+    driver.run_coroutine(second.stop())
 
 
 def test_starting_and_closing_twice_is_harmless(driver: Driver) -> None:
-    driver.do(driver.host.start())
-    driver.do(driver.host.stop())
-    driver.do(driver.host.stop())
-    driver.do(driver.host.start())
+    driver.run_coroutine(driver.host.start())
+    driver.run_coroutine(driver.host.stop())
+    driver.run_coroutine(driver.host.stop())
+    driver.run_coroutine(driver.host.start())
     assert driver.run("a.1", "true").exit_code == 0
 
 
@@ -88,7 +88,7 @@ def test_a_launch_that_cannot_be_recorded_never_started(driver: Driver) -> None:
 def test_a_hundred_at_once_all_end(driver: Driver) -> None:
     began = time.monotonic()
     for number in range(100):
-        driver.do(driver.host.launch(a_spec(f"a.{number}", "true")))
+        driver.run_coroutine(driver.host.launch(a_spec(f"a.{number}", "true")))
     assert {driver.ended(f"a.{number}").exit_code for number in range(100)} == {0}
     assert time.monotonic() - began < 20
 

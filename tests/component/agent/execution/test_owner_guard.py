@@ -63,7 +63,7 @@ def room() -> Iterator[None]:
 
 
 class Guarded:
-    """A guard over a driver's host, and what it has told."""
+    """A guard over a driver's host, and what it has reported."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -84,7 +84,7 @@ class Guarded:
 
     def stop(self) -> None:
         self.watching.cancel()
-        self.driver.do(asyncio.gather(self.watching, return_exceptions=True))
+        self.driver.run_coroutine(asyncio.gather(self.watching, return_exceptions=True))
         self.guard.release()
 
 
@@ -146,7 +146,7 @@ def test_the_owner_has_its_machine_back_within_a_second_and_lends_it_again_after
         assert guard.generation > 0
         assert len(allowed(job.pid)) == 1
         assert owners_share(driver, owner, 1.5) >= 0.9
-    driver.until(lambda: not guard.yields, patience_s=15)
+    driver.until(lambda: not guard.yields, timeout_s=15)
     assert allowed(job.pid) == set(CORES)
     before = own_ms(driver)
     driver.pass_time(1)
@@ -160,7 +160,7 @@ def test_an_owner_who_wants_half_shares_the_machine(guarded: Guarded) -> None:
     driver.launch("a.1", *python(SPIN_EVERYWHERE), cpu_milli=1000 * len(CORES))
     driver.pass_time(1)
     with an_owner(half) as owner:
-        driver.until(lambda: guarded.guard.yields, patience_s=5)
+        driver.until(lambda: guarded.guard.yields, timeout_s=5)
         driver.pass_time(1)
         before, own_before, began = ran_ms(*owner), own_ms(driver), time.monotonic()
         driver.pass_time(3)
@@ -176,7 +176,7 @@ def test_an_owner_who_takes_it_all_pauses_everything_until_it_goes(guarded: Guar
     driver.launch("a.2", *python(SPIN), cpu_milli=500)
     driver.pass_time(1)
     with an_owner(2 * len(CORES)):
-        driver.until(lambda: len(guarded.pauses) == 2, patience_s=15)
+        driver.until(lambda: len(guarded.pauses) == 2, timeout_s=15)
         assert guard.state.step is YieldStep.PAUSED
         assert {(name, paused) for name, paused, _ in guarded.pauses} == {("a.1", True), ("a.2", True)}
         assert all(f"of {len(CORES)} cores" in why for _, _, why in guarded.pauses)
@@ -184,11 +184,11 @@ def test_an_owner_who_takes_it_all_pauses_everything_until_it_goes(guarded: Guar
         before = own_ms(driver)
         driver.pass_time(1)
         assert own_ms(driver) <= before + 20
-    driver.until(lambda: len(guarded.pauses) == 4, patience_s=15)
+    driver.until(lambda: len(guarded.pauses) == 4, timeout_s=15)
     assert set(guarded.pauses[2:]) == {("a.1", False, ""), ("a.2", False, "")}
     before = own_ms(driver)
     driver.until(lambda: own_ms(driver) > before + 300)
-    driver.until(lambda: not guard.yields, patience_s=15)
+    driver.until(lambda: not guard.yields, timeout_s=15)
     assert not is_marked(driver.root)
 
 
@@ -214,11 +214,11 @@ def test_pins_and_weights_come_back_exactly_as_they_were(guarded: Guarded) -> No
     pins, before = [allowed(job.pid) for job in jobs], weights(driver.root)
     driver.pass_time(0.5)
     with an_owner(len(CORES)):
-        driver.until(lambda: guarded.guard.yields, patience_s=5)
+        driver.until(lambda: guarded.guard.yields, timeout_s=5)
         assert len(set.union(*(allowed(job.pid) for job in jobs))) == 1
         late = driver.launch("a.5", *python(SPIN))
         assert len(allowed(late.pid)) == 1
-    driver.until(lambda: not guarded.guard.yields, patience_s=15)
+    driver.until(lambda: not guarded.guard.yields, timeout_s=15)
     assert [allowed(job.pid) for job in jobs] == pins
     assert allowed(late.pid) == set(CORES)
     assert weights(driver.root) == before
@@ -230,7 +230,7 @@ def test_a_slowed_job_can_still_be_cancelled_and_clean_up(guarded: Guarded) -> N
     driver.launch("a.1", "/bin/sh", "-c", polite, cpu_milli=1000 * len(CORES))
     driver.numbers("a.1", 1)
     with an_owner(2 * len(CORES)):
-        driver.until(lambda: guarded.guard.yields, patience_s=5)
+        driver.until(lambda: guarded.guard.yields, timeout_s=5)
         ended = driver.stop("a.1", grace_ms=10_000)
     assert (ended.kind, ended.exit_code, driver.out("a.1")) == ("cancelled", 3, "1\nbye\n")
 
@@ -250,7 +250,7 @@ def test_letting_go_lets_everything_run(guarded: Guarded) -> None:
     job = driver.launch("a.1", *python(SPIN_EVERYWHERE), cpu_milli=1000 * len(CORES))
     driver.pass_time(0.5)
     with an_owner(2 * len(CORES)):
-        driver.until(lambda: guarded.pauses, patience_s=15)
+        driver.until(lambda: guarded.pauses, timeout_s=15)
         assert state_of(job.pid) == "T"
         guarded.stop()
         assert (state_of(job.pid), allowed(job.pid)) == ("R", set(CORES))
@@ -265,8 +265,8 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
 print(os.getpid(), flush=True)
 while not os.path.exists(os.environ["GRID_NOTICE"]):
     time.sleep(0.01)
-told = json.load(open(os.environ["GRID_NOTICE"]))
-print(told["reason"], "in", round(told["deadline"] - time.time(), 1), flush=True)
+notice = json.load(open(os.environ["GRID_NOTICE"]))
+print(notice["reason"], "in", round(notice["deadline"] - time.time(), 1), flush=True)
 time.sleep(1000)
 """
 
@@ -309,7 +309,7 @@ def test_where_only_eviction_is_allowed_the_youngest_goes(guarded: Guarded) -> N
     driver.launch("young", *python(SPIN), cpu_milli=1000)
     driver.pass_time(0.5)
     with an_owner(len(CORES)):
-        ended = driver.until(lambda: driver.find(AttemptExit, "young"), patience_s=60)
+        ended = driver.until(lambda: driver.find(AttemptExit, "young"), timeout_s=60)
         assert ended.kind == "reclaimed"
         assert "its owner needs here's CPU: " in ended.detail
         assert is_alive(driver.shim_pid("old"))

@@ -122,10 +122,10 @@ def test_a_job_begun_in_the_older_layout_is_adopted_and_its_end_told(
 ) -> None:
     shim, main = an_old_shim(root, "/bin/sh", "-c", "while [ ! -e go ]; do sleep 0.02; done; exit 7")
     first = new_driver()
-    told = first.find(AttemptLaunch, "a.1")
-    assert told is not None
-    assert (told.pid, told.fence, first.shim_pid("a.1")) == (main, 4, shim.pid)
-    first.do(first.host.launch(a_spec("a.1", "false", fence=4)))  # asked for again, it is not run again
+    report = first.find(AttemptLaunch, "a.1")
+    assert report is not None
+    assert (report.pid, report.fence, first.shim_pid("a.1")) == (main, 4, shim.pid)
+    first.run_coroutine(first.host.launch(a_spec("a.1", "false", fence=4)))  # asked for again, it is not run again
     os.kill(main, signal.SIGTERM)
     assert first.ended("a.1").detail == "as of old"
     shim.wait()
@@ -181,8 +181,8 @@ def without_links(root: Path) -> None:
     assert driver.ended("a.2").exit_code == 8
     assert driver.ended("a.3").kind == "lost"
     assert not is_alive(killed.pid)
-    driver.do(driver.host.launch(a_spec("a.2", "false")))
-    assert [told.exit_code for told in driver.reports if isinstance(told, AttemptExit)][-1] == 8
+    driver.run_coroutine(driver.host.launch(a_spec("a.2", "false")))
+    assert [report.exit_code for report in driver.reports if isinstance(report, AttemptExit)][-1] == 8
     driver.launch("a.4", *python("import time; time.sleep(1000)"), cpu_milli=1000)
     assert driver.stop("a.4").kind == "cancelled"
     driver.finish()

@@ -23,19 +23,19 @@ HOLD_MS = 60_000
 
 
 class Control:
-    """Remembers what it hears, and acknowledges nothing unless told to."""
+    """Remembers what it receives, and acknowledges nothing by itself."""
 
     def __init__(self) -> None:
-        self.heard: list[wire.FromAgent] = []
+        self.messages: list[wire.FromAgent] = []
 
     def received(self, message: wire.FromAgent, via: wire.AgentSide) -> None:
-        self.heard.append(message)
+        self.messages.append(message)
 
     def ends(self) -> list[wire.AttemptEndedReport]:
-        return [message for message in self.heard if isinstance(message, wire.AttemptEndedReport)]
+        return [message for message in self.messages if isinstance(message, wire.AttemptEndedReport)]
 
     def starts(self) -> list[wire.AttemptStartedReport]:
-        return [message for message in self.heard if isinstance(message, wire.AttemptStartedReport)]
+        return [message for message in self.messages if isinstance(message, wire.AttemptStartedReport)]
 
 
 def a_start(lease: str = "a.1", *argv: str, fence: int = 7) -> wire.StartAttemptOrder:
@@ -43,7 +43,7 @@ def a_start(lease: str = "a.1", *argv: str, fence: int = 7) -> wire.StartAttempt
     return wire.StartAttemptOrder("gpu1", lease, fence, "job", command, Claim(), HOLD_MS, boot_ms())
 
 
-def with_an_agent(root: Path, story: Callable[[Agent, AttemptHost, Control], Awaitable[None]]) -> None:
+def with_an_agent(root: Path, scenario: Callable[[Agent, AttemptHost, Control], Awaitable[None]]) -> None:
     """A real agent with real attempts, over a link that only the test sees."""
 
     async def play() -> None:
@@ -53,7 +53,7 @@ def with_an_agent(root: Path, story: Callable[[Agent, AttemptHost, Control], Awa
         await agent.start()
         try:
             async with asyncio.timeout(30):
-                await story(agent, host, control)
+                await scenario(agent, host, control)
         finally:
             for attempt_id in host.running():
                 await host.stop_attempt(attempt_id, kind="cancelled", grace_ms=0)
@@ -70,34 +70,34 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def test_an_order_in_time_runs_and_is_told_until_it_is_acknowledged(tmp_path: Path) -> None:
-    async def story(agent: Agent, host: AttemptHost, control: Control) -> None:
+    async def scenario(agent: Agent, host: AttemptHost, control: Control) -> None:
         agent.send(a_start())
         await until(control.ends)
-        told = control.ends()[0]
-        assert told.outcome.exit_code == 0
+        report = control.ends()[0]
+        assert report.outcome.exit_code == 0
         assert "a.1" in agent.hello("gpu1").attempts
         agent.welcomed(wire.Welcome(wire.PROTOCOL, "0", 1, HOLD_MS, 2000))
-        assert control.ends() == [told, told]
-        agent.send(wire.AcknowledgeReport(told.seq))
+        assert control.ends() == [report, report]
+        agent.send(wire.AcknowledgeReport(report.seq))
         assert agent.hello("gpu1").attempts == ()
 
-    with_an_agent(tmp_path / "jobs", story)
+    with_an_agent(tmp_path / "jobs", scenario)
 
 
 @pytest.mark.parametrize("late_ms", [HOLD_MS, -3_600_000], ids=["its hold is over", "a beat of another boot"])
 def test_an_order_whose_hold_is_over_is_refused(tmp_path: Path, late_ms: int) -> None:
-    async def story(agent: Agent, host: AttemptHost, control: Control) -> None:
+    async def scenario(agent: Agent, host: AttemptHost, control: Control) -> None:
         agent.send(replace(a_start(), beat=boot_ms() - late_ms))
         await until(control.ends)
         assert control.ends()[0].outcome.ending is Ending.RECLAIMED
         assert "too late" in control.ends()[0].outcome.detail
         assert host.running() == ()
 
-    with_an_agent(tmp_path / "jobs", story)
+    with_an_agent(tmp_path / "jobs", scenario)
 
 
 def test_a_start_on_an_offer_that_was_withdrawn_since_is_refused(tmp_path: Path) -> None:
-    async def story(agent: Agent, host: AttemptHost, control: Control) -> None:
+    async def scenario(agent: Agent, host: AttemptHost, control: Control) -> None:
         agent.guard.generation = 50
         agent.send(replace(a_start("a.1"), generation=49))
         await until(control.ends)
@@ -107,21 +107,21 @@ def test_a_start_on_an_offer_that_was_withdrawn_since_is_refused(tmp_path: Path)
         await until(lambda: len(control.ends()) == 2)
         assert control.ends()[1].outcome.ending is Ending.EXITED
 
-    with_an_agent(tmp_path / "jobs", story)
+    with_an_agent(tmp_path / "jobs", scenario)
 
 
 def test_an_older_fence_neither_starts_nor_stops_anything(tmp_path: Path) -> None:
-    async def story(agent: Agent, host: AttemptHost, control: Control) -> None:
+    async def scenario(agent: Agent, host: AttemptHost, control: Control) -> None:
         agent.send(a_start("a.1", "sleep", "1000", fence=7))
         await until(control.starts)
-        heard = len(control.starts())
+        before = len(control.starts())
         agent.send(a_start("a.1", "sleep", "1000", fence=6))
         agent.send(wire.StopAttemptOrder("a.1", 6, "cancelled", "", 0))
         agent.send(a_start("a.2", "true"))
         await until(control.ends)  # orders are carried out in turn, so the two before are behind us
         assert host.running() == ("a.1",)
-        assert len(control.starts()) == heard
+        assert len(control.starts()) == before
         agent.send(wire.StopAttemptOrder("a.1", 7, "cancelled", "", 0))
         await until(lambda: not host.running())
 
-    with_an_agent(tmp_path / "jobs", story)
+    with_an_agent(tmp_path / "jobs", scenario)

@@ -89,7 +89,7 @@ def test_a_shim_that_had_to_stop_its_attempt_serves_no_other(driver: Driver) -> 
 
 
 def test_a_shim_waits_until_its_end_was_heard(driver: Driver) -> None:
-    driver.do(driver.host.launch(a_spec("a.1", "true")))
+    driver.run_coroutine(driver.host.launch(a_spec("a.1", "true")))
     deadline = time.monotonic() + 10
     while not (driver.root / "a.1" / job_dir.EXIT).exists():  # the agent's loop stands still meanwhile
         assert time.monotonic() < deadline
@@ -120,7 +120,7 @@ def test_a_shim_killed_between_attempts_is_replaced(driver: Driver) -> None:
 
 def test_a_crowd_of_shims_goes_away_when_it_is_not_needed(driver: Driver) -> None:
     for number in range(8):
-        driver.do(driver.host.launch(a_spec(f"a.{number}", "sleep", "0.3")))
+        driver.run_coroutine(driver.host.launch(a_spec(f"a.{number}", "sleep", "0.3")))
     assert {driver.ended(f"a.{number}").exit_code for number in range(8)} == {0}
     driver.until(lambda: len(shims(driver)) <= MAX_SPARES)
     driver.until(lambda: len(shims(driver)) == SPARES)

@@ -71,13 +71,13 @@ def test_a_polite_command_may_clean_up_and_keeps_its_exit_code(driver: Driver) -
 def test_stopping_twice_is_once_and_may_hurry(driver: Driver) -> None:
     driver.launch("a.1", *python(STUBBORN_FAMILY))
     driver.numbers("a.1", 3)
-    driver.do(driver.host.stop_attempt("a.1", kind="preempted", grace_ms=60_000))
+    driver.run_coroutine(driver.host.stop_attempt("a.1", kind="preempted", grace_ms=60_000))
     driver.pass_time(0.05)
     began = time.monotonic()
     assert driver.stop("a.1", kind="cancelled", grace_ms=0).kind == "preempted"
     assert time.monotonic() - began < 2
-    driver.do(driver.host.stop_attempt("a.1", kind="cancelled"))
-    assert [told.kind for told in driver.reports[1:]] == ["preempted", "preempted"]
+    driver.run_coroutine(driver.host.stop_attempt("a.1", kind="cancelled"))
+    assert [report.kind for report in driver.reports[1:]] == ["preempted", "preempted"]
 
 
 def test_stopping_at_once_after_the_launch_is_not_missed(driver: Driver) -> None:
@@ -85,7 +85,7 @@ def test_stopping_at_once_after_the_launch_is_not_missed(driver: Driver) -> None
         spec_id = f"a.{number}"
         from tests.component.agent.execution.conftest import a_spec
 
-        driver.do(driver.host.launch(a_spec(spec_id, "sleep", "1000")))
+        driver.run_coroutine(driver.host.launch(a_spec(spec_id, "sleep", "1000")))
         if number % 2:
             driver.pass_time(0.0005 * number)
         assert driver.stop(spec_id).kind == "cancelled"
@@ -132,7 +132,7 @@ def test_an_attempt_nobody_renews_is_gone_when_its_hold_is_over(driver: Driver) 
     gone = time.monotonic()
     assert gone - began > 1.6
     assert 0.7 < gone - renewed < 1.5
-    assert driver.ended("a.1").kind == "hold_expired"  # told when it is on the disk, which may take longer
+    assert driver.ended("a.1").kind == "hold_expired"  # reported when it is on the disk, which may take longer
 
 
 def test_what_has_no_hold_outlives_the_holds_of_others(driver: Driver) -> None:

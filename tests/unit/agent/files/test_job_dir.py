@@ -164,13 +164,13 @@ def test_safe_names(name: str) -> None:
 
 
 SPEC = b'{"attempt_id": "a.1", "argv": ["\\n{\\"ended\\": 1}"]}'
-TOLD = {"shim": {"pid": 7}, "started": {"pid": 8, "cores": [0]}, "ended": {"kind": "exited", "detail": "\udcff\n"}}
+ENTRIES = {"shim": {"pid": 7}, "started": {"pid": 8, "cores": [0]}, "ended": {"kind": "exited", "detail": "\udcff\n"}}
 
 
 def a_journal(path: Path) -> bytes:
     path.write_bytes(SPEC)
     fd = os.open(path, os.O_WRONLY | os.O_APPEND)
-    for key, content in TOLD.items():
+    for key, content in ENTRIES.items():
         job_dir.append_entry(fd, job_dir.journal_entry(key, content))
     os.close(fd)
     return path.read_bytes()
@@ -178,18 +178,18 @@ def a_journal(path: Path) -> bytes:
 
 def test_what_is_told_is_found(tmp_path: Path) -> None:
     text = a_journal(tmp_path / "journal")
-    assert {key: job_dir.find_entry(text, key) for key in TOLD} == TOLD
+    assert {key: job_dir.find_entry(text, key) for key in ENTRIES} == ENTRIES
     assert job_dir.first_entry(text) == {"attempt_id": "a.1", "argv": ['\n{"ended": 1}']}
     assert job_dir.find_entry(text, "other") is None
 
 
-def test_cut_anywhere_it_tells_less_but_nothing_else(tmp_path: Path) -> None:
+def test_cut_anywhere_it_says_less_but_nothing_else(tmp_path: Path) -> None:
     text = a_journal(tmp_path / "journal")
     found = []
     for length in range(len(text) + 1):
-        told = {key: job_dir.find_entry(text[:length], key) for key in TOLD}
-        assert all(content in (None, TOLD[key]) for key, content in told.items()), text[:length]
-        found.append(sum(content is not None for content in told.values()))
+        entries = {key: job_dir.find_entry(text[:length], key) for key in ENTRIES}
+        assert all(content in (None, ENTRIES[key]) for key, content in entries.items()), text[:length]
+        found.append(sum(content is not None for content in entries.values()))
         assert (job_dir.first_entry(text[:length]) is not None) == (length >= len(SPEC))
     assert found == sorted(found)
     assert set(found) == {0, 1, 2, 3}
@@ -198,19 +198,19 @@ def test_cut_anywhere_it_tells_less_but_nothing_else(tmp_path: Path) -> None:
 def test_a_line_cut_short_hides_none_that_follows(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     whole = a_journal(path)
-    line = job_dir.journal_entry("ended", TOLD["ended"])
+    line = job_dir.journal_entry("ended", ENTRIES["ended"])
     begun = whole[: -len(line)]
     for length in range(len(line)):
         path.write_bytes(begun + line[:length])
         fd = os.open(path, os.O_WRONLY | os.O_APPEND)
         job_dir.append_entry(fd, line)
         os.close(fd)
-        assert job_dir.find_entry(path.read_bytes(), "ended") == TOLD["ended"]
+        assert job_dir.find_entry(path.read_bytes(), "ended") == ENTRIES["ended"]
 
 
 def test_what_a_power_failure_left_as_zeros_is_nothing(tmp_path: Path) -> None:
     text = a_journal(tmp_path / "journal")
     end = text.index(b'{"ended"')
     assert job_dir.find_entry(text[:end] + bytes(200), "ended") is None
-    assert job_dir.find_entry(text[:end] + bytes(200), "started") == TOLD["started"]
+    assert job_dir.find_entry(text[:end] + bytes(200), "started") == ENTRIES["started"]
     assert job_dir.first_entry(bytes(len(text))) is None

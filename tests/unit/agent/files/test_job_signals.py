@@ -1,4 +1,4 @@
-"""Checkpoint marks as an agent sees them: files, their times, and what is told of them how often."""
+"""Checkpoint marks as an agent sees them: files, their times, and what is reported of them how often."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Attempts:
         when = time.time() - ago_s
         os.utime(path, (when, when))
 
-    def beat(self, *, node: str = "gpu1", later_ms: int = 2_000, heard: bool = True) -> list[tuple[str, int]]:
-        """One heartbeat; of whom it tells, and under which fence."""
+    def beat(self, *, node: str = "gpu1", later_ms: int = 2_000, confirmed: bool = True) -> list[tuple[str, int]]:
+        """One heartbeat; the attempts it reports, with their fences."""
         self.clock.ms += later_ms
         self.marks.observe(self.running)
-        told = self.marks.take_unreported(node, self.clock.ms)
-        if heard:
+        reported = self.marks.take_unreported(node, self.clock.ms)
+        if confirmed:
             self.marks.confirm(self.clock.ms)
-        return [(mark.lease_id, mark.fence) for mark in told]
+        return [(mark.lease_id, mark.fence) for mark in reported]
 
 
 @pytest.fixture
@@ -62,10 +62,10 @@ def test_who_never_marked_is_not_told_of(attempts: Attempts) -> None:
 def test_a_mark_is_told_once_with_its_age_and_fence(attempts: Attempts) -> None:
     attempts.mark("a.2", ago_s=30)
     attempts.marks.observe(attempts.running)
-    (told,) = attempts.marks.take_unreported("gpu1", 1)
+    (reported,) = attempts.marks.take_unreported("gpu1", 1)
     attempts.marks.confirm(1)
-    assert (told.lease_id, told.fence) == ("a.2", 12)
-    assert 30_000 <= told.age_ms < 60_000
+    assert (reported.lease_id, reported.fence) == ("a.2", 12)
+    assert 30_000 <= reported.age_ms < 60_000
     for _ in range(20):
         assert attempts.beat() == []
 
@@ -78,11 +78,11 @@ def test_a_mark_of_the_future_counts_as_now(attempts: Attempts) -> None:
 
 
 def test_an_attempt_is_told_of_at_most_once_in_ten_seconds(attempts: Attempts) -> None:
-    told = 0
+    reported = 0
     for number in range(50):
         attempts.mark("a.1", ago_s=100 - number)
-        told += len(attempts.beat(later_ms=1_000))
-    assert told == 50_000 // REPORT_EVERY_MS
+        reported += len(attempts.beat(later_ms=1_000))
+    assert reported == 50_000 // REPORT_EVERY_MS
 
 
 def test_a_mark_goes_with_the_heartbeat_of_its_own_node(attempts: Attempts) -> None:
@@ -93,7 +93,7 @@ def test_a_mark_goes_with_the_heartbeat_of_its_own_node(attempts: Attempts) -> N
 
 def test_a_mark_that_was_not_confirmed_is_told_again_later(attempts: Attempts) -> None:
     attempts.mark("a.1", ago_s=1)
-    assert attempts.beat(heard=False) == [("a.1", 11)]
+    assert attempts.beat(confirmed=False) == [("a.1", 11)]
     assert attempts.beat() == []
     assert attempts.beat(later_ms=REPORT_EVERY_MS) == [("a.1", 11)]
     assert attempts.beat(later_ms=REPORT_EVERY_MS) == []
