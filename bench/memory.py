@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.table import Line
-from distributed_grid.client.memory.directory import memory_desk
+from distributed_grid.client.memory.directory import block_directory
 from tests.lab.clusters import Cluster
 from tests.lab.lab import Lab
 from tests.lab.lab_host import Host
@@ -62,7 +62,7 @@ def measure() -> list[Line]:
                     words = ("measure", "ray", str(ROUNDS), ray, LENDER)
                     found["ray"] = [_in_host(lab.host(USER), *words) for _ in range(TIMES)]
             many = _many(lab)
-            near = _in_host(lab.host(LENDER), "mapped", LENDER, desk=True)
+            near = _in_host(lab.host(LENDER), "mapped", LENDER, directory=True)
         with a_pool(lab, Path(folder), trusted=False) as (_, encrypted):
             found["encrypted"] = [encrypted() for _ in range(TIMES)]
     rates = _allocating()
@@ -132,20 +132,20 @@ def a_pool(lab: Lab, folder: Path, *, trusted: bool) -> Iterator[tuple[Cluster, 
         cluster("cluster", "start", check=0, timeout=120)
         for name in (LENDER, USER):
             wait_until(lambda name=name: cluster.is_alive(name), 60)
-        yield cluster, lambda: _in_host(lab.host(USER), "measure", "ours", str(ROUNDS), LENDER, desk=True)
+        yield cluster, lambda: _in_host(lab.host(USER), "measure", "ours", str(ROUNDS), LENDER, directory=True)
     finally:
         cluster.close()
 
 
-def _in_host(host: Host, *words: str, desk: bool = False) -> dict[str, Any]:
-    done = host.run(["python3", SCRIPT, *words], env=_environ(host, desk=desk), timeout=300)
+def _in_host(host: Host, *words: str, directory: bool = False) -> dict[str, Any]:
+    done = host.run(["python3", SCRIPT, *words], env=_environ(host, directory=directory), timeout=300)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def _environ(host: Host, *, desk: bool = False) -> dict[str, str]:
+def _environ(host: Host, *, directory: bool = False) -> dict[str, str]:
     environ = {"PYTHONPATH": f"{SOURCE}:{PACKAGES}:{PEERS}"}
-    if desk:
+    if directory:
         found = host.run(["sh", "-c", "ls -d ~/.distributed_grid/agents/*/*/memory/memory.sock"]).stdout.split()
         environ["GRID_MEMORY_SOCKET"] = found[0]
     return environ
@@ -154,7 +154,7 @@ def _environ(host: Host, *, desk: bool = False) -> dict[str, str]:
 def _many(lab: Lab) -> float:
     """Small reads a second of many programs at once."""
     host = lab.host(USER)
-    environ = _environ(host, desk=True)
+    environ = _environ(host, directory=True)
     made = host.run(["python3", "-c", MAKE, LENDER, str(SIZE)], env=environ, timeout=120).stdout.split()[-1]
     command = ["python3", SCRIPT, "many", LENDER, made, str(SECONDS)]
     programs = [host.popen(command, env=environ, stdin=-1, stdout=-1, text=True) for _ in range(CLIENTS)]
@@ -182,29 +182,29 @@ print(ours.block)
 """
 DROP = """
 import sys
-from distributed_grid.client.memory.directory import memory_desk
-memory_desk().call("free_block", block_id=sys.argv[1])
+from distributed_grid.client.memory.directory import block_directory
+block_directory().call("free_block", block_id=sys.argv[1])
 """
 
 
 def _allocating() -> list[Line]:
     """Ten thousand blocks allocated and freed, by one program with several threads, on this machine's own grid."""
     with tempfile.TemporaryDirectory() as state:
-        desk = memory_desk(None, state)
+        directory = block_directory(None, state)
         names = [uuid.uuid4().hex for _ in range(BLOCKS)]
         try:
-            desk.call("allocate_block", request_id="warm", size=65536)
+            directory.call("allocate_block", request_id="warm", size=65536)
             with ThreadPoolExecutor(AT_ONCE) as threads:
                 began = time.perf_counter()
-                list(threads.map(lambda name: desk.call("allocate_block", request_id=name, size=65536), names))
+                list(threads.map(lambda name: directory.call("allocate_block", request_id=name, size=65536), names))
                 allocated = time.perf_counter() - began
                 began = time.perf_counter()
-                list(threads.map(lambda name: desk.call("free_block", block_id=name), names))
+                list(threads.map(lambda name: directory.call("free_block", block_id=name), names))
                 freed = time.perf_counter() - began
-            desk.call("free_block", block_id="warm")
+            directory.call("free_block", block_id="warm")
         finally:
-            desk.call("stop_daemon")
-            desk.close()
+            directory.call("stop_daemon")
+            directory.close()
     both = BLOCKS / (allocated + freed) * 2
     return [
         Line(f"{BLOCKS:,} blocks allocated, {AT_ONCE} threads", BLOCKS / allocated, 1000, "/s"),
@@ -244,7 +244,7 @@ def _servers(lab: Lab, *, with_peers: bool) -> Iterator[dict[str, Callable[[], d
     try:
         serve(["python3", SCRIPT, "serve", "bare", lender.address, "7801"], "ready")
         words = ("beside", str(ROUNDS), LENDER, lender.address, "7801")
-        clients["beside"] = lambda: _in_host(user, *words, desk=True)
+        clients["beside"] = lambda: _in_host(user, *words, directory=True)
         if with_peers:
             serve(["python3", SCRIPT, "serve", "flight", lender.address, "7802"], "ready")
             clients["flight"] = measured("flight", 7802)

@@ -169,23 +169,23 @@ class Ours:
     """A block of the memory pool; every write but with `again` goes to a new one."""
 
     def __init__(self, node: str) -> None:
-        from distributed_grid.client.memory.directory import memory_desk
+        from distributed_grid.client.memory.directory import block_directory
         from distributed_grid.memory.client.block_client import BlockClient
 
-        self.desk = memory_desk()
-        self.blocks = BlockClient(self.desk)
+        self.directory = block_directory()
+        self.blocks = BlockClient(self.directory)
         self._node = node
         self.block = self.allocate(SIZE)
 
     def allocate(self, size: int) -> str:
         block = uuid.uuid4().hex
         self.blocks.add_location(
-            self.desk.call("allocate_block", request_id=block, size=size, preferred_node=self._node)
+            self.directory.call("allocate_block", request_id=block, size=size, preferred_node=self._node)
         )
         return block
 
     def fresh(self) -> None:
-        self.desk.call("free_block", block_id=self.block)
+        self.directory.call("free_block", block_id=self.block)
         self.blocks.forget(self.block)
         self.block = self.allocate(SIZE)
 
@@ -240,7 +240,7 @@ def in_turns(peers: dict[str, Any], rounds: int) -> dict[str, dict[str, Any]]:
     for kind, peer in peers.items():
         found[kind]["small"] = _small(kind, peer)
         if kind == "ours":
-            peer.desk.call("free_block", block_id=peer.block)
+            peer.directory.call("free_block", block_id=peer.block)
     return found
 
 
@@ -267,10 +267,10 @@ def _small(kind: str, peer: Any) -> float:
 def many(node: str, block: str, seconds: float) -> dict[str, Any]:
     """How many small reads one of many programs gets done; begins when it is told to."""
     peer = Ours.__new__(Ours)
-    from distributed_grid.client.memory.directory import memory_desk
+    from distributed_grid.client.memory.directory import block_directory
     from distributed_grid.memory.client.block_client import BlockClient
 
-    peer.blocks = BlockClient(memory_desk())
+    peer.blocks = BlockClient(block_directory())
     peer.block = block
     peer.read(SMALL)
     print("ready", flush=True)
@@ -313,7 +313,7 @@ def mapped(node: str) -> dict[str, Any]:
     of_own = [timed(lambda: np.copyto(beside(own), own)) for _ in range(5)]
     overhead = _overhead()
     for name in (block, ours.block):
-        ours.desk.call("free_block", block_id=name)
+        ours.directory.call("free_block", block_id=name)
     return {"map": statistics.median(took), "ratio": min(of_own) / min(of_block), "overhead": overhead / size}
 
 

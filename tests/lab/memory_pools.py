@@ -12,7 +12,7 @@ from typing import Any
 
 import xxhash
 
-from distributed_grid.client.memory.directory import memory_desk
+from distributed_grid.client.memory.directory import block_directory
 from distributed_grid.memory.client.block_client import BlockClient
 from tests.lab.clusters import Cluster
 from tests.lab.lab_host import Host
@@ -26,7 +26,7 @@ class Pool:
     """Allocates, reads and writes; frees what it has allocated when it is closed."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.desk = memory_desk(None, cluster.state_dir)
+        self.desk = block_directory(None, cluster.state_dir)
         self.blocks = BlockClient(self.desk)
         self._mine: list[str] = []
 

@@ -1,8 +1,7 @@
-"""Moving files in and out of the memory pool: piece by piece, with a bar, and nothing left behind by half a transfer.
+"""Transfers of files in and out of the memory pool: buffer by buffer, with a progress line.
 
-Rule 1. Only a piece of a file is ever in this process's memory.
-Rule 2. Whatever ends a transfer early, what was begun is removed: by this process, or if it is killed, by the block's
-short time. A target file has its old content, or all of the new.
+Whatever ends a transfer early, what was begun is removed: by this process or, if it is killed, by the block's short
+time. A target file has its old content, or all of the new.
 """
 
 from __future__ import annotations
@@ -22,47 +21,45 @@ from typing import IO, TYPE_CHECKING, Any
 
 from distributed_grid.cli.output import ProgressLine, format_size, printable, progress_bar
 from distributed_grid.client.job_payload import require_utf8
-from distributed_grid.client.memory.arguments import checked_name
-from distributed_grid.client.memory.directory import BlockDirectoryClient
-from distributed_grid.client.memory.mapping import EMPTY, length_of
-from distributed_grid.client.memory.pool import MemoryPool
+from distributed_grid.client.memory.directory import EMPTY_META, BlockDirectoryClient, length_of
+from distributed_grid.client.memory.pool import MemoryPool, check_name
 from distributed_grid.errors import BadInput, GridError, NotFound, Refused
 
 if TYPE_CHECKING:
     from distributed_grid.control.view_types import BlockRow
 
-PIECE = 8 << 20
+BUFFER_BYTES = 8 << 20
 
 
-def store_file(desk: BlockDirectoryClient, key: str, path: str, *, node: str, copies: int, ttl: float) -> BlockRow:
-    """Keep a file's content under a key; the block it is in now."""
-    require_utf8(checked_name(key))
+def store_file(directory: BlockDirectoryClient, key: str, path: str, *, node: str, copies: int, ttl: float) -> BlockRow:
+    """Store a file's content under a key; its block."""
+    require_utf8(check_name(key))
     with (
-        _stoppable(),
+        _cleanup_on_signals(),
         _source(path) as (file, size),
-        MemoryPool(desk) as pool,
+        MemoryPool(directory) as pool,
         pool.staged(size or 1, node, copies=copies) as stage,
         ProgressBar(f"storing {key}", size) as bar,
     ):
         for offset, piece in _pieces(file, path, size):
             stage.write(piece, offset)
-            bar.show(offset + len(piece))
-        return stage.name(key, ttl_seconds=ttl, meta="" if size else EMPTY)
+            bar.update(offset + len(piece))
+        return stage.name(key, ttl_seconds=ttl, meta="" if size else EMPTY_META)
 
 
-def retrieve_file(desk: BlockDirectoryClient, name: str, path: str) -> tuple[BlockRow, int]:
+def retrieve_file(directory: BlockDirectoryClient, name: str, path: str) -> tuple[BlockRow, int]:
     """Write a block to a file, which is replaced when all of it is there; the block, and how many bytes it had."""
-    with _stoppable(), MemoryPool(desk) as pool:
-        found = found_by(pool, name)
+    with _cleanup_on_signals(), MemoryPool(directory) as pool:
+        found = find_by_name_or_id(pool, name)
         with _target(path) as file:
             _copy(pool, found, file, name)
     return found, length_of(found)
 
 
-def retrieve_to_stdout(desk: BlockDirectoryClient, name: str) -> None:
+def retrieve_to_stdout(directory: BlockDirectoryClient, name: str) -> None:
     """Write a block to the standard output."""
-    with _stoppable(), MemoryPool(desk) as pool:
-        _copy(pool, found_by(pool, name), sys.stdout.buffer, name)
+    with _cleanup_on_signals(), MemoryPool(directory) as pool:
+        _copy(pool, find_by_name_or_id(pool, name), sys.stdout.buffer, name)
         sys.stdout.buffer.flush()
 
 
@@ -79,9 +76,9 @@ def check_output(output: str, *, json: bool) -> bool:
     return False
 
 
-def found_by(pool: MemoryPool, name: str) -> BlockRow:
-    """The block that goes by this name; else the one with this id, or a unique prefix of it."""
-    require_utf8(checked_name(name))
+def find_by_name_or_id(pool: MemoryPool, name: str) -> BlockRow:
+    """The block with this name; else with this id, or a unique prefix of it."""
+    require_utf8(check_name(name))
     try:
         return pool.find(name=name)
     except NotFound:
@@ -89,25 +86,25 @@ def found_by(pool: MemoryPool, name: str) -> BlockRow:
 
 
 def _copy(pool: MemoryPool, found: BlockRow, file: IO[bytes], name: str) -> None:
-    size, buffer = length_of(found), memoryview(bytearray(min(PIECE, length_of(found))))
+    size, buffer = length_of(found), memoryview(bytearray(min(BUFFER_BYTES, length_of(found))))
     with ProgressBar(f"retrieving {name}", size) as bar:
-        for offset in range(0, size, PIECE):
-            piece = buffer[: min(PIECE, size - offset)]
+        for offset in range(0, size, BUFFER_BYTES):
+            piece = buffer[: min(BUFFER_BYTES, size - offset)]
             try:
                 pool.read_into(found["block_id"], piece, offset)
             except NotFound:
                 raise Refused(f"{name} was freed or replaced while it was read; try again") from None
-            with _told_as("write", getattr(file, "name", "")):
+            with _file_errors("write", getattr(file, "name", "")):
                 file.write(piece)
-            bar.show(offset + len(piece))
+            bar.update(offset + len(piece))
 
 
 def _pieces(file: IO[bytes], path: str, size: int) -> Iterator[tuple[int, memoryview]]:
     """So many bytes of a file, piece by piece, in one buffer; an error where it has fewer."""
-    buffer, offset = memoryview(bytearray(min(PIECE, size))), 0
+    buffer, offset = memoryview(bytearray(min(BUFFER_BYTES, size))), 0
     while offset < size:
-        with _told_as("read", path):
-            count = file.readinto(buffer[: min(PIECE, size - offset)])  # type: ignore[attr-defined]
+        with _file_errors("read", path):
+            count = file.readinto(buffer[: min(BUFFER_BYTES, size - offset)])  # type: ignore[attr-defined]
         if not count:
             raise GridError(f"{path} became shorter while it was read; nothing was stored")
         yield offset, buffer[:count]
@@ -116,9 +113,9 @@ def _pieces(file: IO[bytes], path: str, size: int) -> Iterator[tuple[int, memory
 
 @contextlib.contextmanager
 def _source(path: str) -> Iterator[tuple[IO[bytes], int]]:
-    """A file to read and what is left of it. What has no size (a pipe) is kept in a temporary file first."""
+    """A file to read, and its remaining size. What has no size (a pipe) is spooled to a temporary file first."""
     with contextlib.ExitStack() as opened:
-        with _told_as("read", path):
+        with _file_errors("read", path):
             file = sys.stdin.buffer if path == "-" else opened.enter_context(Path(path).open("rb", buffering=0))
             found = os.fstat(file.fileno())
             if stat.S_ISREG(found.st_mode):
@@ -131,14 +128,14 @@ def _source(path: str) -> Iterator[tuple[IO[bytes], int]]:
 
 
 def _spool(file: IO[bytes], spool: IO[bytes]) -> int:
-    """Keep all that comes on the disk; how much that was."""
+    """Write all input to the spool file; how many bytes."""
     size = 0
     with ProgressBar("reading", 0) as bar:
-        while piece := file.read(PIECE):
+        while piece := file.read(BUFFER_BYTES):
             size += len(piece)
-            with _told_as("write", "what comes through the pipe to a temporary file"):
+            with _file_errors("write", "what comes through the pipe to a temporary file"):
                 spool.write(piece)
-            bar.show(size)
+            bar.update(size)
     spool.seek(0)
     return size
 
@@ -149,17 +146,17 @@ def _target(path: str) -> Iterator[IO[bytes]]:
     real = Path(path).resolve()
     is_plain = real.is_file() or not real.exists()
     part = real.with_name(f".{real.name[:100]}.{uuid.uuid4().hex[:8]}.part") if is_plain else real
-    with _told_as("write", path):
+    with _file_errors("write", path):
         file = part.open("xb" if is_plain else "wb")
     try:
         with file:
             if real.exists() and is_plain:
                 os.fchmod(file.fileno(), stat.S_IMODE(real.stat().st_mode))
             yield file
-            with _told_as("write", path):
+            with _file_errors("write", path):
                 file.flush()
         if is_plain:
-            with _told_as("write", path):
+            with _file_errors("write", path):
                 part.replace(real)
     except BaseException:
         if is_plain:
@@ -168,19 +165,19 @@ def _target(path: str) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def _told_as(deed: str, path: str) -> Iterator[None]:
-    """An error of the file becomes a line; a pipe that nobody reads any more stays one."""
+def _file_errors(verb: str, path: str) -> Iterator[None]:
+    """Turn an OSError of this file into a GridError; BrokenPipeError stays one."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as failure:
-        raise GridError(f"cannot {deed} {path}: {failure.strerror or failure}") from failure
+        raise GridError(f"cannot {verb} {path}: {failure.strerror or failure}") from failure
 
 
 @contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
-    """Being told to end is an exception meanwhile, so that what was begun is cleared away."""
+def _cleanup_on_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into SystemExit meanwhile, so that what was begun is removed."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -1,23 +1,26 @@
-"""`DistributedMemoryPool`: other machines' memory, used like one's own; under the names the memory guide uses.
+"""`DistributedMemoryPool`: the memory of other machines, for programs with an event loop.
 
-It wraps `memory_pool.MemoryPool`, which does all of it, for programs with an event loop: blocking work goes to threads.
-`open_pool` is the same without an event loop. Both work on nodes too, where little is installed: what reads configs is
-imported only by those who have one, and NumPy where arrays are used.
+It runs `client.memory.pool.MemoryPool` in threads; `open_pool` is the same pool without an event loop. Both work on
+nodes too, where little is installed: what reads configs is imported only where there is one, and NumPy where arrays are
+used.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from distributed_grid.client.async_client import GridSession
-from distributed_grid.client.memory.directory import memory_desk
+from distributed_grid.client.memory.directory import block_directory
 from distributed_grid.client.memory.mapping import PoolMapping
 from distributed_grid.client.memory.pool import MemoryPool
-from distributed_grid.client.memory.threads import BlockingWorkers
 from distributed_grid.errors import Refused
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DistributedMemoryPool", "MemoryPool", "open_pool"]
 
+MAX_THREADS = 16
 T = TypeVar("T")
 
 
@@ -41,7 +45,7 @@ def open_pool(
     compression: str = "auto",
 ) -> MemoryPool:
     """A pool for programs without an event loop and for notebooks, connected; `with open_pool() as pool` closes it."""
-    pool = MemoryPool(memory_desk(config, state_dir), compression=compression)
+    pool = MemoryPool(block_directory(config, state_dir), compression=compression)
     try:
         pool.connect()
     except BaseException:
@@ -83,7 +87,7 @@ class DistributedMemoryPool(GridSession, PoolMapping):
                     raise
 
     async def stop(self) -> None:
-        """Let go, once what goes on is done; safe to call twice.
+        """Close the pool, once running work is done; safe to call twice.
 
         Blocks stay until their time is over (an hour where nothing else was said), but are renewed no more.
         """
@@ -115,8 +119,8 @@ class DistributedMemoryPool(GridSession, PoolMapping):
         says. Raises Refused, with what keeps each node from lending.
         """
         pool = self.by_name
-        ask = partial(pool.allocate, size, preferred_node, ttl=ttl, copies=copies, name=name)
-        return await self._run(ask, pool.deallocate)
+        allocate = partial(pool.allocate, size, preferred_node, ttl=ttl, copies=copies, name=name)
+        return await self._run(allocate, pool.deallocate)
 
     async def write(self, block_id: str, data: Buffer, offset: int = 0) -> None:
         """Write bytes into a block, from an offset on. When it returns, every copy has them."""
@@ -127,7 +131,7 @@ class DistributedMemoryPool(GridSession, PoolMapping):
         return await self._run(partial(self.by_name.read, block_id, size, offset))
 
     async def read_into(self, block_id: str, buffer: Buffer, offset: int = 0) -> None:
-        """Fill a buffer of one's own with bytes of a block."""
+        """Fill a buffer with bytes of a block."""
         await self._run(partial(self.by_name.read_into, block_id, buffer, offset))
 
     async def deallocate(self, block_id: str) -> None:
@@ -137,14 +141,14 @@ class DistributedMemoryPool(GridSession, PoolMapping):
     async def store(
         self, name: str, data: Buffer, preferred_node: str | None = None, *, ttl: Span | None = None, copies: int = 1
     ) -> str:
-        """Keep data under a name, and return its block's id; what went by the name before is freed, all at once.
+        """Store data under a name, and return its block's id; the block that had the name is freed, in one step.
 
         It lasts as long as this program and a day longer, or exactly as long as `ttl` says.
         """
         return await self._run(partial(self.by_name.store, name, data, preferred_node, ttl=ttl, copies=copies))
 
     async def retrieve(self, name: str) -> bytes:
-        """The data that goes by a name; NotFound where none does."""
+        """The data stored under a name; NotFound where there is none."""
         return await self._run(partial(self.by_name.retrieve, name))
 
     async def put_array(
@@ -156,13 +160,13 @@ class DistributedMemoryPool(GridSession, PoolMapping):
         copies: int = 1,
         name: str = "",
     ) -> str:
-        """Store an array, and return its block's id; shape and type are noted with it. Objects are refused."""
+        """Store an array with its shape and type, and return its block's id. Python objects are refused."""
         pool = self.by_name
         put = partial(pool.put_array, array, preferred_node, ttl=ttl, copies=copies, name=name)
         return await self._run(put, None if name else pool.deallocate)
 
     async def get_array(self, block_id: str = "", *, name: str = "") -> NDArray[Any]:
-        """The array in a block, whole, as one's own."""
+        """The whole array in a block, as a NumPy array."""
         return await self._run(partial(self.by_name.get_array, block_id, name=name))
 
     async def array(self, block_id: str = "", *, name: str = "") -> RemoteArray:
@@ -170,7 +174,7 @@ class DistributedMemoryPool(GridSession, PoolMapping):
         return await self._run(partial(self.by_name.array, block_id, name=name))
 
     async def find(self, block_id: str = "", *, name: str = "") -> BlockRow:
-        """What the grid knows of a block, by its id, any unique prefix, or its name."""
+        """The grid's record of a block, by its id, any unique prefix, or its name."""
         return await self._run(partial(self.by_name.find, block_id, name=name))
 
     async def list_blocks(self) -> list[BlockRow]:
@@ -189,3 +193,85 @@ class DistributedMemoryPool(GridSession, PoolMapping):
 
     async def _run(self, work: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
         return await self._workers.run(work, undo)
+
+
+@dataclass
+class _Task:
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    work: Callable[[], Any] | None  # None: the thread ends
+    undo: Callable[[Any], object] | None
+
+
+class BlockingWorkers:
+    """Threads for blocking calls of one event loop, each started when the others are busy.
+
+    Work begins in the order it was given. Who waits for work and is cancelled does not stop it; its result is undone
+    where that was asked for. A queue without locks and one call back into the loop cost half of `run_in_executor`,
+    which counts where a read takes a tenth of a millisecond; and daemon threads do not delay the end of a program.
+    """
+
+    def __init__(self, max_threads: int = MAX_THREADS) -> None:
+        self._max_threads = max_threads
+        self._tasks: SimpleQueue[_Task] = SimpleQueue()
+        self._threads = 0
+        self._pending = 0
+        self._stopped = False
+
+    async def run(self, work: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+        """Run the work in a thread; what it returns or raises."""
+        if self._stopped:
+            raise Refused("the memory pool is shut down")
+        if self._pending >= self._threads and self._threads < self._max_threads:
+            threading.Thread(target=self._run_tasks, name=f"memory-pool-{self._threads}", daemon=True).start()
+            self._threads += 1
+        result: T = await self._submit(work, undo)
+        return result
+
+    async def stop(self) -> None:
+        """End the threads once all work is done; safe to call twice."""
+        self._stopped = True
+        threads, self._threads = self._threads, 0
+        await asyncio.gather(*(self._submit(None) for _ in range(threads)))
+
+    def _submit(
+        self, work: Callable[[], Any] | None, undo: Callable[[Any], object] | None = None
+    ) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        task = _Task(loop, loop.create_future(), work, undo)
+        self._pending += 1
+        self._tasks.put(task)
+        return task.future
+
+    def _run_tasks(self) -> None:
+        while self._execute(self._tasks.get()):
+            pass
+
+    def _execute(self, task: _Task) -> bool:
+        """Run a task; False where the thread has to end."""
+        result, failure = None, None
+        try:
+            if task.work is not None and not task.future.cancelled():
+                result = task.work()
+        except BaseException as raised:  # raised to whoever waits
+            failure = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            task.loop.call_soon_threadsafe(self._finish, task, result, failure)
+        return task.work is not None
+
+    def _finish(self, task: _Task, result: Any, failure: BaseException | None) -> None:
+        self._pending -= 1
+        if not task.future.cancelled():
+            if failure is None:
+                task.future.set_result(result)
+            else:
+                task.future.set_exception(failure)
+        elif task.undo is not None and result is not None and not self._stopped:
+            undo = task.undo
+            self._submit(lambda: undo(result)).add_done_callback(_ignore_outcome)
+
+
+def _ignore_outcome(done: asyncio.Future[Any]) -> None:
+    """Nobody waits for an undo; what could not be undone ends by itself, later."""
+    if not done.cancelled():
+        done.exception()

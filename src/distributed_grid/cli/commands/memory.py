@@ -22,18 +22,17 @@ from distributed_grid.cli.output import (
     printable,
     table,
 )
-from distributed_grid.client.memory.directory import BlockDirectoryClient, near_desk
-from distributed_grid.client.memory.mapping import length_of
+from distributed_grid.client.memory.directory import BlockDirectoryClient, agent_directory, length_of
 from distributed_grid.errors import Ambiguous, NotFound
 
 F = TypeVar("F", bound=Callable[..., Any])
 DAY_SECONDS = 86_400.0
-SHOWN = 8
+SHOWN_ID_CHARS = 8
 """So many characters of an id are shown; any unique prefix is understood."""
 
 
-def placing_options(command: F) -> F:
-    """The options of whatever makes a block."""
+def allocation_options(command: F) -> F:
+    """The options of commands that allocate a block."""
     options = (
         click.option("--node", default="", metavar="NODE", help="The node that should lend it; else another one may."),
         click.option("--copies", type=int, default=1, show_default=True, help="On so many nodes: one may be lost."),
@@ -57,13 +56,13 @@ def memory() -> None:
 
 @memory.command()
 @click.argument("size", metavar="SIZE", type=parse_size)
-@placing_options
+@allocation_options
 @click.option("--key", default="", metavar="KEY", help="A name for it; what went by that name before is freed.")
 @click.pass_obj
 def allocate(session: CliSession, size: int, node: str, copies: int, ttl: float, key: str) -> None:
     """Allocate a block of SIZE: 5GB, 512MB, 1.5GiB, 4096 (bytes). It is all zero."""
-    with desk_of(session) as desk:
-        found = desk.call(
+    with directory_of(session) as directory:
+        found = directory.call(
             "allocate_block",
             request_id=uuid.uuid4().hex,
             size=size,
@@ -72,7 +71,7 @@ def allocate(session: CliSession, size: int, node: str, copies: int, ttl: float,
             ttl_seconds=ttl,
             name=key,
         )["block"]
-    print_answer(session, found, told(found))
+    print_answer(session, found, created_text(found))
 
 
 @memory.command()
@@ -80,19 +79,21 @@ def allocate(session: CliSession, size: int, node: str, copies: int, ttl: float,
 @click.pass_obj
 def deallocate(session: CliSession, names: tuple[str, ...]) -> None:
     """Free blocks; their bytes are gone. Where one is not found, none is freed."""
-    with desk_of(session) as desk:
-        blocks = desk.call("list_blocks")["blocks"]
-        meant = {block["block_id"]: block for block in (one_of(blocks, name) for name in names)}
-        freed = [desk.call("free_block", block_id=block_id)["block"] for block_id in meant]
+    with directory_of(session) as directory:
+        blocks = directory.call("list_blocks")["blocks"]
+        meant = {block["block_id"]: block for block in (find_block(blocks, name) for name in names)}
+        freed = [directory.call("free_block", block_id=block_id)["block"] for block_id in meant]
     print_answer(
-        session, freed, "\n".join(printable(f"block {block['block_id']}{_called(block)}: freed") for block in freed)
+        session,
+        freed,
+        "\n".join(printable(f"block {block['block_id']}{_name_suffix(block)}: freed") for block in freed),
     )
 
 
 @memory.command()
 @click.argument("key", metavar="KEY")
 @click.argument("file", metavar="FILE")
-@placing_options
+@allocation_options
 @click.pass_obj
 def store(session: CliSession, /, key: str, file: str, **options: Any) -> None:
     """Keep the content of FILE (- is the standard input) under KEY.
@@ -101,9 +102,9 @@ def store(session: CliSession, /, key: str, file: str, **options: Any) -> None:
     """
     from distributed_grid.cli.memory_transfer import store_file
 
-    with desk_of(session) as desk:
-        found = store_file(desk, key, file, node=options["node"], copies=options["copies"], ttl=options["ttl"])
-    print_answer(session, found, told(found))
+    with directory_of(session) as directory:
+        found = store_file(directory, key, file, node=options["node"], copies=options["copies"], ttl=options["ttl"])
+    print_answer(session, found, created_text(found))
 
 
 @memory.command()
@@ -118,11 +119,11 @@ def retrieve(session: CliSession, name: str, output: str) -> None:
     from distributed_grid.cli.memory_transfer import check_output, retrieve_file, retrieve_to_stdout
 
     to_file = check_output(output, json=session.json)
-    with desk_of(session) as desk:
+    with directory_of(session) as directory:
         if not to_file:
-            retrieve_to_stdout(desk, name)
+            retrieve_to_stdout(directory, name)
             return
-        found, size = retrieve_file(desk, name, output)
+        found, size = retrieve_file(directory, name, output)
     data = {**found, "path": output, "bytes": size}
     print_answer(session, data, printable(f"wrote {output}: {format_size(size)} of block {found['block_id']}"))
 
@@ -131,8 +132,8 @@ def retrieve(session: CliSession, name: str, output: str) -> None:
 @click.pass_obj
 def list_(session: CliSession) -> None:
     """The blocks there are, where they are, and when they end."""
-    with desk_of(session) as desk:
-        blocks = desk.call("list_blocks")["blocks"]
+    with directory_of(session) as directory:
+        blocks = directory.call("list_blocks")["blocks"]
     print_answer(session, blocks, list_text(blocks, datetime.now(UTC)))
 
 
@@ -140,19 +141,20 @@ def list_(session: CliSession) -> None:
 @click.pass_obj
 def stats(session: CliSession) -> None:
     """How much of the nodes' memory blocks hold, and what nodes still lend."""
-    with desk_of(session) as desk:
-        found = desk.call("get_memory_stats")
+    with directory_of(session) as directory:
+        found = directory.call("get_memory_stats")
     print_answer(session, found, stats_text(found))
 
 
-def desk_of(session: CliSession) -> contextlib.closing[BlockDirectoryClient]:
-    """Whom the commands ask: the desk of a job or of an agent of this machine, else the control plane."""
-    named = bool(session.config or os.environ.get("GRID_CONFIG"))
-    return contextlib.closing(near_desk(session.state_dir, named=named) or BlockDirectoryClient(session.client))
+def directory_of(session: CliSession) -> contextlib.closing[BlockDirectoryClient]:
+    """The block directory: through the agent of a job or of this machine, else the control plane."""
+    has_config = bool(session.config or os.environ.get("GRID_CONFIG"))
+    local = agent_directory(session.state_dir, has_config=has_config)
+    return contextlib.closing(local or BlockDirectoryClient(session.client))
 
 
-def one_of(blocks: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """The block that goes by this name, has this id, or as the only one an id that begins so."""
+def find_block(blocks: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """The block with this name, this id, or the only one whose id begins so."""
     for field in ("name", "block_id"):
         if name and (found := [block for block in blocks if block[field] == name]):
             return found[0]
@@ -165,11 +167,10 @@ def one_of(blocks: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return fitting[0]
 
 
-def told(block: Mapping[str, Any]) -> str:
-    """A block that was just made, in lines."""
-    where = (
-        f"{format_size(length_of(block))} on {_places(block)}{_called(block)}, until {format_time(block['expires_at'])}"
-    )
+def created_text(block: Mapping[str, Any]) -> str:
+    """A block that was just allocated, in lines."""
+    size, until = format_size(length_of(block)), format_time(block["expires_at"])
+    where = f"{size} on {_locations(block)}{_name_suffix(block)}, until {until}"
     return f"block {block['block_id']}\n{printable(where)}"
 
 
@@ -177,10 +178,10 @@ def list_text(blocks: list[dict[str, Any]], now: datetime) -> str:
     """The blocks, one a line."""
     rows = [
         (
-            block["block_id"][:SHOWN],
+            block["block_id"][:SHOWN_ID_CHARS],
             block["name"],
             format_size(length_of(block)),
-            _places(block),
+            _locations(block),
             block["copies"],
             block["state"] + (f": {block['detail']}" if block["state"] == "lost" else ""),
             format_span((datetime.fromisoformat(block["expires_at"]) - now).total_seconds()),
@@ -211,9 +212,9 @@ def stats_text(found: dict[str, Any]) -> str:
     return f"{', '.join(parts)}\n\n{shown}"
 
 
-def _places(block: Mapping[str, Any]) -> str:
+def _locations(block: Mapping[str, Any]) -> str:
     return ", ".join([*block["nodes"], *(["disk"] if block["on_disk"] else [])]) or "-"
 
 
-def _called(block: Mapping[str, Any]) -> str:
+def _name_suffix(block: Mapping[str, Any]) -> str:
     return f" as {block['name']}" if block["name"] else ""

@@ -1,8 +1,8 @@
-"""Where a program asks about memory: at the control plane of its machine, or at the desk of its machine's agent.
+"""Client of the block directory: the control plane, asked directly or through an agent of this machine.
 
-Rule 1. A job on another node is told where the desk is (GRID_MEMORY_SOCKET), and goes there whatever else it knows.
-Rule 2. Where a control plane runs on this machine, it is asked; else the agents that run here are tried.
-Rule 3. Only where there is none of these is a control plane started.
+A job on another node finds its agent's query socket in GRID_MEMORY_SOCKET, and goes there whatever else it knows. Else
+a control plane that runs on this machine is asked, or the agents that run here; only where there is none of these is a
+control plane started.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,101 +22,105 @@ from distributed_grid.state_dir import StateDir
 if TYPE_CHECKING:  # a command that names no config starts without what reads one
     from distributed_grid.config import ClusterConfig
 
-if TYPE_CHECKING:
-    from distributed_grid.config import ClusterConfig
+SOCKET_VARIABLE = "GRID_MEMORY_SOCKET"
+MAX_IDLE = 16
+EMPTY_META = '{"length": 0}'
+"""The meta of a block whose value has no bytes: the one byte it has means nothing."""
 
-DESK_VARIABLE = "GRID_MEMORY_SOCKET"
-MOST_FREE = 16
-"""So many connections are kept open while nobody asks anything."""
+
+def length_of(block: Mapping[str, Any]) -> int:
+    """How many bytes were stored in a block: all it has, or none."""
+    return 0 if block["meta"] == EMPTY_META else int(block["size"])
 
 
 class AgentStateDir(StateDir):
-    """The files of an agent instead of a control plane's."""
+    """A state directory with the query socket of an agent instead of a control plane's."""
 
-    def __init__(self, desk: Path, state_dir: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, query_socket: Path, state_dir: str | os.PathLike[str] | None = None) -> None:
         super().__init__(state_dir)
-        self.socket = desk
+        self.socket = query_socket
 
 
 class BlockDirectoryClient:
-    """Asks about memory from any thread; every question has a connection to itself while it lasts."""
+    """A pool of clients for any thread; each request has a connection to itself while it lasts."""
 
-    def __init__(self, make: Callable[[], Client]) -> None:
-        self._make = make
+    def __init__(self, connect: Callable[[], Client]) -> None:
+        self._connect = connect
         self._lock = threading.Lock()
-        self._free: list[Client] = []
+        self._idle: list[Client] = []
         self._closed = False
 
     def call(self, op: str, **arguments: Any) -> dict[str, Any]:
-        """One question, one answer; raises the refusal."""
+        """The answer to one request; raises the refusal."""
         with self._lock:
-            client = self._free.pop() if self._free else self._make()
+            client = self._idle.pop() if self._idle else self._connect()
         try:
             answer = client.call(op, **arguments)
         except GridError:
-            self._give_back(client)
+            self._release(client)
             raise
         except BaseException:  # an answer may still be on its way
             client.close()
             raise
-        self._give_back(client)
+        self._release(client)
         return answer
 
     def close(self) -> None:
-        """Hang up; safe to call twice."""
+        """Close all connections; safe to call twice."""
         with self._lock:
             self._closed = True
-            clients, self._free = self._free, []
+            clients, self._idle = self._idle, []
         for client in clients:
             client.close()
 
-    def _give_back(self, client: Client) -> None:
+    def _release(self, client: Client) -> None:
         with self._lock:
-            if not self._closed and len(self._free) < MOST_FREE:
-                self._free.append(client)
+            if not self._closed and len(self._idle) < MAX_IDLE:
+                self._idle.append(client)
                 return
         client.close()
 
 
-def memory_desk(
+def block_directory(
     config: ClusterConfig | None = None, state_dir: str | os.PathLike[str] | None = None
 ) -> BlockDirectoryClient:
-    """Whom to ask about memory from here; nobody is asked yet."""
-    near = near_desk(StateDir(state_dir), named=config is not None)
-    if near is not None:
-        return near
+    """The directory to use from here; nothing is connected yet."""
+    local = agent_directory(StateDir(state_dir), has_config=config is not None)
+    if local is not None:
+        return local
     from distributed_grid.client.async_client import locate_grid
 
-    places, wanted = locate_grid(config, state_dir)
-    return BlockDirectoryClient(lambda: Client(places, wanted))
+    found, settings = locate_grid(config, state_dir)
+    return BlockDirectoryClient(lambda: Client(found, settings))
 
 
-def near_desk(places: StateDir, *, named: bool) -> BlockDirectoryClient | None:
-    """The desk that a job was told of or, unless a config was named, that an agent of this machine has; else None."""
-    desk = _desk_here(places, named=named)
-    if desk is None:
+def agent_directory(state_dir: StateDir, *, has_config: bool) -> BlockDirectoryClient | None:
+    """The agent's that a job runs under or, unless a config was named, of an agent of this machine; else None."""
+    query_socket = _find_query_socket(state_dir, has_config=has_config)
+    if query_socket is None:
         return None
-    at = AgentStateDir(desk, places.root)
-    return BlockDirectoryClient(lambda: Client(at, may_start=False))
+    agent_dir = AgentStateDir(query_socket, state_dir.root)
+    return BlockDirectoryClient(lambda: Client(agent_dir, may_start=False))
 
 
-def _desk_here(places: StateDir, *, named: bool) -> Path | None:
-    """The desk of an agent, where that is whom to ask."""
-    told = os.environ.get(DESK_VARIABLE)
-    if told:
-        return Path(told)
-    if named or places.is_locked():
+def _find_query_socket(state_dir: StateDir, *, has_config: bool) -> Path | None:
+    given = os.environ.get(SOCKET_VARIABLE)
+    if given:
+        return Path(given)
+    if has_config or state_dir.is_locked():
         return None
-    desks = [*places.root.glob("agents/*/*/memory/query.sock"), places.root / "agent/memory/query.sock"]
-    return next(filter(_is_open, sorted(desks)), None)
+    root = state_dir.root
+    return next(
+        filter(_accepts, sorted([*root.glob("agents/*/*/memory/query.sock"), root / "agent/memory/query.sock"])), None
+    )
 
 
-def _is_open(desk: Path) -> bool:
+def _accepts(query_socket: Path) -> bool:
     """Whether somebody listens there."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1.0)
         try:
-            with short_path(desk) as path:
+            with short_path(query_socket) as path:
                 probe.connect(path)
         except OSError:
             return False

@@ -1,24 +1,16 @@
-"""A pool as a mapping: `pool["key"] = data`, `pool["key"]`, `del pool["key"]`, `"key" in pool`, and so on."""
+"""Mapping interface of a pool: `pool["key"] = data`, `pool["key"]`, `del pool["key"]`, `"key" in pool`."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from typing import Any, Protocol
 
 from distributed_grid.errors import NotFound
 
-EMPTY = '{"length": 0}'
-"""What is noted of a value without bytes: its block has one that means nothing."""
-
-
-def length_of(block: Mapping[str, Any]) -> int:
-    """How many bytes were stored in a block: all it has, or none."""
-    return 0 if block["meta"] == EMPTY else int(block["size"])
-
 
 class NamedBlocks(Protocol):
-    """What keeps data under names; NotFound where nothing goes by one."""
+    """Stores data under names; NotFound where a name has none."""
 
     def store(self, name: str, data: Any) -> str: ...
     def retrieve(self, name: str) -> bytes: ...
@@ -33,7 +25,7 @@ class PoolMapping(MutableMapping[str, bytes]):
     @property
     @abstractmethod
     def by_name(self) -> NamedBlocks:
-        """What does it."""
+        """The pool that stores the values."""
 
     def __getitem__(self, name: str) -> bytes:
         try:

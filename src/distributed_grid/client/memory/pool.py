@@ -1,14 +1,15 @@
 """`MemoryPool`: bytes and arrays in the memory of other nodes, for programs without an event loop, and for notebooks.
 
-Rule 1. It holds nothing that matters: blocks are leases in the one ledger, and outlive the program until their time is
-over. While the program lives, the pool renews what was allocated without a time of its own.
-Rule 2. A key has its old value or its new one, whole: a new value gets the name when all of it is written.
-Rule 3. What was begun and failed is freed at once; what was begun by a program that died ends within a minute.
+It holds nothing that matters: blocks are leases in the ledger, and outlive the program until their time is over. While
+the program runs, the pool renews what was allocated without a time of its own. A key has its old value or its new one,
+whole: a new value gets the name when all of it is written. What was begun and failed is freed at once; what was begun
+by a program that died ends within a minute.
 """
 
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import time
 import uuid
@@ -16,10 +17,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from distributed_grid.client.memory.arguments import bytes_view, checked_name, seconds, whole
-from distributed_grid.client.memory.mapping import EMPTY, PoolMapping, length_of
-from distributed_grid.client.memory.renewals import Renewals
-from distributed_grid.client.memory.staging import STAGE_SECONDS, StagedBlock
+from distributed_grid.client.memory.directory import EMPTY_META, length_of
+from distributed_grid.client.memory.lifetimes import STAGE_SECONDS, Renewals, StagedBlock
+from distributed_grid.client.memory.mapping import PoolMapping
 from distributed_grid.errors import BadInput, BlockLost, GridError, NotFound, Refused, Unreachable
 from distributed_grid.memory.client.block_client import BlockClient
 
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from distributed_grid.memory.client.arrays import RemoteArray
 
 KEY_SECONDS = 86_400.0
-"""How long a key lasts after it was set, or after the program that set it was last heard of."""
-PATIENCE_SECONDS = 30.0
+"""How long a key lasts after it was set, or last renewed by the program that set it."""
+FIND_SECONDS = 30.0
 """How long the node of a block may be away before that is an error."""
 ID_LENGTH = 32
-TRIES = 10
+MAX_TRIES = 10
 
 
 class MemoryPool(PoolMapping):
     """Allocates, reads, writes and frees blocks; safe from several threads, and inside a running event loop."""
 
-    def __init__(self, desk: BlockDirectoryClient, *, compression: str = "auto") -> None:
+    def __init__(self, directory: BlockDirectoryClient, *, compression: str = "auto") -> None:
         """`compression` is `auto` (where it makes a slow network faster), `off` or `lz4`."""
-        self._desk = desk
-        self._open_blocks = BlockClient(desk, compression=compression)
+        self._directory = directory
+        self._open_blocks = BlockClient(directory, compression=compression)
         self._session = uuid.uuid4().hex
         self._renewals = Renewals()
         self._process = os.getpid()
@@ -71,18 +71,18 @@ class MemoryPool(PoolMapping):
         return self._open_blocks
 
     def connect(self) -> None:
-        """Make sure that somebody answers, starting a control plane where none runs."""
+        """Make sure that the control plane answers, starting one where none runs."""
         self._call("get_memory_stats")
 
     def close(self) -> None:
-        """Let go; safe to call twice. Blocks stay until their time is over, but are renewed no more."""
+        """Close the pool; safe to call twice. Blocks stay until their time is over, but are renewed no more."""
         if self._closed:
             return
         self._closed = True
         if os.getpid() == self._process:
             self._renewals.stop()
             self._open_blocks.close()
-            self._desk.close()
+            self._directory.close()
 
     def allocate(
         self,
@@ -116,10 +116,10 @@ class MemoryPool(PoolMapping):
         found = self._call(
             "allocate_block",
             request_id=block_id,
-            size=whole(size, "the size of a block"),
+            size=_integer(size, "the size of a block"),
             preferred_node=preferred_node or "",
-            copies=whole(copies, "the number of copies"),
-            ttl_seconds=0.0 if ttl is None else seconds(ttl),
+            copies=_integer(copies, "the number of copies"),
+            ttl_seconds=0.0 if ttl is None else _seconds(ttl),
             session="" if ttl is not None else self._session,
             name=name,
             meta=meta,
@@ -127,7 +127,7 @@ class MemoryPool(PoolMapping):
         blocks.add_location(found)
         if ttl is None:
             term = float(found["block"]["term_seconds"])
-            self._renewals.keep(self._session, term / 3, partial(self._call, "renew_blocks", session=self._session))
+            self._renewals.add(self._session, term / 3, partial(self._call, "renew_blocks", session=self._session))
         return block_id
 
     def deallocate(self, block_id: str) -> None:
@@ -137,17 +137,17 @@ class MemoryPool(PoolMapping):
         blocks.forget(found["block"]["block_id"])
 
     def find(self, block_id: str = "", *, name: str = "") -> BlockRow:
-        """What the grid knows of a block, by its id, any unique prefix, or its name.
+        """The grid's record of a block, by its id, any unique prefix, or its name.
 
         A node that is just coming back is waited for; Unreachable where it does not.
         """
-        gives_up, pause = time.monotonic() + PATIENCE_SECONDS, 0.01
+        deadline, pause = time.monotonic() + FIND_SECONDS, 0.01
         while True:
             try:
                 found = self._call("find_block", block_id=block_id, name=name)
                 break
             except Unreachable:
-                if time.monotonic() + pause > gives_up:
+                if time.monotonic() + pause > deadline:
                     raise
                 time.sleep(pause)
                 pause = min(2 * pause, 0.5)
@@ -157,20 +157,22 @@ class MemoryPool(PoolMapping):
     def read(self, block_id: str, size: int | None = None, offset: int = 0) -> bytes:
         """So many bytes of a block, from an offset on; without a size all to its end."""
         if size is None:
-            size = self.find(block_id)["size"] - whole(offset, "an offset")
-        return self._blocks.read(self._full(block_id), whole(size, "the size of a read"), whole(offset, "an offset"))
+            size = self.find(block_id)["size"] - _integer(offset, "an offset")
+        return self._blocks.read(
+            self._full_id(block_id), _integer(size, "the size of a read"), _integer(offset, "an offset")
+        )
 
     def read_into(self, block_id: str, buffer: Buffer, offset: int = 0) -> None:
-        """Fill a buffer of one's own with bytes of a block."""
-        self._blocks.read_into(self._full(block_id), bytes_view(buffer), whole(offset, "an offset"))
+        """Fill a buffer with bytes of a block."""
+        self._blocks.read_into(self._full_id(block_id), _view_of(buffer), _integer(offset, "an offset"))
 
     def write(self, block_id: str, data: Buffer, offset: int = 0) -> None:
         """Write bytes into a block, from an offset on. When it returns, every copy has them."""
-        self._blocks.write(self._full(block_id), bytes_view(data), whole(offset, "an offset"))
+        self._blocks.write(self._full_id(block_id), _view_of(data), _integer(offset, "an offset"))
 
     def mapped(self, block_id: str) -> memoryview | None:
         """The block's memory itself, to read; None where it is on another machine."""
-        return self._blocks.map(self._full(block_id))
+        return self._blocks.map(self._full_id(block_id))
 
     def list_blocks(self) -> list[BlockRow]:
         """Every block there is."""
@@ -182,15 +184,15 @@ class MemoryPool(PoolMapping):
 
     @contextlib.contextmanager
     def staged(self, size: int, preferred_node: str | None = None, *, copies: int = 1) -> Iterator[StagedBlock]:
-        """A block to write and then to name; without a name it is freed in the end."""
-        stage = StagedBlock(self._desk, self._blocks, uuid.uuid4().hex)
+        """A block to write and then to name; freed on exit where it was not named."""
+        stage = StagedBlock(self._directory, self._blocks, uuid.uuid4().hex)
         try:
             self._allocate(stage.block_id, size, preferred_node, ttl=STAGE_SECONDS, copies=copies)
-            self._renewals.keep(stage.block_id, STAGE_SECONDS / 3, stage.prolong)
+            self._renewals.add(stage.block_id, STAGE_SECONDS / 3, stage.renew)
             yield stage
         finally:
-            self._renewals.drop(stage.block_id)
-            stage.end()
+            self._renewals.remove(stage.block_id)
+            stage.close()
 
     def store(
         self,
@@ -202,49 +204,49 @@ class MemoryPool(PoolMapping):
         copies: int = 1,
         meta: str = "",
     ) -> str:
-        """Keep data under a name, and return its block's id; what went by the name before is freed, all at once.
+        """Store data under a name, and return its block's id; the block that had the name is freed, in one step.
 
         It lasts as long as this program and a day longer, or exactly as long as `ttl` says.
         """
-        checked_name(name)
-        view = bytes_view(data)
+        check_name(name)
+        view = _view_of(data)
         with self.staged(view.nbytes or 1, preferred_node, copies=copies) as stage:
             if view.nbytes:
                 stage.write(view)
             stage.name(
                 name,
-                ttl_seconds=KEY_SECONDS if ttl is None else seconds(ttl),
-                meta=meta or ("" if view.nbytes else EMPTY),
+                ttl_seconds=KEY_SECONDS if ttl is None else _seconds(ttl),
+                meta=meta or ("" if view.nbytes else EMPTY_META),
             )
-        self._renewals.drop(f"key {name}")
+        self._renewals.remove(f"key {name}")
         if ttl is None:
             again = partial(self._call, "name_block", block_id=stage.block_id, name=name, ttl_seconds=KEY_SECONDS)
-            self._renewals.keep(f"key {name}", KEY_SECONDS / 3, again)
+            self._renewals.add(f"key {name}", KEY_SECONDS / 3, again)
         return stage.block_id
 
     def retrieve(self, name: str) -> bytes:
-        """The data that goes by a name; NotFound where none does."""
-        checked_name(name)
-        for left in reversed(range(TRIES)):
+        """The data stored under a name; NotFound where there is none."""
+        check_name(name)
+        for left in reversed(range(MAX_TRIES)):
             found = self.find(name=name)
             try:
                 return self._blocks.read(found["block_id"], length_of(found))
-            except NotFound:  # replaced just now: the next look finds the new one
+            except NotFound:  # replaced just now: the next try finds the new one
                 if not left:
                     raise
             finally:  # it is looked up again anyway, and a name has another block each time it is set
                 self._blocks.forget(found["block_id"])
-        raise AssertionError("a loop that ends")
+        raise AssertionError("unreachable")
 
     def remove(self, name: str) -> None:
-        """Free what goes by a name; NotFound where nothing does."""
-        checked_name(name)
-        self._renewals.drop(f"key {name}")
+        """Free the block of this name; NotFound where there is none."""
+        check_name(name)
+        self._renewals.remove(f"key {name}")
         found = self._call("free_block", name=name)
         self._blocks.forget(found["block"]["block_id"])
 
     def has(self, name: str) -> bool:
-        """Whether something goes by a name; also where its bytes are lost."""
+        """Whether a block has this name; also where its bytes are lost."""
         if not name:
             return False
         try:
@@ -256,7 +258,7 @@ class MemoryPool(PoolMapping):
         return True
 
     def names(self) -> list[str]:
-        """Every name that something goes by."""
+        """The names of all blocks that have one."""
         return [block["name"] for block in self.list_blocks() if block["name"]]
 
     def put_array(
@@ -268,13 +270,13 @@ class MemoryPool(PoolMapping):
         copies: int = 1,
         name: str = "",
     ) -> str:
-        """Store an array, and return its block's id; shape and type are noted with it. Objects are refused."""
+        """Store an array with its shape and type, and return its block's id. Python objects are refused."""
         import numpy as np
 
-        from distributed_grid.memory.client.arrays import bytes_of, noted
+        from distributed_grid.memory.client.arrays import array_meta, bytes_of
 
-        whole_array = np.asarray(array, order="C")
-        meta, data = noted(whole_array), bytes_of(whole_array)
+        contiguous = np.asarray(array, order="C")
+        meta, data = array_meta(contiguous), bytes_of(contiguous)
         if name:
             return self.store(name, data.data, preferred_node, ttl=ttl, copies=copies, meta=meta)
         block_id = self.allocate(data.size or 1, preferred_node, ttl=ttl, copies=copies, meta=meta)
@@ -288,28 +290,57 @@ class MemoryPool(PoolMapping):
         return block_id
 
     def get_array(self, block_id: str = "", *, name: str = "") -> NDArray[Any]:
-        """The array in a block, whole, as one's own."""
+        """The whole array in a block, as a NumPy array."""
         import numpy as np
 
         return np.asarray(self.array(block_id, name=name))
 
     def array(self, block_id: str = "", *, name: str = "") -> RemoteArray:
         """The array in a block, to be read and written where it is, part by part."""
-        from distributed_grid.memory.client.arrays import RemoteArray, shape_and_type
+        from distributed_grid.memory.client.arrays import RemoteArray, parse_array_meta
 
         found = self.find(block_id, name=name)
-        remote = RemoteArray(self._blocks, found["block_id"], *shape_and_type(found["meta"], found["block_id"]))
+        remote = RemoteArray(self._blocks, found["block_id"], *parse_array_meta(found["meta"], found["block_id"]))
         if remote.nbytes > found["size"]:
             raise BadInput(
                 f"block {found['block_id']} has {found['size']:,} bytes, its array would have {remote.nbytes:,}"
             )
         return remote
 
-    def _full(self, block_id: str) -> str:
-        """A whole id, where only the beginning of one was given."""
+    def _full_id(self, block_id: str) -> str:
+        """The whole id, where a prefix may have been given."""
         return block_id if len(block_id) == ID_LENGTH else self.find(block_id)["block_id"]
 
     def _call(self, op: str, **arguments: Any) -> dict[str, Any]:
         if self._closed:
             raise Refused("the memory pool is shut down")
-        return self._desk.call(op, **arguments)
+        return self._directory.call(op, **arguments)
+
+
+def check_name(name: str) -> str:
+    """The name; BadInput where it cannot be one."""
+    if not name or type(name) is not str:
+        raise BadInput(f"a key is a text of at least one letter, not {name!r}")
+    return name
+
+
+def _view_of(data: Buffer) -> memoryview:
+    """The bytes of any contiguous buffer, without a copy."""
+    try:
+        view = memoryview(data)
+        return view.cast("B") if view.nbytes else memoryview(b"")
+    except (TypeError, ValueError):
+        raise BadInput(f"contiguous bytes can be stored, and not this {type(data).__name__}; see put_array") from None
+
+
+def _integer(number: int, what: str) -> int:
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise BadInput(f"{what} is a whole number of bytes, not {number!r}") from None
+
+
+def _seconds(ttl: Span) -> float:
+    from distributed_grid.client.placement_arguments import seconds_of
+
+    return seconds_of(ttl, "the time of a block")

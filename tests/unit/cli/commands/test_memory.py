@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.cli.commands.memory import list_text, one_of, stats_text, told
+from distributed_grid.cli.commands.memory import created_text, find_block, list_text, stats_text
 from distributed_grid.cli.memory_transfer import ProgressBar
 from distributed_grid.cli.output import MAX_BLOCK_BYTES, format_size, format_span, parse_seconds, parse_size
 from distributed_grid.errors import Ambiguous, BadInput, NotFound
@@ -102,7 +102,7 @@ def test_blocks_are_listed_with_their_places_state_and_time() -> None:
         "ef56ef56  -      0 bytes  -           1       lost: lost with gpu1  60 min",
     ]
     assert list_text([], NOW) == "no blocks"
-    assert told(a_block(name="k")).startswith(f"block {'ab12' * 8}\n5 GB on gpu2 as k, until ")
+    assert created_text(a_block(name="k")).startswith(f"block {'ab12' * 8}\n5 GB on gpu2 as k, until ")
 
 
 def test_stats_tell_what_is_held_in_all_and_by_each_node() -> None:
@@ -120,14 +120,14 @@ def test_stats_tell_what_is_held_in_all_and_by_each_node() -> None:
 
 def test_a_block_is_found_by_its_key_first_then_by_its_id_and_then_by_a_prefix() -> None:
     blocks = [a_block("aa" * 16, name="ab"), a_block("ab" * 16), a_block("ac" * 16)]
-    assert one_of(blocks, "ab") is blocks[0]
-    assert one_of(blocks, "ab" * 16) is blocks[1]
-    assert one_of(blocks, "ac") is blocks[2]
+    assert find_block(blocks, "ab") is blocks[0]
+    assert find_block(blocks, "ab" * 16) is blocks[1]
+    assert find_block(blocks, "ac") is blocks[2]
     with pytest.raises(Ambiguous, match="fits several"):
-        one_of(blocks, "a")
+        find_block(blocks, "a")
     for nothing in ("", "zz"):
         with pytest.raises(NotFound):
-            one_of(blocks, nothing)
+            find_block(blocks, nothing)
 
 
 def test_the_bar_shows_how_far_it_is() -> None:

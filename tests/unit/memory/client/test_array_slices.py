@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from distributed_grid.errors import BadInput
-from distributed_grid.memory.client.array_slices import Axis, Layout, asked_of
-from distributed_grid.memory.client.arrays import AT_ONCE, PASSED_OVER, RemoteArray, bytes_of, noted, shape_and_type
+from distributed_grid.memory.client.array_slices import Axis, Layout, parse_index
+from distributed_grid.memory.client.arrays import (
+    MAX_BATCH_BYTES,
+    MAX_GAP_BYTES,
+    RemoteArray,
+    array_meta,
+    bytes_of,
+    parse_array_meta,
+)
 
 TYPES = ("u1", "<i2", ">i4", "<f8", "<c16", "<M8[ns]", "<U3", "S5", "?")
 FIELDS = np.dtype([("name", "<U4"), ("at", "<f8", (2, 3)), ("inner", [("a", "u1"), ("b", "<i4")])])
@@ -98,9 +105,9 @@ def test_writing_an_index_changes_what_numpy_changes_and_nothing_else(
 def test_runs_hold_everything_once_and_keep_to_their_bounds(
     data: st.DataObject, shape: tuple[int, ...], gap: int
 ) -> None:
-    asked = asked_of(data.draw(arrays_of.basic_indices(shape, allow_newaxis=False)), shape)
+    asked = parse_index(data.draw(arrays_of.basic_indices(shape, allow_newaxis=False)), shape)
     longest = data.draw(st.sampled_from([0, 16, 100, 10**9]))
-    layout = Layout(shape, 4, asked.axes, gap=gap, longest=longest)
+    layout = Layout(shape, 4, asked.axes, gap=gap, max_run=longest)
     runs = list(layout.runs())
     ends = [0, *(run.offset + run.length for run in runs)]
     assert all(run.offset >= end for run, end in zip(runs, ends, strict=False))
@@ -126,7 +133,7 @@ def test_a_slice_moves_only_its_own_bytes() -> None:
 
 
 def test_rows_that_are_far_apart_are_read_one_by_one_and_those_that_are_near_in_one_go() -> None:
-    far, block = stored(np.zeros((64, PASSED_OVER), "<u2"))
+    far, block = stored(np.zeros((64, MAX_GAP_BYTES), "<u2"))
     assert far[::8, :10].shape == (8, 10)
     assert (block.reads, block.calls) == ([20] * 8, 1)
     near, block = stored(np.zeros((64, 100), "<u2"))
@@ -137,7 +144,7 @@ def test_rows_that_are_far_apart_are_read_one_by_one_and_those_that_are_near_in_
 def test_a_column_of_a_large_array_is_read_in_pieces_of_bounded_size() -> None:
     remote, block = stored(np.ones((3000, 1000), "<f8"))
     assert remote[:, 7].sum() == 3000
-    assert max(block.reads) <= AT_ONCE
+    assert max(block.reads) <= MAX_BATCH_BYTES
     assert len(block.reads) == 3
 
 
@@ -154,7 +161,7 @@ def test_a_value_that_has_to_be_spread_first_is_spread_in_pieces() -> None:
     remote[:, ::-1] = np.arange(1_000_000)
     array[:, ::-1] = np.arange(1_000_000)
     assert bytes(block.content) == array.tobytes()
-    assert max(block.writes) <= AT_ONCE
+    assert max(block.writes) <= MAX_BATCH_BYTES
 
 
 @pytest.mark.parametrize("index", [[1, 2], np.array([True, False, True]), None, True, "a", 1.0, (0, [1])])
@@ -224,13 +231,13 @@ def test_a_remote_array_is_an_array_to_numpy() -> None:
 @given(some_arrays)
 @settings(max_examples=50, deadline=None)
 def test_what_is_noted_of_an_array_brings_it_back(array: np.ndarray[Any, Any]) -> None:
-    assert shape_and_type(noted(array), "b") == (array.shape, array.dtype)
+    assert parse_array_meta(array_meta(array), "b") == (array.shape, array.dtype)
     assert bytes_of(np.ascontiguousarray(array)).tobytes() == array.tobytes()
 
 
 def test_structured_types_are_noted_with_their_fields() -> None:
     array = np.zeros(3, FIELDS)
-    assert shape_and_type(noted(array), "b") == ((3,), FIELDS)
+    assert parse_array_meta(array_meta(array), "b") == ((3,), FIELDS)
     remote, block = stored(array)
     remote[1] = ("x", np.ones((2, 3)), (1, -2))
     assert as_array(block, array)[1]["inner"]["b"] == -2
@@ -239,7 +246,7 @@ def test_structured_types_are_noted_with_their_fields() -> None:
 def test_objects_do_not_travel() -> None:
     for kind in ("O", [("a", "<i4"), ("b", "O")]):
         with pytest.raises(BadInput, match="Python objects"):
-            noted(np.zeros(3, kind))
+            array_meta(np.zeros(3, kind))
 
 
 @pytest.mark.parametrize(
@@ -249,7 +256,7 @@ def test_objects_do_not_travel() -> None:
 )  # fmt: skip
 def test_a_block_without_an_array_says_so(meta: str) -> None:
     with pytest.raises(BadInput, match="block b"):
-        shape_and_type(meta, "b")
+        parse_array_meta(meta, "b")
 
 
 def test_halves_of_an_axis_are_the_axis() -> None:

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from distributed_grid.client.memory.threads import BlockingWorkers
 from distributed_grid.errors import Refused
+from distributed_grid.orchestration.distributed_memory_pool import BlockingWorkers
 
 
 def names() -> list[str]:
@@ -35,7 +35,7 @@ def test_work_is_done_in_a_thread_and_its_outcome_comes_back() -> None:
 
 def test_as_much_goes_on_at_once_as_there_are_threads() -> None:
     async def story() -> None:
-        workers = BlockingWorkers(most=3)
+        workers = BlockingWorkers(max_threads=3)
         together = threading.Barrier(3, timeout=10)
         await asyncio.gather(*(workers.run(together.wait) for _ in range(6)))
         assert len(names()) == 3
@@ -46,7 +46,7 @@ def test_as_much_goes_on_at_once_as_there_are_threads() -> None:
 
 def test_what_nobody_waits_for_any_more_is_undone_and_what_was_not_begun_is_not_done() -> None:
     async def story() -> None:
-        workers = BlockingWorkers(most=1)
+        workers = BlockingWorkers(max_threads=1)
         begun, go_on, undone = threading.Event(), threading.Event(), threading.Event()
         done: list[str] = []
 

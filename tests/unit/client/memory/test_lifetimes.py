@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from distributed_grid.client.memory.renewals import Renewals
+from distributed_grid.client.memory.lifetimes import Renewals
 from distributed_grid.errors import NotFound, Unreachable
 
 OFTEN = 0.005
@@ -21,7 +21,7 @@ def renewals() -> Iterator[Renewals]:
     renewals.stop()
 
 
-class Told:
+class CountingRenewal:
     """Counts renewals, and fails as it is told."""
 
     def __init__(self, enough: int, *failures: Exception) -> None:
@@ -39,34 +39,34 @@ class Told:
 
 
 def test_it_is_renewed_again_and_again_and_failures_do_not_end_that(renewals: Renewals) -> None:
-    one, other = Told(4, Unreachable("away"), OSError("no line")), Told(3)
-    renewals.keep("one", OFTEN, one)
-    renewals.keep("other", OFTEN, other)
+    one, other = CountingRenewal(4, Unreachable("away"), OSError("no line")), CountingRenewal(3)
+    renewals.add("one", OFTEN, one)
+    renewals.add("other", OFTEN, other)
     assert one.enough.wait(10)
     assert other.enough.wait(10)
 
 
 def test_what_is_gone_or_dropped_is_renewed_no_more(renewals: Renewals) -> None:
-    gone, dropped, kept = Told(1, NotFound("it has ended")), Told(1), Told(5)
-    renewals.keep("dropped", OFTEN, dropped)
+    gone, dropped, kept = CountingRenewal(1, NotFound("it has ended")), CountingRenewal(1), CountingRenewal(5)
+    renewals.add("dropped", OFTEN, dropped)
     assert dropped.enough.wait(10)
-    renewals.drop("dropped")
-    renewals.drop("dropped")
-    renewals.keep("gone", OFTEN, gone)
+    renewals.remove("dropped")
+    renewals.remove("dropped")
+    renewals.add("gone", OFTEN, gone)
     assert gone.enough.wait(10)
     before = dropped.count
-    renewals.keep("kept", OFTEN, kept)
+    renewals.add("kept", OFTEN, kept)
     assert kept.enough.wait(10)
     assert gone.count == 1
     assert dropped.count <= before + 1
 
 
 def test_nothing_is_kept_twice_or_after_the_end(renewals: Renewals) -> None:
-    first, second, late = Told(3), Told(1), Told(1)
-    renewals.keep("name", OFTEN, first)
-    renewals.keep("name", OFTEN, second)
+    first, second, late = CountingRenewal(3), CountingRenewal(1), CountingRenewal(1)
+    renewals.add("name", OFTEN, first)
+    renewals.add("name", OFTEN, second)
     assert first.enough.wait(10)
     assert second.count == 0
     renewals.stop()
-    renewals.keep("late", OFTEN, late)
+    renewals.add("late", OFTEN, late)
     assert late.count == 0
