@@ -191,7 +191,7 @@ def _cleanup_on_signals() -> Iterator[None]:
 
 
 class ProgressBar:
-    """How much of a transfer is done, and how fast."""
+    """Progress line of a transfer: bytes done, and the rate."""
 
     def __init__(self, what: str, size: int) -> None:
         self._what = what
@@ -205,8 +205,8 @@ class ProgressBar:
     def __exit__(self, *_: Any) -> None:
         self._line.clear()
 
-    def show(self, done: int) -> None:
-        """So much is done."""
+    def update(self, done: int) -> None:
+        """Redraw the line for so many bytes done."""
         self._line.draw(lambda: self.line(done, time.monotonic() - self._began))
 
     def line(self, done: int, seconds: float) -> str:

@@ -48,9 +48,7 @@ def _descr_of(dtype: np.dtype[Any]) -> Any:
         raise BadInput(f"an array of type {dtype} holds Python objects, which cannot be stored; give it a plain type")
     descr = np.lib.format.dtype_to_descr(dtype)
     if _type_of(descr) != dtype:
-        raise BadInput(
-            f"an array of type {dtype} cannot be stored; store its plain bytes: array.view('u1')"
-        )
+        raise BadInput(f"an array of type {dtype} cannot be stored; store its plain bytes: array.view('u1')")
     return descr
 
 
