@@ -521,7 +521,7 @@ class TestGridOrchestrator:
                 assert await where(anti_affinity=["gpu-master", "gpu2"], expects=timedelta(seconds=5)) == "gpu1"
                 with pytest.raises(Refused, match="gpu1: has no label or tag tropical"):
                     await where(labels=["tropical"])
-                with pytest.raises(TypeError, match="no such wish: lables"):
+                with pytest.raises(TypeError, match="no such placement argument: lables"):
                     await where(lables=["head"])
 
         run(story())

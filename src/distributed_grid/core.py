@@ -1,7 +1,7 @@
-"""The front door for Python programs: run a command with borrowed resources, look at what is shared.
+"""`GridOrchestrator`: run a command with borrowed resources from Python, and the status of what is shared.
 
-A `GridOrchestrator` holds a config and the way to the control plane, nothing else: two programs, or a program
-and a terminal, always see the same grid.
+It holds a config and a client of the control plane, nothing else: two programs, or a program and a terminal, always see
+the same grid.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class GridOrchestrator:
         await self._client.start()
 
     async def shutdown(self) -> None:
-        """Let go of the grid; what was started goes on, and the control plane leaves by itself when idle."""
+        """Detach from the grid; what was started goes on, and the control plane exits by itself when idle."""
 
     async def run_with_shared_resources(
         self,
@@ -109,9 +109,9 @@ class GridOrchestrator:
             raise BadInput(f"the amount must be a number, not {amount:g}")
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
         require_utf8(*argv)
-        wished = placement_fields(placing, preferred_nodes)
+        fields = placement_fields(placing, preferred_nodes)
         here = os.path.abspath(cwd or os.getcwd())
-        shipment = await self._ship(workdir, here, isolated=isolated, require=wished["require"])
+        upload = await self._upload(workdir, here, isolated=isolated, require=fields["require"])
         accepted = await self._client.call(
             "submit_job",
             request_id=uuid.uuid4().hex,
@@ -120,8 +120,8 @@ class GridOrchestrator:
             amount=float(amount),
             priority=Priority.parse(priority).name.lower(),
             job_id=job_id or "",
-            **{**wished, "require": list(shipment.require)},
-            workdir=shipment.workdir,
+            **{**fields, "require": list(upload.require)},
+            workdir=upload.workdir,
             given=list(env or {}),
             wait_seconds=wait_seconds,
             timeout_seconds=timeout,
@@ -139,18 +139,18 @@ class GridOrchestrator:
             await self._fetch(uid, fetch, here if workdir in (None, NONE) else workdir)
         return result
 
-    async def _ship(
+    async def _upload(
         self, workdir: str | os.PathLike[str] | None, here: str, *, isolated: bool, require: Sequence[str]
     ) -> WorkdirUpload:
-        """Take a directory along, where there are other machines at all."""
-        met = await self._client.greet()
+        """Upload a working directory, where there are other machines at all."""
+        welcome = await self._client.greet()
         return await asyncio.to_thread(
             upload_workdir,
             None if workdir is None else os.fspath(workdir),
             self._state_dir,
             here=here,
-            nodes=met["nodes"],
-            far=met["far_nodes"],
+            nodes=welcome["nodes"],
+            far=welcome["far_nodes"],
             require=require,
             isolated=isolated,
         )
@@ -186,7 +186,7 @@ class GridOrchestrator:
 
 
 class SSHManager(ResourceSharingProtocol):
-    """The way to nodes that are reached by SSH: install, start, stop and look at their agents.
+    """Nodes that are reached by SSH: install, start, stop and show their agents.
 
     It holds no connection: the control plane does, in a process of its own.
     """

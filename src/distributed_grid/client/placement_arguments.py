@@ -1,4 +1,4 @@
-"""What Python programs can say about where and when a request is served, as the socket takes it."""
+"""Placement arguments of Python programs: where and when a request may be served, as fields of a message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Moment = float | datetime | timedelta
 
 
 class PlacementArguments(TypedDict, total=False):
-    """Where a request may go and when it must be over; what is left out is no wish.
+    """Where a request may go and when it must be over; what is left out does not matter.
 
     `also` is more of other kinds on the same node. `labels` are `{"disk": "ssd"}`, or words such as `"disk=ssd"` or a
     tag. An affinity names a node, a job, a task or a group; `group` is a name that requests share.
@@ -39,10 +39,10 @@ class PlacementArguments(TypedDict, total=False):
 
 
 def placement_fields(placing: PlacementArguments, prefer: Sequence[str] = ()) -> dict[str, Any]:
-    """The fields of a message; with the strategy `node_specific` the preferred nodes are musts."""
+    """The fields of a message; with the strategy `node_specific` the preferred nodes are required."""
     unknown = set(placing) - PlacementArguments.__optional_keys__
     if unknown:
-        raise TypeError(f"no such wish: {', '.join(sorted(unknown))}")
+        raise TypeError(f"no such placement argument: {', '.join(sorted(unknown))}")
     strategy = placing.get("strategy")
     chosen = Strategy.parse(strategy) if strategy else None
     required = _names(placing.get("required_nodes", ()), "required_nodes")

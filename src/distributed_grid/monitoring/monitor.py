@@ -177,10 +177,10 @@ class Monitor:
 
     async def prometheus(self) -> bytes:
         """The text of a scrape, of type `prometheus.CONTENT_TYPE`."""
-        from distributed_grid.monitoring.prometheus import exposition, take_reading  # not needed to start up
+        from distributed_grid.monitoring.prometheus import exposition, read_ledger  # not needed to start up
 
         await asyncio.to_thread(self._counters.catch_up)
-        reading = await self._read(lambda ledger, now: take_reading(ledger, now, self._alerts.raised()))
+        reading = await self._read(lambda ledger, now: read_ledger(ledger, now, self._alerts.raised()))
         counters, figures = self._counters, await self.scheduling()
         return await asyncio.to_thread(
             exposition, reading, dict(counters.events), dict(counters.outcomes), dict(counters.rebalances), figures

@@ -1,8 +1,8 @@
-"""The grid as Prometheus wants to be told: text, made anew for every scrape.
+"""Prometheus exposition of the grid, made anew for every scrape.
 
-Rule 1: names are `grid_…` with their unit; amounts are in base units (cores, bytes, seconds, parts of one).
-Rule 2: what is not known is absent: an unheard node has `grid_node_up` 0 and no measurements.
-Rule 3: counters start at zero with the control plane, as Prometheus expects of a process.
+Names are `grid_…` with their unit, amounts are in base units (cores, bytes, seconds, parts of one). What is not known
+is absent: a node that was not heard from has `grid_node_up` 0 and no measurements. Counters start at zero with the
+control plane, as Prometheus expects of a process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import cpu_part, gpu_part, pressure
 from distributed_grid.domain.states import JobState, LeaseState, NodeState
 from distributed_grid.monitoring.scheduling_metrics import SchedulingFigures
-from distributed_grid.monitoring.snapshots import fresh_usage, silence_seconds
+from distributed_grid.monitoring.snapshots import fresh_usage, heartbeat_age_seconds
 from distributed_grid.reactor.rebalancing import ACTIONS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -57,8 +57,8 @@ class MetricsReading(Struct, frozen=True):
     alerts: list[tuple[str, str]]
 
 
-def take_reading(ledger: Ledger, now: int, alerts: Iterable[tuple[str, str]] = ()) -> MetricsReading:
-    """What there is to tell at this moment; `alerts` are the nodes and resources with an alert."""
+def read_ledger(ledger: Ledger, now: int, alerts: Iterable[tuple[str, str]] = ()) -> MetricsReading:
+    """The numbers of this moment; `alerts` are the nodes and resources with an alert."""
     return MetricsReading(
         [(name, str(node.state), _node(ledger, name, now)) for name, node in ledger.nodes.items()],
         Counter(str(lease.state) for lease in ledger.leases.values()),
@@ -70,37 +70,37 @@ def take_reading(ledger: Ledger, now: int, alerts: Iterable[tuple[str, str]] = (
 
 def _node(ledger: Ledger, name: str, now: int) -> dict[str, float]:
     """The gauges of a node by their names, without `grid_node_`."""
-    node, seen, book = ledger.nodes[name], ledger.observations.get(name), ledger.claims_on(name)
+    node, seen, claims = ledger.nodes[name], ledger.observations.get(name), ledger.claims_on(name)
     has, usage = node.capacity, fresh_usage(node, seen, now)
-    told: dict[str, float] = {
+    gauges: dict[str, float] = {
         "up": usage is not None,
         "cpu_capacity_cores": has.cpu_milli / 1000,
         "memory_capacity_bytes": has.memory_bytes,
         "gpu_capacity_devices": len(has.gpus),
-        "cpu_lent_cores": book.cpu_milli / 1000,
-        "memory_lent_bytes": book.memory_bytes,
-        "gpu_lent_devices": sum(book.gpu_milli.values()) / 1000,
+        "cpu_lent_cores": claims.cpu_milli / 1000,
+        "memory_lent_bytes": claims.memory_bytes,
+        "gpu_lent_devices": sum(claims.gpu_milli.values()) / 1000,
     }
-    silence = silence_seconds(seen, now)
-    if silence is not None:
-        told["heartbeat_age_seconds"] = silence
+    age = heartbeat_age_seconds(seen, now)
+    if age is not None:
+        gauges["heartbeat_age_seconds"] = age
     offer = ledger.offers.get(name)
     lends = offer.lends if offer is not None and node.state is NodeState.ALIVE else None
-    told["cpu_offered_cores"] = max(lends.cpu_milli - book.cpu_milli, 0) / 1000 if lends else 0
-    told["memory_offered_bytes"] = max(lends.memory_bytes - book.memory_bytes, 0) if lends else 0
-    told["gpu_offered_devices"] = sum(book.free_milli(gpu) for gpu in lends.gpus) / 1000 if lends else 0
+    gauges["cpu_offered_cores"] = max(lends.cpu_milli - claims.cpu_milli, 0) / 1000 if lends else 0
+    gauges["memory_offered_bytes"] = max(lends.memory_bytes - claims.memory_bytes, 0) if lends else 0
+    gauges["gpu_offered_devices"] = sum(claims.free_milli(gpu) for gpu in lends.gpus) / 1000 if lends else 0
     if usage is None:
-        return told
-    told["cpu_used_ratio"] = cpu_part(usage)
-    told["cpu_outside_ratio"] = usage.cpu_outside_milli / 1000
-    told["memory_used_bytes"] = usage.memory_bytes
-    told["memory_outside_bytes"] = usage.memory_outside_bytes
-    told["pressure_ratio"] = pressure(has, usage)
+        return gauges
+    gauges["cpu_used_ratio"] = cpu_part(usage)
+    gauges["cpu_outside_ratio"] = usage.cpu_outside_milli / 1000
+    gauges["memory_used_bytes"] = usage.memory_bytes
+    gauges["memory_outside_bytes"] = usage.memory_outside_bytes
+    gauges["pressure_ratio"] = pressure(has, usage)
     busy = gpu_part(usage)
     if busy is not None:
-        told["gpu_used_ratio"] = busy
-        told["gpu_memory_used_bytes"] = sum(gpu.in_use_bytes for gpu in usage.gpus)
-    return told
+        gauges["gpu_used_ratio"] = busy
+        gauges["gpu_memory_used_bytes"] = sum(gpu.in_use_bytes for gpu in usage.gpus)
+    return gauges
 
 
 def exposition(
@@ -112,15 +112,15 @@ def exposition(
 ) -> bytes:
     """The text of a scrape: a reading of the ledger, what was counted since the start, how well requests are served."""
     registry = CollectorRegistry()
-    counted = (*_counters(events, outcomes), *_rebalanced(events, rebalances or {}))
+    counted = (*_counters(events, outcomes), *_rebalancing(events, rebalances or {}))
     registry.register(
-        _FixedCollector([*_gauges(reading), *counted, *(_served(figures) if figures is not None else ())])
+        _FixedCollector([*_gauges(reading), *counted, *(_scheduling(figures) if figures is not None else ())])
     )
     return generate_latest(registry)
 
 
 class _FixedCollector(Collector):
-    """A collector that has everything at hand already."""
+    """A collector of metric families that are made already."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
@@ -133,8 +133,8 @@ def _gauges(reading: MetricsReading) -> Iterable[Metric]:
     yield InfoMetricFamily("grid_build", "The control plane.", {"version": __version__})
     families = {name: GaugeMetricFamily(name, text, labels=["node"]) for name, text in NODE_GAUGES.items()}
     states = GaugeMetricFamily("grid_node_state", "The state a node is in has 1.", labels=["node", "state"])
-    for name, state, told in reading.nodes:
-        for key, value in told.items():
+    for name, state, gauges in reading.nodes:
+        for key, value in gauges.items():
             families[f"grid_node_{key}"].add_metric([name], value)
         for one in NodeState:
             states.add_metric([name, str(one)], state == one)
@@ -168,7 +168,7 @@ def _counters(events: Mapping[str, int], outcomes: Mapping[str, int]) -> Iterabl
     yield happened
 
 
-def _rebalanced(events: Mapping[str, int], rebalances: Mapping[str, int]) -> Iterable[Metric]:
+def _rebalancing(events: Mapping[str, int], rebalances: Mapping[str, int]) -> Iterable[Metric]:
     done = CounterMetricFamily("grid_rebalances", "Automatic leases, by what became of them.", labels=["action"])
     for action in ACTIONS:
         done.add_metric([action], rebalances.get(action, 0))
@@ -177,7 +177,7 @@ def _rebalanced(events: Mapping[str, int], rebalances: Mapping[str, int]) -> Ite
     yield CounterMetricFamily("grid_recommendations", "Recommendations to move work.", value=advised)
 
 
-def _served(figures: SchedulingFigures) -> Iterable[Metric]:
+def _scheduling(figures: SchedulingFigures) -> Iterable[Metric]:
     for name, (text, value) in {
         "grid_task_time_mean_seconds": ("How long jobs ran, on average.", figures["task_time_mean_seconds"]),
         "grid_task_time_p95_seconds": ("How long 19 of 20 jobs ran at most.", figures["task_time_p95_seconds"]),

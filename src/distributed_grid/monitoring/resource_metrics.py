@@ -122,7 +122,7 @@ class ResourceMetricsCollector:
         return self._source.trend(node_id, str(resource_type))
 
     def get_cluster_summary(self) -> ClusterSummary:
-        """Totals, what is used, idle and lent, pressure, and the nodes nobody has heard of late."""
+        """Totals, what is used, idle and lent, pressure, and the nodes that were not heard from of late."""
         return self._source.summary()
 
     def get_history(self, node_id: str, minutes: int = 60) -> list[MinuteRow]:

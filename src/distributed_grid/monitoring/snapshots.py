@@ -54,7 +54,7 @@ def fresh_usage(node: Node, seen: NodeObservation | None, now: int) -> Usage | N
     return seen.usage
 
 
-def silence_seconds(seen: NodeObservation | None, now: int) -> float | None:
+def heartbeat_age_seconds(seen: NodeObservation | None, now: int) -> float | None:
     """How long ago a node was heard; None where it never was since the control plane started."""
     return (now - seen.at_ms) / 1000 if seen is not None and seen.at_ms else None
 
@@ -67,7 +67,7 @@ def snapshots(ledger: Ledger, now: int, offset_ms: int = 0) -> list[ResourceSnap
 def _snapshot(ledger: Ledger, node: Node, now: int, offset_ms: int) -> ResourceSnapshot:
     seen = ledger.observations.get(node.name)
     usage = fresh_usage(node, seen, now)
-    book, has = ledger.claims_on(node.name), node.capacity
+    claims, has = ledger.claims_on(node.name), node.capacity
     measured = usage is not None and bool(usage.gpus)
     gpu = gpu_part(usage) if usage is not None else None
     return ResourceSnapshot(
@@ -75,7 +75,7 @@ def _snapshot(ledger: Ledger, node: Node, now: int, offset_ms: int) -> ResourceS
         state=str(node.state),
         known=usage is not None,
         timestamp=utc(seen.at_ms + offset_ms) if seen is not None and seen.at_ms else None,
-        seconds_since_heard=silence_seconds(seen, now),
+        seconds_since_heard=heartbeat_age_seconds(seen, now),
         cpu_cores=has.cpu_milli / 1000,
         memory_gb=gigabytes(has.memory_bytes),
         gpus=len(has.gpus),
@@ -87,9 +87,9 @@ def _snapshot(ledger: Ledger, node: Node, now: int, offset_ms: int) -> ResourceS
         gpu_percent=_percent(gpu) if gpu is not None else None,
         gpu_memory_used_gb=gigabytes(sum(g.in_use_bytes for g in usage.gpus)) if usage and measured else None,
         pressure=pressure(has, usage) if usage is not None else None,
-        cpu_lent=book.cpu_milli / 1000,
-        memory_lent_gb=gigabytes(book.memory_bytes),
-        gpus_lent=sum(book.gpu_milli.values()) / 1000,
+        cpu_lent=claims.cpu_milli / 1000,
+        memory_lent_gb=gigabytes(claims.memory_bytes),
+        gpus_lent=sum(claims.gpu_milli.values()) / 1000,
     )
 
 
@@ -182,15 +182,17 @@ def summarise(ledger: Ledger, now: int) -> ClusterSummary:
     for node in ledger.nodes.values():
         seen = ledger.observations.get(node.name)
         usage = fresh_usage(node, seen, now)
-        book, has = ledger.claims_on(node.name), node.capacity
-        cpu.add(has.cpu_milli, None if usage is None else usage.cpu_busy_milli * has.cpu_milli // 1000, book.cpu_milli)
-        memory.add(has.memory_bytes, None if usage is None else usage.memory_bytes, book.memory_bytes)
-        _add_gpus(gpu, node, usage, sum(book.gpu_milli.values()))
+        claims, has = ledger.claims_on(node.name), node.capacity
+        cpu.add(
+            has.cpu_milli, None if usage is None else usage.cpu_busy_milli * has.cpu_milli // 1000, claims.cpu_milli
+        )
+        memory.add(has.memory_bytes, None if usage is None else usage.memory_bytes, claims.memory_bytes)
+        _add_gpus(gpu, node, usage, sum(claims.gpu_milli.values()))
         if usage is not None:
             pressures[node.name] = pressure(has, usage)
         else:
-            heard = silence_seconds(seen, now)
-            silent.append({"node_id": node.name, "state": str(node.state), "seconds_since_heard": heard})
+            age = heartbeat_age_seconds(seen, now)
+            silent.append({"node_id": node.name, "state": str(node.state), "seconds_since_heard": age})
     return {
         "nodes": _counts(ledger.nodes.values(), known=len(pressures)),
         "cpu": cpu.in_unit(1000),

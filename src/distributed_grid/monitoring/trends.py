@@ -1,11 +1,10 @@
-"""Where a node's usage is going: robust slopes over several windows, and what they lead to.
+"""Usage trends: robust slopes over several windows, and their forecasts.
 
-Rule 1: a few wild samples do not make a trend. The slope is the median of the slopes between all pairs of up to 60
-points (Theil-Sen), and a point is the median of its part of the window.
-Rule 2: a window is time, not a number of samples. What came before a long silence does not count, nothing is filled
-in, and where too little of the window is left there is no trend rather than a bad one.
-Rule 3: a forecast comes with the range in which nine of ten later measurements should lie: the spread around the line,
-and what the slope itself may be off by, which grows with the distance.
+A few wild samples do not make a trend: the slope is the median of the slopes between all pairs of up to 60 points
+(Theil-Sen), and a point is the median of its part of the window. A window is time, not a number of samples: what came
+before a long silence does not count, nothing is filled in, and where too little of the window is left there is no trend
+rather than a bad one. A forecast comes with the range in which nine of ten later measurements should lie: the spread
+around the line, and the uncertainty of the slope, which grows with the distance.
 """
 
 from __future__ import annotations
@@ -70,11 +69,11 @@ class FittedLine(Struct, frozen=True):
     slope_low: float
     slope_high: float
 
-    def along(self, at: Floats) -> Floats:
+    def values_at(self, at: Floats) -> Floats:
         return self.value + self.slope * (at - self.at)
 
     def widened(self, factor: float) -> FittedLine:
-        """The same line, less sure of its slope."""
+        """The same line with a wider range of its slope."""
         low = self.slope - factor * (self.slope - self.slope_low)
         high = self.slope + factor * (self.slope_high - self.slope)
         return FittedLine(self.at, self.value, self.slope, low, high)
@@ -85,18 +84,18 @@ def trend(minutes: Floats, values: Floats, *, now: float, window: int, horizon: 
 
     `minutes` are times in order; the forecast is for `horizon` minutes (by default the window) after `now`.
     """
-    times, values = _unbroken(minutes, values, now=now, window=window)
+    times, values = _since_last_gap(minutes, values, now=now, window=window)
     if len(times) < MIN_SAMPLES or times[-1] - times[0] < window / 2:
         return None
     at, points = _points(times, values)
     if len(at) < MIN_POINTS:
         return None
     line = theil_sen(at, points)
-    rests = points - line.along(at)
-    line = line.widened(_echo(rests))
+    residuals = points - line.values_at(at)
+    line = line.widened(_correlation_factor(residuals))
     ahead = float(window if horizon is None else horizon)
     forecast = line.value + line.slope * (now + ahead - line.at)
-    reach = _reach(line, values - line.along(times), rests, distance=now + ahead - line.at)
+    margin = _margin(line, values - line.values_at(times), residuals, distance=now + ahead - line.at)
     change = line.slope * window
     certain = line.slope_low > 0 or line.slope_high < 0
     direction: Direction = "steady"
@@ -108,8 +107,8 @@ def trend(minutes: Floats, values: Floats, *, now: float, window: int, horizon: 
         direction,
         ahead,
         _part(forecast),
-        _part(forecast - reach),
-        _part(forecast + reach),
+        _part(forecast - margin),
+        _part(forecast + margin),
         len(times),
     )
 
@@ -129,7 +128,7 @@ def theil_sen(at: Floats, values: Floats) -> FittedLine:
     return FittedLine(middle, value, slope, float(slopes[low]), float(slopes[high]))
 
 
-def _unbroken(minutes: Floats, values: Floats, *, now: float, window: int) -> tuple[Floats, Floats]:
+def _since_last_gap(minutes: Floats, values: Floats, *, now: float, window: int) -> tuple[Floats, Floats]:
     """The samples of the window since the last silence that was longer than a quarter of it; none after a last one."""
     inside = (minutes >= now - window) & (minutes <= now)
     times, kept = minutes[inside], values[inside]
@@ -152,25 +151,25 @@ def _points(times: Floats, values: Floats) -> tuple[Floats, Floats]:
     return (times[below] + times[above]) / 2, (ordered[below] + ordered[above]) / 2
 
 
-def _reach(line: FittedLine, spread: Floats, rests: Floats, *, distance: float) -> float:
-    """How far a measurement may lie from the forecast: noise, the line's height and its slope, taken together."""
+def _margin(line: FittedLine, spread: Floats, residuals: Floats, *, distance: float) -> float:
+    """How far a measurement may lie from the forecast: noise, and uncertainty of the line's level and slope."""
     noise = CONFIDENCE_Z * _sigma(spread)
-    height = CONFIDENCE_Z * _sigma(rests) * _echo(rests) * math.sqrt(math.pi / 2 / len(rests))
-    turn = max(line.slope_high - line.slope, line.slope - line.slope_low) * distance
-    return math.sqrt(noise**2 + height**2 + turn**2)
+    level = CONFIDENCE_Z * _sigma(residuals) * _correlation_factor(residuals) * math.sqrt(math.pi / 2 / len(residuals))
+    tilt = max(line.slope_high - line.slope, line.slope - line.slope_low) * distance
+    return math.sqrt(noise**2 + level**2 + tilt**2)
 
 
-def _echo(rests: Floats) -> float:
-    """How much less is known because each point resembles the one before: 1 for independent ones, more else."""
-    energy = float(np.dot(rests, rests))
-    alike = float(np.dot(rests[1:], rests[:-1])) / energy if energy > 0 else 0.0
-    alike = min(max(alike, 0.0), 0.9)
-    return math.sqrt((1 + alike) / (1 - alike))
+def _correlation_factor(residuals: Floats) -> float:
+    """How much wider the uncertainty is because each point resembles the one before; 1 for independent ones."""
+    energy = float(np.dot(residuals, residuals))
+    correlation = float(np.dot(residuals[1:], residuals[:-1])) / energy if energy > 0 else 0.0
+    correlation = min(max(correlation, 0.0), 0.9)
+    return math.sqrt((1 + correlation) / (1 - correlation))
 
 
-def _sigma(rests: Floats) -> float:
-    """The spread that a bell curve of this median deviation has; a few wild ones do not widen it."""
-    return SIGMA_PER_MAD * float(np.median(np.abs(rests - np.median(rests))))
+def _sigma(residuals: Floats) -> float:
+    """Standard deviation estimated from the median deviation, so that outliers do not widen it."""
+    return SIGMA_PER_MAD * float(np.median(np.abs(residuals - np.median(residuals))))
 
 
 def _part(value: float) -> float:

@@ -1,5 +1,4 @@
-"""Telling: the owner of the ledger, the client of it, and the façades with the guides' names.
+"""Façades for Python programs, under the names and import paths that the guides promise.
 
-A façade holds a Grid and a config and nothing else; what is alive is in the ledger only.
-Importing this package must stay cheap: the command line does it at every start.
+A façade holds a config and a client of the control plane and nothing else; what is active is in the ledger only.
 """

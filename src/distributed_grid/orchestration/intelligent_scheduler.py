@@ -1,10 +1,8 @@
-"""`IntelligentScheduler`: a place for a task, with the reasons for it; the task's own until it is completed.
+"""`IntelligentScheduler`: placement of tasks, with the reasons; a task keeps its place until it is completed.
 
-The scheduler holds the way to the control plane, and nothing else. A task's place is a lease whose id is the task's:
-asking again for the same is answered with the same, asking for something else under that id is a Conflict, and any
-program can complete the task. Once completed, the id may be used again.
-
-What the scheduler is asked, in the words of Python programs: a task, what it needs, and where it may go.
+A task's place is a lease whose id is the task's: asking again for the same is answered with the same, asking for
+something else under that id is a Conflict, and any program can complete the task. Once completed, the id may be used
+again.
 """
 
 from __future__ import annotations
@@ -31,6 +29,17 @@ from distributed_grid.domain.scheduling_policy import Strategy as SchedulingStra
 from distributed_grid.errors import BadInput
 from distributed_grid.monitoring.scheduling_metrics import SchedulingFigures
 
+__all__ = [
+    "Alternative",
+    "IntelligentScheduler",
+    "ResourceRequirement",
+    "SchedulingDecision",
+    "SchedulingRequest",
+    "SchedulingStatus",
+    "SchedulingStrategy",
+    "TaskPriority",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class ResourceRequirement:
@@ -47,11 +56,11 @@ Requirements = Sequence[ResourceRequirement] | Mapping[str, float] | Mapping[Res
 
 @dataclass(frozen=True, slots=True)
 class SchedulingRequest:
-    """A task that wants a place.
+    """A task to be placed.
 
-    `preferred_nodes` are a wish; `required_nodes`, `labels`, `affinity` and `anti_affinity` are musts, and the last
-    two name nodes, jobs, tasks or groups. A `gang` is so many places on as many nodes, all of them or none. Without a
-    strategy the grid's own counts; with `node_specific` the preferred nodes are musts. The task `expects` to take so
+    `preferred_nodes` are preferences; `required_nodes`, `labels`, `affinity` and `anti_affinity` are requirements, and
+    the last two name nodes, jobs, tasks or groups. A `gang` is so many places on as many nodes, all of them or none. Without a
+    strategy the grid's own counts; with `node_specific` the preferred nodes are required. The task `expects` to take so
     long and must be over at its `deadline`. After `duration` the place is taken back, else it is the task's until
     `complete_task`. `target_node` is the node it is for, which `local_first` goes by. `wait_seconds=0` is refused
     at once where nothing is free, and `dry_run` only asks what would happen.
@@ -77,7 +86,7 @@ class SchedulingRequest:
 
     def message(self) -> dict[str, Any]:
         """The request as the socket takes it; the task's id is the name of its lease."""
-        needs = _each_once(_listed(self.requirements))
+        needs = _checked_requirements(_iterate(self.requirements))
         main = needs.pop(0)
         everything = (main, *needs)
         where: PlacementArguments = {
@@ -108,14 +117,14 @@ class SchedulingRequest:
         }
 
 
-def _listed(requirements: Requirements) -> Iterator[ResourceRequirement]:
+def _iterate(requirements: Requirements) -> Iterator[ResourceRequirement]:
     if isinstance(requirements, Mapping):
         return (ResourceRequirement(kind, amount) for kind, amount in requirements.items())
     return iter(requirements)
 
 
-def _each_once(requirements: Iterator[ResourceRequirement]) -> list[ResourceRequirement]:
-    """The requirements, if there are any and none is about the same as another."""
+def _checked_requirements(requirements: Iterator[ResourceRequirement]) -> list[ResourceRequirement]:
+    """The requirements as a list; BadInput where there are none, or two of one kind."""
     needs = list(requirements)
     kinds = [kind_of(need.resource_type) for need in needs]
     if not needs:
@@ -123,18 +132,6 @@ def _each_once(requirements: Iterator[ResourceRequirement]) -> list[ResourceRequ
     if twice := sorted({kind for kind in kinds if kinds.count(kind) > 1}):
         raise BadInput(f"a resource is asked for twice: {', '.join(twice)}")
     return needs
-
-
-__all__ = [
-    "Alternative",
-    "IntelligentScheduler",
-    "ResourceRequirement",
-    "SchedulingDecision",
-    "SchedulingRequest",
-    "SchedulingStatus",
-    "SchedulingStrategy",
-    "TaskPriority",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +163,7 @@ class SchedulingDecision:
 
 
 class IntelligentScheduler(GridSession):
-    """Gives tasks their places."""
+    """Places tasks and releases their places."""
 
     async def schedule_task(self, request: SchedulingRequest) -> SchedulingDecision:
         """The place of a task, once it has it. Raises Refused with the reasons where it gets none at once and may not
@@ -175,7 +172,7 @@ class IntelligentScheduler(GridSession):
         return decision_of(request.task_id, answer, dry_run=request.dry_run)
 
     async def complete_task(self, task_id: str) -> AllocationRow:
-        """Give a task's place back, all of them of a gang. A second time is harmless; NotFound for no task at all."""
+        """Release a task's place, all of them of a gang. A second time is harmless; NotFound for no task at all."""
         answer = await self._client.call("release_lease", allocation_id=task_id, exact=True)
         allocation: AllocationRow = answer["allocation"]
         return allocation
@@ -196,17 +193,17 @@ class IntelligentScheduler(GridSession):
 
 
 def decision_of(task_id: str, answer: Mapping[str, Any], *, dry_run: bool) -> SchedulingDecision:
-    """The control plane's answer to an ask as Python programs see it."""
-    told, allocation = answer["decision"], answer["allocation"]
-    node, start = told["node_id"], told["estimated_start"]
+    """The control plane's answer to a lease request, as a decision."""
+    decision, allocation = answer["decision"], answer["allocation"]
+    node, start = decision["node_id"], decision["estimated_start"]
     return SchedulingDecision(
         task_id=task_id,
         node_id=node,
-        confidence=told["confidence"],
-        reasoning=tuple(told["reasoning"]),
-        alternatives=tuple(Alternative(one["node_id"], one["score"], one["why"]) for one in told["alternatives"]),
+        confidence=decision["confidence"],
+        reasoning=tuple(decision["reasoning"]),
+        alternatives=tuple(Alternative(one["node_id"], one["score"], one["why"]) for one in decision["alternatives"]),
         estimated_start=None if start is None else datetime.fromisoformat(start),
         allocation_id=None if dry_run else allocation["allocation_id"],
-        strategy=SchedulingStrategy(told["strategy"]),
+        strategy=SchedulingStrategy(decision["strategy"]),
         nodes=tuple(allocation["gang_nodes"] or ([node] if node else [])),
     )

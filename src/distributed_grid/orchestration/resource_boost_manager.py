@@ -1,7 +1,7 @@
-"""`ResourceBoostManager`: borrow for a node what others can spare, for a while; under the names the boost guide uses.
+"""`ResourceBoostManager`: boosts, which a node borrows from the others for a while.
 
-It holds a config and the way to the control plane. Boosts are leases in the one ledger: other programs and the command
-line see the same ones, and they outlive the program that asked for them until they are released or their time is over.
+Boosts are leases in the one ledger: other programs and the command line see the same ones, and they outlive the program
+that requested them until they are released or their time is over.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from distributed_grid.errors import Ambiguous, BadInput, GridError, NotFound, Re
 __all__ = ["AllocationPriority", "ResourceBoost", "ResourceBoostManager", "ResourceBoostRequest", "ResourceType"]
 
 DEFAULT_SECONDS = 3600.0
-"""How long a boost lasts where nobody says."""
-NO = (Refused, TimedOut, BadInput)
-"""What the grid says instead of granting; anything else is a failure."""
+"""How long a boost lasts by default."""
+REFUSALS = (Refused, TimedOut, BadInput)
+"""Answers that mean "no"; anything else is a failure."""
 log = logging.getLogger(__name__)
 
 
@@ -101,11 +101,11 @@ class ResourceBoostManager(GridSession):
     async def request_boost(self, request: ResourceBoostRequest, *, wait_seconds: float = 0.0) -> str | None:
         """The id of the boost once it can be used; None where the grid says no.
 
-        `preferred_source` is the only node that may lend, where it is named. With `wait_seconds` it stands in line.
+        `preferred_source` is the only node that may lend, where it is named. With `wait_seconds` it waits in the queue.
         """
         try:
             found = await self._client.call("request_boost", **_message(request, wait_seconds))
-        except NO as refusal:
+        except REFUSALS as refusal:
             self._refused(refusal)
             return None
         self.last_refusal = None

@@ -1,8 +1,4 @@
-"""The words of resource sharing under the import path the guide uses, and how workers are talked to.
-
-`ResourceSharingProtocol` is a way to the control plane and nothing else: what workers say goes over `wire`, and what
-is known of them is in the one ledger.
-"""
+"""Resource sharing under the import path of the guide, and `ResourceSharingProtocol`, which manages the workers."""
 
 from __future__ import annotations
 
@@ -52,7 +48,7 @@ class WorkerResult:
 
 
 class ResourceSharingProtocol:
-    """Talks to the workers of a grid: starts and stops their agents over SSH, hears their offers and their state."""
+    """Workers of a grid: installs, starts and stops their agents over SSH, and returns their offers and their state."""
 
     def __init__(
         self,
@@ -79,24 +75,24 @@ class ResourceSharingProtocol:
 
     async def get_workers(self) -> list[dict[str, Any]]:
         """Each node with its state and its link; the rows of `grid cluster status --json`."""
-        rows: list[dict[str, Any]] = (await self._do("status", ()))["nodes"]
+        rows: list[dict[str, Any]] = (await self._manage("status", ()))["nodes"]
         return rows
 
     async def install(self, *nodes: str, progress: Callable[[str, str], None] | None = None) -> list[WorkerResult]:
         """Put the package on nodes (all that are reached by SSH, where none is named)."""
-        return _results(await self._do("install", nodes, progress))
+        return _results(await self._manage("install", nodes, progress))
 
     async def start(self, *nodes: str, progress: Callable[[str, str], None] | None = None) -> list[WorkerResult]:
         """Have the agents running; a node that lacks the package gets it first."""
-        return _results(await self._do("start", nodes, progress))
+        return _results(await self._manage("start", nodes, progress))
 
     async def stop(
         self, *nodes: str, force: bool = False, purge: bool = False, progress: Callable[[str, str], None] | None = None
     ) -> list[WorkerResult]:
         """Stop the agents; jobs get notice and wait for another place."""
-        return _results(await self._do("stop", nodes, progress, force=force, purge=purge))
+        return _results(await self._manage("stop", nodes, progress, force=force, purge=purge))
 
-    async def _do(
+    async def _manage(
         self, verb: str, nodes: Sequence[str], progress: Callable[[str, str], None] | None = None, **options: bool
     ) -> dict[str, Any]:
         asked = {"verb": verb, "nodes": list(nodes), "auth_sock": os.environ.get("SSH_AUTH_SOCK", ""), **options}

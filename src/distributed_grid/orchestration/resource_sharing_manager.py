@@ -1,7 +1,7 @@
-"""`ResourceSharingManager`: borrow for a node, give back, look at what is shared.
+"""`ResourceSharingManager`: request and release resources for a node, and the status of sharing.
 
-It holds a config and the way to the control plane. What is lent is in the one ledger, so several managers, other
-programs and the command line never lend the same thing twice.
+What is lent is in the one ledger, so several managers, other programs and the command line never lend the same thing
+twice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""`ResourceSharingOrchestrator`: the whole of resource sharing under one name.
+"""`ResourceSharingOrchestrator`: metrics collector, sharing manager and scheduler as one object.
 
-Its parts are the metrics collector, the sharing manager and the scheduler, and each of them only asks the control
-plane. It may be used beside any of them, and beside other programs.
+Each part is only a client of the control plane, so it may be used beside any of them, and beside other programs.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class ResourceSharingOrchestrator(GridSession):
         await self.scheduler.start()
 
     async def stop(self) -> None:
-        """Let go of the grid, which goes on; a later call attaches again. Safe to call twice."""
+        """Detach from the grid, which goes on; a later call attaches again. Safe to call twice."""
         await self.scheduler.stop()
         await self.sharing.stop()
         await self.metrics.stop()

@@ -7,7 +7,7 @@ import re
 from prometheus_client.parser import text_string_to_metric_families
 
 from distributed_grid.domain.nodes import GpuUsage, Usage
-from distributed_grid.monitoring.prometheus import NODE_GAUGES, exposition, take_reading
+from distributed_grid.monitoring.prometheus import NODE_GAUGES, exposition, read_ledger
 from tests.support.builders import GB, Scenario, a_node, a_request
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -42,7 +42,7 @@ def a_story() -> Scenario:
 
 def test_a_scrape_is_read_by_the_official_parser() -> None:
     story = a_story()
-    reading = take_reading(story.ledger, story.now, [("gpu1", "memory")])
+    reading = read_ledger(story.ledger, story.now, [("gpu1", "memory")])
     samples = scrape(exposition(reading, {"granted": 7}, {"exited": 3, "lost": 1}))
     assert at(samples, "grid_node_up", node="gpu1") == 1
     assert at(samples, "grid_node_cpu_capacity_cores", node="gpu1") == 4
@@ -72,7 +72,7 @@ def test_a_scrape_is_read_by_the_official_parser() -> None:
 
 def test_an_unknown_node_is_down_and_has_no_measurements() -> None:
     story = a_story()
-    samples = scrape(exposition(take_reading(story.ledger, story.now), {}, {}))
+    samples = scrape(exposition(read_ledger(story.ledger, story.now), {}, {}))
     odd = 'odd"\\name'
     assert at(samples, "grid_node_up", node=odd) == 0
     assert at(samples, "grid_node_cpu_capacity_cores", node=odd) == 2
@@ -91,5 +91,5 @@ def test_every_gauge_has_its_unit_in_its_name() -> None:
 
 def test_a_grid_of_five_hundred_nodes_is_told_too() -> None:
     story = Scenario(*(a_node(f"n{place}") for place in range(500)))
-    samples = scrape(exposition(take_reading(story.ledger, story.now), {}, {}))
+    samples = scrape(exposition(read_ledger(story.ledger, story.now), {}, {}))
     assert sum(name == "grid_node_up" for name, _ in samples) == 500

@@ -19,7 +19,7 @@ from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import JobState
 from distributed_grid.errors import Refused
-from distributed_grid.monitoring.prometheus import exposition, take_reading
+from distributed_grid.monitoring.prometheus import exposition, read_ledger
 from distributed_grid.monitoring.scheduling_metrics import (
     DAY_MS,
     HOUR_MS,
@@ -229,7 +229,7 @@ def test_what_comes_between_two_reads_is_taken_in_however_much_it_is() -> None:
 
 def test_the_figures_are_gauges_for_prometheus_and_absent_where_nobody_knows() -> None:
     trail = Trail()
-    reading = take_reading(Ledger(), trail.now)
+    reading = read_ledger(Ledger(), trail.now)
 
     def gauges() -> dict[str, float]:
         text = exposition(reading, {}, {}, figures=trail.figures()).decode()

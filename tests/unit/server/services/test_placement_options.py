@@ -146,5 +146,5 @@ def test_two_requests_never_have_the_same_id() -> None:
 
 
 def test_a_wish_that_does_not_exist_is_a_mistake_in_the_program() -> None:
-    with pytest.raises(TypeError, match="no such wish: stratgy"):
+    with pytest.raises(TypeError, match="no such placement argument: stratgy"):
         placement_fields({"stratgy": "spread"})  # type: ignore[typeddict-unknown-key]
