@@ -58,12 +58,12 @@ Requirements = Sequence[ResourceRequirement] | Mapping[str, float] | Mapping[Res
 class SchedulingRequest:
     """A task to be placed.
 
-    `preferred_nodes` are preferences; `required_nodes`, `labels`, `affinity` and `anti_affinity` are requirements, and
-    the last two name nodes, jobs, tasks or groups. A `gang` is so many places on as many nodes, all of them or none. Without a
-    strategy the grid's own counts; with `node_specific` the preferred nodes are required. The task `expects` to take so
-    long and must be over at its `deadline`. After `duration` the place is taken back, else it is the task's until
-    `complete_task`. `target_node` is the node it is for, which `local_first` goes by. `wait_seconds=0` is refused
-    at once where nothing is free, and `dry_run` only asks what would happen.
+    `preferred_nodes` are preferences; `required_nodes`, `labels`, `affinity` and `anti_affinity` are requirements,
+    and the last two name nodes, jobs, tasks or groups. A `gang` is so many places on as many nodes, all of them or
+    none. Without a strategy the grid's own counts; with `node_specific` the preferred nodes are required. The task
+    `expects` to take so long and must be over at its `deadline`. After `duration` the place is taken back, else it
+    is the task's until `complete_task`. `target_node` is the node it is for, which `local_first` goes by.
+    `wait_seconds=0` is refused at once where nothing is free, and `dry_run` only asks what would happen.
     """
 
     task_id: str
