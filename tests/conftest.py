@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def janitor(tmp_path_factory: pytest.TempPathFactory) -> object:
+def janitor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Ends whatever names this worker's temporary folder once this process is gone, also by Ctrl-C or kill -9."""
     command = [sys.executable, "-I", "-S", str(Path(processes.__file__)), str(tmp_path_factory.getbasetemp())]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/"):
+        yield

@@ -24,7 +24,7 @@ from tests.support.shell import Shell
 pytestmark = pytest.mark.e2e
 
 GUIDES = PROJECT / "tests/fixtures/guides"
-PAGE = (PROJECT / "docs/resource-sharing.md").read_text()
+PAGE = (PROJECT / "docs/guide/resource-sharing.md").read_text()
 PARTS = ("cluster_status", "resource_monitoring", "resource_requests", "intelligent_scheduling", "load_balancing")
 
 

@@ -87,7 +87,7 @@ def literals() -> Iterator[str]:
 
 
 def test_the_messages_in_troubleshooting_are_those_of_the_code() -> None:
-    text = TEXTS[PROJECT / "docs" / "troubleshooting.md"]
+    text = TEXTS[PROJECT / "docs/reference/troubleshooting.md"]
     blocks = re.findall(r"^```text\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     messages = [line for block in blocks for line in block.splitlines()]
     known = [literal for literal in literals() if len(literal) >= 8]
@@ -106,6 +106,6 @@ def test_the_messages_in_troubleshooting_are_those_of_the_code() -> None:
 def test_the_fields_that_are_shown_are_written_down() -> None:
     views = (PROJECT / "src/distributed_grid/control/views.py").read_text()
     shown = set(re.findall(r'^\s+"(\w+)": ', views, re.MULTILINE))
-    written = set(re.findall(r"\b\w+\b", TEXTS[PROJECT / "docs" / "api.md"]))
+    written = set(re.findall(r"\b\w+\b", TEXTS[PROJECT / "docs/reference/api.md"]))
     assert shown - written == set()
     assert len(shown) > 40

@@ -1,7 +1,7 @@
 """Types of the JSON answers: the one description of what `--json` prints, REST returns and the façades return.
 
-`docs/api.md` explains the fields. Answers may have more fields than these; these do not go away. The classes come from
-`typing_extensions` because REST derives its OpenAPI schemas from them.
+`docs/reference/api.md` explains the fields. Answers may have more than these; these do not go away. The classes are
+from `typing_extensions` because REST derives its OpenAPI schemas from them.
 """
 
 from __future__ import annotations

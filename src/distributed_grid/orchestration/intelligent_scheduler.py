@@ -147,8 +147,8 @@ class Alternative:
 class SchedulingDecision:
     """Where a task goes and why. A dry run has no `allocation_id`; where it would have to wait, no `node_id` either.
 
-    `nodes` are all places of a gang, the first being `node_id`. `confidence` is from 0 to 1; `docs/explain.md` says
-    what it is made of.
+    `nodes` are all places of a gang, the first being `node_id`. `confidence` is from 0 to 1; what it is
+    made of is in `docs/guide/explain.md`.
     """
 
     task_id: str

@@ -72,7 +72,7 @@ def test_three_hosts_go_from_nothing_to_running_and_back_to_nothing(a_cluster: S
 
 
 def test_what_the_page_about_clusters_tells_to_type_works(a_cluster: Starter) -> None:
-    page = (PROJECT / "docs" / "cluster.md").read_text()
+    page = (PROJECT / "docs/guide/cluster.md").read_text()
     typed = re.findall(r"^\$ grid (.*)$", page, re.MULTILINE)
     assert len(typed) > 5
     grid = a_cluster()

@@ -338,7 +338,7 @@ def test_a_connection_does_not_hear_of_the_reboot(lab: Lab) -> None:
 
 
 def test_the_lesson_in_the_docs_is_true(lab: Lab) -> None:
-    page = (PROJECT / "docs" / "lab.md").read_text()
+    page = (PROJECT / "docs/internals/lab.md").read_text()
     (lesson,) = re.findall(r"```text\n(def test_.*?)```", page, re.DOTALL)
     names: dict[str, Callable[[Lab], None]] = {}
     exec(lesson, names)

@@ -99,7 +99,7 @@ def test_the_validation_finds_all_well(ray_grid: RayGrid) -> None:
 
 
 def test_what_the_page_about_ray_tells_to_type_on_a_running_cluster_works(ray_grid: RayGrid) -> None:
-    page = (PROJECT / "docs" / "ray.md").read_text()
+    page = (PROJECT / "docs/guide/ray.md").read_text()
     typed = re.findall(r"^\$ grid (cluster (?:status|env).*)$", page, re.MULTILINE)
     assert len(typed) == 3
     for line in typed:

@@ -1,4 +1,4 @@
-"""What docs/configuration.md says is so: its blocks load, and no key or spelling is missing from it."""
+"""What docs/reference/configuration.md says is so: its blocks load, and no key or spelling is missing from it."""
 
 import re
 
@@ -9,7 +9,7 @@ from distributed_grid.config.key_tables import KeyTable, ListOf, MapOf
 from distributed_grid.config.providers import PROVIDERS
 from tests.support.project import PROJECT
 
-TEXT = (PROJECT / "docs" / "configuration.md").read_text()
+TEXT = (PROJECT / "docs/reference/configuration.md").read_text()
 BLOCKS = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
 
 
@@ -65,4 +65,4 @@ resource_sharing:
 
 def test_python_blocks_are_valid_python():
     for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
-        compile(block, "docs/configuration.md", "exec")
+        compile(block, "docs/reference/configuration.md", "exec")

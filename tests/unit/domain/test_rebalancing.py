@@ -1,4 +1,4 @@
-"""The table in docs/policies.md is the table in the code."""
+"""The table in docs/guide/rebalancing.md is the table in the code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distributed_grid.domain.resources import Capacity
 from distributed_grid.wiring import balance_rules, nodes_of
 from tests.support.project import PROJECT
 
-PAGE = (PROJECT / "docs" / "policies.md").read_text()
+PAGE = (PROJECT / "docs/guide/rebalancing.md").read_text()
 INTERVAL = round(ResourceSharing().rebalance_interval_seconds)
 
 

@@ -41,7 +41,7 @@ def install(session: CliSession, nodes: tuple[str, ...], ray: bool) -> int:
 
 @cluster.command()
 @_names
-@click.option("--ray", is_flag=True, help="Start Ray too: the head first, then all others; with a token (docs/ray.md).")
+@click.option("--ray", is_flag=True, help="Start Ray, too, the head first (docs/guide/ray.md).")
 @click.pass_obj
 def start(session: CliSession, nodes: tuple[str, ...], ray: bool) -> int:
     """Start the agents, and install the package first where this version is missing."""

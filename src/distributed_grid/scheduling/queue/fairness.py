@@ -4,7 +4,7 @@ A share is dominant-resource: the largest part of the grid's cores, memory and G
 usage decays by half after each half-life; between two changes the rate is constant, so the decayed sum has a closed
 form. A user's entitlement is its weight (its own, else its team's) among all who hold something or wait. Up to
 `EXACT_SHARE_USERS` users share exactly; with more, the entitlement is at least `MIN_SHARE` of the grid times the
-relative weight, because exact parts would make nearly all wait for longer (docs/fairness.md).
+relative weight, because exact parts would make nearly all wait for longer (docs/guide/fairness.md).
 
 A quota limits what one user or team holds at once; a gang counts whole. A request beyond a quota waits for its own
 side and blocks nobody; one larger than the quota itself is refused.
