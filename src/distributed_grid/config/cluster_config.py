@@ -1,4 +1,4 @@
-"""The one normal form of a configuration: whatever the file's spelling, this is what the grid sees."""
+"""Cluster configuration: the one normal form of a cluster file, whatever its spelling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from distributed_grid.config.errors import ConfigProblem, ConfigProblems
 from distributed_grid.config.key_tables import ListOf, MapOf, Section, setting
-from distributed_grid.config.loader import LoadedConfig, load_file, load_mapping, load_text, machine_node
+from distributed_grid.config.loader import load_values, machine_node
 from distributed_grid.config.providers import Provider, ProviderSettings, open_provider
 from distributed_grid.config.sections import (
     Alerts,
@@ -29,6 +29,7 @@ from distributed_grid.config.sections import (
     ThresholdConfig,
 )
 from distributed_grid.config.value_kinds import CUSTOM_NAME, FLAG, TEXT, Seconds
+from distributed_grid.config.yaml_document import YamlNode, from_plain, parse, read_text
 
 
 class ClusterConfig(Section):
@@ -56,24 +57,24 @@ class ClusterConfig(Section):
     providers: dict[str, dict[str, Any]] = setting(ProviderSettings(), {}, repr=False)
     warnings: tuple[str, ...] = ()
     source: ClassVar[str | None] = None
-    """The file this was read from; a fact about where it came from, not a part of what it says."""
+    """The file this was read from; not part of the values, so it does not count in comparisons."""
 
     @classmethod
     def from_yaml(cls, path: str | Path, env: Mapping[str, str] | None = None) -> Self:
         """The configuration in a YAML or JSON file, or `ConfigProblems` with everything that is wrong."""
-        config = cls._from_loaded(load_file(path, cls.key_table, env))
+        config = cls.from_text(read_text(path), str(path), env)
         object.__setattr__(config, "source", str(Path(path).absolute()))
         return config
 
     @classmethod
     def from_text(cls, text: str, file: str = "<text>", env: Mapping[str, str] | None = None) -> Self:
-        """The configuration in a text; `file` is the name problems are told under."""
-        return cls._from_loaded(load_text(text, file, cls.key_table, env))
+        """The configuration in a text; `file` is the name in reports of problems."""
+        return cls._from_document(parse(text, file), file, env)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Self:
         """The configuration in plain data, spelled as in a file."""
-        return cls._from_loaded(load_mapping(values, cls.key_table, env))
+        return cls._from_document(from_plain(dict(values)), "<mapping>", env)
 
     @classmethod
     def embedded(cls, hostname: str) -> Self:
@@ -81,12 +82,13 @@ class ClusterConfig(Section):
         return cls.model_validate({"nodes": [machine_node(hostname)]})
 
     @classmethod
-    def _from_loaded(cls, loaded: LoadedConfig) -> Self:
+    def _from_document(cls, root: YamlNode, file: str, env: Mapping[str, str] | None) -> Self:
+        values = load_values(root, file, cls.key_table, env)
         try:
-            return cls.model_validate({**loaded.values, "warnings": loaded.warnings})
+            return cls.model_validate(values)
         except ValidationError as error:
             raise ConfigProblems(
-                ConfigProblem(loaded.file, 0, ".".join(map(str, problem["loc"])), "", "", problem["msg"])
+                ConfigProblem(file, 0, ".".join(map(str, problem["loc"])), "", "", problem["msg"])
                 for problem in error.errors(include_input=False, include_url=False)
             ) from None
 
@@ -111,7 +113,7 @@ class ClusterConfig(Section):
         return (heads or local or list(self.nodes))[0]
 
     def provider(self, name: str, env: Mapping[str, str] | None = None) -> Provider:
-        """A cloud provider's settings with its variables filled in; a missing variable is named."""
+        """A cloud provider's settings with its variables expanded; a missing variable is named."""
         return open_provider(name, self.providers, env)
 
     def file_for(self, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Loader of a configuration: file, text or mapping to values of the normal form, and the checks between values."""
+"""Loader of a configuration: a parsed document to values of the normal form, and the checks between values."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 from distributed_grid.config.errors import ConfigProblem, ConfigProblems
@@ -17,47 +15,17 @@ from distributed_grid.config.parse_context import KeyPath, ParseContext
 from distributed_grid.config.providers import PROVIDERS
 from distributed_grid.config.sections import PressureMarks, Ray, ResourceSharing, Scaling
 from distributed_grid.config.value_kinds import is_loopback
-from distributed_grid.config.yaml_document import YamlNode, from_plain, parse, read_text
+from distributed_grid.config.yaml_document import YamlNode
 
 SUSPECT_SECONDS = 6
 """A node is suspect after this silence; a hold much shorter ends leases on every hiccup."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedConfig:
-    """Values of the normal form, and warnings about them."""
-
-    file: str
-    values: dict[str, Any]
-    warnings: tuple[str, ...]
-
-
-def load_file(path: str | Path, table: KeyTable, env: Mapping[str, str] | None = None) -> LoadedConfig:
-    """The values in a file."""
-    return load_text(read_text(path), str(path), table, env)
-
-
-def load_text(text: str, file: str, table: KeyTable, env: Mapping[str, str] | None = None) -> LoadedConfig:
-    """The values in a text."""
-    root = parse(text, file)
+def load_values(root: YamlNode, file: str, table: KeyTable, env: Mapping[str, str] | None) -> dict[str, Any]:
+    """The values of the normal form in a document, with `warnings`; raises `ConfigProblems`."""
     if root.value is None:
         message = "is empty, expected at least one key, such as nodes"
         raise ConfigProblems([ConfigProblem(file, 0, "", "nothing", "at least one key", message)])
-    return _load(root, file, table, env)
-
-
-def load_mapping(values: Mapping[str, Any], table: KeyTable, env: Mapping[str, str] | None = None) -> LoadedConfig:
-    """The values in plain data."""
-    return _load(from_plain(dict(values)), "<mapping>", table, env)
-
-
-def machine_node(hostname: str) -> dict[str, Any]:
-    """This machine as a node, under a valid name."""
-    name = re.sub(r"[^A-Za-z0-9_.-]", "-", hostname).lstrip("-_.")[:63]
-    return {"name": name or "localhost", "host": "local"}
-
-
-def _load(root: YamlNode, file: str, table: KeyTable, env: Mapping[str, str] | None) -> LoadedConfig:
     if not isinstance(root.value, dict):
         message = "the top level must be a mapping with keys such as nodes and resource_sharing"
         raise ConfigProblems([ConfigProblem(file, root.line, "", "no mapping", "a mapping", message)])
@@ -72,7 +40,13 @@ def _load(root: YamlNode, file: str, table: KeyTable, env: Mapping[str, str] | N
         _fill_from_cluster(node, values)
     if not values.get("nodes"):
         values["nodes"] = [machine_node(socket.gethostname())]
-    return LoadedConfig(file, values, tuple(context.warnings))
+    return {**values, "warnings": tuple(context.warnings)}
+
+
+def machine_node(hostname: str) -> dict[str, Any]:
+    """This machine as a node, under a valid name."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", hostname).lstrip("-_.")[:63]
+    return {"name": name or "localhost", "host": "local"}
 
 
 def _fill_from_cluster(node: dict[str, Any], values: dict[str, Any]) -> None:

@@ -253,7 +253,7 @@ class FileReceiver:
         """Write the next piece of the file."""
         current = self._open_file()
         with self._errors(current.path):
-            current.write(data)
+            current.writer.write(data)
 
     def finish(self, digest: str | None = None) -> None:
         """Put the file in place; one that is not what was announced is a `ProtocolError`, and is dropped."""
@@ -300,11 +300,10 @@ class _IncomingFile:
             self._temporary = _temporary_name()
             unnamed = os.open(self._temporary, _NEW, permissions, dir_fd=folder)
         self._fd = unnamed
-        self._writer = HashingWriter(unnamed, f"'{display_path(path)}'", size)
-        self.write = self._writer.write
+        self.writer = HashingWriter(unnamed, f"'{display_path(path)}'", size)
 
     def finish(self, digest: str | None) -> None:
-        self._writer.check(digest)
+        self.writer.check(digest)
         _refuse_non_file(self._name, self._folder, self.path)
         if self._temporary is None:
             try:

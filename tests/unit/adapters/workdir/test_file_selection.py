@@ -8,7 +8,7 @@ import pytest
 from distributed_grid.adapters.workdir.directory_walker import open_inside, open_root
 from distributed_grid.adapters.workdir.file_selection import FilePatterns, select_files
 from distributed_grid.errors import BadInput
-from tests.unit.adapters.workdir.trees import plant
+from tests.unit.adapters.workdir.trees import write_tree
 
 
 @pytest.fixture
@@ -24,7 +24,9 @@ def job(tmp_path: Path) -> Path:
         "logs/d/2.log",
         "caf\udce9",
     ]
-    return plant(tmp_path / "job", {path: path.encode("utf-8", "surrogateescape") for path in files} | {"empty": None})
+    return write_tree(
+        tmp_path / "job", {path: path.encode("utf-8", "surrogateescape") for path in files} | {"empty": None}
+    )
 
 
 def listed(job: Path, *patterns: str) -> list[str]:
@@ -71,7 +73,7 @@ def test_patterns_that_point_elsewhere_are_refused(job: Path, pattern: str) -> N
 
 
 def test_a_link_inside_counts_as_its_file_and_one_that_leads_out_is_skipped(job: Path) -> None:
-    plant(
+    write_tree(
         job,
         {
             "l/latest": "../out/x", "l/out": "../../secret", "l/abs": "/etc/passwd", "l/dir": "../out",
@@ -93,7 +95,7 @@ def test_a_link_inside_counts_as_its_file_and_one_that_leads_out_is_skipped(job:
 
 
 def test_a_directory_that_is_a_link_is_not_entered(job: Path) -> None:
-    plant(job.parent / "elsewhere", {"x.txt": b""})
+    write_tree(job.parent / "elsewhere", {"x.txt": b""})
     (job / "there").symlink_to("../elsewhere")
     assert listed(job, "there/*", "there/x.txt", "**/x.txt") == []
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from distributed_grid.adapters.workdir.ignore_rules import rules_for
 from distributed_grid.adapters.workdir.scan import Survey
-from tests.unit.adapters.workdir.trees import Tree, look, plant, trees
+from tests.unit.adapters.workdir.trees import Tree, read_tree, trees, write_tree
 
 QUIET = {
     "GIT_CONFIG_GLOBAL": "/dev/null",
@@ -21,7 +21,7 @@ QUIET = {
 }
 
 
-def taken(root: Path, *, own: tuple[Path, ...] = ()) -> set[str]:
+def shipped(root: Path, *, own: tuple[Path, ...] = ()) -> set[str]:
     """What is left in of the tree, directories included."""
     fd = os.open(root, os.O_RDONLY)
     try:
@@ -40,10 +40,10 @@ def git_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
     return place
 
 
-def kept_by_git(root: Path, git_dir: str, top: Path | None = None) -> set[str]:
+def not_ignored_by_git(root: Path, git_dir: str, top: Path | None = None) -> set[str]:
     """What git would not ignore of the tree below `root`, in the work tree at `top`."""
     top = top or root
-    paths = [path for path in look(root) if path.partition("/")[0] != ".git"]
+    paths = [path for path in read_tree(root) if path.partition("/")[0] != ".git"]
     asked = b"".join(os.fsencode(root.relative_to(top) / path) + b"\0" for path in paths)
     command = ["git", f"--git-dir={git_dir}", f"--work-tree={top}", "check-ignore", "-z", "--stdin"]
     done = subprocess.run(command, input=asked, cwd=top, env=QUIET, capture_output=True, check=False)
@@ -52,7 +52,7 @@ def kept_by_git(root: Path, git_dir: str, top: Path | None = None) -> set[str]:
     return {path for path in paths if str(root.relative_to(top) / path) not in ignored}
 
 
-FOREST: Tree = {
+FILES: Tree = {
     path: b"x"
     for path in [
         "a", "b", "ab", "abc", "a.o", "b.o", "a.c", "A.o", "foo", "foo.txt", "doc/frotz", "a/doc/frotz2", "sub/a.o",
@@ -80,20 +80,20 @@ PATTERNS = [
 
 
 @pytest.fixture(scope="module")
-def forest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return plant(tmp_path_factory.mktemp("forest"), FOREST)
+def files_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tree(tmp_path_factory.mktemp("files_tree"), FILES)
 
 
 @pytest.mark.parametrize("patterns", PATTERNS)
-def test_a_gitignore_means_what_git_says_it_means(forest: Path, git_dir: str, patterns: str) -> None:
-    (forest / ".gitignore").write_bytes(patterns.encode())
-    assert taken(forest) == kept_by_git(forest, git_dir)
+def test_a_gitignore_means_what_git_says_it_means(files_tree: Path, git_dir: str, patterns: str) -> None:
+    (files_tree / ".gitignore").write_bytes(patterns.encode())
+    assert shipped(files_tree) == not_ignored_by_git(files_tree, git_dir)
 
 
 def test_stars_that_are_only_part_of_a_name_stay_within_it(tmp_path: Path) -> None:
     """As git's manual has it; git itself forgets this where plain letters come first (`sub**/a.o`)."""
-    plant(tmp_path, {".gitignore": b"sub**/a.o", "sub/a.o": b"", "sub2/a.o": b"", "sub/deep/a.o": b""})
-    assert taken(tmp_path) == {".gitignore", "sub", "sub2", "sub/deep", "sub/deep/a.o"}
+    write_tree(tmp_path, {".gitignore": b"sub**/a.o", "sub/a.o": b"", "sub2/a.o": b"", "sub/deep/a.o": b""})
+    assert shipped(tmp_path) == {".gitignore", "sub", "sub2", "sub/deep", "sub/deep/a.o"}
 
 
 PIECES = st.sampled_from(
@@ -112,21 +112,27 @@ LINES = (
 def test_random_rules_over_random_trees_agree_with_git(
     tmp_path_factory: pytest.TempPathFactory, git_dir: str, tree: Tree, top: str, nested: str
 ) -> None:
-    root = plant(tmp_path_factory.mktemp("tree"), tree)
+    root = write_tree(tmp_path_factory.mktemp("tree"), tree)
     (root / ".gitignore").write_text(top)
-    for path in look(root):
+    for path in read_tree(root):
         if (root / path).is_dir() and not (root / path).is_symlink() and len(path) % 2:
             (root / path / ".gitignore").write_text(nested)
-    assert taken(root) == kept_by_git(root, git_dir)
+    assert shipped(root) == not_ignored_by_git(root, git_dir)
 
 
 def test_rules_deeper_down_outrank_those_above(tmp_path: Path, git_dir: str) -> None:
-    plant(tmp_path, {".gitignore": b"*.log\n", "sub/.gitignore": b"!keep.log\n", "sub/keep.log": b"", "keep.log": b""})
-    assert taken(tmp_path) == kept_by_git(tmp_path, git_dir) == {".gitignore", "sub", "sub/.gitignore", "sub/keep.log"}
+    write_tree(
+        tmp_path, {".gitignore": b"*.log\n", "sub/.gitignore": b"!keep.log\n", "sub/keep.log": b"", "keep.log": b""}
+    )
+    assert (
+        shipped(tmp_path)
+        == not_ignored_by_git(tmp_path, git_dir)
+        == {".gitignore", "sub", "sub/.gitignore", "sub/keep.log"}
+    )
 
 
 def test_a_gridignore_has_the_last_word_over_every_gitignore(tmp_path: Path) -> None:
-    plant(
+    write_tree(
         tmp_path,
         {
             ".gitignore": b"data/\n*.log\n",
@@ -139,47 +145,57 @@ def test_a_gridignore_has_the_last_word_over_every_gitignore(tmp_path: Path) -> 
             "x.log": b"",
         },
     )
-    assert taken(tmp_path) == {".gitignore", ".gridignore", "data", "data/model.bin", "sub", "sub/.gitignore"}
+    assert shipped(tmp_path) == {".gitignore", ".gridignore", "data", "data/model.bin", "sub", "sub/.gitignore"}
 
 
 def test_what_nobody_wants_is_left_out_unless_a_gridignore_brings_it_back(tmp_path: Path) -> None:
     parts = [".git/x", ".hg/x", "p/__pycache__/x", ".venv/x", "node_modules/x", ".distributed_grid/x"]
-    plant(tmp_path, dict.fromkeys(parts, b"x") | {".gitignore": b"!.venv/\n!__pycache__/\n"})
-    assert taken(tmp_path) == {".gitignore", "p"}
+    write_tree(tmp_path, dict.fromkeys(parts, b"x") | {".gitignore": b"!.venv/\n!__pycache__/\n"})
+    assert shipped(tmp_path) == {".gitignore", "p"}
     (tmp_path / ".gridignore").write_text("!.venv/\n!p/__pycache__/\n")
-    assert taken(tmp_path) == {".gitignore", ".gridignore", "p", "p/__pycache__", "p/__pycache__/x", ".venv", ".venv/x"}
+    assert shipped(tmp_path) == {
+        ".gitignore",
+        ".gridignore",
+        "p",
+        "p/__pycache__",
+        "p/__pycache__/x",
+        ".venv",
+        ".venv/x",
+    }
 
 
 @pytest.mark.parametrize("name", ["state", "st*te [x]!", "#s", "tr "])
 def test_the_grids_own_state_is_left_out_whatever_it_is_called(tmp_path: Path, name: str) -> None:
-    plant(tmp_path, {f"sub/{name}/grid.db": b"", "sub/state2": b"", "stzte x": b""})
-    assert taken(tmp_path, own=(tmp_path / "sub" / name,)) == {"sub", "sub/state2", "stzte x"}
+    write_tree(tmp_path, {f"sub/{name}/grid.db": b"", "sub/state2": b"", "stzte x": b""})
+    assert shipped(tmp_path, own=(tmp_path / "sub" / name,)) == {"sub", "sub/state2", "stzte x"}
 
 
 @pytest.mark.parametrize("patterns", ["*.o", "/proj/*.o", "sub/*.o", "proj/sub/", "/*.o", "a.o\n!proj/a.o", "**/sub/*"])
 def test_the_rules_of_the_work_tree_around_the_directory_count(tmp_path: Path, git_dir: str, patterns: str) -> None:
-    plant(
+    write_tree(
         tmp_path, {".gitignore": patterns.encode(), "proj/a.o": b"", "proj/b": b"", "proj/sub/a.o": b"", ".git": None}
     )
-    assert taken(tmp_path / "proj") == kept_by_git(tmp_path / "proj", git_dir, tmp_path)
+    assert shipped(tmp_path / "proj") == not_ignored_by_git(tmp_path / "proj", git_dir, tmp_path)
 
 
 @pytest.mark.parametrize("patterns", ["proj/", "*", "/*", "out", "/proj/out/", "*\n!keep"])
 def test_rules_above_that_leave_out_the_directory_itself_do_not_count(tmp_path: Path, patterns: str) -> None:
-    plant(tmp_path, {".git": None, ".gitignore": patterns.encode(), "proj/out/a": b""})
-    assert taken(tmp_path / "proj" / "out") == {"a"}
+    write_tree(tmp_path, {".git": None, ".gitignore": patterns.encode(), "proj/out/a": b""})
+    assert shipped(tmp_path / "proj" / "out") == {"a"}
 
 
 def test_a_directory_brought_back_in_between_has_the_rules_above(tmp_path: Path) -> None:
     tree: Tree = {".git": None, ".gitignore": b"out\na\n", "proj/.gitignore": b"!out\n", "proj/out/a": b""}
-    assert taken(plant(tmp_path, tree) / "proj" / "out") == set()
+    assert shipped(write_tree(tmp_path, tree) / "proj" / "out") == set()
 
 
 def test_without_a_work_tree_nothing_above_counts(tmp_path: Path) -> None:
-    plant(tmp_path, {".gitignore": b"*", "proj/a": b""})
-    assert taken(tmp_path / "proj") == {"a"}
+    write_tree(tmp_path, {".gitignore": b"*", "proj/a": b""})
+    assert shipped(tmp_path / "proj") == {"a"}
 
 
 def test_an_ignore_file_that_is_a_link_or_a_directory_holds_no_rules(tmp_path: Path) -> None:
-    plant(tmp_path, {"rules": b"*", "sub/.gitignore": "../rules", "sub/a": b"", "d/.gridignore/x": b"", "d/a": b""})
-    assert {"sub/a", "d/a", "rules"} < taken(tmp_path)
+    write_tree(
+        tmp_path, {"rules": b"*", "sub/.gitignore": "../rules", "sub/a": b"", "d/.gridignore/x": b"", "d/a": b""}
+    )
+    assert {"sub/a", "d/a", "rules"} < shipped(tmp_path)

@@ -18,7 +18,7 @@ from distributed_grid.adapters.workdir.ignore_rules import rules_for
 from distributed_grid.adapters.workdir.scan import ScanResult, Survey, scan_directory
 from distributed_grid.adapters.workdir.tree_writer import materialize
 from distributed_grid.errors import BadInput, GridError
-from tests.unit.adapters.workdir.trees import Tree, look, plant, trees
+from tests.unit.adapters.workdir.trees import Tree, read_tree, trees, write_tree
 
 
 def settle() -> None:
@@ -34,17 +34,17 @@ def names(result: ScanResult) -> list[str]:
 @given(tree=trees())
 def test_what_was_taken_and_laid_out_is_the_same_tree(tmp_path_factory: pytest.TempPathFactory, tree: Tree) -> None:
     place = tmp_path_factory.mktemp("trip")
-    root = plant(place / "from", tree)
+    root = write_tree(place / "from", tree)
     store = ContentStore(place / "store")
     manifest = scan_directory(root, store).manifest
     (place / "to").mkdir()
     materialize(manifest, store, place / "to")
-    assert look(place / "to") == look(root)
+    assert read_tree(place / "to") == read_tree(root)
     assert scan_directory(place / "to", store).manifest.digest == manifest.digest
 
 
 def test_only_the_x_bit_of_a_mode_travels(tmp_path: Path, store: ContentStore) -> None:
-    root = plant(tmp_path / "tree", {"run": b"#!", "read": b"", "d": None})
+    root = write_tree(tmp_path / "tree", {"run": b"#!", "read": b"", "d": None})
     (root / "run").chmod(0o4755)
     (root / "read").chmod(0o444)
     (root / "d").chmod(0o1777)
@@ -57,7 +57,7 @@ def test_only_the_x_bit_of_a_mode_travels(tmp_path: Path, store: ContentStore) -
 
 
 def test_an_unchanged_tree_is_not_read_again_and_a_changed_file_is(tmp_path: Path, store: ContentStore) -> None:
-    root = plant(tmp_path / "tree", {"a": b"one", "b": b"two", "sub/c": b"three"})
+    root = write_tree(tmp_path / "tree", {"a": b"one", "b": b"two", "sub/c": b"three"})
     settle()
     first = scan_directory(root, store)
     second = scan_directory(root, store)
@@ -71,7 +71,7 @@ def test_an_unchanged_tree_is_not_read_again_and_a_changed_file_is(tmp_path: Pat
 
 
 def test_a_blob_that_was_trimmed_is_put_back_by_the_next_scan(tmp_path: Path, store: ContentStore) -> None:
-    root = plant(tmp_path / "tree", {"a": b"one"})
+    root = write_tree(tmp_path / "tree", {"a": b"one"})
     settle()
     manifest = scan_directory(root, store).manifest
     store.trim(0, grace_seconds=0)
@@ -80,12 +80,12 @@ def test_a_blob_that_was_trimmed_is_put_back_by_the_next_scan(tmp_path: Path, st
 
 
 def test_what_has_only_just_changed_is_not_trusted(tmp_path: Path, store: ContentStore) -> None:
-    root = plant(tmp_path / "tree", {"a": b"one"})
+    root = write_tree(tmp_path / "tree", {"a": b"one"})
     assert [scan_directory(root, store).read_files for _ in range(2)] == [1, 1]
 
 
 def test_memory_of_other_trees_is_bounded_and_damage_to_it_costs_only_time(tmp_path: Path, store: ContentStore) -> None:
-    root = plant(tmp_path / "tree", {"a": b"one"})
+    root = write_tree(tmp_path / "tree", {"a": b"one"})
     settle()
     scans = Path(store.root) / "scans"
     scans.mkdir()
@@ -103,7 +103,7 @@ def test_memory_of_other_trees_is_bounded_and_damage_to_it_costs_only_time(tmp_p
 
 
 def test_sockets_fifos_and_devices_are_left_out_and_listed(tmp_path: Path, store: ContentStore) -> None:
-    root = plant(tmp_path / "tree", {"a": b"one"})
+    root = write_tree(tmp_path / "tree", {"a": b"one"})
     os.mkfifo(root / "fifo")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(root / "sock"))
@@ -116,7 +116,7 @@ def test_sockets_fifos_and_devices_are_left_out_and_listed(tmp_path: Path, store
 def test_a_link_that_leads_out_is_refused_by_name_unless_it_is_ignored(
     tmp_path: Path, store: ContentStore, target: str
 ) -> None:
-    root = plant(tmp_path / "tree", {"sub": None, "good": "sub", "bad": target})
+    root = write_tree(tmp_path / "tree", {"sub": None, "good": "sub", "bad": target})
     with pytest.raises(BadInput, match=r"the link bad -> .* leads outside it; add it to \.gridignore"):
         scan_directory(root, store)
     (root / ".gridignore").write_text("bad\n")
@@ -124,7 +124,7 @@ def test_a_link_that_leads_out_is_refused_by_name_unless_it_is_ignored(
 
 
 def test_too_many_bytes_are_refused_and_the_largest_are_named(tmp_path: Path, store: ContentStore) -> None:
-    root = plant(tmp_path / "tree", {"ckpt.bin": b"", "data/x": b"", "data/deep/y": b"", "small": b"x"})
+    root = write_tree(tmp_path / "tree", {"ckpt.bin": b"", "data/x": b"", "data/deep/y": b"", "small": b"x"})
     os.truncate(root / "ckpt.bin", 11 << 27)
     os.truncate(root / "data/x", 3 << 30)
     os.truncate(root / "data/deep/y", 1 << 28)
@@ -140,7 +140,9 @@ def test_too_many_bytes_are_refused_and_the_largest_are_named(tmp_path: Path, st
 
 
 def test_too_many_files_or_directories_are_refused(tmp_path: Path, store: ContentStore) -> None:
-    root = plant(tmp_path / "tree", {f"d{n % 2}/{n}": b"" for n in range(31)} | {f"e/{n}": None for n in range(30)})
+    root = write_tree(
+        tmp_path / "tree", {f"d{n % 2}/{n}": b"" for n in range(31)} | {f"e/{n}": None for n in range(30)}
+    )
     with pytest.raises(BadInput, match=r"more than 30 files .*\(most: d0/ 16 files, d1/ 15 files\)"):
         scan_directory(root, store, limit_files=30)
     with pytest.raises(BadInput, match="more than 32 directories"):
@@ -149,7 +151,7 @@ def test_too_many_files_or_directories_are_refused(tmp_path: Path, store: Conten
 
 
 def test_a_huge_tree_is_refused_without_looking_at_all_of_it(tmp_path: Path) -> None:
-    root = plant(tmp_path / "tree", {f"d{n % 4}/{n}": b"" for n in range(2000)})
+    root = write_tree(tmp_path / "tree", {f"d{n % 4}/{n}": b"" for n in range(2000)})
     fd = os.open(root, os.O_RDONLY)
     survey = Survey(fd, str(root), limit_bytes=10**9, limit_files=100, oversize_seconds=0)
     with pytest.raises(BadInput) as caught:
@@ -163,8 +165,8 @@ def test_a_huge_tree_is_refused_without_looking_at_all_of_it(tmp_path: Path) -> 
 
 
 def test_nothing_is_read_through_a_link_that_takes_a_directorys_place(tmp_path: Path, store: ContentStore) -> None:
-    root = plant(tmp_path / "tree", {"sub/a": b"mine", "aside": None})
-    plant(tmp_path / "outside", {"a": b"secret"})
+    root = write_tree(tmp_path / "tree", {"sub/a": b"mine", "aside": None})
+    write_tree(tmp_path / "outside", {"a": b"secret"})
     over = threading.Event()
 
     def keep_swapping() -> None:
@@ -191,7 +193,7 @@ def test_nothing_is_read_through_a_link_that_takes_a_directorys_place(tmp_path: 
 
 
 def test_a_file_that_never_comes_to_rest_is_refused_by_name(tmp_path: Path, store: ContentStore) -> None:
-    root = plant(tmp_path / "tree", {"busy.log": bytes(8 << 20)})
+    root = write_tree(tmp_path / "tree", {"busy.log": bytes(8 << 20)})
     over = threading.Event()
 
     def keep_writing() -> None:
@@ -218,7 +220,7 @@ def test_a_directory_that_is_not_there_is_refused_in_one_line(tmp_path: Path, st
 
 
 def test_a_store_or_state_inside_the_directory_is_not_shipped(tmp_path: Path) -> None:
-    root = plant(tmp_path / "tree", {"a": b"one", "state/grid.db": b"x"})
+    root = write_tree(tmp_path / "tree", {"a": b"one", "state/grid.db": b"x"})
     store = ContentStore(root / "cache" / "blobs")
     assert names(scan_directory(root, store, own_dirs=[root / "state"])) == ["a", "cache"]
 
@@ -238,7 +240,7 @@ def a_common_user() -> Iterator[Path]:
 
 
 def test_what_this_user_may_not_read_is_left_out_and_listed(a_common_user: Path) -> None:
-    root = plant(a_common_user / "tree", {"a": b"one", "secret": b""})
+    root = write_tree(a_common_user / "tree", {"a": b"one", "secret": b""})
     (root / "secret").chmod(0)
     result = scan_directory(root, ContentStore(a_common_user / "store"))
     assert names(result) == ["a"]

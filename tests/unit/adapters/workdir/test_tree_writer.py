@@ -19,14 +19,14 @@ from distributed_grid.adapters.workdir.manifest import EXECUTABLE, Manifest, Man
 from distributed_grid.adapters.workdir.scan import scan_directory
 from distributed_grid.adapters.workdir.tree_writer import FileReceiver, materialize
 from distributed_grid.errors import GridError, ProtocolError, Refused, StoreFailed
-from tests.unit.adapters.workdir.trees import Tree, look, plant
+from tests.unit.adapters.workdir.trees import Tree, read_tree, write_tree
 
 TREE: Tree = {"a": b"one", "sub/b": b"two" * 100_000, "sub/deep/empty": b"", "l": "sub/b", "sub/d": None}
 
 
 @pytest.fixture
 def taken(tmp_path: Path, store: ContentStore) -> Manifest:
-    return scan_directory(plant(tmp_path / "from", TREE), store).manifest
+    return scan_directory(write_tree(tmp_path / "from", TREE), store).manifest
 
 
 @pytest.fixture
@@ -44,16 +44,16 @@ def test_an_open_directory_does_as_well_as_its_path(taken: Manifest, store: Cont
     fd = os.open(target, os.O_RDONLY)
     materialize(taken, store, fd)
     os.close(fd)  # it is still the caller's
-    assert look(target) == look(target.parent / "from")
+    assert read_tree(target) == read_tree(target.parent / "from")
 
 
 def test_what_a_crash_left_is_mended(taken: Manifest, store: ContentStore, target: Path) -> None:
-    plant(target, {"a": b"on", "sub/b": bytes(300_000), "l": "elsewhere", "sub/deep": None, "other": b"stays"})
+    write_tree(target, {"a": b"on", "sub/b": bytes(300_000), "l": "elsewhere", "sub/deep": None, "other": b"stays"})
     (target / "l").unlink()
     (target / "l").symlink_to("/etc/passwd")
     laid = materialize(taken, store, target)
     assert laid.written == 4
-    assert look(target) == look(target.parent / "from") | {"other": b"stays"}
+    assert read_tree(target) == read_tree(target.parent / "from") | {"other": b"stays"}
 
 
 def test_a_file_in_place_of_a_link_and_a_link_in_place_of_a_file_are_replaced(
@@ -61,9 +61,9 @@ def test_a_file_in_place_of_a_link_and_a_link_in_place_of_a_file_are_replaced(
 ) -> None:
     outside = target.parent / "outside"
     outside.write_bytes(b"untouched")
-    plant(target, {"l": b"a file", "a": "../outside"})
+    write_tree(target, {"l": b"a file", "a": "../outside"})
     materialize(taken, store, target)
-    assert look(target) == look(target.parent / "from")
+    assert read_tree(target) == read_tree(target.parent / "from")
     assert outside.read_bytes() == b"untouched"
 
 
@@ -74,7 +74,7 @@ def test_a_link_on_the_way_is_refused_and_nothing_goes_through_it(
     (target / "sub").symlink_to("../outside")
     with pytest.raises(Refused, match="sub: is a link, and links are not followed"):
         materialize(taken, store, target)
-    assert look(target.parent / "outside") == {}
+    assert read_tree(target.parent / "outside") == {}
 
 
 def test_a_job_that_writes_into_its_files_does_not_change_the_store(
@@ -85,7 +85,7 @@ def test_a_job_that_writes_into_its_files_does_not_change_the_store(
         file.write(b"changed")
     (target.parent / "again").mkdir()
     materialize(taken, store, target.parent / "again")
-    assert look(target.parent / "again") == look(target.parent / "from")
+    assert read_tree(target.parent / "again") == read_tree(target.parent / "from")
 
 
 def test_missing_contents_are_named_before_anything_is_made(taken: Manifest, store: ContentStore, target: Path) -> None:
@@ -94,29 +94,29 @@ def test_missing_contents_are_named_before_anything_is_made(taken: Manifest, sto
     with pytest.raises(ContentMissing, match="3 of the files needed") as caught:
         materialize(taken, store, target)
     assert set(caught.value.digests) == set(taken.contents())
-    assert look(target) == {}
+    assert read_tree(target) == {}
 
 
 def test_a_store_on_another_disk_serves_as_well(small_disk: Path, tmp_path: Path) -> None:
-    root = plant(tmp_path / "from", TREE)
+    root = write_tree(tmp_path / "from", TREE)
     store = ContentStore(small_disk / "store")
     (tmp_path / "to").mkdir()
     materialize(scan_directory(root, store).manifest, store, tmp_path / "to")
-    assert look(tmp_path / "to") == look(root)
+    assert read_tree(tmp_path / "to") == read_tree(root)
 
 
 def test_a_full_disk_is_said_and_the_rest_follows_when_there_is_room(
     small_disk: Path, tmp_path: Path, store: ContentStore
 ) -> None:
-    root = plant(tmp_path / "from", {name: name.encode() * 900_000 for name in "ab"})
+    root = write_tree(tmp_path / "from", {name: name.encode() * 900_000 for name in "ab"})
     manifest = scan_directory(root, store).manifest
-    plant(small_disk, {"ballast": bytes(1 << 20), "to": None})
+    write_tree(small_disk, {"ballast": bytes(1 << 20), "to": None})
     with pytest.raises(StoreFailed, match="No space left"):
         materialize(manifest, store, small_disk / "to")
-    assert set(look(small_disk / "to")) == {"a"}
+    assert set(read_tree(small_disk / "to")) == {"a"}
     (small_disk / "ballast").unlink()
     materialize(manifest, store, small_disk / "to")
-    assert look(small_disk / "to") == look(root)
+    assert read_tree(small_disk / "to") == read_tree(root)
 
 
 PATHS = st.lists(st.sampled_from(["a", "b", "..", ".", "", "out"]), min_size=1, max_size=3).map("/".join)
@@ -130,7 +130,7 @@ def test_no_manifest_whatever_it_says_writes_outside_the_target(
     place = tmp_path_factory.mktemp("hostile")
     store = ContentStore(place / "store")
     digest = store.add(b"owned")
-    plant(place, {"outside/a": b"safe", "jobs/to": None})
+    write_tree(place, {"outside/a": b"safe", "jobs/to": None})
     if data.draw(st.booleans()):
         (place / "jobs/to/b").symlink_to("../../outside")
     entry = st.one_of(
@@ -145,7 +145,7 @@ def test_no_manifest_whatever_it_says_writes_outside_the_target(
         materialize(Manifest(tuple(entries)), store, place / "jobs/to")
     except GridError:
         pass
-    assert look(place / "outside") == {"a": b"safe"}
+    assert read_tree(place / "outside") == {"a": b"safe"}
     assert sorted(os.listdir(place / "jobs")) == ["to"]
     assert sorted(os.listdir(place)) == ["jobs", "outside", "store"]
     for folder, _, names in os.walk(place / "jobs/to"):
@@ -171,38 +171,44 @@ def test_files_arrive_with_their_parents_and_x_bits_and_the_users_umask(tmp_path
     finally:
         os.umask(before)
     to = tmp_path / "new" / "to"
-    assert look(to) == {"a": b"one", "out": None, "out/deep": None, "out/deep/run": b"#! two", "out/caf\udce9": b""}
+    assert read_tree(to) == {
+        "a": b"one",
+        "out": None,
+        "out/deep": None,
+        "out/deep/run": b"#! two",
+        "out/caf\udce9": b"",
+    }
     assert [(to / path).stat().st_mode & 0o777 for path in ("a", "out/deep/run")] == [0o640, 0o750]
 
 
 def test_a_file_of_that_name_is_replaced_only_when_the_new_one_is_whole(tmp_path: Path) -> None:
-    plant(tmp_path, {"a": b"old"})
+    write_tree(tmp_path, {"a": b"old"})
     with FileReceiver(tmp_path) as receiver:
         receiver.begin("a", 3, 0o600)
         receiver.write(b"ne")
-        assert look(tmp_path) == {"a": b"old"}
+        assert read_tree(tmp_path) == {"a": b"old"}
         receiver.write(b"w")
         receiver.finish()
-    assert look(tmp_path) == {"a": b"new"}
+    assert read_tree(tmp_path) == {"a": b"new"}
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "", ".", "a//b", "a\0b", "a/", "x" * 300])
 def test_a_path_that_is_not_below_the_target_is_refused(tmp_path: Path, path: str) -> None:
     with FileReceiver(tmp_path / "to") as receiver, pytest.raises(ProtocolError):
         receiver.begin(path, 1, 0o600)
-    assert look(tmp_path) == {"to": None}
+    assert read_tree(tmp_path) == {"to": None}
 
 
 @pytest.mark.parametrize("link", ["../outside", "/", "inside", "."])
 def test_a_link_among_the_parents_is_refused_even_if_it_stays_inside(tmp_path: Path, link: str) -> None:
-    plant(tmp_path, {"outside": None, "to/inside": None, "to/sub": link})
+    write_tree(tmp_path, {"outside": None, "to/inside": None, "to/sub": link})
     with FileReceiver(tmp_path / "to") as receiver, pytest.raises(Refused, match="sub: is a link"):
         receiver.begin("sub/x", 1, 0o600)
-    assert look(tmp_path) == {"outside": None, "to": None, "to/inside": None, "to/sub": link}
+    assert read_tree(tmp_path) == {"outside": None, "to": None, "to/inside": None, "to/sub": link}
 
 
 def test_whatever_but_a_file_stands_under_the_name_is_refused_and_stays(tmp_path: Path) -> None:
-    plant(tmp_path, {"secret": b"safe", "to/link": "../secret", "to/dir": None, "to/file": b""})
+    write_tree(tmp_path, {"secret": b"safe", "to/link": "../secret", "to/dir": None, "to/file": b""})
     os.mkfifo(tmp_path / "to" / "fifo")
     with FileReceiver(tmp_path / "to") as receiver:
         for path, reason in [
@@ -219,14 +225,14 @@ def test_whatever_but_a_file_stands_under_the_name_is_refused_and_stays(tmp_path
 
 
 def test_a_link_that_appears_meanwhile_is_not_written_through(tmp_path: Path) -> None:
-    plant(tmp_path, {"secret": b"safe", "to": None})
+    write_tree(tmp_path, {"secret": b"safe", "to": None})
     with FileReceiver(tmp_path / "to") as receiver:
         receiver.begin("a", 1, 0o600)
         receiver.write(b"x")
         (tmp_path / "to" / "a").symlink_to("../secret")
         with pytest.raises(Refused, match="is a link"):
             receiver.finish()
-    assert look(tmp_path) == {"secret": b"safe", "to": None, "to/a": "../secret"}
+    assert read_tree(tmp_path) == {"secret": b"safe", "to": None, "to/a": "../secret"}
 
 
 def test_a_file_that_is_not_as_announced_is_dropped(tmp_path: Path) -> None:
@@ -248,7 +254,7 @@ def test_a_file_that_is_not_as_announced_is_dropped(tmp_path: Path) -> None:
         with pytest.raises(ProtocolError, match="before the last one"):
             receiver.begin("next", 1, 0o600)
     receiver.close()
-    assert look(tmp_path) == {}
+    assert read_tree(tmp_path) == {}
 
 
 def test_a_killed_receiver_leaves_no_part_of_a_file(tmp_path: Path) -> None:
@@ -258,7 +264,7 @@ def test_a_killed_receiver_leaves_no_part_of_a_file(tmp_path: Path) -> None:
         f"os.kill(os.getpid(), {int(signal.SIGKILL)})"
     )
     assert subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False).returncode == -signal.SIGKILL
-    assert look(tmp_path) == {"a": None}
+    assert read_tree(tmp_path) == {"a": None}
 
 
 def test_where_files_need_a_name_an_unfinished_one_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,8 +281,8 @@ def test_where_files_need_a_name_an_unfinished_one_is_removed(tmp_path: Path, mo
         send(receiver, "a", b"two")
         receiver.begin("b", 9, 0o600)
         receiver.write(b"half")
-        assert len(look(tmp_path)) == 2
-    assert look(tmp_path) == {"a": b"two"}
+        assert len(read_tree(tmp_path)) == 2
+    assert read_tree(tmp_path) == {"a": b"two"}
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(small_disk: Path) -> None:
@@ -286,19 +292,21 @@ def test_a_full_disk_is_said_and_leaves_nothing(small_disk: Path) -> None:
             receiver.write(bytes(3 << 20))
         receiver.abort()
         send(receiver, "small", b"fits")
-    assert look(small_disk) == {"small": b"fits"}
+    assert read_tree(small_disk) == {"small": b"fits"}
 
 
 @given(
     paths=st.lists(st.lists(st.sampled_from(["a", "b", "l", "..", ".", "", "/"]), max_size=4).map("/".join), max_size=6)
 )
 def test_nothing_ever_lands_outside(tmp_path_factory: pytest.TempPathFactory, paths: list[str]) -> None:
-    place = plant(tmp_path_factory.mktemp("place"), {"outside/a": b"safe", "to/l": "../outside", "to/b/l": "../.."})
+    place = write_tree(
+        tmp_path_factory.mktemp("place"), {"outside/a": b"safe", "to/l": "../outside", "to/b/l": "../.."}
+    )
     with FileReceiver(place / "to") as receiver:
         for path in paths:
             try:
                 send(receiver, path, b"x")
             except GridError:
                 receiver.abort()
-    assert look(place / "outside") == {"a": b"safe"}
+    assert read_tree(place / "outside") == {"a": b"safe"}
     assert sorted(os.listdir(place)) == ["outside", "to"]

@@ -9,32 +9,32 @@ from hypothesis import strategies as st
 Tree = dict[str, "bytes | str | None"]  # a file's content, a link's target, None for a directory
 
 
-def plant(root: Path, tree: Mapping[str, bytes | str | None]) -> Path:
+def write_tree(root: Path, tree: Mapping[str, bytes | str | None]) -> Path:
     """Make the tree below `root`, parents included."""
     root.mkdir(parents=True, exist_ok=True)
     for path, content in tree.items():
-        place = root / path
-        place.parent.mkdir(parents=True, exist_ok=True)
+        target = root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
         if content is None:
-            place.mkdir(exist_ok=True)
+            target.mkdir(exist_ok=True)
         elif isinstance(content, str):
-            place.symlink_to(content)
+            target.symlink_to(content)
         else:
-            place.write_bytes(content)
+            target.write_bytes(content)
     return root
 
 
-def look(root: Path) -> Tree:
+def read_tree(root: Path) -> Tree:
     """Everything below `root`; links are not followed."""
     found: Tree = {}
     for folder, directories, files in os.walk(root):
         for name in [*directories, *files]:
-            place = Path(folder) / name
-            path = str(place.relative_to(root))
-            if place.is_symlink():
-                found[path] = os.readlink(place)
+            target = Path(folder) / name
+            path = str(target.relative_to(root))
+            if target.is_symlink():
+                found[path] = os.readlink(target)
             else:
-                found[path] = None if place.is_dir() else place.read_bytes()
+                found[path] = None if target.is_dir() else target.read_bytes()
     return found
 
 
