@@ -12,7 +12,7 @@ from collections import Counter
 from random import Random
 
 from bench.table import Line
-from distributed_grid.adapters.stores.in_memory import MemoryStore
+from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import (
     AttemptEnded,
@@ -94,7 +94,7 @@ class Crowd:
     def __init__(self, dice: Random) -> None:
         self.dice = dice
         self.clock = Clock()
-        self.store = MemoryStore()
+        self.store = InMemoryStore()
         self.grid = Grid(self.store, self.clock)
         self._made: list[Event] = []
 

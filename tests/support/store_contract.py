@@ -1,4 +1,4 @@
-"""The promises of the `Store` port, as tests: subclass `StoreContract` and say how to make a store.
+"""Contract tests of the `Store` port: subclass `StoreContract` and say how to make a store.
 
 class TestMyStore(StoreContract):
     def new_store(self, directory: Path) -> Store:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from distributed_grid.adapters.stores.in_memory import MemoryStore
+from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.control.agent_memory import MemoryGateway
 from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
@@ -58,7 +58,7 @@ def in_a_pool(story: Any) -> None:
     async def run() -> None:
         agents = {"ash": Agent("ash"), "birch": Agent("birch")}
         lending = MemoryGateway(agents)
-        grid = Grid(MemoryStore(), Clock(), EffectRouter(memory=lending.perform))
+        grid = Grid(InMemoryStore(), Clock(), EffectRouter(memory=lending.perform))
         await grid.start()
         lending.start(grid, lambda node: (b"certificate", b"key"))
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distributed_grid.adapters.stores.in_memory import MemoryStore
+from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.effects import Effect, StartAttempt
@@ -21,7 +21,7 @@ from distributed_grid.reactor import LeaseAnswer
 from tests.support.builders import a_node, a_request, a_submission
 
 
-class ShakyStore(MemoryStore):
+class ShakyStore(InMemoryStore):
     """A store whose disk fills up, or stops to be readable, when told."""
 
     def __init__(self) -> None:

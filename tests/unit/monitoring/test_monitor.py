@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distributed_grid.adapters.stores.in_memory import MemoryStore
+from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.config.sections import Alerts
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import HeartbeatReceived, JobCancelled, NodeDeclared, NodeForgotten
@@ -44,7 +44,7 @@ class House:
 
     def __init__(self) -> None:
         self.clock = Hands()
-        store = MemoryStore()
+        store = InMemoryStore()
         self.grid = Grid(store, self.clock)
         self.alerts: list[Alert] = []
         self.monitor = Monitor(

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from distributed_grid.adapters.stores.in_memory import MemoryStore
+from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.config.sections import Alerts
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import Viewer
@@ -48,7 +48,7 @@ class Hands:
 class House:
     """A grid of two machines, its monitor, and its balance."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: InMemoryStore) -> None:
         self.clock = Hands()
         self.grid = Grid(store, self.clock)
         self.monitor = Monitor(Alerts(), read=self.grid.read, store=store, offset_ms=lambda: 0)
@@ -66,7 +66,7 @@ class House:
         )
 
 
-class SometimesFull(MemoryStore):
+class SometimesFull(InMemoryStore):
     """A store on a disk that is full at times."""
 
     full = False
@@ -79,9 +79,9 @@ class SometimesFull(MemoryStore):
         super().commit(batch)
 
 
-def run(story: Callable[[House], Coroutine[Any, Any, None]], store: MemoryStore | None = None) -> None:
+def run(story: Callable[[House], Coroutine[Any, Any, None]], store: InMemoryStore | None = None) -> None:
     async def whole() -> None:
-        house = House(store or MemoryStore())
+        house = House(store or InMemoryStore())
         await house.grid.start()
         for name in ("master", "gpu1"):
             await house.grid.handle(NodeDeclared(replace(a_node(name, memory_gb=10), host=name)))

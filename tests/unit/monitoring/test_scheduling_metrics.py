@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from distributed_grid.adapters.stores.in_memory import MemoryStore
+from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.control.batch import batch_of, refusal_record
 from distributed_grid.domain.events import JobCancelled, LeaseAsked, LeaseExtended
@@ -46,8 +46,8 @@ NOTHING: SchedulingFigures = {
 class Trail:
     """A store whose history a test writes line by line."""
 
-    def __init__(self, store: MemoryStore | SqliteStore | None = None) -> None:
-        self.store = store or MemoryStore()
+    def __init__(self, store: InMemoryStore | SqliteStore | None = None) -> None:
+        self.store = store or InMemoryStore()
         self.now = NOW
         self._seq = 0
         self._jobs = 0

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from distributed_grid.adapters.stores.in_memory import MemoryStore
+from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.api import requests
 from distributed_grid.control.attempt_files import AttemptFiles
 from distributed_grid.control.grid import Grid
@@ -47,7 +47,7 @@ class InProcessGrid:
 
     def __init__(self, *, sharing_enabled: bool = True) -> None:
         self.clock = Clock()
-        self.store = MemoryStore()
+        self.store = InMemoryStore()
         self.grid = Grid(self.store, self.clock)
         self.viewer = Viewer(0)
         self.sharing_enabled = sharing_enabled

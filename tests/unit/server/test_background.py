@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from distributed_grid.adapters.stores.in_memory import MemoryStore
+from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.adapters.workdir.content_store import ContentStore
 from distributed_grid.adapters.workdir.manifest import encode
 from distributed_grid.adapters.workdir.scan import scan_directory
@@ -33,7 +33,7 @@ def test_the_oldest_goes_but_nothing_that_a_living_job_is_to_find(tmp_path: Path
     async def story() -> None:
         store = ContentStore(tmp_path / "store")
         needed, left = ship(store, tmp_path / "a", "needed" * 100), ship(store, tmp_path / "b", "left over" * 100)
-        grid = Grid(MemoryStore(), Still())
+        grid = Grid(InMemoryStore(), Still())
         await grid.start()
         await grid.handle(NodeDeclared(a_node("gpu2", hold_s=60)))
         await grid.handle(a_submission(a_request("r1"), command=Command(("true",), workdir=needed)))

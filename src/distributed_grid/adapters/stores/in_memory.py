@@ -26,7 +26,7 @@ SCHEMA_VERSION = 3
 Row = TypeVar("Row")
 
 
-class MemoryStore:
+class InMemoryStore:
     """The `Store` port in dictionaries and lists: the same guarantees, except durability."""
 
     def __init__(self) -> None:

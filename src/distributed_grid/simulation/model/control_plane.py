@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from distributed_grid.adapters.stores.in_memory import MemoryStore
+from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.control.agent_sessions import AgentSessions, NodeRegistry, SessionMessage
 from distributed_grid.control.batch import BatchSettler, DecidedBatch, DecisionFailed, Entry, Question
 from distributed_grid.domain.effects import Effect
@@ -84,7 +84,7 @@ class ControlPlane:
         self.policy = policy
         self.rules = rules
         self.observer = observer
-        self.store = MemoryStore()
+        self.store = InMemoryStore()
         self.settler = BatchSettler(self.store, self._observed_step)
         self.is_up = False
         self.starts = 0

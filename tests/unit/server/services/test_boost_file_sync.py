@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from distributed_grid.adapters.stores.in_memory import MemoryStore
+from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.control.boost_file import ResourceBoostPersistence, StoredBoost
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, LeaseExtended, LeaseReleased, NodeDeclared
@@ -28,7 +28,7 @@ OFFSET_MS = 5_000
 class Kept(InProcessGrid):
     """A house with two nodes, of which none has been heard, and its file of boosts."""
 
-    def __init__(self, folder: Path, store: MemoryStore | None = None) -> None:
+    def __init__(self, folder: Path, store: InMemoryStore | None = None) -> None:
         super().__init__()
         if store is not None:
             self.grid = Grid(store, self.clock)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from distributed_grid.adapters.stores.in_memory import MemoryStore
+from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, LeaseReleased, NodeDeclared
 from distributed_grid.domain.leases import Lease
@@ -27,7 +27,7 @@ class Standing:
 
 def run(story: Callable[[Grid], Awaitable[None]]) -> None:
     async def whole() -> None:
-        grid = Grid(MemoryStore(), Standing())
+        grid = Grid(InMemoryStore(), Standing())
         await grid.start()
         await grid.handle(NodeDeclared(a_node("here", cores=4)))
         await grid.handle(HeartbeatReceived("here", Usage()))

@@ -12,7 +12,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from distributed_grid.adapters.stores.in_memory import MemoryStore
+from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import Viewer
@@ -112,7 +112,7 @@ class Story:
 
 
 def a_store(kind: str, folder: Path) -> Store:
-    return MemoryStore() if kind == "memory" else SqliteStore(folder / "grid.db")
+    return InMemoryStore() if kind == "memory" else SqliteStore(folder / "grid.db")
 
 
 def amounts(row: dict[str, Any]) -> list[float]:
@@ -152,7 +152,7 @@ def test_every_row_is_the_sum_of_its_leases(kind: str, seed: int, tmp_path: Path
 
 def test_by_day_each_lease_is_on_the_day_it_ended_and_what_is_held_is_todays() -> None:
     async def story() -> None:
-        told = Story(MemoryStore(), 7)
+        told = Story(InMemoryStore(), 7)
         await told.happen(40)
         found = await lending_report(told.grid, Viewer(0), since_ms=BEGIN_MS, by="day")
         expected = told.by_hand(BEGIN_MS, "day")
@@ -165,7 +165,7 @@ def test_by_day_each_lease_is_on_the_day_it_ended_and_what_is_held_is_todays() -
 
 def test_folding_history_changes_no_sum_of_whole_days() -> None:
     async def story() -> None:
-        store = MemoryStore()
+        store = InMemoryStore()
         told = Story(store, 8)
         await told.happen(60)
         before = await lending_report(told.grid, Viewer(0), since_ms=BEGIN_MS, by="")
@@ -181,7 +181,7 @@ def test_folding_history_changes_no_sum_of_whole_days() -> None:
 def test_what_is_held_is_told_in_the_amounts_of_now() -> None:
     async def story() -> None:
         clock = Clock()
-        grid = Grid(MemoryStore(), clock)
+        grid = Grid(InMemoryStore(), clock)
         await grid.start()
         await grid.handle(NodeDeclared(a_node("ash", cores=4, memory_gb=16, gpus=2)))
         await grid.handle(HeartbeatReceived("ash", Usage()))
@@ -208,7 +208,7 @@ def test_what_is_held_is_told_in_the_amounts_of_now() -> None:
 
 def test_who_only_waited_had_nothing() -> None:
     async def story() -> None:
-        grid = Grid(MemoryStore(), Clock())
+        grid = Grid(InMemoryStore(), Clock())
         await grid.start()
         await grid.handle(NodeDeclared(a_node("ash", cores=4)))
         await grid.handle(LeaseAsked(a_request("r1", cores=1)))
