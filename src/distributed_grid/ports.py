@@ -1,8 +1,8 @@
-"""Every port of the grid, in one file: what the pure core and the stories need from the outside.
+"""Ports of the store and of execution engines, with the values that cross them.
 
-Rule 1. A port has few methods, and each says what a second call does.
-Rule 2. Values that cross a port are frozen and know nothing of the technology behind it.
-Rule 3. Every adapter of a port passes the same contract suite (`tests.support`).
+A port has few methods, and each says what a second call does. The values are frozen and know nothing of the technology
+behind the port. Every adapter passes the contract suite of its port (`tests/contract`). The port between control plane
+and agents (`AgentSide`, `ControlSide`) is in `wire.py`, with its messages.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,1 +1,1 @@
-"""The request types of the control plane's socket and how they are framed; shared by client and server."""
+"""Request types, framing and errors of the control plane's socket; shared by client and server."""

@@ -1,4 +1,4 @@
-"""Errors as they travel over the control plane's socket and REST: to JSON and back."""
+"""Errors as JSON on the socket and in REST, and back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _KINDS: dict[str, type[GridError]] = {
 
 
 def error_view(error: GridError) -> dict[str, Any]:
-    """An error as it travels."""
+    """An error as JSON."""
     view: dict[str, Any] = {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code}
     if isinstance(error, Refused):
         view["reasons"] = list(error.reasons)
@@ -46,7 +46,7 @@ def error_view(error: GridError) -> dict[str, Any]:
 
 
 def error_from(error: dict[str, Any]) -> GridError:
-    """The error as the control plane raised it."""
+    """The error that the control plane raised."""
     if error["type"] == "Ambiguous":
         return Ambiguous(error["message"], error.get("candidates", ()))
     kind = _KINDS.get(error["type"], GridError)

@@ -1,7 +1,7 @@
-"""How a client and the control plane speak on the Unix socket: frames of JSON and of raw output.
+"""Framing of the control plane's Unix socket: frames of JSON and of raw output.
 
-A frame is a 4-byte length, one letter, and the body: `J` is a JSON message, `O` and `E` are bytes of a job's
-stdout and stderr. Only the standard library is needed here: every command starts with this file.
+A frame is a 4-byte length, one letter, and the body: `J` is a JSON message, `O` and `E` are bytes of a job's stdout and
+stderr. Only the standard library is imported here: every command imports this file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HEAD = struct.Struct(">I1s")
 
 
 class BrokenFrame(Exception):
-    """The other side sent what cannot be a frame."""
+    """The other side sent an invalid frame."""
 
 
 def frame(kind: bytes, body: bytes) -> bytes:
@@ -25,11 +25,11 @@ def frame(kind: bytes, body: bytes) -> bytes:
 
 
 class Unpacker:
-    """Cuts a stream of bytes into frames, however the bytes arrive."""
+    """Splits a stream of bytes into frames, however the bytes arrive."""
 
-    def __init__(self, largest: int = MAX_FRAME_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._bytes = bytearray()
-        self._largest = largest
+        self._max_bytes = max_bytes
 
     def feed(self, chunk: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The frames that are complete with this chunk."""
@@ -38,7 +38,7 @@ class Unpacker:
         try:
             while len(self._bytes) - start >= _HEAD.size:
                 length, kind = _HEAD.unpack_from(self._bytes, start)
-                if length > self._largest or kind not in (JSON, STDOUT, STDERR):
+                if length > self._max_bytes or kind not in (JSON, STDOUT, STDERR):
                     raise BrokenFrame(f"invalid frame: {length} bytes of kind {kind!r}")
                 end = start + _HEAD.size + length
                 if len(self._bytes) < end:

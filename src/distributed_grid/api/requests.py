@@ -33,9 +33,9 @@ class Message(Struct, frozen=True, tag_field="op", tag=_snake_case, forbid_unkno
 
 
 class PlacementOptions(Message, frozen=True, kw_only=True):
-    """What else can be said of a request, with a command or without.
+    """Options of a request for resources, with a command or without.
 
-    `resources` is asked for besides the type and the amount. A label is `key=value`, or a key or tag alone; an
+    `resources` is requested besides the type and the amount. A label is `key=value`, or a key or tag alone; an
     affinity names a node, a job or a group. `deadline` is a moment, in seconds since 1970.
     """
 
@@ -56,7 +56,7 @@ class PlacementOptions(Message, frozen=True, kw_only=True):
 
 
 class ClientHello(Message, frozen=True, tag="hello"):
-    """Who connects, and which config it insists on."""
+    """The version of a client, and the config it requires."""
 
     protocol: int
     version: Name
@@ -73,7 +73,7 @@ class GetConfig(Message, frozen=True):
 
 
 class KeepRunning(Message, frozen=True):
-    """Let a control plane that was started on demand stay until it is stopped, and listen there."""
+    """Keep a control plane that was started on demand running until it is stopped, and listen at an address."""
 
     listen: Name = ""
     tls: bool | None = None
@@ -81,18 +81,18 @@ class KeepRunning(Message, frozen=True):
 
 
 class StopDaemon(Message, frozen=True):
-    """End the control plane; jobs go on and are found again by the next one."""
+    """Stop the control plane; jobs go on and are found again by the next one."""
 
 
 # ------------------------------------------------------------------ queries: nothing changes by them
 
 
 class GetStatus(Message, frozen=True):
-    """Everything at a glance."""
+    """Nodes, offers, leases, jobs and recommendations."""
 
 
 class Explain(Message, frozen=True):
-    """Why it waits, why it is there, why it was stopped, when it will start: of a job, a lease or a refused request."""
+    """Why a job, a lease or a refused request waits, was placed there, was stopped, and when it starts."""
 
     id: Annotated[str, Meta(min_length=1, max_length=256)]
     kind: Literal["", "job", "lease"] = ""
@@ -130,7 +130,7 @@ class GetMetrics(Message, frozen=True):
 class RequestLease(PlacementOptions, frozen=True):
     """Resources to hold, without a command; a gang is so many leases on as many nodes, all or nothing.
 
-    With `again` the id is a name: where its lease is over, a new one is made instead of telling the old one's end.
+    With `again` the id is a name: where its lease has ended, a new one is made instead of returning the ended one.
     """
 
     request_id: Id
@@ -147,7 +147,7 @@ class RequestLease(PlacementOptions, frozen=True):
 
 
 class ReleaseLease(Message, frozen=True):
-    """Give a lease back; an `exact` id is not taken for the beginning of a longer one."""
+    """Release a lease; an `exact` id is not a prefix."""
 
     allocation_id: Name
     exact: bool = False
@@ -190,7 +190,7 @@ class GetBoost(Message, frozen=True):
 
 
 class ReleaseBoost(Message, frozen=True):
-    """Give a boost back before its time is over."""
+    """Release a boost before its end."""
 
     boost_id: Name
 
@@ -228,7 +228,7 @@ class SubmitJob(PlacementOptions, frozen=True):
     retries: Annotated[int, Meta(ge=0, le=1000)] = 0
 
     def problem(self) -> str | None:
-        """What the types cannot say."""
+        """What the types do not check."""
         return _problem_of(self)
 
 
@@ -245,7 +245,7 @@ class RunInBoost(Message, frozen=True, kw_only=True):
     given: tuple[Name, ...] = ()
 
     def problem(self) -> str | None:
-        """What the types cannot say."""
+        """What the types do not check."""
         return _problem_of(self)
 
 
@@ -260,7 +260,7 @@ def _problem_of(op: SubmitJob | RunInBoost) -> str | None:
 
 
 class ListJobs(Message, frozen=True):
-    """The jobs that are going on, and those that ended of late."""
+    """The living jobs, and those that ended last."""
 
     all: bool = False
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 20
@@ -281,14 +281,14 @@ class CancelJob(Message, frozen=True):
 
 
 class WaitForJob(Message, frozen=True):
-    """Answer when a job is over, or when this much time is."""
+    """Wait for the end of a job, or for the timeout."""
 
     job_id: Name
     timeout_seconds: Seconds | None = None
 
 
 class ReadLogs(Message, frozen=True):
-    """The output of a job, and with `follow` all that still comes until it is over."""
+    """The output of a job; with `follow` until it ends."""
 
     job_id: Name
     follow: bool = False
@@ -298,7 +298,7 @@ class ReadLogs(Message, frozen=True):
 
 
 class FetchFiles(Message, frozen=True):
-    """The files that a job has left in its directory and that fit one of the patterns."""
+    """The files in a job's directory that match one of the patterns."""
 
     job_id: Name
     patterns: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=1000)]
@@ -331,14 +331,14 @@ class FindBlock(Message, frozen=True):
 
 
 class FreeBlock(Message, frozen=True):
-    """Nobody wants a block any more."""
+    """Free a block."""
 
     block_id: Name = ""
     name: Text = ""
 
 
 class NameBlock(Message, frozen=True):
-    """A block goes by a name from now on, and the one that did is freed; with a ttl its time is fixed."""
+    """Name a block, and free the block that had the name; with a ttl its lifetime is fixed."""
 
     block_id: Name
     name: Text
@@ -347,7 +347,7 @@ class NameBlock(Message, frozen=True):
 
 
 class RenewBlocks(Message, frozen=True):
-    """The program of a session lives."""
+    """Renew the blocks of a session whose program is alive."""
 
     session: Name
 
@@ -364,7 +364,7 @@ class GetMemoryStats(Message, frozen=True):
 
 
 class ManageCluster(Message, frozen=True):
-    """Install, start, stop or look at the agents of nodes that are reached by SSH; no names are all of them.
+    """Install, start, stop or show the agents of nodes that are reached by SSH; no names are all of them.
 
     `auth_sock` and `environ` are the caller's: the agent with the keys, and how packages are fetched.
     """
@@ -390,13 +390,13 @@ class AttachRay(Message, frozen=True):
 
 
 class DetachRay(Message, frozen=True):
-    """Leave the Ray cluster, and nothing in it or on its nodes; with `force` also one that is not there any more."""
+    """Detach from the Ray cluster, leaving nothing there; with `force` also from one that is gone."""
 
     force: bool = False
 
 
 class DrainNode(Message, frozen=True):
-    """A node gives everything back to its owner and lends nothing until somebody says `off`."""
+    """Return everything a node lends to its owner, and lend nothing until `off`."""
 
     node: Name
     off: bool = False
@@ -407,7 +407,7 @@ class DrainNode(Message, frozen=True):
 
 
 class CreateToken(Message, frozen=True):
-    """A token for a person. The caller makes id and secret, so asking twice makes one; 0 seconds is for good."""
+    """A token for a user. The caller makes id and secret, so a repeated request makes one; 0 seconds is for ever."""
 
     token_id: TokenId
     secret_hash: Hash
@@ -417,17 +417,17 @@ class CreateToken(Message, frozen=True):
 
 
 class ListTokens(Message, frozen=True):
-    """The tokens of people."""
+    """The tokens of users."""
 
 
 class RevokeToken(Message, frozen=True):
-    """Shut a token out."""
+    """Revoke a token."""
 
     token_id: Name
 
 
 class CreateJoinToken(Message, frozen=True):
-    """A token that lets one node join, once. The caller makes id and secret, so asking twice makes one."""
+    """A token that lets one node join, once. The caller makes id and secret, so a repeated request makes one."""
 
     token_id: TokenId
     secret_hash: Hash
@@ -440,13 +440,13 @@ class ListJoinTokens(Message, frozen=True):
 
 
 class RevokeJoinToken(Message, frozen=True):
-    """Shut a join token out, and the node that joined with it."""
+    """Revoke a join token, and disconnect the node that joined with it."""
 
     token_id: Name
 
 
 class JoinRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """A join token for the right to come in with a key; what a node asks over REST."""
+    """Exchange a join token for the right to connect with a key; REST only."""
 
     token: Text
     key_hash: Hash

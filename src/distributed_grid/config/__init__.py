@@ -1,7 +1,7 @@
 """Configuration: cluster files in any accepted spelling, read into one normal form.
 
 Belongs here: the keys a user may write, their units and defaults, and how mistakes are reported. Does not belong here:
-what the values make happen; `wiring` turns a `ClusterConfig` into adapters.
+what the values make happen; `config_mapping` turns a `ClusterConfig` into domain values.
 """
 
 from distributed_grid.config.cluster_config import ClusterConfig, check_config, load_cluster_config

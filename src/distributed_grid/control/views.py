@@ -1,8 +1,7 @@
-"""What people and programs are shown: the ledger's rows as JSON, with the guides' field names.
+"""Views: the ledger's rows as JSON, with the documented field names (`view_types`).
 
-Rule 1: field names, once shipped, do not change.
-Rule 2: amounts are in the units people use (cores, GPUs, GB); times are ISO 8601 in UTC, by the wall clock.
-Rule 3: environment values are never shown, only their names.
+Field names, once shipped, do not change. Amounts are in cores, GPUs and GB; times are ISO 8601 in UTC, by the wall
+clock. Environment values are never shown, only their names.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Viewer:
         self._max_offers_per_node = max_offers_per_node
 
     def time(self, at_ms: int) -> str | None:
-        """A moment of the grid's time as people write it; None for "never"."""
+        """A moment of grid time in ISO 8601; None for "never"."""
         if not at_ms:
             return None
         return utc(at_ms + self._offset_ms)
@@ -49,7 +48,7 @@ class Viewer:
         }
 
     def recommendations(self, ledger: Ledger) -> list[View]:
-        """The work that should move, as far as anybody can tell now."""
+        """The work that should move to another node."""
         return [
             self.recommendation(ledger, name, balance.advice)
             for name, balance in ledger.rebalance_states.items()

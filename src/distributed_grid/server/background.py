@@ -1,7 +1,4 @@
-"""Keeping what was taken along of working directories from filling the disk; what a job still needs stays.
-
-Balancing the grid, round after round: read how hard the nodes work, and let that be decided upon.
-"""
+"""Background loops of the daemon: trimming shipped working directories, and rebalancing."""
 
 from __future__ import annotations
 
@@ -23,28 +20,28 @@ log = logging.getLogger(__name__)
 
 
 async def trim_content_forever(grid: Grid, content: ContentStore) -> None:
-    """Tidy up at once and every hour, for ever."""
+    """Trim at once and every hour, until cancelled."""
     while True:
         try:
             await trim_content(grid, content)
         except (GridError, OSError) as failure:
-            log.warning("could not tidy up: %s", failure)
+            log.warning("could not trim shipped working directories: %s", failure)
         await asyncio.sleep(TRIM_SECONDS)
 
 
 async def trim_content(
-    grid: Grid, content: ContentStore, *, most_bytes: int = MAX_CONTENT_BYTES, grace_seconds: float = GRACE_SECONDS
+    grid: Grid, content: ContentStore, *, max_bytes: int = MAX_CONTENT_BYTES, grace_seconds: float = GRACE_SECONDS
 ) -> int:
-    """Remove the oldest content beyond `most_bytes`, nothing that a living job is to find; how many bytes went."""
-    wanted = await grid.read(_manifests_in_use)
-    return await asyncio.to_thread(_trim, content, wanted, most_bytes, grace_seconds)
+    """Remove the oldest content beyond `max_bytes`, but nothing that a living job needs; the bytes removed."""
+    manifests = await grid.read(_manifests_in_use)
+    return await asyncio.to_thread(_trim, content, manifests, max_bytes, grace_seconds)
 
 
 def _manifests_in_use(ledger: Ledger, now: int) -> set[str]:
     return {job.command.workdir for job in ledger.jobs.values() if job.command.workdir}
 
 
-def _trim(content: ContentStore, manifests: set[str], most_bytes: int, grace_seconds: float) -> int:
+def _trim(content: ContentStore, manifests: set[str], max_bytes: int, grace_seconds: float) -> int:
     keep = set(manifests)
     for digest in manifests:
         try:
@@ -52,11 +49,11 @@ def _trim(content: ContentStore, manifests: set[str], most_bytes: int, grace_sec
                 keep |= decode(file.read()).contents().keys()
         except ContentMissing:
             continue
-    return content.trim(most_bytes, keep=keep, grace_seconds=grace_seconds)
+    return content.trim(max_bytes, keep=keep, grace_seconds=grace_seconds)
 
 
 async def rebalance_forever(grid: Grid, monitor: Monitor, rules: RebalanceRules | None) -> None:
-    """A round at every interval, for ever; without rules nothing is ever done."""
+    """Rebalance at every interval, until cancelled; without rules do nothing."""
     if rules is None:
         return
     while True:

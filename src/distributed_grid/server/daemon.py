@@ -29,6 +29,7 @@ from distributed_grid.adapters.workdir.content_store import ContentStore
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.api import requests
+from distributed_grid.config_mapping import rebalance_rules
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.attempt_files import AttemptFiles
 from distributed_grid.control.batch import EffectRouter
@@ -42,15 +43,15 @@ from distributed_grid.monitoring.alerts import Alert
 from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.server.access.agent_websocket import AgentSockets
 from distributed_grid.server.access.tokens import Caller
-from distributed_grid.server.background import rebalance_forever, trim_content_forever
-from distributed_grid.server.cluster import ClusterService
-from distributed_grid.server.cluster_config import (
+from distributed_grid.server.active_config import (
     ConfigRegistry,
     declare_nodes,
     save_selection,
     select_config,
     should_keep_running,
 )
+from distributed_grid.server.background import rebalance_forever, trim_content_forever
+from distributed_grid.server.cluster import ClusterService
 from distributed_grid.server.exit_policy import IdleTimer, is_unused
 from distributed_grid.server.instance_lock import BACKLOG, InstanceLock, StartupReport
 from distributed_grid.server.local_agent import local_nodes, make_local_agent
@@ -72,7 +73,6 @@ from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
 from distributed_grid.server.services.reports import ReportService
 from distributed_grid.state_dir import StateDir
-from distributed_grid.wiring import balance_rules
 
 log = logging.getLogger(__name__)
 
@@ -233,11 +233,11 @@ class Daemon:
             gc.freeze()  # what is loaded stays: the collector need not look at it again and again
             log.info("serving, version %s, pid %d, config %s", __version__, os.getpid(), self._selected.path)
             startup.send("ready")
-            rules = balance_rules(self._config)
+            rules = rebalance_rules(self._config)
             background = [
                 asyncio.create_task(trim_content_forever(self._grid, self._content)),
                 asyncio.create_task(rebalance_forever(self._grid, self._monitor, rules)),
-                asyncio.create_task(self._boost_file.keep()),
+                asyncio.create_task(self._boost_file.run()),
                 asyncio.create_task(self._ray_connector.keep()),
             ]
             await self._idle_timer.wait(self._is_idle)

@@ -16,7 +16,7 @@ from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import is_automatic
 from distributed_grid.errors import Refused
-from distributed_grid.server.cluster_config import SelectedConfig
+from distributed_grid.server.active_config import SelectedConfig
 
 log = logging.getLogger(__name__)
 

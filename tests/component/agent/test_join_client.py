@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from distributed_grid.agent.join_client import JoinToken, open_websocket, read_joined_key
 from distributed_grid.agent.join_client import join as join_async
 from distributed_grid.errors import BadInput, GridError, Refused, Unreachable
-from distributed_grid.server.access.certificates import Certificate, own_certificate
+from distributed_grid.server.access.certificates import Certificate, ensure_certificate
 
 WORDS = st.text(max_size=30)
 
@@ -44,18 +44,18 @@ def test_secrets_are_not_in_what_is_printed_by_accident() -> None:
 
 
 def test_a_certificate_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
-    first = own_certificate(tmp_path, ["10.0.0.1", "box", "no name\n"])
-    assert own_certificate(tmp_path, []) == first
+    first = ensure_certificate(tmp_path, ["10.0.0.1", "box", "no name\n"])
+    assert ensure_certificate(tmp_path, []) == first
     assert first.key.stat().st_mode & 0o777 == 0o600
     der = ssl.PEM_cert_to_DER_cert(first.certificate.read_text())
     assert first.fingerprint == hashlib.sha256(der).hexdigest()
 
 
 def test_a_certificate_that_cannot_be_used_is_told(tmp_path: Path) -> None:
-    found = own_certificate(tmp_path, [])
+    found = ensure_certificate(tmp_path, [])
     found.key.write_text("nonsense")
     with pytest.raises(GridError, match="cannot use the certificate"):
-        own_certificate(tmp_path, [])
+        ensure_certificate(tmp_path, [])
 
 
 class Exchange(http.server.BaseHTTPRequestHandler):
@@ -84,7 +84,7 @@ class Exchange(http.server.BaseHTTPRequestHandler):
 def certificate(tmp_path: Path) -> Certificate:
     folder = tmp_path / "server"
     folder.mkdir()
-    return own_certificate(folder, [])
+    return ensure_certificate(folder, [])
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_a_channel_to_somebody_else_is_refused_before_the_key_is_said(
     Exchange.answers.append((200, {"node": "gpu1"}))
     found = join(None, JoinToken((address,), certificate.fingerprint, "id", "secret"), "gpu1", tmp_path / "node")
     (tmp_path / "other").mkdir()
-    other = own_certificate(tmp_path / "other", [])
+    other = ensure_certificate(tmp_path / "other", [])
     (tmp_path / "node/joined.json").write_text(
         json.dumps(
             json.loads((tmp_path / "node/joined.json").read_text())

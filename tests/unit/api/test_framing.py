@@ -27,11 +27,11 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(
 
 @given(st.binary(max_size=400))
 def test_garbage_is_refused_and_nothing_worse(garbage: bytes) -> None:
-    unpacker = Unpacker(largest=1000)
+    unpacker = Unpacker(max_bytes=1000)
     with contextlib.suppress(BrokenFrame):
         list(unpacker.feed(garbage))
 
 
 def test_a_frame_larger_than_allowed_is_refused_before_it_arrives() -> None:
     with pytest.raises(BrokenFrame):
-        list(Unpacker(largest=10).feed(frame(JSON, b"x" * 11)[:5]))
+        list(Unpacker(max_bytes=10).feed(frame(JSON, b"x" * 11)[:5]))

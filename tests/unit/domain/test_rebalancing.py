@@ -9,9 +9,9 @@ import pytest
 
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config.sections import ResourceSharing
+from distributed_grid.config_mapping import nodes_from, rebalance_rules
 from distributed_grid.domain.rebalancing import SHARING_POLICIES, RebalancePolicy, SharingMode
 from distributed_grid.domain.resources import Capacity
-from distributed_grid.wiring import balance_rules, nodes_of
 from tests.support.project import PROJECT
 
 PAGE = (PROJECT / "docs/guide/rebalancing.md").read_text()
@@ -97,7 +97,7 @@ execution:
     thresholds: {memory_pressure_high: 0.7, memory_pressure_low: 0.25, gpu_pressure_high: 0.95, excess_threshold: 0.4}
 """
     )
-    rules = balance_rules(config)
+    rules = rebalance_rules(config)
     assert rules is not None
     assert (rules.mode, rules.policy, rules.interval_ms) == (
         SharingMode.OFFLOAD_ONLY,
@@ -110,7 +110,7 @@ execution:
 
 def test_without_a_word_the_excess_threshold_is_a_fifth_for_automatic_leases_and_none_for_others():
     config = ClusterConfig.from_text("nodes: [{name: far}]")
-    rules = balance_rules(config)
+    rules = rebalance_rules(config)
     assert rules is not None
     assert rules.excess_milli == 200
     assert config.resource_sharing.pressure.excess is None
@@ -122,17 +122,17 @@ def test_an_excess_threshold_that_is_set_holds_for_nodes_with_idle_thresholds():
 nodes: [{name: far}, {name: dedicated, dedicated: true}, {name: here, host: local}]
 resource_sharing: {thresholds: {excess_threshold: 0.25}}
 """
-    far, dedicated, here = nodes_of(ClusterConfig.from_text(text), Capacity())
+    far, dedicated, here = nodes_from(ClusterConfig.from_text(text), Capacity())
     assert far.thresholds is not None
     assert far.thresholds.excess_milli == 250
     assert (dedicated.thresholds, here.thresholds) == (None, None)
-    silent = nodes_of(ClusterConfig.from_text("nodes: [{name: far}]"), Capacity())
+    silent = nodes_from(ClusterConfig.from_text("nodes: [{name: far}]"), Capacity())
     assert silent[0].thresholds is not None
     assert silent[0].thresholds.excess_milli == 0
 
 
 def test_sharing_that_is_switched_off_is_not_balanced():
-    assert balance_rules(ClusterConfig.from_text("resource_sharing: {enabled: false}")) is None
+    assert rebalance_rules(ClusterConfig.from_text("resource_sharing: {enabled: false}")) is None
 
 
 @pytest.mark.parametrize("block", re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL))

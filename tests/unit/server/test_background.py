@@ -37,15 +37,15 @@ def test_the_oldest_goes_but_nothing_that_a_living_job_is_to_find(tmp_path: Path
         await grid.start()
         await grid.handle(NodeDeclared(a_node("gpu2", hold_s=60)))
         await grid.handle(a_submission(a_request("r1"), command=Command(("true",), workdir=needed)))
-        assert await trim_content(grid, store, most_bytes=10**9, grace_seconds=0) == 0
-        assert await trim_content(grid, store, most_bytes=0) == 0, "what was used just now stays"
-        assert await trim_content(grid, store, most_bytes=0, grace_seconds=0) > 900
+        assert await trim_content(grid, store, max_bytes=10**9, grace_seconds=0) == 0
+        assert await trim_content(grid, store, max_bytes=0) == 0, "what was used just now stays"
+        assert await trim_content(grid, store, max_bytes=0, grace_seconds=0) > 900
         with store.open(needed) as manifest:
             assert manifest.read()
         assert store.missing({left: 0}) == [left]
         assert len([path for path in Path(store.root).rglob("*") if path.is_file() and len(path.name) == 64]) == 2
         await grid.handle(JobCancelled("r1", "ada"))
-        assert await trim_content(grid, store, most_bytes=0, grace_seconds=0) > 600
+        assert await trim_content(grid, store, max_bytes=0, grace_seconds=0) > 600
         await grid.stop()
 
     asyncio.run(story())

@@ -52,13 +52,13 @@ class Admission:
         """The node that may open a channel with these headers, if any."""
         if path.partition("?")[0] != AGENT_PATH or "origin" in headers:
             return None
-        node, _, key = bearer_of(headers.get("authorization", "")).rpartition(".")
+        node, _, key = bearer_token(headers.get("authorization", "")).rpartition(".")
         return self.tokens.node_of(node, key) if node and key else None
 
     async def create_token(self, op: requests.CreateToken) -> dict[str, Any]:
-        for word in (op.user, *([op.team] if op.team else [])):
-            if LOGIN.pattern is None or not LOGIN.pattern.fullmatch(word):
-                raise BadInput(f"{word!r} is no login name")
+        for name in (op.user, *([op.team] if op.team else [])):
+            if LOGIN.pattern is None or not LOGIN.pattern.fullmatch(name):
+                raise BadInput(f"{name!r} is no login name")
         expires = self._expiry(op.ttl_seconds)
         token = UserToken(op.token_id, op.secret_hash, op.user, op.team, expires_ms=expires)
         return {"token": token_view(await asyncio.to_thread(self.tokens.add, token), self.tokens.now_ms())}
@@ -108,7 +108,7 @@ class Admission:
             key_hash=op.key_hash,
         )
         log.info("%s joined with the token %s", used.used_by, used.id)
-        return {"node": used.used_by, "joined_at": moment(used.used_ms)}
+        return {"node": used.used_by, "joined_at": iso_time(used.used_ms)}
 
     def _check_name(self, name: str) -> None:
         if not re.fullmatch(NAME_PATTERN, name):
@@ -117,14 +117,14 @@ class Admission:
             raise Refused(f"{name} is a node of the config, and joins from there")
 
     def _free(self, hostname: str) -> str:
-        """The name a machine gets that did not say one: its own, unless the config has given that aaddress."""
+        """The name of a machine that requested none: its host name, unless that is a node of the config."""
         return f"{hostname[:56]}-joined" if hostname in self._configured else hostname
 
     def _expiry(self, ttl_seconds: float) -> int:
         return self.tokens.now_ms() + round(1000 * ttl_seconds) if ttl_seconds else 0
 
 
-def bearer_of(header: str) -> str:
+def bearer_token(header: str) -> str:
     """The token in an Authorization header; empty where there is none."""
     scheme, _, credentials = header.partition(" ")
     return credentials.strip() if scheme.lower() == "bearer" else ""
@@ -137,8 +137,8 @@ def token_view(token: UserToken, now: int) -> dict[str, Any]:
         "user": token.user,
         "team": token.team or None,
         "admin": token.admin,
-        "created_at": moment(token.created_ms),
-        "expires_at": moment(token.expires_ms),
+        "created_at": iso_time(token.created_ms),
+        "expires_at": iso_time(token.expires_ms),
         "problem": token.problem(now),
     }
 
@@ -149,15 +149,15 @@ def grant_view(grant: JoinGrant, now: int) -> dict[str, Any]:
         "token_id": grant.id,
         "node_id": grant.node or None,
         "used_by": grant.used_by or None,
-        "used_at": moment(grant.used_ms),
-        "created_at": moment(grant.created_ms),
-        "expires_at": moment(grant.expires_ms),
+        "used_at": iso_time(grant.used_ms),
+        "created_at": iso_time(grant.created_ms),
+        "expires_at": iso_time(grant.expires_ms),
         "problem": grant.problem(now),
     }
 
 
-def moment(at_ms: int) -> str | None:
-    """A wall-clock time as people write it; None for "never"."""
+def iso_time(at_ms: int) -> str | None:
+    """A wall-clock time in ISO 8601; None for "never"."""
     if not at_ms:
         return None
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

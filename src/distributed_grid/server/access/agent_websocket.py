@@ -50,7 +50,7 @@ Admit = Callable[[str, Mapping[str, str]], str | None]
 
 
 class AgentMessageSink(Protocol):
-    """Who takes in what agents say."""
+    """Receiver of the messages of agents."""
 
     def received(self, message: FromAgent, via: AgentSide) -> None: ...
     def gone(self, via: AgentSide) -> None:
@@ -98,7 +98,7 @@ class AgentWebSocket(asyncio.Protocol):
             self._on_close(self)
 
     def pause_writing(self) -> None:
-        log.warning("%s does not read what it is told: cut off", self._node or "an agent")
+        log.warning("%s does not read its orders: disconnected", self._node or "an agent")
         if self._transport is not None:
             self._transport.abort()
 

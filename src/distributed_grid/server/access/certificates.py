@@ -1,6 +1,6 @@
-"""The control plane's own certificate: made once, kept 0600, and trusted by its fingerprint rather than by a name.
+"""Certificate of the control plane: made once, kept 0600, and trusted by its fingerprint rather than by a name.
 
-It is good for ten years. Whoever deletes the two files gets a new one, and nodes join anew: they trust the old one.
+It is valid for ten years. Deleting the two files makes a new one; nodes, which trust the old one, have to join again.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class Certificate(NamedTuple):
     fingerprint: str
 
 
-def own_certificate(folder: Path, names: Iterable[str]) -> Certificate:
+def ensure_certificate(folder: Path, names: Iterable[str]) -> Certificate:
     """The certificate in this folder; where there is none, one for these names is made."""
     certificate, key = folder / "certificate.pem", folder / "certificate.key"
     if not (certificate.exists() and key.exists()):
-        _make(certificate, key, names)
-    return given_certificate(certificate, key)
+        _write_certificate(certificate, key, names)
+    return load_certificate(certificate, key)
 
 
-def given_certificate(certificate: Path, key: Path) -> Certificate:
+def load_certificate(certificate: Path, key: Path) -> Certificate:
     """The certificate in these files, checked: it can be read and the key fits."""
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
         first = certificate.read_text().partition("-----END CERTIFICATE-----")
-        der = ssl.PEM_cert_to_DER_cert(_from_begin(first[0]) + first[1])
+        der = ssl.PEM_cert_to_DER_cert(_strip_preamble(first[0]) + first[1])
     except (OSError, ValueError) as failure:  # ssl.SSLError is an OSError
         raise GridError(f"cannot use the certificate {certificate}: {failure}") from failure
     return Certificate(certificate, key, fingerprint_of(der))
@@ -59,17 +59,17 @@ def fingerprint_of(der: bytes) -> str:
     return hashlib.sha256(der).hexdigest()
 
 
-def _from_begin(text: str) -> str:
+def _strip_preamble(text: str) -> str:
     return text[max(text.find("-----BEGIN CERTIFICATE-----"), 0) :]
 
 
-def _make(certificate: Path, key: Path, names: Iterable[str]) -> None:
-    public, private = made_certificate(f"grid {socket.gethostname()}", names)
+def _write_certificate(certificate: Path, key: Path, names: Iterable[str]) -> None:
+    public, private = make_certificate(f"grid {socket.gethostname()}", names)
     write_private(key, private)
     write_private(certificate, public)
 
 
-def made_certificate(title: str, names: Iterable[str]) -> tuple[bytes, bytes]:
+def make_certificate(title: str, names: Iterable[str]) -> tuple[bytes, bytes]:
     """A new certificate for these names and its key, as PEM."""
     private = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, title[:64])])

@@ -1,10 +1,8 @@
-"""Who may come in over the network: people by their tokens, nodes by the keys they joined with.
+"""Access tokens: those of users, and those with which nodes join; their text and their store.
 
-Rule 1. Only hashes of secrets are stored; the one clear text on disk is the owner's own, 0600, beside them.
-Rule 2. What was granted, used or revoked is durable before anybody hears of it.
-Rule 3. A join token is good for one key: the same key again gets the same answer, another one is refused.
-
-The text of a token: an id to look it up by and a secret, of which only the hash is ever stored.
+- Only hashes of secrets are stored; the one clear text on disk is the owner's own, 0600, beside them.
+- What was granted, used or revoked is durable before anybody learns of it.
+- A join token is good for one key: the same key again gets the same answer, another one is refused.
 """
 
 from __future__ import annotations
@@ -55,19 +53,19 @@ def bearer_text(token_id: str, secret: str) -> str:
 
 
 def split_token(text: str) -> tuple[str, str]:
-    """Id and secret; two empty words where it is no token."""
+    """Id and secret; two empty strings for anything but a token."""
     if not text.startswith(PREFIX):
         return "", ""
     token_id, _, secret = text.removeprefix(PREFIX).partition("_")
     return token_id, secret
 
 
-KEPT_MS = 30 * 86_400_000
+HISTORY_MS = 30 * 86_400_000
 """How long a token that is of no use any more stays listed."""
 
 
 class Forbidden(Refused):
-    """Whoever asks has no right to that: somebody else's thing, or a token that opens nothing."""
+    """The caller may not do that: it belongs to somebody else, or the token is not valid."""
 
 
 class Caller(Struct, frozen=True):
@@ -84,7 +82,7 @@ class Caller(Struct, frozen=True):
 
 
 class UserToken(Struct, frozen=True):
-    """Lets a person in; `expires_ms` 0 is never."""
+    """Authenticates a user; `expires_ms` 0 is never."""
 
     id: str
     hash: str
@@ -96,12 +94,12 @@ class UserToken(Struct, frozen=True):
     revoked_ms: int = 0
 
     def problem(self, now: int) -> str | None:
-        """Why it opens nothing any more."""
+        """Why it is not valid any more."""
         return _problem(self, now)
 
 
 class JoinGrant(Struct, frozen=True):
-    """Lets one node in, once; `node` empty is any name. From its use on it holds the hash of the node's key."""
+    """Lets one node join, once; `node` empty is any name. Once used it holds the hash of the node's key."""
 
     id: str
     hash: str
@@ -130,82 +128,82 @@ class _TokenFile(Struct, frozen=True):
 T = TypeVar("T", UserToken, JoinGrant)
 
 
-def _wall_ms() -> int:
+def _wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
 class TokenStore:
     """The file of tokens; one process at a time has it open, and calls from several threads take turns."""
 
-    def __init__(self, folder: Path, now_ms: Callable[[], int] = _wall_ms) -> None:
+    def __init__(self, folder: Path, now_ms: Callable[[], int] = _wall_clock_ms) -> None:
         self._path = folder / "tokens.json"
-        self._clear = folder / "token"
+        self._owner_path = folder / "token"
         self.now_ms = now_ms
         self._lock = threading.Lock()
-        self._book = self._load()
+        self._file = self._load()
 
     def ensure_owner(self, user: str) -> None:
-        """Make sure that the owner's token file opens the door as an admin; where it is gone, a new one is made."""
+        """Ensure that the owner's token file holds a valid admin token; otherwise make a new one."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            found = self.user_of(self._clear.read_text().strip())
+            found = self.user_of(self._owner_path.read_text().strip())
             if found is not None and found.admin:
                 return
         token_id, secret = new_token_id(), new_secret()
         with self._lock:
-            kept = {name: token for name, token in self._book.tokens.items() if not token.admin}
+            kept = {name: token for name, token in self._file.tokens.items() if not token.admin}
             kept[token_id] = UserToken(token_id, hash_of(secret), user, admin=True, created_ms=self.now_ms())
-            self._write(self._clear, bearer_text(token_id, secret).encode() + b"\n")
-            self._save(replace(self._book, tokens=kept))
+            self._write(self._owner_path, bearer_text(token_id, secret).encode() + b"\n")
+            self._save(replace(self._file, tokens=kept))
 
     def user_of(self, text: str) -> UserToken | None:
-        """The token with this text, if it still opens the door."""
+        """The token with this text, if it is still valid."""
         token_id, secret = split_token(text)
-        token = self._book.tokens.get(token_id)
+        token = self._file.tokens.get(token_id)
         if token is None or not secret_matches(secret, token.hash) or token.problem(self.now_ms()):
             return None
         return token
 
     def node_of(self, name: str, key: str) -> str | None:
         """The node's name, where this is the key it joined with."""
-        holders = [grant for grant in self._book.grants.values() if grant.holds_a_key and grant.used_by == name]
+        holders = [grant for grant in self._file.grants.values() if grant.holds_a_key and grant.used_by == name]
         return name if any([secret_matches(key, grant.key_hash) for grant in holders]) else None  # noqa: C419 - all are compared
 
     def tokens(self) -> list[UserToken]:
-        return list(self._book.tokens.values())
+        return list(self._file.tokens.values())
 
     def grants(self) -> list[JoinGrant]:
-        return list(self._book.grants.values())
+        return list(self._file.grants.values())
 
     def add(self, token: UserToken) -> UserToken:
-        """Let somebody in; the same token a second time is harmless, another one under its id is refused."""
+        """Add a token; the same one a second time is harmless, another one under its id is refused."""
         with self._lock:
             token = replace(token, created_ms=self.now_ms())
-            known = self._book.tokens.get(token.id)
+            known = self._file.tokens.get(token.id)
             if known is not None:
                 _must_match((known.hash, known.user, known.team), (token.hash, token.user, token.team), token.id)
                 return known
-            self._save(replace(self._book, tokens={**self._book.tokens, token.id: token}))
+            self._save(replace(self._file, tokens={**self._file.tokens, token.id: token}))
             return token
 
     def add_grant(self, grant: JoinGrant) -> JoinGrant:
         """Let a node join once; the same grant a second time is harmless, another one under its id is refused."""
         with self._lock:
             grant = replace(grant, created_ms=self.now_ms())
-            known = self._book.grants.get(grant.id)
+            known = self._file.grants.get(grant.id)
             if known is not None:
                 _must_match((known.hash, known.node), (grant.hash, grant.node), grant.id)
                 return known
-            self._save(replace(self._book, grants={**self._book.grants, grant.id: grant}))
+            self._save(replace(self._file, grants={**self._file.grants, grant.id: grant}))
             return grant
 
     def exchange(self, token_id: str, secret: str, *, node: str, hostname: str, key_hash: str) -> JoinGrant:
         """Give a node its right to come in, for the token; durable before this returns.
 
-        It is called `node`, else what the token says, else `hostname`.
+        The node is called `node`, else as the token says, else `hostname`.
         The same token with the same key answers the same again, so an answer that was lost is asked for anew.
         """
         with self._lock:
-            grant = self._book.grants.get(token_id)
+            grant = self._file.grants.get(token_id)
             if grant is None or not secret_matches(secret, grant.hash):
                 raise Forbidden("the join token is unknown")
             if problem := grant.problem(self.now_ms()):
@@ -217,7 +215,7 @@ class TokenStore:
                 if (grant.used_by, grant.key_hash) != (node, key_hash):
                     raise Forbidden("the join token was used already")
                 return grant
-            grants = dict(self._book.grants)
+            grants = dict(self._file.grants)
             for other in grants.values():
                 if other.holds_a_key and other.used_by == node:
                     if not grant.node:
@@ -227,24 +225,24 @@ class TokenStore:
                         )
                     grants[other.id] = replace(other, revoked_ms=self.now_ms())
             used = replace(grant, used_by=node, key_hash=key_hash, used_ms=self.now_ms())
-            self._save(replace(self._book, grants={**grants, token_id: used}))
+            self._save(replace(self._file, grants={**grants, token_id: used}))
             return used
 
     def revoke(self, name: str) -> UserToken:
-        """Shut a person's token out; a second time is harmless."""
+        """Revoke a user's token; a second time is harmless."""
         with self._lock:
-            token = _named(self._book.tokens, name, "token")
+            token = _find_by_prefix(self._file.tokens, name, "token")
             if token.admin:
-                raise Refused(f"this is the owner's own token; to replace it delete {self._clear} and restart")
+                raise Refused(f"this is the owner's own token; to replace it delete {self._owner_path} and restart")
             token = _revoked(token, self.now_ms())
-            self._save(replace(self._book, tokens={**self._book.tokens, token.id: token}))
+            self._save(replace(self._file, tokens={**self._file.tokens, token.id: token}))
             return token
 
     def revoke_grant(self, name: str) -> JoinGrant:
-        """Shut a join token out, and the node that joined with it; a second time is harmless."""
+        """Revoke a join token, and the key of the node that joined with it; a second time is harmless."""
         with self._lock:
-            grant = _revoked(_named(self._book.grants, name, "join token"), self.now_ms())
-            self._save(replace(self._book, grants={**self._book.grants, grant.id: grant}))
+            grant = _revoked(_find_by_prefix(self._file.grants, name, "join token"), self.now_ms())
+            self._save(replace(self._file, grants={**self._file.grants, grant.id: grant}))
             return grant
 
     def _load(self) -> _TokenFile:
@@ -255,15 +253,15 @@ class TokenStore:
         except (OSError, msgspec.DecodeError) as failure:
             raise GridError(f"cannot read {self._path}: {failure}; move it away to start without tokens") from failure
 
-    def _save(self, book: _TokenFile) -> None:
-        """Make the book durable, then make it count; a write that fails changes nothing."""
-        before = self.now_ms() - KEPT_MS
-        book = _TokenFile(
-            {name: token for name, token in book.tokens.items() if not _is_history(token, before)},
-            {name: grant for name, grant in book.grants.items() if not _is_history(grant, before)},
+    def _save(self, file: _TokenFile) -> None:
+        """Write the file durably, then use it; a write that fails changes nothing."""
+        before = self.now_ms() - HISTORY_MS
+        file = _TokenFile(
+            {name: token for name, token in file.tokens.items() if not _is_history(token, before)},
+            {name: grant for name, grant in file.grants.items() if not _is_history(grant, before)},
         )
-        self._write(self._path, msgspec.json.encode(book))
-        self._book = book
+        self._write(self._path, msgspec.json.encode(file))
+        self._file = file
 
     def _write(self, path: Path, content: bytes) -> None:
         try:
@@ -294,8 +292,8 @@ def _must_match(known: tuple[str, ...], again: tuple[str, ...], token_id: str) -
         raise Conflict(f"the token id {token_id} was used before for something else")
 
 
-def _named(book: dict[str, T], name: str, what: str) -> T:
-    found = [token for key, token in book.items() if name and key.startswith(name)]
+def _find_by_prefix(tokens: dict[str, T], name: str, what: str) -> T:
+    found = [token for key, token in tokens.items() if name and key.startswith(name)]
     if len(found) != 1:
         raise NotFound(f"no {what} is called {name!r}" if not found else f"{name!r} fits several {what}s")
     return found[0]

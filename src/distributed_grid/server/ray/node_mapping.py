@@ -9,12 +9,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.config import ClusterConfig
+from distributed_grid.config_mapping import joined_node
 from distributed_grid.domain.events import EngineNode
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Caps, Node
 from distributed_grid.domain.resources import WHOLE_GPU
 from distributed_grid.reactor.engines import matched
-from distributed_grid.wiring import newcomer
 
 RAY_HOST = "ray"
 """Where a node is that only Ray knows the way to."""
@@ -61,7 +61,7 @@ def newcomer_of(config: ClusterConfig, plan: NodeMapping) -> Node:
     """The node as the grid begins with it: it lends no more than the engine has there; the rest says its agent."""
     has = plan.place.has
     return replace(
-        newcomer(config, plan.name),
+        joined_node(config, plan.name),
         host=RAY_HOST,
         role="head" if plan.place.head else "worker",
         engine="ray",

@@ -28,7 +28,7 @@ from distributed_grid.server.access.admission import Admission
 from distributed_grid.server.rest import routes
 from distributed_grid.server.rest.auth import Authenticated, HostCheck, IsKnownHost
 from distributed_grid.server.rest.listener import RestServices
-from distributed_grid.server.rest.responses import Answer, failure, refusal
+from distributed_grid.server.rest.responses import JsonResponse, error_response, http_error_response
 
 ABOUT = "Lends what is idle on your machines, for a while. Field names, once shipped, do not change."
 ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorAnswer, "description": "Why the request failed."}}
@@ -53,8 +53,8 @@ def make_app(
     app.include_router(routes.prometheus_router)
 
     @app.get("/openapi.json", include_in_schema=False)
-    async def openapi(call: Authenticated) -> Answer:
-        return Answer(app.openapi())
+    async def openapi(call: Authenticated) -> JsonResponse:
+        return JsonResponse(app.openapi())
 
     app.add_exception_handler(GridError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -66,23 +66,25 @@ def make_app(
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, GridError)
-    return refusal(error)
+    return error_response(error)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     slips = "; ".join(f"{'.'.join(map(str, slip['loc'][1:]))}: {slip['msg']}" for slip in error.errors()[:5])
-    return refusal(BadInput(f"invalid request: {slips}"))
+    return error_response(BadInput(f"invalid request: {slips}"))
 
 
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kinds = {404: "NotFound", 405: "BadInput"}
-    return failure(error.status_code, kinds.get(error.status_code, "GridError"), str(error.detail), error.headers)
+    return http_error_response(
+        error.status_code, kinds.get(error.status_code, "GridError"), str(error.detail), error.headers
+    )
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    return failure(500, "Bug", "the control plane has a bug; see its log")
+    return http_error_response(500, "Bug", "the control plane has a bug; see its log")
 
 
 FIRST_REQUEST_SECONDS = 15.0
@@ -103,7 +105,7 @@ class UvicornServer:
         certificate: tuple[Path, Path] | None,
     ) -> None:
         def connection(**given: Any) -> asyncio.Protocol:
-            return _Connection(self._server.transports, **given)
+            return _HttpConnection(self._server.transports, **given)
 
         def websocket(**_: Any) -> asyncio.Protocol:
             return agent_endpoint()
@@ -177,7 +179,7 @@ class _Server(uvicorn.Server):
             await asyncio.wait(self.server_state.tasks, timeout=SHUTDOWN_SECONDS)
 
 
-class _Connection(H11Protocol):
+class _HttpConnection(H11Protocol):
     """A connection that is remembered, and that has to ask something within a while."""
 
     def __init__(self, known: weakref.WeakSet[asyncio.Transport], **given: Any) -> None:

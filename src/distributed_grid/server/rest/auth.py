@@ -21,7 +21,13 @@ from distributed_grid.errors import BadInput
 from distributed_grid.server.access.admission import Admission
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.rest.listener import RestServices
-from distributed_grid.server.rest.responses import Answer, TooLarge, Unauthorized, failure, refusal
+from distributed_grid.server.rest.responses import (
+    JsonResponse,
+    TooLarge,
+    Unauthorized,
+    error_response,
+    http_error_response,
+)
 
 BEARER = HTTPBearer(auto_error=False, description="A token: `grid daemon token create`, or the owner's own.")
 MAX_BODY_BYTES = 1024 * 1024
@@ -113,16 +119,18 @@ class HostCheck:
         finally:
             self._on_request()
 
-    def _problem(self, headers: dict[str, str], scheme: str) -> Answer | None:
+    def _problem(self, headers: dict[str, str], scheme: str) -> JsonResponse | None:
         host = headers.get("host", "")
         if not self._is_known_host(host_name(host)):
-            return failure(403, "Forbidden", "the Host header names another host; see server.names in the config")
+            return http_error_response(
+                403, "Forbidden", "the Host header names another host; see server.names in the config"
+            )
         origin = headers.get("origin")
         if origin is not None and origin.lower() != f"{scheme}://{host}".lower():
-            return failure(403, "Forbidden", "pages of other origins may not ask here")
+            return http_error_response(403, "Forbidden", "requests of other origins are refused")
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > MAX_BODY_BYTES:
-            return refusal(TooLarge(f"a request may have {MAX_BODY_BYTES} bytes, not {length}"))
+            return error_response(TooLarge(f"a request may have {MAX_BODY_BYTES} bytes, not {length}"))
         return None
 
 

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 class Address(Struct, frozen=True):
-    """Where to listen. `port` None is 7433, or another where that is taken and only this machine can tell;
+    """Where to listen. `port` None is 7433, or any free port where that is taken and the address is local;
     `tls` None is "as the address calls for"."""
 
     host: str = "127.0.0.1"
@@ -81,7 +81,7 @@ class Address(Struct, frozen=True):
         return not self.is_local if self.tls is None else self.tls
 
     def bind(self) -> socket.socket:
-        """A socket that listens; a port that was named is used or the failure is told."""
+        """A listening socket; a port that was named is used, or the failure raised."""
         default = DEFAULT_PORT if self.port is None else self.port
         ports = [default, 0] if self.port is None and self.is_local else [default]
         for port in ports:
@@ -276,7 +276,7 @@ class RestListener:
                 certificate=files,
             )
             self._server.start()
-        except Exception:  # the daemon goes on without REST, and says why
+        except Exception:  # the daemon goes on without REST
             log.exception("REST could not be loaded")
         finally:
             self._loading = None
@@ -307,12 +307,12 @@ class RestListener:
             return None
 
         def make() -> Certificate:
-            from distributed_grid.server.access.certificates import given_certificate, own_certificate
+            from distributed_grid.server.access.certificates import ensure_certificate, load_certificate
 
             mine, key = self._settings.certificate, self._settings.key
             if mine and key:
-                return given_certificate(Path(mine).expanduser(), Path(key).expanduser())
-            return own_certificate(self._folder, self._names(address))
+                return load_certificate(Path(mine).expanduser(), Path(key).expanduser())
+            return ensure_certificate(self._folder, self._names(address))
 
         return await asyncio.to_thread(make)
 

@@ -1,4 +1,4 @@
-"""What goes out: JSON as `--json` prints it, errors in one shape with a fitting status, and streams."""
+"""Responses of REST: JSON as `--json` prints it, errors in one format with their status, and streams."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _encoder = msgspec.json.Encoder()
 
 
 class Unauthorized(GridError):
-    """Nobody known: there is no token, or one that opens nothing."""
+    """There is no token, or it is not valid."""
 
 
 class TooLarge(BadInput):
-    """More than a request may hold."""
+    """The body is too large."""
 
 
 STATUS: dict[type[GridError], int] = {
@@ -62,7 +62,7 @@ STATUS: dict[type[GridError], int] = {
 }
 
 
-class Answer(Response):
+class JsonResponse(Response):
     """JSON, encoded as on the socket."""
 
     media_type = JSON
@@ -71,28 +71,28 @@ class Answer(Response):
         return _encoder.encode(content)
 
 
-def refusal(error: GridError) -> Answer:
-    """An error as it travels over HTTP."""
+def error_response(error: GridError) -> JsonResponse:
+    """An error as an HTTP response."""
     view = error_view(error)
     view.pop("exit_code")
     view.setdefault("reasons", [])
     status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {"Retry-After": "1"} if status == 503 else None
-    return Answer({"error": view}, status, headers)
+    return JsonResponse({"error": view}, status, headers)
 
 
-def failure(status: int, kind: str, message: str, headers: Any = None) -> Answer:
-    """What HTTP itself has to say, in the same shape."""
-    return Answer({"error": {"type": kind, "message": message, "reasons": []}}, status, headers)
+def http_error_response(status: int, kind: str, message: str, headers: Any = None) -> JsonResponse:
+    """An error of HTTP itself, in the same format."""
+    return JsonResponse({"error": {"type": kind, "message": message, "reasons": []}}, status, headers)
 
 
-def line(content: Any) -> bytes:
+def json_line(content: Any) -> bytes:
     """One line of a stream of JSON."""
     return _encoder.encode(content) + b"\n"
 
 
-class Stream(Response):
-    """Output as it comes, at the reader's pace; a reader who hangs up ends what makes it."""
+class StreamResponse(Response):
+    """Output as it comes, with back-pressure; when the reader hangs up, its producer is cancelled."""
 
     def __init__(self, produce: Callable[[Write], Awaitable[None]], media_type: str) -> None:
         self._produce = produce
@@ -105,17 +105,17 @@ class Stream(Response):
         async def write(chunk: bytes) -> None:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
-        async def hung_up() -> None:
+        async def disconnected() -> None:
             while (await receive())["type"] != "http.disconnect":
                 pass
 
-        making, leaving = asyncio.ensure_future(self._produce(write)), asyncio.ensure_future(hung_up())
+        producing, disconnecting = asyncio.ensure_future(self._produce(write)), asyncio.ensure_future(disconnected())
         try:
-            await asyncio.wait((making, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if making.done():
-                making.result()
+            await asyncio.wait((producing, disconnecting), return_when=asyncio.FIRST_COMPLETED)
+            if producing.done():
+                producing.result()
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            for task in (making, leaving):
+            for task in (producing, disconnecting):
                 task.cancel()
-            await asyncio.gather(making, leaving, return_exceptions=True)
+            await asyncio.gather(producing, disconnecting, return_exceptions=True)

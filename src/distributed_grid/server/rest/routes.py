@@ -14,7 +14,7 @@ from distributed_grid.client.job_payload import caller_environment
 from distributed_grid.control import view_types as views
 from distributed_grid.monitoring.prometheus import CONTENT_TYPE
 from distributed_grid.server.rest.auth import Authenticated, AuthenticatedRequest, body_of, takes
-from distributed_grid.server.rest.responses import NDJSON, Answer, Stream, Write, line
+from distributed_grid.server.rest.responses import NDJSON, JsonResponse, StreamResponse, Write, json_line
 
 SSE = "text/event-stream"
 NodeName = Annotated[str, Path(min_length=1, max_length=128, description="The node's name.")]
@@ -33,80 +33,80 @@ prometheus_router = APIRouter(tags=["metrics"])
 
 
 @router.get("/health", response_model=views.Health, tags=["health"])
-async def health() -> Answer:
-    """Whether the control plane answers; needs no token and tells nothing else."""
-    return Answer({"status": "ok"})
+async def health() -> JsonResponse:
+    """Whether the control plane answers; needs no token."""
+    return JsonResponse({"status": "ok"})
 
 
 @router.post("/join", response_model=views.JoinAnswer, openapi_extra=takes(requests.JoinRequest), tags=["joining"])
-async def join(request: Request) -> Answer:
+async def join(request: Request) -> JsonResponse:
     """Exchange a join token for the right to connect with a key of one's own, of which only the hash is sent."""
     op = requests.convert(await body_of(request), requests.JoinRequest)
-    return Answer(await request.app.state.admission.join(op))
+    return JsonResponse(await request.app.state.admission.join(op))
 
 
 # ------------------------------------------------------------------ nodes
 
 
 @router.get("/nodes", response_model=views.NodeList, tags=["nodes"])
-async def nodes(call: Authenticated) -> Answer:
+async def nodes(call: Authenticated) -> JsonResponse:
     """Every node: what it has, what it lends, how hard it works."""
-    return Answer({"nodes": (await call.services.nodes.status())["nodes"]})
+    return JsonResponse({"nodes": (await call.services.nodes.status())["nodes"]})
 
 
 @router.get("/nodes/{name}", response_model=views.NodeDetail, tags=["nodes"])
-async def node(call: Authenticated, name: NodeName) -> Answer:
+async def node(call: Authenticated, name: NodeName) -> JsonResponse:
     """One node."""
-    return Answer(await call.services.nodes.get(name))
+    return JsonResponse(await call.services.nodes.get(name))
 
 
 @router.get("/offers", response_model=views.OfferList, tags=["nodes"])
-async def offers(call: Authenticated) -> Answer:
+async def offers(call: Authenticated) -> JsonResponse:
     """What can be had right now."""
-    return Answer({"offers": (await call.services.nodes.status())["offers"]})
+    return JsonResponse({"offers": (await call.services.nodes.status())["offers"]})
 
 
 @router.get("/recommendations", response_model=views.RecommendationList, tags=["nodes"])
-async def recommendations(call: Authenticated) -> Answer:
+async def recommendations(call: Authenticated) -> JsonResponse:
     """The work that should move from one node to another, and why."""
-    return Answer({"recommendations": (await call.services.nodes.status())["recommendations"]})
+    return JsonResponse({"recommendations": (await call.services.nodes.status())["recommendations"]})
 
 
 # ------------------------------------------------------------------ leases
 
 
 @router.get("/leases", response_model=views.AllocationList, tags=["leases"])
-async def leases(call: Authenticated) -> Answer:
+async def leases(call: Authenticated) -> JsonResponse:
     """The leases that hold something."""
-    return Answer({"allocations": (await call.services.nodes.status())["allocations"]})
+    return JsonResponse({"allocations": (await call.services.nodes.status())["allocations"]})
 
 
 @router.get("/leases/{name}", response_model=views.AllocationDetail, tags=["leases"])
-async def lease(call: Authenticated, name: LeaseName) -> Answer:
+async def lease(call: Authenticated, name: LeaseName) -> JsonResponse:
     """One lease, alive or ended."""
-    return Answer(await call.services.leases.get(name))
+    return JsonResponse(await call.services.leases.get(name))
 
 
 @router.get("/leases/{name}/explain", response_model=views.Explanation, tags=["leases"])
-async def explain_lease(call: Authenticated, name: LeaseName) -> Answer:
+async def explain_lease(call: Authenticated, name: LeaseName) -> JsonResponse:
     """Why a lease waits, why it is there, why it ended, when it will start."""
-    return Answer(await call.services.reports.explain(requests.Explain(name, "lease")))
+    return JsonResponse(await call.services.reports.explain(requests.Explain(name, "lease")))
 
 
 @router.post(
     "/leases", response_model=views.AllocationDetail, openapi_extra=takes(requests.RequestLease), tags=["leases"]
 )
-async def request_lease(call: Authenticated, _key: Key = None) -> Answer:
+async def request_lease(call: Authenticated, _key: Key = None) -> JsonResponse:
     """Request resources to hold, without a command. The answer never waits: a lease whose `state` is `asked` is
     queued for `wait_seconds`; look at it again."""
     op = requests.convert(await call.fields_with_id(), requests.RequestLease)
-    return Answer(await call.services.leases.request(op, call.caller))
+    return JsonResponse(await call.services.leases.request(op, call.caller))
 
 
 @router.delete("/leases/{name}", response_model=views.AllocationDetail, tags=["leases"])
-async def release_lease(call: Authenticated, name: LeaseName) -> Answer:
+async def release_lease(call: Authenticated, name: LeaseName) -> JsonResponse:
     """Release a lease; a second time is harmless. Only its owner or the admin may."""
-    return Answer(await call.services.leases.release(requests.ReleaseLease(name), call.caller))
+    return JsonResponse(await call.services.leases.release(requests.ReleaseLease(name), call.caller))
 
 
 @router.post(
@@ -115,10 +115,10 @@ async def release_lease(call: Authenticated, name: LeaseName) -> Answer:
     openapi_extra=takes(requests.ExtendLease, "allocation_id"),
     tags=["leases"],
 )
-async def extend_lease(call: Authenticated, name: LeaseName) -> Answer:
+async def extend_lease(call: Authenticated, name: LeaseName) -> JsonResponse:
     """More time for a lease, counted from its end. Only its owner or the admin may."""
     op = requests.convert({**await call.fields(), "allocation_id": name}, requests.ExtendLease)
-    return Answer(await call.services.leases.extend(op, call.caller))
+    return JsonResponse(await call.services.leases.extend(op, call.caller))
 
 
 @router.get("/ledger", response_model=views.LendingReport, tags=["leases"])
@@ -126,9 +126,9 @@ async def ledger(
     call: Authenticated,
     since_seconds: Annotated[float, Query(gt=0, le=3.2e9, description="How far back.")] = 30 * 86_400.0,
     by: Annotated[Literal["user", "node", "day"] | None, Query(description="Summed up by this alone.")] = None,
-) -> Answer:
+) -> JsonResponse:
     """Who lent whom how much."""
-    return Answer(await call.services.reports.lending(requests.GetLendingReport(since_seconds, by or "")))
+    return JsonResponse(await call.services.reports.lending(requests.GetLendingReport(since_seconds, by or "")))
 
 
 # ------------------------------------------------------------------ boosts
@@ -137,29 +137,29 @@ async def ledger(
 @router.get("/boosts", response_model=views.BoostStatus, tags=["boosts"])
 async def boosts(
     call: Authenticated, node: Annotated[str, Query(max_length=128, description="Only what is lent to this node.")] = ""
-) -> Answer:
+) -> JsonResponse:
     """The boosts that hold something, summed up by type and one by one."""
-    return Answer(await call.services.boosts.list(requests.ListBoosts(node)))
+    return JsonResponse(await call.services.boosts.list(requests.ListBoosts(node)))
 
 
 @router.get("/boosts/{name}", response_model=views.BoostDetail, tags=["boosts"])
-async def boost(call: Authenticated, name: BoostName) -> Answer:
+async def boost(call: Authenticated, name: BoostName) -> JsonResponse:
     """One boost, alive or ended."""
-    return Answer(await call.services.boosts.get(name))
+    return JsonResponse(await call.services.boosts.get(name))
 
 
 @router.post("/boosts", response_model=views.BoostDetail, openapi_extra=takes(requests.RequestBoost), tags=["boosts"])
-async def request_boost(call: Authenticated, _key: Key = None) -> Answer:
+async def request_boost(call: Authenticated, _key: Key = None) -> JsonResponse:
     """Lend a node what another can spare. The answer never waits: a boost that is not `active` yet is queued for
     `wait_seconds`, or is being reserved; look at it again. A dry run has no `boost`."""
     op = requests.convert(await call.fields_with_id(), requests.RequestBoost)
-    return Answer(await call.services.boosts.request(op, call.caller))
+    return JsonResponse(await call.services.boosts.request(op, call.caller))
 
 
 @router.delete("/boosts/{name}", response_model=views.BoostDetail, tags=["boosts"])
-async def release_boost(call: Authenticated, name: BoostName) -> Answer:
+async def release_boost(call: Authenticated, name: BoostName) -> JsonResponse:
     """Release a boost; a second time is harmless. Only its owner or the admin may."""
-    return Answer(await call.services.boosts.release(requests.ReleaseBoost(name), call.caller))
+    return JsonResponse(await call.services.boosts.release(requests.ReleaseBoost(name), call.caller))
 
 
 @router.post(
@@ -168,10 +168,10 @@ async def release_boost(call: Authenticated, name: BoostName) -> Answer:
     openapi_extra=takes(requests.ExtendBoost, "boost_id"),
     tags=["boosts"],
 )
-async def extend_boost(call: Authenticated, name: BoostName) -> Answer:
+async def extend_boost(call: Authenticated, name: BoostName) -> JsonResponse:
     """More time for a boost, counted from its end. Only its owner or the admin may."""
     op = requests.convert({**await call.fields(), "boost_id": name}, requests.ExtendBoost)
-    return Answer(await call.services.boosts.extend(op, call.caller))
+    return JsonResponse(await call.services.boosts.extend(op, call.caller))
 
 
 # ------------------------------------------------------------------ jobs
@@ -183,41 +183,41 @@ async def jobs(
     state: Annotated[JobState | None, Query(description="Only those.")] = None,
     user: Annotated[str | None, Query(max_length=128, description="Only this user's.")] = None,
     limit: Annotated[int, Query(ge=1, le=10_000, description="Of those that ended, so many newest.")] = 20,
-) -> Answer:
+) -> JsonResponse:
     """The living jobs, and those that ended last."""
-    return Answer(await call.services.jobs.list(requests.ListJobs(all=True, limit=limit, user=user, state=state)))
+    return JsonResponse(await call.services.jobs.list(requests.ListJobs(all=True, limit=limit, user=user, state=state)))
 
 
 @router.get("/jobs/{name}", response_model=views.JobDetail, tags=["jobs"])
-async def job(call: Authenticated, name: JobName) -> Answer:
+async def job(call: Authenticated, name: JobName) -> JsonResponse:
     """One job, alive or ended."""
-    return Answer(await call.services.jobs.get(name))
+    return JsonResponse(await call.services.jobs.get(name))
 
 
 @router.get("/jobs/{name}/explain", response_model=views.Explanation, tags=["jobs"])
-async def explain_job(call: Authenticated, name: JobName) -> Answer:
+async def explain_job(call: Authenticated, name: JobName) -> JsonResponse:
     """Why a job waits, why it is there, why it was stopped, when it will start."""
-    return Answer(await call.services.reports.explain(requests.Explain(name, "job")))
+    return JsonResponse(await call.services.reports.explain(requests.Explain(name, "job")))
 
 
 @router.post("/jobs", response_model=views.JobDetail, openapi_extra=takes(requests.SubmitJob), tags=["jobs"])
-async def submit_job(call: Authenticated, _key: Key = None) -> Answer:
+async def submit_job(call: Authenticated, _key: Key = None) -> JsonResponse:
     """Submit a command. It gets the control plane's clean environment and what `env` adds."""
     fields = await call.fields_with_id()
     op = requests.convert({**fields, "env": _environment(fields.get("env"))}, requests.SubmitJob)
-    return Answer(await call.services.jobs.submit(op, call.caller))
+    return JsonResponse(await call.services.jobs.submit(op, call.caller))
 
 
 @router.post("/jobs/{name}/cancel", response_model=views.JobDetail, tags=["jobs"])
-async def cancel_job(call: Authenticated, name: JobName) -> Answer:
+async def cancel_job(call: Authenticated, name: JobName) -> JsonResponse:
     """Stop a job for good; a second time is harmless. Only its owner or the admin may."""
-    return Answer(await call.services.jobs.cancel(requests.CancelJob(name), call.caller))
+    return JsonResponse(await call.services.jobs.cancel(requests.CancelJob(name), call.caller))
 
 
 @router.get(
     "/jobs/{name}/logs",
     status_code=200,
-    response_class=Stream,
+    response_class=StreamResponse,
     responses={200: {"content": {"application/octet-stream": {}}, "description": "The bytes as the job wrote them."}},
     tags=["jobs"],
 )
@@ -228,13 +228,13 @@ async def read_logs(
     stream: Annotated[Literal["stdout", "stderr"], Query()] = "stdout",
     seen: Bytes = 0,
     tail_bytes: Annotated[int | None, Query(ge=0, le=2**62)] = None,
-) -> Stream:
+) -> StreamResponse:
     """The output of a job, as it comes. `seen` is how many bytes a returning reader already has."""
     await call.services.jobs.get(name)  # an unknown job is an error before anything is streamed
     wanted = STDOUT if stream == "stdout" else STDERR
     position = {"stdout_seen" if wanted == STDOUT else "stderr_seen": seen}
     op = requests.ReadLogs(name, follow, tail_bytes, **position)
-    return Stream(lambda write: _write_logs(call, op, wanted, write), "application/octet-stream")
+    return StreamResponse(lambda write: _write_logs(call, op, wanted, write), "application/octet-stream")
 
 
 async def _write_logs(call: AuthenticatedRequest, op: requests.ReadLogs, wanted: bytes, write: Write) -> None:
@@ -258,7 +258,7 @@ def _environment(given: object) -> object:
 @router.get(
     "/events",
     status_code=200,
-    response_class=Stream,
+    response_class=StreamResponse,
     responses={200: {"model": views.EventRecord, "description": "One event a line.", "content": {NDJSON: {}, SSE: {}}}},
     tags=["events"],
 )
@@ -271,19 +271,19 @@ async def events(
     limit: Annotated[int, Query(ge=1, le=1_000_000)] = 100,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
     last_event_id: Annotated[str, Header(include_in_schema=False)] = "",
-) -> Stream:
+) -> StreamResponse:
     """What happened, oldest first: the newest `limit`, or those after a number."""
     if last_event_id.isdigit() and len(last_event_id) < 19:
         after = int(last_event_id)
     op = requests.ListEvents(after, follow, subject, tuple(types or ()), limit)
     as_sse = SSE in accept
-    return Stream(lambda write: _write_events(call, op, as_sse, write), SSE if as_sse else NDJSON)
+    return StreamResponse(lambda write: _write_events(call, op, as_sse, write), SSE if as_sse else NDJSON)
 
 
 async def _write_events(call: AuthenticatedRequest, op: requests.ListEvents, as_sse: bool, write: Write) -> None:
     async with contextlib.aclosing(call.services.reports.events(op)) as found:
         async for event in found:
-            text = line(event)
+            text = json_line(event)
             await write(
                 b"id: %d\nevent: %s\ndata: %s\n" % (event["seq"], event["type"].encode(), text) if as_sse else text
             )
@@ -293,25 +293,25 @@ async def _write_events(call: AuthenticatedRequest, op: requests.ListEvents, as_
 
 
 @router.get("/metrics/snapshots", response_model=dict[str, Any], tags=["metrics"])
-async def snapshots(call: Authenticated) -> Answer:
+async def snapshots(call: Authenticated) -> JsonResponse:
     """What each node does now."""
     return await _metrics(call, kind="snapshots")
 
 
 @router.get("/metrics/summary", response_model=dict[str, Any], tags=["metrics"])
-async def summary(call: Authenticated) -> Answer:
+async def summary(call: Authenticated) -> JsonResponse:
     """The cluster in a few numbers."""
     return await _metrics(call, kind="summary")
 
 
 @router.get("/metrics/rebalancing", response_model=dict[str, Any], tags=["metrics"])
-async def rebalancing(call: Authenticated) -> Answer:
+async def rebalancing(call: Authenticated) -> JsonResponse:
     """How often the grid was rebalanced of late."""
     return await _metrics(call, kind="rebalancing")
 
 
 @router.get("/metrics/scheduling", response_model=dict[str, Any], tags=["metrics"])
-async def scheduling(call: Authenticated) -> Answer:
+async def scheduling(call: Authenticated) -> JsonResponse:
     """How well requests were served over the last day."""
     return await _metrics(call, kind="scheduling")
 
@@ -319,13 +319,13 @@ async def scheduling(call: Authenticated) -> Answer:
 @router.get("/metrics/trend/{name}/{resource_type}", response_model=dict[str, Any], tags=["metrics"])
 async def trend(
     call: Authenticated, name: NodeName, resource_type: Literal["cpu", "memory", "gpu"], window: Minutes = None
-) -> Answer:
+) -> JsonResponse:
     """Where a node's use of one resource is going."""
     return await _metrics(call, kind="trend", node=name, resource_type=resource_type, window=window)
 
 
 @router.get("/metrics/history/{name}", response_model=dict[str, Any], tags=["metrics"])
-async def history(call: Authenticated, name: NodeName, window: Minutes = None) -> Answer:
+async def history(call: Authenticated, name: NodeName, window: Minutes = None) -> JsonResponse:
     """What a node did, minute by minute."""
     return await _metrics(call, kind="history", node=name, window=window)
 
@@ -341,5 +341,5 @@ async def prometheus(call: Authenticated) -> Response:
     return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
 
-async def _metrics(call: AuthenticatedRequest, **fields: Any) -> Answer:
-    return Answer(await call.services.reports.metrics(requests.convert(fields, requests.GetMetrics)))
+async def _metrics(call: AuthenticatedRequest, **fields: Any) -> JsonResponse:
+    return JsonResponse(await call.services.reports.metrics(requests.convert(fields, requests.GetMetrics)))

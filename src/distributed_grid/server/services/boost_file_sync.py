@@ -1,7 +1,7 @@
-"""Keeping the file of boosts as the ledger has them, and learning from it where the ledger is new.
+"""Synchronization of the boost file with the ledger, and recovery of boosts from it into a new ledger.
 
-Rule 1: the file is written after the ledger, in a thread, and never read again by a ledger that has read it once.
-Rule 2: a file that cannot be written or makes no sense is a warning, never a failure.
+The file is written after the ledger, in a thread, and read only once by each ledger. A file that is corrupt or cannot
+be written is a warning, never a failure.
 """
 
 from __future__ import annotations
@@ -30,16 +30,14 @@ from distributed_grid.reactor.lease_lifetime import CLAIMS_READ
 from distributed_grid.state_dir import machine_id
 
 SETTLE_SECONDS, MAX_SETTLE_SECONDS, SETTLE_FACTOR = 0.2, 2.0, 10
-"""So long changes are gathered before they are written: at least the first, at most the second, and so many times what
-the last writing took, for many boosts take long and change often."""
+"""How long changes are gathered before they are written: `SETTLE_FACTOR` times the last write, within these bounds."""
 CHECK_SECONDS = 30.0
-"""The file is looked after so often though nothing has changed: somebody may have removed it."""
+"""How often the file is checked without a change: somebody may have removed it."""
 log = logging.getLogger(__name__)
 
 
 class BoostFileSync:
-    """Writes the file of boosts, and says what is wrong with it. `offset_ms` is how far the wall clock is ahead of
-    the grid's own time."""
+    """Writes the boost file, and reports its problems. `offset_ms` is how far the wall clock is ahead of grid time."""
 
     def __init__(self, grid: Grid, persistence: ResourceBoostPersistence, *, offset_ms: Callable[[], int]) -> None:
         self._grid = grid
@@ -49,54 +47,54 @@ class BoostFileSync:
         self._unwritten = ""
         self._aside: list[Path] = []
         self._written: list[StoredBoost] | None = None
-        self._turn = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
 
     @property
     def path(self) -> Path:
         return self._persistence.path
 
     def warnings(self) -> list[str]:
-        """What a person has to know: that the file cannot be written, or was broken."""
-        told = [self._unwritten] if self._unwritten else []
-        told += [
+        """Problems to show to users: the file cannot be written, or was corrupt."""
+        found = [self._unwritten] if self._unwritten else []
+        found += [
             f"Persistence file corrupted: it was set aside as {aside} and written anew from the ledger, nothing is "
             "lost; remove it when you have looked at it"
             for aside in self._aside
             if aside.exists()
         ]
-        return told
+        return found
 
     async def recover(self) -> None:
-        """Claim what the file knows and a new ledger does not; then have the file as the ledger is."""
+        """Claim the boosts of the file for a new ledger; then write the file from the ledger."""
         is_new = await self._grid.read(lambda ledger, now: CLAIMS_READ not in ledger.counters)
         if is_new:
             try:
                 contents = await asyncio.to_thread(self._persistence.read)
             except OSError as failure:
-                self._unwritten = self._told(failure)
+                self._unwritten = self._problem(failure)
                 log.warning("%s", self._unwritten)
                 return
-            mine = [boost for boost in contents.boosts if self._is_wanted(boost)]
+            mine = [boost for boost in contents.boosts if self._is_recoverable(boost)]
             await self._grid.handle(ClaimsRead(tuple(claim_of(boost, self._offset_ms()) for boost in mine)))
             if mine:
                 log.warning("recovered from %s, to be confirmed: %s", self.path, ", ".join(b.boost_id for b in mine))
         await self.write()
 
-    def _is_wanted(self, boost: StoredBoost) -> bool:
-        """Whether this is a boost of this machine that nobody was giving back, and that is not over."""
+    def _is_recoverable(self, boost: StoredBoost) -> bool:
+        """Whether a boost is of this machine, was not being released, and has not ended."""
         if boost.machine_id != self._machine or boost.state == "releasing":
             return False
         return not self._grid.store.ended("lease", key=boost.boost_id, limit=1)
 
-    async def keep(self) -> None:
-        """Write the file whenever a boost has changed, for ever."""
+    async def run(self) -> None:
+        """Write the file whenever a boost has changed, until cancelled."""
         changed = self._grid.watch(BOOSTS)
         try:
             while True:
                 began = time.monotonic()
                 try:
                     await self.write()
-                except GridError as failure:  # the store is full: what it could not take in, it does not tell
+                except GridError as failure:  # the store is full: what is not durable is not readable
                     log.warning("the file of boosts may be behind: %s", failure)
                 pause = min(max(SETTLE_SECONDS, SETTLE_FACTOR * (time.monotonic() - began)), MAX_SETTLE_SECONDS)
                 with contextlib.suppress(TimeoutError):
@@ -115,8 +113,8 @@ class BoostFileSync:
             log.warning("the file of boosts may be behind: %s", failure)
 
     async def write(self) -> None:
-        """Have the file as the ledger is; what is wrong with it is a warning."""
-        async with self._turn:
+        """Write the file from the ledger; a problem becomes a warning."""
+        async with self._write_lock:
             offset_ms = self._offset_ms()
             boosts = await self._grid.read(lambda ledger, now: stored_boosts(ledger, offset_ms, self._machine))
             if boosts == self._written and await asyncio.to_thread(self.path.is_file):
@@ -127,15 +125,15 @@ class BoostFileSync:
                 aside = await asyncio.to_thread(self._persistence.save, boosts, self._machine)
             except OSError as failure:
                 if not self._unwritten:
-                    log.warning("%s", self._told(failure))
-                self._unwritten, self._written = self._told(failure), None
+                    log.warning("%s", self._problem(failure))
+                self._unwritten, self._written = self._problem(failure), None
                 return
             self._unwritten, self._written = "", boosts
             if aside is not None:
                 log.warning("%s is corrupt and was set aside as %s", self.path, aside)
                 self._aside.append(aside)
 
-    def _told(self, failure: OSError) -> str:
+    def _problem(self, failure: OSError) -> str:
         return (
             f"Boosts not persisting across CLI commands: {self.path} cannot be written "
             f"({failure.strerror or failure}); they are safe in the ledger, but could not be recovered without it: "
@@ -178,7 +176,7 @@ _STATES: dict[LeaseState, Literal["reserving", "active", "releasing"]] = {
 
 
 def claim_of(boost: StoredBoost, offset_ms: int) -> LeaseClaimed:
-    """What the file says of a boost, as the ledger hears of it."""
+    """A boost of the file as an event for the ledger."""
     claim = boost.claim
     granted_at_ms = _ms(boost.allocated_at) - offset_ms
     ends_at_ms = _ms(boost.expires_at) - offset_ms if boost.expires_at is not None else 0

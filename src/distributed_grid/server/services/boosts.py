@@ -27,12 +27,12 @@ from distributed_grid.reactor import JobAnswer
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
 from distributed_grid.server.services.leases import LeaseService
-from distributed_grid.server.services.lookup import find_lease
+from distributed_grid.server.services.records import find_lease
 
 BIND_SECONDS = 60.0
 """How long a boost may take from its grant to its use: others have to make room, or an engine has to reserve it."""
 NO_ROOM = "No nodes have sufficient available resources"
-ADVICE = "ask for less or for something else, or stand in line (--wait); see `grid cluster status`"
+ADVICE = "ask for less or for something else, or wait in the queue (--wait); see `grid cluster status`"
 
 
 class BoostService:
@@ -66,7 +66,7 @@ class BoostService:
 
         def view_boosts(ledger: Ledger, now: int) -> list[View]:
             if op.node and op.node not in ledger.nodes:
-                raise NotFound(_no_target(op.node, ledger))
+                raise NotFound(_unknown_target(op.node, ledger))
             return self._viewer().boosts(ledger, op.node)
 
         boosts = await self._grid.read(view_boosts)
@@ -232,14 +232,14 @@ def _ended_boost(lease: Lease, *, just_now: bool) -> Lease:
 def _check_nodes(op: requests.RequestBoost, ledger: Ledger) -> None:
     """Refuse a boost for or from a node that is not there, or that would lend to itself."""
     if op.target not in ledger.nodes:
-        raise NotFound(_no_target(op.target, ledger))
+        raise NotFound(_unknown_target(op.target, ledger))
     if op.source and op.source not in ledger.nodes:
         raise NotFound(f"the source {op.source} is no node of this cluster: {_names(ledger)}")
     if op.source == op.target:
         raise Refused(f"{op.target} cannot be its own source: a boost comes from another node")
 
 
-def _no_target(name: str, ledger: Ledger) -> str:
+def _unknown_target(name: str, ledger: Ledger) -> str:
     return f"Target node not found in cluster: no node is called {name}; {_names(ledger)}"
 
 

@@ -14,7 +14,7 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import ProtocolError
-from distributed_grid.server.cluster_config import SelectedConfig, save_selection
+from distributed_grid.server.active_config import SelectedConfig, save_selection
 from distributed_grid.server.exit_policy import IdleTimer, should_hand_over
 from distributed_grid.state_dir import StateDir
 

@@ -1,7 +1,7 @@
-"""Why it waits, why it is there, why it was stopped, when it will start: out of the ledger and the audit trail.
+"""Explanation of a job, a lease or a refused request: why it waits, is placed there, was stopped, and when it starts.
 
-Rule 1: what was decided is told as it was noted then (`scheduling/explain.Choice`), not judged again.
-Rule 2: what waits is told as it stands now.
+Decisions are shown as they were recorded (`scheduling.placement.explanation.Choice`), not computed again; what waits is
+shown as it is now.
 """
 
 from __future__ import annotations
@@ -21,40 +21,41 @@ from distributed_grid.reactor.jobs import FOREVER_MS
 from distributed_grid.scheduling.queue import reasons
 from distributed_grid.scheduling.queue.queue import queue_order
 from distributed_grid.scheduling.queue.start_estimate import estimate_start
-from distributed_grid.server.services.audit import (
+from distributed_grid.server.services.records import (
     DecisionRecord,
     choice_in,
     decision_view,
     event_view,
+    find_job,
+    find_lease,
     grants_of,
     history_of,
 )
-from distributed_grid.server.services.audit import decode_record as read_event
-from distributed_grid.server.services.lookup import find_job, find_lease
+from distributed_grid.server.services.records import decode_record as read_event
 
-REFUSALS = 2_000
+MAX_REFUSALS = 2_000
 """Among so many of the newest refusals a prefix is looked for."""
-SHOWN_AHEAD = 5
+MAX_AHEAD = 5
 T = TypeVar("T", Job, Lease)
 
 
 async def explain(grid: Grid, viewer: Viewer, name: str, *, kind: str = "") -> View:
-    """Everything there is to say about a job, a lease or a refused request; with a `kind` only about such a one."""
+    """Explain a job, a lease or a refused request; with a `kind` only one of that kind."""
     found = await _find(grid, name, kind)
     if isinstance(found, Job):
-        return await _of_job(grid, viewer, found)
+        return await _explain_job(grid, viewer, found)
     if isinstance(found, Lease):
-        return await _of_lease(grid, viewer, found)
-    return _of_refusal(viewer, found)
+        return await _explain_lease(grid, viewer, found)
+    return _explain_refusal(viewer, found)
 
 
 async def _find(grid: Grid, name: str, kind: str) -> Job | Lease | list[DecisionRecord]:
     """A job or a lease, what is named exactly before what only begins so; else a refused request."""
-    job = await _looked_up(find_job(grid, name)) if kind != "lease" else None
-    lease = await _looked_up(find_lease(grid, name)) if kind != "job" else None
+    job = await _found_or_ambiguous(find_job(grid, name)) if kind != "lease" else None
+    lease = await _found_or_ambiguous(find_lease(grid, name)) if kind != "job" else None
     if job is None and isinstance(lease, Ambiguous) and not kind:  # all attempts of one job?
         uids = {candidate.rpartition(".")[0] for candidate in lease.candidates}
-        job = await _looked_up(find_job(grid, uids.pop())) if len(uids) == 1 and "" not in uids else None
+        job = await _found_or_ambiguous(find_job(grid, uids.pop())) if len(uids) == 1 and "" not in uids else None
     found: list[Job | Lease] = [one for one in (job, lease) if isinstance(one, Job | Lease)]
     if isinstance(lease, Lease) and lease.job and kind != "lease":
         found[-1] = await find_job(grid, lease.job)
@@ -74,7 +75,7 @@ async def _find(grid: Grid, name: str, kind: str) -> Job | Lease | list[Decision
     return await _refusal(grid, name)
 
 
-async def _looked_up(looking: Awaitable[T]) -> T | Ambiguous | None:
+async def _found_or_ambiguous(looking: Awaitable[T]) -> T | Ambiguous | None:
     """What was looked for, or that it fits several; None where it fits nothing."""
     try:
         return await looking
@@ -93,10 +94,10 @@ async def _refusal(grid: Grid, name: str) -> list[DecisionRecord]:
     exact = [one for one in history_of(grid, name) if one.row.type == "refused"]
     if exact:
         return exact
-    newest = await asyncio.to_thread(grid.store.events, types=("refused",), limit=REFUSALS, newest=True)
-    told = [read_event(row) for row in newest]
-    fitting = [one for one in told if one.data.get("job_id") == name][-1:] or [
-        one for one in told if name and one.row.subject.startswith(name)
+    newest = await asyncio.to_thread(grid.store.events, types=("refused",), limit=MAX_REFUSALS, newest=True)
+    history = [read_event(row) for row in newest]
+    fitting = [one for one in history if one.data.get("job_id") == name][-1:] or [
+        one for one in history if name and one.row.subject.startswith(name)
     ]
     subjects = {one.row.subject for one in fitting}
     if len(subjects) > 1:
@@ -106,14 +107,14 @@ async def _refusal(grid: Grid, name: str) -> list[DecisionRecord]:
     return fitting
 
 
-async def _of_job(grid: Grid, viewer: Viewer, job: Job) -> View:
-    told = history_of(grid, job.uid)
+async def _explain_job(grid: Grid, viewer: Viewer, job: Job) -> View:
+    history = history_of(grid, job.uid)
     lease = await grid.read(lambda ledger, now: ledger.leases.get(job.lease_id))
     placements = []
     for attempt in job.attempts:
-        grant = next(iter(grants_of(told, attempt.lease_id)), None)
+        grant = next(iter(grants_of(history, attempt.lease_id)), None)
         shown = viewer.attempt(attempt)
-        shown |= await _placement(grid, viewer, grant, told, attempt.lease_id)
+        shown |= await _placement(grid, viewer, grant, history, attempt.lease_id)
         placements.append(shown)
     shown = viewer.job(job)
     return {
@@ -125,13 +126,13 @@ async def _of_job(grid: Grid, viewer: Viewer, job: Job) -> View:
         "stopping": job.stop.detail if job.stop is not None else None,
         "refusal": None,
         "end": _end(shown["ended_at"], shown["outcome"], shown["detail"]) if job.is_over else None,
-        "events": [event_view(one.row, viewer) for one in told],
+        "events": [event_view(one.row, viewer) for one in history],
     }
 
 
-async def _of_lease(grid: Grid, viewer: Viewer, lease: Lease) -> View:
-    told = history_of(grid, lease.job or lease.gang or lease.id)
-    grant = next(iter(grants_of(told, lease.gang or lease.id)), None)
+async def _explain_lease(grid: Grid, viewer: Viewer, lease: Lease) -> View:
+    history = history_of(grid, lease.job or lease.gang or lease.id)
+    grant = next(iter(grants_of(history, lease.gang or lease.id)), None)
     shown = viewer.lease(lease)
     placements = []
     if lease.granted_at_ms:
@@ -145,7 +146,7 @@ async def _of_lease(grid: Grid, viewer: Viewer, lease: Lease) -> View:
                 "ended_at": viewer.time(lease.ended_at_ms),
                 "outcome": shown["reason"],
                 "detail": shown["detail"],
-                **await _placement(grid, viewer, grant, told, lease.id),
+                **await _placement(grid, viewer, grant, history, lease.id),
             }
         )
     return {
@@ -157,12 +158,12 @@ async def _of_lease(grid: Grid, viewer: Viewer, lease: Lease) -> View:
         "stopping": lease.detail or None if lease.state is LeaseState.RELEASING else None,
         "refusal": None,
         "end": _end(viewer.time(lease.ended_at_ms), shown["reason"], shown["detail"]) if lease.is_over else None,
-        "events": [event_view(one.row, viewer) for one in told],
+        "events": [event_view(one.row, viewer) for one in history],
     }
 
 
-def _of_refusal(viewer: Viewer, told: Sequence[DecisionRecord]) -> View:
-    last = told[-1]
+def _explain_refusal(viewer: Viewer, history: Sequence[DecisionRecord]) -> View:
+    last = history[-1]
     return {
         "kind": "request",
         "id": last.row.subject,
@@ -174,7 +175,7 @@ def _of_refusal(viewer: Viewer, told: Sequence[DecisionRecord]) -> View:
         "stopping": None,
         "refusal": {"at": viewer.time(last.row.at_ms), "reason": last.reason},
         "end": None,
-        "events": [event_view(one.row, viewer) for one in told],
+        "events": [event_view(one.row, viewer) for one in history],
     }
 
 
@@ -200,33 +201,33 @@ def _end(at: str | None, reason: str | None, detail: str | None) -> View:
 
 
 async def _waiting(grid: Grid, viewer: Viewer, lease: Lease | None) -> View | None:
-    """What one of the line waits for; or who has to go first, for one that has its place already."""
+    """What a queued request waits for; or which leases end first, where its placement is decided."""
     if lease is None or not (lease.state is LeaseState.ASKED or lease.awaits):
         return None
     waits = lease
 
-    def look(ledger: Ledger, now: int) -> View:
+    def view_waiting(ledger: Ledger, now: int) -> View:
         view: View = {"since": viewer.time(waits.asked_at_ms), "waited_seconds": (now - waits.asked_at_ms) / 1000}
         if waits.awaits:
-            leaving = [ledger.leases[one] for one in waits.awaits if one in ledger.leases]
-            return view | {"for": [_neighbour(ledger, one, now) for one in leaving], **_NOT_IN_LINE}
-        line = queue_order(ledger, now)
+            ending = [ledger.leases[one] for one in waits.awaits if one in ledger.leases]
+            return view | {"for": [_queued_request(ledger, one, now) for one in ending], **_NOT_QUEUED}
+        queue = queue_order(ledger, now)
         seen = estimate_start(ledger, waits, now)
         return view | {
             "for": [],
             "gives_up_at": viewer.time(waits.wait_until_ms) if waits.request.wait_ms < FOREVER_MS else None,
             "position": seen.position,
-            "of": len(line),
-            "ahead": [_neighbour(ledger, one, now) for one in line[: seen.position - 1][:SHOWN_AHEAD]],
+            "of": len(queue),
+            "ahead": [_queued_request(ledger, one, now) for one in queue[: seen.position - 1][:MAX_AHEAD]],
             "estimated_start": viewer.time(seen.starts_at_ms or 0),
             "start_reason": _named(ledger, seen.reason),
             "reasons": [_reason(ledger, why) for why in reasons.why_not_now(ledger, waits.request, now)],
         }
 
-    return await grid.read(look)
+    return await grid.read(view_waiting)
 
 
-_NOT_IN_LINE: View = {
+_NOT_QUEUED: View = {
     "gives_up_at": None,
     "position": None,
     "of": None,
@@ -237,8 +238,8 @@ _NOT_IN_LINE: View = {
 }
 
 
-def _neighbour(ledger: Ledger, lease: Lease, now: int) -> View:
-    """Another one, as far as it concerns who is asking."""
+def _queued_request(ledger: Ledger, lease: Lease, now: int) -> View:
+    """Another request in the queue, as far as it concerns the caller."""
     job = ledger.jobs.get(lease.job)
     return {
         "allocation_id": lease.id,
@@ -263,33 +264,33 @@ def _reason(ledger: Ledger, why: str) -> View:
     return {"node_id": node, "why": rest} if node in ledger.nodes else {"node_id": None, "why": why}
 
 
-# ------------------------------------------------------------------ places and ends
+# ------------------------------------------------------------------ placements
 
 
 async def _placement(
-    grid: Grid, viewer: Viewer, grant: DecisionRecord | None, told: Sequence[DecisionRecord], lease_id: str
+    grid: Grid, viewer: Viewer, grant: DecisionRecord | None, history: Sequence[DecisionRecord], lease_id: str
 ) -> View:
-    """Why a lease was placed where it was, and who it made room for in the end."""
+    """Why a lease was placed where it was, and which request preempted it."""
     choice = choice_in(grant) if grant is not None else None
-    displaced = next((one for one in told if one.row.type == "preempted" and one.is_about(lease_id)), None)
+    displaced = next((one for one in history if one.row.type == "preempted" and one.is_about(lease_id)), None)
     return {
         "waited_seconds": grant.data.get("waited_ms", 0) / 1000 if grant is not None else None,
         "decision": decision_view(choice, viewer.time(grant.row.at_ms))
         if grant is not None and choice is not None
         else None,
         "displaced": list(choice.displaced) if choice is not None else [],
-        "made_room_for": await _who(grid, displaced) if displaced is not None else None,
+        "made_room_for": await _preemptor(grid, displaced) if displaced is not None else None,
     }
 
 
-async def _who(grid: Grid, displaced: DecisionRecord) -> View:
-    """For whom a lease had to go."""
+async def _preemptor(grid: Grid, displaced: DecisionRecord) -> View:
+    """The request that preempted a lease."""
     preemptor = str(displaced.data.get("preemptor", ""))
     view: View = {"allocation_id": preemptor or None, "job_id": None, "user": None, "reason": displaced.reason}
     try:
         lease = await find_lease(grid, preemptor, exact=True)
         view["user"] = lease.request.user
         view["job_id"] = (await find_job(grid, lease.job)).id if lease.job else None
-    except NotFound:  # it is over for longer than history goes back
+    except NotFound:  # it ended before the kept history
         pass
     return view

@@ -21,9 +21,8 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import NotFound, Refused, TimedOut, Unreachable
 from distributed_grid.reactor import JobAnswer
 from distributed_grid.server.access.tokens import Caller
-from distributed_grid.server.services.audit import decision_on
 from distributed_grid.server.services.conversion import RequestConverter
-from distributed_grid.server.services.lookup import ended_job, find_job
+from distributed_grid.server.services.records import decision_on, ended_job, find_job
 
 OUTPUT_CHUNK_BYTES = 256 * 1024
 LOCAL_POLL_SECONDS, MAX_POLL_SECONDS = 0.02, 0.2

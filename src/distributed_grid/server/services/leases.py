@@ -17,9 +17,8 @@ from distributed_grid.domain.states import LeaseEnd, LeaseState
 from distributed_grid.errors import NotFound, Refused, TimedOut
 from distributed_grid.reactor import LeaseAnswer
 from distributed_grid.server.access.tokens import Caller
-from distributed_grid.server.services.audit import decision_on
 from distributed_grid.server.services.conversion import RequestConverter
-from distributed_grid.server.services.lookup import find_lease
+from distributed_grid.server.services.records import decision_on, find_lease
 
 
 class LeaseService:

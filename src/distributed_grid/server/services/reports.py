@@ -20,8 +20,8 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import BadInput
 from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.ports import LentRow
-from distributed_grid.server.services.audit import stream_events
 from distributed_grid.server.services.explanation import explain
+from distributed_grid.server.services.records import stream_events
 
 HOUR_MS = 3_600_000
 DAY_MS = 86_400_000

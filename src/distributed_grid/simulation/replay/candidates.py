@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.config import ClusterConfig, NodeConfig
+from distributed_grid.config_mapping import effective_capacity, nodes_from, scheduling_policy
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import NOTHING, Capacity
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy, Strategy
@@ -20,7 +21,6 @@ from distributed_grid.simulation.model.owner_schedule import comings
 from distributed_grid.simulation.replay.replay import BEGIN_MS, Progress, Replay
 from distributed_grid.simulation.replay.statistics import ReplayStatistics
 from distributed_grid.simulation.traces import LoggedJob, Trace
-from distributed_grid.wiring import capacity_of, nodes_of, policy_of
 
 Machine = Callable[[], Capacity]
 """What this machine has, for nodes whose config says `host: local` and not what they have."""
@@ -76,16 +76,16 @@ def _with_nodes(candidate: Candidate, trace: Trace) -> Candidate:
 
 def _from_config(path: str, machine: Machine) -> Candidate:
     config = ClusterConfig.from_yaml(path)
-    found = nodes_of(config, NOTHING)
+    found = nodes_from(config, NOTHING)
     named = {node.name: node for node in config.nodes}
     nodes = tuple(replace(node, capacity=_capacity(path, named[node.name], machine)) for node in found)
-    return Candidate(Path(path).name, nodes, policy_of(config))
+    return Candidate(Path(path).name, nodes, scheduling_policy(config))
 
 
 def _capacity(path: str, node: NodeConfig, machine: Machine) -> Capacity:
     """What a node has by its declaration; this machine's own where it is one of its nodes and does not say."""
     trusted = node.model_copy(update={"trust_declared": True})
-    declared = capacity_of(trusted, machine() if node.is_local and node.cpu_milli is None else NOTHING)
+    declared = effective_capacity(trusted, machine() if node.is_local and node.cpu_milli is None else NOTHING)
     if not declared.cpu_milli and not declared.gpus:
         raise BadInput(f"{path}: {node.name} does not say what it has: add cpu_count and memory_gb to simulate it")
     return declared

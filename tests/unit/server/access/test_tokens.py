@@ -10,7 +10,7 @@ import pytest
 
 from distributed_grid.errors import Conflict, GridError, NotFound, Refused, StoreFailed
 from distributed_grid.server.access.tokens import (
-    KEPT_MS,
+    HISTORY_MS,
     Forbidden,
     JoinGrant,
     TokenStore,
@@ -230,7 +230,7 @@ def test_a_join_token_that_is_no_good_is_refused_with_the_reason(
 def test_a_node_stays_in_after_the_time_of_its_token_is_over(tokens: TokenStore, wall: Wall) -> None:
     grant = a_grant(tokens, minutes=1)
     join(tokens, grant)
-    wall.ms += KEPT_MS * 2
+    wall.ms += HISTORY_MS * 2
     a_token(tokens)  # what is over for long is swept when something is written
     assert tokens.node_of("gpu1", "a key") == "gpu1"
     assert join(tokens, grant).used_by == "gpu1"
@@ -289,7 +289,7 @@ def test_what_is_of_no_use_for_long_is_forgotten(tokens: TokenStore, wall: Wall)
     a_grant(tokens, minutes=1)
     a_token(tokens, expires_ms=wall.ms + 1)
     kept = a_token(tokens)
-    wall.ms += KEPT_MS + 120_000
+    wall.ms += HISTORY_MS + 120_000
     a_token(tokens, "bo")
     assert tokens.grants() == []
     assert [token.user for token in tokens.tokens()] == ["ana", "bo"]

@@ -97,7 +97,7 @@ def test_the_file_is_as_the_ledger_is(tmp_path: Path) -> None:
 def test_it_is_written_by_itself_when_a_boost_changes(tmp_path: Path) -> None:
     async def story(house: Kept) -> None:
         await house.begin()
-        task = asyncio.create_task(house.keeper.keep())
+        task = asyncio.create_task(house.keeper.run())
         await house.boost("b1")
         while not house.file.path.exists():
             assert not task.done(), task.exception()

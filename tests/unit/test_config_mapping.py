@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from distributed_grid.config import ClusterConfig
+from distributed_grid.config_mapping import scheduling_policy
 from distributed_grid.domain.scheduling_policy import HOUR_MS, Quota, SchedulingPolicy, Strategy
-from distributed_grid.wiring import policy_of
 
 EVERYTHING = """\
 resource_sharing: {strategy: spread}
@@ -21,7 +21,7 @@ nodes: [{name: a, custom: {tpu: 4}}]
 
 
 def policy(text: str) -> SchedulingPolicy:
-    return policy_of(ClusterConfig.from_text(text))
+    return scheduling_policy(ClusterConfig.from_text(text))
 
 
 def test_a_file_that_says_nothing_about_rules_means_the_default_ones():

@@ -1,12 +1,9 @@
-"""The audit trail as it is shown: what happened, and what still happens while somebody follows.
-
-The decision about a request, as its caller hears it: where it goes and why, or why nowhere yet.
-"""
+"""Records of the grid: jobs and leases by id or prefix, the audit trail, and the decisions noted in it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -14,15 +11,77 @@ from msgspec import Struct
 from distributed_grid.api.requests import ListEvents
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
+from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rows import decode_row
 from distributed_grid.domain.states import LeaseState
-from distributed_grid.errors import NotFound
-from distributed_grid.ports import EventRow
+from distributed_grid.errors import Ambiguous, NotFound
+from distributed_grid.ports import EndedRow, EventRow
 from distributed_grid.scheduling.placement.explanation import Choice, reasoning, runners_up
 from distributed_grid.scheduling.placement.placement import strategy_of
 from distributed_grid.scheduling.queue.start_estimate import estimate_start
-from distributed_grid.server.services.lookup import find_job
+
+T = TypeVar("T", Job, Lease)
+
+
+async def find_job(grid: Grid, name: str) -> Job:
+    """The job of this id or uid, alive or ended; else of this unique prefix, living ones before ended ones."""
+
+    def exact(ledger: Ledger, now: int) -> Job | None:
+        return ledger.jobs.get(ledger.job_uids.get(name, name))
+
+    def beginning(ledger: Ledger, now: int) -> list[Job]:
+        return [job for job in ledger.jobs.values() if job.id.startswith(name) or job.uid.startswith(name)]
+
+    job = await grid.read(exact)
+    if job is not None:
+        return job
+    store = grid.store
+    rows = store.ended("job", key=name, limit=1) or store.ended("job", request_id=name, limit=1)
+    found = [ended_job(row) for row in rows] or await grid.read(beginning)
+    if not found and name:
+        found = [ended_job(row) for row in store.ended("job", key_prefix=name, limit=5)]
+    return _only_match({job.uid: job for job in found}, name, "job", lambda job: job.id)
+
+
+async def find_lease(grid: Grid, name: str, *, exact: bool = False) -> Lease:
+    """The lease of this id, alive or ended; else of this unique prefix, living ones before ended ones."""
+
+    def beginning(ledger: Ledger, now: int) -> list[Lease]:
+        return [lease for key, lease in ledger.leases.items() if key.startswith(name) and not exact]
+
+    lease = await grid.read(lambda ledger, now: ledger.leases.get(name))
+    if lease is not None:
+        return lease
+    store = grid.store
+    found = [_ended_lease(row) for row in store.ended("lease", key=name, limit=1)] or await grid.read(beginning)
+    if not found and name and not exact:
+        found = [_ended_lease(row) for row in store.ended("lease", key_prefix=name, limit=5)]
+    return _only_match({lease.id: lease for lease in found}, name, "lease", lambda lease: lease.id)
+
+
+def ended_job(row: EndedRow) -> Job:
+    """The job as it ended."""
+    job = decode_row("job", row.blob)
+    assert isinstance(job, Job)
+    return job
+
+
+def _ended_lease(row: EndedRow) -> Lease:
+    lease = decode_row("lease", row.blob)
+    assert isinstance(lease, Lease)
+    return lease
+
+
+def _only_match(found: dict[str, T], name: str, what: str, shown: Callable[[T], str]) -> T:
+    if not found:
+        raise NotFound(f"no {what} is called {name!r}")
+    if len(found) > 1:
+        candidates = sorted(shown(one) for one in found.values())
+        raise Ambiguous(f"{name!r} fits several: {', '.join(candidates[:5])}", candidates)
+    return next(iter(found.values()))
+
 
 EVENTS_PER_PAGE = 500
 
@@ -53,7 +112,7 @@ async def stream_events(grid: Grid, viewer: Viewer, op: ListEvents) -> AsyncGene
 
 
 async def _uid_of(grid: Grid, name: str) -> str:
-    """What a job's events are told under; anything that is not a job stays as it is."""
+    """The subject of a job's events; any other name stays as it is."""
     try:
         return (await find_job(grid, name)).uid
     except NotFound:
@@ -80,7 +139,7 @@ MAX_EVENTS = 1_000
 
 
 class DecisionRecord(Struct, frozen=True):
-    """One event of the audit trail, and what it says."""
+    """One event of the audit trail, decoded."""
 
     row: EventRow
     reason: str
@@ -106,7 +165,7 @@ def grants_of(history: Iterable[DecisionRecord], lease_id: str) -> list[Decision
 
 
 def choice_in(grant: DecisionRecord) -> Choice | None:
-    """The choice noted with a grant; None where an older build noted none."""
+    """The choice noted with a grant; None where none was noted."""
     noted = grant.data.get("choice")
     return None if noted is None else msgspec.convert(noted, Choice)
 
@@ -136,7 +195,7 @@ async def decision_on(
 
 
 def decision_view(choice: Choice, starts: str | None) -> View:
-    """A choice in words."""
+    """A choice as it is shown."""
     return {
         "node_id": choice.node,
         "strategy": str(choice.strategy),

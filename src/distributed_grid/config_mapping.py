@@ -1,4 +1,4 @@
-"""From config to values and adapters: the one place that chooses."""
+"""Domain values from a cluster config: nodes, capacities, scheduling policy, owner rules, rebalance rules."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from distributed_grid.domain.scheduling_policy import Quota, SchedulingPolicy
 from distributed_grid.wire import OwnerRules
 
 DEFAULT_EXCESS = 0.2
-"""What a node keeps free of automatic leases where the config does not say."""
+"""What a node keeps free of automatic leases by default."""
 log = logging.getLogger(__name__)
 
 
-def nodes_of(config: ClusterConfig, machine: Capacity) -> list[Node]:
+def nodes_from(config: ClusterConfig, machine: Capacity) -> list[Node]:
     """The nodes a config declares; what a local one has is detected unless its declaration is trusted.
 
     The machine's own GPUs belong to its one node; where several share the machine, only declared ones count.
@@ -29,7 +29,7 @@ def nodes_of(config: ClusterConfig, machine: Capacity) -> list[Node]:
     return [_node(config, node, machine) for node in config.nodes]
 
 
-def newcomer(config: ClusterConfig, name: str) -> Node:
+def joined_node(config: ClusterConfig, name: str) -> Node:
     """A node that no config names, as other machines are treated by default."""
     return replace(_node(config, NodeConfig(name=name, host=name), None), host="joined", joined=True, wanted=True)
 
@@ -53,7 +53,7 @@ def owner_rules(config: ClusterConfig, node: NodeConfig) -> OwnerRules | None:
     )
 
 
-def balance_rules(config: ClusterConfig) -> RebalanceRules | None:
+def rebalance_rules(config: ClusterConfig) -> RebalanceRules | None:
     """How the grid is balanced; None where nothing is shared at all."""
     sharing = config.resource_sharing
     if not sharing.enabled:
@@ -70,7 +70,7 @@ def balance_rules(config: ClusterConfig) -> RebalanceRules | None:
     )
 
 
-def policy_of(config: ClusterConfig) -> SchedulingPolicy:
+def scheduling_policy(config: ClusterConfig) -> SchedulingPolicy:
     """What holds for everybody: how places are chosen, who has how much right to them, and who must yield them."""
     fairness = config.fairness
     return SchedulingPolicy(
@@ -111,7 +111,7 @@ def _node(config: ClusterConfig, node: NodeConfig, machine: Capacity | None) -> 
     )
     return Node(
         node.name,
-        capacity=NOTHING if machine is None or not node.is_local else capacity_of(node, machine),
+        capacity=NOTHING if machine is None or not node.is_local else effective_capacity(node, machine),
         caps=caps,
         thresholds=_thresholds(config.thresholds_for(node), cluster.pressure.excess or 0.0),
         rank=sharing.rank,
@@ -127,7 +127,7 @@ def _node(config: ClusterConfig, node: NodeConfig, machine: Capacity | None) -> 
     )
 
 
-def capacity_of(node: NodeConfig, found: Capacity) -> Capacity:
+def effective_capacity(node: NodeConfig, found: Capacity) -> Capacity:
     """What counts as a node's capacity: what was found there, unless its declaration is trusted.
 
     GPUs that are declared and not found count only on trust, on other machines; custom resources are always declared.

@@ -14,7 +14,7 @@ from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import Conflict, NotFound
 from distributed_grid.reactor import LeaseAnswer
-from distributed_grid.server.services.lookup import find_lease
+from distributed_grid.server.services.records import find_lease
 from tests.support.builders import a_node, a_request
 
 

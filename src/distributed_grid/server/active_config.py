@@ -14,16 +14,16 @@ from msgspec.structs import replace
 
 from distributed_grid.client.conversation import file_digest
 from distributed_grid.config import ClusterConfig, NodeConfig
+from distributed_grid.config_mapping import effective_capacity, joined_node, nodes_from, owner_rules, scheduling_policy
 from distributed_grid.control.agent_sessions import NodeRegistry
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import NodeDeclared, NodeForgotten, PolicySet
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.ports import Store
-from distributed_grid.server.access.certificates import made_certificate
+from distributed_grid.server.access.certificates import make_certificate
 from distributed_grid.state_dir import StateDir
 from distributed_grid.wire import OwnerRules
-from distributed_grid.wiring import capacity_of, newcomer, nodes_of, owner_rules, policy_of
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class ConfigRegistry(NodeRegistry):
     def described(self, node: Node, capacity: Capacity) -> Node:
         """The node with what its agent detected; where the declaration is trusted, with that."""
         named = self._nodes.get(node.name)
-        return replace(node, capacity=capacity if named is None else capacity_of(named, capacity))
+        return replace(node, capacity=capacity if named is None else effective_capacity(named, capacity))
 
     def owner_rules(self, name: str) -> OwnerRules | None:
         """How a node gives way to its owner; a node that joined by itself goes by the cluster's rules."""
@@ -99,17 +99,17 @@ class ConfigRegistry(NodeRegistry):
 
     def newcomer(self, name: str) -> Node | None:
         """A node that joined with a token, as the cluster treats machines it does not name."""
-        return newcomer(self._config, name)
+        return joined_node(self._config, name)
 
     def memory_certificate(self, node: str) -> tuple[bytes, bytes]:
         """A certificate made for this memory server alone; none where the config says that the network is trusted."""
-        return (b"", b"") if self._config.trusted_network else made_certificate(f"grid memory {node}", ())
+        return (b"", b"") if self._config.trusted_network else make_certificate(f"grid memory {node}", ())
 
 
 async def declare_nodes(grid: Grid, config: ClusterConfig, machine: Capacity) -> None:
-    """Bring the ledger in line with the config; what another machine has, its agent said last time."""
-    await grid.handle(PolicySet(policy_of(config)))
-    nodes = nodes_of(config, machine)
+    """Declare the config's nodes and policies in the ledger; remote nodes keep the capacity their agents reported."""
+    await grid.handle(PolicySet(scheduling_policy(config)))
+    nodes = nodes_from(config, machine)
     known = await grid.read(lambda ledger, now: dict(ledger.nodes))
     for node in nodes:
         old = known.get(node.name)
