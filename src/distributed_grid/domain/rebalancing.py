@@ -77,7 +77,7 @@ class RebalanceRules(Struct, frozen=True):
     gpu: Watermarks = Watermarks()
     excess_milli: int = 200
 
-    def marks(self, resource: ResourceType) -> Watermarks:
+    def watermarks(self, resource: ResourceType) -> Watermarks:
         if resource is ResourceType.MEMORY:
             return self.memory
         return self.cpu if resource is ResourceType.CPU else self.gpu
@@ -127,8 +127,8 @@ class RebalanceSchedule(Struct, frozen=True):
     """What is left to look at in a round, so that it is found out once: the nodes in their order (an empty name is
     those who wait), the nodes that could help, least loaded first, and the resources that users wait for."""
 
-    ahead: tuple[str, ...]
-    calm: tuple[str, ...] = ()
+    nodes: tuple[str, ...]
+    with_headroom: tuple[str, ...] = ()
     contested: frozenset[str] = frozenset()
 
 

@@ -36,14 +36,14 @@ def on_pressure_read(ledger: Ledger, event: PressureRead, now: int) -> Decision:
     """Note what was read, or make the next move; then look again."""
     scan = scan_pressure(ledger, event.readings, event.rules, now, event.schedule)
     if event.schedule is None:
-        noted = track_nodes(scan)
-        return Decision([*noted], follow=[replace(event, schedule=schedule_round(scan, noted))])
-    for place, name in enumerate(event.schedule.ahead):
+        tracked = track_nodes(scan)
+        return Decision([*tracked], follow=[replace(event, schedule=schedule_round(scan, tracked))])
+    for place, name in enumerate(event.schedule.nodes):
         move = next_move(scan, name)
         if move is not None:
             decision = _decide_move(scan, move)
             decision.answer = None
-            left = replace(event.schedule, ahead=event.schedule.ahead[place:])
+            left = replace(event.schedule, nodes=event.schedule.nodes[place:])
             decision.follow.append(replace(event, schedule=left))
             return decision
     return Decision()
@@ -51,56 +51,59 @@ def on_pressure_read(ledger: Ledger, event: PressureRead, now: int) -> Decision:
 
 def _decide_move(scan: PressureScan, move: RebalanceMove) -> Decision:
     if isinstance(move, ReturnLease):
-        return _given_back(scan, move)
+        return _return_lease(scan, move)
     if isinstance(move, Renew):
         return leases.on_extended(scan.ledger, LeaseExtended(move.lease.id, GRID_USER, move.extra_ms), scan.now)
     if isinstance(move, Borrow):
-        return _borrowed(scan, move)
+        return _borrow(scan, move)
     if isinstance(move, Deny):
-        row = _acted(scan, move.node, move.resource, refused=True)
+        row = _state_after(scan, move.node, move.resource, refused=True)
         return Decision([row], [_record(REFUSED, move.node, move.resource, move.reason, subject=move.node)])
-    return _advised(scan, move)
+    return _advise(scan, move)
 
 
-def _given_back(scan: PressureScan, move: ReturnLease) -> Decision:
+def _return_lease(scan: PressureScan, move: ReturnLease) -> Decision:
     lease = move.lease
     decision = jobs.on_released(scan.ledger, LeaseReleased(lease.id, GRID_USER, move.reason), scan.now)
     target, resource = lease.request.target, resource_of(lease.request.ask)
     if target in scan.ledger.nodes:
-        decision.changes.append(_acted(scan, target, resource, at_ms=scan.now))
+        decision.changes.append(_state_after(scan, target, resource, at_ms=scan.now))
     record = _record(GIVEN_BACK, target, resource, move.reason, subject=lease.id)
     record.data["source_node"] = lease.node
     decision.records.append(record)
     return decision
 
 
-def _borrowed(scan: PressureScan, move: Borrow) -> Decision:
+def _borrow(scan: PressureScan, move: Borrow) -> Decision:
     ledger, request, now = scan.ledger, move.request, scan.now
     try:
         decision = leases.on_asked(ledger, LeaseAsked(request), now)
     except GridError as refusal:
-        told = scan.balance(request.target).watch(move.resource).refused
-        row = _acted(scan, request.target, move.resource, at_ms=now, refused=True)
+        lines = scan.state(request.target).watch(move.resource).refused
+        row = _state_after(scan, request.target, move.resource, at_ms=now, refused=True)
         why = f"{move.reason}: {refusal}"
         record = _record(REFUSED, request.target, move.resource, why, subject=request.id)
-        return Decision([row], [] if told else [record])
+        return Decision([row], [] if lines else [record])
     answer = decision.answer
     assert isinstance(answer, LeaseAnswer)
     number = ledger.counters.get(AUTOMATIC_COUNTER, 0) + 1
-    decision.changes += [_acted(scan, request.target, move.resource, at_ms=now), Counter(AUTOMATIC_COUNTER, number)]
+    decision.changes += [
+        _state_after(scan, request.target, move.resource, at_ms=now),
+        Counter(AUTOMATIC_COUNTER, number),
+    ]
     record = _record(ASKED, request.target, move.resource, move.reason, subject=request.id)
     record.data["source_node"] = answer.lease.node
     decision.records.append(record)
     return decision
 
 
-def _advised(scan: PressureScan, move: Advise) -> Decision:
-    advice, balance = move.advice, scan.balance(move.node)
-    row = replace(balance, advice=advice, advised_at_ms=scan.now)
-    return Decision([row], [_recommendation(scan.ledger, move.node, advice)])
+def _advise(scan: PressureScan, move: Advise) -> Decision:
+    advice, state = move.advice, scan.state(move.node)
+    row = replace(state, advice=advice, advised_at_ms=scan.now)
+    return Decision([row], [_advice_record(scan.ledger, move.node, advice)])
 
 
-def _recommendation(ledger: Ledger, node: str, advice: Advice) -> Record:
+def _advice_record(ledger: Ledger, node: str, advice: Advice) -> Record:
     data: dict[str, str | int | list[str]] = {"from": node, "to": advice.to, "cause": advice.cause}
     job = ledger.jobs.get(advice.job)
     if job is not None:
@@ -108,15 +111,15 @@ def _recommendation(ledger: Ledger, node: str, advice: Advice) -> Record:
     return Record("recommended", GRID_USER, advice.job or node, node, advice.reason, data)
 
 
-def _acted(
+def _state_after(
     scan: PressureScan, node: str, resource: ResourceType, *, at_ms: int | None = None, refused: bool = False
 ) -> RebalanceState:
     """What is remembered of a node for which something was done, or could not be."""
-    balance = scan.balance(node)
-    old = balance.watch(resource)
+    state = scan.state(node)
+    old = state.watch(resource)
     acted_at_ms = old.acted_at_ms if at_ms is None else at_ms
     watch = PressureWatch(old.above_since_ms, old.below_since_ms, acted_at_ms, refused)
-    return replace(balance, **{str(resource): watch})
+    return replace(state, **{str(resource): watch})
 
 
 def _record(action: str, node: str, resource: ResourceType, reason: str, *, subject: str) -> Record:

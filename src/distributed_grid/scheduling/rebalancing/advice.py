@@ -21,20 +21,20 @@ from distributed_grid.scheduling.rebalancing.loans import UNITS, describe, surpl
 from distributed_grid.scheduling.rebalancing.pressure import PressureScan, percent
 
 MAX_JOBS = 20
-"""So many jobs of a node are tried."""
+"""Jobs of a node that are tried."""
 MAX_TARGETS = 32
-"""The best of so many places with room is good enough, the least loaded being looked at first."""
+"""Nodes with room that are compared, least loaded first."""
 
 
 def advice_for(scan: PressureScan, node: str, cause: str) -> Advice | None:
     """The best recommendation for a node, or None where nothing can be moved anywhere."""
-    places = list(scan.helpers(node))
+    places = list(scan.lenders(node))
     for job, lease in _movable(scan, node, cause):
         for to in places:
             if (cause != SPREAD or _evens_out(scan, lease, to)) and _can_go(scan, job, lease, to):
                 reason = f"{_why(scan, node, to, cause)}; job {job.id} holds {_held(lease, cause)}"
                 return Advice(str(cause), job.uid, to, reason, scan.now)
-    if cause == SPREAD or not scan.speaks(node):
+    if cause == SPREAD or not scan.borrows_for_machine(node):
         return None
     resource = ResourceType(cause)
     room, to = max(islice(surpluses(scan, node, resource, UNITS[resource]), MAX_TARGETS), default=(0, ""))
@@ -44,9 +44,9 @@ def advice_for(scan: PressureScan, node: str, cause: str) -> Advice | None:
 
 
 def still_applies(scan: PressureScan, node: str, advice: Advice) -> bool:
-    """Whether a recommendation still makes sense."""
+    """Whether advice is still valid."""
     reading = scan.reading(node)
-    if not scan.is_calm(advice.to) or reading.score is None:
+    if not scan.has_headroom(advice.to) or reading.score is None:
         return False
     if advice.job:
         job = scan.ledger.jobs.get(advice.job)
@@ -59,7 +59,7 @@ def still_applies(scan: PressureScan, node: str, advice: Advice) -> bool:
     level = reading.level(resource)
     if level is None:
         return False
-    return level > scan.rules.marks(resource).middle or scan.will_be_above(node, resource)
+    return level > scan.rules.watermarks(resource).middle or scan.will_be_above(node, resource)
 
 
 def _movable(scan: PressureScan, node: str, cause: str) -> Iterator[tuple[Job, Lease]]:
@@ -116,7 +116,7 @@ def _why(scan: PressureScan, node: str, to: str, cause: str) -> str:
         most = percent(scan.rules.policy.spread_milli)
         return f"{node} works at {percent(here.score or 0)}, {to} at {percent(there.score or 0)}, may differ by {most}"
     resource = ResourceType(cause)
-    high = scan.rules.marks(resource).high
+    high = scan.rules.watermarks(resource).high
     level, other = here.level(resource) or 0, there.level(resource)
     if level <= high and (ahead := here.ahead(resource)) is not None:
         words = f"{resource} at {percent(level)}, expected at {percent(ahead.level)}"

@@ -20,7 +20,7 @@ from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, Reso
 from distributed_grid.scheduling.rebalancing.pressure import PressureScan, machine_of, percent
 
 UNITS = {ResourceType.MEMORY: 1024**2, ResourceType.CPU: 100, ResourceType.GPU: 100}
-"""The least that is worth writing down: a MiB, a tenth of a core or of a GPU."""
+"""Smallest unit of a loan: a MiB, a tenth of a core or of a GPU."""
 
 
 def total_of(capacity: Capacity, resource: ResourceType) -> int:
@@ -31,7 +31,7 @@ def total_of(capacity: Capacity, resource: ResourceType) -> int:
 
 
 def surplus(scan: PressureScan, node: str, resource: ResourceType) -> int:
-    """How much of a resource a calm node can spare right now."""
+    """How much of a resource a node can spare now."""
     ledger, rules = scan.ledger, scan.rules
     offer = ledger.offers.get(node)
     level = scan.reading(node).level(resource)
@@ -42,25 +42,25 @@ def surplus(scan: PressureScan, node: str, resource: ResourceType) -> int:
     total = total_of(ledger.nodes[node].capacity, resource)
     lent = _lent(ledger, node, resource)
     free = min(total - lent - _outside(ledger, node, resource, total), total * (1000 - level) // 1000)
-    kept = -(-total * max(rules.excess_milli, 1000 - rules.marks(resource).high) // 1000)
+    kept = -(-total * max(rules.excess_milli, 1000 - rules.watermarks(resource).high) // 1000)
     return max(min(free - kept, total_of(offer.lends, resource) - lent), 0)
 
 
 def surpluses(scan: PressureScan, node: str, resource: ResourceType, least: int) -> Iterator[tuple[int, str]]:
-    """What each node that could help has to spare, where that is enough, least loaded first.
+    """What each lender can spare, where that is enough, least loaded first.
 
-    Who has gone through all of them in vain has found out for all who would ask for as much in the same scan.
+    A complete pass is remembered in the scan, so that nobody else tries as much in vain.
     """
-    if scan.found.get(resource, least) < least:
+    if scan.max_surplus.get(resource, least) < least:
         return
     most = 0
-    for name in scan.helpers(node):
+    for name in scan.lenders(node):
         size = surplus(scan, name, resource)
         most = max(most, size)
         if size >= least:
             yield size, name
     if machine_of(scan.ledger.nodes[node]) == node:
-        scan.found[resource] = most
+        scan.max_surplus[resource] = most
 
 
 def _lent(ledger: Ledger, node: str, resource: ResourceType) -> int:
@@ -115,7 +115,7 @@ def why_no_surplus(scan: PressureScan, node: str, resource: ResourceType) -> str
     if reading.score is None:
         return f"{node}: not heard from"
     for one in (resource, ResourceType.MEMORY, ResourceType.CPU, ResourceType.GPU):
-        level, high = reading.level(one), scan.rules.marks(one).high
+        level, high = reading.level(one), scan.rules.watermarks(one).high
         if level is not None and level > high:
             return f"{node}: {one} at {percent(level)} itself, above the mark of {percent(high)}"
         if scan.will_be_above(node, one):
@@ -126,11 +126,11 @@ def why_no_surplus(scan: PressureScan, node: str, resource: ResourceType) -> str
 
 
 MIN_WORTH_MILLI = 20
-"""Less than this part of what a node has is not worth a lease."""
+"""A loan is at least this part of what the node has."""
 AUTOMATIC_COUNTER = "automatic"
-"""Numbers the requests of the grid, so that none is ever mistaken for another."""
+"""Counter that makes the ids of automatic requests unique."""
 MAX_LENDERS = 32
-"""So many nodes to choose from are enough."""
+"""Lenders that a request names at most."""
 MAX_REASONS = 5
 
 
@@ -151,21 +151,25 @@ class Deny(Struct, frozen=True):
 
 
 def may_borrow(scan: PressureScan, node: str, resource: ResourceType) -> bool:
-    """Whether it is time to ask for more of a resource for a node."""
-    watch = scan.balance(node).watch(resource)
-    if not scan.lasted(watch.above_since_ms) or not scan.rested(watch.acted_at_ms):
+    """Whether a node may borrow more of a resource now."""
+    watch = scan.state(node).watch(resource)
+    if not scan.has_lasted(watch.above_since_ms) or not scan.has_cooled_down(watch.acted_at_ms):
         return False
-    if resource in scan.schedule.contested or not scan.speaks(node) or next(scan.others(node), None) is None:
+    if (
+        resource in scan.schedule.contested
+        or not scan.borrows_for_machine(node)
+        or next(scan.other_machines(node), None) is None
+    ):
         return False
     held = sum(1 for lease in scan.leases if lease.request.target == node)
     return held < scan.rules.policy.leases_max
 
 
 def plan_borrow(scan: PressureScan, node: str, resource: ResourceType) -> Borrow | Deny | None:
-    """What to ask for; None where the node has enough, or where it was told already that nobody can help."""
+    """The request to make; None where the node has enough, or where a refusal was recorded already."""
     total = total_of(scan.ledger.nodes[node].capacity, resource)
     worth = max(total * MIN_WORTH_MILLI // 1000, UNITS[resource])
-    excess = total * (_expected_level(scan, node, resource) - scan.rules.marks(resource).middle) // 1000
+    excess = total * (_expected_level(scan, node, resource) - scan.rules.watermarks(resource).middle) // 1000
     held = scan.held[node, resource]
     if held and excess - held < worth:
         return None
@@ -175,12 +179,12 @@ def plan_borrow(scan: PressureScan, node: str, resource: ResourceType) -> Borrow
     if lenders:
         request = _request(scan, node, resource, amounts_of(resource, size), lenders)
         return Borrow(request, resource, f"{why}: {describe(resource, size)} of {describe(resource, excess)} in excess")
-    if scan.balance(node).watch(resource).refused:
+    if scan.state(node).watch(resource).refused:
         return None
-    others = list(scan.others(node))
-    told = [why_no_surplus(scan, name, resource) for name in others[:MAX_REASONS]]
-    told += [f"and {len(others) - MAX_REASONS} more"] if len(others) > MAX_REASONS else []
-    return Deny(node, resource, f"{why}, and nobody can help: {'; '.join(told)}")
+    others = list(scan.other_machines(node))
+    lines = [why_no_surplus(scan, name, resource) for name in others[:MAX_REASONS]]
+    lines += [f"and {len(others) - MAX_REASONS} more"] if len(others) > MAX_REASONS else []
+    return Deny(node, resource, f"{why}, and nobody can help: {'; '.join(lines)}")
 
 
 def _expected_level(scan: PressureScan, node: str, resource: ResourceType) -> int:
@@ -239,7 +243,7 @@ def request_id(node: str, resource: ResourceType, number: int) -> str:
 
 def pressure_reason(scan: PressureScan, node: str, resource: ResourceType) -> str:
     """The pressure that calls for something, with its numbers."""
-    reading, high = scan.reading(node), scan.rules.marks(resource).high
+    reading, high = scan.reading(node), scan.rules.watermarks(resource).high
     level, forecast = reading.level(resource) or 0, reading.ahead(resource)
     if level > high or forecast is None:
         return f"{resource} at {percent(level)}, above the mark of {percent(high)}"

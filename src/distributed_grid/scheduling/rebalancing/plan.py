@@ -34,11 +34,11 @@ QUEUE_ENTRY = ""
 
 
 def track_nodes(scan: PressureScan) -> list[RebalanceState]:
-    """What is remembered of each node after one more reading; only where that has changed."""
+    """The states of the nodes after one more reading, where they have changed."""
     changed = []
     least = _two_least(scan)
     for name in scan.ledger.nodes:
-        old = scan.balance(name)
+        old = scan.state(name)
         new = replace(
             old,
             memory=_track_resource(scan, name, ResourceType.MEMORY, old.memory),
@@ -85,25 +85,27 @@ def _track_spread(scan: PressureScan, node: str, least: list[tuple[int, str]], o
     return PressureWatch(scan.now if old.above_since_ms is None else old.above_since_ms)
 
 
-def schedule_round(scan: PressureScan, noted: Iterable[RebalanceState]) -> RebalanceSchedule:
-    """Who has to be looked at in this round, by what has just been noted, and who could help."""
-    balances = {**scan.ledger.rebalance_states, **{balance.node: balance for balance in noted}}
-    above = {name for name, balance in balances.items() if _is_beyond(balance)}
+def schedule_round(scan: PressureScan, tracked: Iterable[RebalanceState]) -> RebalanceSchedule:
+    """Who has to be looked at in this round, by what has just been tracked, and who could help."""
+    states = {**scan.ledger.rebalance_states, **{state.node: state for state in tracked}}
+    above = {name for name, state in states.items() if _is_tracked_above(state)}
     holding = dict.fromkeys(lease.request.target for lease in scan.leases)
     pressed = sorted((-(scan.reading(name).score or 0), name) for name in above)
-    calm = sorted((scan.reading(name).score or 0, name) for name in scan.ledger.nodes if scan.is_calm(name))
+    with_headroom = sorted(
+        (scan.reading(name).score or 0, name) for name in scan.ledger.nodes if scan.has_headroom(name)
+    )
     return RebalanceSchedule(
         (QUEUE_ENTRY, *(name for name in holding if name not in above), *(name for _, name in pressed)),
-        tuple(name for _, name in calm) if pressed else (),
-        _waited_for(scan) if pressed else frozenset(),
+        tuple(name for _, name in with_headroom) if pressed else (),
+        _contested_resources(scan) if pressed else frozenset(),
     )
 
 
-def _is_beyond(balance: RebalanceState) -> bool:
-    return any(balance.watch(cause).above_since_ms is not None for cause in (*WATCHED_RESOURCES, SPREAD))
+def _is_tracked_above(state: RebalanceState) -> bool:
+    return any(state.watch(cause).above_since_ms is not None for cause in (*WATCHED_RESOURCES, SPREAD))
 
 
-def _waited_for(scan: PressureScan) -> frozenset[str]:
+def _contested_resources(scan: PressureScan) -> frozenset[str]:
     """The resources that users wait for: the grid does not get in their way."""
     kinds: set[str] = set()
     for _, _, lease_id in scan.ledger.waiting:
@@ -115,7 +117,7 @@ def _waited_for(scan: PressureScan) -> frozenset[str]:
 
 
 QUEUE_SCAN_LIMIT = 100
-"""So many of those who wait are looked at for whether they could have what the grid holds."""
+"""Waiting requests that are compared with the automatic leases."""
 
 
 class ReturnLease(Struct, frozen=True):
@@ -143,27 +145,27 @@ RebalanceMove = ReturnLease | Renew | Borrow | Deny | Advise
 
 
 def next_move(scan: PressureScan, node: str) -> RebalanceMove | None:
-    """The next thing to do for a node of the schedule, or None where all is as it should be."""
+    """The next move for a node of the schedule, or None."""
     if node == QUEUE_ENTRY:
-        return _wanted_by_users(scan) if scan.leases and scan.ledger.waiting else None
+        return _blocking_users(scan) if scan.leases and scan.ledger.waiting else None
     mine = [lease for lease in scan.leases if lease.request.target == node]
-    return _give_back(scan, mine) or _renewal(scan, mine) or _loan(scan, node) or _recommendation(scan, node)
+    return _return(scan, mine) or _renew(scan, mine) or _borrow(scan, node) or _advise(scan, node)
 
 
-def _wanted_by_users(scan: PressureScan) -> ReturnLease | None:
-    """A lease without which, or without some more of its kind, somebody who waits could be served."""
+def _blocking_users(scan: PressureScan) -> ReturnLease | None:
+    """An automatic lease that, alone or with others, keeps a waiting request from being granted."""
     ledger = scan.ledger
     nodes = dict.fromkeys(lease.node for lease in scan.leases)
     for _, _, lease_id in ledger.waiting[:QUEUE_SCAN_LIMIT]:
         request = ledger.leases[lease_id].request
         for node in nodes:
-            held = _in_the_way(scan, request, node)
+            held = _blocking_leases(scan, request, node)
             if held:
                 return ReturnLease(held[0], f"{request.user} waits for it: request {request.id}")
     return None
 
 
-def _in_the_way(scan: PressureScan, request: Request, node: str) -> list[Lease]:
+def _blocking_leases(scan: PressureScan, request: Request, node: str) -> list[Lease]:
     """The leases of the grid on a node that alone keep a request from fitting there."""
     ledger, ask = scan.ledger, request.ask
     mine = {
@@ -182,36 +184,36 @@ def _in_the_way(scan: PressureScan, request: Request, node: str) -> list[Lease]:
     return list(mine.values()) if staying.claim_for(ask, lends) is not None else []
 
 
-def _give_back(scan: PressureScan, mine: list[Lease]) -> ReturnLease | None:
-    """One that is too many, or not needed, or not allowed any more."""
+def _return(scan: PressureScan, mine: list[Lease]) -> ReturnLease | None:
+    """A lease that is too many, not needed or not allowed any more."""
     most = scan.rules.policy.leases_max
     if len(mine) > most:
         return ReturnLease(mine[-1], f"{most} leases for one node are enough")
     for lease in mine:
-        reason = _no_longer(scan, lease)
+        reason = _return_reason(scan, lease)
         if reason:
             return ReturnLease(lease, reason)
     return None
 
 
-def _no_longer(scan: PressureScan, lease: Lease) -> str:
+def _return_reason(scan: PressureScan, lease: Lease) -> str:
     """Why a lease is not needed or not allowed any more; empty where it is."""
     target, resource = lease.request.target, resource_of(lease.request.ask)
     if not scan.rules.shares:
         return f"the mode is {scan.rules.mode}"
-    marks = scan.rules.marks(resource)
+    marks = scan.rules.watermarks(resource)
     level = scan.reading(lease.node).level(resource)
-    if level is not None and scan.lasted(scan.balance(lease.node).watch(resource).above_since_ms):
+    if level is not None and scan.has_lasted(scan.state(lease.node).watch(resource).above_since_ms):
         return f"{lease.node} needs it itself: {resource} at {percent(level)}, mark {percent(marks.high)}"
-    watch, level = scan.balance(target).watch(resource), scan.reading(target).level(resource)
-    if level is None or not scan.lasted(watch.below_since_ms):
+    watch, level = scan.state(target).watch(resource), scan.reading(target).level(resource)
+    if level is None or not scan.has_lasted(watch.below_since_ms):
         return ""
-    if not (scan.rested(watch.acted_at_ms) or watch.acted_at_ms == scan.now):
+    if not (scan.has_cooled_down(watch.acted_at_ms) or watch.acted_at_ms == scan.now):
         return ""
     return f"{resource} of {target} at {percent(level)}, below the mark of {percent(marks.low)}"
 
 
-def _renewal(scan: PressureScan, mine: list[Lease]) -> Renew | None:
+def _renew(scan: PressureScan, mine: list[Lease]) -> Renew | None:
     policy, interval_ms = scan.rules.policy, scan.rules.interval_ms
     for lease in mine:
         target, resource = lease.request.target, resource_of(lease.request.ask)
@@ -223,7 +225,7 @@ def _renewal(scan: PressureScan, mine: list[Lease]) -> Renew | None:
     return None
 
 
-def _loan(scan: PressureScan, node: str) -> Borrow | Deny | None:
+def _borrow(scan: PressureScan, node: str) -> Borrow | Deny | None:
     if not scan.rules.shares or node not in scan.ledger.nodes:
         return None
     for resource in WATCHED_RESOURCES:
@@ -234,13 +236,13 @@ def _loan(scan: PressureScan, node: str) -> Borrow | Deny | None:
     return None
 
 
-def _recommendation(scan: PressureScan, node: str) -> Advise | None:
-    """One recommendation at a time, for the first thing that a node has too little of."""
-    balance = scan.balance(node)
-    if balance.advice is not None or not scan.rested(balance.advised_at_ms) or node not in scan.ledger.nodes:
+def _advise(scan: PressureScan, node: str) -> Advise | None:
+    """One piece of advice at a time, for the first resource that a node is short of."""
+    state = scan.state(node)
+    if state.advice is not None or not scan.has_cooled_down(state.advised_at_ms) or node not in scan.ledger.nodes:
         return None
     for cause in (*WATCHED_RESOURCES, SPREAD):
-        if scan.lasted(balance.watch(cause).above_since_ms):
+        if scan.has_lasted(state.watch(cause).above_since_ms):
             advice = advice_for(scan, node, cause)
             if advice is not None:
                 return Advise(node, advice)

@@ -49,7 +49,7 @@ def scan_pressure(
     now: int,
     schedule: RebalanceSchedule | None = None,
 ) -> PressureScan:
-    """One look; what the grid holds for its nodes is added up."""
+    """A scan of all nodes; what the grid holds for each is added up."""
     leases = automatic_leases(ledger)
     held: Counter[tuple[str, str]] = Counter()
     for lease in leases:
@@ -60,9 +60,9 @@ def scan_pressure(
 
 
 class PressureScan(Struct, frozen=True):
-    """The ledger, what was read of the nodes, by which rules, at which moment; what the grid holds, and for whom.
+    """All nodes at one moment: readings, rules, schedule, and the automatic leases with what they hold for whom.
 
-    `found` is the most that any node can spare of a resource, once somebody has looked at all of them.
+    `max_surplus` is the most that any node can spare of a resource, once all were compared.
     """
 
     ledger: Ledger
@@ -72,7 +72,7 @@ class PressureScan(Struct, frozen=True):
     leases: list[Lease]
     held: Counter[tuple[str, str]]
     schedule: RebalanceSchedule
-    found: dict[str, int]
+    max_surplus: dict[str, int]
 
     def reading(self, node: str) -> PressureReading:
         """What was read of a node; nothing where it is not alive any more."""
@@ -81,42 +81,48 @@ class PressureScan(Struct, frozen=True):
             return _UNKNOWN
         return self.readings.get(node, _UNKNOWN)
 
-    def balance(self, node: str) -> RebalanceState:
+    def state(self, node: str) -> RebalanceState:
         return self.ledger.rebalance_states.get(node) or RebalanceState(node)
 
     def is_above(self, node: str, resource: ResourceType) -> bool:
-        """Whether a node uses more than its high mark, or surely will."""
+        """Whether a node is above its high watermark, or surely will be."""
         level = self.reading(node).level(resource)
         if level is None:
             return False
-        return level > self.rules.marks(resource).high or self.will_be_above(node, resource)
+        return level > self.rules.watermarks(resource).high or self.will_be_above(node, resource)
 
     def is_below(self, node: str, resource: ResourceType) -> bool:
-        """Whether a node uses less than its low mark, and nobody is sure that this will change."""
+        """Whether a node is below its low watermark, and no forecast says otherwise."""
         level = self.reading(node).level(resource)
-        return level is not None and level < self.rules.marks(resource).low and not self._foresees(node, resource)
+        return (
+            level is not None
+            and level < self.rules.watermarks(resource).low
+            and not self._forecast_above(node, resource)
+        )
 
     def will_be_above(self, node: str, resource: ResourceType) -> bool:
-        """Whether the forecast is sure enough that a level between the marks leaves them upwards."""
+        """Whether a level between the watermarks will surely rise above them."""
         level = self.reading(node).level(resource)
-        return level is not None and level >= self.rules.marks(resource).low and self._foresees(node, resource)
+        return (
+            level is not None and level >= self.rules.watermarks(resource).low and self._forecast_above(node, resource)
+        )
 
-    def _foresees(self, node: str, resource: ResourceType) -> bool:
+    def _forecast_above(self, node: str, resource: ResourceType) -> bool:
         forecast, policy = self.reading(node).ahead(resource), self.rules.policy
         if forecast is None or not policy.ahead:
             return False
-        return chance_above(forecast, self.rules.marks(resource).high) >= policy.sure_milli
+        return chance_above(forecast, self.rules.watermarks(resource).high) >= policy.sure_milli
 
-    def is_calm(self, node: str) -> bool:
-        """Whether a node is known and above none of its marks."""
+    def has_headroom(self, node: str) -> bool:
+        """Whether a node is known and above none of its high watermarks."""
         known = self.reading(node)
         return known.score is not None and not any(self.is_above(node, resource) for resource in WATCHED_RESOURCES)
 
-    def lasted(self, since_ms: int | None) -> bool:
+    def has_lasted(self, since_ms: int | None) -> bool:
         """Whether something has been so for as many rounds as the policy waits."""
         return since_ms is not None and self._rounds(since_ms, self.rules.policy.act_after)
 
-    def rested(self, at_ms: int | None) -> bool:
+    def has_cooled_down(self, at_ms: int | None) -> bool:
         """Whether the cool-down since a moment is over."""
         return at_ms is None or self._rounds(at_ms, self.rules.policy.cool_down)
 
@@ -125,18 +131,18 @@ class PressureScan(Struct, frozen=True):
         wanted_ms = rounds * self.rules.interval_ms - self.rules.interval_ms // 2
         return self.now - since_ms >= max(wanted_ms, 0)
 
-    def others(self, node: str) -> Iterator[str]:
+    def other_machines(self, node: str) -> Iterator[str]:
         """The nodes on other machines."""
         own = machine_of(self.ledger.nodes[node])
         return (name for name, other in self.ledger.nodes.items() if machine_of(other) != own)
 
-    def helpers(self, node: str) -> Iterator[str]:
-        """The nodes on other machines that are calm, least loaded first."""
+    def lenders(self, node: str) -> Iterator[str]:
+        """The nodes on other machines with headroom, least loaded first."""
         nodes = self.ledger.nodes
         own = machine_of(nodes[node])
-        return (name for name in self.schedule.calm if name in nodes and machine_of(nodes[name]) != own)
+        return (name for name in self.schedule.with_headroom if name in nodes and machine_of(nodes[name]) != own)
 
-    def speaks(self, node: str) -> bool:
+    def borrows_for_machine(self, node: str) -> bool:
         """Whether this node is the one of its machine that borrows: the head, or else the first by name."""
         nodes = self.ledger.nodes
         own = machine_of(nodes[node])
@@ -146,7 +152,7 @@ class PressureScan(Struct, frozen=True):
 
 
 def machine_of(node: Node) -> str:
-    """What tells machines apart: nodes on this machine are one, unless they have thresholds of their own."""
+    """The machine of a node: local nodes are on one, unless they have thresholds of their own."""
     return "" if node.host == "local" and node.thresholds is None else node.name
 
 
