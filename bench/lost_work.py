@@ -188,17 +188,17 @@ def _youngest_until_it_fits(ledger: Ledger, request: Request, now: int) -> Preem
             if claims.claim_for(request.ask, lends) is not None:
                 break
             assert lease.claim is not None
-            claims.give_back(lease.claim)
+            claims.remove(lease.claim)
             gone.append(lease)
         if claims.claim_for(request.ask, lends) is None:
             continue
         for lease in reversed(gone[:]):
             assert lease.claim is not None
-            claims.take(lease.claim)
+            claims.add(lease.claim)
             if claims.claim_for(request.ask, lends) is not None:
                 gone.remove(lease)
             else:
-                claims.give_back(lease.claim)
+                claims.remove(lease.claim)
         claim = claims.claim_for(request.ask, lends)
         assert claim is not None
         ids = tuple(lease.id for lease in gone)

@@ -15,13 +15,13 @@ from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 
 
 class ControlPlaneStarted(Struct, frozen=True):
-    """A new owner of the ledger took over: the epoch grows, nobody has been heard yet."""
+    """A control plane took over the ledger: the epoch grows, no node has been heard yet."""
 
     epoch: int
 
 
 class PolicySet(Struct, frozen=True):
-    """The config says what holds for everybody."""
+    """The scheduling policy of the config was read."""
 
     policy: SchedulingPolicy
 
@@ -56,7 +56,7 @@ class NodeWanted(Struct, frozen=True):
 
 
 class NodeDrained(Struct, frozen=True):
-    """A node is to give everything back to its owner; its jobs go back into the line. One that is `cooling` lends
+    """A node is to give everything back to its owner; its jobs are requeued. One that is `cooling` lends
     nothing until it is resumed, whatever is started meanwhile."""
 
     name: str
@@ -394,9 +394,9 @@ class MemoryWanted(Struct, frozen=True):
 
 
 class QueueScanned(Struct, frozen=True):
-    """Capacity may have come free: look at the waiting requests, in order.
+    """Capacity may have come free: scan the queue.
 
-    `tried` are shapes of requests that did not fit during this scan.
+    `tried` are the fit keys of requests that did not fit during this scan.
     """
 
     tried: frozenset[object] = frozenset()

@@ -12,7 +12,7 @@ from distributed_grid.domain.states import JobState
 
 
 class Ending(enum.StrEnum):
-    """How an attempt, and with the last one its job, came to its end."""
+    """How an attempt, and with the last one its job, ended."""
 
     EXITED = "exited"
     SIGNALLED = "signalled"
@@ -96,7 +96,7 @@ class StopOrder(Struct, frozen=True):
 
 
 class Job(Struct, frozen=True):
-    """A command on its way through its life. `uid` is the grid's name for it, `id` the user's."""
+    """A command and its attempts. `uid` is the grid's name for it, `id` the user's."""
 
     kind: ClassVar[str] = "job"
 

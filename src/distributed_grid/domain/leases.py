@@ -17,11 +17,10 @@ MAX_GANG_SIZE = 1_000
 class Request(Struct, frozen=True):
     """Who asks for how much, for how long, how urgent, where.
 
-    `prefer` is a wish, `require`, `labels`, `affinity` and `anti_affinity` are musts; the last two name nodes, jobs,
-    or groups of requests. A `gang` is so many leases on as many nodes, all of them or none. `expects_ms` is how long
-    it is said to take (0: nobody knows), `deadline_ms` the moment by which it must be over (0: none). `within` names
-    a lease that is held already: it is used, and nothing is asked for besides. `block` names the block that a copy in
-    memory is for.
+    `prefer` is optional, `require`, `labels`, `affinity` and `anti_affinity` are constraints; the last two name nodes,
+    jobs or groups of requests. A `gang` is so many leases on as many nodes, all or none. `expects_ms` is its stated
+    length (0: unknown), `deadline_ms` the moment by which it must be over (0: none). `within` names a lease that is
+    held already: it is used, and nothing else is asked for. `block` names the block that a copy in memory is for.
     """
 
     id: str
@@ -68,7 +67,7 @@ class Request(Struct, frozen=True):
 
 
 class Lease(Struct, frozen=True):
-    """A request on its way through its life; the claim is set from the grant on.
+    """A request and its grant; the claim is set from the grant on.
 
     `awaits` names the leases that must end before this preemptor may start;
     `preempted_by` names the preemptor that this victim makes room for. `gang` is the id of the request whose members
@@ -123,9 +122,9 @@ class Lease(Struct, frozen=True):
     @property
     def wait_until_ms(self) -> int:
         """When an ask that could not be met gives up: after its wait, or when it could not be over by its deadline."""
-        patience = self.asked_at_ms + self.request.wait_ms
+        gives_up = self.asked_at_ms + self.request.wait_ms
         latest = self.request.latest_start_ms
-        return min(patience, latest) if latest else patience
+        return min(gives_up, latest) if latest else gives_up
 
     @property
     def deadline_ms(self) -> int:
@@ -136,7 +135,7 @@ class Lease(Struct, frozen=True):
 
     @property
     def queue_key(self) -> tuple[int, int, str]:
-        """The order of waiting: priority first, then age."""
+        """The order of `Ledger.waiting`: priority, then age."""
         return (-int(self.request.priority), self.asked_at_ms, self.id)
 
 

@@ -75,7 +75,7 @@ class Ledger:
         self.apply(rows)
 
     def apply(self, changes: Iterable[Row]) -> None:
-        """Take decided changes in."""
+        """Write decided changes."""
         for row in changes:
             if isinstance(row, Lease):
                 self._put_lease(row)
@@ -119,7 +119,7 @@ class Ledger:
         return value
 
     def claims_on(self, node: str) -> NodeClaims:
-        """What is taken on a node; do not write to it."""
+        """The sum of the claims on a node; do not write to it."""
         return self.node_claims.get(node, _NO_CLAIMS)
 
     def lends(self, node: str) -> Capacity:
@@ -132,7 +132,7 @@ class Ledger:
         return (self.leases[lease_id] for lease_id in self.leases_on.get(node, ()))
 
     def held_by(self, user: str) -> NodeClaims:
-        """What a user holds, of all nodes together; do not write to it."""
+        """The sum of the claims of a user; do not write to it."""
         return self.held.get(user, _NO_CLAIMS)
 
     def labelled(self, key: str, value: str) -> dict[str, None]:
@@ -140,7 +140,7 @@ class Ledger:
         return self.labels.get((key, value), {})
 
     def nodes_of(self, name: str) -> set[str]:
-        """The nodes a name stands for: the node itself, or where the job or the group of that name holds something."""
+        """The nodes that a name stands for: the node itself, or where the job or group of that name holds something."""
         if name in self.nodes:
             return {name}
         found = {self.leases[lease_id].node for lease_id in self.groups.get(name, ())}
@@ -200,17 +200,17 @@ class Ledger:
             _remove_sorted(self.due, (old.deadline_ms, old.id))
 
     def _count_lease(self, old: Lease | None, new: Lease) -> None:
-        """Move the books from the old claim to the new one; most steps of a lease change neither."""
+        """Move the sums from the old claim to the new one; most transitions change neither."""
         held = old is not None and old.holds
         if held and new.holds and old is not None and old.claim == new.claim and old.node == new.node:
             return
         if old is not None and held and old.claim is not None:
-            self.node_claims[old.node].give_back(old.claim)
+            self.node_claims[old.node].remove(old.claim)
             self.leases_on[old.node].pop(old.id, None)
             self._count_holder(old, old.claim, holds=False)
             self._write_free(old.node)
         if new.holds and new.claim is not None:
-            _claims_in(self.node_claims, new.node).take(new.claim)
+            _claims_in(self.node_claims, new.node).add(new.claim)
             self.leases_on.setdefault(new.node, {})[new.id] = None
             self._count_holder(new, new.claim, holds=True)
             self._write_free(new.node)
@@ -219,9 +219,9 @@ class Ledger:
         """Move what the lease's user, group and gang hold."""
         user = lease.request.user
         if holds:
-            _claims_in(self.held, user).take(claim)
+            _claims_in(self.held, user).add(claim)
         else:
-            self.held[user].give_back(claim)
+            self.held[user].remove(claim)
         _index(self.leases_by_user, user, lease.id, holds=holds)
         if lease.request.group:
             _index(self.groups, lease.request.group, lease.id, holds=holds)
@@ -251,7 +251,7 @@ class Ledger:
         self._write_pressure(seen.node)
 
     def _write_pressure(self, name: str) -> None:
-        """Write anew how hard a node works; what nobody has measured counts as nothing."""
+        """Update the pressure column of a node; what was not measured counts as 0."""
         node, seen = self.nodes.get(name), self.observations.get(name)
         usage = seen.usage if seen is not None else None
         level = round(1000 * pressure(node.capacity, usage)) if node is not None and usage is not None else 0
@@ -339,7 +339,7 @@ class Ledger:
             _index(self.labels, label, node.name, holds=True)
 
     def _write_terms(self, name: str) -> None:
-        """Write anew what only a node's own row says in the columns; leases and offers leave it as it is."""
+        """Update the columns that depend on the node's own row only, not on leases and offers."""
         columns, node = self.columns, self.nodes.get(name)
         row = columns.row_of(name)
         columns.local[row] = node is not None and node.host == "local"
@@ -355,7 +355,7 @@ class Ledger:
         self._write_pressure(name)
 
     def _write_free(self, name: str) -> None:
-        """Write anew what is free on a node, and whether it is open."""
+        """Update what is free on a node, and whether it is open."""
         columns, node, offer = self.columns, self.nodes.get(name), self.offers.get(name)
         row = columns.row_of(name)
         if node is None or offer is None:
@@ -380,7 +380,7 @@ class Ledger:
         columns.touch(row)
 
     def rows(self, *, durable_only: bool = False) -> list[Row]:
-        """Every living row; of these the ledger can be built anew."""
+        """Every living row; the ledger can be rebuilt from them."""
         counters: list[Row] = [Counter(name, value) for name, value in self.counters.items()]
         found: list[Row] = [*counters, *self.accounts.values()]
         found += [row for row in (self.policy, self.request_shapes) if row not in (SchedulingPolicy(), RequestShapes())]
@@ -397,7 +397,7 @@ class Ledger:
         return [row for row in found if not (durable_only and row.kind in VOLATILE)]
 
     def check(self) -> None:
-        """Raise AssertionError where a law is broken or an index is not what the rows say."""
+        """Raise AssertionError where an invariant is broken or an index differs from the rows."""
         fresh = Ledger(self.rows())
         for name in (
             "waiting",
@@ -418,14 +418,14 @@ class Ledger:
         ):
             assert getattr(self, name) == getattr(fresh, name), f"index {name} is not what the rows say"
         taken = {name: claims for name, claims in self.node_claims.items() if claims != _NO_CLAIMS}
-        assert taken == {n: b for n, b in fresh.node_claims.items() if b != _NO_CLAIMS}, "books differ from the claims"
+        assert taken == {n: b for n, b in fresh.node_claims.items() if b != _NO_CLAIMS}, "claims differ from the leases"
         for name, row in self.columns.rows.items():
             if name not in fresh.columns.rows:
                 assert not self.columns.open[row], f"{name} is gone, its column is open"
                 fresh.columns.row_of(name)
         assert self.columns.equals(fresh.columns), "columns differ from the rows"
         assert self.running.facts(self.columns.names) == fresh.running.facts(fresh.columns.names), "running differ"
-        assert self.running.leaving == fresh.running.leaving, "who leaves is not what the rows say"
+        assert self.running.leaving == fresh.running.leaving, "released leases differ from the rows"
         self._check_lending()
         self._check_leases()
         self._check_blocks()
@@ -478,16 +478,16 @@ def _nodes_of(block: Block) -> frozenset[str]:
     return frozenset(place.node for place in block.everywhere)
 
 
-def _claims_in(books: dict[str, NodeClaims], name: str) -> NodeClaims:
+def _claims_in(sums: dict[str, NodeClaims], name: str) -> NodeClaims:
     """The claims under this name, made on first use."""
-    claims = books.get(name)
+    claims = sums.get(name)
     if claims is None:
-        claims = books[name] = NodeClaims()
+        claims = sums[name] = NodeClaims()
     return claims
 
 
 def _device_free(device: GpuDevice, claims: NodeClaims) -> int:
-    """What is left of a device, as its column says it; nothing while a preemptor and its victims are both on it."""
+    """What is left of a device, as written to its column; 0 while a preemptor and its victims are both on it."""
     free = max(claims.free_milli(device), 0)
     if not device.exclusive:
         return free
@@ -495,13 +495,13 @@ def _device_free(device: GpuDevice, claims: NodeClaims) -> int:
 
 
 def _labels(node: Node) -> frozenset[tuple[str, str]]:
-    """What a node can be found by."""
+    """The labels and tags of a node, as index keys."""
     keys = [(key, "") for key, _ in node.labels]
     return frozenset([*node.labels, *keys, *((tag, "") for tag in node.tags)])
 
 
 def _index(table: dict[L, dict[str, None]], key: L, name: str, *, holds: bool) -> None:
-    """Note or forget a name under a key."""
+    """Add or remove a name under a key."""
     if holds:
         table.setdefault(key, {})[name] = None
     else:

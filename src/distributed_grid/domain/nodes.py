@@ -166,7 +166,7 @@ class NodeObservation(Struct, frozen=True):
 
 
 class Offer(Struct, frozen=True):
-    """What a node will lend in all (what is lent already included), with the reasons for what it keeps."""
+    """What a node lends in all (what is lent already included), and why it withholds the rest."""
 
     kind: ClassVar[str] = "offer"
 

@@ -51,10 +51,10 @@ class Quota(Struct, frozen=True):
 
 
 class SchedulingPolicy(Struct, frozen=True):
-    """What the config says about everybody; the ledger has one.
+    """Scheduling settings of the whole grid; the ledger has one.
 
     Past use counts half after `half_life_ms` (0: only what is held now counts). Weights are in thousandths. Who has
-    waited for `reserve_after_ms` gets capacity kept; who has waited for `starvation_ms` goes before everybody else.
+    waited for `reserve_after_ms` gets a reservation; who has waited for `starvation_ms` goes before everybody else.
     What has run for less than `minimum_run_ms`, or was displaced `preemptions_max` times, is not displaced.
     """
 

@@ -114,7 +114,7 @@ class Idleness(Struct, frozen=True):
 
     def gpu(self, index: int) -> IdleTendency | None:
         """One device; None where it was not there."""
-        return next((leaning for at, leaning in self.gpus if at == index), None)
+        return next((tendency for at, tendency in self.gpus if at == index), None)
 
 
 class UsageTrace(Struct, frozen=True):

@@ -16,7 +16,7 @@ from distributed_grid.scheduling.placement.explanation import Choice
 
 
 class Record(Struct, frozen=True):
-    """One line of the audit trail: what happened to whom, where and why; `data` is whatever JSON can hold."""
+    """One record of the audit trail: what happened to whom, where and why; `data` is JSON."""
 
     type: str
     user: str
@@ -53,7 +53,7 @@ Answer = LeaseAnswer | JobAnswer | BlockAnswer | None
 
 
 class Decision(Struct):
-    """Rows in their new state, lines for the audit trail, what the caller hears, and what to look at next.
+    """Rows in their new state, audit records, the answer to the caller, and follow-up events.
 
     `choice` is why something was placed where it was, where that was decided.
     """

@@ -29,10 +29,10 @@ from distributed_grid.reactor.lease_transitions import end_lease, grant
 from distributed_grid.scheduling.placement.placement import Placement
 
 FOREVER_MS = 100 * 365 * 86_400_000
-"""How long a job waits that was displaced or is run again: it was promised a run."""
+"""Wait of a job that was preempted or is retried: it does not give up."""
 
 DISPLACED = frozenset({Ending.PREEMPTED, Ending.RECLAIMED})
-"""Ends that are not the job's doing: it goes back into the line."""
+"""Ends that are not the job's doing: it is requeued."""
 
 _LEASE_ENDS = {
     Ending.PREEMPTED: LeaseEnd.PREEMPTED,
@@ -72,7 +72,7 @@ def on_submitted(ledger: Ledger, event: JobSubmitted, now: int) -> Decision:
 
 
 def _submit_within_lease(ledger: Ledger, lease: Lease, event: JobSubmitted, now: int) -> Decision:
-    """Run a command under a lease that its user holds already; one at a time, for it is the whole of it."""
+    """Run a command under a lease that its user holds already; one at a time, as it uses all of it."""
     request = event.request
     held = ledger.leases.get(request.within)
     if request.problem() is not None:
@@ -97,7 +97,7 @@ def _next_lease(uid: str, number: int, request: Request, now: int) -> Lease:
 
 
 def on_cancelled(ledger: Ledger, event: JobCancelled, now: int) -> Decision:
-    """Stop a job for good, wherever it is in its life."""
+    """Stop a job for good, whatever its state."""
     job = ledger.jobs.get(event.uid)
     if job is None:
         raise NotFound(f"no job {event.uid} is going on")
@@ -105,7 +105,7 @@ def on_cancelled(ledger: Ledger, event: JobCancelled, now: int) -> Decision:
 
 
 def on_released(ledger: Ledger, event: LeaseReleased, now: int) -> Decision:
-    """Take a lease back; the job that runs under it is stopped first."""
+    """Release a lease; the job that runs under it is stopped first."""
     lease = leases.held_lease(ledger, event.lease_id)
     if lease.request.block:
         block = lease.request.block
@@ -128,14 +128,14 @@ def stop_job(ledger: Ledger, job: Job, ending: Ending, detail: str, now: int) ->
     stop = StopOrder(ending, detail, now, requeue=ending in DISPLACED)
     if job.state is JobState.STOPPING:
         settled = job.stop is not None and not job.stop.requeue
-        return Decision(answer=JobAnswer(job)) if settled else _stopping(job, stop, [])
+        return Decision(answer=JobAnswer(job)) if settled else _order_stop(job, stop, [])
     if lease.state is not LeaseState.RELEASING:
         lease = replace(lease, state=advance_lease(lease.state, Step.RELEASE), detail=detail)
     stopping = replace(job, state=advance_job(job.state, Step.STOP))
-    return _stopping(stopping, stop, [lease])
+    return _order_stop(stopping, stop, [lease])
 
 
-def _stopping(job: Job, stop: StopOrder, rows: list[Row]) -> Decision:
+def _order_stop(job: Job, stop: StopOrder, rows: list[Row]) -> Decision:
     stopped = replace(job, stop=stop)
     record = Record("stopping", job.request.user, job.uid, "", stop.detail, {"job_id": job.id})
     return Decision([*rows, stopped], [record], JobAnswer(stopped))
@@ -161,8 +161,8 @@ def _end_unstarted(ledger: Ledger, job: Job, lease: Lease, outcome: Outcome, now
 
 
 def on_started(ledger: Ledger, event: AttemptStarted, now: int) -> Decision:
-    """Note that an attempt runs; a report that is late, repeated or of no order changes nothing."""
-    job, attempt = _current(ledger, event)
+    """Record that an attempt runs; a late, repeated or unordered report changes nothing."""
+    job, attempt = _reported_attempt(ledger, event)
     if job is None or attempt is None or attempt.pid or ledger.leases[attempt.lease_id].awaits:
         return Decision()
     running = replace(attempt, started_at_ms=now, pid=event.pid, cores=event.cores)
@@ -182,8 +182,8 @@ def _start_record(job: Job, attempt: Attempt) -> Record:
 
 
 def on_paused(ledger: Ledger, event: AttemptPaused, now: int) -> Decision:
-    """Note that an attempt stands still for its node's owner, or goes on again."""
-    job, attempt = _current(ledger, event)
+    """Record that an attempt is paused for its node's owner, or resumed."""
+    job, attempt = _reported_attempt(ledger, event)
     expected = JobState.RUNNING if event.paused else JobState.PAUSED
     if job is None or attempt is None or job.state is not expected:
         return Decision()
@@ -195,28 +195,28 @@ def on_paused(ledger: Ledger, event: AttemptPaused, now: int) -> Decision:
 
 
 def on_marked(ledger: Ledger, event: AttemptMarked, now: int) -> Decision:
-    """Note when an attempt marked its last checkpoint, in our own time; what is older than what we know is no news."""
-    job, attempt = _current(ledger, event)
+    """Record when an attempt marked its last checkpoint, by our own clock; older marks are ignored."""
+    job, attempt = _reported_attempt(ledger, event)
     if job is None or attempt is None or not attempt.pid:
         return Decision()
-    marked = _marked(attempt, event.age_ms, now)
+    marked = _with_mark(attempt, event.age_ms, now)
     return Decision([replace(job, attempts=(*job.attempts[:-1], marked))] if marked is not attempt else [])
 
 
-def _marked(attempt: Attempt, age_ms: int, now: int) -> Attempt:
+def _with_mark(attempt: Attempt, age_ms: int, now: int) -> Attempt:
     """The attempt with a mark of this age, which is neither of the future nor older than the attempt."""
     at_ms = max(now - max(age_ms, 0), attempt.started_at_ms)
     return replace(attempt, marked_at_ms=at_ms) if at_ms > attempt.marked_at_ms else attempt
 
 
 def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
-    """Close an attempt that is proven over: the job ends, or goes back into the line.
+    """Close an attempt that is proven over: the job ends or is requeued.
 
-    A report that comes too late, about an attempt that was given up, is history: a line in the audit trail.
+    A late report about an attempt that was given up is only recorded in the audit trail.
     """
-    job, attempt = _current(ledger, event)
+    job, attempt = _reported_attempt(ledger, event)
     if job is None or attempt is None:
-        return _late(ledger, event)
+        return _late_report(ledger, event)
     outcome = event.outcome
     if job.stop is not None:
         outcome = replace(outcome, ending=job.stop.ending, detail=outcome.detail or job.stop.detail)
@@ -228,14 +228,14 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
         attempt = replace(attempt, started_at_ms=began, pid=event.pid, cores=event.cores)
         decision.records.insert(0, _start_record(job, attempt))
     if event.mark_age_ms is not None and attempt.pid:
-        attempt = _marked(attempt, event.mark_age_ms, now)
+        attempt = _with_mark(attempt, event.mark_age_ms, now)
     over = replace(attempt, ended_at_ms=now, outcome=outcome)
     job = replace(job, attempts=(*job.attempts[:-1], over), stop=None)
     displaced = outcome.ending in DISPLACED
     if outcome.ending is Ending.RECLAIMED:
-        decision.changes += _withdrawn(ledger, attempt.node)
+        decision.changes += _withdraw_offer(ledger, attempt.node)
     if not job.request.within and (displaced or (outcome.may_be_retried and job.retries_left > 0)):
-        decision.changes += _run_again(job, now, counts=not displaced)
+        decision.changes += _requeue(job, now, counts=not displaced)
         why = outcome.detail or str(outcome.ending)
         record = Record("requeued", job.request.user, job.uid, attempt.node, why, {"job_id": job.id})
         decision.records.append(record)
@@ -247,8 +247,8 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
     return decision
 
 
-def _late(ledger: Ledger, event: AttemptEnded) -> Decision:
-    """A report of an end that changes nothing; told once, and only of a node that speaks of its own."""
+def _late_report(ledger: Ledger, event: AttemptEnded) -> Decision:
+    """Record a late report; only of a node that reports about its own attempts."""
     known = ledger.jobs.get(event.uid)
     meant = [one for one in known.attempts if one.number == event.number] if known is not None else []
     if not event.nodes or any(one.outcome is None or one.outcome.ending is not Ending.LOST for one in meant):
@@ -257,27 +257,27 @@ def _late(ledger: Ledger, event: AttemptEnded) -> Decision:
     return Decision(records=[Record("late-report", "", event.uid, event.nodes[0], event.outcome.detail, data)])
 
 
-def _withdrawn(ledger: Ledger, node: str) -> list[Row]:
-    """The offer of a node that took something back is not to be trusted until it is heard again."""
+def _withdraw_offer(ledger: Ledger, node: str) -> list[Row]:
+    """The offer of a node that reclaimed something is withdrawn until it is heard again."""
     offer = ledger.offers.get(node)
     return [] if offer is None else [replace(offer, withdrawn=True)]
 
 
 def requeue_unstarted(ledger: Ledger, job: Job, end: LeaseEnd, detail: str, now: int) -> Decision:
-    """Let a job that was placed, but never started, wait for another place."""
+    """Requeue a job that was placed, but never started."""
     lease, attempt = ledger.leases[job.lease_id], job.attempt
     assert attempt is not None
     decision = end_lease(ledger, lease, end, detail, now)
     over = replace(attempt, ended_at_ms=now, outcome=Outcome(Ending.RECLAIMED, detail=detail))
     job = replace(job, attempts=(*job.attempts[:-1], over), stop=None)
-    decision.changes += _run_again(job, now, counts=False)
+    decision.changes += _requeue(job, now, counts=False)
     decision.records.append(Record("requeued", job.request.user, job.uid, attempt.node, detail, {"job_id": job.id}))
     decision.follow = [QueueScanned()]
     return decision
 
 
-def _run_again(job: Job, now: int, *, counts: bool) -> list[Row]:
-    """The job back in the line with a new lease to ask for; it keeps its age and does not give up waiting."""
+def _requeue(job: Job, now: int, *, counts: bool) -> list[Row]:
+    """The requeued job with a new lease to ask for; it keeps its age and does not give up."""
     request = replace(job.request, wait_ms=FOREVER_MS, deadline_ms=0)
     lease = _next_lease(job.uid, len(job.attempts) + 1, request, job.submitted_at_ms)
     state = advance_job(job.state, Step.REQUEUE)
@@ -315,7 +315,7 @@ def give_up_waiting(ledger: Ledger, job: Job, detail: str, now: int) -> Decision
     return _end_unstarted(ledger, job, lease, Outcome(Ending.WAITED_TOO_LONG, detail=detail), now)
 
 
-def _current(
+def _reported_attempt(
     ledger: Ledger, event: AttemptStarted | AttemptPaused | AttemptMarked | AttemptEnded
 ) -> tuple[Job | None, Attempt | None]:
     """The job and its running attempt, if that is the one a report speaks of, and the reporter may."""

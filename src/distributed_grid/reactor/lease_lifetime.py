@@ -38,8 +38,7 @@ from distributed_grid.scheduling.queue import reasons
 
 
 def on_reclaimed(ledger: Ledger, event: LeaseReclaimed, now: int) -> Decision:
-    """Give a lease back to its node: a job is stopped and waits for another place, a copy of a block moves to one,
-    anything else just ends."""
+    """Return a lease to its node: a job is stopped and requeued, a copy of a block moves, anything else ends."""
     lease = ledger.leases.get(event.lease_id)
     if lease is None or not lease.holds:
         return Decision()
@@ -78,7 +77,7 @@ CLAIMS_READ = "claims_read"
 
 
 def on_read(ledger: Ledger, event: ClaimsRead, now: int) -> Decision:
-    """Take all claims in, and note that this was done: later the ledger alone knows."""
+    """Record all recovered leases, once: later the ledger alone knows."""
     if CLAIMS_READ in ledger.counters:
         return Decision()
     return Decision([Counter(CLAIMS_READ, 1)], follow=[*event.claims])
@@ -146,7 +145,7 @@ def _confirmed(ledger: Ledger, node: Node, lease: Lease, now: int) -> Decision:
 
 
 def on_time_passed(ledger: Ledger, event: TimePassed, now: int) -> Decision:
-    """Settle one thing that is due, then look again; nodes and offers when no lease is due."""
+    """Expire one lease that is due, then repeat; nodes, offers and blocks when no lease is due."""
     due = ledger.due_by(now)
     if not due:
         decision = check_liveness(ledger, now)

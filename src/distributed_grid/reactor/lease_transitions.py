@@ -34,7 +34,7 @@ def grant(
     awaits: tuple[str, ...] = (),
     displaced: tuple[str, ...] = (),
 ) -> tuple[Decision, Lease, Job | None]:
-    """Give an asked lease its place; a job gets its next attempt with it, a gang one lease for each member."""
+    """Grant a lease its placement; a job gets its next attempt, a gang one lease for each member."""
     claim = place.claim
     fence = ledger.counters.get(FENCE, 0) + 1
     bound = job is None and not awaits
@@ -75,7 +75,7 @@ def grant(
 
 
 def _granted(ledger: Ledger, lease: Lease, node: str, claim: Claim, now: int, *, fence: int, bound: bool) -> Lease:
-    """The lease with its place, under this fence."""
+    """The granted lease, under this fence."""
     state = advance_lease(lease.state, Step.GRANT)
     duration, seen = lease.request.duration_ms, ledger.observations.get(node)
     lender = ledger.nodes[node]
@@ -99,7 +99,7 @@ def binding_for(ledger: Ledger, lease: Lease, fence: int, now: int, *, again: bo
 
 
 def lease_record(type_: str, lease: Lease, job: Job | None, reason: str = "") -> Record:
-    """A line about a lease; what happens to a job's lease is told under the job."""
+    """An audit record about a lease; that of a job has the job as its subject."""
     data: dict[str, str | int | list[str]] = {"allocation_id": lease.id}
     if job is not None:
         data["job_id"] = job.id
@@ -107,12 +107,12 @@ def lease_record(type_: str, lease: Lease, job: Job | None, reason: str = "") ->
 
 
 def preempt_victims(
-    ledger: Ledger, way: PreemptionPlan, preemptor: Lease, now: int
+    ledger: Ledger, plan: PreemptionPlan, preemptor: Lease, now: int
 ) -> tuple[Decision, tuple[str, ...]]:
-    """Ask the victims to go; the second value is who must be waited for."""
+    """Stop the victims of a preemption; the second value are the leases to wait for."""
     decision = Decision()
-    gone = set()
-    for lease_id in way.victims:
+    ended = set()
+    for lease_id in plan.victims:
         victim = ledger.leases[lease_id]
         why = f"made room for {preemptor.request.priority.name.lower()} request {preemptor.id}"
         record = lease_record("preempted", victim, ledger.jobs.get(victim.job), why)
@@ -123,18 +123,18 @@ def preempt_victims(
         )
         if not victim.job:
             decision.changes.append(_ended(leaving, LeaseEnd.PREEMPTED, why, now))
-            decision.changes += _gang_ended(ledger, victim, LeaseEnd.PREEMPTED, why, now, besides=set(way.victims))
+            decision.changes += _gang_ended(ledger, victim, LeaseEnd.PREEMPTED, why, now, besides=set(plan.victims))
             decision.changes += _settle_account(ledger, victim.request.user, now)
-            gone.add(lease_id)
+            ended.add(lease_id)
             continue
         job = ledger.jobs[victim.job]
         stop = StopOrder(Ending.PREEMPTED, why, now, requeue=True)
         decision.changes += [leaving, replace(job, state=advance_job(job.state, Step.STOP), stop=stop)]
-    return decision, tuple(lease_id for lease_id in way.awaits if lease_id not in gone)
+    return decision, tuple(lease_id for lease_id in plan.awaits if lease_id not in ended)
 
 
 def end_lease(ledger: Ledger, lease: Lease, end: LeaseEnd, detail: str, now: int) -> Decision:
-    """End a lease that nothing runs under any more, and let those who waited for it go on."""
+    """End a lease that nothing runs under any more, and unblock those that wait for it."""
     if lease.state in (LeaseState.RESERVING, LeaseState.ACTIVE):
         lease = replace(lease, state=advance_lease(lease.state, Step.RELEASE))
     held = lease.holds
@@ -154,7 +154,7 @@ def end_lease(ledger: Ledger, lease: Lease, end: LeaseEnd, detail: str, now: int
 
 
 def cancel_dependents(ledger: Ledger, lease_id: str) -> list[Event]:
-    """The jobs that used a lease go when it is over."""
+    """Cancel the jobs that run within a lease that is over."""
     users = (ledger.leases[user].job for user in ledger.dependents.get(lease_id, ()))
     return [JobCancelled(uid, GRID_USER, f"what it used ({lease_id}) is over") for uid in users]
 
@@ -162,7 +162,7 @@ def cancel_dependents(ledger: Ledger, lease_id: str) -> list[Event]:
 def _settle_account(
     ledger: Ledger, user: str, now: int, *, begins: Lease | None = None, over: Lease | None = None
 ) -> list[Row]:
-    """A user's account up to now, where that is news: what it holds is about to change."""
+    """The settled account of a user whose holdings are about to change, unless it stays the same."""
     account = fairness.settle_account(ledger, user, now, begins=begins, over=over)
     return [] if account == ledger.accounts.get(user) else [account]
 
@@ -190,7 +190,7 @@ def _ended(lease: Lease, end: LeaseEnd, detail: str, now: int) -> Lease:
 
 
 def _unblock_preemptors(ledger: Ledger, gone: Lease) -> list[Row]:
-    """The preemptors that waited for this one, one victim nearer to their start."""
+    """The preemptors that waited for this lease, without it."""
     changed: list[Row] = []
     for waiting in [ledger.leases[lease_id] for lease_id in ledger.awaiting.get(gone.node, ())]:
         if gone.id not in waiting.awaits:

@@ -27,7 +27,7 @@ from distributed_grid.scheduling.queue.fairness import Quotas, exceeds_quota_alo
 from distributed_grid.scheduling.queue.queue import fit_key, next_grant, place_newcomer, reserved_nodes
 
 MAX_PREEMPTION_TRIES = 16
-"""So many different requests of those who wait are tried where the grid's own leases could make room."""
+"""Different waiting requests that are tried where automatic leases could make room."""
 
 
 def on_asked(ledger: Ledger, event: LeaseAsked, now: int) -> Decision:
@@ -43,12 +43,12 @@ def on_asked(ledger: Ledger, event: LeaseAsked, now: int) -> Decision:
 
 
 def on_refused(ledger: Ledger, event: RequestRefused, now: int) -> Decision:
-    """Note a refusal."""
+    """Record a refusal."""
     return Decision(records=[Record("refused", event.user, event.request_id, reason=event.reason)])
 
 
 def admit(ledger: Ledger, lease: Lease, now: int, *, job: Job | None) -> Decision:
-    """Find a new ask its place: at once, over others, or in the line; refused where that is hopeless."""
+    """Grant a new request at once, by preemption, or queue it; refuse what can never be granted."""
     request = lease.request
     _check_request(ledger, request)
     _check_deadline(request, now)
@@ -58,13 +58,13 @@ def admit(ledger: Ledger, lease: Lease, now: int, *, job: Job | None) -> Decisio
     if placement is not None:
         decision, lease, job = grant(ledger, lease, placement, now, job=job)
         decision.follow = [QueueScanned()] if ledger.waiting else []
-        return _with_shape(ledger, _answered(decision, asked, lease, job), request)
+        return _with_shape(ledger, _with_answer(decision, asked, lease, job), request)
     _check_possible(ledger, request)
     displaced = _preempt(ledger, lease, job, now)
     if displaced is not None:
         decision, lease, job = displaced
         decision.follow = [QueueScanned()] if ledger.waiting else []
-        return _with_shape(ledger, _answered(decision, asked, lease, job), request)
+        return _with_shape(ledger, _with_answer(decision, asked, lease, job), request)
     why = reasons.why_not_now(ledger, request, now)
     if request.wait_ms <= 0:
         raise Refused(no_offers_message(why), why)
@@ -75,7 +75,7 @@ def admit(ledger: Ledger, lease: Lease, now: int, *, job: Job | None) -> Decisio
 
 
 def _with_shape(ledger: Ledger, decision: Decision, request: Request) -> Decision:
-    """The decision, and what the request teaches about those that come."""
+    """The decision, with the request counted in the request shapes."""
     request_shapes = learn_shape(ledger, request)
     if request_shapes is not None:
         decision.changes.append(request_shapes)
@@ -87,7 +87,7 @@ def no_offers_message(why: tuple[str, ...]) -> str:
     return "No resource offers available: " + ("; ".join(why) or "the grid has no nodes")
 
 
-def _answered(decision: Decision, asked: Record, lease: Lease, job: Job | None) -> Decision:
+def _with_answer(decision: Decision, asked: Record, lease: Lease, job: Job | None) -> Decision:
     decision.records.insert(0, asked)
     choice = decision.choice
     decision.answer = LeaseAnswer(lease, choice=choice) if job is None else JobAnswer(job, lease, choice=choice)
@@ -124,15 +124,15 @@ def _check_possible(ledger: Ledger, request: Request) -> None:
 def _preempt(ledger: Ledger, lease: Lease, job: Job | None, now: int) -> tuple[Decision, Lease, Job | None] | None:
     if ledger.policy.quotas and Quotas(ledger).exceeded(lease.request) is not None:
         return None
-    way = _find_preemption(ledger, lease, now)
-    if way is not None and ledger.waiting:
+    plan = _find_preemption(ledger, lease, now)
+    if plan is not None and ledger.waiting:
         avoid = reserved_nodes(ledger, lease, now)
-        way = _find_preemption(ledger, lease, now, avoid) if way.node in avoid else way
-    if way is None:
+        plan = _find_preemption(ledger, lease, now, avoid) if plan.node in avoid else plan
+    if plan is None:
         return None
-    leaving, awaits = preempt_victims(ledger, way, lease, now)
-    there = Placement(way.node, way.claim)
-    decision, lease, job = grant(ledger, lease, there, now, job=job, awaits=awaits, displaced=way.awaits)
+    leaving, awaits = preempt_victims(ledger, plan, lease, now)
+    there = Placement(plan.node, plan.claim)
+    decision, lease, job = grant(ledger, lease, there, now, job=job, awaits=awaits, displaced=plan.awaits)
     decision.changes = leaving.changes + decision.changes
     decision.records += leaving.records
     return decision, lease, job
@@ -141,28 +141,28 @@ def _preempt(ledger: Ledger, lease: Lease, job: Job | None, now: int) -> tuple[D
 def _find_preemption(
     ledger: Ledger, lease: Lease, now: int, avoid: frozenset[str] = frozenset()
 ) -> PreemptionPlan | None:
-    """Who makes room: what the grid holds itself for anybody, others for who is urgent."""
+    """Automatic leases make room for anybody, other leases for urgent requests."""
     request = lease.request
     return preempt_automatic_leases(ledger, request, avoid=avoid) or plan_preemption(ledger, request, now, avoid=avoid)
 
 
 def on_queue_scanned(ledger: Ledger, event: QueueScanned, now: int) -> Decision:
-    """Serve the first of the line that fits, then look again."""
-    turn = next_grant(ledger, now, event.tried)
-    if turn is not None:
-        job = ledger.jobs.get(turn.lease.job)
-        decision, _, _ = grant(ledger, turn.lease, turn.placement, now, job=job)
-        decision.follow = [QueueScanned(turn.tried)]
+    """Grant the next request of the queue, then scan again."""
+    granted = next_grant(ledger, now, event.tried)
+    if granted is not None:
+        job = ledger.jobs.get(granted.lease.job)
+        decision, _, _ = grant(ledger, granted.lease, granted.placement, now, job=job)
+        decision.follow = [QueueScanned(granted.tried)]
         return decision
-    hopeless: set[object] = set()
+    tried: set[object] = set()
     for _, _, lease_id in ledger.waiting:
         lease = ledger.leases[lease_id]
-        if not is_urgent(lease) and (GRID_USER not in ledger.held or len(hopeless) >= MAX_PREEMPTION_TRIES):
+        if not is_urgent(lease) and (GRID_USER not in ledger.held or len(tried) >= MAX_PREEMPTION_TRIES):
             break
-        kind = (fit_key(lease.request), lease.request.user, lease.request.team)
-        if kind in hopeless:
+        key = (fit_key(lease.request), lease.request.user, lease.request.team)
+        if key in tried:
             continue
-        hopeless.add(kind)
+        tried.add(key)
         displaced = _preempt(ledger, lease, ledger.jobs.get(lease.job), now)
         if displaced is not None:
             displaced[0].follow = [QueueScanned()]
@@ -171,7 +171,7 @@ def on_queue_scanned(ledger: Ledger, event: QueueScanned, now: int) -> Decision:
 
 
 def on_released(ledger: Ledger, event: LeaseReleased, now: int) -> Decision:
-    """Take a plain lease back; `jobs.on_released` looks after those that a job runs under."""
+    """Release a lease without a job; `jobs.on_released` handles the others."""
     lease = held_lease(ledger, event.lease_id)
     end = LeaseEnd.WITHDRAWN if lease.state is LeaseState.ASKED else LeaseEnd.RELEASED
     decision = end_lease(ledger, lease, end, event.detail or f"by {event.by}", now)
@@ -190,7 +190,7 @@ def held_lease(ledger: Ledger, lease_id: str) -> Lease:
 
 
 def on_extended(ledger: Ledger, event: LeaseExtended, now: int) -> Decision:
-    """Give an active lease more time."""
+    """Extend an active lease."""
     lease = ledger.leases.get(event.lease_id)
     if lease is None or not lease.ends_at_ms:
         raise NotFound(f"no lease {event.lease_id} with an end is held")

@@ -33,13 +33,13 @@ from distributed_grid.scheduling.offers.owner_activity import update_idleness, u
 
 SUSPECT_AFTER_MS = 6_000
 RECLAIM_DELAY_MS = 4_000
-"""So long an owner has to want back what an engine holds for others, before that is taken from them."""
+"""How long an owner needs back what an engine holds for others, before that is reclaimed."""
 HOLD_GRACE_MS = 2_000
-"""How much longer than a node's hold we wait before its resources count as free: time to kill what ran there."""
+"""Added to a node's hold before its resources count as free: time to kill what ran there."""
 
 
 def on_control_plane_started(ledger: Ledger, event: ControlPlaneStarted, now: int) -> Decision:
-    """Begin a new epoch: fences start above all earlier ones, and nobody counts as alive until heard."""
+    """Begin a new epoch: fences start above all earlier ones, and no node is alive until heard."""
     fence = max(ledger.counters.get("fence", 0), event.epoch << 32)
     changes: list[Row] = [Counter("epoch", event.epoch), Counter("fence", fence)]
     for node in ledger.nodes.values():
@@ -51,14 +51,14 @@ def on_control_plane_started(ledger: Ledger, event: ControlPlaneStarted, now: in
 
 
 def on_policy_set(ledger: Ledger, event: PolicySet, now: int) -> Decision:
-    """Take in what the config says about everybody."""
+    """Set the scheduling policy."""
     if event.policy == ledger.policy:
         return Decision()
     return Decision([event.policy], follow=[QueueScanned()] if ledger.waiting else [])
 
 
 def hold_deadline(node: Node, now: int) -> int:
-    """Until when what runs on a node may go on that was heard just now; 0 is without end."""
+    """Until when work on a node that was heard just now may run on; 0 is without end."""
     return now + node.hold_ms + HOLD_GRACE_MS if node.hold_ms else 0
 
 
@@ -67,7 +67,7 @@ def _suspected(node: Node) -> Node:
 
 
 def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
-    """Take in what a node has; what it lent already is never cut off by a smaller declaration."""
+    """Declare a node; a smaller declaration never cuts off what it has lent already."""
     old = ledger.nodes.get(event.node.name)
     if old is None:
         return Decision([event.node], [_declared(event.node)])
@@ -86,7 +86,7 @@ def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
     if new != old:
         if new.lendable not in (old.lendable, NOTHING):
             decision.records.append(_declared(new))
-        decision.changes += [new, *_offered_anew(ledger, new)]
+        decision.changes += [new, *_refreshed_offer(ledger, new)]
         decision.follow = [QueueScanned()] if ledger.waiting else []
     return decision
 
@@ -103,7 +103,7 @@ def _excess(ledger: Ledger, node: Node) -> str | None:
     return NodeClaims(claims).excess_over(node.lendable) or shared_though_exclusive(claims, node.lendable)
 
 
-def _offered_anew(ledger: Ledger, node: Node) -> list[Row]:
+def _refreshed_offer(ledger: Ledger, node: Node) -> list[Row]:
     """The offer of a node declared anew, out of its last measurement; the old one may be beyond its limits.
 
     Other thresholds hold at once: what was measured under the old ones says nothing.
@@ -114,13 +114,18 @@ def _offered_anew(ledger: Ledger, node: Node) -> list[Row]:
     before = seen if node.thresholds == ledger.nodes[node.name].thresholds else None
     seen = replace(seen, idleness=update_idleness(node, seen.usage, before, seen.at_ms))
     offer = next_offer(
-        node, seen, offer, anew=True, stock=ledger.engine_capacities.get(node.name), used=ledger.claims_on(node.name)
+        node,
+        seen,
+        offer,
+        refresh=True,
+        engine_capacity=ledger.engine_capacities.get(node.name),
+        used=ledger.claims_on(node.name),
     )
     return [seen] if offer is None else [seen, offer]
 
 
 def on_forgotten(ledger: Ledger, event: NodeForgotten, now: int) -> Decision:
-    """Let go of a node the config does not name: at once when it lends nothing, else when that is over."""
+    """Remove a node that the config does not name: at once when it lends nothing, else when that is over."""
     node = ledger.nodes.get(event.name)
     if node is None:
         return Decision()
@@ -137,13 +142,13 @@ def _left(node: Node) -> Node:
 
 
 def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision:
-    """Take in a heartbeat; a node is alive from the first one on."""
+    """Record a heartbeat; a node is alive from the first one on."""
     node = ledger.nodes.get(event.name)
     if node is None:
         return Decision()
     last = ledger.observations.get(event.name)
     leaving = engine_leases_to_reclaim(ledger, node, event.usage)
-    crowded = (last.overused_since_ms if last is not None else 0) or now
+    overused_since = (last.overused_since_ms if last is not None else 0) or now
     seen = NodeObservation(
         event.name,
         now,
@@ -155,10 +160,10 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
         boot=last.boot if last is not None else "",
         idleness=update_idleness(node, event.usage, last, now),
         volatility=update_volatility(node, event.usage, last, now),
-        overused_since_ms=crowded if leaving else 0,
+        overused_since_ms=overused_since if leaving else 0,
     )
     decision = Decision([seen])
-    if leaving and now - crowded >= RECLAIM_DELAY_MS:
+    if leaving and now - overused_since >= RECLAIM_DELAY_MS:
         why = f"the owner of {node.name} is using it"
         decision.follow += [LeaseReclaimed(lease.id, why) for lease in leaving]
     if node.state is NodeState.LOST:
@@ -172,7 +177,7 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
         if any(lease.recovered for lease in ledger.leases_of(node.name)):
             decision.follow.append(ClaimsChecked(node.name))
     stock, claims = ledger.engine_capacities.get(node.name), ledger.claims_on(node.name)
-    offer = next_offer(node, seen, ledger.offers.get(node.name), stock=stock, used=claims)
+    offer = next_offer(node, seen, ledger.offers.get(node.name), engine_capacity=stock, used=claims)
     if offer is not None:
         decision.changes.append(offer)
     if len(decision.changes) > 1 and ledger.waiting:
@@ -181,8 +186,8 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
 
 
 def check_liveness(ledger: Ledger, now: int) -> Decision:
-    """Doubt the nodes nobody has heard for a while, give up those whose holds have run out, drop offers that are
-    too old, let empty drained nodes go."""
+    """Suspect nodes that were not heard for a while, declare those lost whose holds have run out, withdraw old offers,
+    remove empty forgotten nodes."""
     decision = Decision()
     for node in ledger.nodes.values():
         seen = ledger.observations.get(node.name)
@@ -213,13 +218,13 @@ def _declare_lost(ledger: Ledger, node: Node, now: int, decision: Decision) -> N
 
 
 def on_alert(ledger: Ledger, event: AlertChanged, now: int) -> Decision:
-    """Note an alert."""
+    """Record an alert."""
     kind = "alert-raised" if event.raised else "alert-cleared"
     return Decision(records=[Record(kind, "", event.node, event.node, event.detail, {"resource": event.resource})])
 
 
 def on_wanted(ledger: Ledger, event: NodeWanted, now: int) -> Decision:
-    """Note whether the agent of a node is to run."""
+    """Record whether the agent of a node is to run."""
     node = known_node(ledger, event.name)
     if node.state is NodeState.DRAINING and event.wanted and not node.forgotten and not node.cooling:
         node = replace(node, state=advance_node(advance_node(node.state, Step.RESUME), Step.DOUBT))
@@ -235,7 +240,7 @@ def known_node(ledger: Ledger, name: str) -> Node:
 
 
 def on_drained(ledger: Ledger, event: NodeDrained, now: int) -> Decision:
-    """Lend nothing more there and take back what is lent; draining twice is harmless."""
+    """Drain a node: lend nothing more and reclaim what is lent; draining twice is harmless."""
     node = known_node(ledger, event.name)
     decision = Decision()
     drained = replace(node, cooling=node.cooling or event.cooling)

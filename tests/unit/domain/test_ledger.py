@@ -133,7 +133,7 @@ def spoil_waiting(ledger: Ledger) -> None:
 
 
 def spoil_the_book(ledger: Ledger) -> None:
-    ledger.node_claims["gpu1"].take(Claim(cpu_milli=1))
+    ledger.node_claims["gpu1"].add(Claim(cpu_milli=1))
 
 
 def spoil_a_column(ledger: Ledger) -> None:

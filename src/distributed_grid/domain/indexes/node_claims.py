@@ -26,7 +26,7 @@ class NodeClaims:
         self.gpu_memory: dict[int, int] = {}
         self.custom: dict[str, int] = {}
         for claim in claims:
-            self.take(claim)
+            self.add(claim)
 
     def copy(self) -> NodeClaims:
         """An independent copy."""
@@ -36,13 +36,13 @@ class NodeClaims:
         other.custom = dict(self.custom)
         return other
 
-    def take(self, claim: Claim) -> None:
-        self._add(claim, 1)
+    def add(self, claim: Claim) -> None:
+        self._count(claim, 1)
 
-    def give_back(self, claim: Claim) -> None:
-        self._add(claim, -1)
+    def remove(self, claim: Claim) -> None:
+        self._count(claim, -1)
 
-    def _add(self, claim: Claim, sign: int) -> None:
+    def _count(self, claim: Claim, sign: int) -> None:
         self.cpu_milli += sign * claim.cpu_milli
         self.memory_bytes += sign * claim.memory_bytes
         for share in claim.gpus:

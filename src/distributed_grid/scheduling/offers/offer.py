@@ -18,7 +18,7 @@ from distributed_grid.domain.statistics import Idleness
 from distributed_grid.scheduling.offers.owner_activity import update_idleness
 
 GROWTH_DIVISOR = 10
-"""An offer grows at once by this part of what the node has; by less when it is made anew."""
+"""An offer grows at once by this fraction of the node's capacity; by less when it is refreshed."""
 
 
 def next_offer(
@@ -26,24 +26,24 @@ def next_offer(
     seen: NodeObservation,
     old: Offer | None,
     *,
-    anew: bool = False,
-    stock: EngineCapacity | None = None,
+    refresh: bool = False,
+    engine_capacity: EngineCapacity | None = None,
     used: NodeClaims | None = None,
 ) -> Offer | None:
     """The node's next offer; None while the old one still holds. With `anew` it is made in any case.
 
-    It is never more than the stock that an engine has for us there; `used` is what of that is lent.
+    It is never more than the engine_capacity that an engine has for us there; `used` is what of that is lent.
     """
     if seen.usage is None:
         return None
     lends, withheld = lendable_now(node, seen.usage, seen.idleness)
     if seen.yields:
         lends, withheld = NOTHING, ("its owner is using it",)
-    elif stock is not None:
-        lends, withheld = _limit_to_engine(lends, stock.room, withheld, used or NodeClaims())
+    elif engine_capacity is not None:
+        lends, withheld = _limit_to_engine(lends, engine_capacity.room, withheld, used or NodeClaims())
     now = seen.at_ms
-    young = old is not None and now - old.made_at_ms < node.refresh_ms
-    if old is not None and young and not anew and _still_holds(node, old, lends, withheld):
+    recent = old is not None and now - old.made_at_ms < node.refresh_ms
+    if old is not None and recent and not refresh and _still_holds(node, old, lends, withheld):
         return None
     generation = old.generation + 1 if old is not None else 1
     return Offer(node.name, generation, lends, now, now + node.offer_ms, withheld)
@@ -123,9 +123,9 @@ def _lendable_memory(node: Node, usage: Usage, limits: OfferThresholds, idle: Id
 
 
 def _lends_gpu(device: GpuDevice, usage: Usage, limits: OfferThresholds, idle: Idleness, withheld: list[str]) -> bool:
-    leaning = idle.gpu(device.index)
-    if leaning is None or leaning.lent:
-        return leaning is not None
+    tendency = idle.gpu(device.index)
+    if tendency is None or tendency.lent:
+        return tendency is not None
     seen = next((gpu for gpu in usage.gpus if gpu.index == device.index), None)
     busy = seen.busy_milli if seen is not None else 0
     free = device.memory_bytes - seen.memory_bytes if seen is not None else limits.gpu_memory_min_bytes

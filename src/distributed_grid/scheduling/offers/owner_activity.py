@@ -50,38 +50,39 @@ def update_idleness(node: Node, usage: Usage, seen: NodeObservation | None, now:
         return None
     passed_ms = max(now - seen.at_ms, 0) if seen is not None else 0
     old = seen.idleness if seen is not None and passed_ms <= node.offer_ms else None
-    pace = _Elapsed(now, passed_ms, limits.dwell_ms)
+    elapsed = _Elapsed(now, passed_ms, limits.dwell_ms)
     devices = node.lendable.gpus
     return Idleness(
-        _update_tendency(old.cpu if old else None, usage.cpu_outside_milli, _cpu_marks(node, limits), pace),
-        _update_tendency(old.memory if old else None, usage.memory_outside_bytes, _memory_marks(node, limits), pace),
+        _update_tendency(old.cpu if old else None, usage.cpu_outside_milli, _cpu_marks(node, limits), elapsed),
+        _update_tendency(old.memory if old else None, usage.memory_outside_bytes, _memory_marks(node, limits), elapsed),
         tuple(
-            (gpu.index, _gpu_tendency(old.gpu(gpu.index) if old else None, gpu, usage, limits, pace)) for gpu in devices
+            (gpu.index, _gpu_tendency(old.gpu(gpu.index) if old else None, gpu, usage, limits, elapsed))
+            for gpu in devices
         ),
     )
 
 
-def _update_tendency(old: IdleTendency | None, measured: int, marks: _IdleMarks, pace: _Elapsed) -> IdleTendency:
+def _update_tendency(old: IdleTendency | None, measured: int, marks: _IdleMarks, elapsed: _Elapsed) -> IdleTendency:
     """The same resource after one more measurement."""
     if old is None:
         return IdleTendency(measured <= marks.start, measured)
-    level = _smoothed(old.level, measured, pace)
+    level = _smoothed(old.level, measured, elapsed)
     against = level > marks.stop if old.lent else level <= marks.start
     if not against:
         return IdleTendency(old.lent, level, None, old.turned)
-    since = pace.now if old.against_since_ms is None else old.against_since_ms
+    since = elapsed.now if old.against_since_ms is None else old.against_since_ms
     soon = old.lent or not old.turned
-    if pace.now - since < (pace.dwell_ms // STOP_DIVISOR if soon else pace.dwell_ms):
+    if elapsed.now - since < (elapsed.dwell_ms // STOP_DIVISOR if soon else elapsed.dwell_ms):
         return IdleTendency(old.lent, level, since, old.turned)
     return IdleTendency(not old.lent, level, None, True)
 
 
-def _smoothed(level: int, measured: int, pace: _Elapsed) -> int:
+def _smoothed(level: int, measured: int, elapsed: _Elapsed) -> int:
     """A step towards the measurement, the larger the more time has passed; rounded up, so that it arrives."""
-    slowness_ms = pace.dwell_ms // SMOOTHING_DIVISOR
+    slowness_ms = elapsed.dwell_ms // SMOOTHING_DIVISOR
     if not slowness_ms:
         return measured
-    step = -(-abs(measured - level) * pace.passed_ms // (pace.passed_ms + slowness_ms))
+    step = -(-abs(measured - level) * elapsed.passed_ms // (elapsed.passed_ms + slowness_ms))
     return level + step if measured > level else level - step
 
 
@@ -100,7 +101,7 @@ def _memory_marks(node: Node, limits: OfferThresholds) -> _IdleMarks:
 
 
 def _gpu_tendency(
-    old: IdleTendency | None, device: GpuDevice, usage: Usage, limits: OfferThresholds, pace: _Elapsed
+    old: IdleTendency | None, device: GpuDevice, usage: Usage, limits: OfferThresholds, elapsed: _Elapsed
 ) -> IdleTendency:
     """A device; one that nobody measured counts as idle, one without enough free memory as busy."""
     seen = next((gpu for gpu in usage.gpus if gpu.index == device.index), None)
@@ -108,7 +109,7 @@ def _gpu_tendency(
     marks = _IdleMarks(limits.gpu_busy_max_milli, limits.gpu_busy_max_milli + limits.margin_milli)
     if seen is not None and device.memory_bytes - seen.memory_bytes < limits.gpu_memory_min_bytes:
         marks = _IdleMarks(-1, -1)
-    new = _update_tendency(old, busy, marks, pace)
+    new = _update_tendency(old, busy, marks, elapsed)
     if new.lent and busy > marks.stop:
         return IdleTendency(False, new.level, None, True)
     return new
@@ -160,7 +161,7 @@ def _gpu_use(node: Node, usage: Usage) -> float | None:
 
 
 def _extend_trace(old: UsageTrace | None, use: float, passed_ms: int, now: int) -> UsageTrace:
-    """The trail with one more measurement, that of the time passed since the last."""
+    """The trace with one more measurement, that of the time passed since the last."""
     if old is None:
         return UsageTrace(use, use, use, use, now, now, now)
     level = old.level + (use - old.level) * min(passed_ms / SMOOTHING_MS, 1.0)
@@ -203,12 +204,12 @@ def decay(age_ms: int) -> float:
     return float(2.0 ** (-age_ms / HALF_LIFE_MS))
 
 
-def rises_above(trail: UsageTrace, mark: float, now: int) -> float:
+def rises_above(trace: UsageTrace, mark: float, now: int) -> float:
     """How often the owner's use has climbed above a mark, the longer ago the less; between tenths in proportion."""
-    if not trail.rises:
+    if not trace.rises:
         return 0.0
     place = min(max(mark / 100 - 1, 0.0), TENTHS - 1.0)
     below = int(place)
     above = min(below + 1, TENTHS - 1)
     part = place - below
-    return (trail.rises[below] * (1 - part) + trail.rises[above] * part) * decay(now - trail.counted_at_ms)
+    return (trace.rises[below] * (1 - part) + trace.rises[above] * part) * decay(now - trace.counted_at_ms)

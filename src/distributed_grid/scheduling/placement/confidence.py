@@ -119,21 +119,21 @@ def stay_probability(ledger: Ledger, request: Request, name: str, now: int, term
     return likely
 
 
-def _no_return_probability(trail: UsageTrace, mark: float, now: int, ahead_ms: int, *, usual: float = 0.0) -> float:
+def _no_return_probability(trace: UsageTrace, mark: float, now: int, ahead_ms: int, *, usual: float = 0.0) -> float:
     """That the use of a resource does not climb above a mark: by how often it did, in the time it was watched.
 
     The rate of coming back is not known; it is spread as a gamma distribution around what was seen. `usual` is the
     rate without history, told of CPU alone: an owner who comes back for anything uses that.
     """
-    if trail.level >= mark:
+    if trace.level >= mark:
         return 0.0
-    watched = _DECAY_MS * (1 - decay(now - trail.since_ms)) / HOUR_MS + PRIOR_HOURS
-    count = rises_above(trail, mark, now) + PRIOR_HOURS * usual
+    watched = _DECAY_MS * (1 - decay(now - trace.since_ms)) / HOUR_MS + PRIOR_HOURS
+    count = rises_above(trace, mark, now) + PRIOR_HOURS * usual
     return float((watched / (watched + ahead_ms / HOUR_MS)) ** count)
 
 
 def _memory_stay_probability(
-    node: Node, limits: OfferThresholds, trail: UsageTrace, lent: tuple[int, Request], now: int, ahead_ms: int
+    node: Node, limits: OfferThresholds, trace: UsageTrace, lent: tuple[int, Request], now: int, ahead_ms: int
 ) -> float:
     """That nothing of this request has to go for the owner's memory; `lent` is what others hold there, and it.
 
@@ -144,14 +144,14 @@ def _memory_stay_probability(
     if others_hold and ask < limits.memory_min_bytes:
         return 1.0
     mark = memory_mark(node, limits, others_hold + ask)
-    likely = _no_return_probability(trail, mark, now, ahead_ms) * _no_drift_probability(trail, mark, ahead_ms)
+    likely = _no_return_probability(trace, mark, now, ahead_ms) * _no_drift_probability(trace, mark, ahead_ms)
     return 1 - (1 - likely) * (EVICTION_PROBABILITY if others_hold else 1)
 
 
-def _no_drift_probability(trail: UsageTrace, mark: float, ahead_ms: int) -> float:
+def _no_drift_probability(trace: UsageTrace, mark: float, ahead_ms: int) -> float:
     """That the use of a resource does not drift above a mark: a random walk that is as wide as it was of late."""
-    wide = sqrt(2 * (trail.drift + MIN_MEMORY_DRIFT) * ahead_ms / HOUR_MS)
-    return erf(max(mark - trail.level, 0.0) / wide)
+    wide = sqrt(2 * (trace.drift + MIN_MEMORY_DRIFT) * ahead_ms / HOUR_MS)
+    return erf(max(mark - trace.level, 0.0) / wide)
 
 
 def cpu_mark(node: Node) -> float:

@@ -26,7 +26,7 @@ Mask = NDArray[np.bool_]
 
 
 def fitting_rows(ledger: Ledger, ask: Amounts) -> Mask:
-    """Which rows have room, by their columns; GPU memory and custom resources only the claims of a node can tell."""
+    """The rows with room by their columns, which do not know GPU memory and custom resources."""
     columns = ledger.columns
     mask = columns.open & (columns.cpu >= ask.cpu_milli)
     if ask.memory_bytes:
@@ -41,7 +41,7 @@ def fitting_rows(ledger: Ledger, ask: Amounts) -> Mask:
 
 
 def allowed_rows(ledger: Ledger, request: Request) -> Mask | None:
-    """Which rows the request's musts leave; None is all of them."""
+    """The rows that meet the constraints of a request; None is all."""
     if not (request.require or request.labels or request.affinity or request.anti_affinity):
         return None
     mask = None
@@ -60,18 +60,18 @@ def _intersect(one: Mask | None, other: Mask) -> Mask:
 
 
 def unmet_constraint(ledger: Ledger, request: Request, node: str) -> str | None:
-    """The must that a node does not meet, in words, or None."""
+    """The constraint that a node does not meet, as text, or None."""
     if request.require and node not in request.require:
         return f"not one of the required nodes ({', '.join(request.require)})"
     for key, value in request.labels:
         if node not in ledger.labelled(key, value):
             return f"has no label {key}={value}" if value else f"has no label or tag {key}"
     for name in request.affinity:
-        places = ledger.nodes_of(name)
-        if not places:
+        nodes = ledger.nodes_of(name)
+        if not nodes:
             return f"nothing of {name} is running that it could be near to"
-        if node not in places:
-            return f"{name} is on {', '.join(sorted(places))}"
+        if node not in nodes:
+            return f"{name} is on {', '.join(sorted(nodes))}"
     for name in request.anti_affinity:
         if node in ledger.nodes_of(name):
             if name == node == request.target:
@@ -86,7 +86,7 @@ RUNNERS_UP = 2
 class Placement(Struct, frozen=True):
     """A node and the exact claim there; how it was chosen, among how many, and who came next with which score.
 
-    `others` are the places of the other members of a gang.
+    `others` are the nodes of the other members of a gang.
     """
 
     node: str
@@ -105,11 +105,11 @@ def find_placement(ledger: Ledger, request: Request, *, avoid: frozenset[str] = 
     fits = int(np.count_nonzero(mask))
     if fits < request.gang:
         return None
-    places = _placements_by_score(ledger, request, mask, fits)
-    best = next(places, None)
+    nodes = _placements_by_score(ledger, request, mask, fits)
+    best = next(nodes, None)
     if best is None or request.gang == 1:
         return best
-    others = tuple((one.node, one.claim) for one in islice(places, request.gang - 1))
+    others = tuple((one.node, one.claim) for one in islice(nodes, request.gang - 1))
     return replace(best, others=others) if len(others) == request.gang - 1 else None
 
 
@@ -133,18 +133,18 @@ def _placements_by_score(ledger: Ledger, request: Request, mask: Mask, fits: int
     """Places from the best on, each on a node of its own; preferred nodes before the others."""
     strategy = strategy_of(ledger, request)
     score = score_rows(ledger, request, strategy)
-    wished = mask & ledger.columns.mask_of(request.prefer) if request.prefer else None
-    for part in (mask,) if wished is None else (wished, mask & ~wished):
+    preferred = mask & ledger.columns.mask_of(request.prefer) if request.prefer else None
+    for part in (mask,) if preferred is None else (preferred, mask & ~preferred):
         for row, runners_up in _rows_by_score(score, part):
             node = ledger.columns.names[row]
             claim = _claim_on_row(ledger, request, row, strategy)
             if claim is not None:  # the columns do not know GPU memory and custom resources
                 names = tuple([(ledger.columns.names[at], score.item(at)) for at in runners_up])
-                yield Placement(node, claim, strategy, fits, score.item(row), names, part is wished)
+                yield Placement(node, claim, strategy, fits, score.item(row), names, part is preferred)
 
 
 def _claim_on_row(ledger: Ledger, request: Request, row: int, strategy: Strategy) -> Claim | None:
-    """The exact claim on a row; where devices are told apart by what would be lost, on the best of them."""
+    """The exact claim on a row; by the fragmentation strategy on the device that loses least."""
     node = ledger.columns.names[row]
     claims, lends, ask = ledger.claims_on(node), ledger.lends(node), request.ask
     if strategy is Strategy.FRAGMENTATION_AWARE and 0 < ask.gpu_milli < WHOLE_GPU and ledger.request_shapes.weights:

@@ -22,11 +22,11 @@ from distributed_grid.scheduling.preemption.victims import PreemptionCandidates
 COUNT_BITS = 20
 NOT_PREFERRED = 1 << 78
 EXACT_VICTIMS = 8
-"""Of so many victims the least size is counted one by one, of the others together."""
+"""Victims whose least size is bounded one by one; the others are bounded together."""
 WHOLE = 1 << 20
 """A need as a whole, where all needs are counted together."""
 Gives = Callable[[Claim], int]
-_HOPELESS = np.int64(2**60)
+_INFEASIBLE = np.int64(2**60)
 _NOTHING = np.zeros(1, dtype=np.int64)
 
 
@@ -43,11 +43,11 @@ class CostBound(NamedTuple):
     slots: NDArray[np.intp]
 
 
-def cost_bounds(ledger: Ledger, request: Request, yielders: PreemptionCandidates) -> Iterator[CostBound]:
-    """Every node on which room could be made, the lightest floor first."""
+def cost_bounds(ledger: Ledger, request: Request, candidates: PreemptionCandidates) -> Iterator[CostBound]:
+    """Every node on which room could be made, the lightest bound first."""
     rows = _rows(ledger, request)
     if len(rows):
-        yield from _BoundSearch(ledger, request, yielders, rows).in_order()
+        yield from _BoundSearch(ledger, request, candidates, rows).in_order()
 
 
 def _rows(ledger: Ledger, request: Request) -> NDArray[np.intp]:
@@ -94,7 +94,7 @@ class _BoundSearch:
     """The nodes that may serve, the running leases that may go there, and the minimum counts and costs."""
 
     def __init__(
-        self, ledger: Ledger, request: Request, yielders: PreemptionCandidates, rows: NDArray[np.intp]
+        self, ledger: Ledger, request: Request, candidates: PreemptionCandidates, rows: NDArray[np.intp]
     ) -> None:
         self._ledger = ledger
         self._rows = rows
@@ -102,18 +102,18 @@ class _BoundSearch:
         columns, running = ledger.columns, ledger.running
         place = np.full(len(columns.open), -1, dtype=np.int64)
         place[rows] = np.arange(len(rows))
-        where = place[running.column("node")[yielders.slots]]
+        where = place[running.column("node")[candidates.slots]]
         there = where >= 0
-        slots, where = yielders.slots[there], where[there]
+        slots, where = candidates.slots[there], where[there]
         segments = where * self._ranks + running.column("priority")[slots]
         order = np.argsort(segments, kind="stable")
         self._slots, self._where, self._segments = slots[order], where[order], segments[order]
-        self._costs = yielders.costs[self._slots]
+        self._costs = candidates.costs[self._slots]
         self._sizes = np.bincount(self._segments, minlength=len(rows) * self._ranks).astype(np.int64)
         self._starts: Column = np.concatenate((_NOTHING, np.cumsum(self._sizes)))
         self._needs = self._missing(request)
         self._wanted: list[list[Column]] = [[] for _ in range(self._ranks)]
-        self._wished = ledger.columns.mask_of(request.prefer)[rows]
+        self._preferred = ledger.columns.mask_of(request.prefer)[rows]
 
     def _missing(self, request: Request) -> list[_Need]:
         """The resources that are short somewhere. Memory counts in MiB, rounded in favour of the node; who leaves
@@ -148,7 +148,7 @@ class _BoundSearch:
         return _Need(short, amounts, self._segments, self._starts)
 
     def _leaving(self, gives: Gives) -> Column:
-        """What those give back who are on their way out."""
+        """What the leases being released will free."""
         ledger = self._ledger
         given = np.zeros(len(ledger.columns.open), dtype=np.int64)
         for name, ids in ledger.running.leaving.items():
@@ -157,7 +157,7 @@ class _BoundSearch:
         return given[self._rows]
 
     def in_order(self) -> Iterator[CostBound]:
-        """The nodes, lightest floor first."""
+        """The nodes, lightest bound first."""
         counts, feasible = self._counts()
         code = np.zeros(len(self._rows), dtype=np.int64)
         for rank, count in enumerate(counts):
@@ -165,13 +165,13 @@ class _BoundSearch:
         for group in np.unique(code[feasible]).tolist():
             members = np.flatnonzero(feasible & (code == group))
             victims = [int(count[members[0]]) for count in counts]
-            lost = self._lost_at_least(members, victims) if len(members) > 1 else _NOTHING
+            lost = self._min_work_lost(members, victims) if len(members) > 1 else _NOTHING
             base = sum(count * victim_weight(rank, 0) for rank, count in enumerate(victims))
-            unwished = ~self._wished[members]
-            for at in np.lexsort((lost, unwished)).tolist():
+            not_preferred = ~self._preferred[members]
+            for at in np.lexsort((lost, not_preferred)).tolist():
                 member = int(members[at])
                 slots = self._slots[self._starts[member * self._ranks] : self._starts[(member + 1) * self._ranks]]
-                weight = base + (NOT_PREFERRED if unwished[at] else 0) + int(lost[at])
+                weight = base + (NOT_PREFERRED if not_preferred[at] else 0) + int(lost[at])
                 yield CostBound(weight, self._ledger.columns.names[int(self._rows[member])], slots)
 
     def _counts(self) -> tuple[list[Column], Mask]:
@@ -197,7 +197,7 @@ class _BoundSearch:
             ]
         return counts, feasible
 
-    def _lost_at_least(self, members: NDArray[np.intp], counts: list[int]) -> Column:
+    def _min_work_lost(self, members: NDArray[np.intp], counts: list[int]) -> Column:
         """The work lost at the least on each of these nodes, when exactly so many of each rank go."""
         lost = np.zeros(len(members), dtype=np.int64)
         chosen = np.full(len(self._rows), -1, dtype=np.int64)
@@ -215,7 +215,7 @@ class _BoundSearch:
                 enough = _Thresholds(need, segments, wanted[members], count)
                 least = np.maximum(least, _lightest(at, costs, need.amounts[mine], enough, len(members)))
             lost += least
-        return np.minimum(lost, _HOPELESS)
+        return np.minimum(lost, _INFEASIBLE)
 
 
 class _Thresholds:
@@ -247,6 +247,6 @@ def _lightest(at: Column, costs: Column, amounts: Column, enough: _Thresholds, s
         firsts = np.cumsum(sizes) - sizes
         summed = np.concatenate((_NOTHING, np.cumsum(costs[able])))
         given = summed[firsts + np.minimum(sizes, wanted)] - summed[firsts]
-        lost = np.minimum(lost + np.where(sizes >= wanted, given, _HOPELESS), _HOPELESS)
+        lost = np.minimum(lost + np.where(sizes >= wanted, given, _INFEASIBLE), _INFEASIBLE)
         free[able[firsts[sizes > 0]]] = False
     return lost

@@ -37,7 +37,7 @@ class PreemptionSite(Struct, frozen=True):
 
     lends: Capacity
     claims: NodeClaims
-    units: Sequence[VictimGroup]
+    groups: Sequence[VictimGroup]
 
 
 def lightest_victims(site: PreemptionSite, ask: Amounts, below: int) -> list[VictimGroup] | None:
@@ -65,16 +65,16 @@ class _OccupiedGpu:
 
     def __init__(self, device: GpuDevice, site: PreemptionSite) -> None:
         on_it = {
-            number: (unit, share.milli)
-            for number, unit in enumerate(site.units)
-            for share in unit.claim.gpus
+            number: (group, share.milli)
+            for number, group in enumerate(site.groups)
+            for share in group.claim.gpus
             if share.index == device.index
         }
-        self.units = {number: unit for number, (unit, _) in on_it.items()}
+        self.groups = {number: group for number, (group, _) in on_it.items()}
         milli = site.claims.gpu_milli.get(device.index, 0)
         self.is_free = not milli
         self.can_be_cleared = bool(on_it) and milli == sum(milli for _, milli in on_it.values())
-        self.share = sum(unit.weight // len(unit.claim.gpus) for unit in self.units.values())
+        self.share = sum(group.weight // len(group.claim.gpus) for group in self.groups.values())
         """Its part in what its users weigh, rounded down: over any GPUs these add up to no more than all on them."""
 
 
@@ -98,26 +98,26 @@ class _VictimSearch:
             if share + sum(one.share for one in taken[at : at + missing]) >= self._below:
                 return
             one = taken[at]
-            self.clear(taken[at + 1 :], missing - 1, {**gone, **one.units}, share + one.share)
+            self.clear(taken[at + 1 :], missing - 1, {**gone, **one.groups}, share + one.share)
 
     def consider(self, forced: Mapping[int, VictimGroup], device: GpuDevice | None = None) -> None:
         """Those who go anyway, and the lightest others who are enough together with them."""
         site, ask = self._site, self._ask
         needs = _shortfalls(site, ask, device)
-        for unit in forced.values():
+        for group in forced.values():
             needs = [
-                need - amount for need, amount in zip(needs, _released_amounts(unit.claim, ask, device), strict=True)
+                need - amount for need, amount in zip(needs, _released_amounts(group.claim, ask, device), strict=True)
             ]
-        others = [unit for number, unit in enumerate(site.units) if number not in forced]
-        items = [CoverItem(unit.weight, unit.rank, _released_amounts(unit.claim, ask, device)) for unit in others]
+        others = [group for number, group in enumerate(site.groups) if number not in forced]
+        items = [CoverItem(group.weight, group.rank, _released_amounts(group.claim, ask, device)) for group in others]
         chosen = lightest_cover(items, tuple(needs), self._below - _weight(forced.values()))
         if chosen is not None:
             self.best = [*forced.values(), *(others[at] for at in chosen)]
             self._below = _weight(self.best)
 
 
-def _weight(units: Iterable[VictimGroup]) -> int:
-    return sum(unit.weight for unit in units)
+def _weight(groups: Iterable[VictimGroup]) -> int:
+    return sum(group.weight for group in groups)
 
 
 def _shortfalls(site: PreemptionSite, ask: Amounts, device: GpuDevice | None) -> list[int]:

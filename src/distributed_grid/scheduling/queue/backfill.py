@@ -141,7 +141,7 @@ class StartForecast:
             if end == NEVER:
                 break
             assert lease.claim is not None
-            claims.give_back(lease.claim)
+            claims.remove(lease.claim)
             if claims.claim_for(ask, lends) is not None:
                 return end
         return NEVER
@@ -205,9 +205,9 @@ class StartForecast:
 
     def fits_beside(self, ask: Amounts, node: str, held_then: NodeClaims, claim: Claim) -> bool:
         """Whether an ask still fits beside what held_then on a node and this claim."""
-        held_then.take(claim)
+        held_then.add(claim)
         fits = held_then.claim_for(ask, self._ledger.lends(node)) is not None
-        held_then.give_back(claim)
+        held_then.remove(claim)
         return fits
 
     def _ends_before(self, reservation: Reservation, lease: Lease) -> bool:

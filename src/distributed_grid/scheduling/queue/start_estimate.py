@@ -104,7 +104,7 @@ class _StartPlan:
                 break
             if end == NEVER or lease.claim is None:
                 return NEVER
-            claims.give_back(lease.claim)
+            claims.remove(lease.claim)
             at_ms = end
         return at_ms if claims.claim_for(request.ask, lends) is not None else NEVER
 
@@ -124,7 +124,7 @@ class _StartPlan:
                 doing = "holds" if lease.holds else "waits before it for"
                 return f"nobody knows how long {lease.id} takes, which {doing} {node}"
             assert lease.claim is not None
-            claims.give_back(lease.claim)
+            claims.remove(lease.claim)
             if claims.claim_for(request.ask, lends) is not None:
                 doing = "is over" if lease.holds else "has had its turn"
                 return f"when {lease.id} {doing} on {node}"

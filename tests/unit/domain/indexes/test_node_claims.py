@@ -23,7 +23,7 @@ def lend(lends: Capacity, *asks) -> tuple[NodeClaims, list[Claim | None]]:
     for ask in asks:
         claim = held.claim_for(ask, lends)
         if claim is not None:
-            held.take(claim)
+            held.add(claim)
         claims.append(claim)
     return held, claims
 
@@ -171,7 +171,7 @@ def test_giving_everything_back_in_any_order_leaves_the_book_as_it_was(lends, as
     granted = [claim for claim in claims if claim is not None]
     random.shuffle(granted)
     for claim in granted:
-        held.give_back(claim)
+        held.remove(claim)
     assert held == NodeClaims()
 
 
