@@ -132,7 +132,7 @@ def spoil_waiting(ledger: Ledger) -> None:
     ledger.waiting.clear()
 
 
-def spoil_the_book(ledger: Ledger) -> None:
+def spoil_the_claims(ledger: Ledger) -> None:
     ledger.node_claims["gpu1"].add(Claim(cpu_milli=1))
 
 
@@ -185,7 +185,7 @@ def run_under_another_lease(ledger: Ledger) -> None:
     ("spoil", "words"),
     [
         (spoil_waiting, "index waiting is not what the rows say"),
-        (spoil_the_book, "books differ from the claims"),
+        (spoil_the_claims, "claims differ from the leases"),
         (spoil_a_column, "columns differ from the rows"),
         (leave_a_column_open, "ghost is gone, its column is open"),
         (lend_too_much, "gpu1: 9000 of 4000 millicores lent"),

@@ -152,7 +152,7 @@ def shared_though_exclusive(claims: Iterable[Claim], limit: Capacity) -> str | N
 
 
 def _count(sums: dict[K, int], key: K, amount: int) -> None:
-    """Add to a sum, leaving no zero behind (so that books with the same claims are equal)."""
+    """Add to a sum, leaving no zero behind (so that equal claims have equal sums)."""
     total = sums.get(key, 0) + amount
     if total:
         sums[key] = total

@@ -135,7 +135,7 @@ def test_the_same_ledger_and_request_give_the_same_place(trio):
 def test_a_place_is_a_node_and_the_exact_claim_there(trio):
     found = find_placement(trio, a_request(cores=1, memory_gb=2, gpus=0.5))
     assert found is not None
-    assert found.claim == trio.claims("large").claim_for(an_ask(1, 2, 0.5), trio.lends("large"))
+    assert found.claim == trio.claims_on("large").claim_for(an_ask(1, 2, 0.5), trio.lends("large"))
     assert trio.offers["large"].made_at_ms == NOW
 
 
