@@ -1,7 +1,7 @@
 """What one decision about a place costs, by strategy, over growing numbers of nodes.
 
 A decision is what the reactor does to find a request its place: filter all nodes, score those that fit, choose one and
-work out the exact claim there, with the two that came next (`scheduling.queue.queue.place_newcomer`, nobody waits). Before each one
+work out the exact claim there, with the two that came next (`queue.place_newcomer`, nobody waits). Before each one
 something was granted and something given back, so whatever has to follow the ledger's changes is part of it.
 
 Measured is each decision in three runs that are the same, and the fastest counts, as other work may run here.
