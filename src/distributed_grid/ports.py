@@ -211,10 +211,10 @@ class Engine(Protocol):
     async def free(self, name: str) -> None:
         """Have no group of this name; returns when it is gone. Freeing what is gone already is not an error."""
 
-    async def look(self, *, full: bool) -> EngineView:
-        """What is there; `full` with the groups. Looking changes nothing."""
+    async def observe(self, *, full: bool) -> EngineView:
+        """What is there; `full` with the groups. Changes nothing."""
 
-    async def hold(self, seconds: float, terms: Mapping[str, float]) -> None:
+    async def extend_hold(self, seconds: float, terms: Mapping[str, float]) -> None:
         """Say that the grid is there. Groups that are not held again within so many seconds go by themselves, and
         those of `terms` when so many seconds are over; each call takes the place of the one before."""
 

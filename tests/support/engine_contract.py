@@ -40,7 +40,7 @@ class EngineContract(ABC):
 
     def place(self, engine: Engine) -> EngineNode:
         """The place with the most free cores."""
-        found: EngineNode = max(self.run(engine.look(full=False)).nodes, key=lambda node: node.room.cpu_milli)
+        found: EngineNode = max(self.run(engine.observe(full=False)).nodes, key=lambda node: node.room.cpu_milli)
         return found
 
     def group(self, engine: Engine, *, cpu_milli: int = 500, name: str = "") -> EngineGroup:
@@ -48,7 +48,7 @@ class EngineContract(ABC):
         return EngineGroup(GROUP_PREFIX + (name or f"{uuid.uuid4().hex}-1"), self.place(engine).id, cpu_milli=cpu_milli)
 
     def names(self, engine: Engine) -> dict[str, str]:
-        return dict(self.run(engine.look(full=True)).groups)
+        return dict(self.run(engine.observe(full=True)).groups)
 
     def test_what_is_reserved_is_there_until_it_is_freed(self, engine: Engine) -> None:
         group = self.group(engine)
@@ -80,7 +80,7 @@ class EngineContract(ABC):
         before = self.place(engine)
         group = self.group(engine, cpu_milli=1000)
         self.run(engine.reserve(group, seconds=SECONDS))
-        places = {node.id: node for node in self.run(engine.look(full=False)).nodes}
+        places = {node.id: node for node in self.run(engine.observe(full=False)).nodes}
         assert places[before.id].room.cpu_milli == before.room.cpu_milli
         self.run(engine.free(group.name))
 

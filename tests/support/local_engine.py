@@ -42,13 +42,13 @@ class LocalEngine:
         self._answer()
         self._groups.pop(name, None)
 
-    async def look(self, *, full: bool) -> EngineView:
+    async def observe(self, *, full: bool) -> EngineView:
         self._answer()
         nodes = tuple(EngineNode(place, name=place, has=room, room=room) for place, room in self._has.items())
         groups = tuple((group.name, group.place) for group in self._groups.values())
         return EngineView(self._session, nodes, groups if full else None)
 
-    async def hold(self, seconds: float, terms: Mapping[str, float]) -> None:
+    async def extend_hold(self, seconds: float, terms: Mapping[str, float]) -> None:
         self._answer()
         self.held = (seconds, dict(terms))
 

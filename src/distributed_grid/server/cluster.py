@@ -13,6 +13,7 @@ from typing import Any
 
 from distributed_grid.adapters.child_process import Say
 from distributed_grid.adapters.node.messages import NodeFacts
+from distributed_grid.adapters.ray.engine import RayEngine
 from distributed_grid.adapters.ssh.messages import Hop, SshTarget, parse_jump
 from distributed_grid.adapters.ssh.process import SshProcess
 from distributed_grid.api import requests
@@ -20,213 +21,193 @@ from distributed_grid.config import ClusterConfig, NodeConfig
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import NodeDrained, NodeStopped, NodeWanted
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.states import NodeState
-from distributed_grid.errors import GridError, NotFound, Refused, TimedOut
+from distributed_grid.errors import GridError, NotFound, Refused
+from distributed_grid.server.agent_waits import wait_until_alive, wait_until_drained
 from distributed_grid.server.ray.cluster import RayCluster
+from distributed_grid.server.ray.reconciler import EngineReconciler
 from distributed_grid.state_dir import StateDir, machine_id
 
-ALIVE_SECONDS, DRAIN_SECONDS, LOOK_SECONDS = 30.0, 60.0, 0.2
+ALIVE_SECONDS = 30.0
 SSH_PORT = 22
 View = dict[str, Any]
+Report = Callable[[View], None]
 
 
 class ClusterService:
     """Installs, starts and stops agents on the nodes that are reached by SSH."""
 
-    def __init__(self, grid: Grid, config: ClusterConfig, places: StateDir) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        config: ClusterConfig,
+        state_dir: StateDir,
+        *,
+        engine: RayEngine,
+        reconciler: EngineReconciler,
+    ) -> None:
         self._grid = grid
         self._nodes = {node.name: node for node in config.nodes}
-        self._places = places
-        self._shells = SshProcess(places.root / "wheels")
-        self.ray = RayCluster(grid, config, places, self._shells, self.target)
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._state_dir = state_dir
+        self._ssh = SshProcess(state_dir.root / "wheels")
+        self.ray = RayCluster(
+            grid,
+            config,
+            state_dir,
+            ssh=self._ssh,
+            target=self.target,
+            engine=engine,
+            reconciler=reconciler,
+            grid_id=self.grid_id,
+        )
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._id = ""
 
     async def start(self) -> None:
-        """Be linked again with every node whose agent is to run."""
+        """Keep links again to every node whose agent is to run."""
         wanted = await self._grid.read(lambda ledger, now: [n.name for n in ledger.nodes.values() if n.wanted])
         for name in wanted:
             if name in self._nodes and not self._nodes[name].is_local:
-                self._shells.keep_link(self.target(name))
-        await self.ray.begin()
+                self._ssh.keep_link(self.target(name))
+        await self.ray.start_supervision()
 
     async def stop(self) -> None:
-        """Let go of every link; agents stay. Safe to call twice."""
-        await self.ray.end()
-        await self._shells.stop()
+        """Drop every link; agents stay. Safe to call twice."""
+        await self.ray.stop_supervision()
+        await self._ssh.stop()
 
-    async def serve(self, op: requests.ManageCluster, tell: Callable[[View], None]) -> View:
-        """Do what the message asks, telling each step; the answer says what became of each node."""
+    async def serve(self, op: requests.ManageCluster, report: Report) -> View:
+        """Do what the message asks, reporting each step; the answer says what became of each node."""
         unknown = [name for name in op.nodes if name not in self._nodes]
         if unknown:
             raise NotFound(f"no node is called {unknown[0]}; the nodes are: {', '.join(self._nodes)}")
-        self._shells.configure(op.auth_sock, op.environ)
+        self._ssh.configure(op.auth_sock, op.environ)
         names = op.nodes or tuple(self._nodes)
         if op.verb == "status":
-            ray = await self.ray.reach.view()
-            rows = await self._grid.read(lambda ledger, now: self._rows(names, ledger, now))
+            ray = await self.ray.endpoints.view()
+            rows = await self._grid.read(lambda ledger, now: [self._row(name, ledger, now) for name in names])
             return {"nodes": [{**row, "ray": _ray_of(row["node_id"], ray)} for row in rows], "ray": ray}
         if op.verb == "env":
             where = op.nodes[0] if op.nodes else None
-            return {"environ": await self.ray.reach.environ(where), "ray": await self.ray.reach.view()}
+            return {"environ": await self.ray.endpoints.environ(where), "ray": await self.ray.endpoints.view()}
         if op.verb == "stop":
-            await self._stop_ray(names, op, tell)
+            await self._stop_ray(names, op, report)
         if op.verb == "start" and op.ray:
-            return {"results": await self._start_with_ray(names, op, tell)}
-        deeds = {"install": self._install, "start": self._start, "stop": self._stop}
-        return {"results": await asyncio.gather(*(self._one(name, deeds[op.verb], op, tell) for name in names))}
+            return {"results": await self._start_with_ray(names, op, report)}
+        operations = {"install": self._install, "start": self._start, "stop": self._stop}
+        return {"results": await asyncio.gather(*(self._run(name, operations[op.verb], op, report) for name in names))}
 
-    async def _one(
+    async def _run(
         self,
         name: str,
-        deed: Callable[[str, requests.ManageCluster, Say], Awaitable[str]],
+        operation: Callable[[str, requests.ManageCluster, Say], Awaitable[str]],
         op: requests.ManageCluster,
-        tell: Callable[[View], None],
+        report: Report,
     ) -> View:
         """What became of one node, whatever it was."""
 
         def say(step: str) -> None:
-            tell({"node_id": name, "step": step})
+            report({"node_id": name, "step": step})
 
         if self._nodes[name].is_local:
             return {"node_id": name, "ok": True, "detail": "runs inside the control plane"}
         try:
-            if self._turns[name].locked():
+            if self._locks[name].locked():
                 say("waiting for another command to finish with it")
-            async with self._turns[name]:
-                return {"node_id": name, "ok": True, "detail": await deed(name, op, say)}
+            async with self._locks[name]:
+                return {"node_id": name, "ok": True, "detail": await operation(name, op, say)}
         except GridError as failure:
             return {"node_id": name, "ok": False, "detail": str(failure)}
 
-    async def _start_with_ray(
-        self, names: tuple[str, ...], op: requests.ManageCluster, tell: Callable[[View], None]
-    ) -> list[View]:
+    async def _start_with_ray(self, names: tuple[str, ...], op: requests.ManageCluster, report: Report) -> list[View]:
         """Agents first, then Ray; where it is known before that Ray could not start, nothing is started."""
 
         def say(name: str) -> Say:
-            return lambda step: tell({"node_id": name, "step": step})
+            return lambda step: report({"node_id": name, "step": step})
 
         for name in names:
             say(name)("looking at its Ray")
-        await self.ray.look_before(names)
-        rows = await asyncio.gather(*(self._one(name, self._start, op, tell) for name in names))
+        await self.ray.check_before_start(names)
+        rows = await asyncio.gather(*(self._run(name, self._start, op, report) for name in names))
         running = [row["node_id"] for row in rows if row["ok"]]
         problems = await self.ray.start(running, say) if running else {}
         return [_with_ray(row, problems.get(row["node_id"])) if row["ok"] else row for row in rows]
 
-    async def _stop_ray(self, names: tuple[str, ...], op: requests.ManageCluster, tell: Callable[[View], None]) -> None:
-        """Give back what is lent, then end Ray: what it holds is freed while it is still there to do so."""
-        row = await self.ray.wanted.row()
+    async def _stop_ray(self, names: tuple[str, ...], op: requests.ManageCluster, report: Report) -> None:
+        """Take back what is lent, then end Ray: what it holds is freed while it is still there to do so."""
+        row = await self.ray.desired.row()
         if row is None or not set(names) & set(row.nodes):
             return
 
         def say(name: str) -> Say:
-            return lambda step: tell({"node_id": name, "step": step})
+            return lambda step: report({"node_id": name, "step": step})
 
-        async def is_given_back(name: str) -> bool:
+        async def is_drained(name: str) -> bool:
             if self._nodes[name].is_local:
                 return True  # it stays in the grid, with what it lends
             try:
-                await self._shells.run("inspect", self.target(name), say(name))
+                await self._ssh.run("inspect", self.target(name), say(name))
                 await self._drain(name, say(name), wait=not op.force)
             except GridError:
                 return False  # told when the node itself is stopped, which fails in the same way
             return True
 
         there = [name for name in names if name in row.nodes]
-        ready = await asyncio.gather(*map(is_given_back, there))
+        ready = await asyncio.gather(*map(is_drained, there))
         gone = [name for name, is_ready in zip(there, ready, strict=True) if is_ready or op.force]
         for name, problem in (await self.ray.stop(gone, say, purge=op.purge) if gone else {}).items():
             say(name)(f"its Ray could not be stopped: {problem}")
 
     async def _install(self, name: str, op: requests.ManageCluster, say: Say) -> str:
-        words = await self._shells.run("install", self.target(name), say)
-        return f"{words}; {await self.ray.nodes.install(name, say)}" if op.ray else words
+        summary = await self._ssh.run("install", self.target(name), say)
+        return f"{summary}; {await self.ray.nodes.install(name, say)}" if op.ray else summary
 
     async def _start(self, name: str, op: requests.ManageCluster, say: Say) -> str:
-        words = await self._shells.run("install", self.target(name), say)
+        summary = await self._ssh.run("install", self.target(name), say)
         say("starting the agent")
         now = self._grid.now_ms()
         await self._grid.handle(NodeWanted(name, True))
-        self._shells.keep_link(self.target(name))
-        await self._until_alive(name, now, say)
-        return f"running, {words}"
-
-    async def _until_alive(self, name: str, since_ms: int, say: Say) -> None:
-        """Return when the agent was heard; raises at once where the link says that it will not come."""
-
-        def is_alive(ledger: Ledger, now: int) -> bool:
-            seen = ledger.observations.get(name)
-            here = ledger.nodes[name].state is NodeState.ALIVE or ledger.nodes[name].cooling
-            return here and seen is not None and seen.at_ms >= since_ms
-
-        try:
-            async with asyncio.timeout(ALIVE_SECONDS):
-                while not await self._grid.read(is_alive):
-                    link = self._shells.links.get(name)
-                    if link is not None and link.final:
-                        raise Refused(link.detail)
-                    await asyncio.sleep(LOOK_SECONDS)
-        except TimeoutError:
-            link = self._shells.links.get(name)
-            why = f": {link.detail}" if link is not None and link.detail else ""
-            raise TimedOut(f"the agent was not heard from within {ALIVE_SECONDS:g} s{why}; still trying") from None
+        self._ssh.keep_link(self.target(name))
+        await wait_until_alive(self._grid, name, self._ssh.links, seconds=ALIVE_SECONDS, since_ms=now)
+        return f"running, {summary}"
 
     async def _stop(self, name: str, op: requests.ManageCluster, say: Say) -> str:
         target = self.target(name)
         say("looking at the node")
         try:
-            await self._shells.run("inspect", target, say)
+            await self._ssh.run("inspect", target, say)
         except GridError as failure:
             if op.force:
-                await self._let_go(name)
-                raise Refused(f"let go, but its agent may still run there: {failure}") from failure
+                await self._drop(name)
+                raise Refused(f"dropped, but its agent may still run there: {failure}") from failure
             raise
         await self._drain(name, say, wait=not op.force)
-        self._shells.drop_link(name)
+        self._ssh.drop_link(name)
         if op.purge:  # its files may be there though nobody wants it any more
-            await self._shells.ask("ray-stop", target, {"purge": True}, say)
+            await self._ssh.ask("ray-stop", target, {"purge": True}, say)
         try:
-            words = await self._shells.run("purge" if op.purge else "stop", target, say)
+            summary = await self._ssh.run("purge" if op.purge else "stop", target, say)
         except GridError:
             if await self._grid.read(lambda ledger, now: ledger.nodes[name].wanted):
-                self._shells.keep_link(target)  # what could not be ended is looked after as before
+                self._ssh.keep_link(target)  # what could not be ended is looked after as before
             raise
         await self._grid.handle(NodeStopped(name))
-        return words
+        return summary
 
-    async def _let_go(self, name: str) -> None:
+    async def _drop(self, name: str) -> None:
         await self._grid.handle(NodeDrained(name, "the node is being stopped"))
-        self._shells.drop_link(name)
+        self._ssh.drop_link(name)
         await self._grid.handle(NodeWanted(name, False))
 
     async def _drain(self, name: str, say: Say, *, wait: bool) -> None:
-        """Take back what is lent there; its jobs get their notice and go back into the line."""
+        """Take back what is lent there; its jobs get their notice and go back into the queue."""
         await self._grid.handle(NodeDrained(name, "the node is being stopped"))
-
-        def lent(ledger: Ledger, now: int) -> int:
-            return len(ledger.leases_on.get(name, ()))
-
-        left = await self._grid.read(lent)
-        if left and wait:
-            say(f"waiting for {left} lease{'' if left == 1 else 's'} to be given back")
-            try:
-                async with asyncio.timeout(DRAIN_SECONDS):
-                    while left := await self._grid.read(lent):
-                        await asyncio.sleep(LOOK_SECONDS)
-            except TimeoutError:
-                raise TimedOut(
-                    f"{left} lease{'' if left == 1 else 's'} not given back within {DRAIN_SECONDS:g} s; its agent runs "
-                    f"on and lends nothing; to stop it all the same: grid cluster stop {name} --force"
-                ) from None
-
-    def _rows(self, names: tuple[str, ...], ledger: Ledger, now: int) -> list[View]:
-        return [self._row(name, ledger, now) for name in names]
+        if wait:
+            await wait_until_drained(self._grid, name, say, command=f"grid cluster stop {name}")
 
     def _row(self, name: str, ledger: Ledger, now: int) -> View:
         config, node = self._nodes[name], ledger.nodes.get(name)
-        seen, link = ledger.observations.get(name), self._shells.links.get(name)
-        facts = self._shells.facts.get(name, NodeFacts())
+        seen, link = ledger.observations.get(name), self._ssh.links.get(name)
+        facts = self._ssh.facts.get(name, NodeFacts())
         return {
             "node_id": name,
             "address": "local" if config.is_local else address_of(config),
@@ -244,7 +225,7 @@ class ClusterService:
     def target(self, name: str) -> SshTarget:
         """A node as SSH needs to know it."""
         node = self._nodes[name]
-        links = self._places.host_dir / "links"
+        links = self._state_dir.host_dir / "links"
         return SshTarget(
             name=name,
             grid=self.grid_id(),
@@ -268,9 +249,9 @@ class ClusterService:
     def grid_id(self) -> str:
         """What tells this grid's directories on a node from another's; the same again after a fresh start."""
         if not self._id:
-            note = self._places.host_dir / "grid.id"
+            note = self._state_dir.host_dir / "grid.id"
             if not note.exists():
-                note.write_text(_made_id(self._places.root))
+                note.write_text(_made_id(self._state_dir.root))
             self._id = note.read_text().strip()
         return self._id
 

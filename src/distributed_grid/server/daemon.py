@@ -55,10 +55,8 @@ from distributed_grid.server.cluster import ClusterService
 from distributed_grid.server.exit_policy import IdleTimer, is_unused
 from distributed_grid.server.instance_lock import BACKLOG, InstanceLock, StartupReport
 from distributed_grid.server.local_agent import local_nodes, make_local_agent
-from distributed_grid.server.ray.attach_status import status
-from distributed_grid.server.ray.attached_node_sync import AttachedNodeSync
+from distributed_grid.server.ray.attached_nodes import AttachedNodeSync
 from distributed_grid.server.ray.attachment import RayAttachment
-from distributed_grid.server.ray.connector import RayConnector
 from distributed_grid.server.ray.reconciler import EngineReconciler
 from distributed_grid.server.rest.listener import RestListener, RestServices
 from distributed_grid.server.rpc.connection import Connection
@@ -117,25 +115,19 @@ class Daemon:
             offset_ms=self._clock.wall_offset_ms,
             on_alert=self._record_alert,
         )
-        self._cluster = ClusterService(self._grid, config, state_dir)
+        self._cluster = ClusterService(
+            self._grid, config, state_dir, engine=self._ray, reconciler=self._reconciler
+        )
         grid_id = self._cluster.grid_id
-        following = AttachedNodeSync(self._grid, config, engine=self._ray, sockets=self._agent_sockets, grid_id=grid_id)
         self._attachment = RayAttachment(
             self._grid,
             config,
             state_dir,
             engine=self._ray,
-            desk=self._reconciler,
-            following=following,
-            grid_id=grid_id,
-        )
-        self._ray_connector = RayConnector(
-            self._grid,
-            config,
-            state_dir,
-            engine=self._ray,
-            desk=self._reconciler,
-            cluster=self._cluster.ray,
+            reconciler=self._reconciler,
+            nodes=AttachedNodeSync(
+                self._grid, config, engine=self._ray, sockets=self._agent_sockets, grid_id=grid_id
+            ),
             grid_id=grid_id,
         )
         self._boost_file = BoostFileSync(
@@ -212,7 +204,7 @@ class Daemon:
             await self._grid.start()
             registry = ConfigRegistry(self._config)
             self._agents.start(self._grid, registry, answer_program=self._node_memory.serve)
-            self._reconciler.start(self._grid)
+            self._reconciler.start(self._grid, on_view=self._attachment.nodes.update)
             await self._monitor.start()
             await declare_nodes(self._grid, self._config, HardwareDetector(probe, gpus).capacity())
             await self._boost_file.recover()
@@ -238,7 +230,6 @@ class Daemon:
                 asyncio.create_task(trim_content_forever(self._grid, self._content)),
                 asyncio.create_task(rebalance_forever(self._grid, self._monitor, rules)),
                 asyncio.create_task(self._boost_file.run()),
-                asyncio.create_task(self._ray_connector.keep()),
             ]
             await self._idle_timer.wait(self._is_idle)
             for task in background:
@@ -269,16 +260,16 @@ class Daemon:
 
     def _on_ray_connected(self) -> list[Command]:
         self._reconciler.compare_soon()
-        return self._attachment.following.desired_state()
+        return self._attachment.nodes.desired_state()
 
     async def _ray_environment(self, node: str) -> dict[str, str]:
         """The variables with which a Ray program on a node finds its cluster and our namespace there."""
         is_attached = self._attachment.row is not None
-        environ = self._attachment.environ() if is_attached else await self._cluster.ray.reach.environ(node)
+        environ = self._attachment.environ() if is_attached else await self._cluster.ray.endpoints.environ(node)
         return {**environ, "RAY_NAMESPACE": "grid"}
 
     def _on_ray_link_changed(self, link: AgentLinkChanged) -> None:
-        self._attachment.following.link_changed(link)
+        self._attachment.nodes.link_changed(link)
 
     def _record_alert(self, alert: Alert) -> None:
         """Record an alert in the audit trail, without waiting for it."""
@@ -303,7 +294,7 @@ class Daemon:
             return await self._cluster.serve(asked, report)
 
         if op.verb == "status":
-            return await status(op, self._grid, self._ray, self._attachment, serve)
+            return await self._attachment.status(op, serve)
         return await serve(op)
 
     def _viewer(self) -> Viewer:

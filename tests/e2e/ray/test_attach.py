@@ -439,8 +439,8 @@ class TestRayEngine(EngineContract):
         kept, short = self.group(engine, cpu_milli=100), self.group(engine, cpu_milli=100)
         for group in (kept, short):
             self.run(engine.reserve(group, seconds=10))
-        self.run(engine.hold(60, {short.name: -60}))  # its term was over long ago, and nobody has freed it
+        self.run(engine.extend_hold(60, {short.name: -60}))  # its term was over long ago, and nobody has freed it
         wait_until(lambda: short.name not in self.names(engine))
         assert kept.name in self.names(engine)
-        self.run(engine.hold(1, {}))  # and then the grid was never heard again
+        self.run(engine.extend_hold(1, {}))  # and then the grid was never heard again
         wait_until(lambda: self.names(engine) == {})

@@ -141,13 +141,13 @@ class RayEngine:
         if problem:
             raise Unreachable(f"Ray does not answer: {problem.removeprefix(AWAY)}")
 
-    async def look(self, *, full: bool) -> EngineView:
+    async def observe(self, *, full: bool) -> EngineView:
         seen = await self._request(GroupsObserved, lambda number: ObserveGroups(number, full), OBSERVE_SECONDS)
         if seen.problem:
             raise Unreachable(f"Ray does not answer: {seen.problem}")
         return parse_view(seen.view)
 
-    async def hold(self, seconds: float, terms: Mapping[str, float]) -> None:
+    async def extend_hold(self, seconds: float, terms: Mapping[str, float]) -> None:
         self._check_connected()
         self.send(ExtendHold(seconds, dict(terms)))
 

@@ -1,20 +1,21 @@
 """`grid cluster attach|detach`: a Ray cluster that somebody else runs.
 
-Rule 1: what is attached is in the ledger; the next control plane goes on with it by itself.
-Rule 2: a wrong address or token changes nothing: Ray has let us in before anything is noted.
-Rule 3: detaching leaves nothing of ours, neither in Ray nor on its nodes; what cannot be ended is said.
+What is attached is in the ledger, and the next control plane goes on with it by itself. A wrong address or token
+changes nothing: the connection is made before anything is recorded. Detaching leaves nothing of ours, neither in Ray
+nor on its nodes; what cannot be ended is reported.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import Callable, Container
+from collections.abc import Awaitable, Callable, Container
 from typing import Any
 
-from distributed_grid.adapters.child_process import Say
-from distributed_grid.adapters.node.messages import NodeFacts
-from distributed_grid.adapters.ray.connection import AUTO, RAY_MISSING
+from msgspec.structs import replace
+
+from distributed_grid.adapters.node.messages import AgentLinkChanged, NodeFacts
+from distributed_grid.adapters.ray.connection import AUTO, CLIENT_SCHEME, RAY_MISSING
 from distributed_grid.adapters.ray.engine import RayEngine
 from distributed_grid.adapters.ray.messages import Connect
 from distributed_grid.api import requests
@@ -23,47 +24,47 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.domain.engines import ATTACHED, EngineRow
 from distributed_grid.domain.events import EngineGivenUp, EngineWanted, NodeDrained, NodeStopped
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.states import NodeState
-from distributed_grid.errors import GridError, Refused, TimedOut, Unreachable
+from distributed_grid.domain.nodes import Node
+from distributed_grid.errors import GridError, Refused, Unreachable
 from distributed_grid.posix.private_files import write_private
-from distributed_grid.server.ray.attached_node_sync import AttachedNodeSync
-from distributed_grid.server.ray.node_mapping import RAY_HOST
+from distributed_grid.server.agent_waits import wait_until_alive, wait_until_drained
+from distributed_grid.server.ray.attached_nodes import RAY_HOST, AttachedNodeSync
 from distributed_grid.server.ray.reconciler import NAME, EngineReconciler
 from distributed_grid.state_dir import StateDir
 
-CONNECT_SECONDS, ALIVE_SECONDS, DRAIN_SECONDS = 75.0, 60.0, 60.0
-LOOK_SECONDS = 0.2
+CONNECT_SECONDS, ALIVE_SECONDS, POLL_SECONDS = 75.0, 60.0, 0.05
 DETACH = "grid cluster detach"
 GONE = "Ray does not have it any more"
 RISK = "this Ray cluster asks for no token: whoever reaches its ports can run anything on its nodes"
+NODE_KEYS = ("address", "session", "authenticated", "risk")
 View = dict[str, Any]
-Tell = Callable[[View], None]
+Report = Callable[[View], None]
+ServeStatus = Callable[[requests.ManageCluster], Awaitable[View]]
 
 
 class RayAttachment:
-    """Takes a cluster, and leaves it."""
+    """Attaches the grid to a Ray cluster, tells its status, and detaches from it."""
 
     def __init__(
         self,
         grid: Grid,
         config: ClusterConfig,
-        places: StateDir,
+        state_dir: StateDir,
         *,
         engine: RayEngine,
-        desk: EngineReconciler,
-        following: AttachedNodeSync,
+        reconciler: EngineReconciler,
+        nodes: AttachedNodeSync,
         grid_id: Callable[[], str],
     ) -> None:
         self._grid = grid
         self._config = config
         self._engine = engine
-        self._desk = desk
+        self._reconciler = reconciler
         self._grid_id = grid_id
-        self._wheels = str(places.root / "wheels")
-        self._token = places.host_dir / "ray-attached.token"
-        self._turn = asyncio.Lock()
-        self.following = following
-        desk.before = following.take_in
+        self._wheels = str(state_dir.root / "wheels")
+        self._token = state_dir.host_dir / "ray-attached.token"
+        self._lock = asyncio.Lock()
+        self.nodes = nodes
 
     def start(self) -> None:
         """Go on with what is attached."""
@@ -91,21 +92,21 @@ class RayAttachment:
 
     # ------------------------------------------------------------------ attaching
 
-    async def attach(self, op: requests.AttachRay, tell: Tell) -> View:
+    async def attach(self, op: requests.AttachRay, report: Report) -> View:
         """Take the cluster at an address; what became of each of its nodes."""
-        async with self._turn:
+        async with self._lock:
             self._check(op.address)
-            tell({"node_id": NAME, "step": f"connecting with {op.address}"})
+            report({"node_id": NAME, "step": f"connecting with {op.address}"})
             self._engine.configure_packages(op.environ, op.environ.get("GRID_WHEELS") or self._wheels)
-            address = await self._connected(op)
+            address = await self._connect(op)
             row = self.row
             if row is None or row.address != address:
                 session = self._engine.connected.session if self._engine.connected is not None else ""
                 await self._grid.handle(EngineWanted(NAME, ATTACHED, address, session=session))
-            await self._desk.compare(full=True)
-            names = sorted(self.following.kept)
-            results = await asyncio.gather(*(self._until_alive(name, tell) for name in names))
-            results += await self._grid.read(lambda ledger, now: others(ledger, names))
+            await self._reconciler.compare(full=True)
+            names = sorted(self.nodes.kept)
+            results = await asyncio.gather(*(self._wait_for_agent(name, report) for name in names))
+            results += await self._grid.read(lambda ledger, now: other_rows(ledger, names))
             return {"results": results, "address": address, "warnings": self._warnings()}
 
     def _check(self, address: str) -> None:
@@ -119,11 +120,11 @@ class RayAttachment:
         if address not in (row.address, AUTO):
             raise Refused(f"this grid is attached to {row.address}; first type: {DETACH}")
 
-    async def _connected(self, op: requests.AttachRay) -> str:
-        """Be let in; where that fails everything is as it was. The address under which the cluster is found again."""
+    async def _connect(self, op: requests.AttachRay) -> str:
+        """Connect; where that fails everything is as it was. The address at which the cluster is found again."""
         row = self.row
         before = self._token.read_bytes() if self._token.exists() else None
-        self._keep_token(op.token.encode() or (before if row is not None else None))
+        self._store_token(op.token.encode() or (before if row is not None else None))
         address = row.address if row is not None and op.address == AUTO else op.address
         self._engine.connect(self._settings(address))
         try:
@@ -131,9 +132,9 @@ class RayAttachment:
                 while self._engine.connected is None:
                     if self._engine.problem:
                         raise Refused(self._engine.problem)
-                    await asyncio.sleep(LOOK_SECONDS / 4)
+                    await asyncio.sleep(POLL_SECONDS)
         except (Refused, TimeoutError) as failure:
-            self._keep_token(before)
+            self._store_token(before)
             if row is None:
                 await self._engine.stop()
             why = str(failure) or f"Ray at {op.address} did not answer within {CONNECT_SECONDS:g} s"
@@ -153,7 +154,7 @@ class RayAttachment:
             wheels=self._wheels,
         )
 
-    def _keep_token(self, token: bytes | None) -> None:
+    def _store_token(self, token: bytes | None) -> None:
         if token:
             write_private(self._token, token)
         else:
@@ -165,38 +166,24 @@ class RayAttachment:
             return []
         return [RISK]
 
-    async def _until_alive(self, name: str, tell: Tell) -> View:
+    async def _wait_for_agent(self, name: str, report: Report) -> View:
         """What became of the agent of a node."""
 
-        def is_alive(ledger: Ledger, now: int) -> bool:
-            node = ledger.nodes.get(name)
-            return node is not None and (node.state is NodeState.ALIVE or node.cooling)
+        def say(step: str) -> None:
+            report({"node_id": name, "step": step})
 
-        said = ""
         try:
-            async with asyncio.timeout(ALIVE_SECONDS):
-                while not await self._grid.read(is_alive):
-                    link = self.following.links.get(name)
-                    if link is not None and link.final:
-                        return {"node_id": name, "ok": False, "detail": link.detail}
-                    if link is not None and link.detail != said:
-                        said = link.detail
-                        tell({"node_id": name, "step": said or link.state})
-                    await asyncio.sleep(LOOK_SECONDS)
-        except TimeoutError:
-            why = f"its agent was not heard from within {ALIVE_SECONDS:g} s{f': {said}' if said else ''}; still trying"
-            return {"node_id": name, "ok": False, "detail": why}
-        return {
-            "node_id": name,
-            "ok": True,
-            "detail": f"running, {self.following.facts.get(name, NodeFacts()).version}",
-        }
+            await wait_until_alive(self._grid, name, self.nodes.links, seconds=ALIVE_SECONDS, say=say)
+        except GridError as failure:
+            return {"node_id": name, "ok": False, "detail": str(failure)}
+        version = self.nodes.facts.get(name, NodeFacts()).version
+        return {"node_id": name, "ok": True, "detail": f"running, {version}"}
 
     # ------------------------------------------------------------------ detaching
 
-    async def detach(self, op: requests.DetachRay, tell: Tell) -> View:
+    async def detach(self, op: requests.DetachRay, report: Report) -> View:
         """Leave the cluster as it was before; what became of each node."""
-        async with self._turn:
+        async with self._lock:
             row = self._grid.ledger.engines.get(NAME)
             if row is None:
                 raise Refused("no Ray cluster is attached")
@@ -205,20 +192,20 @@ class RayAttachment:
             if self._engine.connected is None and not op.force:
                 why = self._engine.problem or "not connected yet"
                 raise Unreachable(f"Ray at {row.address} is away: {why}; when it is gone for good: {DETACH} --force")
-            self.following.is_ending = True
+            self.nodes.is_detaching = True
             try:
-                return await self._left(op, tell)
+                return await self._leave(op, report)
             finally:
-                self.following.is_ending = False
+                self.nodes.is_detaching = False
 
-    async def _left(self, op: requests.DetachRay, tell: Tell) -> View:
-        names = await self._grid.read(lambda ledger, now: attached(ledger, self.following.kept))
+    async def _leave(self, op: requests.DetachRay, report: Report) -> View:
+        names = await self._grid.read(lambda ledger, now: attached_names(ledger, self.nodes.kept))
         for name in names:
             await self._grid.handle(NodeDrained(name, "the Ray cluster is being detached"))
-        results = await asyncio.gather(*(self._ended(name, op, tell) for name in names))
+        results = await asyncio.gather(*(self._remove_agent(name, op, report) for name in names))
         if not op.force and not all(result["ok"] for result in results):
             return {"results": results}
-        tell({"node_id": NAME, "step": "removing what is left in Ray"})
+        report({"node_id": NAME, "step": "removing what is left in Ray"})
         try:
             if self._engine.connected is not None:
                 await self._engine.clear()
@@ -230,58 +217,89 @@ class RayAttachment:
         await self._grid.handle(EngineGivenUp(NAME, "detached"))
         await self._engine.stop()
         self._token.unlink(missing_ok=True)
-        self.following.kept, self.following.links = {}, {}
+        self.nodes.kept, self.nodes.links = {}, {}
         return {"results": results}
 
-    async def _ended(self, name: str, op: requests.DetachRay, tell: Tell) -> View:
+    async def _remove_agent(self, name: str, op: requests.DetachRay, report: Report) -> View:
         """End and remove the agent of one node, when everything lent there has been given back."""
 
         def say(step: str) -> None:
-            tell({"node_id": name, "step": step})
+            report({"node_id": name, "step": step})
 
-        target = self.following.kept.get(name)
+        target = self.nodes.kept.get(name)
         if target is None:
-            await self.following.forget(name)
+            await self.nodes.forget(name)
             return {"node_id": name, "ok": True, "detail": f"{GONE}: its agent, where it still runs, ends by itself"}
         try:
             if not op.force:
-                await self._drained(name, say)
+                await wait_until_drained(self._grid, name, say, command=DETACH)
             if self._engine.connected is None:
                 raise Unreachable("Ray is away")
-            words = await self.following.run("purge", target, say)
+            words = await self.nodes.run("purge", target, say)
         except GridError as failure:
             if op.force:
-                await self.following.forget(name)
-                return {"node_id": name, "ok": False, "detail": f"let go, its agent ends by itself: {failure}"}
+                await self.nodes.forget(name)
+                return {"node_id": name, "ok": False, "detail": f"dropped, its agent ends by itself: {failure}"}
             return {"node_id": name, "ok": False, "detail": str(failure)}
         await self._grid.handle(NodeStopped(name))
-        await self.following.forget(name)
+        await self.nodes.forget(name)
         return {"node_id": name, "ok": True, "detail": words}
 
-    async def _drained(self, name: str, say: Say) -> None:
-        def lent(ledger: Ledger, now: int) -> int:
-            return len(ledger.leases_on.get(name, ()))
+    # ------------------------------------------------------------------ status
 
-        left = await self._grid.read(lent)
-        if left:
-            say(f"waiting for {left} lease{'' if left == 1 else 's'} to be given back")
-        try:
-            async with asyncio.timeout(DRAIN_SECONDS):
-                while left := await self._grid.read(lent):
-                    await asyncio.sleep(LOOK_SECONDS)
-        except TimeoutError:
-            raise TimedOut(
-                f"{left} lease{'' if left == 1 else 's'} not given back within {DRAIN_SECONDS:g} s; its agent runs on "
-                f"and lends nothing; to end it all the same: {DETACH} --force"
-            ) from None
+    async def status(self, op: requests.ManageCluster, serve: ServeStatus) -> View:
+        """What `serve` says of the config's nodes, and with it what is known of those that Ray brought."""
+        brought = await self._grid.read(lambda ledger, now: _brought_rows(ledger, now, op.nodes))
+        rest = tuple(name for name in op.nodes if all(row["node_id"] != name for row in brought))
+        view: View = {"nodes": [], "ray": None} if op.nodes and not rest else await serve(replace(op, nodes=rest))
+        if self.row is None:
+            return view
+        ray = self._cluster_view(self.row)
+        states = await self._grid.read(lambda ledger, now: {one.name: _ray_state(one) for one in ledger.nodes.values()})
+        rows = [self._with_link(row, ray["problem"]) for row in [*view["nodes"], *brought]]
+        for row in rows:
+            state = states.get(row["node_id"])
+            row["ray"] = {**{key: ray[key] for key in NODE_KEYS}, "state": state} if state else None
+        return {"nodes": rows, "ray": {**ray, "nodes": {name: state for name, state in states.items() if state}}}
+
+    def _cluster_view(self, row: EngineRow) -> View:
+        connected = self._engine.connected
+        is_authenticated = connected.authenticated if connected is not None else self.has_token
+        return {
+            "mode": row.mode,
+            "address": row.address,
+            "session": row.session or None,
+            "authenticated": is_authenticated,
+            "problem": None if connected is not None else self._engine.problem or "connecting",
+            "risk": None if is_authenticated else RISK,
+            "dashboard": None,
+            "client": row.address if row.address.startswith(CLIENT_SCHEME) else None,
+            "head": None,
+        }
+
+    def _with_link(self, row: View, problem: str | None) -> View:
+        """A node's row with what is known of its link."""
+        name = row["node_id"]
+        if name not in self.nodes.kept:
+            return dict(row)
+        link, facts = self.nodes.links.get(name), self.nodes.facts.get(name, NodeFacts())
+        if problem is not None:
+            link = AgentLinkChanged(name, "down", problem)
+        return {
+            **row,
+            "link": link.state if link is not None else None,
+            "detail": (link.detail or None) if link is not None else None,
+            "version": facts.running or facts.version or None,
+            "python": facts.python or None,
+        }
 
 
-def attached(ledger: Ledger, kept: Container[str]) -> list[str]:
-    """The nodes that go with the cluster: those with a hand, and those that only Ray brought."""
+def attached_names(ledger: Ledger, kept: Container[str]) -> list[str]:
+    """The nodes that go with the cluster: those whose agent is kept through it, and those that only Ray brought."""
     return [node.name for node in ledger.nodes.values() if node.name in kept or node.host == RAY_HOST]
 
 
-def others(ledger: Ledger, names: list[str]) -> list[View]:
+def other_rows(ledger: Ledger, names: list[str]) -> list[View]:
     """The nodes of the cluster whose agents are there in another way."""
     known = (node for node in ledger.nodes.values() if node.engine == NAME and node.name not in names)
     return [
@@ -292,3 +310,30 @@ def others(ledger: Ledger, names: list[str]) -> list[View]:
         }
         for node in known
     ]
+
+
+def _brought_rows(ledger: Ledger, now: int, names: tuple[str, ...]) -> list[View]:
+    nodes = (node for node in ledger.nodes.values() if node.host == RAY_HOST)
+    return [_brought_row(node, ledger, now) for node in nodes if not names or node.name in names]
+
+
+def _ray_state(node: Node) -> str:
+    """What Ray has of a node, in a word; nothing where it never had it."""
+    return "" if node.engine != NAME else "running" if node.engine_node else "lost"
+
+
+def _brought_row(node: Node, ledger: Ledger, now: int) -> View:
+    seen = ledger.observations.get(node.name)
+    return {
+        "node_id": node.name,
+        "address": f"{RAY_HOST}:{node.engine_node[:12]}" if node.engine_node else RAY_HOST,
+        "state": str(node.state),
+        "cooling": node.cooling,
+        "wanted": node.wanted,
+        "link": None,
+        "detail": None,
+        "version": None,
+        "python": None,
+        "seconds_since_heard": (now - seen.at_ms) / 1000 if seen is not None and seen.at_ms else None,
+        "jobs": sum(1 for lease in ledger.leases_of(node.name) if lease.job),
+    }

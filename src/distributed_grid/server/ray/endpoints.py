@@ -1,134 +1,238 @@
-"""How one reaches the grid's own Ray: the ways to its head, and the variables with which programs find it."""
+"""Access to the grid's own Ray: its row in the ledger, forwarded ports of its head, the engine's connection to it."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
+from distributed_grid.adapters.ray.engine import RayEngine
+from distributed_grid.adapters.ray.messages import Connect
 from distributed_grid.adapters.ssh.messages import PortForward, SshTarget
 from distributed_grid.adapters.ssh.process import SshProcess
 from distributed_grid.config import ClusterConfig
-from distributed_grid.domain.engines import EngineRow
-from distributed_grid.errors import Refused
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.engines import SSH, EngineRow
+from distributed_grid.domain.events import EngineGivenUp, EngineWanted
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.errors import GridError, Refused
 from distributed_grid.server.ray.credentials import RayCredentials
-from distributed_grid.server.ray.desired_state import DesiredRayCluster
-from distributed_grid.server.ray.nodes import RayNodes
-from distributed_grid.server.ray.start_options import risk_of
+from distributed_grid.server.ray.nodes import RayNodes, bracketed, security_risk
+from distributed_grid.server.ray.reconciler import NAME, EngineReconciler
+from distributed_grid.state_dir import StateDir
 
-NEAR = {"dashboard": "127.0.0.1", "client": "127.0.0.1", "head": "127.0.0.2"}
-"""Where the ways to another machine begin on this one. Ray takes 127.0.0.1 for the machine's outer address."""
+POLL_SECONDS, CONNECT_SECONDS = 0.5, 45.0
+LOCAL_HOSTS = {"dashboard": "127.0.0.1", "client": "127.0.0.1", "head": "127.0.0.2"}
+"""Where forwarded ports listen on this machine. Ray takes 127.0.0.1 for the machine's outer address."""
+log = logging.getLogger(__name__)
+
+
+class DesiredRayCluster:
+    """What the ledger has about the grid's own Ray: where its head is, and on which nodes it is to run."""
+
+    def __init__(self, grid: Grid, port: int) -> None:
+        self._grid = grid
+        self._port = port
+
+    async def row(self) -> EngineRow | None:
+        """The row; None while the grid is to run no Ray."""
+
+        def find(ledger: Ledger, now: int) -> EngineRow | None:
+            row = ledger.engines.get(NAME)
+            return row if row is not None and row.mode == SSH else None
+
+        return await self._grid.read(find)
+
+    async def nodes(self) -> tuple[str, ...]:
+        """Where it is to run."""
+        row = await self.row()
+        return row.nodes if row is not None else ()
+
+    async def set(self, head: str, session: str, nodes: tuple[str, ...]) -> None:
+        """It is to run on these nodes, with its head at this address."""
+        address = f"{bracketed(head)}:{self._port}"
+        await self._grid.handle(EngineWanted(NAME, SSH, address, session=session, nodes=nodes))
+
+    async def reduce(self, row: EngineRow, nodes: tuple[str, ...]) -> None:
+        """It is to run as before, on these of its nodes only."""
+        await self._grid.handle(EngineWanted(NAME, SSH, row.address, row.namespace, row.session, nodes))
+
+    async def clear(self, reason: str) -> None:
+        """It is to run nowhere any more."""
+        await self._grid.handle(EngineGivenUp(NAME, reason))
 
 
 class RayEndpoints:
-    """Opens the ways to Ray's head, and tells where they begin."""
+    """Forwards the ports of Ray's head to this machine, and tells with which variables programs find Ray."""
 
     def __init__(
         self,
         config: ClusterConfig,
-        wanted: DesiredRayCluster,
+        desired: DesiredRayCluster,
         *,
         nodes: RayNodes,
-        shells: SshProcess,
+        ssh: SshProcess,
         target: Callable[[str], SshTarget],
-        secrets: RayCredentials,
+        credentials: RayCredentials,
     ) -> None:
         self._config = config
-        self._wanted = wanted
+        self._desired = desired
         self._nodes = nodes
-        self._shells = shells
+        self._ssh = ssh
         self._target = target
-        self._secrets = secrets
+        self._credentials = credentials
 
-    def open_ways(self) -> None:
+    def open(self) -> None:
         """Have the dashboard, Ray's client and its head within reach of this machine, where they are on another."""
         head, ray = self._config.head, self._config.ray
         if not head.is_local:
             dashboard = "127.0.0.1" if ray.dashboard_host in ("local", "0.0.0.0") else ray.dashboard_host
-            ports = {"dashboard": PortForward(NEAR["dashboard"], ray.dashboard_port, dashboard, ray.dashboard_port)}
-            ports["client"] = PortForward(NEAR["client"], ray.client_port, "127.0.0.1", ray.client_port)
-            ports["head"] = PortForward(NEAR["head"], ray.port, "127.0.0.1", ray.port)
-            self._shells.forward_ports(self._target(head.name), ports)
+            ports = {"dashboard": (ray.dashboard_port, dashboard), "client": (ray.client_port, "127.0.0.1")}
+            ports["head"] = (ray.port, "127.0.0.1")
+            forwards = {name: PortForward(LOCAL_HOSTS[name], port, to, port) for name, (port, to) in ports.items()}
+            self._ssh.forward_ports(self._target(head.name), forwards)
 
-    def close_ways(self) -> None:
-        """Have none of them any more; closing what is not open is harmless."""
-        self._shells.forward_ports(self._target(self._config.head.name), {})
+    def close(self) -> None:
+        """Forward nothing any more; closing what is not open is harmless."""
+        self._ssh.forward_ports(self._target(self._config.head.name), {})
 
     async def view(self) -> dict[str, Any] | None:
-        """Where it is, how to get there, and what is dangerous about it; None where there is none."""
-        row = await self._wanted.row()
+        """Where Ray is, how to get there, and what is dangerous about it; None where there is none."""
+        row = await self._desired.row()
         if row is None:
             return None
-        ways = self._ways(row)
-        states = {name: self._nodes.lives.get(name, {}).get("state", "unknown") for name in row.nodes}
         return {
             "mode": row.mode,
             "address": row.address,
             "session": row.session or None,
             "authenticated": self._config.ray.auth == "token",
             "tls": self._config.ray.tls,
-            "nodes": states,
-            "risk": risk_of(self._config.ray),
-            **ways,
+            "nodes": {name: self._nodes.states.get(name, {}).get("state", "unknown") for name in row.nodes},
+            "risk": security_risk(self._config.ray),
+            **self._urls(row),
         }
 
-    def _ways(self, row: EngineRow) -> dict[str, Any]:
-        """How a program on this machine gets there; None while a way is not open."""
+    def _urls(self, row: EngineRow) -> dict[str, Any]:
+        """How a program on this machine gets there; None while a port is not forwarded."""
         ray, head = self._config.ray, self._config.head
         if head.is_local:
             dashboard = f"http://127.0.0.1:{ray.dashboard_port}"
             return {"dashboard": dashboard, "client": f"ray://127.0.0.1:{ray.client_port}", "head": row.address}
-        ports = self._shells.forwarded.get(head.name, {})
-        starts = {"dashboard": "http://", "client": "ray://", "head": ""}
-        return {name: f"{start}{NEAR[name]}:{ports[name]}" if name in ports else None for name, start in starts.items()}
+        ports = self._ssh.forwarded.get(head.name, {})
+        schemes = {"dashboard": "http://", "client": "ray://", "head": ""}
+        return {
+            name: f"{scheme}{LOCAL_HOSTS[name]}:{ports[name]}" if name in ports else None
+            for name, scheme in schemes.items()
+        }
 
     async def environ(self, name: str | None = None) -> dict[str, str]:
         """The variables with which Ray's own commands and programs work, on this machine or on a node."""
-        row = await self._wanted.row()
+        row = await self._desired.row()
         if row is None:
             raise Refused("the grid has started no Ray; type: grid cluster start --ray")
-        ray = self._config.ray
         if name is not None and not self._nodes.is_local(name):
-            return await self._environ_there(name, row)
-        ways = self._ways(row)
-        environ = self._secrets.environ(auth=ray.auth, tls=ray.tls)
+            return await self._environ_on(name, row)
+        urls = self._urls(row)
+        environ = self._credentials.environ(auth=self._config.ray.auth, tls=self._config.ray.tls)
         if any(self._nodes.is_local(one) for one in row.nodes):
             environ["RAY_ADDRESS"] = row.address
-        elif ways["client"]:
-            environ["RAY_ADDRESS"] = ways["client"]
-        if ways["dashboard"]:
-            environ["RAY_API_SERVER_ADDRESS"] = ways["dashboard"]
+        elif urls["client"]:
+            environ["RAY_ADDRESS"] = urls["client"]
+        if urls["dashboard"]:
+            environ["RAY_API_SERVER_ADDRESS"] = urls["dashboard"]
         return environ
 
-    async def drive(self, socket: str) -> tuple[dict[str, str], str]:
-        """Have a program that speaks to Ray: its environment, and the socket it is behind, where it is on the head."""
-        row = await self._wanted.row()
-        if row is None:
-            raise Refused("the grid has started no Ray")
+    async def start_driver(self, row: EngineRow, socket: str) -> tuple[dict[str, str], str]:
+        """Have a Ray driver: its environment, and the socket it is behind, where it is on the head."""
         if any(self._nodes.is_local(one) for one in row.nodes):
             return await self.environ(), ""
         head = self._config.head.name
-        environ = await self._environ_there(head, row)
-        self._shells.run_ray_driver(
-            self._target(head), socket, {"python": self._nodes.python(head), "environ": environ}
-        )
+        environ = await self._environ_on(head, row)
+        data = {"python": self._nodes.python(head), "environ": environ}
+        self._ssh.run_ray_driver(self._target(head), socket, data)
         return environ, socket
 
-    def stop_driving(self) -> None:
-        """Have no such program any more."""
-        self._shells.run_ray_driver(self._target(self._config.head.name), "", {})
+    def stop_driver(self) -> None:
+        """Have no Ray driver on the head any more."""
+        self._ssh.run_ray_driver(self._target(self._config.head.name), "", {})
 
-    async def _environ_there(self, name: str, row: EngineRow) -> dict[str, str]:
+    async def _environ_on(self, name: str, row: EngineRow) -> dict[str, str]:
         if name not in row.nodes:
             raise Refused(f"Ray does not run on {name}; it runs on {', '.join(row.nodes)}")
-        ray, life = self._config.ray, await self._nodes.look(name, versions=False)
+        ray, state = self._config.ray, await self._nodes.inspect(name, versions=False)
         environ = {"RAY_ADDRESS": row.address, "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"}
         if ray.auth == "token":
-            environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(life["token_path"])}
+            environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(state["token_path"])}
         if ray.tls:
-            folder = str(life["token_path"]).rpartition("/")[0]
+            folder = str(state["token_path"]).rpartition("/")[0]
             files = {"SERVER_CERT": "cert", "SERVER_KEY": "key", "CA_CERT": "ca"}
             environ |= {f"RAY_TLS_{what}": f"{folder}/tls-{file}.pem" for what, file in files.items()}
             environ["RAY_USE_TLS"] = "1"
         if name == self._config.head.name:
             environ["RAY_API_SERVER_ADDRESS"] = f"http://127.0.0.1:{ray.dashboard_port}"
         return environ
+
+
+class RayConnector:
+    """Keeps the engine connected with the grid's own Ray, for as long as the ledger has it."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        state_dir: StateDir,
+        *,
+        engine: RayEngine,
+        reconciler: EngineReconciler,
+        desired: DesiredRayCluster,
+        endpoints: RayEndpoints,
+        grid_id: Callable[[], str],
+    ) -> None:
+        self._config = config
+        self._wheels = str(state_dir.root / "wheels")
+        self._socket = str(state_dir.host_dir / "links" / "ray-driver")
+        self._engine = engine
+        self._reconciler = reconciler
+        self._desired = desired
+        self._endpoints = endpoints
+        self._grid_id = grid_id
+        self._connected_to: tuple[str, tuple[str, ...]] | None = None
+
+    async def run(self) -> None:
+        """Connect whenever there is a cluster to connect with, until cancelled."""
+        while True:
+            try:
+                await self._update()
+            except GridError as failure:
+                log.warning("no connection with Ray: %s", failure)
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _update(self) -> None:
+        row = await self._desired.row()
+        if row is None:
+            if self._connected_to is not None:
+                self._connected_to = None
+                self._endpoints.stop_driver()
+                await self._engine.stop()
+            return
+        if self._connected_to == (row.address, row.nodes) or not row.session:
+            return  # known already, or not started yet
+        environ, socket = await self._endpoints.start_driver(row, self._socket)
+        environ.pop("RAY_ADDRESS", None)
+        hold = self._config.hold_seconds
+        settings = Connect(row.address, self._grid_id(), row.namespace, hold, environ, self._wheels)
+        self._engine.connect(settings, socket)
+        self._connected_to = (row.address, row.nodes)
+
+    async def wait_until_connected(self) -> str:
+        """Return when Ray's nodes are known to be the grid's; what keeps it from that, where that takes too long."""
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                while self._engine.connected is None:
+                    await asyncio.sleep(POLL_SECONDS / 5)
+                await self._reconciler.compare(full=True)
+        except TimeoutError:
+            return f"the control plane is not connected with Ray yet: {self._engine.problem or 'no connection'}"
+        except GridError as failure:
+            return f"the control plane is not connected with Ray yet: {failure}"
+        return ""

@@ -1,75 +1,85 @@
-"""Ray on single nodes: what each is told by SSH, and what each said of its Ray last."""
+"""Ray on single nodes, by SSH: its address, its versions, the options of `ray start`, and what it said last."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ipaddress
+import json
+import platform
+import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
 from typing import Any
 
 from distributed_grid.adapters.child_process import Say
+from distributed_grid.adapters.node.node_script_ray import HEAD_ANSWERS
 from distributed_grid.adapters.ssh.messages import SshTarget
 from distributed_grid.adapters.ssh.process import SshProcess
-from distributed_grid.config import ClusterConfig
+from distributed_grid.config import ClusterConfig, NodeConfig
+from distributed_grid.config.sections import Ray
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.resources import NOTHING, Capacity
-from distributed_grid.server.ray.addresses import bracketed
+from distributed_grid.errors import GridError, Refused
 from distributed_grid.server.ray.credentials import RayCredentials
-from distributed_grid.server.ray.start_options import head_ports, options_of, own_versions
 
-ANSWERS = "Ray's head answers"
-"""What the script on the head says as soon as workers can join; see `on_node_ray.py`."""
-Life = dict[str, Any]
+CONTROL_PLANE = "the control plane"
+RAY_MISSING = "the control plane's own environment has no Ray to speak to it with; type: make ray"
+RayState = dict[str, Any]
+"""What the script on a node says of its Ray."""
+Versions = tuple[str, str]
+"""Of Python and of Ray."""
 
 
 class RayNodes:
-    """Installs, starts, looks at and stops Ray on one node at a time; which and when is decided elsewhere."""
+    """Installs, starts, inspects and stops Ray on one node at a time; which and when is decided elsewhere."""
 
     def __init__(
         self,
         grid: Grid,
         config: ClusterConfig,
         *,
-        shells: SshProcess,
+        ssh: SshProcess,
         target: Callable[[str], SshTarget],
-        secrets: RayCredentials,
+        credentials: RayCredentials,
     ) -> None:
         self._grid = grid
         self._config = config
         self._nodes = {node.name: node for node in config.nodes}
-        self._shells = shells
+        self._ssh = ssh
         self._target = target
-        self._secrets = secrets
-        self.lives: dict[str, Life] = {}
+        self._credentials = credentials
+        self.states: dict[str, RayState] = {}
 
     async def install(self, name: str, say: Say) -> str:
         """Have Ray on a node, in this control plane's version, where the config does not name one that is there."""
         own_versions()
         if python := self.python(name):
             return f"Ray is that of {python}"
-        return await self._shells.run("ray-install", self._target(name), say)
+        return await self._ssh.run("ray-install", self._target(name), say)
 
-    async def look(self, name: str, *, versions: bool = True) -> Life:
+    async def inspect(self, name: str, *, versions: bool = True) -> RayState:
         """What a node says of its Ray now."""
-        order: dict[str, Any] = {"python": self.python(name), "versions": versions}
+        request: dict[str, Any] = {"python": self.python(name), "versions": versions}
         if versions and name == self._config.head.name:
-            order["ports"] = head_ports(self._config.ray)
-        return await self._shells.ask("ray-inspect", self._target(name), order)
+            request["ports"] = head_ports(self._config.ray)
+        return await self._ssh.ask("ray-inspect", self._target(name), request)
 
     async def start_head(self, addresses: dict[str, str], say: Say, joinable: asyncio.Event, *, replace: bool) -> str:
         """Have the head running; its session. `joinable` is set as soon as workers can join, which is earlier."""
 
-        def told(step: str) -> None:
+        def on_step(step: str) -> None:
             say(step)
-            if step == ANSWERS:
+            if step == HEAD_ANSWERS:
                 joinable.set()
 
         head = self._config.head.name
         say("starting Ray's head")
-        order = await self._order(head, addresses, "")
-        order |= {"ports": head_ports(self._config.ray), "replace": replace}
-        self.lives[head] = answer = await self._shells.ask("ray-start", self._target(head), order, told)
-        return str(answer["session"])
+        request = await self._start_request(head, addresses, "")
+        request |= {"ports": head_ports(self._config.ray), "replace": replace}
+        self.states[head] = state = await self._ssh.ask("ray-start", self._target(head), request, on_step)
+        return str(state["session"])
 
     async def start_worker(
         self, name: str, addresses: dict[str, str], say: Say, session: str, *, replace: bool = False
@@ -77,50 +87,41 @@ class RayNodes:
         """Have a node in the head's cluster; with `replace` whatever Ray of ours runs there is started anew."""
         say("starting Ray")
         head = f"{bracketed(addresses[self._config.head.name])}:{self._config.ray.port}"
-        order = await self._order(name, addresses, head)
-        order |= {"session": session, "replace": replace}
-        self.lives[name] = await self._shells.ask("ray-start", self._target(name), order, say)
+        request = await self._start_request(name, addresses, head)
+        request |= {"session": session, "replace": replace}
+        self.states[name] = await self._ssh.ask("ray-start", self._target(name), request, say)
 
     async def stop(self, name: str, say: Say, *, purge: bool) -> None:
         """Have no Ray of ours on a node; with `purge` its files go, too. Stopping what does not run is harmless."""
         say("stopping Ray")
-        await self._shells.ask("ray-stop", self._target(name), {"purge": purge}, say)
-        self.lives.pop(name, None)
+        await self._ssh.ask("ray-stop", self._target(name), {"purge": purge}, say)
+        self.states.pop(name, None)
 
-    async def _order(self, name: str, addresses: dict[str, str], head: str) -> dict[str, Any]:
+    async def _start_request(self, name: str, addresses: dict[str, str], head: str) -> dict[str, Any]:
         """What a node needs to know to start Ray; secrets travel inside the SSH connection."""
         ray = self._config.ray
-        has = await self._capacity(name)
-        order: dict[str, Any] = {
+        has = await self._grid.read(lambda ledger, now: node.capacity if (node := ledger.nodes.get(name)) else NOTHING)
+        request: dict[str, Any] = {
             "role": "worker" if head else "head",
-            "options": options_of(name, addresses[name], head, ray, has),
+            "options": start_options(name, addresses[name], head, ray, has),
             "memory_bytes": has.memory_bytes,
             "python": self.python(name),
             "auth": ray.auth,
         }
         if ray.auth == "token":
-            order["token"] = self._secrets.token()
+            request["token"] = self._credentials.token()
         if ray.tls:
-            order["tls"] = self._secrets.certificates(name, (addresses[name],))
-        return order
-
-    async def _capacity(self, name: str) -> Capacity:
-        def known(ledger: Any, now: int) -> Capacity:
-            node = ledger.nodes.get(name)
-            return node.capacity if node is not None else NOTHING
-
-        return await self._grid.read(known)
+            request["tls"] = self._credentials.certificates(name, (addresses[name],))
+        return request
 
     def session(self, name: str) -> str:
         """Which life of the head its Ray belongs to; empty where that is not known."""
-        return str(self.lives.get(name, {}).get("session", ""))
+        return str(self.states.get(name, {}).get("session", ""))
 
     def is_behind(self, name: str, session: str) -> bool:
         """Whether its Ray does not run, or runs with a head that is gone."""
-        life = self.lives.get(name, {})
-        return life.get("state") in ("stopped", "broken") or (
-            life.get("state") == "running" and life.get("session") != session
-        )
+        state = self.states.get(name, {}).get("state")
+        return state in ("stopped", "broken") or (state == "running" and self.session(name) != session)
 
     def is_local(self, name: str) -> bool:
         """Whether a node is this machine."""
@@ -130,3 +131,100 @@ class RayNodes:
         """The interpreter with Ray: the node's, the cluster's, this machine's own; empty is what was installed."""
         own = sys.executable if self._nodes[name].is_local else ""
         return self._nodes[name].ray_python or self._config.ray.python or own
+
+    async def addresses(self, names: Iterable[str]) -> dict[str, str]:
+        """By which address the others reach each node; found out each time, since machines move."""
+        found = await asyncio.gather(*(self._address(self._nodes[name], [*names]) for name in names))
+        return dict(zip(names, found, strict=True))
+
+    async def _address(self, node: NodeConfig, names: list[str]) -> str:
+        """The one in the config, or what another node takes its name for."""
+        others = [self._nodes[name] for name in names if name != node.name]
+        host = node.ray_address or node.host
+        if node.is_local and not node.ray_address:
+            return _own_address_towards(next((one.ray_address or one.host for one in others), ""))
+        with contextlib.suppress(ValueError):
+            return str(ipaddress.ip_address(host.strip("[]")))
+        asked = next(iter(others), node)  # another machine's word: its own name may mean loopback to a machine itself
+        try:
+            answer = await self._ssh.ask("resolve-address", self._target(asked.name), {"host": host})
+        except GridError as failure:
+            raise Refused(f"{node.name}: {failure}; set `ray_address` of this node") from failure
+        found = str(answer["address"])
+        if ipaddress.ip_address(found).is_loopback and others:
+            raise Refused(f"{node.name}: {host} is a loopback address on {asked.name}; set `ray_address` of this node")
+        return found
+
+
+def bracketed(address: str) -> str:
+    """An address as it stands before a port."""
+    return f"[{address}]" if ":" in address else address
+
+
+def _own_address_towards(host: str) -> str:
+    """The address this machine has in the eyes of another; loopback where there is no other."""
+    if host in ("", "local"):
+        return "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # nothing is sent: the kernel only chooses the route
+            return str(probe.getsockname()[0])
+        except OSError as failure:
+            raise Refused(f"which address this machine has for {host} is not known: {failure}") from failure
+
+
+def own_versions() -> Versions:
+    """Those of this environment; Refused with what to type where it has no Ray."""
+    try:
+        return platform.python_version(), metadata.version("ray")
+    except metadata.PackageNotFoundError:
+        raise Refused(RAY_MISSING) from None
+
+
+def check_versions(found: Mapping[str, Versions]) -> None:
+    """Refused with a line for each node where they differ; Python's last number may."""
+    kinds = {(python.rpartition(".")[0], ray) for python, ray in found.values()}
+    if len(kinds) > 1:
+        lines = [f"{name}: Python {python}, Ray {ray}" for name, (python, ray) in found.items()]
+        raise Refused(f"the versions differ, nothing was started: {'; '.join(lines)}", lines)
+
+
+def start_options(name: str, address: str, head: str, ray: Ray, has: Capacity) -> list[str]:
+    """The options of `ray start` on a node, each followed by its value; `head` is empty on the head itself."""
+    options: dict[str, object] = {
+        "--node-name": name,
+        "--node-ip-address": address,
+        "--num-cpus": max(has.cpu_milli // 1000, 1),
+        "--num-gpus": len(has.gpus),
+        "--labels": f"grid-node={name}",
+        "--min-worker-port": ray.min_worker_port,
+        "--max-worker-port": ray.max_worker_port,
+    }
+    if has.memory_bytes:
+        options["--memory"] = has.memory_bytes
+    if has.custom:
+        options["--resources"] = json.dumps(dict(has.custom))
+    if ray.object_store_memory_bytes:
+        options["--object-store-memory"] = ray.object_store_memory_bytes
+    if head:
+        options["--address"] = head
+    else:
+        options["--port"] = ray.port
+        options["--ray-client-server-port"] = ray.client_port
+        options["--include-dashboard"] = "true"
+        options["--dashboard-host"] = "127.0.0.1" if ray.dashboard_host == "local" else ray.dashboard_host
+        options["--dashboard-port"] = ray.dashboard_port
+    words = [word for pair in options.items() for word in map(str, pair)]
+    return words if head else ["--head", *words]
+
+
+def head_ports(ray: Ray) -> dict[str, int]:
+    """The ports that have to be free on the head, by the names of their keys."""
+    return {"port": ray.port, "client_port": ray.client_port, "dashboard_port": ray.dashboard_port}
+
+
+def security_risk(ray: Ray) -> str | None:
+    """What is dangerous about the way Ray is configured, if anything."""
+    if ray.auth == "none":
+        return "Ray asks nobody for a token: whoever reaches its ports can run anything as you; set `ray.auth: token`"
+    return None

@@ -1,15 +1,15 @@
-"""The desk of engines: does there what the ledger calls for, and brings ledger and engine in line.
+"""Reconciler of the engine: binds and frees what the ledger calls for, and compares both.
 
-Rule 1: a binding is in the ledger before its group is made, and a group is gone before its binding leaves.
-Rule 2: while the engine is away leases stay as they are; when it is back, and every minute, both are compared.
-Rule 3: what the engine has of ours and the ledger does not know is removed.
+A binding is in the ledger before its group is made, and a group is gone before its binding leaves. While the engine is
+away leases stay as they are; when it is back, and every minute, both are compared, and what the engine has of ours and
+the ledger does not know is removed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from distributed_grid.reactor import pending_bindings
 
 NAME = "ray"
 BIND_SECONDS, RETRY_SECONDS = 10.0, 0.25
-LOOK_SECONDS, COMPARE_SECONDS = 3.0, 60.0
+POLL_SECONDS, COMPARE_SECONDS = 3.0, 60.0
 log = logging.getLogger(__name__)
 
 
@@ -37,20 +37,19 @@ class EngineReconciler:
         self._hold_seconds = hold_seconds
         self._grid: Grid | None = None
         self._in_flight: dict[str, asyncio.Task[None]] = {}
-        self._chore: asyncio.Task[None] | None = None
+        self._loop: asyncio.Task[None] | None = None
         self._compare_now = asyncio.Event()
-        self.before: Callable[[EngineView], Coroutine[Any, Any, None]] | None = None
-        """What has to be done about a look before the ledger takes it in."""
+        self._on_view: Callable[[EngineView], Awaitable[None]] = _ignore
 
-    def start(self, grid: Grid) -> None:
-        """Begin to look after the engine."""
-        self._grid = grid
-        self._chore = asyncio.create_task(self._look_after_it())
+    def start(self, grid: Grid, *, on_view: Callable[[EngineView], Awaitable[None]]) -> None:
+        """Begin to reconcile; `on_view` gets each view of the engine before the ledger does."""
+        self._grid, self._on_view = grid, on_view
+        self._loop = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
         """Leave everything as it is; the next one compares. Safe to call twice."""
-        tasks = [*self._in_flight.values(), *([self._chore] if self._chore is not None else [])]
-        self._in_flight, self._chore = {}, None
+        tasks = [*self._in_flight.values(), *([self._loop] if self._loop is not None else [])]
+        self._in_flight, self._loop = {}, None
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -67,10 +66,10 @@ class EngineReconciler:
             else:
                 self._begin(f"free {effect.binding.key}", partial(self._free, effect.binding))
 
-    def _begin(self, key: str, deed: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _begin(self, key: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._grid is None or key in self._in_flight:
             return
-        task = self._in_flight[key] = asyncio.create_task(deed())
+        task = self._in_flight[key] = asyncio.create_task(work())
         task.add_done_callback(lambda done: self._done(key, done))
 
     def _done(self, key: str, task: asyncio.Task[None]) -> None:
@@ -113,8 +112,8 @@ class EngineReconciler:
 
     # ------------------------------------------------------------------ comparing
 
-    async def _look_after_it(self) -> None:
-        """Look often, hold, and compare every minute and whenever the engine is back."""
+    async def _run(self) -> None:
+        """Observe often, extend the hold, and compare every minute and whenever the engine is back."""
         loop = asyncio.get_running_loop()
         compared = held = float("-inf")
         while True:
@@ -122,16 +121,16 @@ class EngineReconciler:
             self._compare_now.clear()
             try:
                 if loop.time() - held >= self._hold_seconds / 6:
-                    await self._hold()
+                    await self._extend_hold()
                     held = loop.time()
                 await self.compare(full=full)
                 compared = loop.time() if full else compared
             except Unreachable:
                 compared = float("-inf")
-            except Exception:  # the outermost loop: the next look comes soon
-                log.exception("the engine could not be looked at")
+            except Exception:  # the outermost loop: the next try comes soon
+                log.exception("the engine could not be observed")
             try:
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(POLL_SECONDS):
                     await self._compare_now.wait()
             except TimeoutError:
                 pass
@@ -143,18 +142,17 @@ class EngineReconciler:
         if NAME not in grid.ledger.engines:
             return
         asked_at = grid.now_ms()
-        view = await self._engine.look(full=full)
-        if self.before is not None:
-            await self.before(view)
+        view = await self._engine.observe(full=full)
+        await self._on_view(view)
         await grid.handle_with_retry(EngineObserved(NAME, view.session, asked_at, view.nodes, view.groups))
         if full:
-            strays = await grid.read(lambda ledger, now: strays_in(ledger, view))
+            strays = await grid.read(lambda ledger, now: find_strays(ledger, view))
             for name in strays:
                 log.warning("removing %s: no lease goes by that name", name)
                 await self._engine.free(name)
             self.perform(await grid.read(lambda ledger, now: pending_bindings(ledger)))
 
-    async def _hold(self) -> None:
+    async def _extend_hold(self) -> None:
         """Say that the grid is there, and when each lease ends: should nobody come back, the engine goes by that."""
         assert self._grid is not None
 
@@ -166,10 +164,14 @@ class EngineReconciler:
                 if lease is not None and lease.ends_at_ms
             }
 
-        await self._engine.hold(self._hold_seconds, await self._grid.read(terms))
+        await self._engine.extend_hold(self._hold_seconds, await self._grid.read(terms))
 
 
-def strays_in(ledger: Ledger, view: EngineView) -> list[str]:
+async def _ignore(view: EngineView) -> None:
+    pass
+
+
+def find_strays(ledger: Ledger, view: EngineView) -> list[str]:
     """The groups that are named as ours are, and that no binding stands for."""
     named = ((name, parsed(name)) for name, _ in view.groups or ())
     return [name for name, key in named if key is not None and f"{key[0]}-{key[1]}" not in ledger.bindings]

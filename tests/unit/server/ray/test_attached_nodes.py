@@ -8,7 +8,7 @@ from distributed_grid.config import ClusterConfig
 from distributed_grid.domain.engines import EngineResources
 from distributed_grid.domain.events import EngineNode
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.server.ray.node_mapping import RAY_HOST, name_for, newcomer_of, planned
+from distributed_grid.server.ray.attached_nodes import RAY_HOST, map_nodes, name_for, new_node
 from tests.support.builders import a_node
 
 
@@ -19,7 +19,7 @@ def a_place(
 
 
 def names(ledger: Ledger, *places: EngineNode) -> dict[str, str]:
-    return {plan.place.id: plan.name for plan in planned(ledger, places)}
+    return {plan.place.id: plan.name for plan in map_nodes(ledger, places)}
 
 
 def test_a_newcomer_is_called_as_ray_calls_it_unless_that_is_only_its_address():
@@ -60,7 +60,7 @@ def test_only_a_node_without_an_agent_of_another_kind_needs_one():
     by_ssh = replace(a_node("gpu2"), host="10.0.0.6", wanted=True)
     brought = replace(a_node("w1"), host=RAY_HOST, wanted=True)
     places = [a_place(name, str(number)) for number, name in enumerate(("vm", "gpu1", "gpu2", "w1", "w2"))]
-    plans = planned(Ledger([here, far, by_ssh, brought]), places)
+    plans = map_nodes(Ledger([here, far, by_ssh, brought]), places)
     assert {plan.name: plan.needs_agent for plan in plans} == {
         "vm": False,
         "gpu1": True,
@@ -74,7 +74,7 @@ def test_only_a_node_without_an_agent_of_another_kind_needs_one():
 def test_a_newcomer_lends_no_more_than_ray_has_there():
     config = ClusterConfig.embedded("vm")
     place = a_place("w1", head=True, has=EngineResources(cpu_milli=1000, memory_bytes=2**30, gpu_milli=2000))
-    node = newcomer_of(config, planned(Ledger(), [place])[0])
+    node = new_node(config, map_nodes(Ledger(), [place])[0])
     assert (node.host, node.role, node.engine, node.engine_node) == (RAY_HOST, "head", "ray", place.id)
     assert (node.joined, node.wanted, node.hold_ms) == (True, True, 60_000)
     told = replace(node, capacity=a_node(cores=64, memory_gb=512, gpus=8).capacity)
