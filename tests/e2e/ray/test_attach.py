@@ -154,11 +154,11 @@ class RayHost:
         process.kill()
         process.wait()
 
-    def hand(self, name: str) -> int:
+    def node_actor(self, name: str) -> int:
         """The process of the grid's actor on a node; 0 where there is none."""
         for child in psutil.Process(self.nodes[name].pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if child.cmdline()[:1] and child.cmdline()[0].startswith("ray::Hand"):
+                if child.cmdline()[:1] and child.cmdline()[0].startswith("ray::NodeActor"):
                     return child.pid
         return 0
 
@@ -302,12 +302,12 @@ def test_a_node_that_joins_gets_an_agent_and_one_that_leaves_is_let_go(grid: She
     wait_until(lambda: states(grid).get("w3") != "alive", 60)
 
 
-def test_a_killed_hand_is_made_again_while_the_job_runs_on(grid: Shell, ray: RayHost) -> None:
+def test_a_killed_node_actor_is_made_again_while_the_job_runs_on(grid: Shell, ray: RayHost) -> None:
     with counting(grid, "w1") as job:
-        hand = ray.hand("w1")
-        assert hand
-        os.kill(hand, signal.SIGKILL)
-        wait_until(lambda: ray.hand("w1") not in (0, hand), 60)
+        actor = ray.node_actor("w1")
+        assert actor
+        os.kill(actor, signal.SIGKILL)
+        wait_until(lambda: ray.node_actor("w1") not in (0, actor), 60)
         wait_until(lambda: is_linked(grid, "w1"), 60)
         goes_on(grid, job)
 
@@ -315,10 +315,11 @@ def test_a_killed_hand_is_made_again_while_the_job_runs_on(grid: Shell, ray: Ray
 def test_a_killed_ray_process_is_replaced_while_the_job_runs_on(grid: Shell, ray: RayHost) -> None:
     def child() -> int:
         children = psutil.Process(grid.daemon_pid()).children()
-        return next((one.pid for one in children if "distributed_grid.adapters.ray" in one.cmdline()), 0)
+        return next((one.pid for one in children if "distributed_grid.adapters.ray.driver" in one.cmdline()), 0)
 
     with counting(grid, "w2") as job:
         before = child()
+        assert before  # pid 0 would be this very process group
         os.kill(before, signal.SIGKILL)
         wait_until(lambda: child() not in (0, before), 60)
         wait_until(lambda: is_linked(grid, "w2"), 60)
@@ -422,7 +423,7 @@ class TestRayEngine(EngineContract):
         return self._connection.loop.run_until_complete(deed)
 
     def meet_again(self, engine: Engine) -> None:
-        """Connected anew: whoever has cleared it has no keeper any more."""
+        """Connected anew: whoever has cleared it has no placement group actor any more."""
         self.run(self._connection.connect())
 
     def test_an_engine_that_goes_away_says_so_and_is_there_again(self, engine: RayEngine) -> None:
