@@ -115,9 +115,7 @@ class Daemon:
             offset_ms=self._clock.wall_offset_ms,
             on_alert=self._record_alert,
         )
-        self._cluster = ClusterService(
-            self._grid, config, state_dir, engine=self._ray, reconciler=self._reconciler
-        )
+        self._cluster = ClusterService(self._grid, config, state_dir, engine=self._ray, reconciler=self._reconciler)
         grid_id = self._cluster.grid_id
         self._attachment = RayAttachment(
             self._grid,
@@ -125,9 +123,7 @@ class Daemon:
             state_dir,
             engine=self._ray,
             reconciler=self._reconciler,
-            nodes=AttachedNodeSync(
-                self._grid, config, engine=self._ray, sockets=self._agent_sockets, grid_id=grid_id
-            ),
+            nodes=AttachedNodeSync(self._grid, config, engine=self._ray, sockets=self._agent_sockets, grid_id=grid_id),
             grid_id=grid_id,
         )
         self._boost_file = BoostFileSync(
