@@ -1,4 +1,4 @@
-"""Notices: real commands and a real web server, and what happens when they misbehave."""
+"""Alert delivery with real commands and a real web server, also when they misbehave."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ def a_server_that(behaves: Callable[[socket.socket], None]) -> Iterator[str]:
         assert not thread.is_alive()
 
 
-def tell(alerts: Alerts, until: Callable[[], Any], *told: Alert) -> float:
+def deliver(alerts: Alerts, until: Callable[[], Any], *sent: Alert) -> float:
     """Have alerts delivered until something is so; how long stopping took."""
 
-    async def story() -> float:
+    async def scenario() -> float:
         delivery = AlertDelivery(alerts, offset_ms=lambda: 5, retry_seconds=(0.01, 0.01))
         await delivery.start()
         await delivery.start()
-        for alert in told or (ALERT,):
+        for alert in sent or (ALERT,):
             delivery.send(alert)
         async with asyncio.timeout(15):
             while not until():
@@ -100,7 +100,7 @@ def tell(alerts: Alerts, until: Callable[[], Any], *told: Alert) -> float:
         await delivery.stop()
         return time.monotonic() - began
 
-    return asyncio.run(story())
+    return asyncio.run(scenario())
 
 
 def test_a_command_gets_the_alert_on_its_input_and_in_its_environment(
@@ -108,7 +108,7 @@ def test_a_command_gets_the_alert_on_its_input_and_in_its_environment(
 ) -> None:
     monkeypatch.setenv("A_SECRET", "hunter2")
     command = f"/bin/sh -c 'cat > {tmp_path}/in; env > {tmp_path}/env.new; mv {tmp_path}/env.new {tmp_path}/env'"
-    tell(Alerts(command=command), (tmp_path / "env").exists)
+    deliver(Alerts(command=command), (tmp_path / "env").exists)
     assert json.loads((tmp_path / "in").read_text()) == {
         "state": "raised",
         "node_id": "gpu1",
@@ -126,7 +126,7 @@ def test_a_command_gets_the_alert_on_its_input_and_in_its_environment(
 
 def test_no_shell_reads_the_command(tmp_path: Path) -> None:
     assert split_command("notify 'two words' $(reboot); x") == ("notify", "two words", "$(reboot);", "x")
-    tell(Alerts(command=f"/usr/bin/env touch {tmp_path}/a;b"), (tmp_path / "a;b").exists)
+    deliver(Alerts(command=f"/usr/bin/env touch {tmp_path}/a;b"), (tmp_path / "a;b").exists)
 
 
 @pytest.mark.parametrize("command", ["notify 'unfinished", "''", "   "])
@@ -161,14 +161,14 @@ def test_nothing_of_a_command_outlives_it(tmp_path: Path, ending: str) -> None:
 
 
 def test_a_command_that_fails_is_logged_with_its_last_words(caplog: pytest.LogCaptureFixture) -> None:
-    tell(Alerts(command="sh -c 'echo first; echo no bus >&2; exit 3'"), lambda: "ended with" in caplog.text)
+    deliver(Alerts(command="sh -c 'echo first; echo no bus >&2; exit 3'"), lambda: "ended with" in caplog.text)
     assert "the alert command 'sh' ended with 3: 'no bus'" in caplog.text
-    tell(Alerts(command="/nowhere/at/all"), lambda: "cannot be started" in caplog.text)
+    deliver(Alerts(command="/nowhere/at/all"), lambda: "cannot be started" in caplog.text)
 
 
 def test_stopping_does_not_wait_for_a_command(tmp_path: Path) -> None:
     command = f"sh -c 'echo $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; sleep 300'"
-    took = tell(Alerts(command=command), (tmp_path / "pid").exists)
+    took = deliver(Alerts(command=command), (tmp_path / "pid").exists)
     assert took < 2
     pid = int((tmp_path / "pid").read_text())
     deadline = time.monotonic() + 5
@@ -179,7 +179,7 @@ def test_stopping_does_not_wait_for_a_command(tmp_path: Path) -> None:
 
 def test_a_webhook_is_called_with_the_alert(site: Site) -> None:
     hook = Alerts.model_validate({"webhook": f"http://ana:pa%3Ass@{site.address}/hooks/1?token=hunter2"})
-    tell(hook, lambda: site.heard)
+    deliver(hook, lambda: site.heard)
     path, headers, body = site.heard[0]
     assert path == "/hooks/1?token=hunter2"
     assert headers["Content-Type"] == "application/json"
@@ -194,7 +194,7 @@ def test_a_webhook_that_is_not_there_yet_is_called_again_and_its_secret_never_lo
     caplog.set_level(logging.DEBUG)
     site.answers = [503, 429, 200]
     hook = Alerts.model_validate({"webhook": f"http://ana:pass@{site.address}/hooks/hunter2?token=hunter2"})
-    tell(hook, lambda: len(site.heard) == 3)
+    deliver(hook, lambda: len(site.heard) == 3)
     assert "answered 503" in caplog.text
     assert site.address in caplog.text
     assert "hunter2" not in caplog.text
@@ -207,7 +207,7 @@ def test_a_webhook_that_says_no_is_given_up(
     site: Site, caplog: pytest.LogCaptureFixture, answers: list[int], calls: int
 ) -> None:
     site.answers = answers
-    tell(Alerts.model_validate({"webhook": f"http://{site.address}/x"}), lambda: "was not called" in caplog.text)
+    deliver(Alerts.model_validate({"webhook": f"http://{site.address}/x"}), lambda: "was not called" in caplog.text)
     assert len(site.heard) == calls
 
 
@@ -261,22 +261,22 @@ def test_only_web_addresses_are_called_and_others_not_repeated(address: str) -> 
 
 
 def test_too_many_alerts_drop_the_oldest(caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         delivery = AlertDelivery(Alerts(command="true"), offset_ms=lambda: 0)
         for place in range(105):
             delivery.send(Alert("n", "memory", True, 0.8, 0.75, 1, f"number {place}."))
         await delivery.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert [place for place in range(105) if f"not delivered: number {place}." in caplog.text] == [0, 1, 2, 3, 4]
 
 
-def test_without_command_and_webhook_the_log_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> None:
+def test_without_command_and_webhook_the_alert_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
         delivery = AlertDelivery(Alerts(), offset_ms=lambda: 0)
         await delivery.start()
         delivery.send(ALERT)
         await delivery.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert caplog.messages == ["alert raised: gpu1: memory at 81%, above the mark of 75%"]

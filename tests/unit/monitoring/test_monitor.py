@@ -29,7 +29,7 @@ from tests.support.builders import GB, a_capacity, a_node, a_request, a_submissi
 START_MS = 1_700_000_040_000
 
 
-class Hands:
+class ManualClock:
     """A clock that a test moves."""
 
     def __init__(self) -> None:
@@ -39,11 +39,11 @@ class Hands:
         return self.ms
 
 
-class House:
+class Harness:
     """A grid with one node of four cores and 16 GB, and its monitor."""
 
     def __init__(self) -> None:
-        self.clock = Hands()
+        self.clock = ManualClock()
         store = InMemoryStore()
         self.grid = Grid(store, self.clock)
         self.alerts: list[Alert] = []
@@ -57,25 +57,25 @@ class House:
         await self.grid.read(self.monitor.poll)
 
 
-def run(story: Callable[[House], Coroutine[Any, Any, None]]) -> None:
+def run(scenario: Callable[[Harness], Coroutine[Any, Any, None]]) -> None:
     async def whole() -> None:
-        house = House()
-        await house.grid.start()
-        await house.grid.handle(NodeDeclared(a_node("here", cores=4, memory_gb=16)))
+        harness = Harness()
+        await harness.grid.start()
+        await harness.grid.handle(NodeDeclared(a_node("here", cores=4, memory_gb=16)))
         try:
-            await story(house)
+            await scenario(harness)
         finally:
-            await house.monitor.stop()
-            await house.grid.stop()
+            await harness.monitor.stop()
+            await harness.grid.stop()
 
     asyncio.run(asyncio.wait_for(whole(), 60))
 
 
 def test_what_the_ledger_hears_becomes_a_trend() -> None:
-    async def story(house: House) -> None:
+    async def scenario(harness: Harness) -> None:
         for step in range(100):
-            await house.beat(cpu=0.2 + step / 250, memory_gb=8)
-        cpu = await house.monitor.trend("here", "CPU")
+            await harness.beat(cpu=0.2 + step / 250, memory_gb=8)
+        cpu = await harness.monitor.trend("here", "CPU")
         assert cpu.resource_type == "cpu"
         assert cpu.current == 0.596
         assert cpu.five_minutes is not None
@@ -83,116 +83,116 @@ def test_what_the_ledger_hears_becomes_a_trend() -> None:
         assert cpu.five_minutes.slope_per_minute == pytest.approx(0.12, abs=1e-3)
         assert (cpu.fifteen_minutes, cpu.one_hour) == (None, None)
         assert cpu.windows == (cpu.five_minutes,)
-        memory = await house.monitor.trend("here", "memory", 5)
+        memory = await harness.monitor.trend("here", "memory", 5)
         assert memory.five_minutes is not None
         assert (memory.five_minutes.direction, memory.five_minutes.forecast) == ("steady", 0.5)
-        assert (await house.monitor.trend("here", "gpu")).current is None
+        assert (await harness.monitor.trend("here", "gpu")).current is None
 
-    run(story)
+    run(scenario)
 
 
 def test_a_node_that_fell_silent_has_no_trend() -> None:
-    async def story(house: House) -> None:
+    async def scenario(harness: Harness) -> None:
         for _ in range(100):
-            await house.beat(cpu=0.5)
-        house.clock.ms += 7_000
-        assert await house.monitor.trend("here", "cpu") == ResourceTrend("here", "cpu")
-        assert len(await house.monitor.history("here", 60)) == 4
+            await harness.beat(cpu=0.5)
+        harness.clock.ms += 7_000
+        assert await harness.monitor.trend("here", "cpu") == ResourceTrend("here", "cpu")
+        assert len(await harness.monitor.history("here", 60)) == 4
 
-    run(story)
+    run(scenario)
 
 
 def test_what_there_is_not_is_refused_by_name() -> None:
-    async def story(house: House) -> None:
-        await house.beat()
+    async def scenario(harness: Harness) -> None:
+        await harness.beat()
         with pytest.raises(NotFound, match="no node is called there; the nodes are: here"):
-            await house.monitor.trend("there", "cpu")
+            await harness.monitor.trend("there", "cpu")
         with pytest.raises(NotFound):
-            await house.monitor.history("there", 5)
+            await harness.monitor.history("there", 5)
         with pytest.raises(BadInput, match="use cpu, memory or gpu"):
-            await house.monitor.trend("here", "tape")
+            await harness.monitor.trend("here", "tape")
         with pytest.raises(BadInput, match="use 5, 15 or 60"):
-            await house.monitor.trend("here", "cpu", 7)
+            await harness.monitor.trend("here", "cpu", 7)
 
-    run(story)
+    run(scenario)
 
 
-def test_memory_above_the_mark_is_told_and_told_over_when_the_node_goes() -> None:
-    async def story(house: House) -> None:
-        await house.beat(memory_gb=15)
-        await house.beat(memory_gb=15)
-        assert [(alert.node, alert.resource, alert.state) for alert in house.alerts] == [("here", "memory", "raised")]
-        assert b'grid_alert_raised{node="here",resource="memory"} 1.0' in await house.monitor.prometheus()
-        await house.grid.handle(NodeForgotten("here"))
-        await house.grid.read(house.monitor.poll)
-        assert house.alerts[-1].detail == "here left the grid"
-        assert house.monitor.histories.nodes() == []
+def test_memory_above_the_mark_raises_an_alert_that_is_cleared_when_the_node_goes() -> None:
+    async def scenario(harness: Harness) -> None:
+        await harness.beat(memory_gb=15)
+        await harness.beat(memory_gb=15)
+        assert [(alert.node, alert.resource, alert.state) for alert in harness.alerts] == [("here", "memory", "raised")]
+        assert b'grid_alert_raised{node="here",resource="memory"} 1.0' in await harness.monitor.prometheus()
+        await harness.grid.handle(NodeForgotten("here"))
+        await harness.grid.read(harness.monitor.poll)
+        assert harness.alerts[-1].detail == "here left the grid"
+        assert harness.monitor.histories.nodes() == []
 
-    run(story)
+    run(scenario)
 
 
 def test_a_silent_node_raises_nothing_and_clears_nothing() -> None:
-    async def story(house: House) -> None:
-        await house.beat(memory_gb=15)
+    async def scenario(harness: Harness) -> None:
+        await harness.beat(memory_gb=15)
         for _ in range(100):
-            house.clock.ms += 2_000
-            await house.grid.read(house.monitor.poll)
-        assert [alert.state for alert in house.alerts] == ["raised"]
+            harness.clock.ms += 2_000
+            await harness.grid.read(harness.monitor.poll)
+        assert [alert.state for alert in harness.alerts] == ["raised"]
 
-    run(story)
+    run(scenario)
 
 
 def test_it_watches_by_itself_once_started() -> None:
-    async def story(house: House) -> None:
-        await house.monitor.start()
-        await house.monitor.start()
-        house.clock.ms += 1
-        await house.grid.handle(HeartbeatReceived("here", Usage(memory_bytes=15 * GB)))
+    async def scenario(harness: Harness) -> None:
+        await harness.monitor.start()
+        await harness.monitor.start()
+        harness.clock.ms += 1
+        await harness.grid.handle(HeartbeatReceived("here", Usage(memory_bytes=15 * GB)))
         async with asyncio.timeout(10):
-            while not house.alerts:
+            while not harness.alerts:
                 await asyncio.sleep(0.05)
-        await house.monitor.stop()
-        await house.monitor.stop()
+        await harness.monitor.stop()
+        await harness.monitor.stop()
 
-    run(story)
+    run(scenario)
 
 
 def test_outcomes_and_events_are_counted_from_the_start_on() -> None:
-    async def story(house: House) -> None:
-        await house.beat()
-        before = (await house.monitor.prometheus()).decode()
+    async def scenario(harness: Harness) -> None:
+        await harness.beat()
+        before = (await harness.monitor.prometheus()).decode()
         assert 'grid_jobs_ended_total{outcome="cancelled"}' not in before
         for name in ("one", "two"):
-            await house.grid.handle(a_submission(a_request(name, cores=4)))
-        await house.grid.handle(JobCancelled("two", "ada"))
+            await harness.grid.handle(a_submission(a_request(name, cores=4)))
+        await harness.grid.handle(JobCancelled("two", "ada"))
         for _ in range(2):  # a second scrape counts nothing twice
-            after = (await house.monitor.prometheus()).decode()
+            after = (await harness.monitor.prometheus()).decode()
             assert 'grid_jobs_ended_total{outcome="cancelled"} 1.0' in after
             assert 'grid_events_total{type="requested"} 2.0' in after
 
-    run(story)
+    run(scenario)
 
 
 def test_taking_in_a_heartbeat_is_cheap() -> None:
-    async def story(house: House) -> None:
+    async def scenario(harness: Harness) -> None:
         usage = Usage(500, 300, 8 * GB, 4 * GB, (GpuUsage(0, 10, GB), GpuUsage(1, 20, GB)))
         capacity = a_capacity(gpus=2)
         costs = []
         for round_ in range(5):
             began = time.perf_counter()
             for step in range(1_000):
-                house.monitor.observe("there", usage, capacity, START_MS + 2_000 * (1_000 * round_ + step))
+                harness.monitor.observe("there", usage, capacity, START_MS + 2_000 * (1_000 * round_ + step))
             costs.append((time.perf_counter() - began) / 1_000)
         assert min(costs) < 100e-6  # about 8 µs on an idle core
 
-    run(story)
+    run(scenario)
 
 
 class Direct:
     """The monitor of a grid in the same program as a source: what a simulator gives its collector."""
 
-    def __init__(self, house: House, loop: asyncio.AbstractEventLoop) -> None:
-        self._house = house
+    def __init__(self, harness: Harness, loop: asyncio.AbstractEventLoop) -> None:
+        self._house = harness
         self._loop = loop
         self.opened = self.closed = 0
 
@@ -219,9 +219,9 @@ class Direct:
 
 
 def test_the_collector_shows_what_the_monitor_knows() -> None:
-    async def story(house: House) -> None:
-        await house.beat(cpu=0.5, memory_gb=4)
-        source = Direct(house, asyncio.get_running_loop())
+    async def scenario(harness: Harness) -> None:
+        await harness.beat(cpu=0.5, memory_gb=4)
+        source = Direct(harness, asyncio.get_running_loop())
         collector = ResourceMetricsCollector(source=source)
         await collector.start()
         shown = await asyncio.to_thread(collector.get_all_latest_snapshots)
@@ -236,4 +236,4 @@ def test_the_collector_shows_what_the_monitor_knows() -> None:
         await collector.stop()
         assert (source.opened, source.closed) == (1, 2)
 
-    run(story)
+    run(scenario)

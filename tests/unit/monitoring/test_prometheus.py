@@ -1,4 +1,4 @@
-"""What Prometheus is told can be read by its own parser, and says nothing about what is not known."""
+"""The exposition can be read by Prometheus' own parser, and has nothing about what is not known."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def at(samples: Samples, name: str, **labels: str) -> float | None:
 
 
 def a_story() -> Scenario:
-    story = Scenario(a_node("gpu1", cores=4, memory_gb=16, gpus=1), a_node('odd"\\name', cores=2))
-    story.now += 10_000
-    story.hear("gpu1", Usage(500, 250, 4 * GB, 2 * GB, (GpuUsage(0, 300, GB),)))
-    story.later(0, heard=False)
-    story.submit(a_request("r1", cores=1, memory_gb=1), starts=True)
-    story.submit(a_request("r2", cores=4))
-    story.now += 1_000
-    return story
+    scenario = Scenario(a_node("gpu1", cores=4, memory_gb=16, gpus=1), a_node('odd"\\name', cores=2))
+    scenario.now += 10_000
+    scenario.hear("gpu1", Usage(500, 250, 4 * GB, 2 * GB, (GpuUsage(0, 300, GB),)))
+    scenario.later(0, heard=False)
+    scenario.submit(a_request("r1", cores=1, memory_gb=1), starts=True)
+    scenario.submit(a_request("r2", cores=4))
+    scenario.now += 1_000
+    return scenario
 
 
 def test_a_scrape_is_read_by_the_official_parser() -> None:
-    story = a_story()
-    reading = read_ledger(story.ledger, story.now, [("gpu1", "memory")])
+    scenario = a_story()
+    reading = read_ledger(scenario.ledger, scenario.now, [("gpu1", "memory")])
     samples = scrape(exposition(reading, {"granted": 7}, {"exited": 3, "lost": 1}))
     assert at(samples, "grid_node_up", node="gpu1") == 1
     assert at(samples, "grid_node_cpu_capacity_cores", node="gpu1") == 4
@@ -71,8 +71,8 @@ def test_a_scrape_is_read_by_the_official_parser() -> None:
 
 
 def test_an_unknown_node_is_down_and_has_no_measurements() -> None:
-    story = a_story()
-    samples = scrape(exposition(read_ledger(story.ledger, story.now), {}, {}))
+    scenario = a_story()
+    samples = scrape(exposition(read_ledger(scenario.ledger, scenario.now), {}, {}))
     odd = 'odd"\\name'
     assert at(samples, "grid_node_up", node=odd) == 0
     assert at(samples, "grid_node_cpu_capacity_cores", node=odd) == 2
@@ -90,6 +90,6 @@ def test_every_gauge_has_its_unit_in_its_name() -> None:
 
 
 def test_a_grid_of_five_hundred_nodes_is_told_too() -> None:
-    story = Scenario(*(a_node(f"n{place}") for place in range(500)))
-    samples = scrape(exposition(read_ledger(story.ledger, story.now), {}, {}))
+    scenario = Scenario(*(a_node(f"n{place}") for place in range(500)))
+    samples = scrape(exposition(read_ledger(scenario.ledger, scenario.now), {}, {}))
     assert sum(name == "grid_node_up" for name, _ in samples) == 500

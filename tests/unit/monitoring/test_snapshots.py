@@ -35,11 +35,11 @@ def test_the_pressure_score_is_30_30_40_renormalised_without_gpus(usage: Usage, 
 
 
 def test_a_node_that_is_heard_is_shown_as_it_was_measured() -> None:
-    story = Scenario(a_node("gpu1", cores=4, memory_gb=16, gpus=2))
-    story.hear("gpu1", busy(0.5, 4, 0.2, 0.6))
-    story.ask(a_request(cores=1, memory_gb=2))
-    story.now += 1_500
-    (shown,) = snapshots(story.ledger, story.now, offset_ms=60_000)
+    scenario = Scenario(a_node("gpu1", cores=4, memory_gb=16, gpus=2))
+    scenario.hear("gpu1", busy(0.5, 4, 0.2, 0.6))
+    scenario.ask(a_request(cores=1, memory_gb=2))
+    scenario.now += 1_500
+    (shown,) = snapshots(scenario.ledger, scenario.now, offset_ms=60_000)
     assert (shown.node_id, shown.state, shown.known) == ("gpu1", "alive", True)
     assert (shown.cpu_cores, shown.memory_gb, shown.gpus) == (4.0, 16.0, 2)
     assert (shown.cpu_percent, shown.cpu_outside_percent) == (50.0, 25.0)
@@ -52,10 +52,10 @@ def test_a_node_that_is_heard_is_shown_as_it_was_measured() -> None:
 
 
 def test_a_node_that_is_not_heard_has_no_measurements_though_it_had_some() -> None:
-    story = Scenario(a_node("gpu1", gpus=1))
-    story.hear("gpu1", busy(0.5, 4, 0.5))
-    story.now += 6_001
-    (shown,) = snapshots(story.ledger, story.now)
+    scenario = Scenario(a_node("gpu1", gpus=1))
+    scenario.hear("gpu1", busy(0.5, 4, 0.5))
+    scenario.now += 6_001
+    (shown,) = snapshots(scenario.ledger, scenario.now)
     assert (shown.known, shown.seconds_since_heard) == (False, 6.001)
     measured = (shown.cpu_percent, shown.memory_percent, shown.memory_used_gb, shown.gpu_percent, shown.pressure)
     assert measured == (None,) * 5
@@ -63,13 +63,13 @@ def test_a_node_that_is_not_heard_has_no_measurements_though_it_had_some() -> No
 
 
 def test_the_summary_counts_what_silent_nodes_have_as_unknown() -> None:
-    story = Scenario(a_node("busy", gpus=1), a_node("idle", gpus=1), a_node("silent", gpus=2, memory_gb=64))
-    story.now += 10_000
-    story.hear("busy", busy(0.75, 12, 1))
-    story.hear("idle", busy(0, 0, 0))
-    story.later(0, heard=False)
-    story.ask(a_request(cores=2))
-    told = summarise(story.ledger, story.now)
+    scenario = Scenario(a_node("busy", gpus=1), a_node("idle", gpus=1), a_node("silent", gpus=2, memory_gb=64))
+    scenario.now += 10_000
+    scenario.hear("busy", busy(0.75, 12, 1))
+    scenario.hear("idle", busy(0, 0, 0))
+    scenario.later(0, heard=False)
+    scenario.ask(a_request(cores=2))
+    told = summarise(scenario.ledger, scenario.now)
     assert told["nodes"] == {"total": 3, "known": 2, "unknown": 1, "by_state": {"alive": 2, "suspect": 1}}
     assert told["cpu"] == {"total": 12.0, "used": 3.0, "idle": 5.0, "unknown": 4.0, "lent": 2.0}
     assert told["memory_gb"] == {"total": 96.0, "used": 12.0, "idle": 20.0, "unknown": 64.0, "lent": 0.0}
@@ -79,9 +79,9 @@ def test_the_summary_counts_what_silent_nodes_have_as_unknown() -> None:
 
 
 def test_where_nobody_is_known_there_is_no_pressure() -> None:
-    story = Scenario(a_node("gpu1"))
-    story.later(7, heard=False)
-    told = summarise(story.ledger, story.now)
+    scenario = Scenario(a_node("gpu1"))
+    scenario.later(7, heard=False)
+    told = summarise(scenario.ledger, scenario.now)
     assert told["pressure"] is None
     assert (told["cpu"]["used"], told["cpu"]["idle"], told["cpu"]["unknown"]) == (0.0, 0.0, 4.0)
 
@@ -91,12 +91,12 @@ usages = st.builds(busy, st.floats(0, 1.5), st.floats(0, 99), st.floats(0, 1))
 
 @given(st.lists(st.tuples(st.none() | usages, st.integers(0, 3)), max_size=6))
 def test_total_is_used_and_idle_and_unknown(nodes: list[tuple[Usage | None, int]]) -> None:
-    story = Scenario(*(a_node(f"n{place}", gpus=gpus) for place, (_, gpus) in enumerate(nodes)))
-    story.now += 10_000
+    scenario = Scenario(*(a_node(f"n{place}", gpus=gpus) for place, (_, gpus) in enumerate(nodes)))
+    scenario.now += 10_000
     for place, (usage, _) in enumerate(nodes):
         if usage is not None:
-            story.hear(f"n{place}", usage)
-    told = summarise(story.ledger, story.now)
+            scenario.hear(f"n{place}", usage)
+    told = summarise(scenario.ledger, scenario.now)
     for part in (told["cpu"], told["memory_gb"], told["gpu"]):
         assert part["total"] == pytest.approx(part["used"] + part["idle"] + part["unknown"], abs=0.003)
         assert min(part["used"], part["idle"], part["unknown"], part["lent"]) >= 0

@@ -1,4 +1,4 @@
-"""A node's past: fixed memory, constant cost, nothing made up."""
+"""Usage history: fixed memory, constant cost, nothing made up."""
 
 from __future__ import annotations
 

@@ -6,13 +6,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from distributed_grid.cli.commands.memory import created_text, find_block, list_text, stats_text
 from distributed_grid.cli.memory_transfer import ProgressBar
-from distributed_grid.cli.output import MAX_BLOCK_BYTES, format_size, format_span, parse_seconds, parse_size
-from distributed_grid.errors import Ambiguous, BadInput, NotFound
+from distributed_grid.errors import Ambiguous, NotFound
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 
@@ -31,62 +28,6 @@ def a_block(block_id: str = "ab12" * 8, **fields: Any) -> dict[str, Any]:
         "detail": "",
         **fields,
     }
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("4096", 4096),
-        ("1", 1),
-        ("5GB", 5 * 1024**3),
-        ("5 gb", 5 * 1024**3),
-        ("512MB", 512 * 1024**2),
-        ("1.5GiB", 3 * 1024**3 // 2),
-        ("2k", 2048),
-        ("7B", 7),
-        ("1T", 1024**4),
-        ("70368744177664", MAX_BLOCK_BYTES),
-    ],
-)
-def test_a_size_means_what_people_mean_by_it(text: str, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "5XB", "GB", "nan", "inf", "1e9", "9" * 400, "65TB", "1,5GB"])
-def test_what_is_no_size_is_refused_in_one_line(text: str) -> None:
-    with pytest.raises(BadInput) as no:
-        parse_size(text)
-    assert len(str(no.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon", ""])
-def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(BadInput):
-        parse_seconds(text)
-
-
-@given(st.integers(1, MAX_BLOCK_BYTES))
-def test_a_size_that_is_shown_is_about_the_size_it_stands_for(size: int) -> None:
-    shown = format_size(size)
-    assert abs(parse_size(shown.replace(" bytes", "").replace(" byte", "")) - size) <= size / 1000
-
-
-def test_sizes_and_times_are_shown_in_one_unit() -> None:
-    assert [format_size(size) for size in (0, 1, 1023, 1024, 1536 * 1024**2)] == [
-        "0 bytes",
-        "1 byte",
-        "1023 bytes",
-        "1 KB",
-        "1.5 GB",
-    ]
-    assert [format_span(seconds) for seconds in (-5, 59.6, 119, 3600, 86400, 200_000)] == [
-        "0 s",
-        "60 s",
-        "119 s",
-        "60 min",
-        "24 h",
-        "2 d",
-    ]
 
 
 def test_blocks_are_listed_with_their_places_state_and_time() -> None:

@@ -1,4 +1,4 @@
-"""From heartbeats to readings, forecasts, rounds, and what is counted of them: a real grid with a clock in the hand."""
+"""From heartbeats to readings, forecasts, rounds, and what is counted of them: on a real grid with a manual clock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.builders import GB, Scenario, a_node
 START_MS = 1_700_000_040_000
 
 
-class Hands:
+class ManualClock:
     """A clock that a test moves."""
 
     def __init__(self) -> None:
@@ -45,11 +45,11 @@ class Hands:
         return self.ms
 
 
-class House:
+class Harness:
     """A grid of two machines, its monitor, and its balance."""
 
     def __init__(self, store: InMemoryStore) -> None:
-        self.clock = Hands()
+        self.clock = ManualClock()
         self.grid = Grid(store, self.clock)
         self.monitor = Monitor(Alerts(), read=self.grid.read, store=store, offset_ms=lambda: 0)
 
@@ -79,29 +79,29 @@ class SometimesFull(InMemoryStore):
         super().commit(batch)
 
 
-def run(story: Callable[[House], Coroutine[Any, Any, None]], store: InMemoryStore | None = None) -> None:
+def run(scenario: Callable[[Harness], Coroutine[Any, Any, None]], store: InMemoryStore | None = None) -> None:
     async def whole() -> None:
-        house = House(store or InMemoryStore())
-        await house.grid.start()
+        harness = Harness(store or InMemoryStore())
+        await harness.grid.start()
         for name in ("master", "gpu1"):
-            await house.grid.handle(NodeDeclared(replace(a_node(name, memory_gb=10), host=name)))
+            await harness.grid.handle(NodeDeclared(replace(a_node(name, memory_gb=10), host=name)))
         try:
-            await story(house)
+            await scenario(harness)
         finally:
-            await house.grid.stop()
+            await harness.grid.stop()
 
     asyncio.run(asyncio.wait_for(whole(), 60))
 
 
-async def held(house: House) -> list[Lease]:
+async def held(harness: Harness) -> list[Lease]:
     """What the grid holds for its nodes, for good."""
-    return await house.grid.read(lambda ledger, now: automatic_leases(ledger))
+    return await harness.grid.read(lambda ledger, now: automatic_leases(ledger))
 
 
 def a_known(node: Node, usage: Usage) -> PressureReading:
-    story = Scenario(node)
-    story.hear(node.name, usage)
-    return pressure_readings(story.ledger, story.now)[0]
+    scenario = Scenario(node)
+    scenario.hear(node.name, usage)
+    return pressure_readings(scenario.ledger, scenario.now)[0]
 
 
 def test_a_reading_is_in_thousandths_of_what_the_node_has() -> None:
@@ -113,54 +113,54 @@ def test_a_reading_is_in_thousandths_of_what_the_node_has() -> None:
 
 
 def test_of_a_node_nobody_hears_nothing_is_known() -> None:
-    story = Scenario(a_node("gpu1"), a_node("gpu2"))
-    story.now += 7_000
-    story.hear("gpu2")
-    silent, heard = pressure_readings(story.ledger, story.now)
+    scenario = Scenario(a_node("gpu1"), a_node("gpu2"))
+    scenario.now += 7_000
+    scenario.hear("gpu2")
+    silent, heard = pressure_readings(scenario.ledger, scenario.now)
     assert silent == PressureReading("gpu1")
     assert heard.score == 0
 
 
 def test_what_rises_steadily_is_foreseen_and_what_stays_too() -> None:
-    async def story(house: House) -> None:
+    async def scenario(harness: Harness) -> None:
         for step in range(150):
-            await house.beat(master=3 + step / 50, gpu1=2)  # 0.6 GB, six points of a hundred, a minute
-        rising, steady = await house.monitor.readings(ahead_ms=300_000)
+            await harness.beat(master=3 + step / 50, gpu1=2)  # 0.6 GB, six points of a hundred, a minute
+        rising, steady = await harness.monitor.readings(ahead_ms=300_000)
         ahead = rising.ahead(ResourceType.MEMORY)
         assert rising.memory == 598
         assert ahead is not None
         assert abs(ahead.level - 898) < 10
         assert ahead.reach < 50
         assert steady.ahead(ResourceType.MEMORY) == Forecast(200, 0)
-        assert (await house.monitor.readings())[0].memory_ahead is None
+        assert (await harness.monitor.readings())[0].memory_ahead is None
 
-    run(story)
+    run(scenario)
 
 
 def test_predictive_borrows_before_the_mark_and_balanced_does_not() -> None:
-    async def story(house: House) -> None:
+    async def scenario(harness: Harness) -> None:
         for step in range(150):
-            await house.beat(master=3 + step / 50, gpu1=2)
+            await harness.beat(master=3 + step / 50, gpu1=2)
         for policy, leases in (("balanced", 0), ("predictive", 1)):
             for _ in range(3):
-                await house.round(policy)
-                await house.beat(30, master=6, gpu1=2)
-            assert len(await held(house)) == leases
+                await harness.round(policy)
+                await harness.beat(30, master=6, gpu1=2)
+            assert len(await held(harness)) == leases
 
-    run(story)
+    run(scenario)
 
 
 def test_rebalances_are_counted_for_people_and_for_prometheus() -> None:
-    async def story(house: House) -> None:
-        nothing = await house.monitor.rebalancing()
+    async def scenario(harness: Harness) -> None:
+        nothing = await harness.monitor.rebalancing()
         assert set(nothing.values()) == {0}
         for master in (9, 1):
             for _ in range(2):
-                await house.beat(30, master=master, gpu1=1)
-                await house.round("aggressive")
-        await house.beat(30, master=9, gpu1=9)
-        await house.round("aggressive")
-        assert await house.monitor.rebalancing() == {
+                await harness.beat(30, master=master, gpu1=1)
+                await harness.round("aggressive")
+        await harness.beat(30, master=9, gpu1=9)
+        await harness.round("aggressive")
+        assert await harness.monitor.rebalancing() == {
             "rebalances_per_hour": 2,
             "asked": 1,
             "refused": 2,
@@ -168,22 +168,22 @@ def test_rebalances_are_counted_for_people_and_for_prometheus() -> None:
             "automatic_leases": 0,
             "recommendations": 0,
         }
-        text = (await house.monitor.prometheus()).decode()
+        text = (await harness.monitor.prometheus()).decode()
         assert 'grid_rebalances_total{action="asked"} 1.0' in text
         assert 'grid_rebalances_total{action="refused"} 2.0' in text
         assert 'grid_rebalances_total{action="given_back"} 1.0' in text
         assert "grid_recommendations_total 1.0" in text
-        house.clock.ms += 3_700_000
-        assert (await house.monitor.rebalancing())["rebalances_per_hour"] == 0
+        harness.clock.ms += 3_700_000
+        assert (await harness.monitor.rebalancing())["rebalances_per_hour"] == 0
 
-    run(story)
+    run(scenario)
 
 
 def test_what_is_recommended_is_shown() -> None:
-    async def story(house: House) -> None:
-        await house.beat(master=9, gpu1=1)
-        await house.round("aggressive", "offload_only")
-        status = await house.grid.read(Viewer(0).status)
+    async def scenario(harness: Harness) -> None:
+        await harness.beat(master=9, gpu1=1)
+        await harness.round("aggressive", "offload_only")
+        status = await harness.grid.read(Viewer(0).status)
         assert status["allocations"] == []
         assert status["recommendations"] == [
             {
@@ -196,35 +196,35 @@ def test_what_is_recommended_is_shown() -> None:
                 "since": "2023-11-14T22:14:02.000Z",
             }
         ]
-        assert (await house.monitor.rebalancing())["recommendations"] == 1
+        assert (await harness.monitor.rebalancing())["recommendations"] == 1
 
-    run(story)
+    run(scenario)
 
 
 def test_without_rules_nothing_is_ever_done() -> None:
-    async def story(house: House) -> None:
-        await asyncio.wait_for(rebalance_forever(house.grid, house.monitor, None), 5)
+    async def scenario(harness: Harness) -> None:
+        await asyncio.wait_for(rebalance_forever(harness.grid, harness.monitor, None), 5)
 
-    run(story)
+    run(scenario)
 
 
 def test_a_round_that_fails_does_not_end_the_rounds() -> None:
     store = SometimesFull()
 
-    async def story(house: House) -> None:
-        await house.beat(master=9, gpu1=1)
+    async def scenario(harness: Harness) -> None:
+        await harness.beat(master=9, gpu1=1)
         store.full = True
         rules = RebalanceRules(SharingMode.SHARE_AND_OFFLOAD, SHARING_POLICIES["aggressive"], 10)
-        keeping = asyncio.create_task(rebalance_forever(house.grid, house.monitor, rules))
+        keeping = asyncio.create_task(rebalance_forever(harness.grid, harness.monitor, rules))
         async with asyncio.timeout(20):
             while not store.refused:
                 await asyncio.sleep(0.01)
-            assert await held(house) == []
+            assert await held(harness) == []
             store.full = False
-            while not await held(house):
-                await house.beat(master=9, gpu1=1)
+            while not await held(harness):
+                await harness.beat(master=9, gpu1=1)
                 await asyncio.sleep(0.01)
         assert not keeping.done()
         keeping.cancel()
 
-    run(story, store)
+    run(scenario, store)

@@ -1,0 +1,110 @@
+"""Sizes and times as people write and read them, tables, and the progress bar."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distributed_grid.cli.output import (
+    MAX_BLOCK_BYTES,
+    format_amount,
+    format_outcome,
+    format_size,
+    format_span,
+    parse_seconds,
+    parse_size,
+    printable,
+    progress_bar,
+    table,
+)
+from distributed_grid.errors import BadInput
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4096", 4096),
+        ("1", 1),
+        ("5GB", 5 * 1024**3),
+        ("5 gb", 5 * 1024**3),
+        ("512MB", 512 * 1024**2),
+        ("1.5GiB", 3 * 1024**3 // 2),
+        ("2k", 2048),
+        ("7B", 7),
+        ("1T", 1024**4),
+        ("70368744177664", MAX_BLOCK_BYTES),
+    ],
+)
+def test_a_size_means_what_people_mean_by_it(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "5XB", "GB", "nan", "inf", "1e9", "9" * 400, "65TB", "1,5GB"])
+def test_what_is_no_size_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(BadInput) as no:
+        parse_size(text)
+    assert len(str(no.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon", ""])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(BadInput):
+        parse_seconds(text)
+
+
+@given(st.integers(1, MAX_BLOCK_BYTES))
+def test_a_size_that_is_shown_is_about_the_size_it_stands_for(size: int) -> None:
+    shown = format_size(size)
+    assert abs(parse_size(shown.replace(" bytes", "").replace(" byte", "")) - size) <= size / 1000
+
+
+def test_sizes_and_times_are_shown_in_one_unit() -> None:
+    assert [format_size(size) for size in (0, 1, 1023, 1024, 1536 * 1024**2)] == [
+        "0 bytes",
+        "1 byte",
+        "1023 bytes",
+        "1 KB",
+        "1.5 GB",
+    ]
+    assert [format_span(seconds) for seconds in (-5, 59.6, 119, 3600, 86400, 200_000)] == [
+        "0 s",
+        "60 s",
+        "119 s",
+        "60 min",
+        "24 h",
+        "2 d",
+    ]
+
+
+def test_a_span_has_the_digits_and_the_least_count_that_are_asked_for() -> None:
+    assert [format_span(seconds, ".3g", least=1) for seconds in (0.792, 90, 5400)] == ["0.792 s", "1.5 min", "1.5 h"]
+    assert [format_span(seconds, ".1f") for seconds in (90, 150)] == ["90.0 s", "2.5 min"]
+
+
+def test_a_table_has_columns_as_wide_as_needed_and_no_control_characters() -> None:
+    shown = table(("NODE", "STATE"), [("gpu1", "alive"), ("a-long-name", "\x1b[2J")], empty="no nodes")
+    assert shown.splitlines() == ["NODE         STATE", "gpu1         alive", "a-long-name  \\x1b[2J"]
+    assert table(("NODE",), [], empty="no nodes") == "no nodes"
+
+
+def test_values_are_one_printable_word() -> None:
+    assert [printable(value) for value in (None, "", 2.0, 2.5, "two\nlines")] == ["-", "-", "2", "2.5", "two\\nlines"]
+    assert [format_amount("cpu", 1), format_amount("gpu", 2), format_amount("tpu", 3)] == ["1 core", "2 GPUs", "3 tpu"]
+
+
+def test_an_outcome_is_a_few_words() -> None:
+    jobs: list[dict[str, Any]] = [
+        {"outcome": None},
+        {"outcome": "exited", "exit_code": 3},
+        {"outcome": "signalled", "signal": 9},
+        {"outcome": "waited_too_long"},
+    ]
+    assert [format_outcome(job) for job in jobs] == ["-", "exit 3", "signal 9", "waited too long"]
+
+
+def test_the_bar_is_empty_at_first_and_full_at_the_end() -> None:
+    assert progress_bar(0, 0) == progress_bar(0, 10) == "[" + "." * 30 + "]"
+    assert progress_bar(10, 10) == "[" + "#" * 30 + "]"
