@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import psutil
 import pytest
@@ -63,12 +64,14 @@ def shell(tmp_path: Path) -> Shell:
 
 def test_a_log_is_replayed_under_several_policies_and_drawn(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "sp2.swf.gz").write_bytes(gzip.compress(swf(60).encode()))
-    done = shell("simulate", "sp2.swf.gz", "--compare", "best_fit,load-balanced", "--plot", "out.png", check=0)
+    done = shell("simulate", "sp2.swf.gz", "--compare", "best_fit,load-balanced", "--plot", "out.svg", check=0)
     head, *rows = done.stdout.splitlines()
     assert head.split() == ["best_fit", "load_balanced"]
     assert rows[0].split() == ["requests", "60", "60"]
-    assert rows[-1] == "wrote out.png"
-    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    assert rows[-1] == "wrote out.svg"
+    drawn = ET.fromstring((tmp_path / "out.svg").read_text())
+    texts = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"CPU in use", "waiting requests", "best_fit", "load_balanced"} <= {*texts}
     assert done.stderr == ""
     assert not (tmp_path / "state").exists()
 
@@ -164,7 +167,7 @@ def test_what_happened_in_a_real_grid_can_be_replayed(shared_grid: Shell, tmp_pa
         (("sp2.swf", "--compare", "spread,bad.yaml"), 2, "grid: bad.yaml:1: nodez: unknown key"),
         (("sp2.swf", "--compare", " , "), 2, "grid: --compare names nothing"),
         (("sp2.swf", "--compare", "node_specific"), 2, "grid: node_specific says nothing about work"),
-        (("sp2.swf", "--plot", "no/such.png"), 1, "grid: cannot write no/such.png: no such folder"),
+        (("sp2.swf", "--plot", "no/such.svg"), 1, "grid: cannot write no/such.svg: no such folder"),
         (("empty.swf",), 2, "grid: empty.swf is no trace: it is empty"),
         (("comments.swf",), 2, "grid: comments.swf: nothing in it can be replayed"),
         (("cut.swf.gz",), 2, "grid: cut.swf.gz cannot be read: Compressed file ended"),

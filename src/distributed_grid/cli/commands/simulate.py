@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Each machine's owner comes back N times a day, for about an hour (default: never).",
 )
-@click.option("--plot", type=click.Path(dir_okay=False), metavar="FILE.png", help="Draw use and waiting over time.")
+@click.option("--plot", type=click.Path(dir_okay=False), metavar="FILE.svg", help="Draw use and waiting over time.")
 @click.pass_obj
 def simulate(
     session: CliSession,
@@ -63,9 +63,9 @@ def simulate(
             replays.append((name, figures))
             bar.next()
         if plot:
-            from distributed_grid.simulation.replay.chart import picture
+            from distributed_grid.simulation.replay.chart import chart
 
-            _write(plot, picture(replays))
+            _write(plot, chart(replays))
     except KeyboardInterrupt:
         bar.clear()
         click.echo("grid: stopped; a simulation changes nothing", err=True)
@@ -135,9 +135,9 @@ def _check_writable(path: str) -> None:
         raise GridError(f"cannot write {path}: {why}")
 
 
-def _write(path: str, content: bytes) -> None:
+def _write(path: str, content: str) -> None:
     try:
-        Path(path).write_bytes(content)
+        Path(path).write_text(content, encoding="utf-8")
     except OSError as failure:
         raise GridError(f"cannot write {path}: {failure.strerror}") from None
 

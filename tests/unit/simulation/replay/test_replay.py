@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import itertools
-import zlib
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
-import numpy as np
 import pytest
 
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Node
-from distributed_grid.domain.resources import Amounts, Capacity, Priority
+from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice, Priority
 from distributed_grid.domain.scheduling_policy import Quota, SchedulingPolicy, Strategy
 from distributed_grid.errors import BadInput
 from distributed_grid.simulation.model.owner_schedule import Presence, comings
 from distributed_grid.simulation.replay.candidates import candidates, compared
-from distributed_grid.simulation.replay.chart import COLOURS, PANEL, TOP, _times, picture
+from distributed_grid.simulation.replay.chart import COLOURS, PANEL, TOP, _times, chart
 from distributed_grid.simulation.replay.replay import BEGIN_MS, NOTICE_MS, STOP_MS, Replay
 from distributed_grid.simulation.replay.statistics import ReplayStatistics, StatisticsTable
 from distributed_grid.simulation.traces import LoggedJob, Trace
 from distributed_grid.simulation.traces.trace import PATIENT_MS
 
 GB = 1024**3
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def machine(name: str = "m1", cores: float = 4, **kwargs) -> Node:
@@ -255,39 +255,39 @@ def test_policies_are_replayed_one_after_the_other_over_the_same_owners() -> Non
     assert all(figures.table().preemptions > 0 for _, figures in found)
 
 
-# ------------------------------------------------------------------ the picture
+# ------------------------------------------------------------------ the chart
 
 
-def dots(png: bytes) -> np.ndarray:
-    """The dots of a PNG, read by the letter of its standard."""
-    assert png[:8] == b"\x89PNG\r\n\x1a\n"
-    at, data, head = 8, b"", b""
-    while at < len(png):
-        size, kind = int.from_bytes(png[at : at + 4], "big"), png[at + 4 : at + 8]
-        content = png[at + 8 : at + 8 + size]
-        assert int.from_bytes(png[at + 8 + size : at + 12 + size], "big") == zlib.crc32(kind + content)
-        head, data = (content, data) if kind == b"IHDR" else (head, data + content)
-        at += 12 + size
-    width, height = int.from_bytes(head[:4], "big"), int.from_bytes(head[4:8], "big")
-    rows = np.frombuffer(zlib.decompress(data), dtype=np.uint8).reshape(height, 1 + 3 * width)
-    assert not rows[:, 0].any()
-    return rows[:, 1:].reshape(height, width, 3)
+def drawn(replays: list[tuple[str, ReplayStatistics]]) -> tuple[list[str], list[tuple[str, list[int]]]]:
+    """The texts of a chart, and the colour and the heights of each of its lines."""
+    svg = ET.fromstring(chart(replays))
+    texts = [element.text or "" for element in svg.iter(f"{SVG}text")]
+    lines = [
+        (line.attrib["stroke"], [int(point.split(",")[1]) for point in line.attrib["points"].split()])
+        for line in svg.iter(f"{SVG}polyline")
+    ]
+    return texts, lines
 
 
-def test_the_picture_is_a_png_with_a_line_for_each_policy() -> None:
+def test_the_chart_is_an_svg_with_a_line_for_each_policy_in_each_panel() -> None:
     work = [job(at, 30, cores=2, uid=f"j{at}") for at in range(50)]
-    replays = [(name, Replay(work, [machine()], SchedulingPolicy()).run()) for name in ("best_fit", "spread")]
-    shown = dots(picture(replays))
-    colours = {tuple(colour) for colour in shown.reshape(-1, 3).tolist()}
-    assert {(31, 119, 180), (214, 95, 14), (255, 255, 255)} <= colours
-    assert picture(replays) == picture(replays)
+    replays = [(name, Replay(work, [machine()], SchedulingPolicy()).run()) for name in ("best_fit", "<spread>")]
+    texts, lines = drawn(replays)
+    assert {"CPU in use", "waiting requests", "best_fit", "<spread>", "0%", "100%"} <= {*texts}
+    assert [colour for colour, _ in lines] == [*COLOURS[:2], *COLOURS[:2]]
+    assert min(lines[0][1]) == TOP
+    assert min(lines[2][1]) < max(lines[2][1])
+    assert chart(replays) == chart(replays)
 
 
-def test_gpus_get_a_chart_of_their_own_and_nothing_at_all_can_be_drawn() -> None:
+def test_gpus_get_a_panel_of_their_own_and_nothing_at_all_can_be_drawn() -> None:
     node = Node("m1", capacity=Capacity(4000, GB))
-    without = dots(picture([("none", ReplayStatistics([node.lendable]))]))
-    replay = Replay([job(0, 1)], [machine()], SchedulingPolicy()).run()
-    assert dots(picture([("one", replay)])).shape == without.shape
+    texts, lines = drawn([("none", ReplayStatistics([node.lendable]))])
+    assert (len(lines), "GPU in use" in texts) == (2, False)
+    assert {*lines[0][1]} == {TOP + PANEL}
+    with_gpu = Node("m1", capacity=Capacity(4000, GB, (GpuDevice(0),)))
+    texts, lines = drawn([("one", Replay([job(0, 1)], [with_gpu], SchedulingPolicy()).run())])
+    assert (len(lines), "GPU in use" in texts) == (3, True)
 
 
 def test_a_line_is_a_part_of_what_that_policy_has_and_not_of_what_another_one_has() -> None:
@@ -295,9 +295,16 @@ def test_a_line_is_a_part_of_what_that_policy_has_and_not_of_what_another_one_ha
     replays = [
         (name, Replay(work, [machine(cores=cores)], SchedulingPolicy()).run()) for name, cores in (("s", 4), ("l", 8))
     ]
-    shown = dots(picture(replays))
-    small, large = (np.argwhere((shown[:240] == colour).all(axis=2))[:, 0].min() for colour in COLOURS[:2])
+    _, lines = drawn(replays)
+    small, large = (min(heights) for _, heights in lines[:2])
     assert (small, large) == (TOP, TOP + PANEL // 2)
+
+
+def test_a_column_shows_the_mean_of_its_time() -> None:
+    figures = Replay([job(0, 50, cores=4), job(100, 100, cores=4)], [machine()], SchedulingPolicy()).run()
+    _, lines = drawn([("one", figures)])
+    columns = len(lines[0][1])
+    assert [lines[0][1][round(part * columns)] for part in (0.1, 0.4, 0.75)] == [TOP, TOP + PANEL, TOP]
 
 
 @pytest.mark.parametrize(
