@@ -43,7 +43,7 @@ from distributed_grid.reactor.lease_transitions import grant, preempt_victims
 from distributed_grid.scheduling.placement.placement import Placement, find_placement
 from distributed_grid.scheduling.preemption.preemption import PreemptionPlan, plan_preemption
 from distributed_grid.scheduling.preemption.victims import Slots
-from distributed_grid.simulation.model.event_queue import EventQueue, ScheduledEvent
+from distributed_grid.simulation.event_queue import EventQueue, ScheduledEvent
 
 BEAT = 30 * MINUTE
 SEEDS = 10

@@ -26,7 +26,7 @@ from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.errors import Refused
 from distributed_grid.reactor import LeaseAnswer, step
-from distributed_grid.simulation.traces.openb import read_asks, read_nodes
+from distributed_grid.simulation.replay.traces import read_asks, read_nodes
 
 SEEDS = range(10)
 MOST_DEMAND = 130

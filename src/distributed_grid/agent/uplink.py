@@ -1,8 +1,8 @@
-"""The agent's end of the link: finds the control plane, greets it, and begins anew whenever the link breaks.
+"""Uplink of an agent: connects to the control plane, greets it, and connects again whenever the link breaks.
 
-Rule 1: nothing is lost with a link: what must be told stays with the agent, which tells it again on the next one.
-Rule 2: a control plane that does not answer heartbeats is not there, whatever the connection says.
-Rule 3: a control plane that refuses this agent is asked again, but seldom; why is in the log.
+Nothing is lost with a link: unacknowledged reports stay in the agent's outbox and are sent again on the next one. A
+control plane that does not answer heartbeats is not there, whatever the connection says. One that rejects this agent is
+dialled again, but seldom; the reason is in the log.
 """
 
 from __future__ import annotations

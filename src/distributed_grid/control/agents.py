@@ -6,11 +6,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from distributed_grid.control.agent_files import ContentSender, RemoteFiles
 from distributed_grid.control.agent_memory import MemoryGateway
 from distributed_grid.control.agent_sessions import AgentSessions, NodeRegistry, SessionMessage
-from distributed_grid.control.content_sender import ContentSender
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.remote_files import RemoteFiles
 from distributed_grid.domain.effects import Effect
 from distributed_grid.errors import GridError
 from distributed_grid.wire import (

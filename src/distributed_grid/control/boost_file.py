@@ -1,9 +1,8 @@
 """`ResourceBoostPersistence`: the file that tells of boosts, `~/.distributed_grid/resource_boosts.json`.
 
-Rule 1: the truth is the ledger. The control plane writes this file after each change, so that boosts are not lost with
-the database; deleting or breaking it loses nothing.
-Rule 2: it is replaced as a whole or not at all, and only its owner can read it.
-Rule 3: a home may be shared by several machines. Each has its own boosts in the file and leaves the others' alone.
+The truth is the ledger. The control plane writes this file after each change, so that boosts are not lost with the
+database; deleting or breaking it loses nothing. It is replaced as a whole or not at all, and only its owner can read
+it. A home may be shared by several machines. Each has its own boosts in the file and leaves the others' alone.
 """
 
 from __future__ import annotations

@@ -30,11 +30,10 @@ from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.api import requests
 from distributed_grid.config_mapping import rebalance_rules
+from distributed_grid.control.agent_files import AttemptFiles, ContentSender
 from distributed_grid.control.agents import AgentGateway
-from distributed_grid.control.attempt_files import AttemptFiles
 from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.boost_file import ResourceBoostPersistence
-from distributed_grid.control.content_sender import ContentSender
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import AlertChanged

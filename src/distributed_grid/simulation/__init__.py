@@ -1,7 +1,8 @@
-"""The grid without machines: the real reactor on a virtual clock.
+"""Simulation: the code that ships, on a virtual clock and without machines.
 
-Two uses. *Chaos*: simulated machines, networks and users, broken by seeded faults, with every law held against every
-step (`world`, `campaign`). *Replay*: what a policy would have done with work that was logged (`traces`, `replay`).
-Deciding is not here: everything that decides is the reactor's and the scheduler's own code. Nothing here reads a
-clock, and every random choice comes from one seed.
+Two uses. The *fault campaign*: simulated machines, networks and users, broken by seeded faults, with every invariant
+checked after every step (`world`, `campaign`). The *replay*: what a policy would have done with work that was logged
+(`replay`). Nothing is decided here: the batch settler, agent sessions, order executor, owner guard, reactor and
+scheduler are those of the daemon and the agent. Nothing here reads a clock, and every random choice comes from one
+seed.
 """

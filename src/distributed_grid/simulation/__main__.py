@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 
-from distributed_grid.simulation.campaign import wage
-from distributed_grid.simulation.scenario import drawn
+from distributed_grid.simulation.campaign import run_campaign
+from distributed_grid.simulation.scenario import draw_scenario
 from distributed_grid.simulation.world import World
 
 
@@ -19,16 +19,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="only this one, with its whole history")
     options = parser.parse_args()
     if options.seed is None:
-        return wage(range(options.first, options.first + options.seeds), options.processes)
-    world = World(drawn(options.seed), keep_all=True)
+        return run_campaign(range(options.first, options.first + options.seeds), options.processes)
+    world = World(draw_scenario(options.seed), keep_all=True)
     report = world.run()
     print("\n".join(report.last))
-    print(f"seed {report.seed}: {report.law or 'every law held'}{': ' * bool(report.law)}{report.detail}")
+    print(
+        f"seed {report.seed}: {report.violated or 'every invariant held'}{': ' * bool(report.violated)}{report.detail}"
+    )
     print(
         f"{report.accepted} accepted, {report.refused} refused, {report.runs} runs, {report.faults} faults, "
         f"{report.steps} steps, {report.checks} checks, {report.simulated_ms} ms, fingerprint {report.fingerprint}"
     )
-    return 1 if report.law else 0
+    return 1 if report.violated else 0
 
 
 if __name__ == "__main__":

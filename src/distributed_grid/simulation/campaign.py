@@ -1,4 +1,4 @@
-"""A fault campaign: many seeds over a few processes, with every law held against every one of them."""
+"""Fault campaign: many seeds over a few processes, each with all invariants checked."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from multiprocessing import get_context
 
 from msgspec import Struct, field
 
-from distributed_grid.simulation.scenario import drawn
-from distributed_grid.simulation.world import Report, World
+from distributed_grid.simulation.scenario import draw_scenario
+from distributed_grid.simulation.world import RunReport, World
 
 COMMAND = "python -m distributed_grid.simulation --seed"
 
@@ -24,16 +24,16 @@ class Summary(Struct):
     steps: int = 0
     checks: int = 0
     simulated_ms: int = 0
-    broken: list[Report] = field(default_factory=list)
+    broken: list[RunReport] = field(default_factory=list)
 
-    def count(self, report: Report) -> None:
+    def count(self, report: RunReport) -> None:
         self.seeds += 1
         self.runs += report.runs
         self.faults += report.faults
         self.steps += report.steps
         self.checks += report.checks
         self.simulated_ms += report.simulated_ms
-        if report.law:
+        if report.violated:
             self.broken.append(report)
 
     def __str__(self) -> str:
@@ -43,27 +43,27 @@ class Summary(Struct):
         )
 
 
-def lived(seed: int) -> Report:
-    """One seed from its beginning to its end."""
-    return World(drawn(seed)).run()
+def run_seed(seed: int) -> RunReport:
+    """Run one seed from its beginning to its end."""
+    return World(draw_scenario(seed)).run()
 
 
-def reports(seeds: range, processes: int) -> Iterator[Report]:
+def reports(seeds: range, processes: int) -> Iterator[RunReport]:
     """The reports of these seeds, as they come."""
     if processes <= 1:
-        yield from map(lived, seeds)
+        yield from map(run_seed, seeds)
         return
     with get_context("spawn").Pool(processes) as pool:
-        yield from pool.imap_unordered(lived, seeds, chunksize=4)
+        yield from pool.imap_unordered(run_seed, seeds, chunksize=4)
 
 
-def wage(seeds: range, processes: int) -> int:
-    """Run a campaign and tell how it goes; 1 where a law was broken."""
+def run_campaign(seeds: range, processes: int) -> int:
+    """Run a campaign and print how it goes; 1 where an invariant was violated."""
     summary, began = Summary(), time.monotonic()
     for report in reports(seeds, processes):
         summary.count(report)
-        if report.law:
-            print(told(report), flush=True)
+        if report.violated:
+            print(failure_text(report), flush=True)
         if summary.seeds % max(1, len(seeds) // 20) == 0:
             print(
                 f"{summary.seeds:6,} of {len(seeds):,}  {time.monotonic() - began:5.0f} s", file=sys.stderr, flush=True
@@ -72,8 +72,8 @@ def wage(seeds: range, processes: int) -> int:
     return 1 if summary.broken else 0
 
 
-def told(report: Report) -> str:
-    """A broken law, with what led to it and the command that shows it again."""
+def failure_text(report: RunReport) -> str:
+    """A violated invariant, with what led to it and the command that shows it again."""
     where = f"seed {report.seed}, step {report.steps}, {report.simulated_ms / 1000:.3f} s"
-    lines = [*report.last, f"{where}: {report.law}: {report.detail}"]
+    lines = [*report.last, f"{where}: {report.violated}: {report.detail}"]
     return "\n".join([*lines, f"again, alone: {COMMAND} {report.seed}", ""])

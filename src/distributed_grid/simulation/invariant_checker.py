@@ -1,4 +1,4 @@
-"""The laws of the grid, held against every step and against what really happens on the simulated machines.
+"""Invariant checker: holds every invariant against every step and against what really happens on the machines.
 
 Checked when                    what
 - a process begins              one run at a time of a job; an attempt runs once; what runs on a machine is within what
@@ -30,9 +30,8 @@ from distributed_grid.errors import GridError
 from distributed_grid.reactor.dispatch import StepResult
 from distributed_grid.reactor.jobs import DISPLACED
 from distributed_grid.scheduling.queue.reasons import never_fits, why_not_now
-from distributed_grid.simulation.invariants import LAWS, REBUILDING
-from distributed_grid.simulation.ledger_watch import LedgerWatch, ObservedStep
-from distributed_grid.simulation.model.machine import Machine, SimulatedProcess
+from distributed_grid.simulation.invariants import INVARIANTS, REBUILDING_INVARIANTS, LedgerWatch, ObservedStep
+from distributed_grid.simulation.machine import Machine, SimulatedProcess
 
 EVERY = 16
 """A step that changes no more than a sighting leaves the ledger as it was: it is built anew every so many times."""
@@ -43,14 +42,14 @@ Note = Callable[[str, str], None]
 class InvariantViolated(BaseException):
     """An invariant does not hold. No code under test can take it for one of its own failures."""
 
-    def __init__(self, law: str, detail: str) -> None:
-        super().__init__(f"{law}: {detail}")
-        self.law = law
+    def __init__(self, invariant: str, detail: str) -> None:
+        super().__init__(f"{invariant}: {detail}")
+        self.invariant = invariant
         self.detail = detail
 
 
 class InvariantChecker:
-    """Sees everything that happens, and raises at the first moment a law is broken."""
+    """Sees everything that happens, and raises at the first moment a invariant is broken."""
 
     def __init__(self, note: Note, now: int) -> None:
         self._note = note
@@ -125,21 +124,21 @@ class InvariantChecker:
         self._look(refusal)
 
     def _look(self, came_of_it: StepResult | GridError) -> None:
-        """Hold every law of the ledger against what has just happened."""
+        """Hold every invariant of the ledger against what has just happened."""
         moment, self._moment = self._moment, None
         assert moment is not None
         self.steps += 1
         self.visited[type(moment.event).__name__] += 1
         self._watch.end(moment, came_of_it)
         is_quiet = all(isinstance(row, NodeObservation) for row in moment.changes) and self.steps % EVERY
-        for law in LAWS:
-            if is_quiet and law in REBUILDING:
+        for invariant in INVARIANTS:
+            if is_quiet and invariant in REBUILDING_INVARIANTS:
                 continue
             self.checks += 1
             try:
-                law(self._watch, moment)
+                invariant(self._watch, moment)
             except AssertionError as wrong:
-                name = law.__name__.replace("_", " ")
+                name = invariant.__name__.replace("_", " ")
                 raise InvariantViolated(name, f"{_words(wrong)}, after {moment.event}") from None
 
     def _attempts_end_once(self, job: Job) -> None:
@@ -221,9 +220,9 @@ class InvariantChecker:
         _hold(left is None, "everything comes to its end", left or "")
 
 
-def _hold(true: bool, law: str, detail: str) -> None:
+def _hold(true: bool, invariant: str, detail: str) -> None:
     if not true:
-        raise InvariantViolated(law, detail)
+        raise InvariantViolated(invariant, detail)
 
 
 def _words(wrong: AssertionError) -> str:

@@ -1,29 +1,148 @@
-"""The laws of the grid, each as a function that holds one moment against it.
+"""Invariants of the grid, each a function that checks one step of a watched ledger.
 
 One list for whoever proves them: random scripts in the tests, seeded faults in the simulator.
 """
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections.abc import Callable
 from typing import TypeGuard
 
-from distributed_grid.domain.events import JobSubmitted, LeaseAsked, LeaseReleased, TimePassed
+from msgspec import Struct
+
+from distributed_grid.domain.effects import Effect
+from distributed_grid.domain.events import Event, HeartbeatReceived, JobSubmitted, LeaseAsked, LeaseReleased, TimePassed
 from distributed_grid.domain.jobs import Ending, Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Offer
 from distributed_grid.domain.rebalancing import is_automatic
 from distributed_grid.domain.resources import WHOLE_GPU
-from distributed_grid.domain.rows import Counter, Row
+from distributed_grid.domain.rows import VOLATILE, Counter, Row, decode_row, encode_row
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import LeaseEnd
-from distributed_grid.errors import NotFound
+from distributed_grid.errors import GridError, NotFound
 from distributed_grid.reactor import JobAnswer, LeaseAnswer, decide, pending, pending_for
+from distributed_grid.reactor.decision import Answer
+from distributed_grid.reactor.dispatch import StepResult
 from distributed_grid.scheduling.queue.queue import next_grant
-from distributed_grid.simulation.ledger_watch import LedgerWatch, ObservedStep, by_job, in_order
 
-Law = Callable[[LedgerWatch, ObservedStep], None]
+
+class ObservedStep(Struct):
+    """One event: what there was before, what was decided, what came of it."""
+
+    event: Event
+    rows_before: list[Row]
+    pending_before: list[Effect]
+    rows_decided: list[Row]
+    refusal: GridError | None = None
+    changes: list[Row] = []
+    answer: Answer = None
+
+
+def in_order(rows: list[Row]) -> list[Row]:
+    """Rows in the order a store gives them back."""
+    return sorted(rows, key=lambda row: (row.kind, row.key))
+
+
+def by_job(effects: list[Effect]) -> list[Effect]:
+    return sorted(effects, key=lambda effect: effect.job.uid)
+
+
+class _Seen(Struct):
+    """What is remembered of a ledger: the rows as a store would have them, and which leases began and ended."""
+
+    stored: dict[tuple[str, str], bytes]
+    leases: set[str]
+    ends: Tally[str]
+
+
+class LedgerWatch:
+    """The live ledger, what a store would hold of it, and what has been seen so far.
+
+    Whoever steps the ledger says so before (`begin`) and after (`end`); what was seen since the last `keep` can be
+    taken back with the ledger (`undo`).
+    """
+
+    def __init__(self, now: int) -> None:
+        self.ledger = Ledger()
+        self.now = self.began_at = now
+        self.heard_at: dict[str, int] = {}
+        self._seen = _Seen({}, set(), Tally())
+        self._kept = _Seen({}, set(), Tally())
+        self._rebuilt: Ledger | None = None
+
+    @property
+    def seen(self) -> set[str]:
+        """Every lease there ever was."""
+        return self._seen.leases
+
+    @property
+    def ends(self) -> Tally[str]:
+        """How often each lease has ended; one of the grid's own may begin again under its old id."""
+        return self._seen.ends
+
+    def begin(self, event: Event) -> ObservedStep:
+        """An event is about to be decided; deciding it ahead of time must not change anything."""
+        moment = ObservedStep(event, self.ledger.rows(), pending(self.ledger), [])
+        try:
+            decide(self.ledger, event, self.now)
+        except GridError:
+            pass  # refused now, and again when it counts
+        moment.rows_decided = self.ledger.rows()
+        return moment
+
+    def end(self, moment: ObservedStep, came_of_it: StepResult | GridError) -> None:
+        """It was decided and applied, or refused."""
+        self._rebuilt = None
+        if isinstance(came_of_it, GridError):
+            moment.refusal = came_of_it
+            return
+        moment.changes, moment.answer = came_of_it.changes, came_of_it.answer
+        for row in moment.changes:
+            self._take(row)
+        if isinstance(moment.event, HeartbeatReceived):
+            self.heard_at[moment.event.name] = self.now
+
+    def _take(self, row: Row) -> None:
+        key = (row.kind, row.key)
+        if row.kind not in VOLATILE:
+            if row.is_over:
+                self._seen.stored.pop(key, None)
+            else:
+                self._seen.stored[key] = encode_row(row)
+        if isinstance(row, Lease):
+            if is_automatic(row.request) and not row.is_over:
+                self.ends.pop(row.id, None)
+            self.seen.add(row.id)
+            self.ends[row.id] += row.is_over
+
+    def keep(self) -> None:
+        """What was seen until now is durable."""
+        seen = self._seen
+        self._kept = _Seen(dict(seen.stored), set(seen.leases), Tally(seen.ends))
+
+    def undo(self) -> None:
+        """What was seen since the last `keep` has not happened."""
+        kept = self._kept
+        self._seen = _Seen(dict(kept.stored), set(kept.leases), Tally(kept.ends))
+        self._rebuilt = None
+
+    def begin_anew(self, ledger: Ledger) -> None:
+        """A new control plane begins with this ledger, and has heard nobody."""
+        self.ledger, self._rebuilt = ledger, None
+        self.heard_at, self.began_at = {}, self.now
+
+    def rebuilt(self) -> Ledger:
+        """What a new control plane would find in the store."""
+        if self._rebuilt is None:
+            stored = self._seen.stored
+            self._rebuilt = Ledger([decode_row(kind, stored[kind, key]) for kind, key in sorted(stored)])
+        return self._rebuilt
+
+
+Invariant = Callable[[LedgerWatch, ObservedStep], None]
 
 
 def _started(ledger: Ledger, name: str) -> list[Lease]:
@@ -117,7 +236,7 @@ def what_is_stored_is_the_ledger(watch: LedgerWatch, moment: ObservedStep) -> No
 
 
 def the_same_request_twice_is_one_grant(watch: LedgerWatch, moment: ObservedStep) -> None:
-    """Whatever was asked for and accepted: asking again, at once, gets the same answer and nothing else."""
+    """Whatever was asked for and accepted: asked again, at once, gets the same answer and nothing else."""
     if moment.refusal is not None or not isinstance(moment.event, LeaseAsked | JobSubmitted):
         return
     again = decide(watch.ledger, moment.event, watch.now)
@@ -256,7 +375,7 @@ def the_indexes_say_what_the_rows_say(watch: LedgerWatch, moment: ObservedStep) 
     watch.ledger.check()
 
 
-LAWS: tuple[Law, ...] = (
+INVARIANTS: tuple[Invariant, ...] = (
     the_indexes_say_what_the_rows_say,
     a_node_is_never_lent_more_than_capacity_and_caps_allow,
     a_gpu_is_never_lent_twice,
@@ -277,7 +396,7 @@ LAWS: tuple[Law, ...] = (
     a_mark_is_of_its_attempt_and_only_moves_on,
 )
 
-REBUILDING: frozenset[Law] = frozenset(
+REBUILDING_INVARIANTS: frozenset[Invariant] = frozenset(
     (the_indexes_say_what_the_rows_say, what_is_stored_is_the_ledger, a_restart_finds_the_same_things_to_do)
 )
 """These build a ledger anew, which takes longer than all the others together."""

@@ -1,21 +1,81 @@
-"""What one seed is about: which nodes there are, what is asked of them, and what goes wrong."""
+"""Scenario of a seed: which nodes there are, what users request, and what goes wrong.
+
+All of it is drawn before anything happens, so that faults do not change what is requested.
+"""
 
 from __future__ import annotations
 
 from random import Random
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from distributed_grid.domain.events import (
+    Event,
+    JobCancelled,
+    JobSubmitted,
+    LeaseAsked,
+    LeaseExtended,
+    LeaseReleased,
+)
+from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Caps, Node, OfferThresholds
 from distributed_grid.domain.rebalancing import SHARING_POLICIES, RebalanceRules, SharingMode
-from distributed_grid.domain.resources import Capacity, GpuDevice
+from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice, Priority
 from distributed_grid.domain.scheduling_policy import HOUR_MS, Quota, SchedulingPolicy, Strategy
-from distributed_grid.simulation.faults import Fault, draw
-from distributed_grid.simulation.model.users import ZONES, UserRequest, load
+from distributed_grid.simulation.faults import Fault, draw_faults
+from distributed_grid.simulation.machine import ScriptedJob
 
 GB = 1024**3
+ASKS = (
+    Amounts(1000),
+    Amounts(1000, GB),
+    Amounts(2000, 2 * GB),
+    Amounts(500, 6 * GB),
+    Amounts(3000),
+    Amounts(0, 10 * GB),
+    Amounts(500, 0, 300),
+    Amounts(1000, GB, 500, 2 * GB),
+    Amounts(1000, 0, 1000),
+    Amounts(1000, 0, 1000, gpu_models=("L4",)),
+    Amounts(0, 0, 2000),
+    Amounts(1000, custom=(("fpga", 1),)),
+)
+TEAMS = {"ada": "green", "bob": "green", "cyd": ""}
+ZONES = ("north", "south")
+PRIORITIES = (Priority.LOW, Priority.MEDIUM, Priority.MEDIUM, Priority.HIGH, Priority.URGENT)
+STRATEGIES = (None, None, *(one for one in Strategy if one is not Strategy.NODE_SPECIFIC))
+WAITS_MS = (0, 20_000, 300_000, 300_000, 3_600_000)
+DEADLINES_MS = (0, 0, 0, 0, 20_000, 120_000)
+GRACES_MS = (500, 5_000, 5_000, 120_000)
 NAMES = ("ash", "birch", "cedar", "dogwood", "elm", "fir")
 THRESHOLDS = OfferThresholds(500, 500, 600, GB, 500, GB, dwell_ms=60_000)
+
+
+class UserRequest(Struct, frozen=True):
+    """Something a user wants at a moment."""
+
+    at_ms: int
+    event: Event
+    deadline_in_ms: int = 0
+
+    def event_at(self, at_ms: int) -> Event:
+        """The event as it is told when its moment comes."""
+        if not self.deadline_in_ms or not isinstance(self.event, JobSubmitted | LeaseAsked):
+            return self.event
+        return replace(self.event, request=replace(self.event.request, deadline_ms=at_ms + self.deadline_in_ms))
+
+    @property
+    def uid(self) -> str:
+        """Whom it is about; empty where it is not a request."""
+        return self.event.request.id if isinstance(self.event, JobSubmitted | LeaseAsked) else ""
+
+    @property
+    def lasts_ms(self) -> int:
+        """How long it may keep the grid busy, run as often as it may be."""
+        if isinstance(self.event, JobSubmitted):
+            return (ScriptedJob.of(self.event.command).run_ms + 10_000) * (1 + self.event.retries)
+        return self.event.request.duration_ms + 10_000 if isinstance(self.event, LeaseAsked) else 0
 
 
 class Scenario(Struct, frozen=True):
@@ -26,7 +86,7 @@ class Scenario(Struct, frozen=True):
     local: str
     policy: SchedulingPolicy
     rules: RebalanceRules | None
-    wishes: list[UserRequest]
+    requests: list[UserRequest]
     faults: list[Fault]
     quiet_ms: int
 
@@ -36,7 +96,7 @@ class Scenario(Struct, frozen=True):
         return Random(f"{self.seed}/run")
 
 
-def drawn(seed: int) -> Scenario:
+def draw_scenario(seed: int) -> Scenario:
     """The scenario of a seed: always the same, whatever machine or process draws it."""
     random = Random(f"{seed}/scenario")
     names = NAMES[: random.randint(2, len(NAMES))]
@@ -45,10 +105,10 @@ def drawn(seed: int) -> Scenario:
     nodes = tuple(_node(random, name, 0 if name == local else hold_ms) for name in names)
     busy_ms = random.randint(60_000, 600_000)
     jobs = random.randint(8, 25 * len(names))
-    wishes = load(random, names, jobs=jobs, leases=random.randint(0, 12), until_ms=busy_ms)
-    faults = draw(random, names, local, count=random.randint(0, 30), until_ms=busy_ms)
+    requests = draw_requests(random, names, jobs=jobs, leases=random.randint(0, 12), until_ms=busy_ms)
+    faults = draw_faults(random, names, local, count=random.randint(0, 30), until_ms=busy_ms)
     quiet_ms = max([busy_ms, *(fault.at_ms + fault.lasts_ms for fault in faults)])
-    return Scenario(seed, nodes, local, _policy(random), _rules(random), wishes, faults, quiet_ms)
+    return Scenario(seed, nodes, local, _policy(random), _rules(random), requests, faults, quiet_ms)
 
 
 def _node(random: Random, name: str, hold_ms: int) -> Node:
@@ -95,4 +155,62 @@ def _rules(random: Random) -> RebalanceRules | None:
         random.choice([*SharingMode]),
         random.choice([*SHARING_POLICIES.values()]),
         interval_ms=random.choice((2_000, 5_000, 15_000)),
+    )
+
+
+def draw_requests(
+    random: Random, nodes: tuple[str, ...], *, jobs: int, leases: int, until_ms: int
+) -> list[UserRequest]:
+    """A seeded load: jobs of all sizes and tempers, plain leases, and second thoughts about both."""
+    requests = []
+    for number in range(jobs):
+        at = random.randrange(until_ms)
+        request = _request(random, f"job{number}", nodes)
+        work = ScriptedJob(
+            run_ms=round(random.choice((300, 3_000, 15_000, 60_000)) * random.uniform(0.2, 1.5)),
+            exit_code=random.choice((0, 0, 0, 1)),
+            heeds=random.random() < 0.7,
+            exists=random.random() < 0.95,
+            workdir=random.random() < 0.3,
+            marks_ms=random.choice((0, 0, 2_000, 12_000)),
+        )
+        command = work.command(grace_ms=random.choice(GRACES_MS))
+        submitted = JobSubmitted(f"{request.id}-name", command, request, random.choice((0, 0, 1, 2)))
+        requests.append(UserRequest(at, submitted, random.choice(DEADLINES_MS)))
+        if random.random() < 0.2:
+            requests.append(UserRequest(at + random.randrange(40_000), JobCancelled(request.id, request.user)))
+    for number in range(leases):
+        at = random.randrange(until_ms)
+        request = _request(random, f"lease{number}", nodes, duration_ms=random.randint(5_000, 90_000))
+        if random.random() < 0.2:
+            request = replace(request, target=random.choice(nodes))
+        requests.append(UserRequest(at, LeaseAsked(request)))
+        if random.random() < 0.3:
+            requests.append(UserRequest(at + random.randrange(20_000), LeaseReleased(request.id, request.user)))
+        if random.random() < 0.2:
+            requests.append(UserRequest(at + random.randrange(5_000), LeaseExtended(request.id, request.user, 10_000)))
+    return requests
+
+
+def _request(random: Random, uid: str, nodes: tuple[str, ...], *, duration_ms: int = 0) -> Request:
+    named = (random.choice(nodes),)
+    others = (f"group{random.randrange(2)}",)
+    user = random.choice([*TEAMS])
+    return Request(
+        uid,
+        user,
+        random.choice(ASKS),
+        random.choice(PRIORITIES),
+        prefer=named if random.random() < 0.15 else (),
+        require=named if random.random() < 0.1 else (),
+        wait_ms=random.choice(WAITS_MS),
+        duration_ms=duration_ms or random.choice((0, 0, 0, 60_000)),
+        strategy=random.choice(STRATEGIES),
+        group=others[0] if random.random() < 0.2 else "",
+        team=TEAMS[user],
+        labels=(("zone", random.choice(ZONES)),) if random.random() < 0.08 else (),
+        affinity=others if random.random() < 0.03 else (),
+        anti_affinity=others if random.random() < 0.1 else (),
+        gang=random.choice((1, 1, 2, 3)) if duration_ms else 1,
+        expects_ms=random.choice((0, 0, 5_000, 60_000)),
     )

@@ -1,40 +1,68 @@
-"""One simulated world: machines, a control plane, users and faults, all out of one seed.
+"""Simulated world of one scenario: machines, a control plane, users and faults.
 
 A run has two parts: a stretch with faults, and a quiet one in which everything has to come to its end.
 """
 
 from __future__ import annotations
 
+import hashlib
 import traceback
+from collections import deque
 from pathlib import PurePath
 
 from msgspec import Struct
 
 from distributed_grid.agent.orders import OrderExecutor
-from distributed_grid.simulation.fault_injection import FaultInjector
-from distributed_grid.simulation.faults import Fault
-from distributed_grid.simulation.invariant_checker import InvariantChecker, InvariantViolated
-from distributed_grid.simulation.model.agent import SimulatedAgent, SimulatedUplink
-from distributed_grid.simulation.model.control_plane import ControlPlane
-from distributed_grid.simulation.model.event_queue import EventQueue, SimulatedTask
-from distributed_grid.simulation.model.machine import Machine
-from distributed_grid.simulation.model.network import Network, SimulatedLink
-from distributed_grid.simulation.model.users import Users
-from distributed_grid.simulation.run_log import RunLog
-from distributed_grid.simulation.scenario import Scenario
+from distributed_grid.domain.events import Event, JobSubmitted, LeaseAsked
+from distributed_grid.errors import GridError
+from distributed_grid.simulation.agent import SimulatedAgent
+from distributed_grid.simulation.control_plane import ControlPlane
+from distributed_grid.simulation.event_queue import EventQueue, SimulatedTask
+from distributed_grid.simulation.faults import Fault, FaultInjector
+from distributed_grid.simulation.invariant_checker import InvariantChecker, InvariantViolated, Note
+from distributed_grid.simulation.machine import Machine
+from distributed_grid.simulation.network import Network, SimulatedLink, SimulatedUplink
+from distributed_grid.simulation.scenario import Scenario, UserRequest
+
+ANSWER_MS = 3_000
+"""Who has not heard back by then asks again."""
+LAST = 80
+
+
+class RunLog:
+    """Log of a run: its last lines, or all when asked to, and a fingerprint of all of them."""
+
+    def __init__(self, *, keep_all: bool = False) -> None:
+        self._lines: deque[str] = deque(maxlen=None if keep_all else LAST)
+        self._hash = hashlib.sha256()
+
+    def note(self, at_ms: int, who: str, what: str) -> None:
+        line = f"{at_ms / 1000:9.3f}  {who:<8}  {what}"
+        self._lines.append(line)
+        self._hash.update(line.encode() + b"\n")
+
+    @property
+    def lines(self) -> list[str]:
+        return list(self._lines)
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same history, to the letter."""
+        return self._hash.hexdigest()[:16]
+
 
 BEGIN_MS = 1_000_000_000
-"""The grid's time at the beginning of every story; 0 has a meaning of its own in the ledger."""
+"""The grid's time at the beginning of every run; 0 has a meaning of its own in the ledger."""
 STEP_MS = 2_000
 SETTLE_MS = 240_000
 """What the slowest of the rest takes: nodes that begin to lend again, agents that look for their control plane."""
 
 
-class Report(Struct, frozen=True):
-    """What became of one seed; without a `law` all of them held."""
+class RunReport(Struct, frozen=True):
+    """What became of one seed; `violated` names the invariant that did not hold, if any."""
 
     seed: int
-    law: str
+    violated: str
     detail: str
     last: list[str]
     fingerprint: str
@@ -48,8 +76,68 @@ class Report(Struct, frozen=True):
     simulated_ms: int
 
 
+class _Asked:
+    """A request that has no answer yet."""
+
+    def __init__(self, event: Event) -> None:
+        self.event = event
+        self.is_scheduled = self.is_answered = False
+
+
+class Users:
+    """Simulated users: each of their requests is sent, under the same id, until it is answered. What was accepted is held
+    against the grid from then on."""
+
+    def __init__(self, queue: EventQueue, control: ControlPlane, checker: InvariantChecker, note: Note) -> None:
+        self._queue = queue
+        self._control = control
+        self._checker = checker
+        self._note = note
+        self.accepted = self.refused = self.waiting = 0
+
+    def plan(self, requests: list[UserRequest], begin_ms: int) -> None:
+        """Have each request sent at its moment."""
+        for request in requests:
+            at_ms = begin_ms + request.at_ms
+            event = request.event_at(at_ms)
+            if isinstance(event, JobSubmitted):
+                self._checker.allowed_runs[event.request.id] = 1 + event.retries
+            self._plan(at_ms, _Asked(event))
+
+    def submit(self, event: Event) -> None:
+        """Send an event now, and again until it is answered."""
+        self._plan(self._queue.now, _Asked(event))
+
+    def _plan(self, at_ms: int, asked: _Asked) -> None:
+        self.waiting += not asked.is_scheduled
+        asked.is_scheduled = True
+        self._queue.at(at_ms, lambda: self._ask(asked))
+
+    def _ask(self, asked: _Asked) -> None:
+        if asked.is_answered:
+            return
+        if self._control.is_up:
+            self._control.handle(asked.event, lambda entry: self._answered(asked, entry.failure))
+        self._plan(self._queue.now + ANSWER_MS, asked)
+
+    def _answered(self, asked: _Asked, failure: Exception | None) -> None:
+        if asked.is_answered or (isinstance(failure, GridError) and failure.retryable):
+            return
+        asked.is_answered = True
+        self.waiting -= 1
+        event = asked.event
+        if not isinstance(event, JobSubmitted | LeaseAsked):
+            return
+        if failure is None:
+            self.accepted += 1
+            self._checker.acknowledged[event.request.id] = None
+        else:
+            self.refused += 1
+            self._note(event.request.user, f"{event.request.id} is refused: {failure}")
+
+
 class World:
-    """Everything of one scenario; other machines and agents can be put in, to see that the laws notice."""
+    """Everything of one scenario; broken machines and order executors can be put in, to see that it is noticed."""
 
     def __init__(
         self,
@@ -61,8 +149,8 @@ class World:
     ) -> None:
         self.scenario = scenario
         self.queue = EventQueue(BEGIN_MS)
-        self.history = RunLog(keep_all=keep_all)
-        self.laws = InvariantChecker(self.note, BEGIN_MS)
+        self.log = RunLog(keep_all=keep_all)
+        self.checker = InvariantChecker(self.note, BEGIN_MS)
         random = scenario.random
         names = tuple(node.name for node in scenario.nodes)
         self.network = Network(self.queue, random, names)
@@ -76,61 +164,61 @@ class World:
             scenario.nodes,
             policy=scenario.policy,
             rules=scenario.rules,
-            observer=self.laws,
+            observer=self.checker,
         )
-        self.users = Users(self.queue, self.control, self.laws, self.note)
-        self.machines = {node.name: machine(node, self.queue, random, self.laws) for node in scenario.nodes}
+        self.users = Users(self.queue, self.control, self.checker, self.note)
+        self.machines = {node.name: machine(node, self.queue, random, self.checker) for node in scenario.nodes}
         self.agents: dict[str, SimulatedAgent] = {}
         self._orders = orders
-        self.trouble = FaultInjector(self)
+        self.injector = FaultInjector(self)
 
     def note(self, who: str, what: str) -> None:
-        self.history.note(self.queue.now - BEGIN_MS, who, what)
+        self.log.note(self.queue.now - BEGIN_MS, who, what)
 
-    def run(self) -> Report:
-        """Live through the whole scenario; a broken law, or a bug, ends it."""
+    def run(self) -> RunReport:
+        """Simulate the whole scenario; a violated invariant, or a bug, ends it."""
         try:
-            self._live()
+            self._simulate()
         except InvariantViolated as broken:
-            return self._report(broken.law, broken.detail)
+            return self._report(broken.invariant, broken.detail)
         except Exception as bug:  # whatever a decision raises that is no refusal
             place = traceback.extract_tb(bug.__traceback__)[-1]
             where = f"{PurePath(place.filename).name}, line {place.lineno}"
             return self._report("nothing fails but by refusal", f"{bug!r} in {where}")
         return self._report("", "")
 
-    def _live(self) -> None:
+    def _simulate(self) -> None:
         self.control.start()
         for name in self.machines:
             self.start_agent(name)
-        self.users.plan(self.scenario.wishes, BEGIN_MS)
+        self.users.plan(self.scenario.requests, BEGIN_MS)
         for fault in self.scenario.faults:
             self._plan(fault)
         quiet = BEGIN_MS + self.scenario.quiet_ms
         while self.queue.run_next(quiet):
             pass
         self.note("world", "everything works again")
-        end = quiet + self._patience_ms()
+        end = quiet + self._settle_ms()
         while self.queue.now < end and not self._is_settled:
             stop = min(self.queue.now + STEP_MS, end)
             while self.queue.run_next(stop):
                 pass
-        self.laws.settled(self.control.now)
+        self.checker.settled(self.control.now)
 
     def _plan(self, fault: Fault) -> None:
-        self.queue.at(BEGIN_MS + fault.at_ms, lambda: self.trouble.begin(fault))
-        self.queue.at(BEGIN_MS + fault.at_ms + fault.lasts_ms, lambda: self.trouble.end(fault))
+        self.queue.at(BEGIN_MS + fault.at_ms, lambda: self.injector.begin(fault))
+        self.queue.at(BEGIN_MS + fault.at_ms + fault.lasts_ms, lambda: self.injector.end(fault))
 
-    def _patience_ms(self) -> int:
+    def _settle_ms(self) -> int:
         """How long what is left may take when nothing breaks any more: all of it twice, one after the other."""
         ledger = self.control.ledger
-        left = sum(wish.lasts_ms for wish in self.scenario.wishes if wish.uid in ledger.by_request)
+        left = sum(request.lasts_ms for request in self.scenario.requests if request.uid in ledger.by_request)
         held = [lease.ends_at_ms - self.control.now for lease in ledger.leases.values() if lease.ends_at_ms]
         return SETTLE_MS + 3 * max(node.hold_ms for node in self.scenario.nodes) + 2 * left + max([0, *held])
 
     @property
     def _is_settled(self) -> bool:
-        return not self.users.waiting and self.laws.unsettled(self.control.now) is None
+        return not self.users.waiting and self.checker.unsettled(self.control.now) is None
 
     # ------------------------------------------------------------------ agents and their links
 
@@ -143,7 +231,7 @@ class World:
     def start_agent(self, name: str) -> None:
         """Start the agent of a node, unless something keeps it down."""
         alive = self.agents.get(name)
-        if (alive is not None and alive.alive) or self.trouble.keeps_down(name):
+        if (alive is not None and alive.alive) or self.injector.keeps_down(name):
             return
         if name == self.scenario.local and not self.control.is_up:
             return
@@ -158,19 +246,19 @@ class World:
 
     # ------------------------------------------------------------------ the end
 
-    def _report(self, law: str, detail: str) -> Report:
-        return Report(
+    def _report(self, violated: str, detail: str) -> RunReport:
+        return RunReport(
             self.scenario.seed,
-            law,
+            violated,
             detail,
-            self.history.lines,
-            self.history.fingerprint,
-            dict(self.laws.visited),
+            self.log.lines,
+            self.log.fingerprint,
+            dict(self.checker.visited),
             self.users.accepted,
             self.users.refused,
-            len(self.laws.ran),
+            len(self.checker.ran),
             len(self.scenario.faults),
-            self.laws.steps,
-            self.laws.checks,
+            self.checker.steps,
+            self.checker.checks,
             self.queue.now - BEGIN_MS,
         )

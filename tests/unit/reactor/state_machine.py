@@ -20,8 +20,7 @@ from distributed_grid.domain.resources import Claim, GpuDevice
 from distributed_grid.domain.states import JobState
 from distributed_grid.errors import GridError
 from distributed_grid.reactor import pending, step
-from distributed_grid.simulation.invariants import Law
-from distributed_grid.simulation.ledger_watch import LedgerWatch, ObservedStep
+from distributed_grid.simulation.invariants import Invariant, LedgerWatch, ObservedStep
 from tests.support.builders import GB, NOW, a_node, a_request, a_submission, a_usage, an_exit, caps, thresholds
 
 NAMES = ("ash", "birch", "cedar")
@@ -58,7 +57,7 @@ OUTCOMES = (
 class World(LedgerWatch):
     """A ledger that is told things, with some laws held against each of them."""
 
-    def __init__(self, *laws: Law) -> None:
+    def __init__(self, *laws: Invariant) -> None:
         super().__init__(NOW)
         self.laws = laws
         self.epoch = 0

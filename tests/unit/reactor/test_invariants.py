@@ -1,4 +1,4 @@
-"""The laws of the grid: each alone over random scripts, and all together in a state machine."""
+"""The invariants of the grid: each alone over random scripts, and all together in a state machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from distributed_grid.domain.resources import Priority
-from distributed_grid.simulation.invariants import LAWS, Law
+from distributed_grid.simulation.invariants import INVARIANTS, Invariant
 from tests.support.builders import a_request
 from tests.unit.reactor.state_machine import NAMES, NODES, OUTCOMES, USAGES, World
 
@@ -116,21 +116,21 @@ def begin(world: World, first: int, second: int) -> None:
         world.hear(which, 0)
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("invariant", INVARIANTS, ids=lambda invariant: invariant.__name__)
 @given(first=kinds, second=kinds, script=scripts)
-def test_it_is_a_law_that(law: Law, first: int, second: int, script: list[tuple[str, tuple]]):
-    world = World(law)
+def test_it_is_an_invariant_that(invariant: Invariant, first: int, second: int, script: list[tuple[str, tuple]]):
+    world = World(invariant)
     begin(world, first, second)
     for name, args in script:
         getattr(world, name)(*args)
 
 
 class AnythingMayHappen(RuleBasedStateMachine):
-    """All laws at once, over longer lives than a script has."""
+    """All invariants at once, over longer lives than a script has."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(*LAWS)
+        self.world = World(*INVARIANTS)
 
     @initialize(first=kinds, second=kinds)
     def begin(self, first, second):
@@ -187,7 +187,7 @@ class EverybodyIsInAHurry(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(*LAWS)
+        self.world = World(*INVARIANTS)
         self.world.declare(0, 1)
         self.world.hear(0, 0)
 

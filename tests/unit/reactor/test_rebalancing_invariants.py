@@ -24,7 +24,7 @@ from distributed_grid.domain.rebalancing import (
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.reactor import Record
 from distributed_grid.scheduling.rebalancing.loans import total_of
-from distributed_grid.simulation.invariants import LAWS
+from distributed_grid.simulation.invariants import INVARIANTS
 from tests.support.builders import a_node, thresholds
 from tests.unit.reactor.rebalance_rounds import INTERVAL_MS, Rounds, a_reading, apart, rules
 from tests.unit.reactor.state_machine import NAMES, NODES, World
@@ -252,7 +252,7 @@ ANYTHING = st.one_of(PRESS, PRESS, st.sampled_from([*DEEDS]).flatmap(lambda name
 @settings(max_examples=60)
 @given(first=kinds, second=kinds, script=st.lists(ANYTHING, max_size=30))
 def test_with_a_rebalancer_every_law_still_holds_and_no_reading_is_refused(first, second, script):
-    world = BalancedWorld(*LAWS)
+    world = BalancedWorld(*INVARIANTS)
     begin(world, first, second)
     for name, args in script:
         getattr(world, name)(*args)
@@ -260,7 +260,7 @@ def test_with_a_rebalancer_every_law_still_holds_and_no_reading_is_refused(first
 
 def test_the_world_of_the_laws_sees_automatic_leases():
     """Without this the test above might prove nothing."""
-    world = BalancedWorld(*LAWS)
+    world = BalancedWorld(*INVARIANTS)
     begin(world, 0, 0)
     world.press((1000, 0, None), "aggressive", "share_and_offload", 1)
     assert [lease.request.target for lease in world.ledger.leases.values()] == [NAMES[0], NAMES[0]]
@@ -269,7 +269,7 @@ def test_the_world_of_the_laws_sees_automatic_leases():
 
 
 def test_thresholds_of_its_own_make_a_local_node_a_machine_in_the_laws_too():
-    world = World(*LAWS)
+    world = World(*INVARIANTS)
     for name in NAMES[:2]:
         world.tell(NodeDeclared(a_node(name, thresholds=thresholds())))
         world.hear(NAMES.index(name), 0)

@@ -9,9 +9,8 @@ from typing import Any
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.api import requests
-from distributed_grid.control.attempt_files import AttemptFiles
+from distributed_grid.control.agent_files import AttemptFiles, RemoteFiles
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.remote_files import RemoteFiles
 from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import (
     AttemptEnded,

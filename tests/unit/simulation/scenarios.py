@@ -10,16 +10,15 @@ from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.simulation.faults import Fault, FaultKind
-from distributed_grid.simulation.model.machine import ScriptedJob
-from distributed_grid.simulation.model.users import UserRequest
-from distributed_grid.simulation.scenario import Scenario
+from distributed_grid.simulation.machine import ScriptedJob
+from distributed_grid.simulation.scenario import Scenario, UserRequest
 
 GB = 1024**3
 PATIENT_MS = 10_000_000
 
 
 def a_scenario(
-    wishes: Sequence[UserRequest], faults: Sequence[Fault] = (), *, hold_s: float = 20, seed: int = 1
+    requests: Sequence[UserRequest], faults: Sequence[Fault] = (), *, hold_s: float = 20, seed: int = 1
 ) -> Scenario:
     """Two far machines of four cores; `ash` is the one that has bad luck."""
     nodes = tuple(
@@ -27,7 +26,7 @@ def a_scenario(
         for name in ("ash", "birch")
     )
     quiet = max([100_000, *(fault.at_ms + fault.lasts_ms for fault in faults)])
-    return Scenario(seed, nodes, "", SchedulingPolicy(), None, list(wishes), list(faults), quiet)
+    return Scenario(seed, nodes, "", SchedulingPolicy(), None, list(requests), list(faults), quiet)
 
 
 def a_job(

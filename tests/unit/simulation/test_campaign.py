@@ -1,4 +1,4 @@
-"""The fault campaign: the laws hold over many seeds, and machines or agents that break one are caught."""
+"""The fault campaign: the invariants hold over many seeds, and machines or agents that break one are caught."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from distributed_grid.domain.resources import Priority
 from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.reactor.dispatch import StepResult
-from distributed_grid.simulation.campaign import Summary, lived, told
+from distributed_grid.simulation.campaign import Summary, failure_text, run_seed
+from distributed_grid.simulation.event_queue import SimulatedTask
 from distributed_grid.simulation.faults import FaultKind
 from distributed_grid.simulation.invariant_checker import InvariantChecker, InvariantViolated
-from distributed_grid.simulation.model.event_queue import SimulatedTask
-from distributed_grid.simulation.model.machine import MAX_SKEW, Machine, SimulatedProcess
-from distributed_grid.simulation.scenario import Scenario, drawn
-from distributed_grid.simulation.world import Report, World
+from distributed_grid.simulation.machine import MAX_SKEW, Machine, SimulatedProcess
+from distributed_grid.simulation.scenario import Scenario, draw_scenario
+from distributed_grid.simulation.world import RunReport, World
 from distributed_grid.wire import StartAttemptOrder, StopAttemptOrder
 from tests.unit.simulation.scenarios import a_cancel, a_fault, a_job, a_scenario
 
 FEW = 36
 """Wishes: these seeds are over in a moment."""
-SOME = [seed for seed in range(200) if len(drawn(seed).wishes) <= FEW][:12]
-once = functools.cache(lived)
+SOME = [seed for seed in range(200) if len(draw_scenario(seed).requests) <= FEW][:12]
+once = functools.cache(run_seed)
 
 
 @pytest.mark.parametrize("seed", SOME)
-def test_every_law_holds_over_seed(seed: int) -> None:
+def test_every_invariant_holds_over_seed(seed: int) -> None:
     report = once(seed)
-    assert not report.law, told(report)
+    assert not report.violated, failure_text(report)
     assert report.steps > 100
     assert report.checks > 10 * report.steps
 
@@ -53,7 +53,7 @@ def test_a_campaign_says_what_it_has_seen() -> None:
 
 
 def test_these_seeds_see_every_kind_of_fault_and_most_of_what_can_happen() -> None:
-    assert {fault.kind for seed in SOME for fault in drawn(seed).faults} == {*FaultKind}
+    assert {fault.kind for seed in SOME for fault in draw_scenario(seed).faults} == {*FaultKind}
     visited = {name for seed in SOME for name in once(seed).visited}
     told_to_the_ledger = {
         *("ControlPlaneStarted", "PolicySet", "NodeDeclared", "HeartbeatReceived", "NodeWanted", "NodeDrained"),
@@ -68,12 +68,12 @@ def test_these_seeds_see_every_kind_of_fault_and_most_of_what_can_happen() -> No
 
 
 def test_a_load_uses_what_can_be_asked_for() -> None:
-    scenarios = [drawn(seed) for seed in range(25)]
+    scenarios = [draw_scenario(seed) for seed in range(25)]
     asked = [
-        wish.told(1).request
+        request.event_at(1).request
         for scenario in scenarios
-        for wish in scenario.wishes
-        if isinstance(wish.event, JobSubmitted | LeaseAsked)
+        for request in scenario.requests
+        if isinstance(request.event, JobSubmitted | LeaseAsked)
     ]
     assert {request.strategy for request in asked} == {None, *Strategy} - {Strategy.NODE_SPECIFIC}
     assert {request.priority for request in asked} == {*Priority}
@@ -103,13 +103,14 @@ def test_other_seeds_are_other_stories() -> None:
 
 
 def test_the_same_seed_is_the_same_story_twice_in_one_process() -> None:
-    assert once(SOME[0]) == lived(SOME[0])
+    assert once(SOME[0]) == run_seed(SOME[0])
 
 
-# ------------------------------------------------------------------ the laws notice
+# ------------------------------------------------------------------ the invariants notice
 
 
 CUT = a_fault(FaultKind.CUT, 60, 100)
+STILL_RUNS = ("what the ledger calls free is free", "job.1 ended (lost), and still runs")
 
 
 def caught(
@@ -117,10 +118,10 @@ def caught(
     *,
     machine: type[Machine] = Machine,
     orders: type[OrderExecutor[SimulatedTask]] = OrderExecutor,
-) -> Report:
-    """What the laws say to something broken; with what works they have nothing to say."""
+) -> RunReport:
+    """What the invariants say to something broken; with what works they have nothing to say."""
     fine = World(scenario).run()
-    assert not fine.law, told(fine)
+    assert not fine.violated, failure_text(fine)
     return World(scenario, machine=machine, orders=orders).run()
 
 
@@ -133,7 +134,10 @@ class IgnoresHolds(Machine):
 
 def test_a_machine_that_ignores_its_holds_is_caught() -> None:
     report = caught(a_scenario([a_job(10, 300)], [CUT]), machine=IgnoresHolds)
-    assert (report.law, report.detail) == ("what the ledger calls free is free", "job.1 ended (lost), and still runs")
+    assert (report.violated, report.detail) == (
+        "what the ledger calls free is free",
+        "job.1 ended (lost), and still runs",
+    )
 
 
 class HoldsOutliveBoots(Machine):
@@ -148,7 +152,10 @@ def test_a_hold_that_outlives_its_boot_is_caught() -> None:
     restarted = a_fault(FaultKind.MACHINE_DIES, 30, 5)
     jobs = [a_job(10, 15, uid="first", retries=1), a_job(50, 300)]
     report = caught(a_scenario(jobs, [restarted, CUT]), machine=HoldsOutliveBoots)
-    assert (report.law, report.detail) == ("what the ledger calls free is free", "job.1 ended (lost), and still runs")
+    assert (report.violated, report.detail) == (
+        "what the ledger calls free is free",
+        "job.1 ended (lost), and still runs",
+    )
 
 
 class PatientKiller(Machine):
@@ -164,7 +171,7 @@ class PatientKiller(Machine):
 def test_a_grace_that_outlasts_the_hold_is_caught() -> None:
     stubborn = a_job(10, 300, grace_s=200, heeds=False)
     report = caught(a_scenario([stubborn, a_cancel(58)], [CUT]), machine=PatientKiller)
-    assert report.law == "what the ledger calls free is free"
+    assert report.violated == "what the ledger calls free is free"
 
 
 class NeverTooLate(OrderExecutor[SimulatedTask]):
@@ -178,7 +185,7 @@ class NeverTooLate(OrderExecutor[SimulatedTask]):
 def test_an_agent_that_obeys_orders_that_came_too_late_is_caught() -> None:
     cut = a_fault(FaultKind.CUT, 60, 7)
     report = caught(a_scenario([a_job(60.1, 30)], [cut], hold_s=4), orders=NeverTooLate)
-    assert report.law in ("what runs is held in the ledger", "a job runs once at a time")
+    assert report.violated in ("what runs is held in the ledger", "a job runs once at a time")
 
 
 class VerySlowClock(Machine):
@@ -192,7 +199,10 @@ class VerySlowClock(Machine):
 def test_a_clock_that_is_slower_than_the_grace_of_a_hold_covers_is_caught() -> None:
     slow = a_fault(FaultKind.CLOCK_SKEWED, 30, 130, strength=0.0)
     report = caught(a_scenario([a_job(10, 300, heeds=False)], [slow, CUT], hold_s=60), machine=VerySlowClock)
-    assert (report.law, report.detail) == ("what the ledger calls free is free", "job.1 ended (lost), and still runs")
+    assert (report.violated, report.detail) == (
+        "what the ledger calls free is free",
+        "job.1 ended (lost), and still runs",
+    )
 
 
 class Absentminded(OrderExecutor[SimulatedTask]):
@@ -205,7 +215,10 @@ class Absentminded(OrderExecutor[SimulatedTask]):
 def test_an_agent_that_does_not_tell_what_runs_is_caught() -> None:
     blip = a_fault(FaultKind.AGENT_DIES, 40, 3)
     report = caught(a_scenario([a_job(10, 100)], [blip]), orders=Absentminded)
-    assert (report.law, report.detail) == ("what the ledger calls free is free", "job.1 ended (lost), and still runs")
+    assert (report.violated, report.detail) == (
+        "what the ledger calls free is free",
+        "job.1 ended (lost), and still runs",
+    )
 
 
 class GoesOnPreparing(OrderExecutor[SimulatedTask]):
@@ -221,8 +234,8 @@ class GoesOnPreparing(OrderExecutor[SimulatedTask]):
 def test_an_agent_that_starts_what_was_given_up_while_it_was_prepared_is_caught() -> None:
     cut = a_fault(FaultKind.CUT, 10.1, 100)
     story = [a_scenario([a_job(10, 300, workdir=True)], [cut], seed=seed) for seed in range(3)]
-    laws = {caught(scenario, orders=GoesOnPreparing).law for scenario in story}
-    assert "what runs is held in the ledger" in laws
+    violated = {caught(scenario, orders=GoesOnPreparing).violated for scenario in story}
+    assert "what runs is held in the ledger" in violated
 
 
 class ForgetsRefusals(OrderExecutor[SimulatedTask]):
@@ -235,8 +248,8 @@ class ForgetsRefusals(OrderExecutor[SimulatedTask]):
 def test_an_agent_that_obeys_an_order_it_has_refused_is_caught() -> None:
     control_dies = a_fault(FaultKind.CONTROL_DIES, 10.1, 18.5, node="")
     story = [a_scenario([a_job(10, 300, workdir=True)], [control_dies], seed=seed) for seed in range(17, 20)]
-    laws = {caught(scenario, orders=ForgetsRefusals).law for scenario in story}
-    assert laws & {"what runs is held in the ledger", "a job runs once at a time"}
+    violated = {caught(scenario, orders=ForgetsRefusals).violated for scenario in story}
+    assert violated & {"what runs is held in the ledger", "a job runs once at a time"}
 
 
 class KnowsNoFence(OrderExecutor[SimulatedTask]):
@@ -253,7 +266,7 @@ class KnowsNoFence(OrderExecutor[SimulatedTask]):
 
 def test_a_job_that_never_comes_to_its_end_is_caught() -> None:
     story = a_scenario([a_job(10, 30, workdir=True), a_cancel(10.05)])
-    assert caught(story, orders=KnowsNoFence).law == "everything comes to its end"
+    assert caught(story, orders=KnowsNoFence).violated == "everything comes to its end"
 
 
 class StartsStale(Machine):
@@ -265,7 +278,7 @@ class StartsStale(Machine):
 
 def test_a_run_under_a_stale_fence_is_caught() -> None:
     report = caught(a_scenario([a_job(10, 30)]), machine=StartsStale)
-    assert report.law == "no stale fence acts"
+    assert report.violated == "no stale fence acts"
 
 
 class RunsTwice(Machine):
@@ -278,61 +291,61 @@ class RunsTwice(Machine):
 
 def test_an_attempt_that_runs_twice_is_caught() -> None:
     report = caught(a_scenario([a_job(10, 30)]), machine=RunsTwice)
-    assert (report.law, report.detail) == ("an attempt runs once", "job.1 runs again, on ash")
+    assert (report.violated, report.detail) == ("an attempt runs once", "job.1 runs again, on ash")
 
 
-def test_a_broken_law_is_told_with_what_led_to_it_and_how_to_see_it_again() -> None:
+def test_a_violated_invariant_is_reported_with_what_led_to_it_and_how_to_see_it_again() -> None:
     report = caught(a_scenario([a_job(10, 30)], seed=7), machine=RunsTwice)
-    text = told(report)
+    text = failure_text(report)
     assert "ash       job.1 begins under fence" in text
     assert f"seed 7, step {report.steps}, 10." in text
     assert " s: an attempt runs once: job.1 runs again, on ash" in text
     assert "python -m distributed_grid.simulation --seed 7" in text
 
 
-# ------------------------------------------------------------------ the ledger's own laws are held, too
+# ------------------------------------------------------------------ the ledger's own invariants are checked, too
 
 
-class Doctored:
+class TamperedLedger:
     """A ledger that is changed behind the reactor's back."""
 
     def __init__(self) -> None:
-        self.laws = InvariantChecker(lambda who, what: None, 1_000)
+        self.checker = InvariantChecker(lambda who, what: None, 1_000)
         self.ledger = Ledger()
 
     def change(self, *rows: Row) -> None:
-        self.laws.about_to(self.ledger, TimePassed(), 1_000)
+        self.checker.about_to(self.ledger, TimePassed(), 1_000)
         self.ledger.apply(rows)
-        self.laws.stepped(StepResult([*rows]))
+        self.checker.stepped(StepResult([*rows]))
 
 
 def test_a_fence_that_goes_back_is_caught() -> None:
-    doctored = Doctored()
-    doctored.change(Counter("fence", 5))
+    tampered = TamperedLedger()
+    tampered.change(Counter("fence", 5))
     with pytest.raises(InvariantViolated, match="fences only grow: assert counted == sorted"):
-        doctored.change(Counter("fence", 4))
+        tampered.change(Counter("fence", 4))
 
 
 def test_a_fence_may_go_back_with_what_could_not_be_committed() -> None:
-    doctored = Doctored()
-    doctored.change(Counter("fence", 5))
-    doctored.laws.committed([])
-    doctored.change(Counter("fence", 7))
-    doctored.ledger = Ledger([Counter("fence", 5)])
-    doctored.laws.reloaded(doctored.ledger, 1_000, anew=False)
-    doctored.change(Counter("fence", 6))
+    tampered = TamperedLedger()
+    tampered.change(Counter("fence", 5))
+    tampered.checker.committed([])
+    tampered.change(Counter("fence", 7))
+    tampered.ledger = Ledger([Counter("fence", 5)])
+    tampered.checker.reloaded(tampered.ledger, 1_000, anew=False)
+    tampered.change(Counter("fence", 6))
 
 
 def test_what_was_committed_and_is_not_there_after_a_restart_is_caught() -> None:
-    doctored = Doctored()
-    doctored.change(Counter("fence", 5))
-    doctored.laws.committed([])
+    tampered = TamperedLedger()
+    tampered.change(Counter("fence", 5))
+    tampered.checker.committed([])
     with pytest.raises(InvariantViolated, match="what was committed is stored: 1 rows were, 0 are there"):
-        doctored.laws.reloaded(Ledger(), 1_000, anew=True)
+        tampered.checker.reloaded(Ledger(), 1_000, anew=True)
 
 
 def test_a_change_that_nobody_was_told_of_is_caught() -> None:
-    doctored = Doctored()
-    doctored.ledger.apply([Counter("fence", 5)])
+    tampered = TamperedLedger()
+    tampered.ledger.apply([Counter("fence", 5)])
     with pytest.raises(InvariantViolated, match="what is stored is the ledger"):
-        doctored.change(Counter("epoch", 1))
+        tampered.change(Counter("epoch", 1))

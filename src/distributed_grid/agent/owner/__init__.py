@@ -1,1 +1,1 @@
-"""Owner first: measuring the owner's use of a node and making borrowed work yield to it."""
+"""Owner first: measuring the owner's use of a machine and making borrowed work yield to it."""

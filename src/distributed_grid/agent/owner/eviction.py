@@ -1,12 +1,13 @@
-"""Which borrowed work has to go, because its owner needs what only its end gives back. Pure.
+"""Eviction policy: which borrowed work has to end, because its owner needs what only that gives back. Pure.
 
-Rule 1. Memory is taken back when less is available than the rules keep free and the owner is the reason: who stays
-        within a lease beside an owner who did not grow is left alone.
-Rule 2. Those go with whom the least work is lost together: cores times the time since the start or the last checkpoint
-        mark. Going counts as much as a core for a minute, so that few go where it is about the same.
-Rule 3. Whoever has to go is warned first, and spared when the need passes before the time is up. Only a machine that is
-        about to swap or to kill takes no such time.
-Rule 4. A GPU is taken back when its owner is seen on it several times in a row; what cannot be measured says nothing.
+- Memory is taken back when less is available than the rules keep free and the owner is the reason: who stays within a
+  lease beside an owner who did not grow is left alone.
+- Those are evicted with whom the least work is lost together: cores times the time since the start or the last
+  checkpoint mark. An eviction counts as much as a core for a minute, so that few are evicted where it is about the
+  same.
+- Whoever has to end is warned first, and spared when the need passes before the time is up. Only a machine that is
+  about to swap or to kill takes no such time.
+- A GPU is taken back when its owner is seen on it several times in a row; what cannot be measured says nothing.
 """
 
 from __future__ import annotations

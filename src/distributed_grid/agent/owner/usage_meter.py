@@ -1,4 +1,8 @@
-"""What is in use on this machine, and which part of it is the owner's: everything but the grid's own."""
+"""Usage meter: what is in use on this machine, and which part of it is the owner's.
+
+Everything is the owner's but what the grid's own attempts use, the memory lent here, and what Ray's workers use of what
+is lent through Ray: never more than is lent, and without a loan Ray is not measured at all.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""When and how borrowed work gives way to the owner of its machine: decided from what was seen. Pure.
+"""Yield policy: when and how borrowed work yields to the owner of its machine, decided from usage samples. Pure.
 
-Rule 1. Giving way is immediate, coming back is slow. What the owner takes is given at the look that shows it; what the
-        owner leaves is taken only after it has been left for a while (`dwell`), and for twice as long each time that
-        turned out too early.
-Rule 2. On a full machine the owner's use understates what it wants. So borrowed work first drops to almost nothing, and
-        the next look, on a machine that is no longer full, shows the truth.
-Rule 3. Beside an owner some room always stays idle, or nobody could see that the owner wants more.
-Rule 4. Steps go from gentle to final: throttle, pause, evict. One that the rules leave out is skipped.
-Rule 5. CPU comes back by any step, memory and GPUs by eviction only.
+- Yielding is immediate, coming back is slow. What the owner takes is given at the sample that shows it; what the owner
+  leaves is taken only after it has been left for a while (`dwell`), and for twice as long each time that turned out
+  too early.
+- On a full machine the owner's use understates what it needs. So borrowed work first drops to almost nothing, and the
+  next sample, on a machine that is no longer full, shows the truth.
+- Beside an owner some room always stays idle, or nobody could see that the owner needs more.
+- Steps go from gentle to final: throttle, pause, evict. One that the rules leave out is skipped. CPU comes back by any
+  step, memory and GPUs by eviction only.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _throttled(state: OwnerState, look: UsageSample, rules: OwnerRules, now: int
 
 
 def _squeezed(state: OwnerState, rules: OwnerRules, now: int) -> OwnerState:
-    """Almost nothing, at once; the next look shows what the owner really wants (Rule 2)."""
+    """Almost nothing, at once; the next look shows what the owner really wants."""
     state = _lowered(state, now)
     recently = state.squeezed_at_ms is not None and now - state.squeezed_at_ms < PROBE_EVERY_MS
     starved = now if state.starved_since_ms is None else state.starved_since_ms
@@ -190,7 +190,7 @@ def _squeezed(state: OwnerState, rules: OwnerRules, now: int) -> OwnerState:
 
 
 def _lowered(state: OwnerState, now: int) -> OwnerState:
-    """Whoever gives way soon after coming back came back too early (Rule 1)."""
+    """Whoever gives way soon after coming back came back too early."""
     if state.raised_at_ms is None:
         return state
     if now - state.raised_at_ms < TOO_EARLY_MS:

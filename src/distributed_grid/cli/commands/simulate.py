@@ -45,8 +45,8 @@ def simulate(
     TRACE is a log in the Standard Workload Format, an openb list of pods, or what `grid events --json` printed, packed
     with gzip or not; - is the standard input. The nodes are those of --config, else those of the log.
     """
-    from distributed_grid.simulation.replay.candidates import candidates, compared
-    from distributed_grid.simulation.traces import read_trace
+    from distributed_grid.simulation.replay.candidates import candidates, replay_candidates
+    from distributed_grid.simulation.replay.trace_reader import read_trace
 
     words = tuple(word.strip() for word in (compare or "").split(",") if word.strip())
     if compare is not None and not words:
@@ -59,7 +59,7 @@ def simulate(
         policies = candidates(found, session.config, words, _this_machine)
         replays = []
         bar.policies = [policy.name for policy in policies]
-        for name, figures in compared(found, policies, seed=seed, owners_per_day=owners, progress=bar.show):
+        for name, figures in replay_candidates(found, policies, seed=seed, owners_per_day=owners, progress=bar.show):
             replays.append((name, figures))
             bar.next()
         if plot:

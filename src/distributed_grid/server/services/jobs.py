@@ -12,7 +12,7 @@ from typing import Any
 from distributed_grid.adapters.workdir.manifest import EXECUTABLE, ManifestEntry
 from distributed_grid.api import requests
 from distributed_grid.api.framing import STDERR, STDOUT
-from distributed_grid.control.attempt_files import AttemptFiles, in_work
+from distributed_grid.control.agent_files import AttemptFiles, in_work
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import JobCancelled, JobSubmitted

@@ -1,1 +1,1 @@
-"""Replaying a trace under a policy, and the statistics of it."""
+"""Replay of traces under candidate policies, with statistics and a chart."""

@@ -1,7 +1,4 @@
-"""The policies that a replay compares: strategies by name, and cluster files.
-
-Replaying a trace under one policy after the other.
-"""
+"""Policies that a replay compares: strategies by name, and cluster files."""
 
 from __future__ import annotations
 
@@ -17,10 +14,9 @@ from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import NOTHING, Capacity
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy, Strategy
 from distributed_grid.errors import BadInput
-from distributed_grid.simulation.model.owner_schedule import comings
-from distributed_grid.simulation.replay.replay import BEGIN_MS, Progress, Replay
+from distributed_grid.simulation.replay.replay import BEGIN_MS, Progress, Replay, owner_presences
 from distributed_grid.simulation.replay.statistics import ReplayStatistics
-from distributed_grid.simulation.traces import LoggedJob, Trace
+from distributed_grid.simulation.replay.traces import LoggedJob, Trace
 
 Machine = Callable[[], Capacity]
 """What this machine has, for nodes whose config says `host: local` and not what they have."""
@@ -94,13 +90,13 @@ def _capacity(path: str, node: NodeConfig, machine: Machine) -> Capacity:
 OWNER_STAYS_MS = 3_600_000
 
 
-def compared(
+def replay_candidates(
     trace: Trace, policies: Sequence[Candidate], *, seed: int, owners_per_day: float, progress: Progress | None = None
 ) -> Iterator[tuple[str, ReplayStatistics]]:
     """Each policy's name and what it would have made of the work; owners come and go the same for all of them."""
     for policy in policies:
         owners = [
-            comings(seed, node.name, per_day=owners_per_day, lasts_ms=OWNER_STAYS_MS, begin_ms=BEGIN_MS)
+            owner_presences(seed, node.name, per_day=owners_per_day, lasts_ms=OWNER_STAYS_MS, begin_ms=BEGIN_MS)
             for node in policy.nodes
         ]
         replay = Replay(policy.work(trace.work), policy.nodes, policy.policy, owners=owners, progress=progress)

@@ -1,18 +1,19 @@
-"""Logged work once more, under another policy: the real reactor on a virtual clock, without faults.
+"""Replay of logged work under another policy: the real reactor on a virtual clock, without faults.
 
-Rule 1: jobs run for as long as they were logged to (divided by the speed of their node), never for as long as their
-users expected; nothing is stopped for taking longer.
-Rule 2: orders take no time, stopping a job takes a second. A job that was displaced starts from its beginning, or from
-its last checkpoint where jobs are said to make some.
-Rule 3: nodes are there all the time. Heartbeats that would say nothing new are told once, ahead of time; a node is
-heard anew only when its owner comes or goes. Time passes for the ledger when something is due and, while somebody
-waits, at least once in `TICK_MS`.
+- Jobs run for as long as they were logged to (divided by the speed of their node), never for as long as their users
+  expected; nothing is stopped for taking longer.
+- Orders take no time, stopping a job takes a second. A job that was displaced starts from its beginning, or from its
+  last checkpoint where jobs are said to make some.
+- Nodes are there all the time. A heartbeat is handled only when the owner of its node comes or goes. Time passes for
+  the ledger when something is due and, while somebody waits, at least once in `TICK_MS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from random import Random
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.domain.effects import StartAttempt, StopAttempt
@@ -38,15 +39,36 @@ from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
 from distributed_grid.errors import GridError, IllegalStep
 from distributed_grid.reactor import pending_for, step
-from distributed_grid.simulation.model.event_queue import EventQueue, ScheduledEvent
-from distributed_grid.simulation.model.owner_schedule import Presence
+from distributed_grid.simulation.event_queue import EventQueue, ScheduledEvent
 from distributed_grid.simulation.replay.statistics import ReplayStatistics
-from distributed_grid.simulation.traces.trace import PATIENT_MS, LoggedJob
+from distributed_grid.simulation.replay.traces import PATIENT_MS, LoggedJob
+
+DAY_MS = 86_400_000
+
+
+class Presence(Struct, frozen=True):
+    """The owner of a node uses it between two moments; borrowed work has to go."""
+
+    node: str
+    from_ms: int
+    to_ms: int
+
+
+def owner_presences(seed: int, node: str, *, per_day: float, lasts_ms: int, begin_ms: int) -> Iterator[Presence]:
+    """When an owner comes, without end: so often a day that it is away, at random, for a while around `lasts_ms`."""
+    random = Random(f"{seed}/owner/{node}")
+    at = begin_ms
+    while per_day > 0:
+        at += max(1, round(random.expovariate(per_day / DAY_MS)))
+        stays = max(1_000, round(lasts_ms * random.uniform(0.1, 1.9)))
+        yield Presence(node, at, at + stays)
+        at += stays
+
 
 BEGIN_MS = 1_000_000_000
 AHEAD_MS = MAX_DURATION_MS
 TICK_MS = 60_000
-MOST_TICKS = 5_000
+MAX_TICKS = 5_000
 STUCK_MS = 7 * 86_400_000
 """When nothing has moved for so long, nothing will: a line's patience is shorter."""
 STOP_MS = 1_000
@@ -103,7 +125,7 @@ class Replay:
         self._tick: ScheduledEvent | None = None
         self._tick_at = 0
         span = work[-1].at_ms - self._origin if work else 0
-        self._tick_ms = max(TICK_MS, span // MOST_TICKS)
+        self._tick_ms = max(TICK_MS, span // MAX_TICKS)
         self.figures = ReplayStatistics([node.lendable for node in self._nodes.values()])
 
     def run(self) -> ReplayStatistics:

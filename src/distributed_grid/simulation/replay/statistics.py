@@ -1,4 +1,4 @@
-"""What a replay shows: how long work waited, how full the machines were, what was lost, how evenly it was shared."""
+"""Statistics of a replay: waiting times, utilisation, lost work, and how evenly users were served."""
 
 from __future__ import annotations
 

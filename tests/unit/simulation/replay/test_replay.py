@@ -13,13 +13,11 @@ from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice, Priority
 from distributed_grid.domain.scheduling_policy import Quota, SchedulingPolicy, Strategy
 from distributed_grid.errors import BadInput
-from distributed_grid.simulation.model.owner_schedule import Presence, comings
-from distributed_grid.simulation.replay.candidates import candidates, compared
+from distributed_grid.simulation.replay.candidates import candidates, replay_candidates
 from distributed_grid.simulation.replay.chart import COLOURS, PANEL, TOP, _times, chart
-from distributed_grid.simulation.replay.replay import BEGIN_MS, NOTICE_MS, STOP_MS, Replay
+from distributed_grid.simulation.replay.replay import BEGIN_MS, NOTICE_MS, STOP_MS, Presence, Replay, owner_presences
 from distributed_grid.simulation.replay.statistics import ReplayStatistics, StatisticsTable
-from distributed_grid.simulation.traces import LoggedJob, Trace
-from distributed_grid.simulation.traces.trace import PATIENT_MS
+from distributed_grid.simulation.replay.traces import PATIENT_MS, LoggedJob, Trace
 
 GB = 1024**3
 SVG = "{http://www.w3.org/2000/svg}"
@@ -89,7 +87,7 @@ def test_who_waits_for_a_plain_lease_to_end_waits_for_as_long_as_it_takes() -> N
 
 def test_who_waits_beyond_its_quota_gives_up_when_its_wait_is_over_and_owners_do_not_keep_a_replay_going() -> None:
     quota = SchedulingPolicy(quotas=(Quota("bob", leases=0),))
-    owners = [comings(1, "m1", per_day=24, lasts_ms=3_600_000, begin_ms=BEGIN_MS)]
+    owners = [owner_presences(1, "m1", per_day=24, lasts_ms=3_600_000, begin_ms=BEGIN_MS)]
     table = replayed([job(0, 10, user="bob", wait_ms=86_400_000), job(1, 10, user="bob")], None, quota, owners=owners)
     assert (table.gave_up + table.refused, table.waiting) in ((1, 1), (2, 0))
 
@@ -134,13 +132,13 @@ def test_owners_come_by_their_seed_about_as_often_as_was_said() -> None:
     day = 86_400_000
 
     def a_year(seed: int) -> list[Presence]:
-        coming = comings(seed, "m1", per_day=4, lasts_ms=3_600_000, begin_ms=0)
+        coming = owner_presences(seed, "m1", per_day=4, lasts_ms=3_600_000, begin_ms=0)
         return list(itertools.takewhile(lambda one: one.from_ms < 365 * day, coming))
 
     assert a_year(1) == a_year(1)
     assert a_year(1) != a_year(2)
     assert 1100 < len(a_year(1)) < 1400
-    assert list(comings(1, "m1", per_day=0, lasts_ms=1, begin_ms=0)) == []
+    assert list(owner_presences(1, "m1", per_day=0, lasts_ms=1, begin_ms=0)) == []
 
 
 def test_a_fast_node_is_done_sooner() -> None:
@@ -152,7 +150,7 @@ def test_uneven_service_shows() -> None:
     assert 0.5 < replayed(work).jain < 0.9
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_scheduled() -> None:
     heard = []
     replayed([job(0, 1), job(1, 1)], progress=lambda done, of: heard.append((done, of)))
     assert heard == [(1, 2), (2, 2)]
@@ -250,7 +248,7 @@ def test_a_local_node_that_does_not_say_has_what_this_machine_has(tmp_path: Path
 def test_policies_are_replayed_one_after_the_other_over_the_same_owners() -> None:
     trace = a_trace(*(job(at * 600, 500, cores=1, uid=f"j{at}") for at in range(100)))
     policies = candidates(trace, None, ("best_fit", "spread"), nothing)
-    found = list(compared(trace, policies, seed=3, owners_per_day=20))
+    found = list(replay_candidates(trace, policies, seed=3, owners_per_day=20))
     assert [name for name, _ in found] == ["best_fit", "spread"]
     assert all(figures.table().preemptions > 0 for _, figures in found)
 

@@ -10,8 +10,7 @@ import pytest
 
 from distributed_grid import wire
 from distributed_grid.agent.files.attempt_files import AttemptFileReader
-from distributed_grid.control.content_sender import MOST_AT_ONCE, ContentSender
-from distributed_grid.control.remote_files import RemoteFiles
+from distributed_grid.control.agent_files import MOST_AT_ONCE, ContentSender, RemoteFiles
 from distributed_grid.errors import GridError, NotFound, ProtocolError, Unreachable
 
 

@@ -34,8 +34,8 @@ from distributed_grid.errors import GridError, IllegalStep, StoreFailed
 from distributed_grid.ports import Batch
 from distributed_grid.reactor import step
 from distributed_grid.reactor.dispatch import StepResult
-from distributed_grid.simulation.model.event_queue import EventQueue, Resume, ScheduledEvent, SimulatedTask, Suspension
-from distributed_grid.simulation.model.network import Network, SimulatedLink
+from distributed_grid.simulation.event_queue import EventQueue, Resume, ScheduledEvent, SimulatedTask, Suspension
+from distributed_grid.simulation.network import Network, SimulatedLink
 from distributed_grid.wire import FromAgent, OwnerRules
 
 TICK_MS, RETRY_MS = 1_000, 500

@@ -10,20 +10,12 @@ import pytest
 
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Capacity
-from distributed_grid.simulation.campaign import told
-from distributed_grid.simulation.fault_injection import JUMP_MS, JUMPS_FROM
-from distributed_grid.simulation.faults import EVERYWHERE, Fault, FaultKind
-from distributed_grid.simulation.model.event_queue import EventQueue
-from distributed_grid.simulation.model.machine import (
-    MAX_SKEW,
-    MILLION,
-    USUAL_DRIFT,
-    Machine,
-    ScriptedJob,
-    SimulatedProcess,
-)
-from distributed_grid.simulation.model.network import UP, Network, SimulatedLink
-from distributed_grid.simulation.scenario import drawn
+from distributed_grid.simulation.campaign import failure_text
+from distributed_grid.simulation.event_queue import EventQueue
+from distributed_grid.simulation.faults import EVERYWHERE, JUMP_MS, JUMPS_FROM, Fault, FaultKind
+from distributed_grid.simulation.machine import MAX_SKEW, MILLION, USUAL_DRIFT, Machine, ScriptedJob, SimulatedProcess
+from distributed_grid.simulation.network import UP, Network, SimulatedLink
+from distributed_grid.simulation.scenario import draw_scenario
 from distributed_grid.simulation.world import BEGIN_MS, World
 from distributed_grid.wire import AcknowledgeReport, AttemptStartedReport, FromAgent, HeartbeatReply, ToAgent
 from tests.unit.simulation.scenarios import a_cancel, a_fault, a_job, a_scenario
@@ -32,8 +24,8 @@ from tests.unit.simulation.scenarios import a_cancel, a_fault, a_job, a_scenario
 def lines(world: World) -> list[str]:
     """The story of a world without its times."""
     report = world.run()
-    assert not report.law, report
-    return [" ".join(line.split()[1:]) for line in world.history.lines]
+    assert not report.violated, report
+    return [" ".join(line.split()[1:]) for line in world.log.lines]
 
 
 def a_world(*args, **kwargs) -> World:
@@ -356,8 +348,8 @@ takes no time does not overtake anything."""
 def happened(*faults: Fault) -> list[str]:
     world = a_world(BUSY, faults)
     report = world.run()
-    assert not report.law, told(report)
-    return world.history.lines
+    assert not report.violated, failure_text(report)
+    return world.log.lines
 
 
 usually = functools.cache(happened)
@@ -393,14 +385,14 @@ def test_a_slow_disk_makes_answers_late() -> None:
 
 def began(world: World) -> float:
     """When the first job really begins, in seconds."""
-    assert not world.run().law
-    return next(float(line.split()[0]) for line in world.history.lines if "job.1 begins" in line)
+    assert not world.run().violated
+    return next(float(line.split()[0]) for line in world.log.lines if "job.1 begins" in line)
 
 
 def test_a_clock_that_jumps_ahead_with_its_machine_ends_what_is_due_by_then() -> None:
     restart = a_fault(FaultKind.CONTROL_MACHINE_DIES, 30, 10, node="", strength=1.0)
     world = a_world([a_job(10, 60)], [restart])
-    assert not world.run().law
+    assert not world.run().violated
     assert world.control.clock_ahead_ms == round(JUMP_MS * (1 - JUMPS_FROM))
     assert world.control.now == world.queue.now + world.control.clock_ahead_ms
 
@@ -414,11 +406,11 @@ def test_the_stronger_of_two_faults_counts_until_it_is_over() -> None:
     seen = {}
     for at_s in (5, 15, 25, 45, 75):
         world.queue.at(BEGIN_MS + 1000 * at_s, lambda at_s=at_s: seen.update({at_s: world.machines["ash"].slowness}))
-    assert not world.run().law
+    assert not world.run().violated
     assert seen == {5: 1, 15: 4, 25: 18, 45: 4, 75: 1}
 
 
 def test_scenarios_are_drawn_the_same_every_time() -> None:
-    assert drawn(5) == drawn(5)
-    assert drawn(5) != drawn(6)
-    assert {kind for seed in range(60) for kind in {fault.kind for fault in drawn(seed).faults}} == {*FaultKind}
+    assert draw_scenario(5) == draw_scenario(5)
+    assert draw_scenario(5) != draw_scenario(6)
+    assert {kind for seed in range(60) for kind in {fault.kind for fault in draw_scenario(seed).faults}} == {*FaultKind}

@@ -1,16 +1,22 @@
-"""Our own event log, as `grid events --json` prints it: what was asked for, when it ran and for how long.
+"""Trace files: any supported format, compressed or not, and the grid's own event log as `grid events --json` prints it.
 
-A job ran for as long as its last run took, from `started` to `stopped`; a plain lease from `granted` to its end. What
-the grid asked for by itself, to balance nodes, is not replayed. Nodes have what they declared, or, where the log begins
-after that, the most that was lent there at once.
+In an event log a job ran for as long as its last run took, from `started` to `stopped`; a plain lease from `granted` to
+its end. What the grid asked for by itself, to balance nodes, is not replayed. Nodes have what they declared, or, where
+the log begins after that, the most that was lent there at once.
 """
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
-from collections.abc import Iterable
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
 
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Node
@@ -18,7 +24,7 @@ from distributed_grid.domain.rebalancing import AUTOMATIC_PREFIX, GRID_USER
 from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice, Priority, normalized_custom
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.errors import BadInput
-from distributed_grid.simulation.traces.trace import LoggedJob, Trace, a_trace
+from distributed_grid.simulation.replay.traces import LoggedJob, Trace, make_trace, read_nodes, read_pods, read_swf
 
 MOST = 2**53
 LEASE_ENDS = frozenset({"released", "expired", "withdrawn"})
@@ -67,7 +73,7 @@ def read_events(name: str, lines: Iterable[str]) -> Trace:
         nodes.setdefault(node.name, node)
     never = work.count(None)
     left_out = {"that never ran": never} if never else {}
-    return a_trace(name, [one for one in work if one is not None], nodes.values(), left_out)
+    return make_trace(name, [one for one in work if one is not None], nodes.values(), left_out)
 
 
 def _event(name: str, number: int, line: str) -> dict[str, Any]:
@@ -207,3 +213,59 @@ class _Lent:
             for name, most in self._most.items()
             if name
         ]
+
+
+GZIP = b"\x1f\x8b"
+NODE_LISTS = "*node_list*.csv*"
+
+
+def read_trace(source: str) -> Trace:
+    """The trace in a file, or on the standard input (`-`); its format is told by its content, not by its name."""
+    name = "standard input" if source == "-" else Path(source).name
+    with _opened(source) as file:
+        try:
+            lines = list(file)
+        except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+            raise BadInput(f"{name} cannot be read: {error}") from None
+    first = next((line.strip() for line in lines if line.strip()), "")
+    if first.startswith("{"):
+        return read_events(name, lines)
+    if first.startswith("sn,"):
+        raise BadInput(f"{name} is a list of nodes: the list of pods is the trace, and looks for this one beside it")
+    if first.startswith("name,"):
+        return read_pods(name, lines, _nodes_beside(source))
+    if first.startswith(";") or first[:1].isdigit():
+        return read_swf(name, lines)
+    what = "it is empty" if not first else f"its first line is {first[:40]!r}"
+    raise BadInput(f"{name} is no trace: {what}; there is SWF, openb pod lists and `grid events --json`")
+
+
+@contextmanager
+def _opened(source: str) -> Iterator[TextIO]:
+    if source == "-":
+        yield _text(sys.stdin.buffer)
+        return
+    try:
+        file = Path(source).open("rb")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise BadInput(f"{source}: {error.strerror}") from None
+    with file:
+        yield _text(file)
+
+
+def _text(file: BinaryIO) -> TextIO:
+    """The lines of a file, unpacked where it is packed."""
+    start = file.peek(2)[:2] if isinstance(file, io.BufferedReader) else b""
+    unpacked = gzip.GzipFile(fileobj=file) if start == GZIP else file
+    return io.TextIOWrapper(unpacked, encoding="utf-8", newline="")
+
+
+def _nodes_beside(source: str) -> list[Node]:
+    """The machines of the node list in the same folder; none where there is no single one."""
+    if source == "-":
+        return []
+    lists = sorted(Path(source).resolve().parent.glob(NODE_LISTS))
+    if len(lists) != 1:
+        return []
+    with _opened(str(lists[0])) as file:
+        return read_nodes(lists[0].name, list(file))

@@ -18,7 +18,7 @@ from msgspec import Struct
 from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Claim
-from distributed_grid.simulation.model.event_queue import EventQueue, ScheduledEvent
+from distributed_grid.simulation.event_queue import EventQueue, ScheduledEvent
 from distributed_grid.wire import StartAttemptOrder
 
 MILLION = 1_000_000

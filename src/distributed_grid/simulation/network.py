@@ -12,9 +12,11 @@ from __future__ import annotations
 from random import Random
 from typing import Protocol
 
-from distributed_grid.simulation.model.event_queue import EventQueue
+from distributed_grid.simulation.event_queue import EventQueue
 from distributed_grid.wire import AgentHello, FromAgent, Heartbeat, ToAgent, Welcome
 
+SILENCE_MS = 10_000
+FIRST_PAUSE_MS, MAX_PAUSE_MS = 300, 5_000
 BREAK_MS = 15_000
 """A link on which something was lost breaks within this time."""
 UP, DOWN = 0, 1
@@ -194,3 +196,92 @@ class Network:
         if not route.blocked[direction]:
             for link in self._links[node][:]:
                 link.unblocked(direction)
+
+
+class Dialer(Protocol):
+    """How an agent gets a link: None while there is no way."""
+
+    def dial(self, node: str, uplink: SimulatedUplink) -> SimulatedLink | None: ...
+
+
+class LinkedAgent(Protocol):
+    """The agent behind an uplink."""
+
+    name: str
+    alive: bool
+    queue: EventQueue
+    random: Random
+
+    def hello(self) -> AgentHello: ...
+    def received(self, message: ToAgent) -> None: ...
+
+
+class SimulatedUplink:
+    """Keeps one agent connected for as long as it lives.
+
+    A control plane that says nothing for too long is not there, whatever the connection says. Without a link, or before
+    the welcome, messages are dropped: everything that matters is sent again.
+    """
+
+    def __init__(self, agent: LinkedAgent, dialer: Dialer) -> None:
+        self.is_up = False
+        self._agent = agent
+        self._queue = agent.queue
+        self._dialer = dialer
+        self._link: SimulatedLink | None = None
+        self._pause_ms = FIRST_PAUSE_MS
+        self._received_at = 0
+
+    @property
+    def silent_ms(self) -> int:
+        """How long ago the control plane said something on this link."""
+        return self._queue.now - self._received_at
+
+    def dial(self) -> None:
+        """Look for the control plane, and greet it."""
+        if not self._agent.alive or self._link is not None:
+            return
+        link = self._link = self._dialer.dial(self._agent.name, self)
+        if link is None:
+            self._dial_later()
+            return
+        self._received_at = self._queue.now
+        link.send_up(self._agent.hello())
+        self._queue.after(SILENCE_MS, lambda: self._check_silence(link))
+
+    def _dial_later(self) -> None:
+        self._queue.after(round(self._pause_ms * self._agent.random.uniform(0.7, 1.3)), self.dial)
+        self._pause_ms = min(round(1.5 * self._pause_ms), MAX_PAUSE_MS)
+
+    def _check_silence(self, link: SimulatedLink) -> None:
+        if not self._agent.alive or self._link is not link:
+            return
+        if self.silent_ms < SILENCE_MS:
+            self._queue.after(SILENCE_MS - self.silent_ms, lambda: self._check_silence(link))
+            return
+        link.hang_up()
+        self.disconnected(link)
+
+    def send(self, message: FromAgent) -> None:
+        if self._link is not None and self.is_up:
+            self._link.send_up(message)
+
+    def received(self, message: ToAgent, via: SimulatedLink) -> None:
+        """Pass on what the control plane says; what comes on an older link is void."""
+        if not self._agent.alive or via is not self._link:
+            return
+        self._received_at = self._queue.now
+        if isinstance(message, Welcome):
+            self.is_up = True
+            self._pause_ms = FIRST_PAUSE_MS
+        self._agent.received(message)
+
+    def disconnected(self, via: SimulatedLink) -> None:
+        """The link is gone; the next one is dialled soon."""
+        if self._agent.alive and via is self._link:
+            self._link, self.is_up = None, False
+            self._dial_later()
+
+    def hang_up(self, *, silently: bool) -> None:
+        if self._link is not None:
+            self._link.hang_up(silently=silently)

@@ -1,0 +1,257 @@
+"""Files between the control plane and agents: content for working directories, and the files of attempts.
+
+No more is on its way than the reader has room for: a sender sends what it got credit for. A connection that ends breaks
+its streams with Unreachable; the reader goes on from its offset later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from msgspec import Struct
+
+from distributed_grid.adapters.workdir import file_selection
+from distributed_grid.adapters.workdir.manifest import ManifestEntry, decode_listing
+from distributed_grid.adapters.workdir.paths import display_path, to_bytes
+from distributed_grid.agent.files.attempt_files import open_file
+from distributed_grid.agent.files.job_dir import WORK
+from distributed_grid.domain.jobs import Attempt
+from distributed_grid.errors import GridError, NotFound, ProtocolError, Unreachable
+from distributed_grid.wire import (
+    MAX_CHUNK_BYTES,
+    STREAM_CREDIT_BYTES,
+    AgentSide,
+    CloseStream,
+    FetchContent,
+    FetchCredit,
+    FetchedChunk,
+    FileChunk,
+    FileListing,
+    ListFiles,
+    ReadCredit,
+    ReadFile,
+)
+
+MOST_AT_ONCE = 64
+
+
+class ContentSource(Protocol):
+    """Where content is kept, by its digest."""
+
+    def open(self, digest: str) -> BinaryIO:
+        """The content, to be read; a GridError or OSError where there is none."""
+
+
+class _Sending:
+    def __init__(self, source: BinaryIO, credit: int) -> None:
+        self.source = source
+        self.credit = credit
+
+
+class ContentSender:
+    """The streams on which agents fetch."""
+
+    def __init__(self, contents: ContentSource | None) -> None:
+        self._contents = contents
+        self._sending: dict[AgentSide, dict[int, _Sending]] = {}
+
+    def received(self, message: FetchContent | FetchCredit, via: AgentSide) -> None:
+        """Begin a stream, or go on with one."""
+        streams = self._sending.setdefault(via, {})
+        if isinstance(message, FetchContent):
+            problem = self._begin(message, streams)
+            if problem:
+                via.send(FetchedChunk(message.stream, b"", problem))
+                return
+        elif message.stream in streams and message.credit:
+            streams[message.stream].credit += message.credit
+        else:
+            self._end(streams, message.stream)
+            return
+        self._go_on(message.stream, streams, via)
+
+    def gone(self, via: AgentSide) -> None:
+        """An agent's connection has ended. Safe twice."""
+        for sending in self._sending.pop(via, {}).values():
+            sending.source.close()
+
+    def _begin(self, message: FetchContent, streams: dict[int, _Sending]) -> str:
+        if self._contents is None or len(streams) >= MOST_AT_ONCE or message.stream in streams:
+            return "too many streams at once" if streams else "there is no content here"
+        try:
+            streams[message.stream] = _Sending(self._contents.open(message.digest), message.credit)
+        except (GridError, OSError) as missing:
+            return f"{message.digest[:16]} is not here: {missing}"
+        return ""
+
+    def _go_on(self, stream: int, streams: dict[int, _Sending], via: AgentSide) -> None:
+        sending = streams[stream]
+        while sending.credit > 0:
+            data = sending.source.read(min(sending.credit, MAX_CHUNK_BYTES))
+            via.send(FetchedChunk(stream, data))
+            if not data:
+                self._end(streams, stream)
+                return
+            sending.credit -= len(data)
+
+    def _end(self, streams: dict[int, _Sending], stream: int) -> None:
+        ended = streams.pop(stream, None)
+        if ended is not None:
+            ended.source.close()
+
+
+ANSWER_SECONDS = 30.0
+Answer = FileChunk | FileListing | GridError
+
+
+class RemoteFiles:
+    """The streams on which the control plane reads."""
+
+    def __init__(self, agents: Mapping[str, AgentSide]) -> None:
+        self._agents = agents
+        self._numbers = itertools.count(1)
+        self._streams: dict[tuple[AgentSide, int], asyncio.Queue[Answer]] = {}
+
+    def received(self, message: FileChunk | FileListing, via: AgentSide) -> None:
+        """Pass an answer on to whoever asked; what nobody asked for is dropped."""
+        answers = self._streams.get((via, message.stream))
+        if answers is not None:
+            answers.put_nowait(message)
+
+    def gone(self, via: AgentSide) -> None:
+        """Break every stream of this connection. Safe twice."""
+        for (agent, _), answers in self._streams.items():
+            if agent is via:
+                answers.put_nowait(Unreachable(f"the connection to {', '.join(via.nodes)} was lost"))
+
+    async def read(
+        self, node: str, lease_id: str, name: bytes, offset: int, most: int, *, from_end: bool = False
+    ) -> tuple[int, bytes]:
+        """Where, and what there is of a file from an offset on, at most so much; empty where there is nothing (yet)."""
+        agent, stream, answers = self._open(node)
+        parts: list[bytes] = []
+        start, size, credit = -1, 0, min(most, STREAM_CREDIT_BYTES)
+        agent.send(ReadFile(stream, lease_id, name, offset, credit, from_end))
+        try:
+            while True:
+                answer = await self._answer(answers, node)
+                if not isinstance(answer, FileChunk):
+                    raise ProtocolError(f"{node} sent something else than what was asked for")
+                if answer.problem:
+                    raise NotFound(f"{node}: {answer.problem}")
+                start = answer.at if start < 0 else start
+                size += len(answer.data)
+                credit -= len(answer.data)
+                if credit < 0:
+                    raise ProtocolError(f"{node} sent more than it was asked for")
+                parts.append(answer.data)
+                if not answer.data or size >= most:
+                    return start, b"".join(parts)
+                if credit < STREAM_CREDIT_BYTES // 2 and size + credit < most:
+                    more = min(most - size - credit, STREAM_CREDIT_BYTES - credit)
+                    credit += more
+                    agent.send(ReadCredit(stream, more))
+        finally:
+            self._close(agent, stream)
+
+    async def find(self, node: str, lease_id: str, patterns: tuple[str, ...]) -> FileListing:
+        """The files of an attempt's working directory that fit the patterns."""
+        agent, stream, answers = self._open(node)
+        agent.send(ListFiles(stream, lease_id, patterns))
+        try:
+            answer = await self._answer(answers, node)
+            if not isinstance(answer, FileListing):
+                raise ProtocolError(f"{node} sent something else than what was asked for")
+            if answer.problem:
+                raise NotFound(f"{node}: {answer.problem}")
+            return answer
+        finally:
+            self._close(agent, stream)
+
+    def _open(self, node: str) -> tuple[AgentSide, int, asyncio.Queue[Answer]]:
+        agent = self._agents.get(node)
+        if agent is None:
+            raise Unreachable(f"{node} is not connected")
+        stream = next(self._numbers)
+        answers: asyncio.Queue[Answer] = asyncio.Queue()
+        self._streams[agent, stream] = answers
+        return agent, stream, answers
+
+    def _close(self, agent: AgentSide, stream: int) -> None:
+        del self._streams[agent, stream]
+        agent.send(CloseStream(stream))
+
+    async def _answer(self, answers: asyncio.Queue[Answer], node: str) -> FileChunk | FileListing:
+        try:
+            answer = await asyncio.wait_for(answers.get(), ANSWER_SECONDS)
+        except TimeoutError:
+            raise Unreachable(f"{node} does not answer") from None
+        if isinstance(answer, GridError):
+            raise answer
+        return answer
+
+
+class AttemptOutputFile(Struct, frozen=True):
+    """Files of an attempt's working directory, and those that cannot be had, with the reason."""
+
+    entries: tuple[ManifestEntry, ...]
+    skipped: tuple[str, ...]
+
+
+class AttemptFiles:
+    """Reads by attempt and name (`stdout`, `stderr`, `work/…`), by looking or by asking."""
+
+    def __init__(self, jobs: Path, remote: RemoteFiles, is_local: Callable[[str], bool]) -> None:
+        self._jobs = str(jobs)
+        self._remote = remote
+        self._is_local = is_local
+
+    def is_here(self, attempt: Attempt) -> bool:
+        """Whether it ran on this machine."""
+        return self._is_local(attempt.node)
+
+    async def read(
+        self, attempt: Attempt, name: bytes, offset: int, most: int, *, from_end: bool = False
+    ) -> tuple[int, bytes]:
+        """Where, and what there is from an offset on (or from so far before the end); empty where there is nothing.
+
+        Unreachable while nobody answers.
+        """
+        if not self.is_here(attempt):
+            where = (attempt.node, attempt.lease_id, name)
+            return await self._remote.read(*where, offset, most, from_end=from_end)
+        try:
+            fd = open_file(self._jobs, attempt.lease_id, name)
+        except (FileNotFoundError, NotADirectoryError):
+            return 0, b""
+        try:
+            start = max(os.fstat(fd).st_size - offset, 0) if from_end else offset
+            return start, os.pread(fd, most, start)
+        finally:
+            os.close(fd)
+
+    async def find(self, attempt: Attempt, patterns: tuple[str, ...]) -> AttemptOutputFile:
+        """The files that fit the patterns in the directory the attempt ran in."""
+        if not self.is_here(attempt):
+            listing = await self._remote.find(attempt.node, attempt.lease_id, patterns)
+            entries = (
+                decode_listing(listing.files, limit_files=file_selection.FETCH_LIMIT_FILES) if listing.files else ()
+            )
+            return AttemptOutputFile(entries, listing.skipped)
+        work = Path(self._jobs, attempt.lease_id, WORK)
+        if not work.is_dir():
+            raise NotFound(f"the directory of {attempt.lease_id} is not there any more")
+        found = await asyncio.to_thread(file_selection.select_files, work, patterns)
+        return AttemptOutputFile(
+            found.entries, tuple(f"{display_path(one.path)}: {one.reason}" for one in found.skipped)
+        )
+
+
+def in_work(entry: ManifestEntry) -> bytes:
+    """The name of a found file, for `read`."""
+    return WORK.encode() + b"/" + to_bytes(entry.path)
