@@ -85,8 +85,8 @@ class _Asked:
 
 
 class Users:
-    """Simulated users: each of their requests is sent, under the same id, until it is answered. What was accepted is held
-    against the grid from then on."""
+    """Simulated users: each of their requests is sent, under the same id, until it is answered. What was accepted is
+    held against the grid from then on."""
 
     def __init__(self, queue: EventQueue, control: ControlPlane, checker: InvariantChecker, note: Note) -> None:
         self._queue = queue
