@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from distributed_grid.posix import boot_clock
+from distributed_grid.posix.private_files import write_private
 from distributed_grid.state_dir import StateDir
 
 MAX_JITTER_MS = 50
@@ -85,10 +86,8 @@ def load_anchor(state_dir: StateDir) -> Anchor | None:
 
 def save_anchor(state_dir: StateDir, anchor: Anchor) -> None:
     """Save the anchor, whole or not at all; on a full disk the previous one stays."""
-    temporary = _anchor_file(state_dir).with_suffix(".new")
     with contextlib.suppress(OSError):
-        temporary.write_bytes(msgspec.json.encode(anchor))
-        temporary.replace(_anchor_file(state_dir))
+        write_private(_anchor_file(state_dir), msgspec.json.encode(anchor), durable=False)
 
 
 def _anchor_file(state_dir: StateDir) -> Path:

@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 
 from distributed_grid.domain.resources import WHOLE_GPU, Claim, Priority
 from distributed_grid.errors import BadInput, GridError
-from distributed_grid.posix.private_files import try_lock
+from distributed_grid.posix.private_files import sync_directory, try_lock
 from distributed_grid.state_dir import StateDir
 
 FILE = "resource_boosts.json"
@@ -160,11 +160,7 @@ class ResourceBoostPersistence:
         except BaseException:
             fresh.unlink(missing_ok=True)
             raise
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_directory(self.path.parent)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

@@ -25,11 +25,16 @@ def write_private(path: Path, content: bytes, *, durable: bool = True) -> None:
             os.fsync(file.fileno())
     fresh.replace(path)
     if durable:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_directory(path.parent)
+
+
+def sync_directory(path: str | Path) -> None:
+    """Have the names in a directory on the disk before this returns."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def read_all(fd: int) -> bytes:

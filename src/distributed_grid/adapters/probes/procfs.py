@@ -8,10 +8,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from distributed_grid.posix.private_files import read_all
+
 TICK_MS = 1000 // os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _BUSY_COLUMNS = (1, 2, 3, 6, 7, 8)  # user nice system, not idle iowait, irq softirq steal
-_CHUNK = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,7 @@ def read_kernel_file(file: Path) -> bytes:
     """The content of a kernel file; `OSError` when it cannot be read."""
     fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        parts = []
-        while part := os.read(fd, _CHUNK):
-            parts.append(part)
-        return b"".join(parts)
+        return read_all(fd)
     finally:
         os.close(fd)
 

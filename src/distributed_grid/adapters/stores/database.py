@@ -24,6 +24,7 @@ from contextlib import closing
 from pathlib import Path
 
 from distributed_grid.errors import StoreRefused
+from distributed_grid.posix.private_files import sync_directory
 
 APPLICATION_ID = 0x47524944  # "GRID"
 
@@ -146,7 +147,7 @@ def _create(path: Path, migrations: Mapping[int, Migration]) -> None:
         _link_into_place(unfinished, path)
     finally:
         _remove_with_logs(unfinished)
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
 def _refuse_orphaned_log(path: Path) -> None:
@@ -215,7 +216,7 @@ def _upgrade(path: Path, found: int, migrations: Mapping[int, Migration]) -> Non
             with closing(connect(unfinished, writable=True)) as copy:
                 db.backup(copy)
             unfinished.rename(backup)
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
             migrate(db, migrations)
     finally:
         _remove_with_logs(unfinished)
@@ -235,7 +236,7 @@ def _make_private_directory(directory: Path) -> None:
         _make_private_directory(directory.parent)
         directory.mkdir(mode=0o700, exist_ok=True)
         directory.chmod(0o700)
-        _sync_directory(directory.parent)
+        sync_directory(directory.parent)
 
 
 def _make_private_file(path: Path) -> None:
@@ -253,11 +254,3 @@ def _remove_with_logs(path: Path) -> None:
 
 def _with_suffix(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

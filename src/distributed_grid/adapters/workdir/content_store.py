@@ -20,7 +20,7 @@ import msgspec
 
 from distributed_grid.adapters.workdir.paths import translate_os_errors
 from distributed_grid.errors import NotFound, ProtocolError, StoreFailed
-from distributed_grid.posix.private_files import try_lock
+from distributed_grid.posix.private_files import sync_directory, try_lock
 
 INCOMING_DIR = "new"
 GRACE_SECONDS = 600
@@ -214,7 +214,7 @@ class ContentWriter:
             os.close(self._fd)
             self._fd = -1
             if self._store.durable:
-                _sync_directory(directory)
+                sync_directory(directory)
         return digest
 
     def abort(self) -> None:
@@ -241,14 +241,6 @@ def _create_incoming(folder: str) -> tuple[int, str]:
             return fd, path
         os.close(fd)
     raise StoreFailed(f"{folder}: could not write there: other processes keep removing new files")
-
-
-def _sync_directory(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 SETTLED_NS = 2 * 10**9

@@ -23,6 +23,7 @@ from distributed_grid.errors import ProtocolError
 from distributed_grid.memory.protocol.authentication import is_copy_id
 from distributed_grid.memory.protocol.frames import CHUNK_BYTES, digest_of
 from distributed_grid.posix.boot_clock import boot_id
+from distributed_grid.posix.private_files import sync_directory
 
 PAGE_BYTES: Final = 4096
 TRAILER: Final = Struct("<8sQQQBBBx16s200s")  # magic, size, generation, ends, frozen, complete, id length, boot, id
@@ -178,11 +179,7 @@ class CopyFile:
         """Make it durable, where it is on disk."""
         if self.path is not None:
             os.fsync(self.fd)
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_directory(self.path.parent)
 
     # ------------------------------------------------------------------ data
 
