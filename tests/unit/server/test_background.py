@@ -30,7 +30,7 @@ def ship(store: ContentStore, tree: Path, content: str) -> str:
 
 
 def test_the_oldest_goes_but_nothing_that_a_living_job_is_to_find(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         store = ContentStore(tmp_path / "store")
         needed, left = ship(store, tmp_path / "a", "needed" * 100), ship(store, tmp_path / "b", "left over" * 100)
         grid = Grid(InMemoryStore(), Still())
@@ -48,4 +48,4 @@ def test_the_oldest_goes_but_nothing_that_a_living_job_is_to_find(tmp_path: Path
         assert await trim_content(grid, store, max_bytes=0, grace_seconds=0) > 600
         await grid.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())

@@ -28,7 +28,7 @@ async def no_ray(node: str) -> dict[str, str]:
 
 
 class BoostGrid(InProcessGrid):
-    """A small house with three nodes, where boosts are asked for."""
+    """A small cluster with three nodes, where boosts are asked for."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(**options)
@@ -53,197 +53,197 @@ class BoostGrid(InProcessGrid):
         return [boost["boost_id"] for boost in (await self.boosts.list(requests.ListBoosts(node)))["boosts"]]
 
 
-Story = Callable[[BoostGrid], Awaitable[None]]
+Scenario = Callable[[BoostGrid], Awaitable[None]]
 
 
 @pytest.fixture
-def tell(tmp_path: Path) -> Callable[[Story], None]:
-    """Tells a story in a house of three nodes with four cores each."""
+def run_scenario(tmp_path: Path) -> Callable[[Scenario], None]:
+    """Runs a scenario in a cluster of three nodes with four cores each."""
 
-    def whole(story: Story, **options: Any) -> None:
+    def run_whole(scenario: Scenario, **options: Any) -> None:
         async def run() -> None:
-            house = BoostGrid(tmp_path, **options)
-            await house.open(a_node("master", cores=4), a_node("ash", cores=4, gpus=1), a_node("birch", cores=4))
-            await house.run(story)
+            cluster = BoostGrid(tmp_path, **options)
+            await cluster.open(a_node("master", cores=4), a_node("ash", cores=4, gpus=1), a_node("birch", cores=4))
+            await cluster.run(scenario)
 
         asyncio.run(run())
 
-    return whole
+    return run_whole
 
 
-def test_a_boost_comes_from_another_node_and_lasts_an_hour(tell: Any) -> None:
-    async def story(house: BoostGrid) -> None:
-        boost = await house.boost("b1", amount=2.5, priority="critical")
+def test_a_boost_comes_from_another_node_and_lasts_an_hour(run_scenario: Any) -> None:
+    async def scenario(cluster: BoostGrid) -> None:
+        boost = await cluster.boost("b1", amount=2.5, priority="critical")
         assert boost["source_node"] in ("ash", "birch")
         assert (boost["target_node"], boost["amount"], boost["priority"]) == ("master", 2.5, "urgent")
         assert (boost["state"], boost["is_active"], boost["enforced_by"]) == ("active", True, "grid")
         assert boost["placement_group"] is None
-        lease = await house.grid.read(lambda ledger, now: ledger.leases["b1"])
+        lease = await cluster.grid.read(lambda ledger, now: ledger.leases["b1"])
         assert lease.ends_at_ms - lease.granted_at_ms == 3_600_000
-        assert await house.boost("b1", amount=2.5, priority="critical") == boost, "the same id is the same boost"
+        assert await cluster.boost("b1", amount=2.5, priority="critical") == boost, "the same id is the same boost"
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_the_source_is_honoured_or_the_reason_told(tell: Any) -> None:
-    async def story(house: BoostGrid) -> None:
-        assert (await house.boost("b1", source="birch", amount=3))["source_node"] == "birch"
+def test_the_source_is_honoured_or_the_reason_told(run_scenario: Any) -> None:
+    async def scenario(cluster: BoostGrid) -> None:
+        assert (await cluster.boost("b1", source="birch", amount=3))["source_node"] == "birch"
         with pytest.raises(
             Refused, match=r"^No nodes have sufficient available resources: birch: 1 core free, 2 cores"
         ):
-            await house.boost("b2", source="birch", amount=2)
+            await cluster.boost("b2", source="birch", amount=2)
         with pytest.raises(NotFound, match=r"^the source cedar is no node of this cluster: the nodes are: ash, birch"):
-            await house.boost("b3", source="cedar")
+            await cluster.boost("b3", source="cedar")
         with pytest.raises(Refused, match="cannot be its own source"):
-            await house.boost("b4", source="master")
-        await house.handle(NodeDrained("birch", cooling=True))
+            await cluster.boost("b4", source="master")
+        await cluster.handle(NodeDrained("birch", cooling=True))
         with pytest.raises(Refused, match=r"resources: birch: cooling down"):
-            await house.boost("b5", source="birch")
+            await cluster.boost("b5", source="birch")
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_a_refusal_begins_with_the_guides_words_and_names_every_node(tell: Any) -> None:
-    async def story(house: BoostGrid) -> None:
+def test_a_refusal_begins_with_the_guides_words_and_names_every_node(run_scenario: Any) -> None:
+    async def scenario(cluster: BoostGrid) -> None:
         with pytest.raises(Refused) as never:
-            await house.boost("b1", amount=99)
+            await cluster.boost("b1", amount=99)
         assert str(never.value).startswith("No nodes have sufficient available resources: ")
         for node in ("ash: 4 cores at most, 99 cores asked", "birch: ", "master: it is for this node, from another"):
             assert node in str(never.value)
         with pytest.raises(NotFound, match=r"^Target node not found in cluster: no node is called x; the nodes are: "):
-            await house.boost("b2", target="x")
+            await cluster.boost("b2", target="x")
         with pytest.raises(NotFound, match=r"^Target node not found in cluster: "):
-            await house.names("x")
+            await cluster.names("x")
         with pytest.raises(BadInput, match="more than zero"):
-            await house.boost("b3", amount=0)
-        told = [row for row in house.store.events(limit=100) if row.type == "refused"]
+            await cluster.boost("b3", amount=0)
+        told = [row for row in cluster.store.events(limit=100) if row.type == "refused"]
         assert {row.subject for row in told} == {"b1", "b2", "b3"}
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_sharing_that_is_off_refuses(tell: Any) -> None:
-    async def story(house: BoostGrid) -> None:
+def test_sharing_that_is_off_refuses(run_scenario: Any) -> None:
+    async def scenario(cluster: BoostGrid) -> None:
         with pytest.raises(Refused, match=r"^Resource sharing not enabled: "):
-            await house.boost("b1")
+            await cluster.boost("b1")
 
-    tell(story, sharing_enabled=False)
+    run_scenario(scenario, sharing_enabled=False)
 
 
-def test_who_stands_in_line_gets_it_or_hears_why_not(tell: Any) -> None:
-    async def story(house: BoostGrid) -> None:
-        await house.boost("b1", resource_type="gpu")
-        waiting = asyncio.create_task(house.boost("b2", resource_type="gpu", wait_seconds=60))
-        vain = asyncio.create_task(house.boost("b3", resource_type="gpu", wait_seconds=5))
-        while await house.grid.read(lambda ledger, now: len(ledger.waiting)) < 2:
+def test_who_stands_in_line_gets_it_or_hears_why_not(run_scenario: Any) -> None:
+    async def scenario(cluster: BoostGrid) -> None:
+        await cluster.boost("b1", resource_type="gpu")
+        waiting = asyncio.create_task(cluster.boost("b2", resource_type="gpu", wait_seconds=60))
+        vain = asyncio.create_task(cluster.boost("b3", resource_type="gpu", wait_seconds=5))
+        while await cluster.grid.read(lambda ledger, now: len(ledger.waiting)) < 2:
             await asyncio.sleep(0)
-        await house.later(6)
+        await cluster.later(6)
         with pytest.raises(TimedOut, match=r"^No nodes have sufficient available resources: waited 5 s: .*ash: 0 GPUs"):
             await vain
-        await house.boosts.release(requests.ReleaseBoost("b1"), ANN)
+        await cluster.boosts.release(requests.ReleaseBoost("b1"), ANN)
         assert (await waiting)["boost_id"] == "b2"
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_a_boost_that_ends_before_it_can_be_used_is_refused(tell: Any) -> None:
-    async def story(house: BoostGrid) -> None:
-        await house.submit("r1", resource_type="gpu", priority="low")
-        await house.starts("r1")
-        await house.later(30)
-        asked = asyncio.create_task(house.boost("b1", resource_type="gpu", priority="critical"))
-        while not await house.grid.read(lambda ledger, now: "b1" in ledger.leases):
+def test_a_boost_that_ends_before_it_can_be_used_is_refused(run_scenario: Any) -> None:
+    async def scenario(cluster: BoostGrid) -> None:
+        await cluster.submit("r1", resource_type="gpu", priority="low")
+        await cluster.starts("r1")
+        await cluster.later(30)
+        asked = asyncio.create_task(cluster.boost("b1", resource_type="gpu", priority="critical"))
+        while not await cluster.grid.read(lambda ledger, now: "b1" in ledger.leases):
             await asyncio.sleep(0)
-        assert (await house.boosts.get("b1"))["boost"]["state"] == "reserving", "its victim has not gone yet"
-        await house.handle(NodeDrained("ash", "ash is wanted back", cooling=True))
+        assert (await cluster.boosts.get("b1"))["boost"]["state"] == "reserving", "its victim has not gone yet"
+        await cluster.handle(NodeDrained("ash", "ash is wanted back", cooling=True))
         with pytest.raises(Refused, match=r"^No nodes have sufficient available resources: ash: ash is wanted back"):
             await asked
-        again = await house.boost("b1", resource_type="gpu", priority="critical")
+        again = await cluster.boost("b1", resource_type="gpu", priority="critical")
         assert (again["state"], again["reason"]) == ("ended", "reclaimed"), "asked again, it is what it was"
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_a_boost_whose_client_went_away_is_given_back(tell: Any) -> None:
-    async def story(house: BoostGrid) -> None:
-        await house.boost("b1", resource_type="gpu")
-        waiting = asyncio.create_task(house.boost("b2", resource_type="gpu", wait_seconds=60))
-        while not await house.grid.read(lambda ledger, now: ledger.waiting):
+def test_a_boost_whose_client_went_away_is_given_back(run_scenario: Any) -> None:
+    async def scenario(cluster: BoostGrid) -> None:
+        await cluster.boost("b1", resource_type="gpu")
+        waiting = asyncio.create_task(cluster.boost("b2", resource_type="gpu", wait_seconds=60))
+        while not await cluster.grid.read(lambda ledger, now: ledger.waiting):
             await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert "b2" not in await house.grid.read(lambda ledger, now: set(ledger.leases))
+        assert "b2" not in await cluster.grid.read(lambda ledger, now: set(ledger.leases))
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_boosts_are_listed_and_summed_up_and_other_leases_are_not(tell: Any) -> None:
-    async def story(house: BoostGrid) -> None:
-        await house.ask("plain")
-        await house.boost("b1", amount=1.5)
-        await house.boost("b2", resource_type="memory", amount=2)
-        await house.boost("b3", amount=0.25, target="ash")
-        found = await house.boosts.list(requests.ListBoosts())
+def test_boosts_are_listed_and_summed_up_and_other_leases_are_not(run_scenario: Any) -> None:
+    async def scenario(cluster: BoostGrid) -> None:
+        await cluster.ask("plain")
+        await cluster.boost("b1", amount=1.5)
+        await cluster.boost("b2", resource_type="memory", amount=2)
+        await cluster.boost("b3", amount=0.25, target="ash")
+        found = await cluster.boosts.list(requests.ListBoosts())
         assert (found["active_boosts"], found["totals"]) == (3, {"cpu": 1.75, "memory": 2.0})
         assert found["warnings"] == []
-        assert await house.names("ash") == ["b3"]
+        assert await cluster.names("ash") == ["b3"]
         with pytest.raises(NotFound, match="no boost is called 'plain'"):
-            await house.boosts.get("plain")
+            await cluster.boosts.get("plain")
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_any_unique_prefix_names_a_boost_and_releasing_twice_is_harmless(tell: Any) -> None:
-    async def story(house: BoostGrid) -> None:
+def test_any_unique_prefix_names_a_boost_and_releasing_twice_is_harmless(run_scenario: Any) -> None:
+    async def scenario(cluster: BoostGrid) -> None:
         for name in ("aa1", "aa2", "b1"):
-            await house.boost(name)
+            await cluster.boost(name)
         with pytest.raises(Ambiguous, match="'aa' fits several: aa1, aa2"):
-            await house.boosts.release(requests.ReleaseBoost("aa"), ANN)
+            await cluster.boosts.release(requests.ReleaseBoost("aa"), ANN)
         for _ in range(2):
-            over = (await house.boosts.release(requests.ReleaseBoost("b"), ANN))["boost"]
+            over = (await cluster.boosts.release(requests.ReleaseBoost("b"), ANN))["boost"]
             assert (over["boost_id"], over["state"], over["reason"]) == ("b1", "ended", "released")
-        await house.boosts.release(requests.ReleaseBoost("aa2"), ANN)
-        assert (await house.boosts.get("aa"))["boost"]["boost_id"] == "aa1", "living ones come first"
+        await cluster.boosts.release(requests.ReleaseBoost("aa2"), ANN)
+        assert (await cluster.boosts.get("aa"))["boost"]["boost_id"] == "aa1", "living ones come first"
         with pytest.raises(NotFound, match="no boost is called 'zz'"):
-            await house.boosts.release(requests.ReleaseBoost("zz"), ANN)
+            await cluster.boosts.release(requests.ReleaseBoost("zz"), ANN)
         with pytest.raises(Forbidden, match="belongs to ann, not to bob"):
-            await house.boosts.release(requests.ReleaseBoost("aa1"), Caller("bob"))
+            await cluster.boosts.release(requests.ReleaseBoost("aa1"), Caller("bob"))
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_a_boost_is_extended_and_expires_without_anybody_asking(tell: Any) -> None:
-    async def story(house: BoostGrid) -> None:
-        first = await house.boost("b1", duration_seconds=10)
-        longer = (await house.boosts.extend(requests.ExtendBoost("b1", 20), ANN))["boost"]
+def test_a_boost_is_extended_and_expires_without_anybody_asking(run_scenario: Any) -> None:
+    async def scenario(cluster: BoostGrid) -> None:
+        first = await cluster.boost("b1", duration_seconds=10)
+        longer = (await cluster.boosts.extend(requests.ExtendBoost("b1", 20), ANN))["boost"]
         assert longer["expires_at"] > first["expires_at"]
-        await house.later(29)
-        assert await house.names() == ["b1"]
-        await house.later(2)
-        assert await house.names() == []
-        assert (await house.boosts.get("b1"))["boost"]["reason"] == "expired"
+        await cluster.later(29)
+        assert await cluster.names() == ["b1"]
+        await cluster.later(2)
+        assert await cluster.names() == []
+        assert (await cluster.boosts.get("b1"))["boost"]["reason"] == "expired"
         with pytest.raises(NotFound):
-            await house.boosts.extend(requests.ExtendBoost("b1", 20), ANN)
+            await cluster.boosts.extend(requests.ExtendBoost("b1", 20), ANN)
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_a_dry_run_says_who_would_lend_and_lends_nothing(tell: Any) -> None:
-    async def story(house: BoostGrid) -> None:
+def test_a_dry_run_says_who_would_lend_and_lends_nothing(run_scenario: Any) -> None:
+    async def scenario(cluster: BoostGrid) -> None:
         op = requests.RequestBoost("b1", "master", "gpu", 1, dry_run=True)
-        answer = await house.boosts.request_and_wait(op, ANN)
+        answer = await cluster.boosts.request_and_wait(op, ANN)
         assert (answer["boost"], answer["decision"]["node_id"]) == (None, "ash")
-        assert await house.names() == []
+        assert await cluster.names() == []
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_rest_does_not_wait(tell: Any) -> None:
-    async def story(house: BoostGrid) -> None:
-        await house.boost("b1", resource_type="gpu")
+def test_rest_does_not_wait(run_scenario: Any) -> None:
+    async def scenario(cluster: BoostGrid) -> None:
+        await cluster.boost("b1", resource_type="gpu")
         op = requests.RequestBoost("b2", "master", "gpu", 1, wait_seconds=60)
-        answer = await house.boosts.request(op, ANN)
+        answer = await cluster.boosts.request(op, ANN)
         assert (answer["boost"]["state"], answer["boost"]["is_active"]) == (str(LeaseState.ASKED), False)
 
-    tell(story)
+    run_scenario(scenario)

@@ -14,14 +14,14 @@ from distributed_grid.errors import Ambiguous, NotFound, Refused
 from tests.support.builders import a_node
 from tests.unit.server.in_process_grid import InProcessGrid
 
-Told = Callable[[InProcessGrid], Awaitable[None]]
+Scenario = Callable[[InProcessGrid], Awaitable[None]]
 
 
-def tell(story: Told, **house: bool) -> None:
+def run_scenario(scenario: Scenario, **cluster: bool) -> None:
     async def told() -> None:
-        opened = InProcessGrid(**house)
+        opened = InProcessGrid(**cluster)
         try:
-            await story(opened)
+            await scenario(opened)
         finally:
             await opened.grid.stop()
 
@@ -29,13 +29,13 @@ def tell(story: Told, **house: bool) -> None:
 
 
 def test_a_job_that_waits_is_told_node_by_node_with_its_place_in_line() -> None:
-    async def story(house: InProcessGrid) -> None:
-        await house.open(a_node("ash", cores=4), a_node("elm", cores=2))
-        await house.submit("r1", amount=4, job_id="big", expects_seconds=60)
-        await house.submit("r2", "bob", amount=4, job_id="first", expects_seconds=60)
-        await house.submit("r3", amount=3, job_id="mine", wait_seconds=900)
-        await house.later(5)
-        found = await house.explain("mine")
+    async def scenario(cluster: InProcessGrid) -> None:
+        await cluster.open(a_node("ash", cores=4), a_node("elm", cores=2))
+        await cluster.submit("r1", amount=4, job_id="big", expects_seconds=60)
+        await cluster.submit("r2", "bob", amount=4, job_id="first", expects_seconds=60)
+        await cluster.submit("r3", amount=3, job_id="mine", wait_seconds=900)
+        await cluster.later(5)
+        found = await cluster.explain("mine")
         assert (found["kind"], found["state"], found["asked"], found["priority"]) == (
             "job",
             "queued",
@@ -54,29 +54,29 @@ def test_a_job_that_waits_is_told_node_by_node_with_its_place_in_line() -> None:
         assert "first" in waiting["start_reason"]
         assert found["placements"] == []
 
-    tell(story)
+    run_scenario(scenario)
 
 
 def test_a_quota_that_keeps_a_job_waiting_is_named() -> None:
-    async def story(house: InProcessGrid) -> None:
-        await house.open(a_node("ash", cores=4))
-        await house.handle(PolicySet(SchedulingPolicy(quotas=(Quota("ann", cpu_milli=1000),))))
-        await house.submit("r1", job_id="one")
-        await house.submit("r2", job_id="two")
-        (reason,) = (await house.explain("two"))["waiting"]["reasons"]
+    async def scenario(cluster: InProcessGrid) -> None:
+        await cluster.open(a_node("ash", cores=4))
+        await cluster.handle(PolicySet(SchedulingPolicy(quotas=(Quota("ann", cpu_milli=1000),))))
+        await cluster.submit("r1", job_id="one")
+        await cluster.submit("r2", job_id="two")
+        (reason,) = (await cluster.explain("two"))["waiting"]["reasons"]
         assert reason["node_id"] is None
         assert reason["why"].startswith("quota of ann: ")
 
-    tell(story)
+    run_scenario(scenario)
 
 
 def test_a_job_that_runs_is_told_why_there_as_it_was_decided() -> None:
-    async def story(house: InProcessGrid) -> None:
-        await house.open(a_node("ash"), a_node("elm", cores=8))
-        decided = (await house.submit("r1", job_id="mine"))["decision"]
-        await house.starts("r1")
-        await house.ask("r2", amount=6, require=["elm"])  # what counts now would be another story
-        found = await house.explain("mine")
+    async def scenario(cluster: InProcessGrid) -> None:
+        await cluster.open(a_node("ash"), a_node("elm", cores=8))
+        decided = (await cluster.submit("r1", job_id="mine"))["decision"]
+        await cluster.starts("r1")
+        await cluster.ask("r2", amount=6, require=["elm"])  # what counts now would be another scenario
+        found = await cluster.explain("mine")
         (place,) = found["placements"]
         assert place["decision"] == decided
         assert (place["node_id"], place["waited_seconds"]) == ("elm", 0)
@@ -85,29 +85,29 @@ def test_a_job_that_runs_is_told_why_there_as_it_was_decided() -> None:
         assert found["waiting"] is None
         assert [event["type"] for event in found["events"]] == ["requested", "granted", "started"]
 
-    tell(story)
+    run_scenario(scenario)
 
 
 def test_a_displaced_job_is_told_for_whom_it_went_and_where_it_ran_again() -> None:
-    async def story(house: InProcessGrid) -> None:
-        await house.open(a_node("ash", cores=1))
-        await house.submit("r1", job_id="victim", priority="low")
-        await house.starts("r1")
-        await house.later(10)
-        await house.submit("r2", "bob", job_id="boss", priority="urgent")
-        boss = await house.explain("boss")
+    async def scenario(cluster: InProcessGrid) -> None:
+        await cluster.open(a_node("ash", cores=1))
+        await cluster.submit("r1", job_id="victim", priority="low")
+        await cluster.starts("r1")
+        await cluster.later(10)
+        await cluster.submit("r2", "bob", job_id="boss", priority="urgent")
+        boss = await cluster.explain("boss")
         assert [one["job_id"] for one in boss["waiting"]["for"]] == ["victim"]
         assert boss["placements"][0]["displaced"] == ["r1.1"]
-        assert (await house.explain("victim"))["stopping"] == "made room for urgent request r2.1"
-        await house.ends("r1", Ending.SIGNALLED)
-        await house.starts("r2")
-        waiting = await house.explain("victim")
+        assert (await cluster.explain("victim"))["stopping"] == "made room for urgent request r2.1"
+        await cluster.ends("r1", Ending.SIGNALLED)
+        await cluster.starts("r2")
+        waiting = await cluster.explain("victim")
         assert waiting["waiting"]["position"] == 1
         assert waiting["waiting"]["gives_up_at"] is None
-        await house.ends("r2")
-        await house.starts("r1")
-        await house.ends("r1")
-        found = await house.explain("victim")
+        await cluster.ends("r2")
+        await cluster.starts("r1")
+        await cluster.ends("r1")
+        found = await cluster.explain("victim")
         assert found["end"]["reason"] == "exited"
         first, second = found["placements"]
         assert first["outcome"] == "preempted"
@@ -120,7 +120,7 @@ def test_a_displaced_job_is_told_for_whom_it_went_and_where_it_ran_again() -> No
         assert (second["number"], second["outcome"], second["made_room_for"]) == (2, "exited", None)
         assert second["decision"]["node_id"] == "ash"
 
-    tell(story)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -132,168 +132,168 @@ def test_a_displaced_job_is_told_for_whom_it_went_and_where_it_ran_again() -> No
     ],
 )
 def test_why_an_attempt_was_stopped_is_told(ending: Ending, detail: str) -> None:
-    async def story(house: InProcessGrid) -> None:
-        await house.open(a_node("ash", cores=1))
-        await house.submit("r1", job_id="mine")
-        await house.starts("r1")
-        await house.ends("r1", ending, detail)
-        (place,) = (await house.explain("mine"))["placements"]
+    async def scenario(cluster: InProcessGrid) -> None:
+        await cluster.open(a_node("ash", cores=1))
+        await cluster.submit("r1", job_id="mine")
+        await cluster.starts("r1")
+        await cluster.ends("r1", ending, detail)
+        (place,) = (await cluster.explain("mine"))["placements"]
         assert (place["outcome"], place["detail"]) == (str(ending), detail)
 
-    tell(story)
+    run_scenario(scenario)
 
 
 def test_a_lease_is_explained_alive_and_ended() -> None:
-    async def story(house: InProcessGrid) -> None:
-        await house.open(a_node("ash"), a_node("elm", cores=8))
-        await house.ask("borrowed", duration_seconds=60)
-        alive = await house.explain("borrowed")
+    async def scenario(cluster: InProcessGrid) -> None:
+        await cluster.open(a_node("ash"), a_node("elm", cores=8))
+        await cluster.ask("borrowed", duration_seconds=60)
+        alive = await cluster.explain("borrowed")
         assert (alive["kind"], alive["state"], alive["end"]) == ("lease", "active", None)
         assert alive["placements"][0]["decision"]["node_id"] == "elm"
-        await house.later(61)
-        over = await house.explain("borrowed")
+        await cluster.later(61)
+        over = await cluster.explain("borrowed")
         assert over["end"]["reason"] == "expired"
         assert over["end"]["detail"] == "the lease's term is over"
         assert over["placements"][0]["decision"] == alive["placements"][0]["decision"]
 
-    tell(story)
+    run_scenario(scenario)
 
 
 def test_a_drained_node_is_the_reason_a_lease_ended() -> None:
-    async def story(house: InProcessGrid) -> None:
-        await house.open(a_node("ash"))
-        await house.ask("borrowed")
-        await house.handle(NodeDrained("ash"))
-        end = (await house.explain("borrowed"))["end"]
+    async def scenario(cluster: InProcessGrid) -> None:
+        await cluster.open(a_node("ash"))
+        await cluster.ask("borrowed")
+        await cluster.handle(NodeDrained("ash"))
+        end = (await cluster.explain("borrowed"))["end"]
         assert (end["reason"], end["detail"]) == ("reclaimed", "the node is being drained")
 
-    tell(story)
+    run_scenario(scenario)
 
 
 def test_every_member_of_a_gang_is_explained_by_the_choice_of_all() -> None:
-    async def story(house: InProcessGrid) -> None:
-        await house.open(a_node("ash"), a_node("elm"))
-        await house.ask("g", gang=2)
-        members = [(await house.explain(name))["placements"][0] for name in ("g", "g:2")]
+    async def scenario(cluster: InProcessGrid) -> None:
+        await cluster.open(a_node("ash"), a_node("elm"))
+        await cluster.ask("g", gang=2)
+        members = [(await cluster.explain(name))["placements"][0] for name in ("g", "g:2")]
         assert [one["node_id"] for one in members] == ["ash", "elm"]
         assert members[0]["decision"] == members[1]["decision"]
         assert "the other members of its gang are on elm" in members[0]["decision"]["reasoning"]
 
-    tell(story)
+    run_scenario(scenario)
 
 
 def test_a_refused_request_is_explained_by_its_id_a_prefix_or_the_name_of_the_job() -> None:
-    async def story(house: InProcessGrid) -> None:
-        await house.open(a_node("ash", cores=4))
+    async def scenario(cluster: InProcessGrid) -> None:
+        await cluster.open(a_node("ash", cores=4))
         with pytest.raises(Refused):
-            await house.submit("refused1", amount=99, job_id="huge")
+            await cluster.submit("refused1", amount=99, job_id="huge")
         with pytest.raises(Refused):
-            await house.ask("other", amount=99)
+            await cluster.ask("other", amount=99)
         for name in ("refused1", "refu", "huge"):
-            found = await house.explain(name)
+            found = await cluster.explain(name)
             assert (found["kind"], found["id"], found["state"]) == ("request", "refused1", "refused")
             assert found["job_id"] == "huge"
             assert found["refusal"]["reason"].startswith("No node can ever lend 99 cores: ash: 4 cores at most")
 
-    tell(story)
+    run_scenario(scenario)
 
 
 def test_what_is_refused_before_the_ledger_is_explained_too() -> None:
-    async def story(house: InProcessGrid) -> None:
-        await house.open(a_node("ash"))
+    async def scenario(cluster: InProcessGrid) -> None:
+        await cluster.open(a_node("ash"))
         with pytest.raises(Refused, match="not enabled"):
-            await house.submit("early", job_id="mine")
-        assert "not enabled" in (await house.explain("early"))["refusal"]["reason"]
+            await cluster.submit("early", job_id="mine")
+        assert "not enabled" in (await cluster.explain("early"))["refusal"]["reason"]
 
-    tell(story, sharing_enabled=False)
+    run_scenario(scenario, sharing_enabled=False)
 
 
 def test_any_unique_prefix_will_do_and_others_are_listed() -> None:
-    async def story(house: InProcessGrid) -> None:
-        await house.open(a_node("ash", cores=8))
-        await house.submit("aa11", job_id="train-1")
-        await house.submit("ab22", job_id="train-2")
-        await house.ask("lease-1")
-        assert (await house.explain("train-1"))["id"] == "train-1"
-        assert (await house.explain("aa"))["id"] == "train-1"
-        assert (await house.explain("aa11.1"))["id"] == "train-1"
-        assert (await house.explain("leas"))["kind"] == "lease"
+    async def scenario(cluster: InProcessGrid) -> None:
+        await cluster.open(a_node("ash", cores=8))
+        await cluster.submit("aa11", job_id="train-1")
+        await cluster.submit("ab22", job_id="train-2")
+        await cluster.ask("lease-1")
+        assert (await cluster.explain("train-1"))["id"] == "train-1"
+        assert (await cluster.explain("aa"))["id"] == "train-1"
+        assert (await cluster.explain("aa11.1"))["id"] == "train-1"
+        assert (await cluster.explain("leas"))["kind"] == "lease"
         with pytest.raises(Ambiguous, match="train-1, train-2"):
-            await house.explain("train")
+            await cluster.explain("train")
         with pytest.raises(NotFound, match="nothing is called 'zz'"):
-            await house.explain("zz")
+            await cluster.explain("zz")
 
-    tell(story)
+    run_scenario(scenario)
 
 
 def test_a_job_of_many_attempts_is_found_by_the_beginning_of_its_uid() -> None:
-    async def story(house: InProcessGrid) -> None:
-        await house.open(a_node("ash"))
-        await house.submit("abc123", job_id="mine", retries=2)
+    async def scenario(cluster: InProcessGrid) -> None:
+        await cluster.open(a_node("ash"))
+        await cluster.submit("abc123", job_id="mine", retries=2)
         for ending in (Ending.SIGNALLED, Ending.SIGNALLED, Ending.EXITED):
-            await house.starts("abc123")
-            await house.ends("abc123", ending)
-        assert len((await house.explain("abc"))["placements"]) == 3
-        assert (await house.explain("abc123.2"))["id"] == "mine"
+            await cluster.starts("abc123")
+            await cluster.ends("abc123", ending)
+        assert len((await cluster.explain("abc"))["placements"]) == 3
+        assert (await cluster.explain("abc123.2"))["id"] == "mine"
         with pytest.raises(Ambiguous, match=r"abc123\.1, abc123\.2"):
-            await house.explain("abc", "lease")
+            await cluster.explain("abc", "lease")
 
-    tell(story)
+    run_scenario(scenario)
 
 
 def test_leases_that_belong_to_no_job_are_not_taken_for_those_of_one() -> None:
-    async def story(house: InProcessGrid) -> None:
-        await house.open(a_node("ash"))
-        await house.submit("x1", job_id="mine")
+    async def scenario(cluster: InProcessGrid) -> None:
+        await cluster.open(a_node("ash"))
+        await cluster.submit("x1", job_id="mine")
         for name in ("ef1", "ef2"):
-            await house.ask(name)
+            await cluster.ask(name)
         with pytest.raises(Ambiguous, match="ef1, ef2"):
-            await house.explain("ef")
+            await cluster.explain("ef")
 
-    tell(story)
+    run_scenario(scenario)
 
 
 def test_an_exact_name_wins_over_names_that_begin_so() -> None:
-    async def story(house: InProcessGrid) -> None:
-        await house.open(a_node("ash", cores=8))
+    async def scenario(cluster: InProcessGrid) -> None:
+        await cluster.open(a_node("ash", cores=8))
         for name in ("ab", "ab1", "ab2"):
-            await house.ask(name)
-        await house.submit("x1", job_id="ab11")
-        await house.submit("x2", job_id="ab22")
-        assert (await house.explain("ab"))["id"] == "ab"
-        await house.submit("x3", job_id="a")
-        assert (await house.explain("a"))["id"] == "a"
-        await house.ask("cd1")
-        await house.submit("x4", job_id="cd2")
+            await cluster.ask(name)
+        await cluster.submit("x1", job_id="ab11")
+        await cluster.submit("x2", job_id="ab22")
+        assert (await cluster.explain("ab"))["id"] == "ab"
+        await cluster.submit("x3", job_id="a")
+        assert (await cluster.explain("a"))["id"] == "a"
+        await cluster.ask("cd1")
+        await cluster.submit("x4", job_id="cd2")
         with pytest.raises(Ambiguous, match="fits several: cd1, cd2"):
-            await house.explain("cd")
+            await cluster.explain("cd")
 
-    tell(story)
+    run_scenario(scenario)
 
 
 def test_a_door_that_asks_for_a_job_gets_no_lease() -> None:
-    async def story(house: InProcessGrid) -> None:
-        await house.open(a_node("ash"))
-        await house.submit("r1", job_id="mine")
-        await house.ask("lease-1")
-        assert (await house.explain("lease-1", "lease"))["kind"] == "lease"
-        assert (await house.explain("r1.1", "lease"))["kind"] == "lease"
+    async def scenario(cluster: InProcessGrid) -> None:
+        await cluster.open(a_node("ash"))
+        await cluster.submit("r1", job_id="mine")
+        await cluster.ask("lease-1")
+        assert (await cluster.explain("lease-1", "lease"))["kind"] == "lease"
+        assert (await cluster.explain("r1.1", "lease"))["kind"] == "lease"
         with pytest.raises(NotFound, match="no job is called 'lease-1'"):
-            await house.explain("lease-1", "job")
+            await cluster.explain("lease-1", "job")
         with pytest.raises(NotFound, match="no lease is called 'mine'"):
-            await house.explain("mine", "lease")
+            await cluster.explain("mine", "lease")
 
-    tell(story)
+    run_scenario(scenario)
 
 
 def test_what_was_asked_before_is_answered_with_the_decision_of_then() -> None:
-    async def story(house: InProcessGrid) -> None:
-        await house.open(a_node("ash"), a_node("elm", cores=8))
-        first = await house.ask("r1")
-        assert (await house.ask("r1"))["decision"] == first["decision"]
-        await house.handle(LeaseReleased("r1", "ann"))
-        again = await house.ask("r1")
+    async def scenario(cluster: InProcessGrid) -> None:
+        await cluster.open(a_node("ash"), a_node("elm", cores=8))
+        first = await cluster.ask("r1")
+        assert (await cluster.ask("r1"))["decision"] == first["decision"]
+        await cluster.handle(LeaseReleased("r1", "ann"))
+        again = await cluster.ask("r1")
         assert again["decision"]["node_id"] == first["decision"]["node_id"]
         assert again["decision"]["reasoning"] == first["decision"]["reasoning"]
 
-    tell(story)
+    run_scenario(scenario)

@@ -24,11 +24,11 @@ from tests.unit.server.in_process_grid import InProcessGrid
 
 ANN, BOB, ROOT = Caller("ann"), Caller("bob"), Caller("root", admin=True)
 KEY, MB = b"k" * 32, 1024**2
-Story = Callable[["MemoryHouse"], Awaitable[None]]
+Scenario = Callable[["MemoryGrid"], Awaitable[None]]
 
 
-class MemoryHouse(InProcessGrid):
-    """A small house whose two nodes open their memory when they are told to, or not."""
+class MemoryGrid(InProcessGrid):
+    """A small cluster whose two nodes open their memory when they are told to, or not."""
 
     def __init__(self, *, problem: str = "", **options: Any) -> None:
         super().__init__(**options)
@@ -61,23 +61,23 @@ class MemoryHouse(InProcessGrid):
 
 
 @pytest.fixture
-def tell() -> Callable[..., None]:
-    """Tells a story in a house with two nodes of 16 GB."""
+def run_scenario() -> Callable[..., None]:
+    """Runs a scenario in a cluster with two nodes of 16 GB."""
 
-    def whole(story: Story, **options: Any) -> None:
+    def run_whole(scenario: Scenario, **options: Any) -> None:
         async def run() -> None:
-            house = MemoryHouse(**options)
-            await house.open(a_node("ash"), a_node("birch"))
-            await house.run(story)
+            cluster = MemoryGrid(**options)
+            await cluster.open(a_node("ash"), a_node("birch"))
+            await cluster.run(scenario)
 
         asyncio.run(run())
 
-    return whole
+    return run_whole
 
 
-def test_a_block_is_answered_with_tickets_once_its_node_serves_its_memory(tell: Any) -> None:
-    async def story(house: MemoryHouse) -> None:
-        found = await house.allocate("b1", 5 * MB, preferred_node="birch", name="model", meta="{}")
+def test_a_block_is_answered_with_tickets_once_its_node_serves_its_memory(run_scenario: Any) -> None:
+    async def scenario(cluster: MemoryGrid) -> None:
+        found = await cluster.allocate("b1", 5 * MB, preferred_node="birch", name="model", meta="{}")
         block, (place,) = found["block"], found["places"]
         assert (block["nodes"], block["size"], block["name"], block["state"]) == (["birch"], 5 * MB, "model", "ready")
         packed = base64.b64decode(place["claims"])
@@ -85,16 +85,16 @@ def test_a_block_is_answered_with_tickets_once_its_node_serves_its_memory(tell: 
         assert (claims.copy, claims.size, claims.rights) == (place["copy"], 5 * MB, READ | WRITE)
         assert claims.incarnation == place["incarnation"] == "birch-life"
         assert base64.b64decode(place["secret"]) == derive_secret(KEY, packed)
-        assert house.ordered == [ServeMemory("birch")]
-        assert (await house.allocate("b1", 5 * MB, preferred_node="birch", name="model", meta="{}"))["block"] == block
+        assert cluster.ordered == [ServeMemory("birch")]
+        assert (await cluster.allocate("b1", 5 * MB, preferred_node="birch", name="model", meta="{}"))["block"] == block
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_nobody_but_its_user_gets_a_block_or_frees_it(tell: Any) -> None:
-    async def story(house: MemoryHouse) -> None:
-        await house.allocate("b1", name="mine")
-        memory = house.memory
+def test_nobody_but_its_user_gets_a_block_or_frees_it(run_scenario: Any) -> None:
+    async def scenario(cluster: MemoryGrid) -> None:
+        await cluster.allocate("b1", name="mine")
+        memory = cluster.memory
         for answer in (
             memory.find(requests.FindBlock("b1"), BOB),
             memory.free(requests.FreeBlock("b1"), BOB),
@@ -103,34 +103,34 @@ def test_nobody_but_its_user_gets_a_block_or_frees_it(tell: Any) -> None:
             with pytest.raises(Forbidden, match="block b1 belongs to ann, not to bob"):
                 await answer
         with pytest.raises(NotFound):
-            await house.memory.find(requests.FindBlock(name="mine"), BOB)
-        assert (await house.find("b1", ROOT))["block"]["name"] == "mine"
+            await cluster.memory.find(requests.FindBlock(name="mine"), BOB)
+        assert (await cluster.find("b1", ROOT))["block"]["name"] == "mine"
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_a_block_is_found_by_a_beginning_of_its_id_that_fits_no_other(tell: Any) -> None:
-    async def story(house: MemoryHouse) -> None:
-        await house.allocate("abc1")
-        await house.allocate("abd2")
-        assert (await house.find("abc"))["block"]["block_id"] == "abc1"
+def test_a_block_is_found_by_a_beginning_of_its_id_that_fits_no_other(run_scenario: Any) -> None:
+    async def scenario(cluster: MemoryGrid) -> None:
+        await cluster.allocate("abc1")
+        await cluster.allocate("abd2")
+        assert (await cluster.find("abc"))["block"]["block_id"] == "abc1"
         with pytest.raises(Ambiguous, match="'ab' fits several: abc1, abd2"):
-            await house.find("ab")
+            await cluster.find("ab")
         for nothing in ("", "zzz"):
             with pytest.raises(NotFound):
-                await house.find(nothing)
+                await cluster.find(nothing)
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_a_node_that_cannot_open_its_memory_is_a_refusal_and_nothing_is_held(tell: Any) -> None:
-    async def story(house: MemoryHouse) -> None:
+def test_a_node_that_cannot_open_its_memory_is_a_refusal_and_nothing_is_held(run_scenario: Any) -> None:
+    async def scenario(cluster: MemoryGrid) -> None:
         with pytest.raises(Refused, match=r"^Failed to allocate memory block: .*ash.*no space left.*; nothing of it"):
-            await house.allocate("b1", preferred_node="ash")
-        assert not (await house.grid.read(lambda ledger, now: (dict(ledger.leases), dict(ledger.blocks))))[0]
-        assert (await house.memory.list())["blocks"] == []
+            await cluster.allocate("b1", preferred_node="ash")
+        assert not (await cluster.grid.read(lambda ledger, now: (dict(ledger.leases), dict(ledger.blocks))))[0]
+        assert (await cluster.memory.list())["blocks"] == []
 
-    tell(story, problem="no space left")
+    run_scenario(scenario, problem="no space left")
 
 
 @pytest.mark.parametrize(
@@ -146,72 +146,74 @@ def test_a_node_that_cannot_open_its_memory_is_a_refusal_and_nothing_is_held(tel
         ({"meta": "x" * 4097}, BadInput, "4096"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line_and_changes_nothing(tell: Any, fields: Any, kind: Any, words: str) -> None:
-    async def story(house: MemoryHouse) -> None:
+def test_an_invalid_request_is_refused_and_changes_nothing(
+    run_scenario: Any, fields: Any, kind: Any, words: str
+) -> None:
+    async def scenario(cluster: MemoryGrid) -> None:
         with pytest.raises(kind, match=words):
-            await house.allocate("b1", **fields)
-        assert (await house.memory.list())["blocks"] == []
+            await cluster.allocate("b1", **fields)
+        assert (await cluster.memory.list())["blocks"] == []
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_sharing_that_is_switched_off_refuses_memory_too(tell: Any) -> None:
-    async def story(house: MemoryHouse) -> None:
+def test_sharing_that_is_switched_off_refuses_memory_too(run_scenario: Any) -> None:
+    async def scenario(cluster: MemoryGrid) -> None:
         with pytest.raises(Refused, match="Resource sharing not enabled"):
-            await house.allocate("b1")
+            await cluster.allocate("b1")
 
-    tell(story, sharing_enabled=False)
+    run_scenario(scenario, sharing_enabled=False)
 
 
-def test_a_lost_block_says_what_was_lost_and_where(tell: Any) -> None:
-    async def story(house: MemoryHouse) -> None:
-        found = await house.allocate("b1", name="dear", preferred_node="ash")
-        await house.grid.handle(LeaseLost(found["places"][0]["copy"], "ash was not heard from"))
+def test_a_lost_block_says_what_was_lost_and_where(run_scenario: Any) -> None:
+    async def scenario(cluster: MemoryGrid) -> None:
+        found = await cluster.allocate("b1", name="dear", preferred_node="ash")
+        await cluster.grid.handle(LeaseLost(found["places"][0]["copy"], "ash was not heard from"))
         with pytest.raises(BlockLost, match=r"b1 \(1,048,576 bytes, 'dear'\) is lost with ash: ash was not heard from"):
-            await house.find("b1")
-        assert (await house.memory.list())["blocks"][0]["state"] == "lost"
-        assert (await house.memory.stats())["lost"] == 1
-        await house.memory.free(requests.FreeBlock("b1"), ANN)
+            await cluster.find("b1")
+        assert (await cluster.memory.list())["blocks"][0]["state"] == "lost"
+        assert (await cluster.memory.stats())["lost"] == 1
+        await cluster.memory.free(requests.FreeBlock("b1"), ANN)
         with pytest.raises(NotFound):
-            await house.find("b1")
+            await cluster.find("b1")
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_a_block_whose_node_is_away_is_unreachable_and_not_lost(tell: Any) -> None:
-    async def story(house: MemoryHouse) -> None:
-        await house.allocate("b1", preferred_node="ash")
-        await house.grid.handle(MemoryServed(MemoryServerRow("ash", gone=True)))
+def test_a_block_whose_node_is_away_is_unreachable_and_not_lost(run_scenario: Any) -> None:
+    async def scenario(cluster: MemoryGrid) -> None:
+        await cluster.allocate("b1", preferred_node="ash")
+        await cluster.grid.handle(MemoryServed(MemoryServerRow("ash", gone=True)))
         with pytest.raises(Unreachable, match="ash holds block b1, and is not connected"):
-            await house.find("b1")
-        house.serve("ash")
-        assert (await house.find("b1"))["places"][0]["port"] == 7000
+            await cluster.find("b1")
+        cluster.serve("ash")
+        assert (await cluster.find("b1"))["places"][0]["port"] == 7000
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_an_allocation_whose_client_hangs_up_is_undone(tell: Any) -> None:
-    async def story(house: MemoryHouse) -> None:
-        house.serves = False
-        asked = asyncio.create_task(house.allocate("b1"))
-        while "b1" not in await house.grid.read(lambda ledger, now: set(ledger.blocks)):
+def test_an_allocation_whose_client_hangs_up_is_undone(run_scenario: Any) -> None:
+    async def scenario(cluster: MemoryGrid) -> None:
+        cluster.serves = False
+        asked = asyncio.create_task(cluster.allocate("b1"))
+        while "b1" not in await cluster.grid.read(lambda ledger, now: set(ledger.blocks)):
             await asyncio.sleep(0)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        assert (await house.memory.list())["blocks"] == []
+        assert (await cluster.memory.list())["blocks"] == []
 
-    tell(story)
+    run_scenario(scenario)
 
 
-def test_a_session_renews_its_own_blocks_and_no_others(tell: Any) -> None:
-    async def story(house: MemoryHouse) -> None:
-        await house.allocate("b1", session="s1")
-        await house.allocate("b2", ttl_seconds=600)
-        assert await house.memory.renew(requests.RenewBlocks("s1"), BOB) == {"renewed": 0}
-        await house.later(500)
-        assert await house.memory.renew(requests.RenewBlocks("s1"), ANN) == {"renewed": 1}
-        await house.later(3300)
-        assert [block["block_id"] for block in (await house.memory.list())["blocks"]] == ["b1"]
+def test_a_session_renews_its_own_blocks_and_no_others(run_scenario: Any) -> None:
+    async def scenario(cluster: MemoryGrid) -> None:
+        await cluster.allocate("b1", session="s1")
+        await cluster.allocate("b2", ttl_seconds=600)
+        assert await cluster.memory.renew(requests.RenewBlocks("s1"), BOB) == {"renewed": 0}
+        await cluster.later(500)
+        assert await cluster.memory.renew(requests.RenewBlocks("s1"), ANN) == {"renewed": 1}
+        await cluster.later(3300)
+        assert [block["block_id"] for block in (await cluster.memory.list())["blocks"]] == ["b1"]
 
-    tell(story)
+    run_scenario(scenario)

@@ -25,17 +25,17 @@ class Standing:
         return 1_000_000
 
 
-def run(story: Callable[[Grid], Awaitable[None]]) -> None:
-    async def whole() -> None:
+def run(scenario: Callable[[Grid], Awaitable[None]]) -> None:
+    async def run_whole() -> None:
         grid = Grid(InMemoryStore(), Standing())
         await grid.start()
         await grid.handle(NodeDeclared(a_node("here", cores=4)))
         await grid.handle(HeartbeatReceived("here", Usage()))
-        await story(grid)
+        await scenario(grid)
         await grid.read(lambda ledger, now: ledger.check())
         await grid.stop()
 
-    asyncio.run(asyncio.wait_for(whole(), 20))
+    asyncio.run(asyncio.wait_for(run_whole(), 20))
 
 
 async def ask(grid: Grid, name: str, *, cores: float = 1, again: bool = True) -> Lease:
@@ -45,17 +45,17 @@ async def ask(grid: Grid, name: str, *, cores: float = 1, again: bool = True) ->
 
 
 def test_a_name_is_one_lease_while_it_is_held() -> None:
-    async def story(grid: Grid) -> None:
+    async def scenario(grid: Grid) -> None:
         first = await ask(grid, "task")
         assert await ask(grid, "task") == first
         with pytest.raises(Conflict):
             await ask(grid, "task", cores=2)
 
-    run(story)
+    run(scenario)
 
 
 def test_a_name_can_be_used_again_when_its_lease_is_over() -> None:
-    async def story(grid: Grid) -> None:
+    async def scenario(grid: Grid) -> None:
         first = await ask(grid, "task")
         await grid.handle(LeaseReleased("task", "ada"))
         second = await ask(grid, "task", cores=2)
@@ -63,20 +63,20 @@ def test_a_name_can_be_used_again_when_its_lease_is_over() -> None:
         assert second.fence > first.fence
         assert (await find_lease(grid, "task")).fence == second.fence
 
-    run(story)
+    run(scenario)
 
 
 def test_without_again_the_recorded_end_is_told() -> None:
-    async def story(grid: Grid) -> None:
+    async def scenario(grid: Grid) -> None:
         await ask(grid, "task")
         await grid.handle(LeaseReleased("task", "ada"))
         assert (await ask(grid, "task", again=False)).is_over
 
-    run(story)
+    run(scenario)
 
 
 def test_an_exact_name_is_not_the_beginning_of_another() -> None:
-    async def story(grid: Grid) -> None:
+    async def scenario(grid: Grid) -> None:
         await ask(grid, "task-10")
         assert (await find_lease(grid, "task-1")).id == "task-10"
         with pytest.raises(NotFound):
@@ -86,4 +86,4 @@ def test_an_exact_name_is_not_the_beginning_of_another() -> None:
             await find_lease(grid, "task-1", exact=True)
         assert (await find_lease(grid, "task-10", exact=True)).is_over
 
-    run(story)
+    run(scenario)

@@ -49,7 +49,7 @@ class Held(Struct):
     ended_ms: int = 0
 
 
-class Story:
+class Scenario:
     """Leases of three users on two nodes, some over and some held; the same facts in the grid and in a plain list."""
 
     def __init__(self, store: Store, seed: int) -> None:
@@ -128,9 +128,9 @@ def in_hours(sums: list[int]) -> list[float]:
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 @pytest.mark.parametrize("seed", range(3))
 def test_every_row_is_the_sum_of_its_leases(kind: str, seed: int, tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         store = a_store(kind, tmp_path)
-        told = Story(store, seed)
+        told = Scenario(store, seed)
         await told.happen(60)
         viewer = Viewer(0)
         for since_ms in (BEGIN_MS, told.clock.ms - 30 * HOUR_MS):
@@ -147,12 +147,12 @@ def test_every_row_is_the_sum_of_its_leases(kind: str, seed: int, tmp_path: Path
         await told.grid.stop()
         store.close()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_by_day_each_lease_is_on_the_day_it_ended_and_what_is_held_is_todays() -> None:
-    async def story() -> None:
-        told = Story(InMemoryStore(), 7)
+    async def scenario() -> None:
+        told = Scenario(InMemoryStore(), 7)
         await told.happen(40)
         found = await lending_report(told.grid, Viewer(0), since_ms=BEGIN_MS, by="day")
         expected = told.by_hand(BEGIN_MS, "day")
@@ -160,13 +160,13 @@ def test_by_day_each_lease_is_on_the_day_it_ended_and_what_is_held_is_todays() -
         assert [amounts(row) for row in found["rows"]] == [in_hours(expected[key]) for key in sorted(expected)]
         await told.grid.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_folding_history_changes_no_sum_of_whole_days() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         store = InMemoryStore()
-        told = Story(store, 8)
+        told = Scenario(store, 8)
         await told.happen(60)
         before = await lending_report(told.grid, Viewer(0), since_ms=BEGIN_MS, by="")
         while store.summarise(before_ms=told.clock.ms - DAY_MS):
@@ -175,11 +175,11 @@ def test_folding_history_changes_no_sum_of_whole_days() -> None:
         assert await lending_report(told.grid, Viewer(0), since_ms=BEGIN_MS, by="") == before
         await told.grid.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_what_is_held_is_told_in_the_amounts_of_now() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         clock = Clock()
         grid = Grid(InMemoryStore(), clock)
         await grid.start()
@@ -203,11 +203,11 @@ def test_what_is_held_is_told_in_the_amounts_of_now() -> None:
         }
         await grid.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_who_only_waited_had_nothing() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         grid = Grid(InMemoryStore(), Clock())
         await grid.start()
         await grid.handle(NodeDeclared(a_node("ash", cores=4)))
@@ -218,4 +218,4 @@ def test_who_only_waited_had_nothing() -> None:
         assert (found["rows"], found["total"]["leases"]) == ([], 0)
         await grid.stop()
 
-    asyncio.run(story())
+    asyncio.run(scenario())
