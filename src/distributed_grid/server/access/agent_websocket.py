@@ -44,6 +44,7 @@ from distributed_grid.wire import (
 
 MAX_UNSENT_BYTES = 32 * 1024 * 1024
 HELLO_SECONDS = 15.0
+BACKLOG = 64
 log = logging.getLogger(__name__)
 Admit = Callable[[str, Mapping[str, str]], str | None]
 """From the path and headers of a request to the node that may speak here, or None."""
@@ -194,9 +195,6 @@ class AgentWebSocket(asyncio.Protocol):
     def _refuse(self, message: str) -> None:
         self.send(RejectAgent(message[:1000]))
         self.close("refused")
-
-
-BACKLOG = 64
 
 
 class AgentSockets:

@@ -25,6 +25,8 @@ from distributed_grid.errors import Conflict, GridError, NotFound, Refused, Stor
 from distributed_grid.posix.private_files import write_private
 
 PREFIX = "grid_"
+HISTORY_MS = 30 * 86_400_000
+"""How long a token that is of no use any more stays listed."""
 
 
 def new_token_id() -> str:
@@ -58,10 +60,6 @@ def split_token(text: str) -> tuple[str, str]:
         return "", ""
     token_id, _, secret = text.removeprefix(PREFIX).partition("_")
     return token_id, secret
-
-
-HISTORY_MS = 30 * 86_400_000
-"""How long a token that is of no use any more stays listed."""
 
 
 class Forbidden(Refused):

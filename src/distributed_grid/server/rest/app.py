@@ -32,6 +32,10 @@ from distributed_grid.server.rest.responses import JsonResponse, error_response,
 
 ABOUT = "Lends what is idle on your machines, for a while. Field names, once shipped, do not change."
 ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorAnswer, "description": "Why the request failed."}}
+FIRST_REQUEST_SECONDS = 15.0
+SHUTDOWN_SECONDS = 0.5
+MAX_CONCURRENT_REQUESTS = 2000
+AgentEndpoint = Callable[[], asyncio.Protocol]
 
 
 def make_app(
@@ -85,12 +89,6 @@ async def _http(request: Request, error: Exception) -> Response:
 
 async def _bug(request: Request, error: Exception) -> Response:
     return http_error_response(500, "Bug", "the control plane has a bug; see its log")
-
-
-FIRST_REQUEST_SECONDS = 15.0
-SHUTDOWN_SECONDS = 0.5
-MAX_CONCURRENT_REQUESTS = 2000
-AgentEndpoint = Callable[[], asyncio.Protocol]
 
 
 class UvicornServer:

@@ -25,6 +25,7 @@ from distributed_grid.server.services.conversion import RequestConverter
 from distributed_grid.server.services.records import decision_on, ended_job, find_job
 
 OUTPUT_CHUNK_BYTES = 256 * 1024
+FILE_CHUNK_BYTES = 4 * 1024 * 1024
 LOCAL_POLL_SECONDS, MAX_POLL_SECONDS = 0.02, 0.2
 REMOTE_POLL_SECONDS = 0.05
 UNREACHABLE_OUTPUT_SECONDS = 10.0
@@ -114,9 +115,6 @@ async def follow_output(output: OutputStream, current: Callable[[], Awaitable[Jo
 
 def _is_lost(job: Job) -> bool:
     return job.outcome is not None and job.outcome.ending is Ending.LOST
-
-
-FILE_CHUNK_BYTES = 4 * 1024 * 1024
 
 
 class FileSink:

@@ -23,6 +23,8 @@ from distributed_grid.scheduling.placement.placement import strategy_of
 from distributed_grid.scheduling.queue.start_estimate import estimate_start
 
 T = TypeVar("T", Job, Lease)
+EVENTS_PER_PAGE = 500
+MAX_EVENTS = 1_000
 
 
 async def find_job(grid: Grid, name: str) -> Job:
@@ -83,9 +85,6 @@ def _only_match(found: dict[str, T], name: str, what: str, shown: Callable[[T], 
     return next(iter(found.values()))
 
 
-EVENTS_PER_PAGE = 500
-
-
 async def stream_events(grid: Grid, viewer: Viewer, op: ListEvents) -> AsyncGenerator[View, None]:
     """The newest events (or those after a number), and with `follow` what comes, until nobody asks any more."""
     store = grid.store
@@ -133,9 +132,6 @@ def event_view(row: EventRow, viewer: Viewer) -> View:
         "reason": record.get("reason") or None,
         "data": record.get("data") or {},
     }
-
-
-MAX_EVENTS = 1_000
 
 
 class DecisionRecord(Struct, frozen=True):

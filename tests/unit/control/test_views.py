@@ -1,16 +1,17 @@
-"""What is shown of a node: what it has left, how it ranks, and why it keeps what it keeps."""
+"""Views of nodes, offers, leases and jobs."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
-from distributed_grid.control.view_types import AllocationRow, NodeRow, OfferRow
+from distributed_grid.control.view_types import AllocationRow, AttemptRow, BoostRow, JobRow, NodeRow, OfferRow
 from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import NodeDrained
 from distributed_grid.domain.ledger import Ledger
-from tests.support.builders import NOW, Scenario, a_ledger, a_node, a_request, a_usage, caps, thresholds
+from tests.support.builders import NOW, Scenario, a_ledger, a_node, a_request, a_submission, a_usage, caps, thresholds
 
 
 def shown(ledger: Ledger, name: str = "gpu1", now: int = NOW) -> dict[str, Any]:
@@ -59,10 +60,25 @@ def test_a_node_that_is_not_open_has_nothing_free() -> None:
     assert (row["open"], row["keeps"]) == (False, ["not heard from for 20 s"])
 
 
-def test_the_rows_have_the_shapes_that_programs_are_promised() -> None:
+@pytest.mark.parametrize(("most", "kinds"), [(5, ["cpu", "memory", "gpu", "fpga"]), (2, ["cpu", "memory"]), (0, [])])
+def test_a_node_shows_no_more_offers_than_the_config_allows(most: int, kinds: list[str]) -> None:
+    ledger = a_ledger(a_node("gpu1", gpus=1, custom={"fpga": 2}))
+    assert [offer["resource_type"] for offer in Viewer(0, most).offers(ledger)] == kinds
+
+
+def test_the_rows_have_exactly_the_fields_of_their_types() -> None:
     story = Scenario(a_node("gpu1"))
     story.ask(a_request("r1"))
-    viewer = Viewer(0)
-    assert set(NodeRow.__required_keys__) <= set(shown(story.ledger))
-    assert set(OfferRow.__required_keys__) <= set(viewer.offers(story.ledger)[0])
-    assert set(AllocationRow.__required_keys__) <= set(viewer.allocations(story.ledger)[0])
+    story.tell(a_submission(a_request("r2")))
+    viewer, ledger = Viewer(0), story.ledger
+    (job,) = (viewer.job(job) for job in ledger.jobs.values())
+    rows: list[tuple[Any, dict[str, Any]]] = [
+        (NodeRow, shown(ledger)),
+        (OfferRow, viewer.offers(ledger)[0]),
+        (AllocationRow, viewer.allocations(ledger)[0]),
+        (BoostRow, viewer.boost(ledger, ledger.leases["r1"])),
+        (JobRow, job),
+        (AttemptRow, job["attempts"][0]),
+    ]
+    for kind, row in rows:
+        assert set(kind.__required_keys__) == set(row), kind
