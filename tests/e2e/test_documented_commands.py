@@ -37,7 +37,13 @@ NOT_RUN = {
     "grid run-shared -r cpu -a 2 -n gpu2 --workdir . --fetch 'out/**' python train.py\ngrid cluster stop\n": (
         "it needs other machines: tests/lab/hosts/test_cluster.py and tests/lab/hosts/test_faults.py do it in a lab"
     ),
-    "poetry install\npoetry run grid status\n": "tests/e2e/test_poetry.py runs it",
+    "poetry install\npoetry run grid status\n": "tests/e2e/test_installation.py runs it",
+    "./grid --version\n": "tests/e2e/test_fresh_clone.py runs it",
+    "uv tool install .            # or: pipx install .\ngrid status\n": "tests/e2e/test_installation.py runs both",
+    "uv build --wheel             # or: pip wheel --no-deps .\n"
+    "python3 -m venv env && env/bin/pip install dist/distributed_grid-*.whl\nenv/bin/grid status\n": (
+        "tests/e2e/test_installation.py runs it"
+    ),
     **{
         block.read_text(): "tests/e2e/test_seed_001.py runs it"
         for block in (PROJECT / "tests/fixtures/guides").glob("*.txt")
@@ -112,7 +118,7 @@ def _exit_code(line: str) -> int:
     return int(said[1]) if said else 0
 
 
-class Desk:
+class PageReader:
     """A person's clone and home, with one grid for a page."""
 
     def __init__(self, folder: Path) -> None:
@@ -206,11 +212,11 @@ def _pattern(line: str) -> str:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(tmp_path)
-    yield desk
-    if desk.shell.state_dir.exists():
-        desk.shell.close()
+def reader(tmp_path: Path) -> Iterator[PageReader]:
+    reader = PageReader(tmp_path)
+    yield reader
+    if reader.shell.state_dir.exists():
+        reader.shell.close()
 
 
 def to_run(page: Path) -> list[Block]:
@@ -218,9 +224,9 @@ def to_run(page: Path) -> list[Block]:
 
 
 @pytest.mark.parametrize("page", [*filter(to_run, PAGES)], ids=lambda page: str(page.relative_to(PROJECT)))
-def test_what_a_page_tells_to_type_works(page: Path, desk: Desk) -> None:
+def test_what_a_page_tells_to_type_works(page: Path, reader: PageReader) -> None:
     for block in to_run(page):
-        desk.run(block)
+        reader.run(block)
 
 
 def test_no_block_escapes_by_its_language() -> None:
@@ -236,11 +242,11 @@ def test_what_is_not_run_is_there_and_tested_elsewhere() -> None:
             assert (PROJECT / name).is_file()
 
 
-def test_a_page_that_lies_is_found_out(desk: Desk) -> None:
+def test_a_page_that_lies_is_found_out(reader: PageReader) -> None:
     page = PROJECT / "README.md"
     for text, lie in (("$ echo 1\n2\n", "shows"), ("$ false\n", "exit 1"), ("$ true   # exits 3\n", "exit 0")):
         with pytest.raises(AssertionError, match=lie):
-            desk.run(Block(page, 1, "console", text))
+            reader.run(Block(page, 1, "console", text))
     with pytest.raises(AssertionError, match="ZeroDivisionError"):
-        desk.run(Block(page, 1, "python", "1 / 0\n"))
-    desk.run(Block(page, 1, "console", "$ seq 5\n1\n…\n5\n$ false   # exits 1\n$ date +%H:%M:%S\n00:00:00\n"))
+        reader.run(Block(page, 1, "python", "1 / 0\n"))
+    reader.run(Block(page, 1, "console", "$ seq 5\n1\n…\n5\n$ false   # exits 1\n$ date +%H:%M:%S\n00:00:00\n"))

@@ -82,6 +82,21 @@ def test_what_the_page_about_clusters_tells_to_type_works(a_cluster: Starter) ->
             assert said == "gpu2\n"
 
 
+def test_what_the_readme_tells_to_type_about_three_machines_works(a_cluster: Starter) -> None:
+    readme = (PROJECT / "README.md").read_text()
+    block = readme[readme.index("## Three machines") :].split("```text\n")[1].split("```")[0]
+    grid = a_cluster()
+    (grid.cwd / "train.py").write_text(
+        "import pathlib, socket\npathlib.Path('out').mkdir()\n"
+        "pathlib.Path('out/result.txt').write_text(f'trained on {socket.gethostname()}\\n')\n"
+    )
+    typed = re.findall(r"^\$ grid (.*)$", block, re.MULTILINE)
+    assert [line.split()[0] for line in typed] == ["cluster", "status", "run-shared", "cluster"]
+    for line in typed:
+        grid(*shlex.split(line), check=0, timeout=120)
+    assert (grid.cwd / "out/result.txt").read_text() == block.split("$ cat out/result.txt\n")[1].split("$")[0]
+
+
 def test_starting_three_hosts_from_nothing_takes_less_than_fifteen_seconds(a_cluster: Starter) -> None:
     grid = a_cluster()
     grid("daemon", "start", check=0)
