@@ -1,7 +1,7 @@
 """A thousand agents over real WebSockets, a heartbeat every 2 s each: what they cost the control plane.
 
-The agents are simulated in another process: they greet, beat, and answer orders, but run nothing. "To state" is from
-sending a heartbeat until its answer, which the control plane sends after the ledger has taken it in.
+The agents are simulated in another process: they connect, send heartbeats and answer orders, but run nothing. "To
+state" is from sending a heartbeat until its answer, which the control plane sends after the ledger has taken it in.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Boosts: how soon one is durable, what looking at them costs, and a thousand of them at once."""
+"""Boosts: how soon one is durable, what listing them costs, and a thousand of them at once."""
 
 from __future__ import annotations
 
@@ -112,5 +112,5 @@ def _release(state_dir: StateDir, client_config: ClientConfig, names: list[str])
         assert client.call("list_boosts")["boosts"] == []
 
 
-def _median(look: Callable[[], float]) -> float:
-    return statistics.median(look() for _ in range(LOOKS))
+def _median(measurement: Callable[[], float]) -> float:
+    return statistics.median(measurement() for _ in range(LOOKS))

@@ -1,4 +1,4 @@
-"""What a warm command costs, as a multiple of a bare interpreter in the same run."""
+"""Cost of a warm command, as a multiple of a bare interpreter in the same run."""
 
 from __future__ import annotations
 

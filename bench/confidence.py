@@ -1,4 +1,4 @@
-"""How true a confidence is: requests placed on a day of 1,052 real machines, and what became of them.
+"""Calibration of confidence: requests placed on a day of 1,052 real machines, and what became of them.
 
 Every sample is a heartbeat through the reactor, and so is every request. A lease is taken back when the owner comes
 above the mark at which an agent ends borrowed work, at any sample within the term. Half of the machines are those that
@@ -45,7 +45,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class PlacedRequest:
     """One request: what was promised, what came of it, and what was known of the owner."""
 
     promised: float
@@ -63,9 +63,9 @@ def measure() -> list[Line]:
         print(f"confidence: no machines' load at {TRACES / 'planetlab'}, skipped; see GRID_TRACES", file=sys.stderr)
         return [cost]
     machines = _machines(found[0])
-    _tell_fit(_fates(machines[0::2], random.Random(1)))
-    fates = _fates(machines[1::2], random.Random(2))
-    promised, kept = _arrays(fates)
+    _print_fit(_replay(machines[0::2], random.Random(1)))
+    placed = _replay(machines[1::2], random.Random(2))
+    promised, kept = _arrays(placed)
     print(_table(promised, kept), file=sys.stderr)
     constant = float(kept.mean() * (1 - kept.mean()))
     brier = float(((promised - kept) ** 2).mean())
@@ -79,10 +79,10 @@ def measure() -> list[Line]:
     ]
 
 
-def _fates(machines: Trace, dice: random.Random) -> list[Fate]:
+def _replay(machines: Trace, dice: random.Random) -> list[PlacedRequest]:
     """A request at every sample at which a machine lends, of a term drawn from minutes to hours."""
     mark = confidence.cpu_mark(NODE)
-    fates: list[Fate] = []
+    placed: list[PlacedRequest] = []
     for samples in machines:
         ledger = Ledger([NODE])
         for at, outside in enumerate(samples):
@@ -101,20 +101,20 @@ def _fates(machines: Trace, dice: random.Random) -> list[Fate]:
             assert isinstance(answer, LeaseAnswer)
             assert answer.choice is not None
             kept = max(samples[at + 1 : at + 1 + ahead]) <= mark
-            fates.append(_fate(ledger, answer.choice.confidence / 1000, kept, ahead * SAMPLE_MS, mark, now))
-    return fates
+            placed.append(_placed_request(ledger, answer.choice.confidence / 1000, kept, ahead * SAMPLE_MS, mark, now))
+    return placed
 
 
-def _fate(ledger: Ledger, promised: float, kept: bool, term_ms: int, mark: float, now: int) -> Fate:
+def _placed_request(ledger: Ledger, promised: float, kept: bool, term_ms: int, mark: float, now: int) -> PlacedRequest:
     unrest = ledger.observations["m"].volatility
     assert unrest is not None
     trail = unrest.cpu
     watched = HALF_LIFE_MS / math.log(2) * (1 - decay(now - trail.since_ms)) / 3_600_000
-    return Fate(promised, kept, watched, rises_above(trail, mark, now), term_ms / 3_600_000)
+    return PlacedRequest(promised, kept, watched, rises_above(trail, mark, now), term_ms / 3_600_000)
 
 
-def _arrays(fates: list[Fate]) -> tuple[Values, Values]:
-    return np.array([one.promised for one in fates]), np.array([float(one.kept) for one in fates])
+def _arrays(placed: list[PlacedRequest]) -> tuple[Values, Values]:
+    return np.array([one.promised for one in placed]), np.array([float(one.kept) for one in placed])
 
 
 def _bins(promised: Values, kept: Values) -> list[tuple[int, float, float]]:
@@ -132,12 +132,12 @@ def _table(promised: Values, kept: Values) -> str:
     return "\n".join(["  requests  promised  not taken back", *rows])
 
 
-def _tell_fit(fates: list[Fate]) -> None:
+def _print_fit(placed: list[PlacedRequest]) -> None:
     """Say which constants these machines would choose: the likeliest of a grid."""
     watched, risen, term = (
-        np.array([getattr(one, name) for one in fates]) for name in ("watched_h", "risen", "term_h")
+        np.array([getattr(one, name) for one in placed]) for name in ("watched_h", "risen", "term_h")
     )
-    kept = np.array([one.kept for one in fates])
+    kept = np.array([one.kept for one in placed])
     best = (math.inf, 0.0, 0.0)
     for usual, hours in itertools.product(USUAL_GRID, HOURS_GRID):
         likely = ((watched + hours) / (watched + hours + term)) ** (risen + usual * hours)
@@ -145,7 +145,7 @@ def _tell_fit(fates: list[Fate]) -> None:
         best = min(best, (-float(np.where(kept, np.log(likely), np.log(1 - likely)).mean()), usual, hours))
     _, usual, hours = best
     shipped = f"shipped are {confidence.PRIOR_RETURNS_PER_HOUR:g} and {confidence.PRIOR_HOURS:g}"
-    print(f"  chosen by {len(fates):,} requests: {usual:g} returns an hour, {hours:g} h; {shipped}", file=sys.stderr)
+    print(f"  chosen by {len(placed):,} requests: {usual:g} returns an hour, {hours:g} h; {shipped}", file=sys.stderr)
 
 
 def _cost_us() -> float:

@@ -32,7 +32,7 @@ def measure() -> list[Line]:
             status = client.call("get_status")
         taken = time.perf_counter() - began
         assert len(status["allocations"]) == ACTIVE, len(status["allocations"])
-    before, after = _folding()
+    before, after = _rollup_sizes()
     return [
         Line("ready after a start, 10,000 active and 100,000 ended leases", taken, 2, "s", lower_is_better=True),
         Line("grid.db 31 days later, of its size before", after / before, 1, "×", lower_is_better=True),
@@ -47,7 +47,7 @@ def _fill(state_dir: StateDir) -> None:
     records: list[Record] = []
     seq = 0
 
-    def take(event: LeaseAsked | LeaseReleased | NodeDeclared | HeartbeatReceived) -> None:
+    def apply_event(event: LeaseAsked | LeaseReleased | NodeDeclared | HeartbeatReceived) -> None:
         nonlocal seq
         stepped = step(ledger, event, now)
         changes.extend(stepped.changes)
@@ -62,17 +62,17 @@ def _fill(state_dir: StateDir) -> None:
         changes.clear()
         records.clear()
 
-    take(NodeDeclared(Node("big", capacity=Capacity(10**9, 2**50))))
-    take(HeartbeatReceived("big", Usage()))
+    apply_event(NodeDeclared(Node("big", capacity=Capacity(10**9, 2**50))))
+    apply_event(HeartbeatReceived("big", Usage()))
     for i in range(ENDED + ACTIVE):
-        take(LeaseAsked(Request(f"r{i:08x}", "somebody", Amounts(cpu_milli=1000))))
+        apply_event(LeaseAsked(Request(f"r{i:08x}", "somebody", Amounts(cpu_milli=1000))))
         if i < ENDED:
-            take(LeaseReleased(f"r{i:08x}", "somebody"))
+            apply_event(LeaseReleased(f"r{i:08x}", "somebody"))
     flush()
     store.close()
 
 
-def _folding() -> tuple[int, int]:
+def _rollup_sizes() -> tuple[int, int]:
     """The size of a full database, and of the same one when all its history is older than 30 days."""
     with temporary_grid() as (state_dir, _):
         state_dir.create()

@@ -1,4 +1,4 @@
-"""`--dry-run` is the verdict: 5,000 random requests, each first only asked about, then made, on the same state.
+"""Fidelity of `--dry-run`: 5,000 random requests, each first only asked about, then made, on the same state.
 
 Every answer is compared in full (place, claim, reasons, choice, confidence), every refusal by its class and words. A
 dry run must leave ledger and audit trail as they were.
@@ -32,7 +32,7 @@ from distributed_grid.reactor.decision import Answer
 from tests.support import random_cases
 
 REQUESTS = 5_000
-A_STATE = 250
+REQUESTS_PER_STATE = 250
 """So many requests are made of one crowd of nodes; then another comes."""
 
 
@@ -57,10 +57,10 @@ def measure() -> list[Line]:
 async def compare(requests: int, *, seed: int) -> tuple[int, Counter[str]]:
     """Ask, then do, so many times; how often both were the same, and which verdicts there were."""
     dice, same, kinds = Random(seed), 0, Counter[str]()
-    for first in range(0, requests, A_STATE):
-        crowd = Crowd(Random(dice.random()))
+    for first in range(0, requests, REQUESTS_PER_STATE):
+        crowd = RandomEvents(Random(dice.random()))
         await crowd.come()
-        for number in range(min(A_STATE, requests - first)):
+        for number in range(min(REQUESTS_PER_STATE, requests - first)):
             await crowd.live_on()
             event = crowd.next_event(number)
             before = crowd.facts()
@@ -88,7 +88,7 @@ def kind_of(verdict: object) -> str:
     return "displaces" if verdict.choice.displaced else "gang granted" if lease.gang else "granted"
 
 
-class Crowd:
+class RandomEvents:
     """A grid with random nodes, in which something always goes on."""
 
     def __init__(self, dice: Random) -> None:
@@ -121,13 +121,13 @@ class Crowd:
                     HeartbeatReceived(name, Usage(cpu_outside_milli=self.dice.choice((0, 100, 900))))
                 )
         await self.grid.handle(TimePassed())
-        for event in await self.grid.read(self._what_happens):
+        for event in await self.grid.read(self._other_events):
             try:
                 await self.grid.handle(event)
             except Refused:  # another of these has ended it
                 continue
 
-    def _what_happens(self, ledger: Ledger, now: int) -> list[Event]:
+    def _other_events(self, ledger: Ledger, now: int) -> list[Event]:
         found: list[Event] = []
         for job in list(ledger.jobs.values()):
             attempt = job.attempt

@@ -1,4 +1,4 @@
-"""Three who ask very differently, each for more than a third of the grid: how equal their shares are.
+"""Fairness: how equal the shares of three users are who ask very differently, each for more than a third.
 
 Jain's index is 1 where all have the same and 1/n where one has everything. It is taken every hour over what each has
 had of late (half of it forgotten after twelve hours), from the second day on; the table has the lowest of all.
@@ -36,7 +36,7 @@ def indexes(seed: int, hours: int) -> list[float]:
     """The index after each hour."""
     users, found = Users(seed), []
     for hour in range(hours):
-        users.go_on(hour)
+        users.advance(hour)
         shares = Shares(users.traffic.ledger, users.traffic.now)
         found.append(jain([shares.recent(user) for user in USERS]))
     return found
@@ -57,7 +57,7 @@ class Users:
         self._number = 0
         self.traffic = Workload([a_node("n1", cores=32)], SchedulingPolicy(half_life_ms=12 * HOUR_MS), tick_ms=HOUR_MS)
 
-    def go_on(self, hour: int) -> None:
+    def advance(self, hour: int) -> None:
         """An hour more, in which everybody asks as it does."""
         dice, start, ledger = self._dice, hour * HOUR_MS, self.traffic.ledger
         waiting = [ledger.leases[lease_id].request.user for _, _, lease_id in ledger.waiting]

@@ -1,4 +1,4 @@
-"""What an agent costs a machine on which nothing happens: its process and its spawner together, over two minutes."""
+"""Cost of an idle agent: CPU and memory of its process and its spawner together, over two minutes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def measure() -> list[Line]:
             with Client(state_dir, client_config) as client:
                 _until_alive(client)
             time.sleep(5)
-            tree = [agent.pid, *_below(agent.pid)]
+            tree = [agent.pid, *_process_tree(agent.pid)]
             before, began = _cpu_seconds(tree), time.perf_counter()
             time.sleep(SECONDS)
             part = (_cpu_seconds(tree) - before) / (time.perf_counter() - began)
@@ -59,9 +59,9 @@ def _until_alive(client: Client) -> None:
     raise AssertionError("the agent did not come")
 
 
-def _below(pid: int) -> list[int]:
+def _process_tree(pid: int) -> list[int]:
     listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [found for child in map(int, listed) for found in (child, *_below(child))]
+    return [found for child in map(int, listed) for found in (child, *_process_tree(child))]
 
 
 def _cpu_seconds(pids: list[int]) -> float:

@@ -1,4 +1,4 @@
-"""Who lent whom how much: adding up 100,000 leases that ended within a month."""
+"""Lending report: adding up 100,000 leases that ended within a month."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How much work is lost to urgent requests and to owners, by who has to go: ours beside youngest-first.
+"""Work lost to urgent requests and to owners, by the choice of victims: ours beside youngest-first.
 
 Machines of others, kept full (`owner_traces.py` says of what); urgent jobs arrive, owners need memory back. Whoever has
-to go is back in the line and goes on from its last mark. Everything is decided by the real reactor, and for owners by
+to go is back in the queue and goes on from its last mark. Everything is decided by the real reactor, and for owners by
 the agent's own rule, in virtual time; only the order of victims differs. Urgent jobs have to start at the same moments
 in all runs, or nothing is compared. An urgent job whose machine is taken back is done with.
 
@@ -49,7 +49,7 @@ BEAT = 30 * MINUTE
 SEEDS = 10
 WAITING = 3
 """So many jobs wait at any time: the grid is full."""
-PATIENT = SchedulingPolicy(reserve_after_ms=LONG)
+LONG_RESERVATION = SchedulingPolicy(reserve_after_ms=LONG)
 """Who waits gets one place kept at most; that is about the line, and takes most of the time here."""
 FOREVER = 10**12
 DONE = Outcome(Ending.EXITED, exit_code=0)
@@ -58,7 +58,7 @@ Choose = Callable[[Ledger, Request, int], PreemptionPlan | None]
 Evict = Callable[[Sequence[Borrowed], int], Sequence[Borrowed]]
 
 
-class Way(NamedTuple):
+class VictimRule(NamedTuple):
     """Who goes for urgent work, and who for an owner: of those given, the last are the first to go."""
 
     choose: Choose
@@ -83,7 +83,7 @@ class Lost:
 
 def measure() -> list[Line]:
     """The bar is about all that is lost; where that is missed it says so."""
-    lines = [*_lines(BATCH, "urgent jobs and owners of a part"), *_told(WHOLE)]
+    lines = [*_lines(BATCH, "urgent jobs and owners of a part"), *_print_runs(WHOLE)]
     if PODS.exists() and LOADS.exists():
         lines += _lines(PUBLIC, "jobs of openb, owners of PlanetLab")
     else:
@@ -102,7 +102,7 @@ def _lines(trace: Trace, what: str) -> list[Line]:
     ]
 
 
-def _told(trace: Trace) -> list[Line]:
+def _print_runs(trace: Trace) -> list[Line]:
     """No line: where there is no choice, no bar can be set."""
     _ratio(_runs(trace), lambda one: one.to_owners, "to owners")
     return []
@@ -111,9 +111,9 @@ def _told(trace: Trace) -> list[Line]:
 def _runs(trace: Trace) -> list[dict[str, Lost]]:
     """What was lost by each way, seed by seed."""
     ways = {
-        "ours": Way(plan_preemption, cheapest, by_work=True),
-        "youngest": Way(lambda ledger, request, now: plan_preemption(ledger, request, now, cost=_age), _fewest),
-        "youngest until it fits": Way(_youngest_until_it_fits, _until_enough),
+        "ours": VictimRule(plan_preemption, cheapest, by_work=True),
+        "youngest": VictimRule(lambda ledger, request, now: plan_preemption(ledger, request, now, cost=_age), _fewest),
+        "youngest until it fits": VictimRule(_youngest_until_it_fits, _until_enough),
     }
     runs = []
     for seed in range(SEEDS):
@@ -223,7 +223,7 @@ def _youngest_first(lease: Lease) -> tuple[int, int, str]:
 class _Run:
     """One life of the grid under one choice of victims."""
 
-    def __init__(self, trace: Trace, seed: int, way: Way) -> None:
+    def __init__(self, trace: Trace, seed: int, way: VictimRule) -> None:
         self.lost = Lost()
         self._trace = trace
         self._way = way
@@ -236,25 +236,25 @@ class _Run:
         self._since: dict[str, int] = {}  # when it started or marked its last checkpoint
         self._ahead: dict[str, list[ScheduledEvent]] = {}  # its end and its next mark
         self._owners: set[str] = set()
-        step(self._ledger, events.PolicySet(PATIENT), 0)
+        step(self._ledger, events.PolicySet(LONG_RESERVATION), 0)
         for name, at, takes_bytes in trace.owners(seed):
             self._queue.at(at, partial(self._owner, name, takes_bytes))
         for at in range(0, LONG, BEAT):
             self._queue.at(at, self._beat)
         for at, work in trace.urgent(seed):
-            self._queue.at(at, partial(self._comes, work))
+            self._queue.at(at, partial(self._arrive, work))
 
     def all(self) -> Lost:
         """What was lost until the end."""
         while self._queue.run_next(LONG):
             while len(self._ledger.waiting) < WAITING:
-                self._comes(next(self._coming))
+                self._arrive(next(self._coming))
         return self.lost
 
-    def _tell(self, event: events.Event) -> None:
-        self._do(step(self._ledger, event, self._queue.now).changes)
+    def _handle(self, event: events.Event) -> None:
+        self._perform(step(self._ledger, event, self._queue.now).changes)
 
-    def _do(self, changed: Sequence[Row]) -> None:
+    def _perform(self, changed: Sequence[Row]) -> None:
         """The agents do at once what the rows call for."""
         for effect in pending_for(self._ledger, changed):
             if isinstance(effect, StartAttempt):
@@ -266,18 +266,18 @@ class _Run:
 
     def _beat(self) -> None:
         for name in self._trace.nodes:
-            self._hear(name)
+            self._heartbeat(name)
 
-    def _hear(self, name: str) -> None:
+    def _heartbeat(self, name: str) -> None:
         there = name in self._owners
-        self._tell(
+        self._handle(
             events.HeartbeatReceived(name, Usage(), self._queue.now, self._queue.now if there else 0, yields=there)
         )
 
     def _owner(self, name: str, takes_bytes: int) -> None:
         """An owner comes and takes so much memory, or goes (0)."""
         (self._owners.add if takes_bytes else self._owners.discard)(name)
-        self._hear(name)
+        self._heartbeat(name)
         here = [self._ledger.jobs[lease.job] for lease in self._ledger.leases_of(name)]
         for job in [job for job in here if job.request.priority is Priority.URGENT and takes_bytes]:
             self._end(job, DONE)
@@ -299,7 +299,7 @@ class _Run:
             return self._work[uid].cpu_milli * (self._queue.now - self._since[uid])
         return self._queue.now - attempt.started_at_ms
 
-    def _comes(self, work: Work) -> None:
+    def _arrive(self, work: Work) -> None:
         """A job is submitted; an urgent one displaces by our choice where it has to."""
         now, ledger = self._queue.now, self._ledger
         self._work[work.uid], self._left[work.uid] = work, work.takes_ms
@@ -308,14 +308,14 @@ class _Run:
         if work.priority is Priority.URGENT and find_placement(ledger, request) is None:
             way = self._way.choose(ledger, request, now)
         if way is None:
-            self._tell(events.JobSubmitted(work.uid, Command(("true",)), request))
+            self._handle(events.JobSubmitted(work.uid, Command(("true",)), request))
             return
         lease = Lease(f"{work.uid}.1", request, now, job=work.uid)
         job = Job(work.uid, work.uid, Command(("true",)), request, now, lease_id=lease.id)
         leaving, awaits = preempt_victims(ledger, way, lease, now)
         decision, _, _ = grant(ledger, lease, Placement(way.node, way.claim), now, job=job, awaits=awaits)
         ledger.apply(changes := leaving.changes + decision.changes)
-        self._do(changes)
+        self._perform(changes)
 
     # what becomes of a job
 
@@ -329,7 +329,7 @@ class _Run:
         self._ahead[job.uid] = [self._queue.after(self._left[job.uid], partial(self._is_done, job.uid))]
         if work.marks_ms:
             self._ahead[job.uid].append(self._queue.after(work.marks_ms, partial(self._mark, job.uid)))
-        self._tell(events.AttemptStarted(job.uid, attempt.number, attempt.fence, 1))
+        self._handle(events.AttemptStarted(job.uid, attempt.number, attempt.fence, 1))
 
     def _mark(self, uid: str) -> None:
         """What was done until now is not lost any more."""
@@ -338,7 +338,7 @@ class _Run:
         self._left[uid] -= self._queue.now - self._since[uid]
         self._since[uid] = self._queue.now
         self._ahead[uid][1] = self._queue.after(self._work[uid].marks_ms, partial(self._mark, uid))
-        self._tell(events.AttemptMarked(uid, attempt.number, attempt.fence, 0))
+        self._handle(events.AttemptMarked(uid, attempt.number, attempt.fence, 0))
 
     def _is_done(self, uid: str) -> None:
         self._end(self._ledger.jobs[uid], DONE)
@@ -355,4 +355,4 @@ class _Run:
         elif outcome.ending is Ending.RECLAIMED:
             self.lost.to_owners += lost
             self.lost.reclaimed += 1
-        self._tell(events.AttemptEnded(job.uid, attempt.number, attempt.fence, outcome))
+        self._handle(events.AttemptEnded(job.uid, attempt.number, attempt.fence, outcome))

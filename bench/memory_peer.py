@@ -202,9 +202,9 @@ class Ours:
 KINDS: dict[str, Callable[..., Any]] = {"bare": Bare, "redis": Redis, "flight": Flight, "ray": Ray, "ours": Ours}
 
 
-def timed(deed: Callable[[], Any]) -> float:
+def timed(operation: Callable[[], Any]) -> float:
     began = time.perf_counter()
-    deed()
+    operation()
     return time.perf_counter() - began
 
 
@@ -232,7 +232,7 @@ def in_turns(peers: dict[str, Any], rounds: int) -> dict[str, dict[str, Any]]:
             for kind, peer in peers.items():
                 if verb == "write" and kind == "ours":
                     peer.fresh()
-                deed = _deed(verb, kind, peer, data, own)
+                deed = _operation(verb, kind, peer, data, own)
                 if deed is not None:
                     found[kind][verb].append(timed(deed))
                 if verb == "into" and deed is not None:
@@ -244,7 +244,7 @@ def in_turns(peers: dict[str, Any], rounds: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _deed(verb: str, kind: str, peer: Any, data: bytes, own: memoryview) -> Callable[[], Any] | None:
+def _operation(verb: str, kind: str, peer: Any, data: bytes, own: memoryview) -> Callable[[], Any] | None:
     if verb == "write" or (verb == "again" and kind == "ours"):
         return lambda: peer.write(data)
     if verb == "new" and kind == "bare":

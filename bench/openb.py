@@ -1,4 +1,4 @@
-"""A GPU cluster of 1,213 unequal nodes filled with real requests: how much of its GPUs is cut off in the end.
+"""GPU fragmentation: 1,213 unequal nodes filled with real requests, and how much of their GPUs is cut off.
 
 The protocol of FGD (Weng et al., USENIX ATC'23): requests are shuffled, clones of drawn ones are appended up to 130 %
 of the cluster's GPUs; they come one at a time, are tried once and never leave. Measured is what of the GPUs is not lent
@@ -29,7 +29,7 @@ from distributed_grid.reactor import LeaseAnswer, step
 from distributed_grid.simulation.replay.traces import read_asks, read_nodes
 
 SEEDS = range(10)
-MOST_DEMAND = 130
+MAX_DEMAND = 130
 PUBLISHED = {
     "default": (7.14, 4.77),
     "cpu100": (6.74, 4.79),
@@ -123,7 +123,7 @@ def _arrivals(trace: Trace, dice: random.Random) -> list[Amounts]:
     while True:
         clone = dice.choice(trace.asks)
         demand += clone.gpu_milli
-        if 100 * demand > MOST_DEMAND * trace.gpu_milli:
+        if 100 * demand > MAX_DEMAND * trace.gpu_milli:
             return order
         order.append(clone)
 

@@ -1,4 +1,4 @@
-"""How fast a machine is its owner's again when the owner comes back, and what borrowed work still gets beside one."""
+"""Return of an owner: how fast the machine is theirs again, and what borrowed work still gets beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Days of machines that belong to others: who works there, when their owners need how much of them, what is urgent.
+"""Traces of machines with owners: the jobs there, when owners need how much of them, and urgent requests.
 
 Two traces, one made up of round figures and one out of public data, and one more that shows a limit:
 
@@ -114,17 +114,17 @@ def _pods() -> list[Shape]:
     return found
 
 
-def _comes_and_goes(draw: random.Random, least: float = 1 / 8, most: float = 3 / 4) -> Iterator[tuple[int, float]]:
+def _visits(draw: random.Random, low: float = 1 / 8, high: float = 3 / 4) -> Iterator[tuple[int, float]]:
     at = round(draw.expovariate(3 / LONG))
     while at < LONG:
-        yield at, draw.uniform(least, most)
+        yield at, draw.uniform(low, high)
         at += draw.randint(10 * MINUTE, 120 * MINUTE)
         yield at, 0.0
         at += 1 + round(draw.expovariate(3 / LONG))
 
 
-def _takes_all(draw: random.Random) -> Iterator[tuple[int, float]]:
-    return _comes_and_goes(draw, 1.0, 1.0)
+def _visits_needing_all(draw: random.Random) -> Iterator[tuple[int, float]]:
+    return _visits(draw, 1.0, 1.0)
 
 
 def _planetlab(draw: random.Random) -> Iterator[tuple[int, float]]:
@@ -141,6 +141,6 @@ def _loads() -> list[list[float]]:
     return [[float(percent) for percent in row[1:]] for row in list(csv.reader(lines_of(LOADS)))[1:]]
 
 
-BATCH = Trace("batch", 30, 16_000, 64 * GB, _batch, _comes_and_goes)
+BATCH = Trace("batch", 30, 16_000, 64 * GB, _batch, _visits)
 PUBLIC = Trace("public", 10, 96_000, 384 * GB, _pod, _planetlab)
-WHOLE = Trace("whole", 30, 16_000, 64 * GB, _batch, _takes_all)
+WHOLE = Trace("whole", 30, 16_000, 64 * GB, _batch, _visits_needing_all)

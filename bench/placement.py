@@ -1,4 +1,4 @@
-"""What one decision about a place costs, by strategy, over growing numbers of nodes.
+"""Cost of one placement decision, by strategy, over growing numbers of nodes.
 
 A decision is what the reactor does to find a request its place: filter all nodes, score those that fit, choose one and
 work out the exact claim there, with the two that came next (`queue.place_newcomer`, nobody waits). Before each one
@@ -78,11 +78,11 @@ def _run(rows: list[Row], strategy: Strategy) -> tuple[list[float], list[float]]
         place_newcomer(ledger, lease, number)
         wall.append((time.perf_counter_ns() - began) / 1000)
         cpu.append((time.thread_time_ns() - began_cpu) / 1000)
-        _go_on(ledger, request, held)
+        _apply_changes(ledger, request, held)
     return wall[FIRST:], cpu[FIRST:]
 
 
-def _go_on(ledger: Ledger, request: Request, held: list[str]) -> None:
+def _apply_changes(ledger: Ledger, request: Request, held: list[str]) -> None:
     """Grant the request for good where it fits, and take back an older one."""
     with suppress(Refused):
         step(ledger, LeaseAsked(request), 0)

@@ -1,4 +1,4 @@
-"""Whom an urgent request displaces, over growing numbers of nodes that are all full.
+"""Cost of a preemption search, over growing numbers of nodes that are all full.
 
 Every node has 64 cores, 256 GB and no room; jobs of three priorities hold it, some have marked checkpoints. Three kinds
 of nodes: `sized` with the sizes that people ask for (powers of two), `odd` with sizes of any number, `gpus` with eight

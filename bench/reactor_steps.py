@@ -1,4 +1,4 @@
-"""decide + apply alone: grant and release pairs a second, over growing numbers of nodes."""
+"""Reactor steps, decide and apply alone: grant and release pairs a second, over growing numbers of nodes."""
 
 from __future__ import annotations
 

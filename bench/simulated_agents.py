@@ -1,4 +1,4 @@
-"""Many agents in one process, each with its own WebSocket; answers questions about what it saw on its input."""
+"""Simulated agents: many in one process, each with its own WebSocket; questions about them come on stdin."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BEAT_SECONDS = wire.HEARTBEAT_MS / 1000
 CAPACITY = Capacity(4000, 16 * 1024**3)
 
 
-class Simulated:
+class SimulatedAgents:
     """All agents, and what they measured."""
 
     def __init__(self, links: Path, count: int) -> None:
@@ -94,4 +94,4 @@ class Simulated:
 
 
 if __name__ == "__main__":
-    asyncio.run(Simulated(Path(sys.argv[1]), int(sys.argv[2])).run())
+    asyncio.run(SimulatedAgents(Path(sys.argv[1]), int(sys.argv[2])).run())

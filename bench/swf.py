@@ -1,9 +1,9 @@
-"""Two years of a parallel computer (SDSC SP2, 59,715 jobs on 128 processors): how long its users would have waited.
+"""Waiting times over two years of a parallel computer (SDSC SP2, 59,715 jobs on 128 processors).
 
 Every job goes through the reactor as it does in the control plane, on one node of 128 cores and in virtual time. A
 job's term is what its user estimated. With estimates nobody knows more than that; with predictions the grid also goes
 by how long the user's last two jobs took. Published is EASY: first come first served, and who is over before the first
-of the line could start, by its estimate, may pass.
+of the queue could start, by its estimate, may pass.
 
 As is usual for this trace, what has no run time or no processors is left out, and an estimate that was too short counts
 as the run time. Bounded slowdown is (wait + run) / max(run, 10 s), at least 1.
@@ -41,7 +41,7 @@ SHORT_S = 10
 TRUE = Command(("true",))
 
 
-class Asked(NamedTuple):
+class SwfJob(NamedTuple):
     """A job of the trace: when it was asked for, in seconds, how large and long it was, and what its user thought."""
 
     at_s: int
@@ -90,31 +90,31 @@ def measure() -> list[Line]:
 class LeasesAlone:
     """Everybody asks for a lease with a term and gives it back: nobody can learn from that."""
 
-    def ask(self, job: Asked) -> Event:
+    def ask(self, job: SwfJob) -> Event:
         return LeaseAsked(job.request)
 
-    def end(self, job: Asked, lease: Lease) -> Event:
+    def end(self, job: SwfJob, lease: Lease) -> Event:
         return LeaseReleased(lease.id, job.user)
 
 
 class Jobs:
     """Everybody submits a job, as `grid run-shared` does; its lease has the estimate as its term."""
 
-    def ask(self, job: Asked) -> Event:
+    def ask(self, job: SwfJob) -> Event:
         return JobSubmitted(f"j{job.number}", TRUE, job.request)
 
-    def end(self, job: Asked, lease: Lease) -> Event:
+    def end(self, job: SwfJob, lease: Lease) -> Event:
         outcome = Outcome(Ending.EXITED, exit_code=0, wall_ms=1000 * job.run_s)
         return AttemptEnded(job.request.id, 1, lease.fence, outcome, pid=1)
 
 
-def replay(jobs: list[Asked], way: LeasesAlone | Jobs) -> Waits:
+def replay(jobs: list[SwfJob], way: LeasesAlone | Jobs) -> Waits:
     """Let every job be asked for at its time, and end when it has run for as long as it did."""
     node = Node("sp2", capacity=Capacity(1000 * PROCESSORS, 2**40), offer_ms=MAX_DURATION_MS)
     ledger = Ledger([node])
     step(ledger, HeartbeatReceived("sp2", Usage()), 0)
     by_id = {job.request.id: job for job in jobs}
-    ends: list[tuple[int, int, Asked, Lease]] = []
+    ends: list[tuple[int, int, SwfJob, Lease]] = []
     started: dict[int, int] = {}
     ahead = iter(jobs)
     job = next(ahead, None)
@@ -137,16 +137,16 @@ def replay(jobs: list[Asked], way: LeasesAlone | Jobs) -> Waits:
     return _waits(jobs, started)
 
 
-def _waits(jobs: list[Asked], started: dict[int, int]) -> Waits:
+def _waits(jobs: list[SwfJob], started: dict[int, int]) -> Waits:
     waits = [started[job.number] - job.at_s for job in jobs]
     slowdowns = [max(1.0, (wait + job.run_s) / max(job.run_s, SHORT_S)) for job, wait in zip(jobs, waits, strict=True)]
     return Waits(sum(waits) / len(jobs) / 60, sum(slowdowns) / len(jobs), max(waits) / 3600)
 
 
-def _jobs(file: Path) -> list[Asked]:
+def _jobs(file: Path) -> list[SwfJob]:
     """The jobs of a trace in the standard workload format, in the order they were asked for."""
     return [
-        Asked(
+        SwfJob(
             one.at_ms // 1000,
             int(one.request.id.removeprefix("job")),
             one.run_ms // 1000,

@@ -1,4 +1,4 @@
-"""One line a measurement: what, how much, the bar, and how far from it."""
+"""Table of results, one line a measurement: what, how much, the bar, and the ratio to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the public workloads are, and how their files are opened."""
+"""Files of the public workload traces."""
 
 from __future__ import annotations
 
