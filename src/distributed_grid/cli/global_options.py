@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
 from distributed_grid.client.client import Client
-from distributed_grid.client.conversation import ClientConfig
+from distributed_grid.client.conversation import ClientConfig, Part, ReconnectBackoff
+from distributed_grid.errors import Unreachable
 from distributed_grid.state_dir import StateDir
 
 DEFAULT_CONFIG = os.path.join("config", "my-cluster-enhanced.yaml")
@@ -48,6 +50,23 @@ class CliSession:
                     show(message["node_id"], message["step"])
                 last = message
         return last
+
+    def follow(
+        self, op: str, arguments: Callable[[], dict[str, Any]], *, reconnect: bool = True
+    ) -> Iterator[tuple[bytes, Part]]:
+        """A stream that goes on with the next control plane where one goes away: `arguments` say from where."""
+        backoff = ReconnectBackoff()
+        while True:
+            try:
+                with self.client() as client:
+                    for kind, part in client.stream(op, **arguments()):
+                        backoff.reset()
+                        yield kind, part
+                return
+            except Unreachable as loss:
+                if not reconnect:
+                    raise
+                time.sleep(backoff.delay_after(loss))
 
     def running_client(self) -> Client:
         """A client of the control plane that runs, whatever config it has."""

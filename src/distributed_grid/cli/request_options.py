@@ -6,20 +6,38 @@ import math
 import time
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from distributed_grid.errors import BadInput
 
-F = TypeVar("F", bound=Callable[..., Any])
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 PRIORITIES = ("low", "normal", "medium", "high", "critical", "urgent")
 STRATEGIES = (
     "load_balanced", "local_first", "best_fit", "spread", "performance_optimized", "cost_optimized",
     "node_specific", "fragmentation_aware",
 )  # fmt: skip
 
-_PLACEMENT_OPTIONS = (
+
+def _all_of(*options: Decorator) -> Decorator:
+    """One decorator that adds several options, in this order."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def wait_option(default: float, text: str) -> Decorator:
+    """The option `--wait SECONDS`."""
+    kind = click.FloatRange(min=0)
+    return click.option("-w", "--wait", type=kind, default=default, show_default=True, metavar="SECONDS", help=text)
+
+
+placement_options = _all_of(
     click.option(
         "--strategy",
         type=click.Choice(STRATEGIES, case_sensitive=False),
@@ -41,7 +59,8 @@ _PLACEMENT_OPTIONS = (
         "--deadline", metavar="TIME", help="When it must be over: +SECONDS, or a time such as 2026-05-01T18:00."
     ),
 )
-_LENDING_OPTIONS = (
+"""Where a request may be placed; `placement_fields` reads them."""
+lending_options = _all_of(
     click.option(
         "--priority",
         type=click.Choice(PRIORITIES, case_sensitive=False),
@@ -58,18 +77,11 @@ _LENDING_OPTIONS = (
         help="When it ends by itself.",
     ),
     click.option("--source", metavar="NODE", default="", help="The node that has to lend it; nobody else does."),
-    click.option(
-        "-w",
-        "--wait",
-        type=click.FloatRange(min=0),
-        default=0.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="How long to wait in the queue where nobody can lend it now.",
-    ),
+    wait_option(0.0, "How long to wait in the queue where nobody can lend it now."),
     click.option("--dry-run", is_flag=True, help="Say what would happen, and do nothing."),
 )
-_JOB_OPTIONS = (
+"""A request that one node makes to the others."""
+job_options = _all_of(
     click.option("-j", "--job-id", default="", help="A name of your own for the job."),
     click.option("-d", "--detach", is_flag=True, help="Do not wait: print the job's id and return."),
     click.option(
@@ -85,27 +97,7 @@ _JOB_OPTIONS = (
     ),
     click.option("--fetch", multiple=True, metavar="GLOB", help="Bring these files back afterwards, such as 'out/**'."),
 )
-
-
-def placement_options(command: F) -> F:
-    """Add the options that say where a request may be placed; `placement_fields` reads them."""
-    return _with_options(command, _PLACEMENT_OPTIONS)
-
-
-def lending_options(command: F) -> F:
-    """Add the options of a request that one node makes to the others."""
-    return _with_options(command, _LENDING_OPTIONS)
-
-
-def job_options(command: F) -> F:
-    """Add the options of a command that runs as a job."""
-    return _with_options(command, _JOB_OPTIONS)
-
-
-def _with_options(command: F, options: tuple[Callable[[F], F], ...]) -> F:
-    for option in reversed(options):
-        command = option(command)
-    return command
+"""A command that runs as a job."""
 
 
 def placement_fields(options: dict[str, Any]) -> dict[str, Any]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import click
 
 from distributed_grid.cli.global_options import CliSession, GridCommand
 from distributed_grid.cli.output import format_time, printable
-from distributed_grid.client.conversation import ReconnectBackoff
-from distributed_grid.errors import Unreachable
 
 
 @click.command(cls=GridCommand)
@@ -29,21 +26,11 @@ def events(
     With --json, one event a line.
     """
     options: dict[str, Any] = {"follow": follow, "limit": limit, "subject": subject, "types": types, "after": after}
-    backoff = ReconnectBackoff()
-    while True:
-        try:
-            with session.client() as client:
-                for _, event in client.stream("list_events", **options):
-                    backoff.reset()
-                    assert isinstance(event, dict)
-                    if "seq" in event:
-                        click.echo(json.dumps(event) if session.json else _line(event))
-                        options["after"] = event["seq"]
-            return
-        except Unreachable as loss:  # the control plane went away: the next one has the rest
-            if not follow:
-                raise
-            time.sleep(backoff.delay_after(loss))
+    for _, event in session.follow("list_events", lambda: options, reconnect=follow):
+        assert isinstance(event, dict)
+        if "seq" in event:
+            click.echo(json.dumps(event) if session.json else _line(event))
+            options["after"] = event["seq"]
 
 
 def _line(event: dict[str, Any]) -> str:

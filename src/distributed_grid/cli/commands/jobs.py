@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from distributed_grid.api.framing import JSON, STDERR, STDOUT
+from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.cli.commands.run import fetch_files
 from distributed_grid.cli.global_options import CliSession, GridGroup
 from distributed_grid.cli.output import (
@@ -19,8 +19,6 @@ from distributed_grid.cli.output import (
     table,
     write_output,
 )
-from distributed_grid.client.conversation import ReconnectBackoff
-from distributed_grid.errors import Unreachable
 
 
 @click.group(cls=GridGroup)
@@ -96,22 +94,15 @@ def _lines(job: dict[str, Any]) -> list[str]:
 def logs(session: CliSession, job_id: str, follow: bool, tail: int | None) -> None:
     """The output of a job: its stdout on stdout, its stderr on stderr."""
     seen = {STDOUT: 0, STDERR: 0}
-    backoff = ReconnectBackoff()
-    while True:
+
+    def position() -> dict[str, Any]:
         place = {"stdout_seen": seen[STDOUT], "stderr_seen": seen[STDERR]}
-        try:
-            with session.client() as client:
-                for kind, part in client.stream("read_logs", job_id=job_id, follow=follow, tail_bytes=tail, **place):
-                    backoff.reset()
-                    if kind != JSON:
-                        assert isinstance(part, bytes)
-                        seen[kind] += len(part)
-                        write_output(kind, part)
-            return
-        except Unreachable as loss:  # the control plane went away: the next one knows the job
-            if not follow or tail is not None:
-                raise
-            time.sleep(backoff.delay_after(loss))
+        return {"job_id": job_id, "follow": follow, "tail_bytes": tail, **place}
+
+    for kind, part in session.follow("read_logs", position, reconnect=follow and tail is None):
+        if isinstance(part, bytes):
+            seen[kind] += len(part)
+            write_output(kind, part)
 
 
 @jobs.command()

@@ -10,7 +10,7 @@ from distributed_grid.cli.commands.boost import BY_GRID_ALONE, lent_text, reques
 from distributed_grid.cli.commands.status import allocations_table, offers_table
 from distributed_grid.cli.global_options import CliSession, GridGroup
 from distributed_grid.cli.output import print_answer, printable
-from distributed_grid.cli.request_options import lending_options
+from distributed_grid.cli.request_options import lending_options, wait_option
 
 OFF = "Resource sharing not enabled: set resource_sharing.enabled to true in the config"
 MAX_NODES = 5
@@ -82,15 +82,7 @@ def release(session: CliSession, allocation_id: str) -> None:
 @resource_sharing.command()
 @click.option("--node", required=True, metavar="NODE", help="The node whose owner wants it back.")
 @click.option("--off", is_flag=True, help="End it: the node lends again.")
-@click.option(
-    "-w",
-    "--wait",
-    type=click.FloatRange(min=0),
-    default=300.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait until everything was given back.",
-)
+@wait_option(300.0, "How long to wait until everything was given back.")
 @click.pass_obj
 def cooldown(session: CliSession, node: str, off: bool, wait: float) -> None:
     """Give a node's owner everything back, and lend nothing of it until --off, not even after a restart.

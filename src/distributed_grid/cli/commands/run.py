@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import signal
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -14,14 +13,13 @@ from typing import Any
 
 import click
 
-from distributed_grid.api.framing import JSON, STDERR, STDOUT
+from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.cli.global_options import CliSession, GridCommand
 from distributed_grid.cli.output import format_amount, print_answer, printable, write_output
-from distributed_grid.cli.request_options import job_options, placement_fields, placement_options
+from distributed_grid.cli.request_options import job_options, placement_fields, placement_options, wait_option
 from distributed_grid.client.client import Client
-from distributed_grid.client.conversation import ReconnectBackoff
 from distributed_grid.client.job_payload import NONE, FileDownload, caller_environment, require_utf8, upload_workdir
-from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
+from distributed_grid.errors import BadInput, GridError, TimedOut
 
 
 @click.command(cls=GridCommand, context_settings={"allow_interspersed_args": False})
@@ -30,14 +28,7 @@ from distributed_grid.errors import BadInput, GridError, TimedOut, Unreachable
 @click.option("-p", "--priority", default="medium", show_default=True, help="low, medium, high or urgent.")
 @click.option("-n", "--node", multiple=True, help="Preferred node; may be given several times.")
 @placement_options
-@click.option(
-    "-w",
-    "--wait",
-    type=click.FloatRange(min=0),
-    default=300.0,
-    show_default=True,
-    help="Seconds to wait for resources; 0 refuses at once.",
-)
+@wait_option(300.0, "How long to wait for resources; 0 refuses at once.")
 @job_options
 @click.option("--timeout", type=click.FloatRange(min=0), default=0.0, help="Stop the job after this many seconds.")
 @click.option(
@@ -220,7 +211,6 @@ class JobFollower:
         self._seen = {STDOUT: 0, STDERR: 0}
         self._cancelled = False
         self._output_closed = False
-        self._backoff = ReconnectBackoff()
 
     def run(self) -> int:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -245,8 +235,6 @@ class JobFollower:
             except BrokenPipeError:
                 self._output_closed = True
                 self._cancel()
-            except Unreachable as loss:  # the control plane went away: the next one knows the job
-                time.sleep(self._backoff.delay_after(loss))
 
     def _on_signal(self, number: int, stack: FrameType | None) -> None:
         raise _Interrupted
@@ -256,18 +244,16 @@ class JobFollower:
         self._session.call("cancel_job", job_id=self._uid)
 
     def _stream_output(self) -> int:
-        with self._session.client() as client:
-            seen = {"stdout_seen": self._seen[STDOUT], "stderr_seen": self._seen[STDERR]}
-            for kind, part in client.stream("read_logs", job_id=self._uid, follow=True, **seen):
-                self._backoff.reset()
-                if kind == JSON:
-                    assert isinstance(part, dict)
-                    if part.get("done"):
-                        return self._finish(part["job"])
-                else:
-                    assert isinstance(part, bytes)
-                    self._show(kind, part)
-        raise Unreachable("the stream ended early")
+        for kind, part in self._session.follow("read_logs", self._position):
+            if isinstance(part, bytes):
+                self._show(kind, part)
+            elif part.get("done"):
+                return self._finish(part["job"])
+        raise AssertionError("a stream ends with its last message")
+
+    def _position(self) -> dict[str, Any]:
+        seen = {"stdout_seen": self._seen[STDOUT], "stderr_seen": self._seen[STDERR]}
+        return {"job_id": self._uid, "follow": True, **seen}
 
     def _show(self, kind: bytes, chunk: bytes) -> None:
         self._seen[kind] += len(chunk)
