@@ -32,6 +32,8 @@ ExitKind = Literal[
     "never_started",
 ]
 
+STOP_KINDS = frozenset(get_args(ExitKind)) - {"exited", "signalled", "never_started"}
+
 
 class AttemptSpec(msgspec.Struct, frozen=True):
     """Everything needed to run one attempt."""

@@ -22,6 +22,7 @@ import msgspec
 
 from distributed_grid.agent.execution import cpu_control
 from distributed_grid.agent.execution.attempt import (
+    STOP_KINDS,
     AttemptExit,
     AttemptLaunch,
     AttemptSpec,
@@ -44,9 +45,6 @@ from distributed_grid.agent.limits import process_tree
 from distributed_grid.errors import BadInput, StaleFence
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 
-STOP_KINDS = frozenset(
-    ("cancelled", "preempted", "reclaimed", "over_limit", "timed_out", "hold_expired", "expired", "lost")
-)
 LOCK_TIMEOUT_S = 10.0
 MAX_SENDS = 5  # to a spawner that dies each time
 

@@ -104,7 +104,7 @@ class CheckpointMarks:
         self._root = root
         self._now_ms = now_ms
         self._marks: dict[str, CheckpointMark] = {}
-        self._reported: dict[str, tuple[int, int]] = {}  # by attempt: which mark, and when
+        self._reported_ms: dict[str, int] = {}
         self._confirmed: dict[str, int] = {}
         self._in_flight: dict[int, dict[str, int]] = {}  # by heartbeat
 
@@ -122,11 +122,10 @@ class CheckpointMarks:
         seen, now = self._marks, self._now_ms()
         found = []
         for attempt_id, mark in seen.items():
-            _, reported_ms = self._reported.get(attempt_id, (0, -REPORT_EVERY_MS))
-            is_news = self._confirmed.get(attempt_id) != mark.at_ns and now - reported_ms >= REPORT_EVERY_MS
-            if mark.node == node and is_news:
+            is_due = now - self._reported_ms.get(attempt_id, -REPORT_EVERY_MS) >= REPORT_EVERY_MS
+            if mark.node == node and is_due and self._confirmed.get(attempt_id) != mark.at_ns:
                 found.append(CheckpointAge(attempt_id, mark.fence, _age_ms(mark.at_ns)))
-                self._reported[attempt_id] = (mark.at_ns, now)
+                self._reported_ms[attempt_id] = now
                 self._in_flight.setdefault(beat, {})[attempt_id] = mark.at_ns
         self._forget_others(seen)
         return tuple(found)
@@ -140,7 +139,7 @@ class CheckpointMarks:
 
     def report_again(self) -> None:
         """There is a new link: what was reported on the last one may not have come through."""
-        self._reported.clear()
+        self._reported_ms.clear()
         self._confirmed.clear()
         self._in_flight.clear()
 
@@ -162,7 +161,7 @@ class CheckpointMarks:
 
     def _forget_others(self, seen: dict[str, CheckpointMark]) -> None:
         """Keep nothing about attempts that are not there any more."""
-        for table in (self._reported, self._confirmed):
+        for table in (self._reported_ms, self._confirmed):
             for attempt_id in [one for one in table if one not in seen]:
                 del table[attempt_id]
 
