@@ -120,7 +120,7 @@ class Agent:
         self._send_heartbeats()
         if self._memory is not None:
             await self._memory.start()
-            self._memory.tell_again()
+            self._memory.report_served()
         watching = self.guard.watch(AsyncioTasks().sleep)
         self._tasks = [asyncio.create_task(work) for work in (self._obey(), self._beat(), self._sweep(), watching)]
 
@@ -150,8 +150,8 @@ class Agent:
         self._beat_seconds = max(welcome.heartbeat_ms, 100) / 1000
         self.guard.rules = welcome.owner
         if self._memory is not None:
-            self._memory.rules = welcome.owner
-            self._memory.tell_again()
+            self._memory.set_owner_rules(welcome.owner)
+            self._memory.report_served()
         self._outbox.resend()
         self._marks.report_again()
         self._send_heartbeats()
@@ -162,7 +162,7 @@ class Agent:
         if self._workdirs is not None:
             self._workdirs.unlinked()
         if self._memory is not None:
-            self._memory.unlinked()
+            self._memory.link_lost()
 
     def send(self, message: ToAgent) -> None:
         if isinstance(message, FetchedChunk):
@@ -176,7 +176,7 @@ class Agent:
                 self._orders.renew_hold(message.beat + message.hold_ms)
         elif isinstance(message, MemoryOrder | MemoryReply):
             if self._memory is not None:
-                self._memory.order(message)
+                self._memory.receive(message)
         elif isinstance(message, AcknowledgeReport):
             self._orders.acknowledged(message.seq)
         else:
@@ -258,7 +258,7 @@ class HostedAttempts:
     def hold(self, until_boot_ms: int) -> None:
         self._host.extend_hold(until_boot_ms)
         if self._memory is not None:
-            self._memory.hold(until_boot_ms)
+            self._memory.extend_hold(until_boot_ms)
 
     def needs_files(self, order: StartAttemptOrder) -> bool:
         return self._workdirs is not None and bool(order.command.workdir) and not self._host.knows(order.lease_id)
@@ -294,10 +294,12 @@ class HostedAttempts:
         )
 
     def _own_environment(self, env: dict[str, str], given: tuple[str, ...]) -> dict[str, str]:
-        """What a job finds here; a Python that knows the memory pool, and where to ask about it, among it."""
+        """The environment of a job, with a Python that has the memory pool and the socket for its queries."""
         made = node_environment(env, given)
-        desk = self._memory.desk if self._memory is not None else None
-        return made if desk is None else {**made, "GRID_MEMORY_SOCKET": str(desk.path), "GRID_PYTHON": sys.executable}
+        proxy = self._memory.proxy if self._memory is not None else None
+        if proxy is None:
+            return made
+        return {**made, "GRID_MEMORY_SOCKET": str(proxy.path), "GRID_PYTHON": sys.executable}
 
 
 class AsyncioTasks:

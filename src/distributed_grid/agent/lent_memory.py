@@ -1,8 +1,8 @@
-"""The memory that a node lends: its memory server kept, orders about copies passed on, the owner's need told.
+"""Memory that a node lends: the memory server supervised, orders about copies carried out, the owner's need reported.
 
-Rule 1. Nothing of a copy is given up here for the owner's sake: the control plane is told how much is needed, and moves
-        copies away whole. Only when a hold has run out does the memory server let go of everything by itself.
-Rule 2. The memory server is one for all nodes of an agent.
+No copy is given up here for the owner's sake: the control plane is told how much is needed, and moves whole copies
+away. Only when a hold has expired does the memory server free everything by itself. All nodes of an agent share one
+memory server.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from distributed_grid.wire import (
     ServeMemoryOrder,
 )
 
-DESK = "query.sock"
-LOOK_SECONDS = 0.5
-TELL_EVERY = 4
-"""A need that lasts is told again after so many looks."""
-KEPT_MILLI = 150
-"""So much of the memory is free at any time, or less where the rules ask for less."""
+QUERY_SOCKET = "query.sock"
+POLL_SECONDS = 0.5
+REPORT_EVERY = 4
+"""A need that lasts is reported again after so many polls."""
+MIN_FREE_MILLI = 150
+"""So much of the memory is kept free, or less where the owner's rules ask for less."""
 RELIEF_MILLI = 1200
-"""As much more than what must be free is made free, so that the next byte does not bring the need back."""
+"""So much of the minimum is made free when it is undercut, so that the next byte does not bring the need back."""
 log = logging.getLogger(__name__)
 
 
 class LentMemory:
-    """Keeps the memory server of a machine and watches for its owner; `tell` is where its reports go.
+    """Runs the memory server of a machine and watches the need of its owner; `send` is where its reports go.
 
-    Where the control plane is on another machine (`has_desk`), programs of this one ask their questions here.
+    Where the control plane is on another machine (`has_proxy`), programs of this one send their queries here.
     """
 
     def __init__(
@@ -59,78 +59,82 @@ class LentMemory:
         nodes: Iterable[str],
         meter: UsageMeter,
         host: AttemptHost,
-        tell: Callable[[MemoryReport | MemoryQuery], None],
+        send: Callable[[MemoryReport | MemoryQuery], None],
         *,
         addresses: Callable[[], Iterable[str]] = tuple,
-        has_desk: bool = True,
+        has_proxy: bool = True,
     ) -> None:
         self._nodes = tuple(nodes)
         self._meter = meter
         self._host = host
-        self._tell = tell
+        self._send = send
         self._addresses = addresses
-        self._supervisor = ServerSupervisor(folder, report=self._heard)
-        self.desk = MemoryQueryProxy(folder / DESK, tell) if has_desk else None
+        self._supervisor = ServerSupervisor(folder, report=self._report)
+        self.proxy = MemoryQueryProxy(folder / QUERY_SOCKET, send) if has_proxy else None
         self._orders: asyncio.Queue[MemoryOrder] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
-        self.rules: OwnerRules | None = None
+        self._rules: OwnerRules | None = None
 
     async def start(self) -> None:
         """Find the memory server that outlived the last agent, if there is one; it is started when it is needed."""
         await self._supervisor.start()
         self._meter.count_lent_memory(self._supervisor.measure_bytes)
-        if self.desk is not None:
-            await self.desk.start()
-        self._tasks = [asyncio.create_task(work) for work in (self._obey(), self._watch())]
+        if self.proxy is not None:
+            await self.proxy.start()
+        self._tasks = [asyncio.create_task(work) for work in (self._process_orders(), self._watch_owner())]
 
     async def stop(self) -> None:
-        """Stop watching; a memory server that holds something goes on. Safe to call twice."""
+        """Stop; a memory server that holds something goes on. Safe to call twice."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        if self.desk is not None:
-            await self.desk.stop()
+        if self.proxy is not None:
+            await self.proxy.stop()
         await self._supervisor.stop()
 
-    def order(self, order: MemoryOrder | MemoryReply) -> None:
-        """Take an order in; they are carried out one after the other. Answers go to the program that asked."""
+    def receive(self, order: MemoryOrder | MemoryReply) -> None:
+        """Queue an order; they are carried out one after the other. Replies go to the program that asked."""
         if not isinstance(order, MemoryReply):
             self._orders.put_nowait(order)
-        elif self.desk is not None:
-            self.desk.answered(order)
+        elif self.proxy is not None:
+            self.proxy.deliver(order)
 
-    def unlinked(self) -> None:
-        """The link is gone."""
-        if self.desk is not None:
-            self.desk.unlinked()
+    def link_lost(self) -> None:
+        """The link to the control plane is gone: fail the queries that wait for a reply."""
+        if self.proxy is not None:
+            self.proxy.fail_pending()
 
-    def tell_again(self) -> None:
-        """A new link is there: say how the memory can be used."""
+    def set_owner_rules(self, rules: OwnerRules | None) -> None:
+        """What the owner is entitled to, from now on."""
+        self._rules = rules
+
+    def report_served(self) -> None:
+        """Report how the memory can be used, as for a new link."""
         for node in self._nodes:
             served = self._supervisor.served(node)
             if served is not None:
-                self._tell(served)
+                self._send(served)
 
-    def hold(self, until_boot_ms: int) -> None:
-        """Let everything be kept until then; 0 is without end."""
+    def extend_hold(self, until_boot_ms: int) -> None:
+        """Hold everything until then; 0 is without end."""
         self._supervisor.extend_hold(until_boot_ms)
 
     @property
     def resident_bytes(self) -> int:
-        """How much memory the copies here use."""
+        """How much memory the copies use."""
         return self._supervisor.resident_bytes
 
     # ------------------------------------------------------------------ orders
 
-    def _heard(self, report: MemoryServedReport | MemoryFailedReport | CopyMadeReport | CopiesFreedReport) -> None:
+    def _report(self, report: MemoryServedReport | MemoryFailedReport | CopyMadeReport | CopiesFreedReport) -> None:
         if isinstance(report, MemoryServedReport):
             for node in self._nodes:
-                self._tell(replace(report, node=node))
+                self._send(replace(report, node=node))
         else:
-            self._tell(report)
+            self._send(report)
 
-    async def _obey(self) -> None:
+    async def _process_orders(self) -> None:
         while True:
             order = await self._orders.get()
             try:
@@ -138,14 +142,14 @@ class LentMemory:
             except Exception as failure:  # the outermost loop: the next order may well succeed
                 log.warning("a memory order failed", exc_info=failure)
                 if isinstance(order, ServeMemoryOrder):
-                    self._tell(MemoryFailedReport(order.node, str(failure) or type(failure).__name__))
+                    self._send(MemoryFailedReport(order.node, str(failure) or type(failure).__name__))
 
     async def _carry_out(self, order: MemoryOrder) -> None:
         if isinstance(order, ServeMemoryOrder):
             host = await asyncio.to_thread(own_address, [*self._addresses(), order.host])
             served = self._supervisor.served(order.node)
             if served is not None and _is_as_ordered(served.endpoint, host, order):
-                self._heard(served)
+                self._report(served)
             else:
                 await self._supervisor.serve(replace(order, host=host))
         elif isinstance(order, MakeCopyOrder):
@@ -155,37 +159,37 @@ class LentMemory:
 
     # ------------------------------------------------------------------ the owner
 
-    async def _watch(self) -> None:
-        """Tell what the owner needs when two looks in a row show it, and again while it lasts."""
-        looks = 0
+    async def _watch_owner(self) -> None:
+        """Report what the owner needs when two polls in a row show it, and again while it lasts."""
+        polls = 0
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            wanted = self._wanted()
-            looks = looks + 1 if wanted else 0
-            if looks % TELL_EVERY == 2:
-                log.info("the owner needs %d bytes of what blocks hold", wanted)
-                self._tell(MemoryReclaimReport(self._nodes[0], wanted))
+            await asyncio.sleep(POLL_SECONDS)
+            needed = self._needed_bytes()
+            polls = polls + 1 if needed else 0
+            if polls % REPORT_EVERY == 2:
+                log.info("the owner needs %d bytes of what blocks hold", needed)
+                self._send(MemoryReclaimReport(self._nodes[0], needed))
 
-    def _wanted(self) -> int:
-        if self.rules is None or not self.resident_bytes:
+    def _needed_bytes(self) -> int:
+        if self._rules is None or not self.resident_bytes:
             return 0
         total, used, outside = self._meter.memory(self._host.usage())
-        return min(wanted_back(self.rules, total=total, used=used, outside=outside), self.resident_bytes)
+        return min(bytes_to_reclaim(self._rules, total=total, used=used, outside=outside), self.resident_bytes)
 
 
 def _is_as_ordered(endpoint: Endpoint, host: str, order: ServeMemoryOrder) -> bool:
-    """Whether what is served is what is wanted; another certificate is as good as the one it has."""
+    """Whether what is served is what was ordered; another certificate is as good as the one it has."""
     return endpoint.host == host and bool(endpoint.fingerprint) == bool(order.certificate)
 
 
-def wanted_back(rules: OwnerRules, *, total: int, used: int, outside: int) -> int:
-    """How many bytes have to go so that the owner has what is the owner's.
+def bytes_to_reclaim(rules: OwnerRules, *, total: int, used: int, outside: int) -> int:
+    """How many bytes of copies have to move away for the owner.
 
-    That is everything above the mark, when the owner alone is above it; and at any time a part of the memory that is
-    free. That part is below what is never lent, so that lending alone does not bring the need about.
+    That is everything above the mark, when the owner alone is above it; and at any time what is missing to a minimum of
+    free memory. That minimum is below what is never lent, so that lending alone does not bring the need about.
     """
-    keep, free = min(rules.memory_min_bytes, total * KEPT_MILLI // 1000), total - used
-    short = keep * RELIEF_MILLI // 1000 - free if free < keep else 0
+    minimum, free = min(rules.memory_min_bytes, total * MIN_FREE_MILLI // 1000), total - used
+    short = minimum * RELIEF_MILLI // 1000 - free if free < minimum else 0
     mark = total * rules.memory_used_max_milli // 1000
     return max(short, used - mark if outside > mark else 0, 0)
 

@@ -36,7 +36,7 @@ def make_local_agent(
             host,
             send,
             addresses=lambda: _addresses(config),
-            has_desk=False,
+            has_proxy=False,
         ),
     )
 

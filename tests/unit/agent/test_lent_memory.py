@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distributed_grid.agent.lent_memory import address_towards, own_address, wanted_back
+from distributed_grid.agent.lent_memory import address_towards, bytes_to_reclaim, own_address
 from distributed_grid.wire import OwnerRules
 
 GB = 1024**3
@@ -22,7 +22,7 @@ RULES = OwnerRules(300, 500, 2 * GB, 200, GB)
     ],
 )
 def test_an_owner_gets_what_is_short_and_all_above_the_mark_once_it_is_reached(used, outside, wanted):
-    assert wanted_back(RULES, total=10 * GB, used=used * GB, outside=outside * GB) == round(wanted * GB)
+    assert bytes_to_reclaim(RULES, total=10 * GB, used=used * GB, outside=outside * GB) == round(wanted * GB)
 
 
 def test_a_machine_listens_where_the_cluster_knows_it_and_nowhere_else():

@@ -1,8 +1,7 @@
-"""The memory pool as it is asked for: blocks allocated, found, named and freed. Socket and agents both end here.
+"""Memory service: allocates, finds, names and frees blocks, for the socket and for agents.
 
-Rule 1: a block is granted, then served; whoever asked hears of it when its bytes can be written.
-Rule 2: only its user gets the tickets of a block.
-Rule 3: a refusal begins with the words that the guide knows it by, and goes on with what keeps each node from lending.
+A block is granted, then served; its user gets it when its bytes can be written. Only its user gets the tickets of a
+block. A refusal begins with a documented phrase, and goes on with what keeps each node from lending.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 from distributed_grid.api import requests
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.ticket_issuer import ticket_to_use
+from distributed_grid.control.memory_gateway import issue_use_ticket
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.blocks import Block, BlockCopy
 from distributed_grid.domain.events import BlockAsked, BlockNamed, BlockReleased, BlocksRenewed
@@ -26,15 +25,15 @@ from distributed_grid.reactor import BlockAnswer
 from distributed_grid.server.access.tokens import Caller
 
 TERM_SECONDS = 3600.0
-"""How long a block lasts whose program is not heard of any more."""
+"""How long a block lasts after its program last renewed it."""
 OPEN_SECONDS = 30.0
 """How long a node may take to serve its memory for the first time, or an engine to reserve it."""
-LOOK_SECONDS = 0.2
-NOT_MADE = "Failed to allocate memory block"
+POLL_SECONDS = 0.2
+ALLOCATION_FAILED = "Failed to allocate memory block"
 
 
 class MemoryService:
-    """Answers the requests about the memory pool.
+    """Serves the requests of memory pools.
 
     `is_stopping` tells a client that hung up from a daemon that stops: only the former loses what it waited for.
     """
@@ -53,7 +52,7 @@ class MemoryService:
         self._is_stopping = is_stopping
 
     async def allocate(self, op: requests.AllocateBlock, caller: Caller, home: str = "") -> View:
-        """The block once it can be used, with what lets its user do so; asked again it is the same block."""
+        """Allocate a block, and wait until it can be used; with the same id again it is the same block."""
         if not self._sharing_enabled:
             raise Refused("Resource sharing not enabled")
         event = BlockAsked(
@@ -70,15 +69,15 @@ class MemoryService:
         )
         try:
             await self._grid.handle(event)
-            return await self._until_served(op.request_id)
+            return await self._wait_until_served(op.request_id)
         except asyncio.CancelledError:
             if not self._is_stopping():  # the client hung up: nobody would know of this block
                 await asyncio.shield(self._drop(op.request_id, "its client went away"))
             raise
 
-    async def _until_served(self, block_id: str) -> View:
+    async def _wait_until_served(self, block_id: str) -> View:
         grid = self._grid
-        found = await grid.read(lambda ledger, now: self._served(ledger, block_id, now))
+        found = await grid.read(lambda ledger, now: self._view_if_served(ledger, block_id, now))
         if found is not None:
             return found
         changed = grid.watch(block_id)
@@ -86,18 +85,18 @@ class MemoryService:
             async with asyncio.timeout(OPEN_SECONDS):
                 while True:
                     changed.clear()
-                    found = await grid.read(lambda ledger, now: self._served(ledger, block_id, now))
+                    found = await grid.read(lambda ledger, now: self._view_if_served(ledger, block_id, now))
                     if found is not None:
                         return found
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(changed.wait(), LOOK_SECONDS)
+                        await asyncio.wait_for(changed.wait(), POLL_SECONDS)
         except TimeoutError:
             why = f"its nodes did not open their memory within {OPEN_SECONDS:g} s"
             await self._drop(block_id, why)
-            raise TimedOut(f"{NOT_MADE}: {why}; nothing of it is held") from None
+            raise TimedOut(f"{ALLOCATION_FAILED}: {why}; nothing of it is held") from None
         except BlockLost as lost:
             await self._drop(block_id, str(lost))
-            raise Refused(f"{NOT_MADE}: {lost}; nothing of it is held", (str(lost),)) from lost
+            raise Refused(f"{ALLOCATION_FAILED}: {lost}; nothing of it is held", (str(lost),)) from lost
         finally:
             grid.unwatch(block_id, changed)
 
@@ -106,8 +105,8 @@ class MemoryService:
         if block is not None:
             await self._grid.handle(BlockReleased(block_id, block.user, why))
 
-    def _served(self, ledger: Ledger, block_id: str, now: int) -> View | None:
-        """The answer about a block whose places can all be used; None where one cannot yet."""
+    def _view_if_served(self, ledger: Ledger, block_id: str, now: int) -> View | None:
+        """The answer about a block whose copies can all be used; None where one cannot yet."""
         block = ledger.blocks.get(block_id)
         if block is None or block.freeing:
             raise NotFound(f"no block is called {block_id!r}")
@@ -118,35 +117,35 @@ class MemoryService:
         return None
 
     async def find(self, op: requests.FindBlock, caller: Caller) -> View:
-        """Where a block is now, and what lets its user read and write it there."""
+        """Where a block is now, with tickets to read and write it there."""
         return await self._grid.read(lambda ledger, now: self._found(ledger, op, caller, now))
 
     def _found(self, ledger: Ledger, op: requests.FindBlock, caller: Caller, now: int) -> View:
-        block = _meant(ledger, op.block_id, op.name, caller)
+        block = _resolve(ledger, op.block_id, op.name, caller)
         if block.lost:
-            raise BlockLost(f"block {block.id} ({block.size_bytes:,} bytes{_called(block)}) is {block.detail}")
+            raise BlockLost(f"block {block.id} ({block.size_bytes:,} bytes{_name_suffix(block)}) is {block.detail}")
         first = block.places[0]
         if not _is_served(ledger, first):
             raise Unreachable(f"{first.node or 'the control plane'} holds block {block.id}, and is not connected")
         return self._with_tickets(ledger, block, now)
 
     async def free(self, op: requests.FreeBlock, caller: Caller) -> View:
-        """Let a block go."""
-        block = await self._grid.read(lambda ledger, now: _meant(ledger, op.block_id, op.name, caller))
+        """Free a block."""
+        block = await self._grid.read(lambda ledger, now: _resolve(ledger, op.block_id, op.name, caller))
         answer = await self._grid.handle(BlockReleased(block.id, block.user, f"deallocated by {caller.user}"))
         assert isinstance(answer, BlockAnswer)
         return {"block": self.view(answer.block)}
 
     async def name(self, op: requests.NameBlock, caller: Caller) -> View:
-        """Give a block its name, all at once."""
-        block = await self._grid.read(lambda ledger, now: _meant(ledger, op.block_id, "", caller))
+        """Give a block its name; the block that had it is freed in the same step."""
+        block = await self._grid.read(lambda ledger, now: _resolve(ledger, op.block_id, "", caller))
         term_ms = round(1000 * op.ttl_seconds)
         answer = await self._grid.handle(BlockNamed(block.id, block.user, op.name, op.meta, term_ms))
         assert isinstance(answer, BlockAnswer)
         return {"block": self.view(answer.block)}
 
     async def renew(self, op: requests.RenewBlocks, caller: Caller) -> View:
-        """Let the blocks of a program that lives last longer."""
+        """Extend the blocks of a running program."""
 
         def count(ledger: Ledger, now: int) -> int:
             return sum(block.session == op.session and block.user == caller.user for block in ledger.blocks.values())
@@ -155,19 +154,19 @@ class MemoryService:
         return {"renewed": await self._grid.read(count)}
 
     async def list(self) -> View:
-        """Every block that somebody has."""
+        """All blocks that are not being freed."""
 
-        def look(ledger: Ledger, now: int) -> list[View]:
+        def rows(ledger: Ledger, now: int) -> list[View]:
             return [self.view(block) for block in ledger.blocks.values() if not block.freeing]
 
-        return {"blocks": await self._grid.read(look)}
+        return {"blocks": await self._grid.read(rows)}
 
     async def stats(self) -> View:
-        """How much of the pool is used, and where."""
+        """Usage of the pool, in all and by node."""
         return await self._grid.read(_stats)
 
     def view(self, block: Block) -> View:
-        """A block as it is shown."""
+        """The JSON form of a block."""
         time = self._viewer().time
         return {
             "block_id": block.id,
@@ -188,24 +187,24 @@ class MemoryService:
         }
 
     def _with_tickets(self, ledger: Ledger, block: Block, now: int) -> View:
-        places = [_place(ledger, block, place, now) for place in block.places]
+        places = [_copy_view(ledger, block, place, now) for place in block.places]
         return {"block": self.view(block), "places": places}
 
 
 def _is_served(ledger: Ledger, place: BlockCopy) -> bool:
-    """Whether a place can be used now."""
+    """Whether a copy can be used now."""
     lender, lease = ledger.memory_servers.get(place.node), ledger.leases.get(place.copy)
     if lender is None or (lease is not None and lease.state is not LeaseState.ACTIVE):
         return False
     return place.on_disk or place.incarnation == lender.incarnation
 
 
-def _place(ledger: Ledger, block: Block, place: BlockCopy, now: int) -> dict[str, Any]:
+def _copy_view(ledger: Ledger, block: Block, place: BlockCopy, now: int) -> dict[str, Any]:
     """Where a copy is, with its ticket; without an address where it cannot be used just now."""
-    told: dict[str, Any] = {"node": place.node, "copy": place.copy, "on_disk": place.on_disk}
+    row: dict[str, Any] = {"node": place.node, "copy": place.copy, "on_disk": place.on_disk}
     if not _is_served(ledger, place):
         return {
-            **told,
+            **row,
             "host": "",
             "port": 0,
             "fingerprint": "",
@@ -214,9 +213,9 @@ def _place(ledger: Ledger, block: Block, place: BlockCopy, now: int) -> dict[str
             "claims": "",
             "secret": "",
         }
-    lender, ticket = ledger.memory_servers[place.node], ticket_to_use(ledger, block, place, now)
+    lender, ticket = ledger.memory_servers[place.node], issue_use_ticket(ledger, block, place, now)
     return {
-        **told,
+        **row,
         "host": lender.host,
         "port": lender.port,
         "fingerprint": lender.fingerprint,
@@ -227,7 +226,7 @@ def _place(ledger: Ledger, block: Block, place: BlockCopy, now: int) -> dict[str
     }
 
 
-def _meant(ledger: Ledger, block_id: str, name: str, caller: Caller) -> Block:
+def _resolve(ledger: Ledger, block_id: str, name: str, caller: Caller) -> Block:
     """The block of this id, of this unique prefix, or of this name, if it is the caller's."""
     if name:
         found = [ledger.block_names.get((caller.user, name), "")]
@@ -245,7 +244,7 @@ def _meant(ledger: Ledger, block_id: str, name: str, caller: Caller) -> Block:
     return blocks[0]
 
 
-def _called(block: Block) -> str:
+def _name_suffix(block: Block) -> str:
     return f", {block.name!r}" if block.name else ""
 
 
@@ -273,13 +272,13 @@ def _stats(ledger: Ledger, now: int) -> View:
         }
         for name in ledger.nodes
     ]
-    kept = [block for block in ledger.blocks.values() if not block.freeing]
+    live = [block for block in ledger.blocks.values() if not block.freeing]
     return {
-        "blocks": len(kept),
-        "bytes": sum(block.size_bytes for block in kept),
+        "blocks": len(live),
+        "bytes": sum(block.size_bytes for block in live),
         "bytes_on_disk": sum(held.get("disk", ())),
-        "moving": sum(block.moving is not None for block in kept),
-        "lost": sum(block.lost for block in kept),
+        "moving": sum(block.moving is not None for block in live),
+        "lost": sum(block.lost for block in live),
         "nodes": nodes,
     }
 

@@ -1,4 +1,4 @@
-"""The control plane's end of the memory that nodes lend: reports become events, effects become orders."""
+"""Gateway to the memory that nodes lend: reports become events, effects become orders, users get tickets."""
 
 from __future__ import annotations
 
@@ -6,16 +6,25 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from distributed_grid.control.grid import Grid
-from distributed_grid.control.ticket_issuer import endpoint_of, ticket_to_fill
 from distributed_grid.domain import events
-from distributed_grid.domain.blocks import MemoryServerRow, block_of
+from distributed_grid.domain.blocks import Block, BlockCopy, MemoryServerRow, block_of
 from distributed_grid.domain.effects import FreeCopies, MakeCopy, MemoryEffect, ServeMemory
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.memory.protocol.authentication import (
+    FILL,
+    READ,
+    TICKET_LIFE_MS,
+    WRITE,
+    TicketClaims,
+    issue_ticket,
+)
+from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.reactor import pending_memory
 from distributed_grid.wire import (
     AgentSide,
     CopiesFreedReport,
     CopyMadeReport,
+    Endpoint,
     FreeCopiesOrder,
     MakeCopyOrder,
     MemoryFailedReport,
@@ -24,33 +33,33 @@ from distributed_grid.wire import (
     MemoryReport,
     MemoryServedReport,
     ServeMemoryOrder,
+    Ticket,
 )
 
-MOST_AT_ONCE = 10_000
-"""So many copies are named in one order."""
-MOST_IN_ONE_EVENT = 200
-"""So many are settled at once; whoever else waits for the ledger comes in between."""
+MAX_COPIES_PER_ORDER = 10_000
+MAX_COPIES_PER_EVENT = 200
+"""Between two events others get at the ledger."""
 
 
-class Certificates(Protocol):
-    """What proves memory servers to those who use them."""
+class IssueCertificate(Protocol):
+    """Issues the issue_certificate of memory servers."""
 
     def __call__(self, node: str) -> tuple[bytes, bytes]:
-        """A certificate for the memory of a node and its key, as PEM; nothing where the network is trusted."""
+        """A certificate for the memory server of a node and its key, as PEM; empty where the network is trusted."""
 
 
 class MemoryGateway:
-    """Orders what blocks call for from the agents that are connected, and takes in what they say of it."""
+    """Sends orders for memory effects to the connected agents, and handles their reports."""
 
     def __init__(self, agents: Mapping[str, AgentSide]) -> None:
         self._agents = agents
         self._grid: Grid | None = None
-        self._certificates: Certificates = lambda node: (b"", b"")
+        self._issue_certificate: IssueCertificate = lambda node: (b"", b"")
         self._local: AgentSide | None = None
 
-    def start(self, grid: Grid, certificates: Certificates | None = None) -> None:
+    def start(self, grid: Grid, issue_certificate: IssueCertificate | None = None) -> None:
         self._grid = grid
-        self._certificates = certificates or self._certificates
+        self._issue_certificate = issue_certificate or self._issue_certificate
 
     def attach_local(self, agent: AgentSide) -> None:
         """The agent of the control plane's own machine is there: it serves the node without a name, too."""
@@ -62,10 +71,10 @@ class MemoryGateway:
         for effect in effects:
             agent = self._agent(effect.node)
             if agent is not None:
-                self._order(effect, agent)
+                self._send_order(effect, agent)
 
     def catch_up(self, node: str) -> None:
-        """Order again what blocks call for on a node that has just (re)appeared."""
+        """Send again all pending orders to a node that has just (re)appeared."""
         assert self._grid is not None
         self.perform(pending_memory(self._grid.ledger, node))
 
@@ -76,7 +85,7 @@ class MemoryGateway:
             await self._grid.handle_with_retry(events.MemoryServed(MemoryServerRow(node, gone=True)))
 
     async def received(self, message: MemoryReport, via: AgentSide) -> None:
-        """Take a report in; a repeated one changes nothing."""
+        """Handle a report; a repeated one changes nothing."""
         assert self._grid is not None
         nodes = (*via.nodes, "") if via is self._local else via.nodes
         if (
@@ -85,46 +94,46 @@ class MemoryGateway:
         ):
             return
         if isinstance(message, CopiesFreedReport):
-            for at in range(0, len(message.copies), MOST_IN_ONE_EVENT):
+            for at in range(0, len(message.copies), MAX_COPIES_PER_EVENT):
                 await self._grid.handle_with_retry(
-                    events.CopiesFreed(message.copies[at : at + MOST_IN_ONE_EVENT], nodes)
+                    events.CopiesFreed(message.copies[at : at + MAX_COPIES_PER_EVENT], nodes)
                 )
             return
         await self._grid.handle_with_retry(event_of(message, nodes))
         if isinstance(message, MemoryServedReport):
-            unwanted = await self._grid.read(lambda ledger, now: _unwanted(ledger, message))
-            for at in range(0, len(unwanted), MOST_AT_ONCE):
-                via.send(FreeCopiesOrder(tuple(unwanted[at : at + MOST_AT_ONCE])))
+            unknown = await self._grid.read(lambda ledger, now: _unknown_copies(ledger, message))
+            for at in range(0, len(unknown), MAX_COPIES_PER_ORDER):
+                via.send(FreeCopiesOrder(tuple(unknown[at : at + MAX_COPIES_PER_ORDER])))
 
     def _agent(self, node: str) -> AgentSide | None:
         return self._agents.get(node) or (self._local if not node else None)
 
-    def _order(self, effect: MemoryEffect, agent: AgentSide) -> None:
+    def _send_order(self, effect: MemoryEffect, agent: AgentSide) -> None:
         assert self._grid is not None
         if isinstance(effect, FreeCopies):
-            for at in range(0, len(effect.copies), MOST_AT_ONCE):
-                agent.send(FreeCopiesOrder(effect.copies[at : at + MOST_AT_ONCE]))
+            for at in range(0, len(effect.copies), MAX_COPIES_PER_ORDER):
+                agent.send(FreeCopiesOrder(effect.copies[at : at + MAX_COPIES_PER_ORDER]))
             return
-        agent.send(self._order_of(effect))
+        agent.send(self._order_for(effect))
 
-    def _order_of(self, effect: ServeMemory | MakeCopy) -> MemoryOrder:
+    def _order_for(self, effect: ServeMemory | MakeCopy) -> MemoryOrder:
         assert self._grid is not None
         ledger = self._grid.ledger
         if isinstance(effect, ServeMemory):
-            certificate, key = self._certificates(effect.node)
+            certificate, key = self._issue_certificate(effect.node)
             node = ledger.nodes.get(effect.node)
             return ServeMemoryOrder(effect.node, certificate, key, node.host if node is not None else "local")
         moving = effect.block.moving
         assert moving is not None
         target = endpoint_of(ledger.memory_servers[moving.place.node])
-        ticket = ticket_to_fill(ledger, effect.block, self._grid.now_ms())
+        ticket = issue_fill_ticket(ledger, effect.block, self._grid.now_ms())
         return MakeCopyOrder(moving.source, moving.generation, target, ticket)
 
 
 def event_of(
     message: MemoryServedReport | MemoryFailedReport | CopyMadeReport | MemoryReclaimReport, nodes: tuple[str, ...]
 ) -> events.Event:
-    """What a report of an agent that serves these nodes means."""
+    """The event of a report of an agent that serves these nodes."""
     if isinstance(message, MemoryServedReport):
         at = message.endpoint
         lender = MemoryServerRow(message.node, at.host, at.port, at.fingerprint, at.path, at.incarnation, message.key)
@@ -136,11 +145,50 @@ def event_of(
     return events.MemoryWanted(message.node, message.memory_bytes)
 
 
-def _unwanted(ledger: Ledger, message: MemoryServedReport) -> list[str]:
-    """The copies that a node has and no block knows of."""
+def _unknown_copies(ledger: Ledger, message: MemoryServedReport) -> list[str]:
+    """The copies that a node holds and no block has."""
     return [copy for copy in (*message.copies, *message.on_disk) if not _is_known(ledger, copy)]
 
 
 def _is_known(ledger: Ledger, copy: str) -> bool:
     block = ledger.blocks.get(block_of(copy))
     return block is not None and any(place.copy == copy for place in block.everywhere)
+
+
+def issue_use_ticket(ledger: Ledger, block: Block, copy: BlockCopy, now: int) -> Ticket:
+    """A ticket to read and write a copy of a block, in the block's current generation."""
+    return _issue(ledger, block, copy, block.generation, READ | WRITE, now)
+
+
+def issue_fill_ticket(ledger: Ledger, block: Block, now: int) -> Ticket:
+    """A ticket to fill the copy that is being made of a block."""
+    assert block.moving is not None
+    return _issue(ledger, block, block.moving.place, block.moving.generation, READ | WRITE | FILL, now)
+
+
+def endpoint_of(lender: MemoryServerRow) -> Endpoint:
+    """Where the memory of a node is served."""
+    return Endpoint(lender.host, lender.port, lender.fingerprint, lender.path, lender.incarnation)
+
+
+def _issue(ledger: Ledger, block: Block, copy: BlockCopy, generation: int, rights: int, now: int) -> Ticket:
+    lender = ledger.memory_servers[copy.node]
+    node_now = _boot_time(ledger, copy.node, now)
+    claims = TicketClaims(
+        copy.copy,
+        generation,
+        block.size_bytes,
+        rights,
+        node_now + TICKET_LIFE_MS,
+        node_now + max(block.ends_at_ms - now, 0),
+        lender.incarnation,
+        copy.on_disk,
+    )
+    return issue_ticket(lender.key_bytes, claims)
+
+
+def _boot_time(ledger: Ledger, node: str, now: int) -> int:
+    """The boot clock of a node, from its last heartbeat, whose number is when it was sent. Times in tickets are the
+    server's own."""
+    seen = ledger.observations.get(node)
+    return seen.beat + max(now - seen.at_ms, 0) if seen is not None and seen.beat else boot_ms()

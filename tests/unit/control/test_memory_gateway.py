@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
-from distributed_grid.control.agent_memory import MemoryGateway
 from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
+from distributed_grid.control.memory_gateway import MemoryGateway
 from distributed_grid.domain.events import BlockAsked, BlockReleased, HeartbeatReceived, NodeDeclared, NodeDrained
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Usage
