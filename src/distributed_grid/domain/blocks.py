@@ -1,8 +1,8 @@
-"""A block: bytes of the memory pool, with a copy in the memory of one or more nodes, or on a disk.
+"""Blocks: bytes of the memory pool, with a copy in the memory of one or more nodes, or on a disk.
 
-Rule 1: the ledger is the directory of blocks. A copy in memory is a lease of its node; one on disk needs none.
-Rule 2: whenever the places of a block change its generation grows, so that whoever knows the old ones finds out.
-Rule 3: a copy that is not wanted any more is `leaving` until its node has said that nothing of it is left.
+The ledger is the directory of blocks. A copy in memory is a lease of its node; one on disk needs none. Whenever the
+copies of a block change its generation grows, so that who knows the old ones finds out. A copy that is no longer needed
+is `leaving` until its node has reported that it is freed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ MAX_META_CHARS = 4096
 
 
 class BlockCopy(Struct, frozen=True):
-    """Where a copy is: its name there (and its lease's id), the node ("" is the control plane's own machine), which
-    life of that node's memory it belongs to (not known yet: ""), and whether it is on disk instead."""
+    """Where a copy is: its name (also its lease's id), the node ("" is the control plane's own machine), the
+    incarnation of that node's memory (not known yet: ""), and whether it is on disk instead."""
 
     copy: str
     node: str
@@ -38,11 +38,11 @@ class CopyMove(Struct, frozen=True):
 
 
 class Block(Struct, frozen=True):
-    """So many bytes, for whom, until when, and where.
+    """A block: its size, user, end, and copies.
 
-    `places` has the copy that is read first. `session` is the program that renews it while it lives, for `term_ms`
-    each time; without one its time is fixed. `home` is the node of whoever asked for it: there it goes to disk when no
-    node has room. `lost` says that its bytes are gone; `freeing` that nobody wants it any more.
+    `places` has the copy that is read first. `session` is the program that renews it while it runs, for `term_ms`
+    each time; without one its end is fixed. `home` is the node of the borrower: there it goes to disk when no node
+    has room. `lost` says that its bytes are gone; `freeing` that it was released.
     """
 
     kind: ClassVar[str] = "block"
@@ -79,13 +79,13 @@ class Block(Struct, frozen=True):
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing has to be done about it now, other than to keep it."""
+        """Whether nothing has to be done about it now."""
         short = len(self.places) < self.copies or any(place.on_disk for place in self.places)
         return not (short or self.leaving or self.moving or self.lost)
 
     @property
     def everywhere(self) -> tuple[BlockCopy, ...]:
-        """Every place that has, gets or still has a copy."""
+        """Every copy: present, being made, or being freed."""
         return (*self.places, *self.leaving, *((self.moving.place,) if self.moving is not None else ()))
 
 
@@ -112,7 +112,7 @@ class MemoryServerRow(Struct, frozen=True):
         return self.gone
 
     def __repr__(self) -> str:
-        return f"Lender({self.node}, {self.host}:{self.port}, {self.incarnation})"
+        return f"MemoryServerRow({self.node}, {self.host}:{self.port}, {self.incarnation})"
 
 
 def block_of(copy: str) -> str:

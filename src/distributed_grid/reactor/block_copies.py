@@ -1,9 +1,9 @@
-"""Deciding about the copies of blocks: where they are, how they move, what is lost.
+"""Decisions about the copies of blocks: where they are, how they move, what is lost.
 
-Rule 1: a move is: copy, then the new place with the next generation, then the old copy is freed. Until that is decided
-        the old places hold, and whatever dies on the way is begun again or given up, never half done.
-Rule 2: who has to leave goes to another lender; where none has room, to the disk of whoever borrowed it.
-Rule 3: a copy that is lost is made again from one that is left; a block is lost with its last one, and says so.
+A move is: copy, then the new location with the next generation, then the old copy is freed. Until that is decided the
+old copies count, and whatever dies on the way is started again or abandoned, never half done. A copy that has to leave
+goes to another lender; where none has room, to the disk of the borrower. A copy that is lost is made again from one
+that is left; a block is lost with its last one, and reports so.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from distributed_grid.scheduling.placement.placement import Placement
 from distributed_grid.scheduling.preemption.weighted_cover import CoverItem, lightest_cover
 from distributed_grid.scheduling.queue.queue import place_newcomer
 
-AGAIN_MS = 5_000
-"""How long after a try the next one comes, where a copy found no place or could not be made."""
-DWELL_MS = 30_000
-"""How long what went to disk stays there before it is brought back to memory."""
-MOURN_MS = 24 * 3_600_000
-"""How long a block that is lost says so."""
-_ANYTHING = 1 << 100
+RETRY_MS = 5_000
+"""How long after a try the next one comes, where a copy found no room or could not be made."""
+MIN_DISK_MS = 30_000
+"""How long a copy stays on disk before it is brought back to memory."""
+LOST_BLOCK_MS = 24 * 3_600_000
+"""How long a block that is lost stays listed."""
+_UNLIMITED = 1 << 100
 
 
 def copy_request(ledger: Ledger, block: Block, now: int, *, besides: tuple[str, ...] = ()) -> Request:
@@ -85,19 +85,19 @@ def spot_for(
 
 def add_copy(ledger: Ledger, block: Block, decision: Decision, now: int) -> Block:
     """The block with one copy more, where there is room; its lease is put into the decision."""
-    place = _granted(ledger, block, decision, now)
+    place = _grant(ledger, block, decision, now)
     assert place is not None
     return replace(block, places=(*block.places, place), next_copy=block.next_copy + 1)
 
 
-def _granted(ledger: Ledger, block: Block, decision: Decision, now: int, *, at_home: bool = True) -> BlockCopy | None:
-    """A place for the next copy, with its lease; None where no node has room."""
+def _grant(ledger: Ledger, block: Block, decision: Decision, now: int, *, at_home: bool = True) -> BlockCopy | None:
+    """The next copy, with its lease; None where no node has room."""
     spot = spot_for(ledger, block, now, at_home=at_home)
     if spot is None:
         return None
-    granted, lease, _ = grant(ledger, *spot, now, job=None)
-    decision.changes += granted.changes
-    decision.records += granted.records
+    decided, lease, _ = grant(ledger, *spot, now, job=None)
+    decision.changes += decided.changes
+    decision.records += decided.records
     lender = ledger.memory_servers.get(lease.node)
     return BlockCopy(lease.id, lease.node, lender.incarnation if lender is not None else "")
 
@@ -106,7 +106,7 @@ def _granted(ledger: Ledger, block: Block, decision: Decision, now: int, *, at_h
 
 
 def on_unwanted(ledger: Ledger, event: CopyUnwanted, now: int) -> Decision:
-    """Begin to move a copy away: to another lender, else to the borrower's disk."""
+    """Start to move a copy away: to another lender, else to the borrower's disk."""
     block = ledger.blocks.get(event.block_id)
     if block is None or block.freeing or block.moving is not None:
         return Decision()
@@ -114,41 +114,41 @@ def on_unwanted(ledger: Ledger, event: CopyUnwanted, now: int) -> Decision:
     if source is None or source.on_disk:
         return Decision()
     decision = Decision()
-    target = _granted(ledger, block, decision, now, at_home=False)
+    target = _grant(ledger, block, decision, now, at_home=False)
     if target is None:
         target = BlockCopy(f"{block.id}:{block.next_copy}", block.home, on_disk=True)
-    return _begun(block, source, target, decision, now, keep=False, why=event.why)
+    return _start_move(block, source, target, decision, now, keep=False, why=event.why)
 
 
 def on_needed(ledger: Ledger, event: CopyNeeded, now: int) -> Decision:
-    """Begin to make a copy that is missing, or to bring one back from disk; not where no node has room."""
+    """Start to make a copy that is missing, or to bring one back from disk; not where no node has room."""
     block = ledger.blocks.get(event.block_id)
     if block is None or block.freeing or block.moving is not None or not block.places:
         return Decision()
     source = next((place for place in block.places if place.on_disk), block.places[0])
     decision = Decision()
-    target = _granted(ledger, block, decision, now, at_home=False)
+    target = _grant(ledger, block, decision, now, at_home=False)
     if target is None:
         return Decision([replace(block, tried_at_ms=now)])
     back = source.on_disk
     why = "there is room in memory again" if back else "a copy is missing"
-    return _begun(block, source, target, decision, now, keep=not back, why=why)
+    return _start_move(block, source, target, decision, now, keep=not back, why=why)
 
 
-def _begun(
+def _start_move(
     block: Block, source: BlockCopy, target: BlockCopy, decision: Decision, now: int, *, keep: bool, why: str
 ) -> Decision:
     moving = CopyMove(source.copy, target, block.generation + 1, keep, why)
     changed = replace(block, moving=moving, next_copy=block.next_copy + 1, tried_at_ms=now)
     decision.changes.insert(0, changed)
     where = "disk" if target.on_disk else target.node
-    told = Record("block-moving", block.user, block.id, source.node, why, {"to": where, "keep": keep})
-    decision.records.append(told)
+    record = Record("block-moving", block.user, block.id, source.node, why, {"to": where, "keep": keep})
+    decision.records.append(record)
     return decision
 
 
 def on_made(ledger: Ledger, event: CopyMade, now: int) -> Decision:
-    """The copy is there, so it is one of the block's places from now on; one that failed is given up."""
+    """The copy was made, so it is one of the block's from now on; one that failed is abandoned."""
     block = ledger.blocks.get(block_of(event.source))
     moving = block.moving if block is not None else None
     if block is None or moving is None or (moving.source, moving.generation) != (event.source, event.generation):
@@ -157,7 +157,7 @@ def on_made(ledger: Ledger, event: CopyMade, now: int) -> Decision:
     if event.nodes and source.node not in event.nodes:
         return Decision()
     if event.problem:
-        return _given_up(ledger, block, moving, event.problem, now)
+        return _abandon_move(ledger, block, moving, event.problem, now)
     target, record = moving.place, Record("block-moved", block.user, block.id, moving.place.node, moving.why)
     if moving.keep:
         places = (*block.places, target)
@@ -169,8 +169,8 @@ def on_made(ledger: Ledger, event: CopyMade, now: int) -> Decision:
     return Decision([moved, *leaving_lease(ledger, source, moving.why)], [record])
 
 
-def _given_up(ledger: Ledger, block: Block, moving: CopyMove, problem: str, now: int) -> Decision:
-    """A copy that could not be made: what there is of it is freed, and the source may be written to again."""
+def _abandon_move(ledger: Ledger, block: Block, moving: CopyMove, problem: str, now: int) -> Decision:
+    """Free what there is of a copy that could not be made; the source may be written to again."""
     kept = replace(
         block,
         generation=moving.generation + 1,
@@ -195,7 +195,7 @@ def leaving_lease(ledger: Ledger, place: BlockCopy, why: str) -> list[Row]:
 
 
 def on_freed(ledger: Ledger, event: CopiesFreed, now: int) -> Decision:
-    """Settle the first of the copies that are gone, then the others."""
+    """Handle the first of the copies that are freed, then the others."""
     copy, *others = event.copies
     decision = _freed(ledger, copy, event.nodes, now)
     if others:
@@ -208,7 +208,7 @@ def _freed(ledger: Ledger, copy: str, nodes: tuple[str, ...], now: int) -> Decis
     place = next((one for one in block.leaving if one.copy == copy), None) if block is not None else None
     if block is None or place is None or (nodes and place.node not in nodes):
         return Decision()
-    return _without(ledger, replace(block, leaving=_besides(block.leaving, copy)), place, LeaseEnd.RELEASED, "", now)
+    return _end_copy(ledger, replace(block, leaving=_without(block.leaving, copy)), place, LeaseEnd.RELEASED, "", now)
 
 
 def on_lost(ledger: Ledger, event: CopyLost, now: int) -> Decision:
@@ -218,10 +218,10 @@ def on_lost(ledger: Ledger, event: CopyLost, now: int) -> Decision:
     if block is None or place is None:
         return Decision()
     if block.moving is not None and event.copy in (block.moving.source, block.moving.place.copy):
-        decision = _given_up(ledger, block, block.moving, event.why, now)
+        decision = _abandon_move(ledger, block, block.moving, event.why, now)
         decision.follow.append(event)
         return decision
-    left = replace(block, places=_besides(block.places, event.copy), leaving=_besides(block.leaving, event.copy))
+    left = replace(block, places=_without(block.places, event.copy), leaving=_without(block.leaving, event.copy))
     records: list[Record] = []
     if left.places != block.places:
         left = replace(left, generation=block.generation + 1, tried_at_ms=0)
@@ -231,12 +231,12 @@ def on_lost(ledger: Ledger, event: CopyLost, now: int) -> Decision:
                 left, lost=True, tried_at_ms=now, detail=f"lost with {place.node or 'its disk'}: {event.why}"
             )
             records.append(Record("block-lost", block.user, block.id, place.node, event.why))
-    decision = _without(ledger, left, place, LeaseEnd.LOST, event.why, now)
+    decision = _end_copy(ledger, left, place, LeaseEnd.LOST, event.why, now)
     decision.records += records
     return decision
 
 
-def _without(ledger: Ledger, block: Block, place: BlockCopy, end: LeaseEnd, why: str, now: int) -> Decision:
+def _end_copy(ledger: Ledger, block: Block, place: BlockCopy, end: LeaseEnd, why: str, now: int) -> Decision:
     """The block after one of its copies is gone, and the end of that copy's lease."""
     lease = ledger.leases.get(place.copy)
     decision = end_lease(ledger, lease, end, why or lease.detail, now) if lease is not None else Decision()
@@ -244,34 +244,34 @@ def _without(ledger: Ledger, block: Block, place: BlockCopy, end: LeaseEnd, why:
     return decision
 
 
-def _besides(places: tuple[BlockCopy, ...], copy: str) -> tuple[BlockCopy, ...]:
+def _without(places: tuple[BlockCopy, ...], copy: str) -> tuple[BlockCopy, ...]:
     return tuple(place for place in places if place.copy != copy)
 
 
-# ------------------------------------------------------------------ what lenders say, and what time asks for
+# ------------------------------------------------------------------ memory servers, owners, timers
 
 
 def on_served(ledger: Ledger, event: MemoryServed, now: int) -> Decision:
-    """Take in how a node's memory can be used; copies of another life of it are lost, new ones belong to this one."""
+    """Record how a node's memory can be used; copies of another incarnation are lost, new ones belong to this one."""
     lender = event.lender
     decision = Decision([lender])
     if lender.is_over:
-        decision.follow += _never_there(ledger, lender.node, event.problem)
+        decision.follow += _copies_that_cannot_be(ledger, lender.node, event.problem)
         return decision
     for block_id in ledger.blocks_at.get(lender.node, ()):
         block = ledger.blocks[block_id]
         there = [place for place in block.everywhere if place.node == lender.node]
-        lost = [place.copy for place in there if _is_gone(block, place, lender.incarnation, event.on_disk)]
+        lost = [place.copy for place in there if _is_lost(block, place, lender.incarnation, event.on_disk)]
         why = f"the memory of {lender.node or 'the control plane'} was lost with its processes"
         decision.follow += [CopyLost(block_id, copy, why) for copy in lost]
         fresh = [place.copy for place in there if not place.on_disk and not place.incarnation]
         if fresh:
-            decision.changes.append(_in_this_life(block, fresh, lender.incarnation))
+            decision.changes.append(_with_incarnation(block, fresh, lender.incarnation))
     return decision
 
 
-def _never_there(ledger: Ledger, node: str, problem: str) -> list[Event]:
-    """What was to be on a node whose memory cannot be used; what was there before may be there again."""
+def _copies_that_cannot_be(ledger: Ledger, node: str, problem: str) -> list[Event]:
+    """The loss of new copies on a node whose memory cannot be used; older ones may be there again."""
     if not problem:
         return []
     blocks = (ledger.blocks[block_id] for block_id in ledger.blocks_at.get(node, ()))
@@ -283,27 +283,27 @@ def _never_there(ledger: Ledger, node: str, problem: str) -> list[Event]:
     ]
 
 
-def _is_gone(block: Block, place: BlockCopy, incarnation: str, on_disk: tuple[str, ...]) -> bool:
+def _is_lost(block: Block, place: BlockCopy, incarnation: str, on_disk: tuple[str, ...]) -> bool:
     if place.on_disk:
         return place in block.places and place.copy not in on_disk
     return bool(place.incarnation) and place.incarnation != incarnation
 
 
-def _in_this_life(block: Block, copies: list[str], incarnation: str) -> Block:
-    def settled(place: BlockCopy) -> BlockCopy:
+def _with_incarnation(block: Block, copies: list[str], incarnation: str) -> Block:
+    def known(place: BlockCopy) -> BlockCopy:
         return replace(place, incarnation=incarnation) if place.copy in copies else place
 
     moving = block.moving
     return replace(
         block,
-        places=tuple(settled(place) for place in block.places),
-        leaving=tuple(settled(place) for place in block.leaving),
-        moving=replace(moving, place=settled(moving.place)) if moving is not None else None,
+        places=tuple(known(place) for place in block.places),
+        leaving=tuple(known(place) for place in block.leaving),
+        moving=replace(moving, place=known(moving.place)) if moving is not None else None,
     )
 
 
 def on_memory_wanted(ledger: Ledger, event: MemoryWanted, now: int) -> Decision:
-    """Move away as much of what blocks hold on a node as its owner needs, and as little else as can be."""
+    """Move away as many copies from a node as its owner needs, with as few bytes as possible."""
     here = [ledger.blocks[block_id] for block_id in ledger.blocks_at.get(event.node, ())]
     short, free = event.memory_bytes, []
     for block in here:
@@ -316,14 +316,14 @@ def on_memory_wanted(ledger: Ledger, event: MemoryWanted, now: int) -> Decision:
     if short <= 0 or not free:
         return Decision()
     items = [CoverItem(block.size_bytes, 0, (block.size_bytes,)) for block, _ in free]
-    found = lightest_cover(items, (short,), _ANYTHING)
+    found = lightest_cover(items, (short,), _UNLIMITED)
     chosen = free if found is None else [free[at] for at in found]
     why = f"the owner of {event.node} needs its memory"
     return Decision(follow=[CopyUnwanted(block.id, place.copy, why) for block, place in chosen])
 
 
 def overdue(ledger: Ledger, now: int) -> list[Event]:
-    """What blocks need that nothing but time brings about."""
+    """The events of blocks that are due by time alone."""
     events: list[Event] = []
     for node in ledger.nodes.values():
         if node.state is NodeState.DRAINING and node.name in ledger.blocks_at:
@@ -331,8 +331,8 @@ def overdue(ledger: Ledger, now: int) -> list[Event]:
     for block_id in ledger.unsettled_blocks:
         block = ledger.blocks[block_id]
         gone = [place.copy for place in block.leaving if place.node and place.node not in ledger.nodes]
-        mourned = block.lost and now - block.tried_at_ms >= MOURN_MS
-        if not block.freeing and (mourned or block.ends_at_ms <= now):
+        is_stale = block.lost and now - block.tried_at_ms >= LOST_BLOCK_MS
+        if not block.freeing and (is_stale or block.ends_at_ms <= now):
             events.append(BlockReleased(block_id, GRID_USER, "its time is over"))
         elif gone:
             events.append(CopiesFreed(tuple(gone)))
@@ -342,14 +342,14 @@ def overdue(ledger: Ledger, now: int) -> list[Event]:
 
 
 def _pause(block: Block) -> int:
-    return DWELL_MS if any(place.on_disk for place in block.places) else AGAIN_MS
+    return MIN_DISK_MS if any(place.on_disk for place in block.places) else RETRY_MS
 
 
 def _draining(ledger: Ledger, node: str, now: int) -> list[Event]:
     found: list[Event] = []
     for block_id in ledger.blocks_at[node]:
         block = ledger.blocks[block_id]
-        if block.moving is None and now - block.tried_at_ms >= AGAIN_MS:
+        if block.moving is None and now - block.tried_at_ms >= RETRY_MS:
             there = (place for place in block.places if place.node == node and not place.on_disk)
             found += [CopyUnwanted(block_id, place.copy, f"{node} is being drained") for place in there]
     return found

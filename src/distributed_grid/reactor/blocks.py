@@ -1,8 +1,7 @@
-"""Deciding about blocks: asked for, named, renewed, released. Where their copies go is decided in `copies`.
+"""Decisions about blocks: allocated, named, renewed, released. Their copies are decided in `block_copies`.
 
-Rule 1: a block is placed at once, all of its copies on different nodes, or refused; nobody waits for memory in a line.
-Rule 2: its copies end together: what their leases say of their end is what the block says.
-Rule 3: a name belongs to one block of a user at a time.
+A block is placed at once, all of its copies on different nodes, or refused; memory is not queued for. Its copies end
+together: their leases have the end of the block. A name belongs to one block of a user at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def on_asked(ledger: Ledger, event: BlockAsked, now: int) -> Decision:
         if (known.user, known.size_bytes, known.copies, known.session) != asked:
             raise Conflict(f"block {event.id} was asked for before with another content")
         return Decision(answer=BlockAnswer(known))
-    _make_sure_it_makes_sense(ledger, event)
+    _check_request(ledger, event)
     block = Block(
         event.id,
         event.user,
@@ -47,19 +46,19 @@ def on_asked(ledger: Ledger, event: BlockAsked, now: int) -> Decision:
         home=event.home,
         prefer=event.prefer,
     )
-    _make_sure_there_is_room(ledger, block, now)
+    _check_room(ledger, block, now)
     decision = Decision()
     block = add_copy(ledger, block, decision, now)
     decision.changes.insert(0, block)
     decision.answer = BlockAnswer(block)
     decision.follow = [CopyAdded(block.id)] * (block.copies - 1)
     if block.name:
-        decision.follow = [*_replaced(ledger, block), *decision.follow]
+        decision.follow = [*_release_of_namesake(ledger, block), *decision.follow]
     return decision
 
 
 def on_copy_added(ledger: Ledger, event: CopyAdded, now: int) -> Decision:
-    """Give a new block another copy; where its room has just gone, it is made later from the first one."""
+    """Add another copy to a new block; where its room has just gone, it is made later from the first one."""
     block = ledger.blocks.get(event.block_id)
     if block is None or len(block.places) >= block.copies or spot_for(ledger, block, now) is None:
         return Decision()
@@ -70,7 +69,7 @@ def on_copy_added(ledger: Ledger, event: CopyAdded, now: int) -> Decision:
 
 
 def on_released(ledger: Ledger, event: BlockReleased, now: int) -> Decision:
-    """Let a block go; it is over when its nodes have said that nothing of it is left."""
+    """Release a block; it is over when its nodes have reported its copies freed."""
     block = owned(ledger, event.block_id, event.by)
     return release(ledger, block, LeaseEnd.RELEASED, event.detail, now)
 
@@ -93,30 +92,30 @@ def on_named(ledger: Ledger, event: BlockNamed, now: int) -> Decision:
     block = owned(ledger, event.block_id, event.by)
     if block.freeing or block.lost:
         raise NotFound(f"block {event.block_id} is gone")
-    _make_sure_of_words(event.name, event.meta)
+    _check_lengths(event.name, event.meta)
     named = replace(block, name=event.name, meta=event.meta or block.meta)
     decision = Decision(records=[Record("block-named", block.user, block.id, reason=event.name)])
     if event.term_ms:
-        named = replace(named, session="", term_ms=0, ends_at_ms=now + _sensible(event.term_ms))
-        decision.changes += _until(ledger, named)
+        named = replace(named, session="", term_ms=0, ends_at_ms=now + _checked_term(event.term_ms))
+        decision.changes += _leases_until_end(ledger, named)
     decision.changes.insert(0, named)
     decision.answer = BlockAnswer(named)
-    decision.follow = [*_replaced(ledger, named)]
+    decision.follow = [*_release_of_namesake(ledger, named)]
     return decision
 
 
 def on_renewed(ledger: Ledger, event: BlocksRenewed, now: int) -> Decision:
-    """Let the blocks of a program that lives last for another term."""
+    """Extend the blocks of a running program by another term."""
     decision = Decision()
     for block in ledger.blocks.values():
         if event.session and block.session == event.session and block.user == event.by and not block.freeing:
             renewed = replace(block, ends_at_ms=now + block.term_ms)
-            decision.changes += [renewed, *_until(ledger, renewed)]
+            decision.changes += [renewed, *_leases_until_end(ledger, renewed)]
     return decision
 
 
 def owned(ledger: Ledger, block_id: str, by: str) -> Block:
-    """The block of this id, if it is this user's (the grid may everything)."""
+    """The block of this id, if it is this user's (the grid itself may use all)."""
     block = ledger.blocks.get(block_id)
     if block is None:
         raise NotFound(f"no block is called {block_id!r}")
@@ -125,13 +124,13 @@ def owned(ledger: Ledger, block_id: str, by: str) -> Block:
     return block
 
 
-def _until(ledger: Ledger, block: Block) -> list[Row]:
+def _leases_until_end(ledger: Ledger, block: Block) -> list[Row]:
     """The leases of a block's copies, with the end that the block has."""
     leases = (ledger.leases.get(place.copy) for place in block.everywhere)
     return [replace(lease, ends_at_ms=block.ends_at_ms) for lease in leases if lease is not None]
 
 
-def _replaced(ledger: Ledger, block: Block) -> list[BlockReleased]:
+def _release_of_namesake(ledger: Ledger, block: Block) -> list[BlockReleased]:
     """The release of the block that had this name."""
     before = ledger.block_names.get((block.user, block.name))
     if before is None or before == block.id:
@@ -139,29 +138,29 @@ def _replaced(ledger: Ledger, block: Block) -> list[BlockReleased]:
     return [BlockReleased(before, block.user, f"{block.name} is block {block.id} now")]
 
 
-def _make_sure_it_makes_sense(ledger: Ledger, event: BlockAsked) -> None:
+def _check_request(ledger: Ledger, event: BlockAsked) -> None:
     if not 1 <= event.size_bytes <= MAX_BLOCK_BYTES:
         raise BadInput(f"a block must have 1 to {MAX_BLOCK_BYTES:,} bytes, not {event.size_bytes:,}")
     if not 1 <= event.copies <= MAX_COPIES:
         raise BadInput(f"a block can have 1 to {MAX_COPIES} copies, not {event.copies}")
-    _make_sure_of_words(event.name, event.meta)
-    _sensible(event.term_ms)
+    _check_lengths(event.name, event.meta)
+    _checked_term(event.term_ms)
     if event.prefer and event.prefer not in ledger.nodes:
         raise Refused(f"no node is called {event.prefer}; the nodes are: {', '.join(sorted(ledger.nodes)) or 'none'}")
 
 
-def _make_sure_of_words(name: str, meta: str) -> None:
+def _check_lengths(name: str, meta: str) -> None:
     if len(name) > MAX_NAME_CHARS or len(meta) > MAX_META_CHARS:
-        raise BadInput(f"a key has at most {MAX_NAME_CHARS} letters, and what is noted of a block {MAX_META_CHARS}")
+        raise BadInput(f"a key has at most {MAX_NAME_CHARS} letters, and the meta of a block {MAX_META_CHARS}")
 
 
-def _sensible(term_ms: int) -> int:
+def _checked_term(term_ms: int) -> int:
     if not 0 < term_ms <= MAX_DURATION_MS:
         raise BadInput("the time of a block must be more than zero and less than 200 years")
     return term_ms
 
 
-def _make_sure_there_is_room(ledger: Ledger, block: Block, now: int) -> None:
+def _check_room(ledger: Ledger, block: Block, now: int) -> None:
     """Refuse a block whose copies have no room on as many nodes."""
     taken: list[str] = []
     for _ in range(block.copies):
@@ -169,6 +168,6 @@ def _make_sure_there_is_room(ledger: Ledger, block: Block, now: int) -> None:
         if spot is None:
             request = copy_request(ledger, block, now, besides=tuple(taken))
             why = reasons.never_fits(ledger, request) or reasons.why_not_now(ledger, request, now)
-            told = "; ".join(why) or "the grid has no nodes"
-            raise Refused(f"{NO_NODES}: {told}", why)
+            reason = "; ".join(why) or "the grid has no nodes"
+            raise Refused(f"{NO_NODES}: {reason}", why)
         taken.append(spot[1].node)
