@@ -60,7 +60,7 @@ def _fill_from_cluster(node: dict[str, Any], values: dict[str, Any]) -> None:
 
 
 def _check_agreement(values: dict[str, Any], context: ParseContext) -> None:
-    """Report every contradiction between values, and warn of what is merely odd; invalid values are no longer there."""
+    """Report contradictions between values, and warn of what is unusual; invalid values were dropped before."""
     nodes = [(f"nodes.{index}", node) for index, node in enumerate(values.get("nodes") or ()) if node]
     _check_names(nodes, context)
     for at, node in nodes:

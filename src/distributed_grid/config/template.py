@@ -1,4 +1,4 @@
-"""The cluster file that `grid init` writes: usable as it is, with everything one may want in comments."""
+"""Template of a cluster file, written by `grid init`: usable as it is, with the optional keys in comments."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class MachineProbe:
         )
 
     def limits(self) -> MachineLimits:
-        """What control groups limit, of all that `capacity` says."""
+        """What control groups limit, of what `capacity` returns."""
         return MachineLimits(
             cpu_milli=self._cpu_limit.value if self._cpu_limit else None,
             memory_bytes=self._memory_limit.value if self._memory_limit else None,
@@ -234,7 +234,7 @@ class MachineProbe:
         return procfs.read_busy_ms(self.root, self._core_names)
 
     def memory_used_bytes(self) -> int:
-        """All that cannot be had without taking it from somebody, here or under the limit."""
+        """Memory in use: what is not available without swapping, on the machine or under the limit."""
         available = procfs.read_memory(self.root).available_bytes
         if self._memory_limit:
             held = self._groups.memory_used_bytes(self._memory_limit.group) or 0

@@ -142,8 +142,8 @@ class GpuProbe:
             return None
         held: dict[int, int | None] = {}
         for process in (*compute, *(graphics or ())):  # a process of both kinds is in both, with the same memory
-            said, before = process.usedGpuMemory, held.get(process.pid)
-            held[process.pid] = said if before is None else max(before, said or 0)
+            reported, before = process.usedGpuMemory, held.get(process.pid)
+            held[process.pid] = reported if before is None else max(before, reported or 0)
         return held
 
     def _running(self, kind: str, handle: Any) -> list[Any] | None:

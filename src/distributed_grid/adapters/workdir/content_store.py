@@ -183,7 +183,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 class ContentWriter:
-    """One content on its way in. Leaving the `with` block without `finish` leaves nothing behind."""
+    """Writes one content. Leaving the `with` block without `finish` leaves nothing behind."""
 
     def __init__(self, store: ContentStore, digest: str | None, size: int | None) -> None:
         self._store, self._digest = store, digest

@@ -1,11 +1,11 @@
-"""Ignore rules of a directory: `.gitignore`, `.gridignore`, and what is never shipped unasked.
+"""Ignore rules of a directory: `.gitignore`, `.gridignore`, and what is ignored by default.
 
 - As in git, the last matching pattern of the deepest ignore file that has one decides, and nothing below an ignored
   directory can be brought back.
 - `.gridignore` outranks everything, and alone can bring back what is always ignored (`ALWAYS_IGNORED`, the grid's own
   state).
 - In a git work tree the `.gitignore` files above the directory apply too, unless they ignore the directory itself:
-  whoever works in there wants it shipped.
+  a user who works there wants it shipped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class IgnoreRules:
     """The patterns of one ignore file."""
 
     def __init__(self, content: bytes) -> None:
-        self._keeps: list[bool] = []
+        self._negated: list[bool] = []
         parts: dict[tuple[bool, bool], list[tuple[int, bytes]]] = {}  # (by path, of a directory) → which, expression
         for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
             line = _without_trailing_spaces(line.removesuffix(b"\r"))
@@ -45,8 +45,8 @@ class IgnoreRules:
             pattern = pattern.removeprefix(b"/")
             if not pattern:
                 continue
-            number = len(self._keeps)
-            self._keeps.append(line.startswith(b"!"))
+            number = len(self._negated)
+            self._negated.append(line.startswith(b"!"))
             for is_directory in (True,) if of_directories else (True, False):
                 parts.setdefault((by_path, is_directory), []).append((number, pattern_regex(pattern)))
         self._matchers = {kind: _LastMatch(numbered) for kind, numbered in parts.items()}
@@ -58,7 +58,7 @@ class IgnoreRules:
             last = matcher.last(path.rpartition(b"/")[2])
         if matcher := self._matchers.get((True, is_directory)):
             last = max(last, matcher.last(path))
-        return None if last < 0 else not self._keeps[last]
+        return None if last < 0 else not self._negated[last]
 
 
 class _LastMatch:
