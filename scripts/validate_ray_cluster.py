@@ -1,4 +1,4 @@
-"""Check a Ray cluster that a grid uses, one line for each thing that is looked at; exit 0 when all is well.
+"""Check the Ray cluster that a grid uses, one line for each check; exit 0 when all is well.
 
 The cluster is the one of RAY_ADDRESS, else the one that `grid cluster env` names. What only the grid knows (its
 nodes, its leases) is asked of `grid`; where that does not answer, those checks say so and are left out.
@@ -27,7 +27,7 @@ ENTER = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, logging_lev
 
 
 class Check(NamedTuple):
-    """What was looked at and how it is; `ok` is None where it could not be looked at."""
+    """One check and its result; `ok` is None where it could not be made."""
 
     name: str
     ok: bool | None
@@ -57,9 +57,9 @@ _MARKS = {True: "ok", False: "FAILED", None: "skipped"}
 
 
 def validate() -> Iterator[Check]:
-    """Every check, in the order in which they make sense."""
+    """Every check, each after those that it depends on."""
     if not os.environ.get("RAY_ADDRESS"):
-        os.environ.update(_asked("cluster", "env") or {})
+        os.environ.update(_run_grid("cluster", "env") or {})
     address = os.environ.get("RAY_ADDRESS", "")
     if not address:
         yield Check("address", False, "RAY_ADDRESS is not set, and the grid names none; type: grid cluster start --ray")
@@ -79,7 +79,7 @@ def validate() -> Iterator[Check]:
     for check in (_names, _versions, _authentication, _tasks, _groups, _leftovers):
         try:
             yield check(ray, alive)
-        except Exception as failure:  # a cluster that breaks while it is looked at is told like everything else
+        except Exception as failure:  # a cluster that breaks while it is checked is reported like everything else
             yield Check(
                 check.__name__.strip("_"), False, f"{type(failure).__name__}: {' '.join(str(failure).split())[:300]}"
             )
@@ -88,7 +88,7 @@ def validate() -> Iterator[Check]:
 def _names(ray: Any, alive: list[dict[str, Any]]) -> Check:
     """Whether every node of the grid that should have Ray is a living node of Ray, under its name."""
     there = sorted(node["NodeName"] for node in alive)
-    rows = _asked("cluster", "status")
+    rows = _run_grid("cluster", "status")
     if rows is None:
         return Check(
             "nodes", bool(there), f"{len(there)} alive: {', '.join(there)}; the grid did not say which are its"
@@ -105,8 +105,8 @@ def _versions(ray: Any, alive: list[dict[str, Any]]) -> Check:
     found = _on_each(ray, alive, _own_versions)
     here = (platform.python_version(), ray.__version__)
     kinds = {(python.rpartition(".")[0], version) for python, version in [*found.values(), here]}
-    told = "; ".join(f"{name}: Python {python}, Ray {version}" for name, (python, version) in sorted(found.items()))
-    return Check("versions", len(kinds) == 1, f"{told}; here: Python {here[0]}, Ray {here[1]}")
+    lines = "; ".join(f"{name}: Python {python}, Ray {version}" for name, (python, version) in sorted(found.items()))
+    return Check("versions", len(kinds) == 1, f"{lines}; here: Python {here[0]}, Ray {here[1]}")
 
 
 def _own_versions() -> tuple[str, str]:
@@ -170,15 +170,15 @@ def _groups(ray: Any, alive: list[dict[str, Any]]) -> Check:
     finally:
         for group in made.values():
             ray.util.remove_placement_group(group)
-    told = f"none on {', '.join(missing)}" if missing else f"one on each of {', '.join(sorted(made))}"
-    return Check("placement groups", not missing, told)
+    lines = f"none on {', '.join(missing)}" if missing else f"one on each of {', '.join(sorted(made))}"
+    return Check("placement groups", not missing, lines)
 
 
 def _leftovers(ray: Any, alive: list[dict[str, Any]]) -> Check:
     """Whether every group that is named as the grid's are belongs to a lease that holds."""
     table = ray.util.placement_group_table().values()
     ours = sorted(row["name"] for row in table if row["name"].startswith(PREFIX) and row["state"] != "REMOVED")
-    status = _asked("status")
+    status = _run_grid("status")
     if status is None:
         return Check("leftovers", None, f"{len(ours)} groups of a grid; the grid did not say which of them it knows")
     held = {row["allocation_id"] for row in status["allocations"]}
@@ -203,8 +203,8 @@ def _on_each(ray: Any, alive: list[dict[str, Any]], what: Callable[[], Any]) -> 
     return {name: ray.get(one, timeout=max(deadline - time.monotonic(), 1)) for name, one in begun.items()}
 
 
-def _asked(*words: str) -> Any:
-    """What a command of the grid answers; None where it does not."""
+def _run_grid(*words: str) -> Any:
+    """The JSON output of a command of the grid; None where it fails."""
     try:
         done = subprocess.run(
             [GRID, *words, "--json"], capture_output=True, timeout=ASK_SECONDS, check=True, stdin=subprocess.DEVNULL

@@ -1,10 +1,8 @@
-"""An engine that is to carry leases besides the grid itself: a Ray cluster, started by the grid or taken as it runs.
+"""Engines that carry leases besides the grid itself (a Ray cluster), and the bindings of leases to them.
 
-A binding: what stands for a lease in an engine. In Ray it is a placement group, named for the lease and a fence.
-
-Rule 1: a binding is in the ledger before its group is made, and leaves when its group is known to be gone.
-Rule 2: of a lease's bindings only the newest is wanted, and only while the lease holds. A new one is made good when
-        all older ones are gone, so a lease is never held twice.
+In Ray a binding is a placement group, named for the lease and a fence. It is in the ledger before its group is made,
+and leaves when its group is known to be gone. Of a lease's bindings only the newest is to be made, only while the
+lease holds, and only when all older ones are gone, so that a lease is never held twice.
 """
 
 from __future__ import annotations
@@ -105,7 +103,7 @@ class Binding(Struct, frozen=True):
         return self.gone
 
 
-def parsed(group: str) -> tuple[str, int] | None:
+def parse_group_name(group: str) -> tuple[str, int] | None:
     """The lease and the fence that a group's name tells; None where it is not one of ours."""
     lease_id, _, fence = group.removeprefix(GROUP_PREFIX).rpartition("-")
     ours = group.startswith(GROUP_PREFIX) and lease_id and fence.isdecimal()

@@ -28,7 +28,7 @@ DECIDERS: dict[type, Decider] = {
     events.NodeStopped: nodes.on_stopped,
     events.EngineWanted: engines.on_wanted,
     events.EngineGivenUp: engines.on_given_up,
-    events.EngineObserved: engines.on_looked,
+    events.EngineObserved: engines.on_observed,
     events.GroupBound: engines.on_bound,
     events.GroupRefused: engines.on_refused,
     events.GroupFreed: engines.on_freed,

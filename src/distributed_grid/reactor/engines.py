@@ -1,17 +1,22 @@
-"""Deciding about engines: wanted, and given up.
+"""Decisions about engines and their bindings: desired and given up, bound, refused, freed, observed.
 
-Deciding about what engines reserve: bound, refused, freed, and what a look at an engine shows.
-
-Rule 1: a lease on an engine's node is active only while the engine has its group.
-Rule 2: what the engine has forgotten is bound again under a new fence; only when that is refused the lease ends.
-Rule 3: a node that the engine has lost keeps its leases, unbound, until its hold is over: it may come back.
+A lease on an engine's node is active only while the engine has its group. What the engine has forgotten is bound again
+under a new fence, and only when that is refused does the lease end. A node that the engine has lost keeps its leases,
+unbound, until its hold is over: it may come back.
 """
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.engines import ATTACHED, Binding, EngineCapacity, EngineResources, EngineRow, parsed
+from distributed_grid.domain.engines import (
+    ATTACHED,
+    Binding,
+    EngineCapacity,
+    EngineResources,
+    EngineRow,
+    parse_group_name,
+)
 from distributed_grid.domain.events import (
     EngineGivenUp,
     EngineNode,
@@ -42,24 +47,24 @@ def on_bound(ledger: Ledger, event: GroupBound, now: int) -> Decision:
     lease = ledger.leases.get(binding.lease_id) if binding is not None else None
     if binding is None or lease is None or binding.bound_at_ms or ledger.binding_of(lease) != binding:
         return Decision()
-    return Decision([replace(binding, bound_at_ms=now), *_activated(lease)], [_told("bound", lease, binding)])
+    return Decision([replace(binding, bound_at_ms=now), *_activate(lease)], [_binding_record("bound", lease, binding)])
 
 
-def _activated(lease: Lease) -> list[Row]:
+def _activate(lease: Lease) -> list[Row]:
     """A plain lease is active as soon as it is bound; a job's becomes so when its command runs."""
     if lease.job or lease.awaits or lease.state is not LeaseState.RESERVING:
         return []
     return [replace(lease, state=advance_lease(lease.state, Step.BIND))]
 
 
-def _told(kind: str, lease: Lease, binding: Binding, reason: str = "") -> Record:
+def _binding_record(kind: str, lease: Lease, binding: Binding, reason: str = "") -> Record:
     record = lease_record(kind, lease, None, reason)
     record.data["placement_group"] = binding.group
     return record
 
 
 def on_refused(ledger: Ledger, event: GroupRefused, now: int) -> Decision:
-    """A lease that the engine does not reserve is over; a job looks for another place."""
+    """A lease that the engine does not reserve is over; a job is placed elsewhere."""
     binding = ledger.bindings.get(event.key)
     lease = ledger.leases.get(binding.lease_id) if binding is not None else None
     if binding is None or lease is None or binding.bound_at_ms or ledger.binding_of(lease) != binding:
@@ -81,8 +86,8 @@ def on_freed(ledger: Ledger, event: GroupFreed, now: int) -> Decision:
     return Decision([] if binding is None else [replace(binding, gone=True)])
 
 
-def on_looked(ledger: Ledger, event: EngineObserved, now: int) -> Decision:
-    """Bring nodes and bindings in line with what the engine has; a look that shows nothing new changes nothing."""
+def on_observed(ledger: Ledger, event: EngineObserved, now: int) -> Decision:
+    """Bring nodes and bindings in line with what the engine has; nothing new changes nothing."""
     engine = ledger.engines.get(event.name)
     if engine is None:
         return Decision()
@@ -90,16 +95,16 @@ def on_looked(ledger: Ledger, event: EngineObserved, now: int) -> Decision:
     if engine.mode == ATTACHED and engine.session != event.session:
         decision.changes.append(replace(engine, session=event.session))
         decision.records.append(Record("engine-session", "", event.name, reason=event.session))
-    places = matched(ledger, event.nodes)
+    places = match_nodes(ledger, event.nodes)
     fence = ledger.counters.get(FENCE, 0)
     for node in ledger.nodes.values():
-        fence = _look_at(ledger, event, node, places.get(node.name), decision, fence, now)
+        fence = _observe_node(ledger, event, node, places.get(node.name), decision, fence, now)
     if fence != ledger.counters.get(FENCE, 0):
         decision.changes.append(Counter(FENCE, fence))
     return decision
 
 
-def matched(ledger: Ledger, places: tuple[EngineNode, ...]) -> dict[str, EngineNode]:
+def match_nodes(ledger: Ledger, places: tuple[EngineNode, ...]) -> dict[str, EngineNode]:
     """The grid's nodes among an engine's: by the engine's own name of it, by address, by the machine's name."""
     found: dict[str, EngineNode] = {}
     by_host = {node.host: node.name for node in ledger.nodes.values() if node.host not in ("local", "ray")}
@@ -110,7 +115,7 @@ def matched(ledger: Ledger, places: tuple[EngineNode, ...]) -> dict[str, EngineN
         lambda place: place.name,
         lambda place: by_host.get(place.address),
         lambda place: place.hostname,
-    ):  # the surer way first, for all of them: several may share a machine
+    ):  # the surest match first, for all of them: several may share a machine
         unknown, left = left, []
         for place in unknown:
             name = name_of(place)
@@ -121,7 +126,7 @@ def matched(ledger: Ledger, places: tuple[EngineNode, ...]) -> dict[str, EngineN
     return found
 
 
-def _look_at(
+def _observe_node(
     ledger: Ledger,
     event: EngineObserved,
     node: Node,
@@ -133,7 +138,7 @@ def _look_at(
     """One node: where the engine has it, what it leaves us there, and the bindings of its leases; the last fence."""
     if place is None:
         if node.engine == event.name and node.engine_node:
-            decision.changes += _lost(ledger, node, now)
+            decision.changes += _lose_node(ledger, node, now)
             decision.records.append(Record("engine-lost", "", node.name, node.name, f"{event.name} has lost it"))
         return fence
     if (node.engine, node.engine_node) != (event.name, place.id):
@@ -146,18 +151,18 @@ def _look_at(
     for lease in ledger.leases_of(node.name):
         binding = ledger.binding_of(lease)
         settled = lease.state is LeaseState.RELEASING or lease.request.within or lease.recovered
-        if settled or _stands(binding, place, there, event.asked_at_ms):
+        if settled or _is_valid(binding, place, there, event.asked_at_ms):
             continue
-        found = _group_of(lease, there) if binding is None else 0
+        found = _found_fence(lease, there) if binding is None else 0
         fence = max(fence + 1, found)
         fresh = Binding(lease.id, found or fence, node.name, place.id, now, bound_at_ms=now if found else 0, again=True)
-        decision.changes += [fresh, _rebound(replace(lease, engine=event.name), bound=bool(found))]
-        decision.records.append(_told("found-bound" if found else "rebinding", lease, fresh))
+        decision.changes += [fresh, _with_bound_state(replace(lease, engine=event.name), bound=bool(found))]
+        decision.records.append(_binding_record("found-bound" if found else "rebinding", lease, fresh))
     return fence
 
 
-def _stands(binding: Binding | None, place: EngineNode, there: set[str] | None, asked_at_ms: int) -> bool:
-    """Whether a binding may stay: it is being made, or its group was seen, or the look says nothing about it."""
+def _is_valid(binding: Binding | None, place: EngineNode, there: set[str] | None, asked_at_ms: int) -> bool:
+    """Whether a binding may stay: it is being made, or its group was seen, or the observation says nothing about it."""
     if binding is None or binding.place != place.id:
         return False
     if not binding.bound_at_ms or there is None or binding.bound_at_ms >= asked_at_ms:
@@ -165,13 +170,13 @@ def _stands(binding: Binding | None, place: EngineNode, there: set[str] | None, 
     return binding.group in there
 
 
-def _group_of(lease: Lease, there: set[str] | None) -> int:
+def _found_fence(lease: Lease, there: set[str] | None) -> int:
     """The fence of a group that the engine still has of a lease whose binding the ledger has forgotten; 0: none."""
-    ours = (parsed(group) for group in there or ())
+    ours = (parse_group_name(group) for group in there or ())
     return max((fence for lease_id, fence in filter(None, ours) if lease_id == lease.id), default=0)
 
 
-def _rebound(lease: Lease, *, bound: bool) -> Lease:
+def _with_bound_state(lease: Lease, *, bound: bool) -> Lease:
     """A plain lease in the state that goes with its new binding."""
     if lease.job or lease.awaits:
         return lease
@@ -182,7 +187,7 @@ def _rebound(lease: Lease, *, bound: bool) -> Lease:
     return lease
 
 
-def _lost(ledger: Ledger, node: Node, now: int) -> list[Row]:
+def _lose_node(ledger: Ledger, node: Node, now: int) -> list[Row]:
     """A node that the engine does not see any more, and its leases, which are not bound now."""
     rows: list[Row] = [
         replace(node, engine_node="", engine_lost_ms=now),
@@ -191,11 +196,11 @@ def _lost(ledger: Ledger, node: Node, now: int) -> list[Row]:
     for lease in ledger.leases_of(node.name):
         binding = ledger.binding_of(lease)
         if binding is not None:
-            rows += [replace(binding, dropped=True), _rebound(lease, bound=False)]
+            rows += [replace(binding, dropped=True), _with_bound_state(lease, bound=False)]
     return rows
 
 
-def given_up_for_lost(ledger: Ledger, now: int) -> Decision:
+def expire_lost_nodes(ledger: Ledger, now: int) -> Decision:
     """The leases of nodes that the engine has not had for as long as their hold are over; jobs run on by the agent."""
     decision = Decision()
     for node in ledger.nodes.values():
@@ -212,7 +217,7 @@ def given_up_for_lost(ledger: Ledger, now: int) -> Decision:
     return decision
 
 
-def released_from(ledger: Ledger, engine: str) -> list[Row]:
+def release_engine(ledger: Ledger, engine: str) -> list[Row]:
     """Everything as it is without an engine: from now on its leases are kept by the grid alone."""
     rows: list[Row] = []
     for node in ledger.nodes.values():
@@ -220,12 +225,12 @@ def released_from(ledger: Ledger, engine: str) -> list[Row]:
             rows.append(replace(node, engine="", engine_node="", engine_lost_ms=0))
             rows.append(EngineCapacity(node.name, EngineResources(), gone=True))
     backed = (lease for lease in ledger.leases.values() if lease.engine == engine)
-    rows += [_rebound(replace(lease, engine=""), bound=True) for lease in backed]
+    rows += [_with_bound_state(replace(lease, engine=""), bound=True) for lease in backed]
     return [*rows, *(replace(binding, gone=True) for binding in ledger.bindings.values())]
 
 
 def on_wanted(ledger: Ledger, event: EngineWanted, now: int) -> Decision:
-    """Note an engine, or what has changed about it; one that was come by in another way has to be given up first."""
+    """Record an engine, or what has changed about it; one of another mode has to be given up first."""
     old = ledger.engines.get(event.name)
     if old is not None and old.mode != event.mode:
         raise Refused(f"{event.name} is {old.mode} at {old.address} already; give that up first")
@@ -237,9 +242,9 @@ def on_wanted(ledger: Ledger, event: EngineWanted, now: int) -> Decision:
 
 
 def on_given_up(ledger: Ledger, event: EngineGivenUp, now: int) -> Decision:
-    """Let an engine go; giving up one that is not wanted is harmless."""
+    """Give an engine up; giving up one that is not there is harmless."""
     row = ledger.engines.get(event.name)
     if row is None:
         return Decision()
-    changes = [replace(row, given_up=True), *released_from(ledger, row.name)]
+    changes = [replace(row, given_up=True), *release_engine(ledger, row.name)]
     return Decision(changes, [Record("engine-given-up", "", row.name, reason=event.detail)])

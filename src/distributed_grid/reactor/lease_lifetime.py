@@ -30,7 +30,7 @@ from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, NodeS
 from distributed_grid.reactor.block_copies import overdue
 from distributed_grid.reactor.blocks import release
 from distributed_grid.reactor.decision import Decision
-from distributed_grid.reactor.engines import given_up_for_lost
+from distributed_grid.reactor.engines import expire_lost_nodes
 from distributed_grid.reactor.jobs import give_up_waiting, requeue_unstarted, stop_job
 from distributed_grid.reactor.lease_transitions import FENCE, binding_for, cancel_dependents, end_lease, lease_record
 from distributed_grid.reactor.nodes import check_liveness
@@ -149,7 +149,7 @@ def on_time_passed(ledger: Ledger, event: TimePassed, now: int) -> Decision:
     due = ledger.due_by(now)
     if not due:
         decision = check_liveness(ledger, now)
-        lost = given_up_for_lost(ledger, now)
+        lost = expire_lost_nodes(ledger, now)
         decision.changes += lost.changes
         decision.follow += lost.follow
         orphaned = [lease_id for lease_id in ledger.dependents if lease_id not in ledger.leases]

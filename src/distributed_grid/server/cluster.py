@@ -125,7 +125,7 @@ class ClusterService:
             return lambda step: report({"node_id": name, "step": step})
 
         for name in names:
-            say(name)("looking at its Ray")
+            say(name)("inspecting its Ray")
         await self.ray.check_before_start(names)
         rows = await asyncio.gather(*(self._run(name, self._start, op, report) for name in names))
         running = [row["node_id"] for row in rows if row["ok"]]
@@ -148,7 +148,7 @@ class ClusterService:
                 await self._ssh.run("inspect", self.target(name), say(name))
                 await self._drain(name, say(name), wait=not op.force)
             except GridError:
-                return False  # told when the node itself is stopped, which fails in the same way
+                return False  # reported when the node itself is stopped, which fails in the same way
             return True
 
         there = [name for name in names if name in row.nodes]
@@ -172,7 +172,7 @@ class ClusterService:
 
     async def _stop(self, name: str, op: requests.ManageCluster, say: Say) -> str:
         target = self.target(name)
-        say("looking at the node")
+        say("inspecting the node")
         try:
             await self._ssh.run("inspect", target, say)
         except GridError as failure:
@@ -188,7 +188,7 @@ class ClusterService:
             summary = await self._ssh.run("purge" if op.purge else "stop", target, say)
         except GridError:
             if await self._grid.read(lambda ledger, now: ledger.nodes[name].wanted):
-                self._ssh.keep_link(target)  # what could not be ended is looked after as before
+                self._ssh.keep_link(target)  # what could not be ended is kept as before
             raise
         await self._grid.handle(NodeStopped(name))
         return summary

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from distributed_grid.domain.effects import BindLease, FreeBinding, StartAttempt
-from distributed_grid.domain.engines import Binding, EngineResources, parsed
+from distributed_grid.domain.engines import Binding, EngineResources, parse_group_name
 from distributed_grid.domain.events import (
     EngineGivenUp,
     EngineNode,
@@ -254,5 +254,7 @@ def test_who_makes_room_is_gone_before_the_urgent_lease_is_bound():
 
 
 def test_only_our_own_names_are_understood():
-    assert parsed("grid-boost-a-b-7") == ("a-b", 7)
-    assert [parsed(name) for name in ("grid-boost-a", "boost-a-7", "grid-boost--7", "grid-boost-a-x")] == [None] * 4
+    assert parse_group_name("grid-boost-a-b-7") == ("a-b", 7)
+    assert [parse_group_name(name) for name in ("grid-boost-a", "boost-a-7", "grid-boost--7", "grid-boost-a-x")] == [
+        None
+    ] * 4

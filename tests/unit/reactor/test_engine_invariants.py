@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec import Struct, field
 
 from distributed_grid.domain.effects import BindLease
-from distributed_grid.domain.engines import GROUP_PREFIX, Binding, EngineResources, parsed
+from distributed_grid.domain.engines import GROUP_PREFIX, Binding, EngineResources, parse_group_name
 from distributed_grid.domain.events import (
     ControlPlaneStarted,
     EngineNode,
@@ -39,7 +39,7 @@ class Cluster(Struct):
 
     def reserve(self, binding: Binding) -> bool:
         """Whether it has the group now."""
-        others = [parsed(name) for name in self.groups if name != binding.group]
+        others = [parse_group_name(name) for name in self.groups if name != binding.group]
         assert all(found is None or found[0] != binding.lease_id for found in others), "a lease with two groups"
         if binding.place not in self.ids.values():
             return False

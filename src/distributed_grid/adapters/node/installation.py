@@ -80,7 +80,7 @@ async def inspect(session: ScriptSession) -> InstalledState:
 
 async def install(session: ScriptSession, sources: InstallSources, say: Say) -> Result:
     """Have this version of the package on a node, and no agent of another."""
-    say("looking at the node")
+    say("inspecting the node")
     seen = await inspect(session)
     needed = await sources.agent_wheels(seen)
     version = wheels.version_name(needed, seen)
@@ -137,7 +137,7 @@ class WheelFile(Struct, frozen=True):
 
 async def install_ray(session: ScriptSession, sources: InstallSources, say: Say) -> str:
     """Have this environment's version of Ray on a node, in an environment of its own; what was done."""
-    say("looking at the node")
+    say("inspecting the node")
     seen = await inspect(session)
     say("packing Ray")
     files = await sources.ray_wheels(seen)

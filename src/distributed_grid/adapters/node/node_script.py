@@ -98,7 +98,7 @@ def list_dir(folder: str) -> List[str]:
         return []
 
 
-# ---------------------------------------------------------------- looking
+# ---------------------------------------------------------------- inspecting
 
 
 def inspect(request: Map, source: BinaryIO) -> Map:

@@ -351,19 +351,19 @@ def run_ray_start(command: List[str], environ: Dict[str, str], folder: str, note
         )
     note.update(leader=process.pid, leader_start=start_ticks(process.pid))
     write_text(os.path.join(folder, "started.json"), json.dumps(note))
-    told = note["role"] != "head"
-    head, heard, looked = head_address(command), time.monotonic(), 0.0
+    announced = note["role"] != "head"
+    head, heard, probed = head_address(command), time.monotonic(), 0.0
     while process.poll() is None:
-        if time.monotonic() - looked > 1:
-            looked = time.monotonic()
-            heard = looked if head is None or answers(head) else heard
+        if time.monotonic() - probed > 1:
+            probed = time.monotonic()
+            heard = probed if head is None or answers(head) else heard
         if head is not None and time.monotonic() - heard > HEAD_TIMEOUT_SECONDS:
             process.kill()
             process.wait()
             raise ScriptError("Ray's head at %s:%d does not answer" % head)
-        if not told and os.path.exists(os.path.join(latest, "sockets", "raylet")):
+        if not announced and os.path.exists(os.path.join(latest, "sockets", "raylet")):
             step(HEAD_ANSWERS)
-            told = True
+            announced = True
         if time.monotonic() > deadline:
             process.kill()
             process.wait()
@@ -429,7 +429,7 @@ def listeners() -> Dict[int, str]:
 
 
 def describe_holder(inode: str) -> str:
-    """Who has a socket, as far as we may look."""
+    """Who has a socket, as far as permissions show."""
     for path in glob.glob("/proc/[0-9]*/fd/*"):
         try:
             if os.readlink(path) == "socket:[%s]" % inode:

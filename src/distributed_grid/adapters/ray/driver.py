@@ -30,15 +30,15 @@ from distributed_grid.adapters.ray.messages import (
     Close,
     Closed,
     Connect,
-    ExtendHold,
+    ExtendGroupHold,
     FreeGroups,
-    GroupFreed,
-    GroupReserved,
     GroupsObserved,
     GroupSpec,
     KeepAttachedNode,
     ObserveGroups,
     PackageSettings,
+    PlacementGroupFreed,
+    PlacementGroupReserved,
     RayCommand,
     RayRefused,
     ReserveGroups,
@@ -122,7 +122,7 @@ class RayDriver:
                 self._begin(self._free(command.names))
             case ObserveGroups():
                 self._begin(self._report_view(command))
-            case ExtendHold():
+            case ExtendGroupHold():
                 self._begin(self._extend_hold(command))
             case Close():
                 self._begin(self._close(command))
@@ -136,7 +136,7 @@ class RayDriver:
                 name = f"{command.operation} on {command.target.name}"
                 self._nodes.run(command.number, name, lambda say: self._run(command, say))
             case Connect():
-                log.error("told to connect twice")
+                log.error("a second Connect was ignored")
 
     # ------------------------------------------------------------------ nodes
 
@@ -189,12 +189,12 @@ class RayDriver:
                 answers = await self._call("reserve", asked, seconds, wait_seconds, seconds=seconds + CALL_SECONDS)
                 for item, answer in zip(items, answers, strict=True):
                     if answer is not None:
-                        self._report(GroupReserved(item.name, answer))
+                        self._report(PlacementGroupReserved(item.name, answer))
                 items = [item for item, answer in zip(items, answers, strict=True) if answer is None]
                 wait_seconds = WAIT_SECONDS
         except RayFailed as failure:
             for item in items:
-                self._report(GroupReserved(item.name, f"{AWAY}{failure}"))
+                self._report(PlacementGroupReserved(item.name, f"{AWAY}{failure}"))
 
     async def _free(self, names: tuple[str, ...]) -> None:
         problem = ""
@@ -203,7 +203,7 @@ class RayDriver:
         except RayFailed as failure:
             problem = str(failure)
         for name in names:
-            self._report(GroupFreed(name, problem))
+            self._report(PlacementGroupFreed(name, problem))
 
     async def observe(self, *, full: bool) -> dict[str, Any]:
         """What the placement group actor sees."""
@@ -219,7 +219,7 @@ class RayDriver:
         else:
             self._misses = 0
 
-    async def _extend_hold(self, command: ExtendHold) -> None:
+    async def _extend_hold(self, command: ExtendGroupHold) -> None:
         try:
             await self._call("extend_hold", command.seconds, command.terms)
         except RayFailed as failure:

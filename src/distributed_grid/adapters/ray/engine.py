@@ -1,8 +1,8 @@
 """A Ray cluster as an engine, through a child process that is the driver.
 
 Ray never runs in the process that owns the ledger: a driver dies with its Ray node. When the child is lost, whoever
-waited for it gets `Unreachable`, and asks the next one; `on_connected` is called when there is one, and returns what
-it has to be told.
+waited for it gets `Unreachable`, and asks the next one; `on_connected` is called when there is one, and returns the
+desired state for it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from distributed_grid.adapters.ray.messages import (
     Closed,
     Connect,
     Connected,
-    ExtendHold,
+    ExtendGroupHold,
     FreeGroups,
-    GroupFreed,
-    GroupReserved,
     GroupsObserved,
     GroupSpec,
     ObserveGroups,
     PackageSettings,
+    PlacementGroupFreed,
+    PlacementGroupReserved,
     RayRefused,
     RayReport,
     ReserveGroups,
@@ -149,7 +149,7 @@ class RayEngine:
 
     async def extend_hold(self, seconds: float, terms: Mapping[str, float]) -> None:
         self._check_connected()
-        self.send(ExtendHold(seconds, dict(terms)))
+        self.send(ExtendGroupHold(seconds, dict(terms)))
 
     async def clear(self) -> None:
         closed = await self._request(Closed, Close, CLOSE_SECONDS)
@@ -198,9 +198,9 @@ class RayEngine:
                 if report.why != self.problem:
                     log.warning("Ray: %s", report.why)
                 self.problem, self.is_final = report.why, report.final
-            case GroupReserved():
+            case PlacementGroupReserved():
                 _settle(self._reserving.pop(report.name, None), report.problem)
-            case GroupFreed():
+            case PlacementGroupFreed():
                 _settle(self._freeing.pop(report.name, None), report.problem)
             case AgentLinkChanged():
                 self._on_link(report)

@@ -53,7 +53,7 @@ class ObserveGroups(Command, frozen=True):
     full: bool
 
 
-class ExtendHold(Command, frozen=True):
+class ExtendGroupHold(Command, frozen=True):
     """The grid is there: its groups hold for so long; `terms` are those that end in so many seconds."""
 
     seconds: float
@@ -110,14 +110,14 @@ class RayRefused(Report, frozen=True):
     final: bool = False
 
 
-class GroupReserved(Report, frozen=True):
+class PlacementGroupReserved(Report, frozen=True):
     """A group is made, or why not."""
 
     name: str
     problem: str = ""
 
 
-class GroupFreed(Report, frozen=True):
+class PlacementGroupFreed(Report, frozen=True):
     """A group is gone, or why nobody knows."""
 
     name: str
@@ -142,7 +142,7 @@ RayCommand = (
     | ReserveGroups
     | FreeGroups
     | ObserveGroups
-    | ExtendHold
+    | ExtendGroupHold
     | Close
     | PackageSettings
     | KeepAttachedNode
@@ -152,8 +152,8 @@ RayCommand = (
 RayReport = (
     Connected
     | RayRefused
-    | GroupReserved
-    | GroupFreed
+    | PlacementGroupReserved
+    | PlacementGroupFreed
     | GroupsObserved
     | Closed
     | AgentLinkChanged

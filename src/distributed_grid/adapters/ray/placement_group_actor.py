@@ -123,7 +123,7 @@ class PlacementGroupActor:
         return self._nodes[1].get(node)
 
     def _expects_room(self, node: str, resources: Resources) -> bool:
-        """Whether Ray had all of it free a moment ago: then waiting for its word is cheaper than looking."""
+        """Whether Ray had all of it free a moment ago: then waiting for its word is cheaper than polling."""
         with self._lock:
             at, free = self._room
             if time.monotonic() - at > ROOM_SECONDS:
@@ -275,7 +275,7 @@ class PlacementGroupActor:
 
     def _watch(self) -> None:
         while not self._over.wait(WATCH_SECONDS):
-            with contextlib.suppress(Exception):  # Ray may be in trouble: the next look comes soon
+            with contextlib.suppress(Exception):  # Ray may be in trouble: the next sweep comes soon
                 self._sweep()
 
     def _sweep(self) -> None:

@@ -1,4 +1,4 @@
-"""The control plane's handle on its SSH child: started when somebody needs it, kept running, told again what to keep.
+"""The control plane's handle on its SSH child: started on demand, kept running, each new one sent the desired state.
 
 SSH runs in a process of its own because its cryptography would delay the event loop that owns the ledger.
 """

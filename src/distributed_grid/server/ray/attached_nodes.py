@@ -28,7 +28,7 @@ from distributed_grid.domain.resources import WHOLE_GPU
 from distributed_grid.domain.states import NodeState
 from distributed_grid.errors import Refused, TimedOut
 from distributed_grid.ports import EngineView
-from distributed_grid.reactor.engines import matched
+from distributed_grid.reactor.engines import match_nodes
 from distributed_grid.server.access.agent_websocket import AgentSockets
 from distributed_grid.server.ray.reconciler import NAME
 
@@ -53,7 +53,7 @@ def map_nodes(ledger: Ledger, places: Sequence[EngineNode]) -> list[NodeMapping]
     A node whose agent is here or comes by SSH needs no other.
     """
     ordered = tuple(sorted(places, key=lambda place: (not place.head, place.name, place.id)))
-    known = {place.id: name for name, place in matched(ledger, ordered).items()}
+    known = {place.id: name for name, place in match_nodes(ledger, ordered).items()}
     mappings: list[NodeMapping] = []
     taken = set(ledger.nodes)
     for place in ordered:
@@ -186,7 +186,7 @@ class AttachedNodeSync(LinkStates):
         except TimeoutError:
             raise TimedOut(f"it did not end within {END_SECONDS:g} s") from None
         if finished.problem:
-            if target.name in self.kept:  # what could not be ended is looked after as before
+            if target.name in self.kept:  # what could not be ended is kept as before
                 self._engine.send(KeepAttachedNode(self.kept[target.name]))
             raise Refused(finished.problem)
         return finished.summary

@@ -15,7 +15,7 @@ from typing import Any
 
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.effects import BindLease, EngineEffect
-from distributed_grid.domain.engines import Binding, parsed
+from distributed_grid.domain.engines import Binding, parse_group_name
 from distributed_grid.domain.events import EngineObserved, GroupBound, GroupFreed, GroupRefused
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
@@ -173,7 +173,7 @@ async def _ignore(view: EngineView) -> None:
 
 def find_strays(ledger: Ledger, view: EngineView) -> list[str]:
     """The groups that are named as ours are, and that no binding stands for."""
-    named = ((name, parsed(name)) for name, _ in view.groups or ())
+    named = ((name, parse_group_name(name)) for name, _ in view.groups or ())
     return [name for name, key in named if key is not None and f"{key[0]}-{key[1]}" not in ledger.bindings]
 
 
