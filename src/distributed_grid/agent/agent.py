@@ -28,7 +28,7 @@ from distributed_grid.agent.orders import OrderExecutor
 from distributed_grid.agent.outbox import Outbox
 from distributed_grid.agent.owner.borrowed_work import HostedWork
 from distributed_grid.agent.owner.guard import OwnerGuard
-from distributed_grid.agent.owner.usage_meter import RayLoan, UsageMeter, together
+from distributed_grid.agent.owner.usage_meter import RayLoan, UsageMeter, total_loan
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
@@ -171,7 +171,7 @@ class Agent:
         elif isinstance(message, HeartbeatReply):
             self._marks.confirm(message.beat)
             self._loans.append(RayLoan(message.ray_cpu_milli, message.ray_memory_bytes, message.ray_gpu_milli))
-            self._meter.set_ray_loan(together(self._loans))
+            self._meter.set_ray_loan(total_loan(self._loans))
             if message.hold_ms:
                 self._orders.renew_hold(message.beat + message.hold_ms)
         elif isinstance(message, MemoryOrder | MemoryReply):
@@ -222,7 +222,7 @@ class Agent:
         shims = [one.shim for one in running if one.spec.gpu_indexes]
         own_pids = {proc.pid for shim in shims for proc in listed_descendants(shim.pid)}
         attempts = [(one.attempt_id, one.fence, one.spec.node) for one in running]
-        await asyncio.to_thread(self._meter.look_at_gpus, own_pids)
+        await asyncio.to_thread(self._meter.sample_gpus, own_pids)
         await asyncio.to_thread(self._marks.observe, attempts)
 
     async def _sweep(self) -> None:

@@ -26,7 +26,7 @@ from distributed_grid.agent.hardware import HardwareDetector
 from distributed_grid.agent.lent_memory import LentMemory, address_towards
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.owner.usage_meter import UsageMeter
-from distributed_grid.agent.uplink import Dial, NoWayYet, Uplink
+from distributed_grid.agent.uplink import Dial, EndpointUnknown, Uplink
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.memory.supervisor.supervisor import ServerSupervisor
 from distributed_grid.posix.boot_clock import boot_id
@@ -144,7 +144,7 @@ async def _wait_until_abandoned(agent_dir: AgentDir, uplink: Uplink, host: Attem
     while True:
         await asyncio.sleep(POLL_SECONDS)
         linger = agent_dir.read("link.json").get("linger", linger)  # the file may be gone with all the others
-        if isinstance(linger, int | float) and 0 < linger < uplink.seconds_alone and not host.running():
+        if isinstance(linger, int | float) and 0 < linger < uplink.seconds_disconnected and not host.running():
             log.info("stopping: no control plane for %g s and nothing runs", linger)
             return
 
@@ -179,7 +179,7 @@ def _dial(agent_dir: AgentDir) -> Dial:
             return await join_client.open_websocket(key)
         path = agent_dir.read("link.json").get("socket")
         if not isinstance(path, str) or not os.path.exists(path):
-            raise NoWayYet
+            raise EndpointUnknown
         with short_path(path) as name:
             return await unix_connect(
                 name,

@@ -41,11 +41,11 @@ class Timing(Struct, frozen=True):
     greeting: float = 15.0
     silence: float = 10.0
     first_pause: float = 0.3
-    longest_pause: float = 5.0
+    max_pause: float = 5.0
     refused_pause: float = 15.0
 
 
-class NoWayYet(Exception):
+class EndpointUnknown(Exception):
     """Nobody has said yet where the control plane is."""
 
 
@@ -53,7 +53,7 @@ Dial = Callable[[], Awaitable[ClientConnection]]
 """Opens a connection to the control plane; NoWayYet, OSError or a WebSocketException where that does not work."""
 
 
-class Served(Protocol):
+class UplinkClient(Protocol):
     """The agent behind the link."""
 
     def hello(self, node: str) -> AgentHello: ...
@@ -76,7 +76,7 @@ class Uplink:
         self._last_up = time.monotonic()
 
     @property
-    def seconds_alone(self) -> float:
+    def seconds_disconnected(self) -> float:
         """How long there has been no link."""
         return 0.0 if self._is_up else time.monotonic() - self._last_up
 
@@ -86,7 +86,7 @@ class Uplink:
             self._outbox.append(encode(message))
             self._waiting.set()
 
-    async def run(self, agent: Served) -> None:
+    async def run(self, agent: UplinkClient) -> None:
         """Connect, serve, connect again; ends only when cancelled."""
         timing = self._timing
         pause = timing.first_pause
@@ -94,7 +94,7 @@ class Uplink:
             try:
                 async with await self._dial() as connection:
                     await self._serve(connection, agent)
-            except NoWayYet:
+            except EndpointUnknown:
                 pause = timing.first_pause
             except ProtocolError as refusal:
                 log.error("%s", refusal)
@@ -107,9 +107,9 @@ class Uplink:
                 self._last_up = time.monotonic()
                 agent.unlinked()
             await asyncio.sleep(pause * random.uniform(0.7, 1.3))
-            pause = min(1.5 * pause, max(pause, timing.longest_pause))
+            pause = min(1.5 * pause, max(pause, timing.max_pause))
 
-    async def _serve(self, connection: ClientConnection, agent: Served) -> None:
+    async def _serve(self, connection: ClientConnection, agent: UplinkClient) -> None:
         await connection.send(encode(agent.hello(self._node)))
         async with asyncio.timeout(self._timing.greeting):
             first = await connection.recv(decode=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 
@@ -18,6 +19,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="how many at once")
     parser.add_argument("--seed", type=int, help="only this one, with its whole history")
     options = parser.parse_args()
+    logging.disable(logging.WARNING)  # agents that refuse orders are what this is about
     if options.seed is None:
         return run_campaign(range(options.first, options.first + options.seeds), options.processes)
     world = World(draw_scenario(options.seed), keep_all=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -53,7 +54,7 @@ def reports(seeds: range, processes: int) -> Iterator[RunReport]:
     if processes <= 1:
         yield from map(run_seed, seeds)
         return
-    with get_context("spawn").Pool(processes) as pool:
+    with get_context("spawn").Pool(processes, logging.disable, (logging.WARNING,)) as pool:
         yield from pool.imap_unordered(run_seed, seeds, chunksize=4)
 
 

@@ -15,14 +15,14 @@ from msgspec import Struct
 from distributed_grid.agent.orders import OrderExecutor
 from distributed_grid.domain.events import Event, JobSubmitted, LeaseAsked
 from distributed_grid.errors import GridError
-from distributed_grid.simulation.agent import SimulatedAgent
-from distributed_grid.simulation.control_plane import ControlPlane
 from distributed_grid.simulation.event_queue import EventQueue, SimulatedTask
 from distributed_grid.simulation.faults import Fault, FaultInjector
 from distributed_grid.simulation.invariant_checker import InvariantChecker, InvariantViolated, Note
 from distributed_grid.simulation.machine import Machine
 from distributed_grid.simulation.network import Network, SimulatedLink, SimulatedUplink
 from distributed_grid.simulation.scenario import Scenario, UserRequest
+from distributed_grid.simulation.simulated_agent import SimulatedAgent
+from distributed_grid.simulation.simulated_control_plane import SimulatedControlPlane
 
 ANSWER_MS = 3_000
 """Who has not heard back by then asks again."""
@@ -88,7 +88,9 @@ class Users:
     """Simulated users: each of their requests is sent, under the same id, until it is answered. What was accepted is
     held against the grid from then on."""
 
-    def __init__(self, queue: EventQueue, control: ControlPlane, checker: InvariantChecker, note: Note) -> None:
+    def __init__(
+        self, queue: EventQueue, control: SimulatedControlPlane, checker: InvariantChecker, note: Note
+    ) -> None:
         self._queue = queue
         self._control = control
         self._checker = checker
@@ -157,7 +159,7 @@ class World:
         if scenario.local:
             route = self.network.routes[scenario.local]
             route.min_delay_ms = route.max_delay_ms = 0
-        self.control = ControlPlane(
+        self.control = SimulatedControlPlane(
             self.queue,
             random,
             self.network,

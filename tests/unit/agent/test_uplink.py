@@ -12,11 +12,11 @@ from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.asyncio.server import ServerConnection, unix_serve
 
 from distributed_grid import wire
-from distributed_grid.agent.uplink import NoWayYet, Timing, Uplink
+from distributed_grid.agent.uplink import EndpointUnknown, Timing, Uplink
 from distributed_grid.domain.nodes import Usage
 
 WELCOME = wire.Welcome(wire.PROTOCOL, "0.2.0", 1, 60_000, 2_000)
-HASTY = Timing(greeting=0.3, silence=0.3, first_pause=0.01, longest_pause=0.05, refused_pause=0.05)
+HASTY = Timing(greeting=0.3, silence=0.3, first_pause=0.01, max_pause=0.05, refused_pause=0.05)
 Behave = Callable[[ServerConnection], Awaitable[None]]
 
 
@@ -51,7 +51,7 @@ def play(path: Path, behave: Behave, until: Callable[[Agent], bool]) -> Agent:
 
         async def dial() -> ClientConnection:
             if not path.exists():
-                raise NoWayYet
+                raise EndpointUnknown
             return await unix_connect(str(path), "ws://grid/v1/agent", compression=None, ping_interval=None)
 
         link = Uplink("gpu1", dial, HASTY)

@@ -27,7 +27,7 @@ TO_GO = 1000 * 60_000  # what it costs to go, besides the work that is lost: a c
 URGENT_PART = 50  # thousandths of the memory; with less available the machine swaps or kills
 URGENT_GRACE_MS = 2_000
 RELIEF_PART = 1100  # thousandths of what is kept free; who was warned is spared only above that
-GPU_LOOKS = 3
+GPU_SAMPLES = 3
 
 
 class Borrowed(Struct, frozen=True):
@@ -52,11 +52,11 @@ class OwnerOnGpu(Struct, frozen=True):
 
 
 class UsageSample(Struct, frozen=True):
-    """What was seen at one moment: thousandths of cores over the last moments, bytes now; the attempts
+    """What was measured at one moment: thousandths of cores over the last moments, bytes now; the attempts
     with the most work to lose first.
 
     `machine_milli` is all there is, `outside_milli` the owner's, `own_milli` the borrowed work's. `gpus` is None when
-    they were not looked at.
+    they were not measured.
     """
 
     machine_milli: int
@@ -86,13 +86,13 @@ class EvictionReason(Struct, frozen=True):
     urgent: bool = False
 
 
-class EvictionUnderWay(Struct, frozen=True):
-    """Somebody who was warned; `told` is past saving."""
+class PlannedEviction(Struct, frozen=True):
+    """Somebody who was warned; `stopping` cannot be spared any more."""
 
     attempt_id: str
     reason: EvictionReason
     at_ms: int
-    told: bool = False
+    stopping: bool = False
 
 
 class Warn(Struct, frozen=True):
@@ -120,28 +120,28 @@ class Evict(Struct, frozen=True):
 _ANYTHING = 1 << 100
 Reclaim = Warn | CancelEviction | Evict
 Hints = tuple[tuple[int, int], ...]
-"""By GPU: how many looks in a row showed its owner."""
+"""By GPU: how many samples in a row showed its owner."""
 
 
 def reclaim(
-    going: tuple[EvictionUnderWay, ...],
+    evictions: tuple[PlannedEviction, ...],
     gpu_hints: Hints,
-    look: UsageSample,
+    sample: UsageSample,
     rules: OwnerRules,
     now_ms: int,
     starved: Mapping[str, EvictionReason],
-) -> tuple[tuple[EvictionUnderWay, ...], Hints, tuple[Reclaim, ...]]:
-    """Who is going now, what was seen of GPUs so far, and what has to be said and done; `starved` go for the CPU."""
-    here = {one.attempt_id for one in look.attempts}
-    going = tuple(one for one in going if one.attempt_id in here)
-    hints = _gpu_hints(gpu_hints, look, rules)
+) -> tuple[tuple[PlannedEviction, ...], Hints, tuple[Reclaim, ...]]:
+    """The evictions that are planned now, what GPUs have shown, and what has to be done; `starved` end for the CPU."""
+    here = {one.attempt_id for one in sample.attempts}
+    evictions = tuple(one for one in evictions if one.attempt_id in here)
+    hints = _gpu_hints(gpu_hints, sample, rules)
     if not rules.evict:
-        return going, hints, ()
-    wanted = {**starved, **_for_gpus(hints, look), **_for_memory(going, look, rules)}
+        return evictions, hints, ()
+    wanted = {**starved, **_for_gpus(hints, sample), **_for_memory(evictions, sample, rules)}
     actions: list[Reclaim] = []
-    after: list[EvictionUnderWay] = []
-    for one in going:
-        if one.told:
+    after: list[PlannedEviction] = []
+    for one in evictions:
+        if one.stopping:
             after.append(one)
         elif one.attempt_id not in wanted:
             actions.append(CancelEviction(one.attempt_id))
@@ -150,50 +150,52 @@ def reclaim(
     known = {one.attempt_id for one in after}
     for attempt_id, reason in wanted.items():
         if attempt_id not in known:
-            after.append(EvictionUnderWay(attempt_id, reason, now_ms + rules.notice_ms))
+            after.append(PlannedEviction(attempt_id, reason, now_ms + rules.notice_ms))
             if rules.notice_ms and not reason.urgent:
                 actions.append(Warn(attempt_id, reason.why, rules.notice_ms))
     for at, one in enumerate(after):
-        if not one.told and (now_ms >= one.at_ms or one.reason.urgent):
+        if not one.stopping and (now_ms >= one.at_ms or one.reason.urgent):
             grace_ms = min(rules.grace_ms, URGENT_GRACE_MS) if one.reason.urgent else rules.grace_ms
             actions.append(Evict(one.attempt_id, one.reason.why, grace_ms))
-            after[at] = replace(one, told=True)
+            after[at] = replace(one, stopping=True)
     return tuple(after), hints, tuple(actions)
 
 
 # ------------------------------------------------------------------ memory
 
 
-def _for_memory(going: Iterable[EvictionUnderWay], look: UsageSample, rules: OwnerRules) -> dict[str, EvictionReason]:
-    already = {one.attempt_id for one in going}
+def _for_memory(
+    evictions: Iterable[PlannedEviction], sample: UsageSample, rules: OwnerRules
+) -> dict[str, EvictionReason]:
+    already = {one.attempt_id for one in evictions}
     keep = rules.memory_min_bytes * (RELIEF_PART if already else 1000) // 1000
-    keep = min(max(keep, 1), look.memory_bytes)
-    short = keep - look.memory_available_bytes
-    if short <= 0 or not look.memory_bytes or not _owner_grew(look, rules):
+    keep = min(max(keep, 1), sample.memory_bytes)
+    short = keep - sample.memory_available_bytes
+    if short <= 0 or not sample.memory_bytes or not _owner_grew(sample, rules):
         return {}
-    urgent = 1000 * look.memory_available_bytes < URGENT_PART * look.memory_bytes
-    free, must = gigabytes(look.memory_available_bytes), gigabytes(rules.memory_min_bytes)
+    urgent = 1000 * sample.memory_available_bytes < URGENT_PART * sample.memory_bytes
+    free, must = gigabytes(sample.memory_available_bytes), gigabytes(rules.memory_min_bytes)
     return {
         one.attempt_id: EvictionReason(f"its owner needs {one.node}'s memory: {free} free, {must} must be", urgent)
-        for one in cheapest(look.attempts, short, already)
+        for one in cheapest(sample.attempts, short, already)
     }
 
 
-def _owner_grew(look: UsageSample, rules: OwnerRules) -> bool:
+def _owner_grew(sample: UsageSample, rules: OwnerRules) -> bool:
     """Whether the owner is the reason that memory is short: above its mark, or grown into what was lent."""
-    lent = sum(one.memory_leased_bytes for one in look.attempts)
-    beyond = sum(max(0, one.memory_bytes - one.memory_leased_bytes) for one in look.attempts)
-    above = 1000 * look.memory_outside_bytes > rules.memory_used_max_milli * look.memory_bytes
-    return above or beyond >= WORTH_BYTES or look.memory_outside_bytes + lent > look.memory_bytes
+    lent = sum(one.memory_leased_bytes for one in sample.attempts)
+    beyond = sum(max(0, one.memory_bytes - one.memory_leased_bytes) for one in sample.attempts)
+    above = 1000 * sample.memory_outside_bytes > rules.memory_used_max_milli * sample.memory_bytes
+    return above or beyond >= WORTH_BYTES or sample.memory_outside_bytes + lent > sample.memory_bytes
 
 
 def cheapest(attempts: Iterable[Borrowed], short_bytes: int, already: Iterable[str] = ()) -> tuple[Borrowed, ...]:
     """Those who hold `short_bytes` together with the least to lose, the last where it is the same; those `already`
-    going count first. All who are worth it, where all do not hold enough."""
+    planned count first. All who are worth it, where all do not hold enough."""
     worth = [one for one in attempts if one.memory_bytes >= WORTH_BYTES]
-    going = set(already)
-    chosen = [one for one in worth if one.attempt_id in going]
-    left = [one for one in reversed(worth) if one.attempt_id not in going]
+    planned = set(already)
+    chosen = [one for one in worth if one.attempt_id in planned]
+    left = [one for one in reversed(worth) if one.attempt_id not in planned]
     short_bytes -= sum(one.memory_bytes for one in chosen)
     apart = len(left) ** 2 + 1  # above any sum of places in the order, which decides where the cost is the same
     items = [CoverItem(apart * (TO_GO + one.at_stake) + at, 0, (one.memory_bytes,)) for at, one in enumerate(left)]
@@ -204,21 +206,21 @@ def cheapest(attempts: Iterable[Borrowed], short_bytes: int, already: Iterable[s
 # ------------------------------------------------------------------ GPUs
 
 
-def _gpu_hints(hints: Hints, look: UsageSample, rules: OwnerRules) -> Hints:
-    if look.gpus is None:
+def _gpu_hints(hints: Hints, sample: UsageSample, rules: OwnerRules) -> Hints:
+    if sample.gpus is None:
         return hints
     before = dict(hints)
     return tuple(
         (gpu.index, before.get(gpu.index, 0) + 1)
-        for gpu in look.gpus
+        for gpu in sample.gpus
         if gpu.busy_milli > rules.gpu_busy_max_milli or gpu.free_bytes < rules.gpu_memory_min_bytes
     )
 
 
-def _for_gpus(hints: Hints, look: UsageSample) -> dict[str, EvictionReason]:
-    taken = {index for index, looks in hints if looks >= GPU_LOOKS}
+def _for_gpus(hints: Hints, sample: UsageSample) -> dict[str, EvictionReason]:
+    taken = {index for index, samples in hints if samples >= GPU_SAMPLES}
     found = {}
-    for one in look.attempts:
+    for one in sample.attempts:
         mine = sorted(taken.intersection(one.gpu_indexes))
         if mine:
             found[one.attempt_id] = EvictionReason(f"its owner needs {one.node}'s GPU {', '.join(map(str, mine))}")

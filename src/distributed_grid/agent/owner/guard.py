@@ -161,7 +161,7 @@ class OwnerGuard:
 
     def _pause_running(self) -> None:
         """Pause what runs, what has started since included; who was warned may use the little that is left."""
-        warned = {going.attempt_id for going in self.state.going}
+        warned = {one.attempt_id for one in self.state.evictions}
         for attempt_id, fence in self._work.pause(frozenset(warned | self._displaced)):
             if attempt_id not in self._paused:
                 self._paused[attempt_id] = fence

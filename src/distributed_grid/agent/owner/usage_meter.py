@@ -61,14 +61,14 @@ class UsageMeter:
         """An attempt has ended that used so much in all."""
         self._ended_cpu_ms += cpu_ms
 
-    def look_at_gpus(self, own_pids: Collection[int]) -> None:
+    def sample_gpus(self, own_pids: Collection[int]) -> None:
         """Measure the GPUs for the next `usage`. A driver may hang: call it from a thread."""
         if self._gpus is not None:
             own = {*own_pids, *self._ray.pids()}
             self._on_gpus = tuple(one.outside for one in self._gpus.sample(own))
 
     def usage(self, own: Mapping[str, AttemptUsage]) -> Usage:
-        """What is in use, averaged over about ten seconds where it is a rate; of the GPUs, as last looked at."""
+        """What is in use, averaged over about ten seconds where it is a rate; of the GPUs, as last sampled."""
         sample = self.probe.sample(*self._own(own.values()))
         return Usage(
             cpu_busy_milli=round(1000 * sample.cpu_ratio_total),
@@ -117,7 +117,7 @@ class UsageMeter:
 
     def _own(self, running: Collection[AttemptUsage]) -> tuple[int, int]:
         """The CPU time of the grid's own, in all, and its memory: of attempts, and of what is lent through Ray."""
-        ray_ms, ray_bytes = self._ray.look()
+        ray_ms, ray_bytes = self._ray.measure()
         cpu_ms = self._ended_cpu_ms + sum(one.cpu_ms for one in running) + ray_ms
         return cpu_ms, sum(one.memory_bytes for one in running) + ray_bytes + self._lent_memory_bytes()
 
@@ -133,7 +133,7 @@ class RayLoan(Struct, frozen=True):
     gpu_milli: int = 0
 
 
-def together(loans: Iterable[RayLoan]) -> RayLoan:
+def total_loan(loans: Iterable[RayLoan]) -> RayLoan:
     """All of it on one machine."""
     each = list(loans)
     return RayLoan(
@@ -153,7 +153,7 @@ class RayWorkers:
         self._counted_ms = 0
         self._memory_bytes = 0
 
-    def look(self) -> tuple[int, int]:
+    def measure(self) -> tuple[int, int]:
         """The CPU time that counts, in all since the beginning, and the memory that counts now."""
         at_ms = boot_ms()
         if self.loan == RayLoan():

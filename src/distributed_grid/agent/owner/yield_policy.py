@@ -18,17 +18,17 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from distributed_grid.agent.owner.eviction import EvictionReason, EvictionUnderWay, Reclaim, UsageSample, reclaim
+from distributed_grid.agent.owner.eviction import EvictionReason, PlannedEviction, Reclaim, UsageSample, reclaim
 from distributed_grid.wire import OwnerRules
 
 # All times in milliseconds, all amounts in thousandths of a core; a part is thousandths of the machine.
 FLOOR_MILLI = 50  # what is left to throttled work that has nothing: 5 % of a core
-WEAK_LOOKS = 2
+WEAK_SAMPLES = 2
 COMEBACK_MILLI = 200  # paused work goes on when it can have this much
-DWELL_MS, DWELL_MOST_MS = 2_000, 60_000
-SETTLE_MS = 400  # the first look at a calm may still average over the last of the storm
-TOO_EARLY_MS = 30_000  # giving way so soon after coming back means that it was too early
-PROBE_EVERY_MS = 5_000  # how often the first look after a squeeze may give back at once
+DWELL_MS, MAX_DWELL_MS = 2_000, 60_000
+SETTLE_MS = 400  # the first sample of a calm may still average over the last of the storm
+TOO_EARLY_MS = 30_000  # yielding so soon after coming back means that it was too early
+PROBE_EVERY_MS = 5_000  # how often the first sample after a squeeze may give back at once
 PAUSE_AFTER_MS = 3_000  # at the floor, before everything is paused
 EVICT_AFTER_MS = 60_000  # at the floor or paused, before everything is evicted
 LAPSE_MS = 3_000  # a conflict that does not show for so long is over
@@ -39,22 +39,22 @@ class UsageMark(NamedTuple):
     """A part (thousandths) of the machine, but no less and no more than so many thousandths of a core."""
 
     part: int
-    least_milli: int
-    most_milli: int
+    min_milli: int
+    max_milli: int
 
-    def of(self, look: UsageSample) -> int:
-        return min(self.most_milli, max(self.least_milli, look.machine_milli * self.part // 1000))
+    def of(self, sample: UsageSample) -> int:
+        return min(self.max_milli, max(self.min_milli, sample.machine_milli * self.part // 1000))
 
 
 STRONG = UsageMark(50, 300, 1000)  # an owner who shows this much is there
-WEAK = UsageMark(10, 150, 600)  # one who shows this much is there when the next look shows it, too
+WEAK = UsageMark(10, 150, 600)  # one who shows this much is there when the next sample shows it, too
 HEADROOM = UsageMark(120, 150, 2000)  # stays idle beside an owner
 FULL = UsageMark(60, 70, 1000)  # a machine with less than this idle is full
 STEP = UsageMark(50, 100, 800)  # smaller differences change nothing
 
 
 class YieldStep(StrEnum):
-    """How far borrowed work gives way."""
+    """How far borrowed work yields."""
 
     FREE = "free"
     THROTTLED = "throttled"
@@ -62,7 +62,7 @@ class YieldStep(StrEnum):
 
 
 class OwnerState(Struct, frozen=True):
-    """What is remembered from look to look. `allowance_milli` is what throttled work may use in all."""
+    """What is remembered from sample to sample. `allowance_milli` is what throttled work may use in all."""
 
     step: YieldStep = YieldStep.FREE
     allowance_milli: int = 0
@@ -75,13 +75,13 @@ class OwnerState(Struct, frozen=True):
     probes: bool = False
     starved_since_ms: int | None = None
     conflict_seen_ms: int = 0
-    going: tuple[EvictionUnderWay, ...] = ()
+    evictions: tuple[PlannedEviction, ...] = ()
     gpu_hints: tuple[tuple[int, int], ...] = ()
 
     @property
     def yields(self) -> bool:
-        """Whether the machine gives way now, so that nothing new belongs there."""
-        return self.step is not YieldStep.FREE or bool(self.going)
+        """Whether the machine yields now, so that nothing new belongs there."""
+        return self.step is not YieldStep.FREE or bool(self.evictions)
 
 
 class Throttle(Struct, frozen=True):
@@ -105,27 +105,27 @@ Action = Throttle | Pause | Continue | Reclaim
 
 
 def decide(
-    state: OwnerState, look: UsageSample, rules: OwnerRules, now_ms: int
+    state: OwnerState, sample: UsageSample, rules: OwnerRules, now_ms: int
 ) -> tuple[OwnerState, tuple[Action, ...]]:
     """The next state, and what has to be done to get there; nothing when nothing changes."""
-    if not look.attempts:
+    if not sample.attempts:
         after = OwnerState()
     else:
-        after = _cpu(state, look, rules, now_ms)
+        after = _cpu(state, sample, rules, now_ms)
     actions: list[Action] = []
-    if grip_of(after) != grip_of(state):
-        actions.append(grip_of(after))
+    if throttle_of(after) != throttle_of(state):
+        actions.append(throttle_of(after))
     if after.step is YieldStep.PAUSED and state.step is not YieldStep.PAUSED:
-        actions.append(Pause(_why(look)))
+        actions.append(Pause(_why(sample)))
     elif state.step is YieldStep.PAUSED and after.step is not YieldStep.PAUSED:
         actions.append(Continue())
-    going, hints, reclaims = reclaim(
-        state.going, state.gpu_hints, look, rules, now_ms, _starved(after, look, rules, now_ms)
+    evictions, hints, reclaims = reclaim(
+        state.evictions, state.gpu_hints, sample, rules, now_ms, _starved(after, sample, rules, now_ms)
     )
-    return replace(after, going=going, gpu_hints=hints), (*actions, *reclaims)
+    return replace(after, evictions=evictions, gpu_hints=hints), (*actions, *reclaims)
 
 
-def grip_of(state: OwnerState) -> Throttle:
+def throttle_of(state: OwnerState) -> Throttle:
     """Whole cores while there are any; below one, a part of the time on one."""
     if state.step is YieldStep.FREE:
         return Throttle()
@@ -139,35 +139,35 @@ def grip_of(state: OwnerState) -> Throttle:
 # ------------------------------------------------------------------ CPU
 
 
-def _cpu(state: OwnerState, look: UsageSample, rules: OwnerRules, now: int) -> OwnerState:
-    state = replace(state, hints=state.hints + 1 if look.outside_milli >= WEAK.of(look) else 0)
+def _cpu(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: int) -> OwnerState:
+    state = replace(state, hints=state.hints + 1 if sample.outside_milli >= WEAK.of(sample) else 0)
     if state.step is YieldStep.FREE:
-        return _free(state, look, rules, now)
+        return _free(state, sample, rules, now)
     if state.step is YieldStep.PAUSED:
-        most = COMEBACK_MILLI if rules.throttle else look.leased_milli
-        return _come_back(state, look, rules, now) if _room(look) >= most else replace(state, calm_since_ms=None)
-    return _throttled(state, look, rules, now)
+        most = COMEBACK_MILLI if rules.throttle else sample.leased_milli
+        return _come_back(state, sample, rules, now) if _room(sample) >= most else replace(state, calm_since_ms=None)
+    return _throttled(state, sample, rules, now)
 
 
-def _free(state: OwnerState, look: UsageSample, rules: OwnerRules, now: int) -> OwnerState:
+def _free(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: int) -> OwnerState:
     """Who leased no CPU counts with what it uses; a full machine never has room for that beside an owner."""
-    is_there = look.outside_milli >= STRONG.of(look) or state.hints >= WEAK_LOOKS
-    if is_there and _room(look) < max(look.own_milli, sum(one.cpu_milli for one in look.attempts)):
+    is_there = sample.outside_milli >= STRONG.of(sample) or state.hints >= WEAK_SAMPLES
+    if is_there and _room(sample) < max(sample.own_milli, sum(one.cpu_milli for one in sample.attempts)):
         return _squeezed(replace(state, conflict_seen_ms=now), rules, now)
     lapsed = now - state.conflict_seen_ms > LAPSE_MS
     return replace(state, starved_since_ms=None) if lapsed else state
 
 
-def _throttled(state: OwnerState, look: UsageSample, rules: OwnerRules, now: int) -> OwnerState:
-    room, step, full = _room(look), STEP.of(look), look.idle_milli < FULL.of(look)
+def _throttled(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: int) -> OwnerState:
+    room, step, full = _room(sample), STEP.of(sample), sample.idle_milli < FULL.of(sample)
     if full and state.allowance_milli > FLOOR_MILLI:
         return _squeezed(state, rules, now)
     if state.probes and not full:
-        return _given(replace(state, probes=False), look, room)
+        return _given(replace(state, probes=False), sample, room)
     if room < state.allowance_milli - step:
         state = _lowered(replace(state, allowance_milli=max(FLOOR_MILLI, room)), now)
-    elif room >= min(state.allowance_milli + step, look.leased_milli):
-        return _come_back(state, look, rules, now)
+    elif room >= min(state.allowance_milli + step, sample.leased_milli):
+        return _come_back(state, sample, rules, now)
     state = replace(state, calm_since_ms=None)
     if state.allowance_milli > FLOOR_MILLI:
         return replace(state, starved_since_ms=None)
@@ -179,7 +179,7 @@ def _throttled(state: OwnerState, look: UsageSample, rules: OwnerRules, now: int
 
 
 def _squeezed(state: OwnerState, rules: OwnerRules, now: int) -> OwnerState:
-    """Almost nothing, at once; the next look shows what the owner really wants."""
+    """Almost nothing, at once; the next sample shows what the owner really needs."""
     state = _lowered(state, now)
     recently = state.squeezed_at_ms is not None and now - state.squeezed_at_ms < PROBE_EVERY_MS
     starved = now if state.starved_since_ms is None else state.starved_since_ms
@@ -190,62 +190,62 @@ def _squeezed(state: OwnerState, rules: OwnerRules, now: int) -> OwnerState:
 
 
 def _lowered(state: OwnerState, now: int) -> OwnerState:
-    """Whoever gives way soon after coming back came back too early."""
+    """Whoever yields soon after coming back came back too early."""
     if state.raised_at_ms is None:
         return state
     if now - state.raised_at_ms < TOO_EARLY_MS:
-        return replace(state, dwell_ms=min(2 * state.dwell_ms, DWELL_MOST_MS), raised_at_ms=None)
+        return replace(state, dwell_ms=min(2 * state.dwell_ms, MAX_DWELL_MS), raised_at_ms=None)
     return replace(state, dwell_ms=DWELL_MS, raised_at_ms=None)
 
 
-def _come_back(state: OwnerState, look: UsageSample, rules: OwnerRules, now: int) -> OwnerState:
+def _come_back(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: int) -> OwnerState:
     """More, when the owner has left it for long enough; as much as was left all the time."""
     if state.calm_since_ms is None:
-        return replace(state, calm_since_ms=now, calm_peak_milli=look.outside_milli)
+        return replace(state, calm_since_ms=now, calm_peak_milli=sample.outside_milli)
     settling = now - state.calm_since_ms <= SETTLE_MS
-    peak = look.outside_milli if settling else max(state.calm_peak_milli, look.outside_milli)
+    peak = sample.outside_milli if settling else max(state.calm_peak_milli, sample.outside_milli)
     if now - state.calm_since_ms < state.dwell_ms:
         return replace(state, calm_peak_milli=peak)
-    room = _room(replace(look, outside_milli=peak))
+    room = _room(replace(sample, outside_milli=peak))
     if state.step is YieldStep.PAUSED and not rules.throttle:
-        room = look.leased_milli
-    return replace(_given(state, look, room), raised_at_ms=now, calm_since_ms=None)
+        room = sample.leased_milli
+    return replace(_given(state, sample, room), raised_at_ms=now, calm_since_ms=None)
 
 
-def _given(state: OwnerState, look: UsageSample, room: int) -> OwnerState:
+def _given(state: OwnerState, sample: UsageSample, room: int) -> OwnerState:
     """Room for borrowed work; all of it is freedom."""
-    if room >= look.leased_milli:
+    if room >= sample.leased_milli:
         return replace(state, step=YieldStep.FREE, allowance_milli=0, starved_since_ms=None, hints=0)
     allowance = max(FLOOR_MILLI, room)
     starved = state.starved_since_ms if allowance == FLOOR_MILLI else None
     return replace(state, step=YieldStep.THROTTLED, allowance_milli=allowance, starved_since_ms=starved)
 
 
-def _room(look: UsageSample) -> int:
+def _room(sample: UsageSample) -> int:
     """What borrowed work may use beside this owner; everything when the owner is as good as gone."""
-    if look.outside_milli < WEAK.of(look) // 2:
-        return look.machine_milli
-    return look.machine_milli - look.outside_milli - HEADROOM.of(look)
+    if sample.outside_milli < WEAK.of(sample) // 2:
+        return sample.machine_milli
+    return sample.machine_milli - sample.outside_milli - HEADROOM.of(sample)
 
 
 # ------------------------------------------------------------------ who has to go for it
 
 
-def _starved(state: OwnerState, look: UsageSample, rules: OwnerRules, now: int) -> dict[str, EvictionReason]:
+def _starved(state: OwnerState, sample: UsageSample, rules: OwnerRules, now: int) -> dict[str, EvictionReason]:
     """Whom the owner's CPU use drives away."""
     since = state.starved_since_ms
     if since is None or not rules.evict:
         return {}
     if rules.throttle or rules.pause:
-        gone = look.attempts if now - since >= EVICT_AFTER_MS else ()
+        gone = sample.attempts if now - since >= EVICT_AFTER_MS else ()
     else:
-        gone = look.attempts[-1:] if now - since >= CONFLICT_MS else ()
-    return {one.attempt_id: EvictionReason(f"its owner needs {one.node}'s CPU: {_used(look)}") for one in gone}
+        gone = sample.attempts[-1:] if now - since >= CONFLICT_MS else ()
+    return {one.attempt_id: EvictionReason(f"its owner needs {one.node}'s CPU: {_used(sample)}") for one in gone}
 
 
-def _why(look: UsageSample) -> str:
-    return f"its owner uses {_used(look)}"
+def _why(sample: UsageSample) -> str:
+    return f"its owner uses {_used(sample)}"
 
 
-def _used(look: UsageSample) -> str:
-    return f"{look.outside_milli / 1000:.1f} of {look.machine_milli / 1000:g} cores"
+def _used(sample: UsageSample) -> str:
+    return f"{sample.outside_milli / 1000:.1f} of {sample.machine_milli / 1000:g} cores"

@@ -14,7 +14,7 @@ from distributed_grid.errors import BadInput, GridError
 
 if TYPE_CHECKING:
     from distributed_grid.domain.resources import Capacity
-    from distributed_grid.simulation.replay.statistics import StatisticsTable
+    from distributed_grid.simulation.replay.replay_statistics import StatisticsTable
 
 
 @click.command(cls=GridCommand)

@@ -15,7 +15,7 @@ from distributed_grid.domain.resources import NOTHING, Capacity
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy, Strategy
 from distributed_grid.errors import BadInput
 from distributed_grid.simulation.replay.replay import BEGIN_MS, Progress, Replay, owner_presences
-from distributed_grid.simulation.replay.statistics import ReplayStatistics
+from distributed_grid.simulation.replay.replay_statistics import ReplayStatistics
 from distributed_grid.simulation.replay.traces import LoggedJob, Trace
 
 Machine = Callable[[], Capacity]

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 from msgspec import Struct
 
-from distributed_grid.simulation.replay.statistics import ReplayStatistics
+from distributed_grid.simulation.replay.replay_statistics import ReplayStatistics
 
 COLOURS = (
     *("#1f77b4", "#d65f0e", "#2c8c3c", "#aa283c", "#785aaa", "#6e4632"),

@@ -40,7 +40,7 @@ from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
 from distributed_grid.errors import GridError, IllegalStep
 from distributed_grid.reactor import pending_for, step
 from distributed_grid.simulation.event_queue import EventQueue, ScheduledEvent
-from distributed_grid.simulation.replay.statistics import ReplayStatistics
+from distributed_grid.simulation.replay.replay_statistics import ReplayStatistics
 from distributed_grid.simulation.replay.traces import PATIENT_MS, LoggedJob
 
 DAY_MS = 86_400_000

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from distributed_grid.agent.owner.usage_meter import RayLoan, RayWorkers, together
+from distributed_grid.agent.owner.usage_meter import RayLoan, RayWorkers, total_loan
 
 SPIN = "import time; block = bytearray(64 << 20); block[::4096] = b'x' * len(block[::4096])\nwhile True: pass"
 
@@ -27,7 +27,7 @@ def until(workers: RayWorkers, cpu_ms: int, memory_bytes: int) -> tuple[int, int
     """What counts as soon as it is so much, and no later than in ten seconds."""
     end = time.monotonic() + 10
     while True:
-        found = workers.look()
+        found = workers.measure()
         if (found[0] >= cpu_ms and found[1] >= memory_bytes) or time.monotonic() > end:
             return found
         time.sleep(0.02)
@@ -36,7 +36,7 @@ def until(workers: RayWorkers, cpu_ms: int, memory_bytes: int) -> tuple[int, int
 def test_without_a_loan_nothing_counts(raylet):
     workers = RayWorkers(lambda: [raylet])
     until(workers, 0, 0)
-    assert workers.look() == (0, 0)
+    assert workers.measure() == (0, 0)
     assert workers.pids() == set()
 
 
@@ -47,9 +47,9 @@ def test_what_is_lent_counts_and_no_more(raylet):
     assert cpu_ms >= 100
     assert memory >= 60 << 20
     workers.loan = RayLoan(cpu_milli=1, memory_bytes=1000)
-    began, before = time.monotonic(), workers.look()[0]
+    began, before = time.monotonic(), workers.measure()[0]
     time.sleep(0.3)
-    after, memory = workers.look()
+    after, memory = workers.measure()
     assert after - before <= (time.monotonic() - began) * 1000 / 1000 + 1
     assert memory == 1000
 
@@ -64,5 +64,5 @@ def test_the_pids_of_workers_are_told_where_a_gpu_is_lent(raylet):
 
 
 def test_the_loans_of_all_nodes_of_a_machine_are_one():
-    assert together([RayLoan(1, 2, 3), RayLoan(10, 20, 30)]) == RayLoan(11, 22, 33)
-    assert together([]) == RayLoan()
+    assert total_loan([RayLoan(1, 2, 3), RayLoan(10, 20, 30)]) == RayLoan(11, 22, 33)
+    assert total_loan([]) == RayLoan()

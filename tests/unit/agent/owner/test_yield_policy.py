@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from distributed_grid.agent.owner.eviction import (
-    GPU_LOOKS,
+    GPU_SAMPLES,
     TO_GO,
     URGENT_GRACE_MS,
     WORTH_BYTES,
@@ -25,9 +25,9 @@ from distributed_grid.agent.owner.eviction import (
 )
 from distributed_grid.agent.owner.yield_policy import (
     CONFLICT_MS,
-    DWELL_MOST_MS,
     EVICT_AFTER_MS,
     FLOOR_MILLI,
+    MAX_DWELL_MS,
     PAUSE_AFTER_MS,
     Action,
     Continue,
@@ -36,12 +36,12 @@ from distributed_grid.agent.owner.yield_policy import (
     Throttle,
     YieldStep,
     decide,
-    grip_of,
+    throttle_of,
 )
 from distributed_grid.wire import OwnerRules
 
 GB = 1024**3
-LOOK_MS = 250
+SAMPLE_MS = 250
 RULES = OwnerRules(
     cpu_busy_max_milli=300,
     memory_used_max_milli=500,
@@ -70,7 +70,7 @@ class Machine:
     happened: list[tuple[int, Action]] = field(default_factory=list)
 
     def borrowed_may(self) -> int:
-        grip = grip_of(self.state)
+        grip = throttle_of(self.state)
         if self.state.step is YieldStep.PAUSED:
             return 0
         cores = self.cores if grip.cores is None else grip.cores
@@ -79,15 +79,15 @@ class Machine:
     def live(self, ms: int, owner_milli: int, noise: list[int] | None = None) -> None:
         noise = noise or [0]
         machine = 1000 * self.cores
-        for number in range(ms // LOOK_MS):
-            self.now_ms += LOOK_MS
+        for number in range(ms // SAMPLE_MS):
+            self.now_ms += SAMPLE_MS
             wanted, may = min(owner_milli, machine), self.borrowed_may()
             crowded = max(1000, (wanted + may) * 1000 // machine)
             self.outside_milli, self.own_milli = wanted * 1000 // crowded, may * 1000 // crowded
             seen = max(0, self.outside_milli + noise[number % len(noise)])
             attempts = (an_attempt(cpu_milli=self.wanted_milli if self.leases else 0),)
-            look = UsageSample(machine, min(machine, seen), self.own_milli, attempts, 16 * GB, 8 * GB, 2 * GB)
-            self.state, actions = decide(self.state, look, self.rules, self.now_ms)
+            sample = UsageSample(machine, min(machine, seen), self.own_milli, attempts, 16 * GB, 8 * GB, 2 * GB)
+            self.state, actions = decide(self.state, sample, self.rules, self.now_ms)
             self.happened += [(self.now_ms, action) for action in actions]
 
     def steps(self) -> list[Action]:
@@ -108,14 +108,14 @@ def test_an_owner_who_fits_beside_what_is_lent_changes_nothing() -> None:
 
 def test_the_first_look_that_shows_the_owner_hands_almost_everything_back() -> None:
     machine = Machine()
-    machine.live(LOOK_MS, owner_milli=2000)
+    machine.live(SAMPLE_MS, owner_milli=2000)
     assert machine.steps() == [Throttle(1, FLOOR_MILLI)]
     assert machine.state.yields
 
 
 def test_the_second_look_gives_back_what_the_owner_does_not_want() -> None:
     machine = Machine(cores=8, wanted_milli=8000)
-    machine.live(3 * LOOK_MS, owner_milli=2000)
+    machine.live(3 * SAMPLE_MS, owner_milli=2000)
     assert machine.steps() == [Throttle(1, FLOOR_MILLI), Throttle(5)]
     machine.live(10_000, owner_milli=2000)
     assert (machine.outside_milli, len(machine.steps())) == (2000, 2)
@@ -123,7 +123,7 @@ def test_the_second_look_gives_back_what_the_owner_does_not_want() -> None:
 
 def test_an_owner_who_takes_everything_pauses_then_evicts() -> None:
     machine = Machine()
-    machine.live(PAUSE_AFTER_MS + 2 * LOOK_MS, owner_milli=4000)
+    machine.live(PAUSE_AFTER_MS + 2 * SAMPLE_MS, owner_milli=4000)
     assert [type(action) for action in machine.steps()] == [Throttle, Pause]
     assert machine.steps()[-1] == Pause("its owner uses 2.0 of 2 cores")
     machine.live(EVICT_AFTER_MS + RULES.notice_ms, owner_milli=4000)
@@ -165,7 +165,7 @@ def test_steps_that_the_rules_leave_out_are_skipped() -> None:
     only_evict.live(60_000, owner_milli=0)
     only_evict.live(CONFLICT_MS, owner_milli=2000)
     assert only_evict.steps() == []
-    only_evict.live(RULES.notice_ms + 2 * LOOK_MS, owner_milli=2000)
+    only_evict.live(RULES.notice_ms + 2 * SAMPLE_MS, owner_milli=2000)
     assert [type(action) for action in only_evict.steps()] == [Warn, Evict]
 
 
@@ -215,11 +215,11 @@ def test_after_any_history_an_absent_owner_means_freedom(
     cores: int, curve: list[tuple[int, int]], throttle: bool, pause: bool
 ) -> None:
     machine = Machine(cores, 1000 * cores, True, replace(RULES, throttle=throttle, pause=pause, evict=False))
-    for part, looks in curve:
-        machine.live(LOOK_MS * looks, cores * part)
-    machine.live(2 * DWELL_MOST_MS, owner_milli=0)
+    for part, samples in curve:
+        machine.live(SAMPLE_MS * samples, cores * part)
+    machine.live(2 * MAX_DWELL_MS, owner_milli=0)
     assert machine.state.step is YieldStep.FREE
-    assert grip_of(machine.state) == Throttle()
+    assert throttle_of(machine.state) == Throttle()
     pauses = [action for action in machine.steps() if isinstance(action, Pause | Continue)]
     assert all(isinstance(action, Continue) == bool(at % 2) for at, action in enumerate(pauses))
     assert len(pauses) % 2 == 0
@@ -228,8 +228,8 @@ def test_after_any_history_an_absent_owner_means_freedom(
 @given(MACHINES, CURVES)
 def test_a_wild_owner_waits_longer_and_longer_before_work_comes_back(cores: int, curve: list[tuple[int, int]]) -> None:
     machine = Machine(cores, 1000 * cores, True, replace(RULES, evict=False))
-    for part, looks in curve * 4:
-        machine.live(LOOK_MS * looks, cores * part)
+    for part, samples in curve * 4:
+        machine.live(SAMPLE_MS * samples, cores * part)
     grips = [(at, action) for at, action in machine.happened if isinstance(action, Throttle)]
     frees = [(at, at - before) for (before, _), (at, action) in pairwise(grips) if action == Throttle()]
     probes = [at for at, since in frees if since < 2_000]  # one squeeze in five seconds may be given back at once
@@ -239,11 +239,11 @@ def test_a_wild_owner_waits_longer_and_longer_before_work_comes_back(cores: int,
 # ---------------------------------------------------------------------- memory and GPUs
 
 
-def look_through(looks: list[UsageSample], rules: OwnerRules = RULES) -> list[Action]:
+def decide_all(samples: list[UsageSample], rules: OwnerRules = RULES) -> list[Action]:
     state = OwnerState()
     happened: list[Action] = []
-    for number, look in enumerate(looks):
-        state, actions = decide(state, look, rules, number * LOOK_MS)
+    for number, sample in enumerate(samples):
+        state, actions = decide(state, sample, rules, number * SAMPLE_MS)
         happened += actions
     return happened
 
@@ -257,47 +257,47 @@ def test_memory_comes_back_by_ending_the_youngest_that_is_enough() -> None:
     young = an_attempt("young", memory_bytes=GB)
     small = an_attempt("small", memory_bytes=GB // 4)
     why = "its owner needs gpu2's memory: 1.5 GB free, 2.0 GB must be"
-    assert look_through([short(1.5, old, young, small)]) == [Warn("young", why, RULES.notice_ms)]
+    assert decide_all([short(1.5, old, young, small)]) == [Warn("young", why, RULES.notice_ms)]
 
 
 def test_a_warning_is_taken_back_when_the_owner_gives_memory_back() -> None:
     job = an_attempt(memory_bytes=2 * GB)
-    happened = look_through([short(1, job), short(3, job)])
+    happened = decide_all([short(1, job), short(3, job)])
     assert [type(action) for action in happened] == [Warn, CancelEviction]
 
 
 def test_a_machine_about_to_swap_does_not_wait() -> None:
     job = an_attempt(memory_bytes=2 * GB)
-    (evicted,) = look_through([short(0.5, job)])
+    (evicted,) = decide_all([short(0.5, job)])
     assert isinstance(evicted, Evict)
     assert evicted.grace_ms == URGENT_GRACE_MS
 
 
 def test_a_job_within_its_lease_is_not_blamed_for_using_it() -> None:
     job = an_attempt(memory_leased_bytes=12 * GB, memory_bytes=12 * GB)
-    assert look_through([short(0.5, job, owner_gb=3.5)] * 10) == []
-    assert look_through([short(0.5, job, owner_gb=4.5)]) != []
+    assert decide_all([short(0.5, job, owner_gb=3.5)] * 10) == []
+    assert decide_all([short(0.5, job, owner_gb=4.5)]) != []
 
 
 def test_nobody_is_ended_for_memory_not_worth_it() -> None:
-    assert look_through([short(0.5, an_attempt(memory_bytes=WORTH_BYTES - 1))] * 10) == []
+    assert decide_all([short(0.5, an_attempt(memory_bytes=WORTH_BYTES - 1))] * 10) == []
 
 
 def test_without_eviction_memory_stays_lent() -> None:
-    assert look_through([short(0.5, an_attempt(memory_bytes=4 * GB))] * 10, replace(RULES, evict=False)) == []
+    assert decide_all([short(0.5, an_attempt(memory_bytes=4 * GB))] * 10, replace(RULES, evict=False)) == []
 
 
 def test_two_who_lose_little_go_before_one_who_loses_much() -> None:
     hours = an_attempt("hours", memory_bytes=4 * GB, at_stake=100 * TO_GO)
     marked = [an_attempt(f"marked{number}", memory_bytes=GB, at_stake=TO_GO) for number in range(3)]
-    warned = look_through([short(0.9, hours, *marked)])
+    warned = decide_all([short(0.9, hours, *marked)])
     assert [one.attempt_id for one in warned if isinstance(one, Warn)] == ["marked2", "marked1"]
 
 
 def test_one_goes_rather_than_two_who_lose_about_the_same() -> None:
     wide = an_attempt("wide", memory_bytes=2 * GB, at_stake=3 * TO_GO)
     narrow = [an_attempt(f"narrow{number}", memory_bytes=GB, at_stake=TO_GO + 1) for number in range(2)]
-    (warned,) = look_through([short(0.9, wide, *narrow)])
+    (warned,) = decide_all([short(0.9, wide, *narrow)])
     assert isinstance(warned, Warn)
     assert warned.attempt_id == "wide"
 
@@ -340,21 +340,21 @@ def test_a_gpu_goes_back_when_its_owner_is_seen_several_times() -> None:
     other = an_attempt("other", gpu_indexes=(0,))
     owner = (OwnerOnGpu(0, 0, 8 * GB), OwnerOnGpu(1, 900, 8 * GB))
     seen = UsageSample(4000, 0, 0, (job, other), 16 * GB, 8 * GB, 0, owner)
-    assert look_through([seen] * (GPU_LOOKS - 1)) == []
+    assert decide_all([seen] * (GPU_SAMPLES - 1)) == []
     unseen = replace(seen, gpus=None)
-    (warned,) = look_through([seen, unseen, seen, unseen, seen])
+    (warned,) = decide_all([seen, unseen, seen, unseen, seen])
     assert warned == Warn("a.1", "its owner needs gpu2's GPU 1", RULES.notice_ms)
 
 
 def test_a_gpu_without_memory_left_goes_back_too() -> None:
     seen = UsageSample(4000, 0, 0, (an_attempt(gpu_indexes=(0,)),), 16 * GB, 8 * GB, 0, (OwnerOnGpu(0, 0, GB - 1),))
-    assert [type(action) for action in look_through([seen] * 3)] == [Warn]
+    assert [type(action) for action in decide_all([seen] * 3)] == [Warn]
 
 
 def test_the_time_is_up_after_the_notice() -> None:
     job = an_attempt(memory_bytes=2 * GB)
-    looks = RULES.notice_ms // LOOK_MS
-    assert [type(action) for action in look_through([short(1, job)] * looks)] == [Warn]
-    assert [type(action) for action in look_through([short(1, job)] * (looks + 5))] == [Warn, Evict]
-    at_once = look_through([short(1, job)], replace(RULES, notice_ms=0))
+    samples = RULES.notice_ms // SAMPLE_MS
+    assert [type(action) for action in decide_all([short(1, job)] * samples)] == [Warn]
+    assert [type(action) for action in decide_all([short(1, job)] * (samples + 5))] == [Warn, Evict]
+    at_once = decide_all([short(1, job)], replace(RULES, notice_ms=0))
     assert [type(action) for action in at_once] == [Evict]

@@ -16,7 +16,7 @@ from distributed_grid.errors import BadInput
 from distributed_grid.simulation.replay.candidates import candidates, replay_candidates
 from distributed_grid.simulation.replay.chart import COLOURS, PANEL, TOP, _times, chart
 from distributed_grid.simulation.replay.replay import BEGIN_MS, NOTICE_MS, STOP_MS, Presence, Replay, owner_presences
-from distributed_grid.simulation.replay.statistics import ReplayStatistics, StatisticsTable
+from distributed_grid.simulation.replay.replay_statistics import ReplayStatistics, StatisticsTable
 from distributed_grid.simulation.replay.traces import PATIENT_MS, LoggedJob, Trace
 
 GB = 1024**3

@@ -53,7 +53,7 @@ class Observer(Protocol):
     def reloaded(self, ledger: Ledger, now: int, *, anew: bool) -> None: ...
 
 
-class _PendingEntry(Entry):
+class _WaitingEntry(Entry):
     """An entry, and what to do when it is durable, or refused."""
 
     __slots__ = ("then",)
@@ -63,7 +63,7 @@ class _PendingEntry(Entry):
         self.then = then
 
 
-class ControlPlane:
+class SimulatedControlPlane:
     """One control plane after another, all on the same store."""
 
     def __init__(
@@ -92,8 +92,8 @@ class ControlPlane:
         self.disk_is_full = False
         self.disk_slowness = 1
         self.gateway = SimulatedGateway(self)
-        self._inbox: list[_PendingEntry] = []
-        self._batch: tuple[list[_PendingEntry], DecidedBatch, Batch | None] | None = None
+        self._inbox: list[_WaitingEntry] = []
+        self._batch: tuple[list[_WaitingEntry], DecidedBatch, Batch | None] | None = None
         self._settling: ScheduledEvent | None = None
         self._read_at = 0
 
@@ -168,13 +168,13 @@ class ControlPlane:
 
     def handle(self, event: Event, then: Then | None = None) -> None:
         """Take an event in; `then` hears when it is durable, or why it was refused. Nobody hears of a crash."""
-        self._enter(_PendingEntry(event, None, then or _discard_answer))
+        self._enter(_WaitingEntry(event, None, then or _discard_answer))
 
     def read(self, question: Question, then: Then) -> None:
         """Ask about the ledger; the answer comes in its turn, with what it depends on durable."""
-        self._enter(_PendingEntry(None, question, then))
+        self._enter(_WaitingEntry(None, question, then))
 
-    def _enter(self, entry: _PendingEntry) -> None:
+    def _enter(self, entry: _WaitingEntry) -> None:
         self._inbox.append(entry)
         self._settle_soon()
 
@@ -262,7 +262,7 @@ class SimulatedRegistry(NodeRegistry):
 class SimulatedGateway:
     """The agent sessions of one life of the control plane; with a crash, what is under way in them never goes on."""
 
-    def __init__(self, control: ControlPlane) -> None:
+    def __init__(self, control: SimulatedControlPlane) -> None:
         self._control = control
         self._sessions = AgentSessions(self, SimulatedRegistry(control.nodes), {})
 

@@ -1,0 +1,71 @@
+"""The outbox: reports are kept until they are acknowledged, and a start that is over at once is told with its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from distributed_grid.agent.outbox import SHORT_MS, Outbox, Report
+from distributed_grid.domain.jobs import Ending, Outcome
+from distributed_grid.wire import AttemptEndedReport, AttemptPausedReport, AttemptStartedReport
+
+DONE = Outcome(Ending.EXITED, exit_code=0)
+
+
+class Sent:
+    """An outbox, what it has sent, and what it will do later."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+        self.later: list[tuple[int, Callable[[], None]]] = []
+        self.outbox = Outbox(self.reports.append, lambda ms, call: self.later.append((ms, call)))
+
+    def pass_time(self) -> None:
+        calls, self.later = self.later, []
+        for _, call in calls:
+            call()
+
+
+def test_a_start_is_reported_in_a_moment() -> None:
+    sent = Sent()
+    sent.outbox.started("a.1", 7, 123, (0, 1))
+    assert (sent.reports, [ms for ms, _ in sent.later]) == ([], [SHORT_MS])
+    sent.pass_time()
+    assert sent.reports == [AttemptStartedReport(1, "a.1", 7, 123, (0, 1))]
+
+
+def test_the_start_of_what_is_over_at_once_is_reported_with_its_end() -> None:
+    sent = Sent()
+    sent.outbox.started("a.1", 7, 123, (0,))
+    sent.outbox.ended("a.1", 7, DONE, 5)
+    sent.pass_time()
+    assert sent.reports == [AttemptEndedReport(1, "a.1", 7, DONE, 123, (0,), mark_age_ms=5)]
+
+
+def test_a_start_that_is_known_anew_is_reported_once_with_its_last_fence() -> None:
+    sent = Sent()
+    sent.outbox.started("a.1", 7, 123)
+    sent.outbox.started("a.1", 8, 123)
+    sent.pass_time()
+    assert [report.fence for report in sent.reports] == [8]
+
+
+def test_what_is_not_acknowledged_is_sent_again_and_what_is_acknowledged_is_forgotten_once() -> None:
+    sent = Sent()
+    sent.outbox.paused("a.1", 7, True, "its owner is back")
+    sent.outbox.ended("b.1", 8, DONE)
+    assert sent.outbox.unacknowledged_ends() == ["b.1"]
+    first, second = sent.reports
+    assert isinstance(first, AttemptPausedReport)
+    assert sent.outbox.acknowledged(first.seq) is first
+    assert sent.outbox.acknowledged(first.seq) is None
+    sent.outbox.resend()
+    assert sent.reports == [first, second, second]
+
+
+def test_after_the_stop_no_start_is_reported() -> None:
+    sent = Sent()
+    sent.outbox.started("a.1", 7, 123)
+    sent.outbox.stop()
+    sent.outbox.stop()
+    sent.pass_time()
+    assert sent.reports == []

@@ -1,0 +1,110 @@
+"""The batch settler: refusals are answers, bugs are not, and what is over is recalled."""
+
+from __future__ import annotations
+
+import pytest
+
+from distributed_grid.adapters.stores.in_memory import InMemoryStore
+from distributed_grid.control.batch import BatchSettler, DecisionFailed, Entry
+from distributed_grid.domain.events import (
+    ControlPlaneStarted,
+    Event,
+    HeartbeatReceived,
+    JobCancelled,
+    LeaseReleased,
+    NodeDeclared,
+)
+from distributed_grid.domain.jobs import Ending
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Usage
+from distributed_grid.errors import Conflict, IllegalStep, NotFound
+from distributed_grid.reactor import step
+from distributed_grid.reactor.dispatch import StepResult
+from tests.support.builders import a_node, a_request, a_submission
+
+NOW = 1_000_000
+
+
+class Settled:
+    """A settler on a store, with one node of four cores."""
+
+    def __init__(self, **options) -> None:
+        self.store = InMemoryStore()
+        self.settler = BatchSettler(self.store, **options)
+        self.settle(ControlPlaneStarted(1), NodeDeclared(a_node("here", cores=4)), HeartbeatReceived("here", Usage()))
+
+    def settle(self, *events: Event) -> list[Entry]:
+        entries = [Entry(event) for event in events]
+        batch = self.settler.decide(entries, NOW)
+        stored = self.settler.to_commit(batch)
+        if stored is not None:
+            self.store.commit(stored)
+            self.settler.committed(stored)
+        return entries
+
+
+def test_a_refusal_is_the_answer_of_its_entry_and_stops_no_other() -> None:
+    refused, accepted = Settled().settle(LeaseReleased("nobody", "ada"), a_submission(a_request("job", cores=1)))
+    assert isinstance(refused.failure, NotFound)
+    assert (accepted.failure, accepted.answer.job.uid) == (None, "job")
+
+
+def test_what_a_batch_calls_for_is_known_once_it_is_decided() -> None:
+    settled = Settled()
+    batch = settled.settler.decide([Entry(a_submission(a_request("job", cores=1)))], NOW)
+    effects = settled.settler.effects(batch)
+    assert [effect.job.uid for effect in effects.attempts] == ["job"]
+    assert (effects.engine, effects.memory) == ([], [])
+
+
+def test_a_sign_of_life_alone_need_not_be_stored_and_a_question_sees_what_came_before_it() -> None:
+    settled = Settled()
+    question = Entry(None, lambda ledger, now: (ledger.observations["here"].beat, now))
+    batch = settled.settler.decide([Entry(HeartbeatReceived("here", Usage(), 7)), question], NOW)
+    assert settled.settler.to_commit(batch) is None
+    assert question.answer == (7, NOW)
+
+
+def test_a_batch_that_was_not_committed_has_not_happened() -> None:
+    settled = Settled()
+    settled.settler.decide([Entry(a_submission(a_request("job", cores=1)))], NOW)
+    assert "job" in settled.settler.ledger.jobs
+    settled.settler.load(settled.store.load())
+    assert "job" not in settled.settler.ledger.jobs
+    assert "here" in settled.settler.ledger.observations  # never stored, and kept
+
+
+def test_another_process_knows_only_what_is_stored() -> None:
+    settled = Settled()
+    settled.settler.load(settled.store.load(), keep_volatile=False)
+    assert (set(settled.settler.ledger.nodes), dict(settled.settler.ledger.observations)) == ({"here"}, {})
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_request_that_is_over_is_recalled_and_its_id_is_good_for_nothing_else(batches: int) -> None:
+    settled = Settled()
+    settled.settle(a_submission(a_request("first", cores=4)))
+    submitted, cancelled = a_submission(a_request("job", cores=1, wait_s=9)), JobCancelled("job", "ada")
+    others = (submitted, a_submission(a_request("job", cores=2)))
+    if batches == 1:
+        again, other = settled.settle(submitted, cancelled, *others)[2:]
+    else:
+        settled.settle(submitted, cancelled)
+        again, other = settled.settle(*others)
+    assert (again.failure, again.answer.job.outcome.ending) == (None, Ending.CANCELLED)
+    assert isinstance(other.failure, Conflict)
+    assert "job" not in settled.settler.ledger.jobs
+
+
+def test_a_bug_names_the_entry_it_is_about() -> None:
+    def broken(ledger: Ledger, event: Event, now: int) -> StepResult:
+        if isinstance(event, LeaseReleased):
+            raise IllegalStep("a bug")
+        return step(ledger, event, now)
+
+    settled = Settled(step=broken)
+    entries = [Entry(HeartbeatReceived("here", Usage())), Entry(LeaseReleased("any", "ada"))]
+    with pytest.raises(DecisionFailed) as failed:
+        settled.settler.decide(entries, NOW)
+    assert failed.value.culprit is entries[1]
+    assert isinstance(failed.value.cause, IllegalStep)
