@@ -50,7 +50,7 @@ class SharedRunResult:
 
 
 class SharedResourceStatus(TypedDict):
-    """What can be had, and what is lent; the rows are those of `grid shared-status --json`."""
+    """Offers and allocations; the rows are those of `grid shared-status --json`."""
 
     offers: list[dict[str, Any]]
     allocations: list[dict[str, Any]]

@@ -54,31 +54,31 @@ def placement_fields(placing: PlacementArguments, prefer: Sequence[str] = ()) ->
         "strategy": str(chosen or ""),
         "prefer": preferred,
         "require": required,
-        "resources": {kind_of(kind): amount_of(amount) for kind, amount in placing.get("also", {}).items()},
+        "resources": {resource_name(kind): finite_amount(amount) for kind, amount in placing.get("also", {}).items()},
         "gpu_models": _names(placing.get("gpu_models", ()), "gpu_models"),
         "gpu_memory_gb": float(placing.get("gpu_memory_gb", 0.0)),
         "labels": _labels(placing.get("labels", ())),
         "affinity": _names(placing.get("affinity", ()), "affinity"),
         "anti_affinity": _names(placing.get("anti_affinity", ()), "anti_affinity"),
         "group": placing.get("group", ""),
-        "expects_seconds": seconds_of(expects, "an expected time") if expects is not None else 0.0,
+        "expects_seconds": positive_seconds(expects, "an expected time") if expects is not None else 0.0,
         "deadline": _moment(deadline) if deadline is not None else 0.0,
     }
 
 
-def kind_of(resource_type: ResourceType | str) -> str:
+def resource_name(resource_type: ResourceType | str) -> str:
     """A kind of resource by its one name, whatever its case."""
     return str(resource_type).lower()
 
 
-def amount_of(amount: float) -> float:
+def finite_amount(amount: float) -> float:
     """An amount that JSON can carry."""
     if not math.isfinite(amount):
         raise BadInput(f"the amount must be a number, not {amount:g}")
     return float(amount)
 
 
-def seconds_of(span: Span, what: str) -> float:
+def positive_seconds(span: Span, what: str) -> float:
     """A span of time in seconds; it must be more than nothing."""
     seconds = span.total_seconds() if isinstance(span, timedelta) else float(span)
     if not math.isfinite(seconds) or seconds <= 0:

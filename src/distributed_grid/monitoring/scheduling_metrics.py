@@ -225,7 +225,7 @@ def count_automatic(ledger: Ledger) -> tuple[int, int]:
 
 
 def rebalancing_summary(hourly: int, totals: Mapping[str, int], *, held: int, recommended: int) -> RebalancingSummary:
-    """The summary out of what was counted."""
+    """The summary, computed from the counters."""
     return {
         "rebalances_per_hour": hourly,
         "asked": totals.get("asked", 0),

@@ -17,10 +17,10 @@ from distributed_grid.client.placement_arguments import (
     Moment,
     PlacementArguments,
     Span,
-    amount_of,
-    kind_of,
+    finite_amount,
     placement_fields,
-    seconds_of,
+    positive_seconds,
+    resource_name,
 )
 from distributed_grid.control.view_types import AllocationRow, SchedulingStatus
 from distributed_grid.domain.resources import Priority as TaskPriority
@@ -92,7 +92,7 @@ class SchedulingRequest:
         where: PlacementArguments = {
             "strategy": self.strategy,
             "required_nodes": self.required_nodes,
-            "also": {kind_of(need.resource_type): need.amount for need in needs},
+            "also": {resource_name(need.resource_type): need.amount for need in needs},
             "gpu_models": [model for need in everything for model in need.gpu_models],
             "gpu_memory_gb": max(need.gpu_memory_gb for need in everything),
             "labels": self.labels,
@@ -106,11 +106,11 @@ class SchedulingRequest:
             **placement_fields(where, self.preferred_nodes),
             "request_id": self.task_id,
             "again": True,
-            "resource_type": kind_of(main.resource_type),
-            "amount": amount_of(main.amount),
+            "resource_type": resource_name(main.resource_type),
+            "amount": finite_amount(main.amount),
             "priority": TaskPriority.parse(self.priority).name.lower(),
             "gang": self.gang,
-            "duration_seconds": seconds_of(self.duration, "a duration") if self.duration is not None else 0.0,
+            "duration_seconds": positive_seconds(self.duration, "a duration") if self.duration is not None else 0.0,
             "target": self.target_node,
             "wait_seconds": self.wait_seconds,
             "dry_run": self.dry_run,
@@ -126,7 +126,7 @@ def _iterate(requirements: Requirements) -> Iterator[ResourceRequirement]:
 def _checked_requirements(requirements: Iterator[ResourceRequirement]) -> list[ResourceRequirement]:
     """The requirements as a list; BadInput where there are none, or two of one kind."""
     needs = list(requirements)
-    kinds = [kind_of(need.resource_type) for need in needs]
+    kinds = [resource_name(need.resource_type) for need in needs]
     if not needs:
         raise BadInput("a task needs at least one requirement, such as ResourceRequirement('cpu', 1)")
     if twice := sorted({kind for kind in kinds if kinds.count(kind) > 1}):

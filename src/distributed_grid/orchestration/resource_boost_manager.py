@@ -16,7 +16,7 @@ from typing import Any
 
 from distributed_grid.agent.ray_boost.ray_boost import use_placement_group
 from distributed_grid.client.async_client import GridSession
-from distributed_grid.client.placement_arguments import amount_of, kind_of, seconds_of
+from distributed_grid.client.placement_arguments import finite_amount, positive_seconds, resource_name
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.view_types import BoostRow, BoostStatus
 from distributed_grid.domain.resources import Priority as AllocationPriority
@@ -153,10 +153,10 @@ def _message(request: ResourceBoostRequest, wait_seconds: float) -> dict[str, An
     return {
         "request_id": uuid.uuid4().hex,
         "target": request.target_node,
-        "resource_type": kind_of(request.resource_type),
-        "amount": amount_of(request.amount),
+        "resource_type": resource_name(request.resource_type),
+        "amount": finite_amount(request.amount),
         "priority": AllocationPriority.parse(request.priority).name.lower(),
-        "duration_seconds": seconds_of(duration, "a duration"),
+        "duration_seconds": positive_seconds(duration, "a duration"),
         "source": request.preferred_source or "",
         "wait_seconds": wait_seconds,
     }

@@ -15,10 +15,10 @@ from distributed_grid.client.async_client import GridSession
 from distributed_grid.client.placement_arguments import (
     PlacementArguments,
     Span,
-    amount_of,
-    kind_of,
+    finite_amount,
     placement_fields,
-    seconds_of,
+    positive_seconds,
+    resource_name,
 )
 from distributed_grid.control.view_types import AllocationRow, ResourceStatus
 from distributed_grid.domain.rebalancing import SharingPolicy
@@ -29,7 +29,7 @@ from distributed_grid.errors import BadInput
 __all__ = ["AllocationPriority", "ResourceRequest", "ResourceSharingManager", "ResourceStatus", "SharingPolicy"]
 
 DEFAULT_SECONDS = 3600.0
-"""How long something is borrowed where nobody says; a lease without an end would outlive a program that dies."""
+"""The default duration; a lease without an end would outlive a program that dies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class ResourceRequest:
             **placement_fields(where),
             "request_id": uuid.uuid4().hex,
             "target": self.node_id,
-            "resource_type": kind_of(self.resource_type),
-            "amount": amount_of(self.amount),
+            "resource_type": resource_name(self.resource_type),
+            "amount": finite_amount(self.amount),
             "priority": AllocationPriority.parse(self.priority).name.lower(),
-            "duration_seconds": seconds_of(self.duration, "a duration"),
+            "duration_seconds": positive_seconds(self.duration, "a duration"),
             "wait_seconds": self.wait_seconds,
         }
 
@@ -106,13 +106,13 @@ class ResourceSharingManager(GridSession):
         return str(answer["allocation"]["allocation_id"])
 
     async def release_resource(self, allocation_id: str) -> AllocationRow:
-        """Give something back; what became of it. A second time is harmless; NotFound where nothing has that id."""
+        """Release an allocation; its last state. A second time is harmless; NotFound where nothing has that id."""
         answer = await self._client.call("release_lease", allocation_id=allocation_id)
         allocation: AllocationRow = answer["allocation"]
         return allocation
 
     async def get_resource_status(self) -> ResourceStatus:
-        """Whether and how the grid shares, what can be had, and what is lent."""
+        """Whether and how the grid shares, the offers, and the allocations."""
         status = await self._client.call("get_status")
         sharing = (await self._client.call("get_config"))["config"]["resource_sharing"]
         return {

@@ -39,7 +39,7 @@ class ResourceSharingOrchestrator(GridSession):
         await self._client.start()
 
     async def start(self) -> None:
-        """Attach all parts; does what `initialize` does where nobody did. Safe to call twice."""
+        """Attach all parts, with `initialize` first. Safe to call twice."""
         await self.initialize()
         await self.metrics.start()
         await self.sharing.start()
@@ -52,7 +52,7 @@ class ResourceSharingOrchestrator(GridSession):
         await self.metrics.stop()
 
     async def get_cluster_status(self) -> ClusterStatus:
-        """Everything at a glance: nodes, what can be had, what is lent, who runs and waits, and how well it goes."""
+        """Everything at a glance: nodes, offers, allocations, jobs, the queue, and scheduling figures."""
         status = await self._client.call("get_status")
         summary = (await self._client.call("get_metrics", kind="summary"))["summary"]
         scheduling = (await self._client.call("get_metrics", kind="scheduling"))["scheduling"]
@@ -99,7 +99,7 @@ class ResourceSharingOrchestrator(GridSession):
         )
 
     async def release_resources(self, allocation_id: str) -> AllocationRow:
-        """Give something back; what became of it. A second time is harmless."""
+        """Release an allocation; its last state. A second time is harmless."""
         return await self.sharing.release_resource(allocation_id)
 
     def get_node_resource_snapshots(self) -> dict[str, ResourceSnapshot]:

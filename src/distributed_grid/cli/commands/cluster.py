@@ -158,7 +158,7 @@ def _ray_lines(ray: dict[str, Any] | None) -> list[str]:
 
 
 def _selection(verb: str, nodes: tuple[str, ...]) -> dict[str, Any]:
-    """What every request about nodes says: what to do, with which nodes, and what it needs of the caller."""
+    """The fields of every request about nodes: the operation, the nodes, and parts of the caller's environment."""
     auth_sock = os.environ.get("SSH_AUTH_SOCK", "")
     return {"verb": verb, "nodes": nodes, "auth_sock": auth_sock, "environ": _inherited_variables()}
 

@@ -42,7 +42,7 @@ def request(session: CliSession, /, node: str, resource_type: str, amount: float
 @resource_sharing.command()
 @click.pass_obj
 def status(session: CliSession) -> None:
-    """What can be had, what is lent, who waits, and which nodes cool down."""
+    """Offers, allocations, how many requests wait, and which nodes cool down."""
     with session.client() as client:
         found = client.call("get_status")
         sharing = client.call("get_config")["config"]["resource_sharing"]

@@ -127,7 +127,7 @@ def _percent(part: float | None) -> str:
 
 
 def _check_writable(path: str) -> None:
-    """Refuse now, and not after all the work, what cannot be written."""
+    """Raise GridError before all the work where the file could not be written."""
     folder = Path(path).parent
     target = path if Path(path).exists() else folder
     if not folder.is_dir() or not os.access(target, os.W_OK):

@@ -70,7 +70,7 @@ def _recommendations(recommendations: list[dict[str, Any]]) -> str:
 
 
 def offers_table(offers: list[dict[str, Any]]) -> str:
-    """What can be had right now."""
+    """A table of the current offers."""
     rows = [
         (
             offer["node_id"],
@@ -83,7 +83,7 @@ def offers_table(offers: list[dict[str, Any]]) -> str:
 
 
 def allocations_table(allocations: list[dict[str, Any]]) -> str:
-    """What is lent."""
+    """A table of the active allocations."""
     rows = [
         (
             lease["allocation_id"][:12],

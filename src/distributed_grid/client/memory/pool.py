@@ -341,6 +341,6 @@ def _integer(number: int, what: str) -> int:
 
 
 def _seconds(ttl: Span) -> float:
-    from distributed_grid.client.placement_arguments import seconds_of
+    from distributed_grid.client.placement_arguments import positive_seconds
 
-    return seconds_of(ttl, "the time of a block")
+    return positive_seconds(ttl, "the time of a block")
