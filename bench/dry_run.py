@@ -101,15 +101,15 @@ class RandomEvents:
     def next_event(self, number: int) -> Event:
         """Somebody asks; now and then with the very words that were used before."""
         again = self._made and self.dice.random() < 0.04
-        event = self.dice.choice(self._made) if again else random_cases.an_event(self.dice, number, self.clock.ms)
+        event = self.dice.choice(self._made) if again else random_cases.a_random_event(self.dice, number, self.clock.ms)
         self._made.append(event)
         return event
 
     async def come(self) -> None:
         await self.grid.start()
-        await self.grid.handle(random_cases.a_policy(self.dice))
+        await self.grid.handle(random_cases.a_random_policy(self.dice))
         for name in random_cases.NODES:
-            await self.grid.handle(NodeDeclared(random_cases.a_crowded_node(self.dice, name)))
+            await self.grid.handle(NodeDeclared(random_cases.a_random_node(self.dice, name)))
             await self.grid.handle(HeartbeatReceived(name, Usage()))
 
     async def live_on(self) -> None:

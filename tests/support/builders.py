@@ -208,56 +208,56 @@ def a_ledger(*nodes: Node, now: int = NOW, rows: Sequence[Row] = ()) -> Ledger:
 
 
 class Scenario:
-    """A ledger and its clock: what happens, one sentence a line. Time moves only by `later`."""
+    """A ledger and its clock: what happens, one sentence a line. Time moves only by `advance`."""
 
     def __init__(self, *nodes: Node, now: int = NOW, ledger: Ledger | None = None) -> None:
         self.now = now
         self.ledger = a_ledger(*nodes, now=now) if ledger is None else ledger
 
-    def tell(self, event: Event) -> StepResult:
+    def handle(self, event: Event) -> StepResult:
         """One event and all that follows from it."""
         return step(self.ledger, event, self.now)
 
-    def later(self, seconds: float, *, heard: bool = True) -> StepResult:
+    def advance(self, seconds: float, *, heard: bool = True) -> StepResult:
         """Time passes; the nodes that were alive are heard at its end, unless nobody is."""
         self.now += _milli(seconds)
         if heard:
             for node in list(self.ledger.nodes.values()):
                 if node.state is NodeState.ALIVE:
-                    self.hear(node.name)
-        return self.tell(TimePassed())
+                    self.heartbeat(node.name)
+        return self.handle(TimePassed())
 
-    def hear(self, name: str, usage: Usage | None = None) -> StepResult:
-        return self.tell(HeartbeatReceived(name, usage or Usage()))
+    def heartbeat(self, name: str, usage: Usage | None = None) -> StepResult:
+        return self.handle(HeartbeatReceived(name, usage or Usage()))
 
     def ask(self, request: Request) -> Lease | None:
         """The lease as it stands after asking; None where it is over already."""
-        self.tell(LeaseAsked(request))
+        self.handle(LeaseAsked(request))
         return self.ledger.leases.get(request.id)
 
     def release(self, lease_id: str) -> StepResult:
-        return self.tell(LeaseReleased(lease_id, "ada"))
+        return self.handle(LeaseReleased(lease_id, "ada"))
 
     def submit(self, request: Request, *, retries: int = 0, starts: bool = False) -> Job:
         """A job for this request; with `starts` its agent has started it."""
-        self.tell(a_submission(request, retries=retries))
+        self.handle(a_submission(request, retries=retries))
         return self.start(request.id) if starts else self.job(request.id)
 
     def start(self, uid: str, *, pid: int = 4242) -> Job:
         """The agent says that the current attempt runs."""
         attempt = self.job(uid).attempt
         assert attempt is not None, f"{uid} has no attempt to start"
-        self.tell(AttemptStarted(uid, attempt.number, attempt.fence, pid))
+        self.handle(AttemptStarted(uid, attempt.number, attempt.fence, pid))
         return self.job(uid)
 
     def end(self, uid: str, outcome: Outcome | None = None) -> StepResult:
         """The agent proves the current attempt over."""
         attempt = self.job(uid).attempt
         assert attempt is not None, f"{uid} has no attempt to end"
-        return self.tell(AttemptEnded(uid, attempt.number, attempt.fence, outcome or an_exit()))
+        return self.handle(AttemptEnded(uid, attempt.number, attempt.fence, outcome or an_exit()))
 
     def cancel(self, uid: str) -> StepResult:
-        return self.tell(JobCancelled(uid, "ada"))
+        return self.handle(JobCancelled(uid, "ada"))
 
     def job(self, uid: str) -> Job:
         return self.ledger.jobs[uid]

@@ -24,7 +24,7 @@ PRIORITIES = (*(Priority.LOW,) * 3, Priority.MEDIUM, Priority.MEDIUM, Priority.H
 LABELS = (("zone", "north"), ("zone", "south"), ("disk", "ssd"))
 
 
-def a_policy(dice: Random) -> PolicySet:
+def a_random_policy(dice: Random) -> PolicySet:
     """What may hold for everybody: a strategy, weights, quotas of a user and of a team."""
     quotas = (
         Quota("ann", cpu_milli=6_000, leases=6),
@@ -40,7 +40,7 @@ def a_policy(dice: Random) -> PolicySet:
     )
 
 
-def a_crowded_node(dice: Random, name: str) -> Node:
+def a_random_node(dice: Random, name: str) -> Node:
     """A machine of some size, with or without GPUs, labels, an owner, a price."""
     devices = tuple(
         GpuDevice(at, dice.choice((8, 24)) * GB, dice.choice(MODELS), exclusive=dice.random() < 0.3)
@@ -61,10 +61,10 @@ def a_crowded_node(dice: Random, name: str) -> Node:
     )
 
 
-def an_event(dice: Random, number: int, now: int) -> Event:
+def a_random_event(dice: Random, number: int, now: int) -> Event:
     """Somebody asks for something: with a command or without, now and then under an id that was used before."""
     again = dice.random() < 0.03
-    request = a_wish(dice, dice.randrange(number) if again and number else number, now)
+    request = a_random_request(dice, dice.randrange(number) if again and number else number, now)
     if (request.gang > 1 and dice.random() < 0.9) or dice.random() < 0.4:
         return LeaseAsked(request)
     name = f"job{dice.randrange(40)}" if dice.random() < 0.2 else f"job-{request.id}"
@@ -72,7 +72,7 @@ def an_event(dice: Random, number: int, now: int) -> Event:
     return JobSubmitted(name, Command(argv), request, -1 if dice.random() < 0.01 else dice.choice((0, 1)))
 
 
-def a_wish(dice: Random, number: int, now: int) -> Request:
+def a_random_request(dice: Random, number: int, now: int) -> Request:
     """A request with anything that can be said of one; each thing rarely, so that many can be met."""
 
     def some(*values: str, rarely: float = 0.08) -> tuple[str, ...]:

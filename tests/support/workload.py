@@ -54,9 +54,9 @@ class Workload:
         self._work: dict[str, WorkloadJob] = {}
         self._ahead: list[tuple[int, int, Event | None]] = []
         self._number = itertools.count()
-        self._nodes = tuple(node.name for node in nodes_of(nodes, self._tell))
+        self._nodes = tuple(node.name for node in nodes_of(nodes, self._handle))
         if policy is not None:
-            self._tell(PolicySet(policy))
+            self._handle(PolicySet(policy))
 
     def submit(self, *work: WorkloadJob) -> None:
         for one in work:
@@ -77,7 +77,7 @@ class Workload:
             else:
                 event = heapq.heappop(self._ahead)[2]
                 assert event is not None
-                self._tell(event)
+                self._handle(event)
             if watch is not None:
                 watch(self)
 
@@ -86,10 +86,10 @@ class Workload:
 
     def _tick(self) -> None:
         for name in self._nodes:
-            self._tell(HeartbeatReceived(name, Usage()))
-        self._tell(TimePassed())
+            self._handle(HeartbeatReceived(name, Usage()))
+        self._handle(TimePassed())
 
-    def _tell(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         if isinstance(event, AttemptEnded) and not self._is_going_on(event):
             return
         changed = step(self.ledger, event, self.now).changes
@@ -103,9 +103,9 @@ class Workload:
                 if not attempt.pid:
                     self.starts.setdefault(uid, []).append(self.now)
                     self._plan(self.now + self._work[uid].run_ms, AttemptEnded(uid, number, fence, DONE))
-                    self._tell(AttemptStarted(uid, number, fence, 1))
+                    self._handle(AttemptStarted(uid, number, fence, 1))
             else:
-                self._tell(AttemptEnded(uid, number, fence, STOPPED))
+                self._handle(AttemptEnded(uid, number, fence, STOPPED))
 
     def _is_going_on(self, event: AttemptEnded) -> bool:
         job = self.ledger.jobs.get(event.uid)

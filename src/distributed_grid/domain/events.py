@@ -95,7 +95,7 @@ class EngineGivenUp(Struct, frozen=True):
 
 
 class EngineNode(Struct, frozen=True):
-    """A node as an engine sees it: its names, what it has in all, and what nobody but us has taken of it."""
+    """A node as an engine sees it: its names, its total resources, and what others have not taken of them."""
 
     id: str
     name: str = ""
@@ -139,14 +139,14 @@ class GroupFreed(Struct, frozen=True):
 
 
 class LeaseLost(Struct, frozen=True):
-    """What was lent is over without anybody's word: its node is gone, or its hold has run out."""
+    """A lease ended without a report: its node is gone, or its hold has run out."""
 
     lease_id: str
     detail: str
 
 
 class LeaseReclaimed(Struct, frozen=True):
-    """What was lent is wanted back by the node it came from."""
+    """A node wants back what it lent."""
 
     lease_id: str
     detail: str
@@ -193,7 +193,7 @@ class RequestRefused(Struct, frozen=True):
 
 
 class AlertChanged(Struct, frozen=True):
-    """Somebody was told that a node is short of something, or that this is over: only the audit trail changes."""
+    """An alert about a node was raised or cleared: only the audit trail changes."""
 
     node: str
     resource: str
@@ -257,7 +257,7 @@ class AttemptPaused(Struct, frozen=True):
 
 
 class AttemptMarked(Struct, frozen=True):
-    """The attempt has marked a checkpoint, so many milliseconds ago: what it did until then would not be lost."""
+    """An attempt marked a checkpoint `age_ms` ago: its work until then would not be lost."""
 
     uid: str
     number: int

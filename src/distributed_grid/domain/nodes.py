@@ -22,7 +22,7 @@ class Caps(Struct, frozen=True):
 
 
 class OfferThresholds(Struct, frozen=True):
-    """How idle a node must be before it lends, and for how long; ratios in thousandths.
+    """Idleness that a node needs before it lends; ratios in thousandths.
 
     It lends again after `dwell_ms` at the marks or below, and stops after half of that above the marks and the margin.
     Of CPU and memory it keeps `excess_milli` free whatever it lends.
@@ -103,7 +103,7 @@ class Node(Struct, frozen=True):
 
 
 class GpuUsage(Struct, frozen=True):
-    """What one device is doing for somebody else than the grid, and in all."""
+    """Usage of one device: outside the grid, and in all."""
 
     index: int
     busy_milli: int = 0
@@ -123,7 +123,7 @@ class GpuUsage(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """What was measured on a node, the owner's part apart from the whole."""
+    """Measured usage of a node: in all, and outside the grid."""
 
     cpu_busy_milli: int = 0
     cpu_outside_milli: int = 0
@@ -133,7 +133,7 @@ class Usage(Struct, frozen=True):
 
 
 class NodeObservation(Struct, frozen=True):
-    """When a node was last heard, and what it measured. Never stored: after a restart nobody was heard.
+    """The last heartbeat of a node, and what follows from it. Never stored: after a restart no node was heard.
 
     `beat` is the heartbeat's number. Until `held_until_ms` what was lent there may still run; after it nothing
     can, whatever became of the node. `generation` counts how often its agent has withdrawn what it offered, and

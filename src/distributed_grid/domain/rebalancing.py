@@ -24,7 +24,7 @@ SPREAD = "spread"
 
 
 class SharingMode(enum.StrEnum):
-    """What balancing may do at all: recommend, borrow for nodes under pressure, even out."""
+    """What rebalancing may do: advise, borrow for nodes under pressure, even out."""
 
     OFFLOAD_ONLY = "offload_only"
     SHARE_AND_OFFLOAD = "share_and_offload"
@@ -62,12 +62,12 @@ class Watermarks(Struct, frozen=True):
 
     @property
     def middle(self) -> int:
-        """What borrowing aims at: far from both marks, so that reaching it changes nothing."""
+        """The target of borrowing: far from both watermarks, so that reaching it changes nothing."""
         return (self.high + self.low) // 2
 
 
 class RebalanceRules(Struct, frozen=True):
-    """What the config says about balancing. A node lends only what it has free above `excess_milli`."""
+    """Rebalancing settings of the config. A node lends only what it has free above `excess_milli`."""
 
     mode: SharingMode
     policy: RebalancePolicy
@@ -101,7 +101,7 @@ class Forecast(Struct, frozen=True):
 
 
 class PressureReading(Struct, frozen=True):
-    """How hard a node works at this moment; None where nobody knows. `score` is everything in one number."""
+    """Levels of a node at one moment; None where unknown. `score` combines them."""
 
     node: str
     score: int | None = None
@@ -155,7 +155,7 @@ class Advice(Struct, frozen=True):
 
 
 class RebalanceState(Struct, frozen=True):
-    """What balancing remembers of a node. Never stored: what counts for longer are the leases themselves."""
+    """What is remembered of a node between rounds. Never stored: the leases themselves are what lasts."""
 
     kind: ClassVar[str] = "balance"
 
@@ -186,7 +186,7 @@ def is_automatic(request: Request) -> bool:
 
 
 def is_boost(request: Request) -> bool:
-    """Whether somebody asked for this for a node, out of what the others can spare."""
+    """Whether somebody asked for this on behalf of a node, from other nodes."""
     for_another = bool(request.target) and request.target in request.anti_affinity and request.gang == 1
     return for_another and not is_automatic(request)
 

@@ -10,7 +10,7 @@ from distributed_grid.domain.resources import WHOLE_GPU
 
 
 class Account(Struct, frozen=True):
-    """The use of one user up to `at_ms`, the older the less it counts (`scheduling/queue/fairness.py` keeps it).
+    """Decayed usage of one user up to `at_ms` (`scheduling/queue/fairness.py`).
 
     In millicore-seconds, MiB-seconds and milli-GPU-seconds, so that 64 bits are enough. `runs` are the last two run
     times of its jobs in milliseconds, the newest last; `overran_at_ms` is when one of its leases last ended later than
@@ -41,7 +41,7 @@ REWEIGH_DIVISOR = 5
 
 
 class RequestShape(Struct, frozen=True, order=True):
-    """What matters of a request for where it fits; `gpu_milli` below 1000 is part of one device, else whole ones."""
+    """The resources of a request that decide where it fits; `gpu_milli` below 1000 is part of one device."""
 
     cpu_milli: int = 0
     memory_bytes: int = 0
@@ -106,7 +106,7 @@ class IdleTendency(Struct, frozen=True):
 
 
 class Idleness(Struct, frozen=True):
-    """Every resource of a node that thresholds look at; GPUs by their index."""
+    """Idleness of every resource with a threshold; GPUs by index."""
 
     cpu: IdleTendency
     memory: IdleTendency

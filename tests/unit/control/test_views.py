@@ -21,9 +21,9 @@ def shown(ledger: Ledger, name: str = "gpu1", now: int = NOW) -> dict[str, Any]:
 def test_a_node_shows_what_is_left_and_how_it_ranks() -> None:
     node = a_node("gpu1", cores=4, memory_gb=16, gpus=2, rank=2500, caps=caps(cores=3))
     labels = {"labels": (("disk", "ssd"),), "tags": ("fast",)}
-    story = Scenario(replace(node, speed_milli=1500, cost_milli=250, **labels))
-    story.ask(a_request("r1", cores=1, memory_gb=4, gpus=0.5))
-    row = shown(story.ledger)
+    scenario = Scenario(replace(node, speed_milli=1500, cost_milli=250, **labels))
+    scenario.ask(a_request("r1", cores=1, memory_gb=4, gpus=0.5))
+    row = shown(scenario.ledger)
     assert row["open"]
     assert (row["cpu_free"], row["memory_free_gb"], row["gpus_free"]) == (2, 12, 1.5)
     assert (row["cpu_lent"], row["leases"]) == (1, 1)
@@ -33,30 +33,30 @@ def test_a_node_shows_what_is_left_and_how_it_ranks() -> None:
 
 def test_a_node_that_keeps_something_says_why() -> None:
     assert shown(a_ledger(a_node("gpu1", caps=caps(can_share=False))))["keeps"] == ["does not share"]
-    story = Scenario(a_node("gpu1", cores=2, memory_gb=1))
-    story.ask(a_request("all", cores=2, memory_gb=1))
-    assert shown(story.ledger)["keeps"] == ["everything it lends is lent"]
+    scenario = Scenario(a_node("gpu1", cores=2, memory_gb=1))
+    scenario.ask(a_request("all", cores=2, memory_gb=1))
+    assert shown(scenario.ledger)["keeps"] == ["everything it lends is lent"]
     busy = a_ledger(a_node("gpu1", thresholds=thresholds(cpu_busy_max=0.3), hold_s=60))
-    story = Scenario(ledger=busy)
-    story.later(0)
-    story.hear("gpu1", a_usage(cpu_outside=0.9))
+    scenario = Scenario(ledger=busy)
+    scenario.advance(0)
+    scenario.heartbeat("gpu1", a_usage(cpu_outside=0.9))
     for _ in range(400):
-        story.now += 2_000
-        story.hear("gpu1", a_usage(cpu_outside=0.9))
-    row = shown(story.ledger, now=story.now)
+        scenario.now += 2_000
+        scenario.heartbeat("gpu1", a_usage(cpu_outside=0.9))
+    row = shown(scenario.ledger, now=scenario.now)
     assert row["keeps"]
     assert row["cpu_free"] == 0
 
 
 def test_a_node_that_is_not_open_has_nothing_free() -> None:
-    story = Scenario(a_node("gpu1", hold_s=60))
-    story.tell(NodeDrained("gpu1"))
-    row = shown(story.ledger)
+    scenario = Scenario(a_node("gpu1", hold_s=60))
+    scenario.handle(NodeDrained("gpu1"))
+    row = shown(scenario.ledger)
     assert (row["open"], row["cpu_free"], row["memory_free_gb"]) == (False, 0, 0)
     assert row["keeps"] == ["draining"]
-    story = Scenario(a_node("gpu1", hold_s=60))
-    story.later(20, heard=False)
-    row = shown(story.ledger, now=story.now)
+    scenario = Scenario(a_node("gpu1", hold_s=60))
+    scenario.advance(20, heard=False)
+    row = shown(scenario.ledger, now=scenario.now)
     assert (row["open"], row["keeps"]) == (False, ["not heard from for 20 s"])
 
 
@@ -67,10 +67,10 @@ def test_a_node_shows_no_more_offers_than_the_config_allows(most: int, kinds: li
 
 
 def test_the_rows_have_exactly_the_fields_of_their_types() -> None:
-    story = Scenario(a_node("gpu1"))
-    story.ask(a_request("r1"))
-    story.tell(a_submission(a_request("r2")))
-    viewer, ledger = Viewer(0), story.ledger
+    scenario = Scenario(a_node("gpu1"))
+    scenario.ask(a_request("r1"))
+    scenario.handle(a_submission(a_request("r2")))
+    viewer, ledger = Viewer(0), scenario.ledger
     (job,) = (viewer.job(job) for job in ledger.jobs.values())
     rows: list[tuple[Any, dict[str, Any]]] = [
         (NodeRow, shown(ledger)),

@@ -25,13 +25,13 @@ def a_lease(lease_id="r1", *, cores=1, state=LeaseState.ACTIVE, node="gpu1", fen
 
 def a_full_ledger() -> Ledger:
     """A bit of everything: running, stopping, waiting, awaiting."""
-    story = Scenario(a_node("gpu1", cores=4, memory_gb=16), a_node("gpu2", cores=2, gpus=1))
-    story.submit(a_request("j1", cores=4, priority="low"), starts=True)
-    story.ask(a_request("r1", gpus=0.5, duration_s=60))
-    story.later(2)
-    story.submit(a_request("j2", cores=3, priority="urgent"))
-    story.ask(a_request("r2", cores=4, wait_s=90))
-    return story.ledger
+    scenario = Scenario(a_node("gpu1", cores=4, memory_gb=16), a_node("gpu2", cores=2, gpus=1))
+    scenario.submit(a_request("j1", cores=4, priority="low"), starts=True)
+    scenario.ask(a_request("r1", gpus=0.5, duration_s=60))
+    scenario.advance(2)
+    scenario.submit(a_request("j2", cores=3, priority="urgent"))
+    scenario.ask(a_request("r2", cores=4, wait_s=90))
+    return scenario.ledger
 
 
 def test_a_new_ledger_is_empty_and_whole():
@@ -208,9 +208,9 @@ def test_check_finds_what_is_broken(spoil, words):
 
 
 def test_check_finds_an_exclusive_gpu_that_is_shared():
-    story = Scenario(a_node("gpu1", gpus=1))
-    story.ask(a_request("r1", gpus=0.5))
-    ledger = story.ledger
+    scenario = Scenario(a_node("gpu1", gpus=1))
+    scenario.ask(a_request("r1", gpus=0.5))
+    ledger = scenario.ledger
     ledger.apply([a_node("gpu1", gpus=1, exclusive=True, state=NodeState.ALIVE)])
     with pytest.raises(AssertionError, match="GPU 0 lent in parts, though exclusive"):
         ledger.check()

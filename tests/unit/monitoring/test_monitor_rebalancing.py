@@ -100,7 +100,7 @@ async def held(harness: Harness) -> list[Lease]:
 
 def a_known(node: Node, usage: Usage) -> PressureReading:
     scenario = Scenario(node)
-    scenario.hear(node.name, usage)
+    scenario.heartbeat(node.name, usage)
     return pressure_readings(scenario.ledger, scenario.now)[0]
 
 
@@ -115,7 +115,7 @@ def test_a_reading_is_in_thousandths_of_what_the_node_has() -> None:
 def test_of_a_node_nobody_hears_nothing_is_known() -> None:
     scenario = Scenario(a_node("gpu1"), a_node("gpu2"))
     scenario.now += 7_000
-    scenario.hear("gpu2")
+    scenario.heartbeat("gpu2")
     silent, heard = pressure_readings(scenario.ledger, scenario.now)
     assert silent == PressureReading("gpu1")
     assert heard.score == 0

@@ -29,11 +29,11 @@ def at(samples: Samples, name: str, **labels: str) -> float | None:
     return samples.get((name, frozenset(labels.items())))
 
 
-def a_story() -> Scenario:
+def a_scenario() -> Scenario:
     scenario = Scenario(a_node("gpu1", cores=4, memory_gb=16, gpus=1), a_node('odd"\\name', cores=2))
     scenario.now += 10_000
-    scenario.hear("gpu1", Usage(500, 250, 4 * GB, 2 * GB, (GpuUsage(0, 300, GB),)))
-    scenario.later(0, heard=False)
+    scenario.heartbeat("gpu1", Usage(500, 250, 4 * GB, 2 * GB, (GpuUsage(0, 300, GB),)))
+    scenario.advance(0, heard=False)
     scenario.submit(a_request("r1", cores=1, memory_gb=1), starts=True)
     scenario.submit(a_request("r2", cores=4))
     scenario.now += 1_000
@@ -41,7 +41,7 @@ def a_story() -> Scenario:
 
 
 def test_a_scrape_is_read_by_the_official_parser() -> None:
-    scenario = a_story()
+    scenario = a_scenario()
     reading = read_ledger(scenario.ledger, scenario.now, [("gpu1", "memory")])
     samples = scrape(exposition(reading, {"granted": 7}, {"exited": 3, "lost": 1}))
     assert at(samples, "grid_node_up", node="gpu1") == 1
@@ -71,7 +71,7 @@ def test_a_scrape_is_read_by_the_official_parser() -> None:
 
 
 def test_an_unknown_node_is_down_and_has_no_measurements() -> None:
-    scenario = a_story()
+    scenario = a_scenario()
     samples = scrape(exposition(read_ledger(scenario.ledger, scenario.now), {}, {}))
     odd = 'odd"\\name'
     assert at(samples, "grid_node_up", node=odd) == 0

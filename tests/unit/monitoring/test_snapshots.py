@@ -36,7 +36,7 @@ def test_the_pressure_score_is_30_30_40_renormalised_without_gpus(usage: Usage, 
 
 def test_a_node_that_is_heard_is_shown_as_it_was_measured() -> None:
     scenario = Scenario(a_node("gpu1", cores=4, memory_gb=16, gpus=2))
-    scenario.hear("gpu1", busy(0.5, 4, 0.2, 0.6))
+    scenario.heartbeat("gpu1", busy(0.5, 4, 0.2, 0.6))
     scenario.ask(a_request(cores=1, memory_gb=2))
     scenario.now += 1_500
     (shown,) = snapshots(scenario.ledger, scenario.now, offset_ms=60_000)
@@ -53,7 +53,7 @@ def test_a_node_that_is_heard_is_shown_as_it_was_measured() -> None:
 
 def test_a_node_that_is_not_heard_has_no_measurements_though_it_had_some() -> None:
     scenario = Scenario(a_node("gpu1", gpus=1))
-    scenario.hear("gpu1", busy(0.5, 4, 0.5))
+    scenario.heartbeat("gpu1", busy(0.5, 4, 0.5))
     scenario.now += 6_001
     (shown,) = snapshots(scenario.ledger, scenario.now)
     assert (shown.known, shown.seconds_since_heard) == (False, 6.001)
@@ -65,9 +65,9 @@ def test_a_node_that_is_not_heard_has_no_measurements_though_it_had_some() -> No
 def test_the_summary_counts_what_silent_nodes_have_as_unknown() -> None:
     scenario = Scenario(a_node("busy", gpus=1), a_node("idle", gpus=1), a_node("silent", gpus=2, memory_gb=64))
     scenario.now += 10_000
-    scenario.hear("busy", busy(0.75, 12, 1))
-    scenario.hear("idle", busy(0, 0, 0))
-    scenario.later(0, heard=False)
+    scenario.heartbeat("busy", busy(0.75, 12, 1))
+    scenario.heartbeat("idle", busy(0, 0, 0))
+    scenario.advance(0, heard=False)
     scenario.ask(a_request(cores=2))
     told = summarise(scenario.ledger, scenario.now)
     assert told["nodes"] == {"total": 3, "known": 2, "unknown": 1, "by_state": {"alive": 2, "suspect": 1}}
@@ -80,7 +80,7 @@ def test_the_summary_counts_what_silent_nodes_have_as_unknown() -> None:
 
 def test_where_nobody_is_known_there_is_no_pressure() -> None:
     scenario = Scenario(a_node("gpu1"))
-    scenario.later(7, heard=False)
+    scenario.advance(7, heard=False)
     told = summarise(scenario.ledger, scenario.now)
     assert told["pressure"] is None
     assert (told["cpu"]["used"], told["cpu"]["idle"], told["cpu"]["unknown"]) == (0.0, 0.0, 4.0)
@@ -95,7 +95,7 @@ def test_total_is_used_and_idle_and_unknown(nodes: list[tuple[Usage | None, int]
     scenario.now += 10_000
     for place, (usage, _) in enumerate(nodes):
         if usage is not None:
-            scenario.hear(f"n{place}", usage)
+            scenario.heartbeat(f"n{place}", usage)
     told = summarise(scenario.ledger, scenario.now)
     for part in (told["cpu"], told["memory_gb"], told["gpu"]):
         assert part["total"] == pytest.approx(part["used"] + part["idle"] + part["unknown"], abs=0.003)

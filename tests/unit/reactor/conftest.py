@@ -12,15 +12,15 @@ from tests.support.builders import Scenario, a_ledger, a_node
 
 @pytest.fixture
 def ledger() -> Iterator[Ledger]:
-    """One node of four cores, heard and offering; its books are checked at the end."""
+    """One node of four cores, heard and offering; its ledger is checked at the end."""
     found = a_ledger(a_node("gpu1", cores=4, memory_gb=16))
     yield found
     found.check()
 
 
 @pytest.fixture
-def story() -> Iterator[Callable[..., Scenario]]:
-    """`story(node, …)` begins one; every ledger it led to is checked at the end."""
+def new_scenario() -> Iterator[Callable[..., Scenario]]:
+    """`new_scenario(node, …)` begins one; every ledger it led to is checked at the end."""
     begun: list[Scenario] = []
 
     def begin(*nodes, **kwargs) -> Scenario:

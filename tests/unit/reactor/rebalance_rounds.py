@@ -66,7 +66,7 @@ def _apart(level: Level) -> tuple[int | None, Forecast | None]:
 
 
 class Rounds(Scenario):
-    """A story with a rebalancer in it."""
+    """A scenario with a rebalancer in it."""
 
     def __init__(self, *nodes: Node, rules: RebalanceRules, now: int = NOW, ledger: Ledger | None = None) -> None:
         super().__init__(*(nodes or three()), now=now, ledger=ledger)
@@ -77,7 +77,7 @@ class Rounds(Scenario):
         """One round at this moment, the nodes that are not named being idle; what it wrote into the audit trail."""
         named = {reading.node for reading in readings}
         others = tuple(a_reading(name) for name in self.ledger.nodes if name not in named)
-        told = self.tell(PressureRead((*readings, *others), self.rules)).records
+        told = self.handle(PressureRead((*readings, *others), self.rules)).records
         self.ledger.check()
         self.records += told
         return told
@@ -87,7 +87,7 @@ class Rounds(Scenario):
         told: list[Record] = []
         for _ in range(times):
             told += self.read(*readings)
-            self.later(self.rules.interval_ms / 1000)
+            self.advance(self.rules.interval_ms / 1000)
         return told
 
     @property

@@ -1,6 +1,6 @@
 """A small world to prove the laws in: a live ledger, a store beside it, and whatever may happen to both.
 
-Every deed takes plain numbers and finds its target among what is there, so that any sequence of deeds means
+Every action takes plain numbers and finds its target among what is there, so that any sequence of actions means
 something. `tell` is the only way in; it hands a `ObservedStep` to every law.
 """
 
@@ -63,7 +63,7 @@ class World(LedgerWatch):
         self.epoch = 0
         self.asked = 0
 
-    def tell(self, event: Event) -> ObservedStep:
+    def handle(self, event: Event) -> ObservedStep:
         """Let something happen, store what changed, and hold every law against it."""
         moment = self.begin(event)
         try:
@@ -77,22 +77,22 @@ class World(LedgerWatch):
     # what may happen
 
     def declare(self, which: int, kind: int) -> None:
-        self.tell(events.NodeDeclared(NODES[kind](NAMES[which])))
+        self.handle(events.NodeDeclared(NODES[kind](NAMES[which])))
 
-    def hear(self, which: int, usage: int) -> None:
-        self.tell(events.HeartbeatReceived(NAMES[which], USAGES[usage]))
+    def heartbeat(self, which: int, usage: int) -> None:
+        self.handle(events.HeartbeatReceived(NAMES[which], USAGES[usage]))
 
     def yield_to_owner(self, which: int, yields: bool) -> None:
         """An agent gives way to its owner, or does not any more."""
-        self.tell(events.HeartbeatReceived(NAMES[which], USAGES[0], generation=self.now, yields=yields))
+        self.handle(events.HeartbeatReceived(NAMES[which], USAGES[0], generation=self.now, yields=yields))
 
     def drain(self, which: int) -> None:
-        self.tell(events.NodeDrained(NAMES[which]))
+        self.handle(events.NodeDrained(NAMES[which]))
 
     def cool(self, which: int, off: bool) -> None:
         """An owner wants a node back, or lends it again."""
         name = NAMES[which]
-        self.tell(events.NodeResumed(name) if off else events.NodeDrained(name, cooling=True))
+        self.handle(events.NodeResumed(name) if off else events.NodeDrained(name, cooling=True))
 
     def claim(self, which: int, cores: int, ends_ms: int) -> None:
         """Somebody knows of a lease that the ledger does not."""
@@ -100,37 +100,37 @@ class World(LedgerWatch):
         request = self._named(a_request(cores=cores, target=target, anti_affinity=(target,)))
         fence = self.ledger.counters.get("fence", 0) + 1
         claim = Claim(cpu_milli=1000 * cores)
-        self.tell(events.LeaseClaimed(request, NAMES[which], claim, fence, self.now, self.now + ends_ms))
+        self.handle(events.LeaseClaimed(request, NAMES[which], claim, fence, self.now, self.now + ends_ms))
 
     def want(self, which: int, wanted: bool) -> None:
-        self.tell(events.NodeWanted(NAMES[which], wanted))
+        self.handle(events.NodeWanted(NAMES[which], wanted))
 
     def stop_node(self, which: int) -> None:
         """The agent of a node was ended, with everything it ran."""
-        self.tell(events.NodeStopped(NAMES[which]))
+        self.handle(events.NodeStopped(NAMES[which]))
 
     def pause(self, which: int, off: int, paused: bool) -> None:
         for uid, number, fence in self._attempts(which):
-            self.tell(events.AttemptPaused(uid, number, fence + off, paused))
+            self.handle(events.AttemptPaused(uid, number, fence + off, paused))
 
     def mark(self, which: int, off: int, age_ms: int) -> None:
         """An agent reports that an attempt marked a checkpoint."""
         for uid, number, fence in self._attempts(which):
-            self.tell(events.AttemptMarked(uid, number, fence + off, age_ms))
+            self.handle(events.AttemptMarked(uid, number, fence + off, age_ms))
 
     def spare(self, minimum_run_ms: int, preemptions_max: int) -> None:
         """The config says anew who is not displaced."""
         policy = replace(self.ledger.policy, minimum_run_ms=minimum_run_ms, preemptions_max=preemptions_max)
-        self.tell(events.PolicySet(policy))
+        self.handle(events.PolicySet(policy))
 
     def forget(self, which: int) -> None:
-        self.tell(events.NodeForgotten(NAMES[which]))
+        self.handle(events.NodeForgotten(NAMES[which]))
 
     def ask(self, request: Request) -> None:
-        self.tell(events.LeaseAsked(self._named(request)))
+        self.handle(events.LeaseAsked(self._named(request)))
 
     def submit(self, request: Request, retries: int) -> None:
-        self.tell(a_submission(self._named(request), retries=retries))
+        self.handle(a_submission(self._named(request), retries=retries))
 
     def urge(self, request: Request) -> None:
         """Every other time a job is in a hurry, every other time a plain lease."""
@@ -163,35 +163,35 @@ class World(LedgerWatch):
         if changed:
             request = Request(uid, "mallory", request.ask)
         if job is None:
-            self.tell(events.LeaseAsked(request))
+            self.handle(events.LeaseAsked(request))
         else:
-            self.tell(a_submission(request))
+            self.handle(a_submission(request))
 
     def release(self, which: int, twice: bool) -> None:
         held = list(self.ledger.leases)
         if held:
             for _ in range(1 + twice):
-                self.tell(events.LeaseReleased(held[which % len(held)], "ada"))
+                self.handle(events.LeaseReleased(held[which % len(held)], "ada"))
 
     def extend(self, which: int, extra_ms: int) -> None:
         held = list(self.ledger.leases)
         if held:
-            self.tell(events.LeaseExtended(held[which % len(held)], "ada", extra_ms))
+            self.handle(events.LeaseExtended(held[which % len(held)], "ada", extra_ms))
 
     def cancel(self, which: int, twice: bool) -> None:
         going = list(self.ledger.jobs)
         if going:
             for _ in range(1 + twice):
-                self.tell(events.JobCancelled(going[which % len(going)], "ada"))
+                self.handle(events.JobCancelled(going[which % len(going)], "ada"))
 
     def started(self, which: int, off: int) -> None:
         """An agent reports a start; `off` moves the fence into the past or the future."""
         for uid, number, fence in self._attempts(which):
-            self.tell(events.AttemptStarted(uid, number, fence + off, 100 + which))
+            self.handle(events.AttemptStarted(uid, number, fence + off, 100 + which))
 
     def ended(self, which: int, off: int, outcome: int) -> None:
         for uid, number, fence in self._attempts(which):
-            self.tell(events.AttemptEnded(uid, number, fence + off, OUTCOMES[outcome]))
+            self.handle(events.AttemptEnded(uid, number, fence + off, OUTCOMES[outcome]))
 
     def _attempts(self, which: int) -> list[tuple[str, int, int]]:
         going = [job for job in self.ledger.jobs.values() if job.attempts]
@@ -205,7 +205,7 @@ class World(LedgerWatch):
         """An agent comes back, from this boot or another, and knows only each so-manieth of its attempts."""
         name = NAMES[which]
         known = tuple(lease.id for lease in self.ledger.leases_of(name) if lease.job)
-        self.tell(events.AttemptsListed(name, known[:: every + 1], boot))
+        self.handle(events.AttemptsListed(name, known[:: every + 1], boot))
 
     def vanish(self, which: int) -> None:
         """One of those that are being stopped is gone."""
@@ -213,14 +213,14 @@ class World(LedgerWatch):
         if stopping:
             job = stopping[which % len(stopping)]
             last = job.attempts[-1]
-            self.tell(events.AttemptEnded(job.uid, last.number, last.fence, OUTCOMES[2]))
+            self.handle(events.AttemptEnded(job.uid, last.number, last.fence, OUTCOMES[2]))
 
     def started_too_soon(self, which: int) -> None:
         """An agent reports a start that was never ordered: the victims are still there."""
         early = [lease.job for lease in self.ledger.leases.values() if lease.awaits and lease.job]
         if early:
             last = self.ledger.jobs[early[which % len(early)]].attempts[-1]
-            self.tell(events.AttemptStarted(early[which % len(early)], last.number, last.fence, 8))
+            self.handle(events.AttemptStarted(early[which % len(early)], last.number, last.fence, 8))
 
     def work(self, every: int, stops: bool = True) -> None:
         """The agents do what they are told: start what is to start, stop what is to stop; some are slow."""
@@ -228,9 +228,9 @@ class World(LedgerWatch):
             attempt = effect.job.attempt
             assert attempt is not None
             if isinstance(effect, StartAttempt):
-                self.tell(events.AttemptStarted(effect.job.uid, attempt.number, attempt.fence, 7))
+                self.handle(events.AttemptStarted(effect.job.uid, attempt.number, attempt.fence, 7))
             elif stops:
-                self.tell(events.AttemptEnded(effect.job.uid, attempt.number, attempt.fence, OUTCOMES[2]))
+                self.handle(events.AttemptEnded(effect.job.uid, attempt.number, attempt.fence, OUTCOMES[2]))
 
     def fill(self, request: Request, jobs: int) -> None:
         """So many jobs of one kind run, and have run for a while."""
@@ -240,15 +240,15 @@ class World(LedgerWatch):
         self.wait(2_000, heard=True)
 
     def look(self) -> None:
-        self.tell(events.QueueScanned())
+        self.handle(events.QueueScanned())
 
     def wait(self, ms: int, heard: bool) -> None:
         """Time passes, with heartbeats or in silence."""
         self.now += ms
         if heard:
             for name in list(self.ledger.nodes):
-                self.tell(events.HeartbeatReceived(name, USAGES[0]))
-        self.tell(events.TimePassed())
+                self.handle(events.HeartbeatReceived(name, USAGES[0]))
+        self.handle(events.TimePassed())
 
     def jump(self, ms: int) -> None:
         """Time passes and nobody has looked at the clock yet."""
@@ -258,4 +258,4 @@ class World(LedgerWatch):
         """The control plane dies; the next one knows what was stored."""
         self.begin_anew(self.rebuilt())
         self.epoch += 1
-        self.tell(events.ControlPlaneStarted(self.epoch))
+        self.handle(events.ControlPlaneStarted(self.epoch))

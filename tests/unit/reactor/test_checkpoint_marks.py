@@ -15,109 +15,109 @@ from distributed_grid.domain.states import JobState
 from tests.support.builders import Scenario, a_request, an_exit
 
 
-def a_run(tale: Scenario, *, seconds: float = 60) -> Scenario:
+def a_run(scenario: Scenario, *, seconds: float = 60) -> Scenario:
     """One job that has run for a while."""
-    tale.submit(a_request("j1", cores=1), starts=True)
-    tale.later(seconds)
-    return tale
+    scenario.submit(a_request("j1", cores=1), starts=True)
+    scenario.advance(seconds)
+    return scenario
 
 
-def mark(tale: Scenario, *, age_s: float = 0, number: int = 0, off: int = 0, nodes: tuple[str, ...] = ()) -> bool:
+def mark(scenario: Scenario, *, age_s: float = 0, number: int = 0, off: int = 0, nodes: tuple[str, ...] = ()) -> bool:
     """The agent reports a mark; whether that changed anything."""
-    attempt = tale.job("j1").attempts[-1]
+    attempt = scenario.job("j1").attempts[-1]
     event = AttemptMarked("j1", number or attempt.number, attempt.fence + off, round(1000 * age_s), nodes)
-    return bool(tale.tell(event).changes)
+    return bool(scenario.handle(event).changes)
 
 
-def marked_ago_s(tale: Scenario) -> float:
-    return (tale.now - tale.job("j1").attempts[-1].marked_at_ms) / 1000
+def marked_ago_s(scenario: Scenario) -> float:
+    return (scenario.now - scenario.job("j1").attempts[-1].marked_at_ms) / 1000
 
 
-def test_a_mark_is_noted_in_our_own_time(story):
-    tale = a_run(story())
-    assert mark(tale, age_s=7)
-    assert marked_ago_s(tale) == 7
-    tale.later(3)
-    assert marked_ago_s(tale) == 10
+def test_a_mark_is_noted_in_our_own_time(new_scenario):
+    scenario = a_run(new_scenario())
+    assert mark(scenario, age_s=7)
+    assert marked_ago_s(scenario) == 7
+    scenario.advance(3)
+    assert marked_ago_s(scenario) == 10
 
 
-def test_an_older_mark_never_replaces_a_newer_one(story):
-    tale = a_run(story())
-    assert mark(tale, age_s=7)
-    tale.later(3)
-    assert not mark(tale, age_s=11)
-    assert not mark(tale, age_s=10)
-    assert marked_ago_s(tale) == 10
-    assert mark(tale, age_s=9)
-    assert marked_ago_s(tale) == 9
+def test_an_older_mark_never_replaces_a_newer_one(new_scenario):
+    scenario = a_run(new_scenario())
+    assert mark(scenario, age_s=7)
+    scenario.advance(3)
+    assert not mark(scenario, age_s=11)
+    assert not mark(scenario, age_s=10)
+    assert marked_ago_s(scenario) == 10
+    assert mark(scenario, age_s=9)
+    assert marked_ago_s(scenario) == 9
 
 
-def test_a_mark_is_neither_of_the_future_nor_older_than_the_attempt(story):
-    tale = a_run(story())
-    assert mark(tale, age_s=1e9)
-    assert marked_ago_s(tale) == 60
-    assert mark(tale, age_s=-1e9)
-    assert marked_ago_s(tale) == 0
+def test_a_mark_is_neither_of_the_future_nor_older_than_the_attempt(new_scenario):
+    scenario = a_run(new_scenario())
+    assert mark(scenario, age_s=1e9)
+    assert marked_ago_s(scenario) == 60
+    assert mark(scenario, age_s=-1e9)
+    assert marked_ago_s(scenario) == 0
 
 
 @pytest.mark.parametrize("odd", [{"off": -1}, {"off": 1}, {"number": 2}, {"nodes": ("gpu2",)}])
-def test_a_report_of_another_attempt_or_from_another_node_changes_nothing(story, odd):
-    tale = a_run(story())
-    assert not mark(tale, **odd)
-    assert tale.job("j1").attempt.marked_at_ms == 0
-    assert mark(tale, nodes=("gpu1", "gpu2"))
+def test_a_report_of_another_attempt_or_from_another_node_changes_nothing(new_scenario, odd):
+    scenario = a_run(new_scenario())
+    assert not mark(scenario, **odd)
+    assert scenario.job("j1").attempt.marked_at_ms == 0
+    assert mark(scenario, nodes=("gpu1", "gpu2"))
 
 
-def test_a_mark_of_a_job_that_is_over_changes_nothing(story):
-    tale = a_run(story())
-    attempt = tale.job("j1").attempt
-    tale.end("j1")
-    assert not tale.tell(AttemptMarked("j1", 1, attempt.fence, 0)).changes
+def test_a_mark_of_a_job_that_is_over_changes_nothing(new_scenario):
+    scenario = a_run(new_scenario())
+    attempt = scenario.job("j1").attempt
+    scenario.end("j1")
+    assert not scenario.handle(AttemptMarked("j1", 1, attempt.fence, 0)).changes
 
 
-def test_a_mark_of_an_attempt_that_was_displaced_says_nothing_of_the_next(story):
-    tale = a_run(story())
-    first = tale.job("j1").attempt
-    mark(tale)
-    tale.end("j1", Outcome(Ending.PREEMPTED))
-    tale.start("j1")
-    assert not tale.tell(AttemptMarked("j1", 1, first.fence, 0)).changes
-    assert tale.job("j1").attempt.marked_at_ms == 0
+def test_a_mark_of_an_attempt_that_was_displaced_says_nothing_of_the_next(new_scenario):
+    scenario = a_run(new_scenario())
+    first = scenario.job("j1").attempt
+    mark(scenario)
+    scenario.end("j1", Outcome(Ending.PREEMPTED))
+    scenario.start("j1")
+    assert not scenario.handle(AttemptMarked("j1", 1, first.fence, 0)).changes
+    assert scenario.job("j1").attempt.marked_at_ms == 0
 
 
-def test_an_attempt_that_has_not_started_cannot_mark(story):
-    tale = story()
-    tale.submit(a_request("j1", cores=1))
-    assert not mark(tale)
+def test_an_attempt_that_has_not_started_cannot_mark(new_scenario):
+    scenario = new_scenario()
+    scenario.submit(a_request("j1", cores=1))
+    assert not mark(scenario)
 
 
-def test_a_job_that_is_being_stopped_may_still_mark(story):
-    tale = a_run(story())
-    tale.cancel("j1")
-    assert tale.job("j1").state is JobState.STOPPING
-    assert mark(tale, age_s=1)
+def test_a_job_that_is_being_stopped_may_still_mark(new_scenario):
+    scenario = a_run(new_scenario())
+    scenario.cancel("j1")
+    assert scenario.job("j1").state is JobState.STOPPING
+    assert mark(scenario, age_s=1)
 
 
-def test_the_last_mark_comes_with_the_end(story):
-    tale = a_run(story())
-    mark(tale, age_s=30)
-    attempt = tale.job("j1").attempt
+def test_the_last_mark_comes_with_the_end(new_scenario):
+    scenario = a_run(new_scenario())
+    mark(scenario, age_s=30)
+    attempt = scenario.job("j1").attempt
     preempted = Outcome(Ending.PREEMPTED)
-    tale.tell(AttemptEnded("j1", 1, attempt.fence, preempted, mark_age_ms=2_000))
-    assert tale.now - tale.job("j1").attempts[0].marked_at_ms == 2_000
+    scenario.handle(AttemptEnded("j1", 1, attempt.fence, preempted, mark_age_ms=2_000))
+    assert scenario.now - scenario.job("j1").attempts[0].marked_at_ms == 2_000
 
 
-def test_an_end_without_a_mark_keeps_the_one_that_is_known(story):
-    tale = a_run(story())
-    mark(tale, age_s=30)
-    known = tale.job("j1").attempt.marked_at_ms
-    told = tale.end("j1", an_exit(1))
+def test_an_end_without_a_mark_keeps_the_one_that_is_known(new_scenario):
+    scenario = a_run(new_scenario())
+    mark(scenario, age_s=30)
+    known = scenario.job("j1").attempt.marked_at_ms
+    told = scenario.end("j1", an_exit(1))
     assert [row.attempts[0].marked_at_ms for row in told.changes if row.kind == "job"] == [known]
 
 
-def test_a_job_stored_before_there_were_marks_is_read(story):
-    tale = a_run(story())
-    old = msgspec.msgpack.decode(encode_row(tale.job("j1")))
+def test_a_job_stored_before_there_were_marks_is_read(new_scenario):
+    scenario = a_run(new_scenario())
+    old = msgspec.msgpack.decode(encode_row(scenario.job("j1")))
     for attempt in old["attempts"]:
         del attempt["marked_at_ms"]
-    assert decode_row("job", msgspec.msgpack.encode(old)) == tale.job("j1")
+    assert decode_row("job", msgspec.msgpack.encode(old)) == scenario.job("j1")

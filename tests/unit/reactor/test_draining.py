@@ -24,78 +24,78 @@ from tests.support.builders import Scenario, a_node, a_request
 
 
 @pytest.fixture
-def tale(story) -> Scenario:
+def scenario(new_scenario) -> Scenario:
     """One node of four cores that cools down."""
-    begun: Scenario = story(a_node("gpu1", cores=4))
+    begun: Scenario = new_scenario(a_node("gpu1", cores=4))
     begun.submit(a_request("r1"), starts=True)
     assert begun.ask(a_request("b1")) is not None
-    begun.tell(NodeDrained("gpu1", cooling=True))
+    begun.handle(NodeDrained("gpu1", cooling=True))
     return begun
 
 
-def state(tale: Scenario) -> NodeState:
-    return tale.ledger.nodes["gpu1"].state
+def state(scenario: Scenario) -> NodeState:
+    return scenario.ledger.nodes["gpu1"].state
 
 
-def test_a_node_that_cools_down_gives_everything_back(tale):
-    assert state(tale) is NodeState.DRAINING
-    assert "b1" not in tale.ledger.leases
-    tale.end("r1", Outcome(Ending.RECLAIMED))
-    assert tale.job("r1").state is JobState.QUEUED
-    assert why_not_now(tale.ledger, a_request("r2"), tale.now) == ("gpu1: cooling down",)
+def test_a_node_that_cools_down_gives_everything_back(scenario):
+    assert state(scenario) is NodeState.DRAINING
+    assert "b1" not in scenario.ledger.leases
+    scenario.end("r1", Outcome(Ending.RECLAIMED))
+    assert scenario.job("r1").state is JobState.QUEUED
+    assert why_not_now(scenario.ledger, a_request("r2"), scenario.now) == ("gpu1: cooling down",)
 
 
-def test_it_lends_nothing_however_often_it_is_heard_declared_or_wanted(tale):
-    tale.end("r1", Outcome(Ending.RECLAIMED))
+def test_it_lends_nothing_however_often_it_is_heard_declared_or_wanted(scenario):
+    scenario.end("r1", Outcome(Ending.RECLAIMED))
     for event in (NodeDeclared(a_node("gpu1", cores=8)), NodeWanted("gpu1", True), NodeDrained("gpu1")):
-        tale.tell(event)
-        tale.hear("gpu1")
-        assert state(tale) is NodeState.DRAINING
-    assert tale.job("r1").state is JobState.QUEUED
+        scenario.handle(event)
+        scenario.heartbeat("gpu1")
+        assert state(scenario) is NodeState.DRAINING
+    assert scenario.job("r1").state is JobState.QUEUED
 
 
-def test_it_stays_so_over_a_restart_of_the_control_plane(tale):
-    tale.end("r1", Outcome(Ending.RECLAIMED))
-    again = Scenario(now=tale.now, ledger=Ledger(tale.ledger.rows(durable_only=True)))
-    again.tell(ControlPlaneStarted(2))
-    again.tell(NodeDeclared(a_node("gpu1", cores=4)))
-    again.hear("gpu1")
+def test_it_stays_so_over_a_restart_of_the_control_plane(scenario):
+    scenario.end("r1", Outcome(Ending.RECLAIMED))
+    again = Scenario(now=scenario.now, ledger=Ledger(scenario.ledger.rows(durable_only=True)))
+    again.handle(ControlPlaneStarted(2))
+    again.handle(NodeDeclared(a_node("gpu1", cores=4)))
+    again.heartbeat("gpu1")
     assert state(again) is NodeState.DRAINING
-    again.tell(NodeResumed("gpu1"))
-    again.hear("gpu1")
+    again.handle(NodeResumed("gpu1"))
+    again.heartbeat("gpu1")
     assert state(again) is NodeState.ALIVE
     again.ledger.check()
 
 
-def test_it_stays_so_when_its_agent_is_stopped_and_started(tale):
-    tale.tell(NodeStopped("gpu1"))
-    assert state(tale) is NodeState.JOINING
-    tale.hear("gpu1")
-    assert state(tale) is NodeState.DRAINING
-    assert not tale.ledger.columns.open.any()
+def test_it_stays_so_when_its_agent_is_stopped_and_started(scenario):
+    scenario.handle(NodeStopped("gpu1"))
+    assert state(scenario) is NodeState.JOINING
+    scenario.heartbeat("gpu1")
+    assert state(scenario) is NodeState.DRAINING
+    assert not scenario.ledger.columns.open.any()
 
 
-def test_it_lends_again_from_the_first_heartbeat_after_it_was_ended(tale):
-    tale.end("r1", Outcome(Ending.RECLAIMED))
-    assert [record.type for record in tale.tell(NodeResumed("gpu1")).records] == ["node-resumed"]
-    tale.hear("gpu1")
-    assert state(tale) is NodeState.ALIVE
-    assert tale.job("r1").state is JobState.ASSIGNED
+def test_it_lends_again_from_the_first_heartbeat_after_it_was_ended(scenario):
+    scenario.end("r1", Outcome(Ending.RECLAIMED))
+    assert [record.type for record in scenario.handle(NodeResumed("gpu1")).records] == ["node-resumed"]
+    scenario.heartbeat("gpu1")
+    assert state(scenario) is NodeState.ALIVE
+    assert scenario.job("r1").state is JobState.ASSIGNED
 
 
-def test_ending_what_was_not_begun_changes_nothing(story):
-    tale = story(a_node("gpu1"))
-    assert tale.tell(NodeResumed("gpu1")).changes == []
-    tale.tell(NodeDrained("gpu1", "it is being stopped"))
-    assert tale.tell(NodeResumed("gpu1")).changes == []
+def test_ending_what_was_not_begun_changes_nothing(new_scenario):
+    scenario = new_scenario(a_node("gpu1"))
+    assert scenario.handle(NodeResumed("gpu1")).changes == []
+    scenario.handle(NodeDrained("gpu1", "it is being stopped"))
+    assert scenario.handle(NodeResumed("gpu1")).changes == []
     with pytest.raises(NotFound, match="no node is called gpu9"):
-        tale.tell(NodeResumed("gpu9"))
+        scenario.handle(NodeResumed("gpu9"))
 
 
-def test_a_node_that_nobody_hears_cools_down_when_it_comes(story):
-    tale = story(ledger=Ledger())
-    tale.tell(NodeDeclared(a_node("gpu1")))
-    tale.tell(NodeDrained("gpu1", cooling=True))
-    assert state(tale) is NodeState.JOINING
-    tale.hear("gpu1")
-    assert state(tale) is NodeState.DRAINING
+def test_a_node_that_nobody_hears_cools_down_when_it_comes(new_scenario):
+    scenario = new_scenario(ledger=Ledger())
+    scenario.handle(NodeDeclared(a_node("gpu1")))
+    scenario.handle(NodeDrained("gpu1", cooling=True))
+    assert state(scenario) is NodeState.JOINING
+    scenario.heartbeat("gpu1")
+    assert state(scenario) is NodeState.DRAINING

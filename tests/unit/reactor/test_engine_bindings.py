@@ -27,230 +27,232 @@ def place(name: str = "gpu1", node_id: str = "n1", room: EngineResources = ROOM)
     return EngineNode(node_id, name=name, has=ROOM, room=room)
 
 
-def looked(tale: Scenario, *places: EngineNode, groups: tuple[tuple[str, str], ...] | None = None, session: str = "s1"):
-    return tale.tell(EngineObserved("ray", session, tale.now, places, groups))
+def looked(
+    scenario: Scenario, *places: EngineNode, groups: tuple[tuple[str, str], ...] | None = None, session: str = "s1"
+):
+    return scenario.handle(EngineObserved("ray", session, scenario.now, places, groups))
 
 
 def with_ray(*nodes) -> Scenario:
     """A grid whose first node Ray has, too."""
-    tale = Scenario(*(nodes or (a_node(gpus=1),)))
-    tale.tell(EngineWanted("ray", "attached", "head:6379"))
-    looked(tale, place())
-    tale.later(1)
-    return tale
+    scenario = Scenario(*(nodes or (a_node(gpus=1),)))
+    scenario.handle(EngineWanted("ray", "attached", "head:6379"))
+    looked(scenario, place())
+    scenario.advance(1)
+    return scenario
 
 
-def only_binding(tale: Scenario) -> Binding:
-    (binding,) = tale.ledger.bindings.values()
+def only_binding(scenario: Scenario) -> Binding:
+    (binding,) = scenario.ledger.bindings.values()
     return binding
 
 
-def bound(tale: Scenario, request) -> Binding:
-    tale.ask(request)
-    binding = only_binding(tale)
-    tale.tell(GroupBound(binding.key))
-    return tale.ledger.bindings[binding.key]
+def bound(scenario: Scenario, request) -> Binding:
+    scenario.ask(request)
+    binding = only_binding(scenario)
+    scenario.handle(GroupBound(binding.key))
+    return scenario.ledger.bindings[binding.key]
 
 
 def test_a_lease_is_active_only_when_the_engine_has_its_group():
-    tale = with_ray()
-    lease = tale.ask(a_request("r1", cores=2))
-    binding = only_binding(tale)
+    scenario = with_ray()
+    lease = scenario.ask(a_request("r1", cores=2))
+    binding = only_binding(scenario)
     assert (lease.state, lease.engine) == (LeaseState.RESERVING, "ray")
     assert (binding.place, binding.group) == ("n1", f"grid-boost-r1-{lease.fence}")
-    assert pending_bindings(tale.ledger) == [BindLease(binding, lease)]
-    tale.tell(GroupBound(binding.key))
-    assert tale.ledger.leases["r1"].state is LeaseState.ACTIVE
-    assert pending_bindings(tale.ledger) == []
-    tale.ledger.check()
+    assert pending_bindings(scenario.ledger) == [BindLease(binding, lease)]
+    scenario.handle(GroupBound(binding.key))
+    assert scenario.ledger.leases["r1"].state is LeaseState.ACTIVE
+    assert pending_bindings(scenario.ledger) == []
+    scenario.ledger.check()
 
 
 def test_a_group_that_cannot_be_had_ends_the_lease_with_the_reason():
-    tale = with_ray()
-    tale.ask(a_request("r1"))
-    told = tale.tell(GroupRefused(only_binding(tale).key, "gpu1: Ray has 0 of 1 CPU free there"))
+    scenario = with_ray()
+    scenario.ask(a_request("r1"))
+    told = scenario.handle(GroupRefused(only_binding(scenario).key, "gpu1: Ray has 0 of 1 CPU free there"))
     (over,) = [row for row in told.changes if getattr(row, "id", "") == "r1"]
     assert (over.end, over.detail) == (LeaseEnd.FAILED, "gpu1: Ray has 0 of 1 CPU free there")
-    assert not tale.ledger.bindings
-    assert "gpu1" not in tale.ledger.offers  # until it is heard again
-    tale.ledger.check()
+    assert not scenario.ledger.bindings
+    assert "gpu1" not in scenario.ledger.offers  # until it is heard again
+    scenario.ledger.check()
 
 
 def test_what_is_released_is_freed_and_forgotten_only_then():
-    tale = with_ray()
-    binding = bound(tale, a_request("r1"))
-    tale.release("r1")
-    assert pending_bindings(tale.ledger) == [FreeBinding(binding)]
-    tale.tell(GroupFreed(binding.key))
-    assert not tale.ledger.bindings
-    tale.tell(GroupFreed(binding.key))
-    tale.ledger.check()
+    scenario = with_ray()
+    binding = bound(scenario, a_request("r1"))
+    scenario.release("r1")
+    assert pending_bindings(scenario.ledger) == [FreeBinding(binding)]
+    scenario.handle(GroupFreed(binding.key))
+    assert not scenario.ledger.bindings
+    scenario.handle(GroupFreed(binding.key))
+    scenario.ledger.check()
 
 
 def test_a_lease_that_ends_while_it_is_being_bound_is_freed():
-    tale = with_ray()
-    tale.ask(a_request("r1"))
-    binding = only_binding(tale)
-    tale.release("r1")
-    tale.tell(GroupBound(binding.key))
-    assert pending_bindings(tale.ledger) == [FreeBinding(binding)]
+    scenario = with_ray()
+    scenario.ask(a_request("r1"))
+    binding = only_binding(scenario)
+    scenario.release("r1")
+    scenario.handle(GroupBound(binding.key))
+    assert pending_bindings(scenario.ledger) == [FreeBinding(binding)]
 
 
 def test_a_command_starts_only_under_a_reservation():
-    tale = with_ray()
-    tale.submit(a_request("j1"))
-    assert pending(tale.ledger) == []
-    tale.tell(GroupBound(only_binding(tale).key))
-    (start,) = pending(tale.ledger)
+    scenario = with_ray()
+    scenario.submit(a_request("j1"))
+    assert pending(scenario.ledger) == []
+    scenario.handle(GroupBound(only_binding(scenario).key))
+    (start,) = pending(scenario.ledger)
     assert isinstance(start, StartAttempt)
-    tale.start("j1")
-    binding = only_binding(tale)
-    tale.end("j1")
-    assert pending_bindings(tale.ledger) == [FreeBinding(binding)]
+    scenario.start("j1")
+    binding = only_binding(scenario)
+    scenario.end("j1")
+    assert pending_bindings(scenario.ledger) == [FreeBinding(binding)]
 
 
 def test_a_command_whose_place_is_refused_looks_for_another():
-    tale = with_ray(a_node("gpu1", rank=2000), a_node("gpu2"))
-    tale.submit(a_request("j1"))
-    assert tale.lease_of("j1").node == "gpu1"
-    tale.tell(GroupRefused(only_binding(tale).key, "no room"))
-    assert (tale.lease_of("j1").node, tale.job("j1").state) == ("gpu2", JobState.ASSIGNED)
-    assert len(pending(tale.ledger)) == 1  # gpu2 is no node of the engine
-    tale.ledger.check()
+    scenario = with_ray(a_node("gpu1", rank=2000), a_node("gpu2"))
+    scenario.submit(a_request("j1"))
+    assert scenario.lease_of("j1").node == "gpu1"
+    scenario.handle(GroupRefused(only_binding(scenario).key, "no room"))
+    assert (scenario.lease_of("j1").node, scenario.job("j1").state) == ("gpu2", JobState.ASSIGNED)
+    assert len(pending(scenario.ledger)) == 1  # gpu2 is no node of the engine
+    scenario.ledger.check()
 
 
 def test_a_group_that_vanished_is_made_again_under_a_new_fence():
-    tale = with_ray()
-    old = bound(tale, a_request("r1"))
-    tale.later(1)
-    looked(tale, place(), groups=())
-    lease = tale.ledger.leases["r1"]
-    new = tale.ledger.binding_of(lease)
+    scenario = with_ray()
+    old = bound(scenario, a_request("r1"))
+    scenario.advance(1)
+    looked(scenario, place(), groups=())
+    lease = scenario.ledger.leases["r1"]
+    new = scenario.ledger.binding_of(lease)
     assert (lease.state, new.fence > old.fence, new.again) == (LeaseState.RESERVING, True, True)
-    assert pending_bindings(tale.ledger) == [FreeBinding(old)]  # first the old one is known to be gone
-    tale.tell(GroupFreed(old.key))
-    assert pending_bindings(tale.ledger) == [BindLease(new, lease)]
-    tale.tell(GroupBound(new.key))
-    assert tale.ledger.leases["r1"].state is LeaseState.ACTIVE
-    tale.ledger.check()
+    assert pending_bindings(scenario.ledger) == [FreeBinding(old)]  # first the old one is known to be gone
+    scenario.handle(GroupFreed(old.key))
+    assert pending_bindings(scenario.ledger) == [BindLease(new, lease)]
+    scenario.handle(GroupBound(new.key))
+    assert scenario.ledger.leases["r1"].state is LeaseState.ACTIVE
+    scenario.ledger.check()
 
 
 def test_a_group_that_was_bound_after_the_look_was_asked_for_has_not_vanished():
-    tale = with_ray()
-    binding = bound(tale, a_request("r1"))
-    looked(tale, place(), groups=())
-    assert tale.ledger.bindings == {binding.key: binding}
+    scenario = with_ray()
+    binding = bound(scenario, a_request("r1"))
+    looked(scenario, place(), groups=())
+    assert scenario.ledger.bindings == {binding.key: binding}
 
 
 def test_another_life_of_the_engine_binds_everything_again():
-    tale = with_ray()
-    old = bound(tale, a_request("r1"))
-    tale.later(5)
-    looked(tale, place(node_id="n2"), groups=(), session="s2")
-    assert (tale.ledger.nodes["gpu1"].engine_node, tale.ledger.engines["ray"].session) == ("n2", "s2")
-    tale.tell(GroupFreed(old.key))
-    assert only_binding(tale).place == "n2"
+    scenario = with_ray()
+    old = bound(scenario, a_request("r1"))
+    scenario.advance(5)
+    looked(scenario, place(node_id="n2"), groups=(), session="s2")
+    assert (scenario.ledger.nodes["gpu1"].engine_node, scenario.ledger.engines["ray"].session) == ("n2", "s2")
+    scenario.handle(GroupFreed(old.key))
+    assert only_binding(scenario).place == "n2"
 
 
 def test_a_node_that_the_engine_loses_keeps_its_leases_until_its_hold_is_over():
-    tale = with_ray(a_node("gpu1", hold_s=30))
-    bound(tale, a_request("r1"))
-    looked(tale)
-    assert tale.ledger.leases["r1"].state is LeaseState.RESERVING
-    tale.later(20)
-    assert "r1" in tale.ledger.leases
-    told = tale.later(11)
+    scenario = with_ray(a_node("gpu1", hold_s=30))
+    bound(scenario, a_request("r1"))
+    looked(scenario)
+    assert scenario.ledger.leases["r1"].state is LeaseState.RESERVING
+    scenario.advance(20)
+    assert "r1" in scenario.ledger.leases
+    told = scenario.advance(11)
     assert [(row.id, row.end) for row in told.changes if getattr(row, "end", None)] == [("r1", LeaseEnd.LOST)]
-    assert tale.ledger.nodes["gpu1"].engine == ""
-    tale.ledger.check()
+    assert scenario.ledger.nodes["gpu1"].engine == ""
+    scenario.ledger.check()
 
 
 def test_a_node_that_comes_back_in_time_is_bound_again():
-    tale = with_ray(a_node("gpu1", hold_s=30))
-    old = bound(tale, a_request("r1"))
-    looked(tale)
-    tale.later(10)
-    looked(tale, place(node_id="n2"), groups=())
-    tale.tell(GroupFreed(old.key))
-    tale.tell(GroupBound(only_binding(tale).key))
-    tale.later(60)
-    assert tale.ledger.leases["r1"].state is LeaseState.ACTIVE
+    scenario = with_ray(a_node("gpu1", hold_s=30))
+    old = bound(scenario, a_request("r1"))
+    looked(scenario)
+    scenario.advance(10)
+    looked(scenario, place(node_id="n2"), groups=())
+    scenario.handle(GroupFreed(old.key))
+    scenario.handle(GroupBound(only_binding(scenario).key))
+    scenario.advance(60)
+    assert scenario.ledger.leases["r1"].state is LeaseState.ACTIVE
 
 
 def test_while_an_engine_is_away_nothing_changes():
-    tale = with_ray()
-    binding = bound(tale, a_request("r1"))
-    tale.later(10_000)
-    assert tale.ledger.leases["r1"].state is LeaseState.ACTIVE
-    assert only_binding(tale) == binding
+    scenario = with_ray()
+    binding = bound(scenario, a_request("r1"))
+    scenario.advance(10_000)
+    assert scenario.ledger.leases["r1"].state is LeaseState.ACTIVE
+    assert only_binding(scenario) == binding
 
 
 def test_a_lease_that_was_there_before_the_engine_is_bound_when_it_comes():
-    tale = Scenario(a_node())
-    tale.ask(a_request("r1"))
-    tale.tell(EngineWanted("ray", "attached", "head:6379"))
-    looked(tale, place(), groups=())
-    assert tale.ledger.leases["r1"].state is LeaseState.RESERVING
-    tale.tell(GroupBound(only_binding(tale).key))
-    assert tale.ledger.leases["r1"].state is LeaseState.ACTIVE
-    tale.ledger.check()
+    scenario = Scenario(a_node())
+    scenario.ask(a_request("r1"))
+    scenario.handle(EngineWanted("ray", "attached", "head:6379"))
+    looked(scenario, place(), groups=())
+    assert scenario.ledger.leases["r1"].state is LeaseState.RESERVING
+    scenario.handle(GroupBound(only_binding(scenario).key))
+    assert scenario.ledger.leases["r1"].state is LeaseState.ACTIVE
+    scenario.ledger.check()
 
 
 def test_a_group_of_a_lease_whose_binding_was_forgotten_is_taken_for_its_own():
-    tale = Scenario(a_node())
-    lease = tale.ask(a_request("r1"))
-    tale.tell(EngineWanted("ray", "attached", "head:6379"))
-    looked(tale, place(), groups=((f"grid-boost-r1-{lease.fence}", "n1"),))
-    assert only_binding(tale).bound_at_ms == tale.now
-    assert tale.ledger.leases["r1"].state is LeaseState.ACTIVE
-    tale.ledger.check()
+    scenario = Scenario(a_node())
+    lease = scenario.ask(a_request("r1"))
+    scenario.handle(EngineWanted("ray", "attached", "head:6379"))
+    looked(scenario, place(), groups=((f"grid-boost-r1-{lease.fence}", "n1"),))
+    assert only_binding(scenario).bound_at_ms == scenario.now
+    assert scenario.ledger.leases["r1"].state is LeaseState.ACTIVE
+    scenario.ledger.check()
 
 
 def test_without_the_engine_the_grid_alone_keeps_its_leases():
-    tale = with_ray()
-    bound(tale, a_request("r1"))
-    tale.ask(a_request("r2"))
-    tale.tell(EngineGivenUp("ray"))
-    assert {lease.state for lease in tale.ledger.leases.values()} == {LeaseState.ACTIVE}
-    assert (tale.ledger.bindings, tale.ledger.nodes["gpu1"].engine) == ({}, "")
-    tale.ledger.check()
+    scenario = with_ray()
+    bound(scenario, a_request("r1"))
+    scenario.ask(a_request("r2"))
+    scenario.handle(EngineGivenUp("ray"))
+    assert {lease.state for lease in scenario.ledger.leases.values()} == {LeaseState.ACTIVE}
+    assert (scenario.ledger.bindings, scenario.ledger.nodes["gpu1"].engine) == ({}, "")
+    scenario.ledger.check()
 
 
 def test_what_others_have_taken_in_the_engine_is_not_offered():
-    tale = with_ray()
-    looked(tale, place(room=EngineResources(1500, 2 * GB, 0)))
-    tale.later(61)
-    lends = tale.ledger.offers["gpu1"].lends
+    scenario = with_ray()
+    looked(scenario, place(room=EngineResources(1500, 2 * GB, 0)))
+    scenario.advance(61)
+    lends = scenario.ledger.offers["gpu1"].lends
     assert (lends.cpu_milli, lends.memory_bytes, lends.gpus) == (1500, 2 * GB, ())
-    assert tale.ledger.offers["gpu1"].withheld == ("its engine has given the rest to others",)
+    assert scenario.ledger.offers["gpu1"].withheld == ("its engine has given the rest to others",)
 
 
 def test_a_gpu_that_is_lent_stays_in_the_offer_when_others_take_the_rest():
-    tale = with_ray(a_node(gpus=2))
-    bound(tale, a_request("r1", gpus=1))
-    (share,) = tale.ledger.leases["r1"].claim.gpus
-    looked(tale, place(room=EngineResources(4000, 16 * GB, 1000)))
-    tale.later(61)
-    assert [device.index for device in tale.ledger.offers["gpu1"].lends.gpus] == [share.index]
+    scenario = with_ray(a_node(gpus=2))
+    bound(scenario, a_request("r1", gpus=1))
+    (share,) = scenario.ledger.leases["r1"].claim.gpus
+    looked(scenario, place(room=EngineResources(4000, 16 * GB, 1000)))
+    scenario.advance(61)
+    assert [device.index for device in scenario.ledger.offers["gpu1"].lends.gpus] == [share.index]
 
 
 def test_who_makes_room_is_gone_before_the_urgent_lease_is_bound():
-    tale = with_ray(a_node(cores=1))
-    tale.submit(a_request("low", priority="low"))
-    victim = only_binding(tale)
-    tale.tell(GroupBound(victim.key))
-    tale.start("low")
-    tale.later(3600)
-    tale.tell(LeaseAsked(a_request("hot", priority="urgent")))
-    hot = tale.ledger.binding_of(tale.ledger.leases["hot"])
-    assert pending_bindings(tale.ledger) == []
-    tale.end("low")
-    effects = pending_bindings(tale.ledger)
-    assert BindLease(hot, tale.ledger.leases["hot"]) in effects
-    assert FreeBinding(tale.ledger.bindings[victim.key]) in effects
-    tale.tell(GroupBound(hot.key))
-    assert tale.ledger.leases["hot"].state is LeaseState.ACTIVE
-    tale.ledger.check()
+    scenario = with_ray(a_node(cores=1))
+    scenario.submit(a_request("low", priority="low"))
+    victim = only_binding(scenario)
+    scenario.handle(GroupBound(victim.key))
+    scenario.start("low")
+    scenario.advance(3600)
+    scenario.handle(LeaseAsked(a_request("hot", priority="urgent")))
+    hot = scenario.ledger.binding_of(scenario.ledger.leases["hot"])
+    assert pending_bindings(scenario.ledger) == []
+    scenario.end("low")
+    effects = pending_bindings(scenario.ledger)
+    assert BindLease(hot, scenario.ledger.leases["hot"]) in effects
+    assert FreeBinding(scenario.ledger.bindings[victim.key]) in effects
+    scenario.handle(GroupBound(hot.key))
+    assert scenario.ledger.leases["hot"].state is LeaseState.ACTIVE
+    scenario.ledger.check()
 
 
 def test_only_our_own_names_are_understood():

@@ -65,9 +65,9 @@ class Scene:
     """A grid and an engine, and what is lost between them."""
 
     def __init__(self) -> None:
-        self.tale = Scenario(a_node("gpu1", hold_s=30), a_node("gpu2", hold_s=30))
+        self.scenario = Scenario(a_node("gpu1", hold_s=30), a_node("gpu2", hold_s=30))
         self.engine = Cluster()
-        self.tale.tell(EngineWanted("ray", "attached", "head"))
+        self.scenario.handle(EngineWanted("ray", "attached", "head"))
         self.count = 0
         self.look()
 
@@ -75,18 +75,18 @@ class Scene:
         if not self.engine.away:
             places = tuple(EngineNode(key, name=name, has=ROOM, room=ROOM) for name, key in self.engine.ids.items())
             groups = tuple(self.engine.groups.items())
-            self.tale.now += 1
-            self.tale.tell(EngineObserved("ray", f"s{self.engine.life}", self.tale.now, places, groups))
+            self.scenario.now += 1
+            self.scenario.handle(EngineObserved("ray", f"s{self.engine.life}", self.scenario.now, places, groups))
             for group in [name for name in self.engine.groups if name.removeprefix(GROUP_PREFIX) not in self.bindings]:
                 del self.engine.groups[group]
 
     @property
     def bindings(self) -> dict[str, Binding]:
-        return self.tale.ledger.bindings
+        return self.scenario.ledger.bindings
 
     def perform(self, *, answer: bool = True, backwards: bool = False) -> None:
         """Do what is called for; without an answer the control plane died before it heard what became of it."""
-        effects = [] if self.engine.away else pending_bindings(self.tale.ledger)
+        effects = [] if self.engine.away else pending_bindings(self.scenario.ledger)
         for effect in reversed(effects) if backwards else effects:
             binding = effect.binding
             if isinstance(effect, BindLease):
@@ -96,29 +96,29 @@ class Scene:
                 self.engine.groups.pop(binding.group, None)
                 event = GroupFreed(binding.key)
             if answer:
-                self.tale.tell(event)
+                self.scenario.handle(event)
 
     def restart(self) -> None:
-        rows = [decode_row(row.kind, encode_row(row)) for row in self.tale.ledger.rows(durable_only=True)]
-        self.tale.ledger = Ledger(rows)
-        epoch = self.tale.ledger.counters.get("epoch", 0) + 1
-        self.tale.tell(ControlPlaneStarted(epoch))
+        rows = [decode_row(row.kind, encode_row(row)) for row in self.scenario.ledger.rows(durable_only=True)]
+        self.scenario.ledger = Ledger(rows)
+        epoch = self.scenario.ledger.counters.get("epoch", 0) + 1
+        self.scenario.handle(ControlPlaneStarted(epoch))
         for name in NODES:
-            self.tale.hear(name)
+            self.scenario.heartbeat(name)
 
-    def act(self, deed: str, which: int) -> None:
+    def act(self, action: str, which: int) -> None:
         name = NODES[which % 2]
-        live = sorted(self.tale.ledger.leases)
-        match deed:
+        live = sorted(self.scenario.ledger.leases)
+        match action:
             case "ask":
                 self.count += 1
                 request = a_request(f"r{self.count}", cores=1 + which % 2, wait_s=60, duration_s=40 * (which % 3))
                 try:
-                    self.tale.ask(request)
+                    self.scenario.ask(request)
                 except GridError:
                     pass
             case "release" if live:
-                self.tale.release(live[which % len(live)])
+                self.scenario.release(live[which % len(live)])
             case "perform":
                 self.perform(backwards=which % 2 == 1)
             case "perform, unheard":
@@ -126,7 +126,7 @@ class Scene:
             case "look":
                 self.look()
             case "time":
-                self.tale.later(1 + 10 * (which % 4))
+                self.scenario.advance(1 + 10 * (which % 4))
             case "die":
                 self.engine.die()
             case "lose":
@@ -139,26 +139,26 @@ class Scene:
                 self.restart()
 
 
-DEEDS = ("ask", "ask", "release", "perform", "perform", "perform, unheard", "look", "time", "die", "lose", "find",
+ACTIONS = ("ask", "ask", "release", "perform", "perform", "perform, unheard", "look", "time", "die", "lose", "find",
          "away", "restart")  # fmt: skip
 
 
-@example([(deed, 1) for deed in ("ask", "perform", "lose", "look", "find", "look", "perform")])
-@example([(deed, 0) for deed in ("ask", "perform", "lose", "look", "find", "look")] + [("perform", 1)])
-@example([(deed, 0) for deed in ("ask", "perform, unheard", "restart", "die", "look", "perform")])
-@given(st.lists(st.tuples(st.sampled_from(DEEDS), st.integers(0, 11)), max_size=60))
+@example([(action, 1) for action in ("ask", "perform", "lose", "look", "find", "look", "perform")])
+@example([(action, 0) for action in ("ask", "perform", "lose", "look", "find", "look")] + [("perform", 1)])
+@example([(action, 0) for action in ("ask", "perform, unheard", "restart", "die", "look", "perform")])
+@given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 11)), max_size=60))
 def test_ledger_and_engine_agree_in_the_end_whatever_happened_in_between(script):
     scene = Scene()
-    for deed, which in script:
-        scene.act(deed, which)
-        scene.tale.ledger.check()
+    for action, which in script:
+        scene.act(action, which)
+        scene.scenario.ledger.check()
     scene.engine.away = False
     for name in NODES:
         scene.engine.find(name)
     for _ in range(4):
         scene.look()
         scene.perform()
-    ledger = scene.tale.ledger
+    ledger = scene.scenario.ledger
     ledger.check()
     held = [lease for lease in ledger.leases.values() if lease.holds]
     assert all(lease.state is LeaseState.ACTIVE for lease in held)

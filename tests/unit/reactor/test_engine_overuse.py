@@ -17,53 +17,53 @@ BUSY = a_usage(cpu_outside=0.9)
 
 
 @pytest.fixture
-def tale(story) -> Scenario:
+def scenario(new_scenario) -> Scenario:
     """A node of four cores and two GPUs with an owner, in Ray, lending to three requests."""
-    told = story(a_node("gpu1", cores=4, gpus=2, thresholds=thresholds(cpu_busy_max=0.3, dwell_s=0)))
-    told.tell(EngineWanted("ray", "attached", "head"))
-    told.tell(EngineObserved("ray", "s", told.now, (EngineNode("n1", name="gpu1", room=ROOM),)))
-    told.hear("gpu1", IDLE)
+    told = new_scenario(a_node("gpu1", cores=4, gpus=2, thresholds=thresholds(cpu_busy_max=0.3, dwell_s=0)))
+    told.handle(EngineWanted("ray", "attached", "head"))
+    told.handle(EngineObserved("ray", "s", told.now, (EngineNode("n1", name="gpu1", room=ROOM),)))
+    told.heartbeat("gpu1", IDLE)
     for name, asked in (("old", {"cores": 1}), ("gpu", {"gpus": 1}), ("young", {"cores": 1})):
-        told.later(1, heard=False)
-        told.hear("gpu1", IDLE)
+        told.advance(1, heard=False)
+        told.heartbeat("gpu1", IDLE)
         told.ask(a_request(name, **asked))
-        told.tell(GroupBound(next(key for key in told.ledger.bindings if key.startswith(name))))
+        told.handle(GroupBound(next(key for key in told.ledger.bindings if key.startswith(name))))
     return told
 
 
-def hear(tale: Scenario, usage, seconds: float) -> list[tuple[str, LeaseEnd]]:
+def heartbeat(scenario: Scenario, usage, seconds: float) -> list[tuple[str, LeaseEnd]]:
     """What ends while the node measures the same for so long."""
     over = []
     for _ in range(int(seconds / 2)):
-        tale.now += 2000
-        told = tale.hear("gpu1", usage)
+        scenario.now += 2000
+        told = scenario.heartbeat("gpu1", usage)
         over += [(row.id, row.end) for row in told.changes if getattr(row, "end", None)]
     return over
 
 
-def test_an_owner_who_comes_back_gets_the_youngest_first_and_only_what_it_is_short_of(tale):
-    assert hear(tale, a_usage(cpu_outside=0.7), 20) == [("young", LeaseEnd.RECLAIMED)]
-    assert hear(tale, BUSY, 20) == [("old", LeaseEnd.RECLAIMED)]
-    assert "gpu" in tale.ledger.leases
+def test_an_owner_who_comes_back_gets_the_youngest_first_and_only_what_it_is_short_of(scenario):
+    assert heartbeat(scenario, a_usage(cpu_outside=0.7), 20) == [("young", LeaseEnd.RECLAIMED)]
+    assert heartbeat(scenario, BUSY, 20) == [("old", LeaseEnd.RECLAIMED)]
+    assert "gpu" in scenario.ledger.leases
 
 
-def test_a_moment_is_not_enough(tale):
-    assert hear(tale, BUSY, 2) == []
-    assert hear(tale, IDLE, 20) == []
+def test_a_moment_is_not_enough(scenario):
+    assert heartbeat(scenario, BUSY, 2) == []
+    assert heartbeat(scenario, IDLE, 20) == []
 
 
-def test_below_the_mark_nothing_is_taken_back(tale):
-    assert hear(tale, a_usage(cpu_outside=0.34), 60) == []
+def test_below_the_mark_nothing_is_taken_back(scenario):
+    assert heartbeat(scenario, a_usage(cpu_outside=0.34), 60) == []
 
 
-def test_an_owner_on_a_gpu_gets_that_gpu(tale):
-    (share,) = tale.ledger.leases["gpu"].claim.gpus
-    assert hear(tale, a_usage(gpus={share.index: (0.9, 1)}), 20) == [("gpu", LeaseEnd.RECLAIMED)]
+def test_an_owner_on_a_gpu_gets_that_gpu(scenario):
+    (share,) = scenario.ledger.leases["gpu"].claim.gpus
+    assert heartbeat(scenario, a_usage(gpus={share.index: (0.9, 1)}), 20) == [("gpu", LeaseEnd.RECLAIMED)]
 
 
-def test_a_node_without_an_owner_takes_nothing_back(story):
-    told = story(a_node("gpu1"))
-    told.tell(EngineWanted("ray", "attached", "head"))
-    told.tell(EngineObserved("ray", "s", told.now, (EngineNode("n1", name="gpu1", room=ROOM),)))
+def test_a_node_without_an_owner_takes_nothing_back(new_scenario):
+    told = new_scenario(a_node("gpu1"))
+    told.handle(EngineWanted("ray", "attached", "head"))
+    told.handle(EngineObserved("ray", "s", told.now, (EngineNode("n1", name="gpu1", room=ROOM),)))
     told.ask(a_request("r1"))
-    assert hear(told, BUSY, 60) == []
+    assert heartbeat(told, BUSY, 60) == []

@@ -17,8 +17,8 @@ def trio() -> Scenario:
     return Scenario(*(a_node(name, cores=4) for name in ("n1", "n2", "n3")))
 
 
-def places(story: Scenario, gang: str = "g1") -> list[str]:
-    return sorted(story.ledger.leases[member].node for member in story.ledger.gangs.get(gang, ()))
+def places(scenario: Scenario, gang: str = "g1") -> list[str]:
+    return sorted(scenario.ledger.leases[member].node for member in scenario.ledger.gangs.get(gang, ()))
 
 
 def test_every_member_gets_a_node_of_its_own(trio):
@@ -42,7 +42,7 @@ def test_a_gang_that_does_not_fit_whole_holds_nothing(trio):
 
 def test_a_gang_larger_than_the_grid_is_refused_at_once(trio):
     with pytest.raises(Refused, match="a gang of 4 needs as many nodes, 3 could serve a member"):
-        trio.tell(LeaseAsked(a_request("g1", gang=4)))
+        trio.handle(LeaseAsked(a_request("g1", gang=4)))
 
 
 def test_releasing_any_member_releases_all(trio):
@@ -56,7 +56,7 @@ def test_releasing_any_member_releases_all(trio):
 @pytest.mark.parametrize("event", [NodeDrained("n2"), NodeStopped("n2")])
 def test_losing_one_node_ends_the_whole_gang(trio, event):
     trio.ask(a_request("g1", cores=3, gang=3))
-    stepped = trio.tell(event)
+    stepped = trio.handle(event)
     assert trio.ledger.is_empty
     ended = {row.id: row.end for row in stepped.changes if row.kind == "lease"}
     assert set(ended) == {"g1", "g1:2", "g1:3"}
@@ -66,7 +66,7 @@ def test_losing_one_node_ends_the_whole_gang(trio, event):
 
 def test_an_urgent_request_that_displaces_one_member_ends_all(trio):
     trio.ask(a_request("g1", cores=3, gang=3, priority="low"))
-    trio.later(60)
+    trio.advance(60)
     urgent = trio.ask(a_request("r1", cores=4, priority="urgent"))
     assert urgent.state is LeaseState.ACTIVE
     assert "g1" not in trio.ledger.gangs
@@ -76,34 +76,34 @@ def test_an_urgent_request_that_displaces_one_member_ends_all(trio):
 
 def test_more_time_is_for_all_members(trio):
     trio.ask(a_request("g1", gang=2, duration_s=10))
-    trio.tell(LeaseExtended("g1", "ada", 60_000))
-    trio.later(30)
+    trio.handle(LeaseExtended("g1", "ada", 60_000))
+    trio.advance(30)
     assert len(trio.ledger.gangs["g1"]) == 2
-    trio.later(60)
+    trio.advance(60)
     assert trio.ledger.is_empty
 
 
 def test_asking_again_with_the_same_id_gets_the_same_gang(trio):
     first = trio.ask(a_request("g1", gang=2))
-    assert trio.tell(LeaseAsked(a_request("g1", gang=2))).answer.lease == first
+    assert trio.handle(LeaseAsked(a_request("g1", gang=2))).answer.lease == first
     assert len(trio.ledger.leases) == 2
 
 
 def test_a_command_runs_on_one_node(trio):
     with pytest.raises(BadInput, match="a command runs on one node"):
-        trio.tell(JobSubmitted("job", a_command(), a_request("g1", gang=2)))
+        trio.handle(JobSubmitted("job", a_command(), a_request("g1", gang=2)))
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4), st.booleans()), max_size=12))
 def test_a_gang_is_whole_or_not_there_whatever_happens(steps):
-    story = Scenario(*(a_node(f"n{i}", cores=4) for i in range(4)))
+    scenario = Scenario(*(a_node(f"n{i}", cores=4) for i in range(4)))
     for number, (cores, size, lets_go) in enumerate(steps):
-        story.ask(a_request(f"g{number}", cores=cores, gang=size))
+        scenario.ask(a_request(f"g{number}", cores=cores, gang=size))
         if lets_go:
-            held = [lease.id for lease in story.ledger.leases.values() if lease.holds]
+            held = [lease.id for lease in scenario.ledger.leases.values() if lease.holds]
             if held:
-                story.release(held[number % len(held)])
-        for gang, members in story.ledger.gangs.items():
-            assert len(members) == story.ledger.leases[gang].request.gang
-            assert len({story.ledger.leases[member].node for member in members}) == len(members)
-        story.ledger.check()
+                scenario.release(held[number % len(held)])
+        for gang, members in scenario.ledger.gangs.items():
+            assert len(members) == scenario.ledger.leases[gang].request.gang
+            assert len({scenario.ledger.leases[member].node for member in members}) == len(members)
+        scenario.ledger.check()

@@ -67,13 +67,13 @@ urgent_requests = st.builds(
 )
 
 
-def deed(name: str, *args):
+def action(name: str, *args):
     return st.tuples(st.just(name), st.tuples(*args))
 
 
-DEEDS = {
+ACTIONS = {
     "declare": (names, kinds),
-    "hear": (names, usages),
+    "heartbeat": (names, usages),
     "forget": (names,),
     "ask": (requests(),),
     "urge": (urgent_requests,),
@@ -106,14 +106,14 @@ SELDOM = (
     *("declare", "forget", "ask_again", "extend", "started", "listed", "look", "jump", "restart"),
     *("yield_to_owner", "drain", "want", "cool", "claim", "stop_node", "pause", "mark", "spare"),
 )
-scripts = st.lists(st.sampled_from([*DEEDS, *OFTEN]).flatmap(lambda name: deed(name, *DEEDS[name])), max_size=25)
+scripts = st.lists(st.sampled_from([*ACTIONS, *OFTEN]).flatmap(lambda name: action(name, *ACTIONS[name])), max_size=25)
 
 
 def begin(world: World, first: int, second: int) -> None:
     """Two nodes that have been heard."""
     for which, kind in ((0, first), (1, second)):
         world.declare(which, kind)
-        world.hear(which, 0)
+        world.heartbeat(which, 0)
 
 
 @pytest.mark.parametrize("invariant", INVARIANTS, ids=lambda invariant: invariant.__name__)
@@ -154,7 +154,7 @@ class AnythingMayHappen(RuleBasedStateMachine):
 
     @rule(which=names, usage=usages)
     def a_node_is_heard(self, which, usage):
-        self.world.hear(which, usage)
+        self.world.heartbeat(which, usage)
 
     @rule(ms=moments, heard=st.sampled_from([True, True, True, False]))
     def time_passes(self, ms, heard):
@@ -176,7 +176,7 @@ class AnythingMayHappen(RuleBasedStateMachine):
     def a_job_is_cancelled(self, which, twice):
         self.world.cancel(which, twice)
 
-    @rule(seldom=st.sampled_from(SELDOM).flatmap(lambda name: deed(name, *DEEDS[name])))
+    @rule(seldom=st.sampled_from(SELDOM).flatmap(lambda name: action(name, *ACTIONS[name])))
     def something_rare_happens(self, seldom):
         name, args = seldom
         getattr(self.world, name)(*args)
@@ -189,7 +189,7 @@ class EverybodyIsInAHurry(RuleBasedStateMachine):
         super().__init__()
         self.world = World(*INVARIANTS)
         self.world.declare(0, 1)
-        self.world.hear(0, 0)
+        self.world.heartbeat(0, 0)
 
     @initialize(ask=st.sampled_from([ASKS[0], ASKS[0], ASKS[1], ASKS[6]]))
     def the_node_is_full(self, ask):

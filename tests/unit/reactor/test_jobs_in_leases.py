@@ -21,76 +21,76 @@ def using(lease_id: str, request_id: str = "j1", user: str = "ada") -> Request:
     return replace(a_request(request_id, user=user), ask=Amounts(), within=lease_id)
 
 
-def test_a_command_runs_with_what_the_lease_has_and_takes_nothing_besides(story):
-    tale = story(a_node(cores=4))
-    lease = tale.ask(a_request("b1", cores=3, duration_s=60))
-    tale.submit(using("b1"))
-    assert tale.ledger.claims_on("gpu1").cpu_milli == 3000
-    (start,) = pending(tale.ledger)
-    assert order_of(tale.ledger, start).claim == lease.claim
+def test_a_command_runs_with_what_the_lease_has_and_takes_nothing_besides(new_scenario):
+    scenario = new_scenario(a_node(cores=4))
+    lease = scenario.ask(a_request("b1", cores=3, duration_s=60))
+    scenario.submit(using("b1"))
+    assert scenario.ledger.claims_on("gpu1").cpu_milli == 3000
+    (start,) = pending(scenario.ledger)
+    assert order_of(scenario.ledger, start).claim == lease.claim
 
 
 @pytest.mark.parametrize("ends", ["released", "expired"])
-def test_it_is_stopped_when_the_lease_is_over(story, ends):
-    tale = story()
-    tale.ask(a_request("b1", duration_s=60))
-    tale.submit(using("b1"), starts=True)
+def test_it_is_stopped_when_the_lease_is_over(new_scenario, ends):
+    scenario = new_scenario()
+    scenario.ask(a_request("b1", duration_s=60))
+    scenario.submit(using("b1"), starts=True)
     if ends == "released":
-        tale.release("b1")
+        scenario.release("b1")
     else:
-        tale.later(61)
-    job = tale.job("j1")
+        scenario.advance(61)
+    job = scenario.job("j1")
     assert (job.state, job.stop.ending, job.stop.requeue) == (JobState.STOPPING, Ending.CANCELLED, False)
     assert "b1" in job.stop.detail
 
 
-def test_an_engine_has_nothing_to_reserve_for_it(story):
-    tale = story()
-    tale.tell(EngineWanted("ray", "attached", "head:6379"))
+def test_an_engine_has_nothing_to_reserve_for_it(new_scenario):
+    scenario = new_scenario()
+    scenario.handle(EngineWanted("ray", "attached", "head:6379"))
     place = EngineNode("n1", name="gpu1", room=EngineResources(4000, 16 * GB, 0))
-    tale.tell(EngineObserved("ray", "s1", tale.now, (place,), ()))
-    tale.ask(a_request("b1"))
-    (binding,) = tale.ledger.bindings.values()
-    tale.tell(GroupBound(binding.key))
-    tale.submit(using("b1"), starts=True)
-    tale.later(1)
-    tale.tell(EngineObserved("ray", "s1", tale.now, (place,), ((binding.group, "n1"),)))
-    assert list(tale.ledger.bindings) == [binding.key]
+    scenario.handle(EngineObserved("ray", "s1", scenario.now, (place,), ()))
+    scenario.ask(a_request("b1"))
+    (binding,) = scenario.ledger.bindings.values()
+    scenario.handle(GroupBound(binding.key))
+    scenario.submit(using("b1"), starts=True)
+    scenario.advance(1)
+    scenario.handle(EngineObserved("ray", "s1", scenario.now, (place,), ((binding.group, "n1"),)))
+    assert list(scenario.ledger.bindings) == [binding.key]
 
 
-def test_one_command_at_a_time(story):
-    tale = story()
-    tale.ask(a_request("b1"))
-    tale.submit(using("b1"), starts=True)
+def test_one_command_at_a_time(new_scenario):
+    scenario = new_scenario()
+    scenario.ask(a_request("b1"))
+    scenario.submit(using("b1"), starts=True)
     with pytest.raises(Refused, match="in use by job-j1"):
-        tale.tell(a_submission(using("b1", "j2")))
-    tale.end("j1")
-    tale.submit(using("b1", "j2"))
+        scenario.handle(a_submission(using("b1", "j2")))
+    scenario.end("j1")
+    scenario.submit(using("b1", "j2"))
 
 
-def test_only_its_own_user_and_only_while_it_is_active(story):
-    tale = story(a_node(cores=1))
-    tale.ask(a_request("b1"))
-    tale.ask(a_request("b2"))
+def test_only_its_own_user_and_only_while_it_is_active(new_scenario):
+    scenario = new_scenario(a_node(cores=1))
+    scenario.ask(a_request("b1"))
+    scenario.ask(a_request("b2"))
     for request, said in ((using("b1", user="eve"), "belongs to ada"), (using("b2"), "is asked"), (using("b3"), "b3")):
         with pytest.raises((Refused, NotFound), match=said):
-            tale.tell(a_submission(request))
+            scenario.handle(a_submission(request))
 
 
-def test_a_command_that_its_node_took_back_does_not_wait_for_another_place(story):
-    tale = story()
-    tale.ask(a_request("b1"))
-    tale.submit(using("b1"), starts=True)
-    tale.end("j1", Outcome(Ending.RECLAIMED, detail="the owner is back"))
-    assert "j1" not in tale.ledger.jobs
+def test_a_command_that_its_node_took_back_does_not_wait_for_another_place(new_scenario):
+    scenario = new_scenario()
+    scenario.ask(a_request("b1"))
+    scenario.submit(using("b1"), starts=True)
+    scenario.end("j1", Outcome(Ending.RECLAIMED, detail="the owner is back"))
+    assert "j1" not in scenario.ledger.jobs
 
 
-def test_it_goes_with_a_lease_that_made_room_for_an_urgent_one(story):
-    tale = story(a_node(cores=1))
-    tale.ask(a_request("b1", priority="low"))
-    tale.submit(using("b1"), starts=True)
-    tale.later(3600)
-    tale.ask(a_request("hot", priority="urgent"))
-    assert "b1" not in tale.ledger.leases
-    tale.later(1)
-    assert tale.job("j1").state is JobState.STOPPING
+def test_it_goes_with_a_lease_that_made_room_for_an_urgent_one(new_scenario):
+    scenario = new_scenario(a_node(cores=1))
+    scenario.ask(a_request("b1", priority="low"))
+    scenario.submit(using("b1"), starts=True)
+    scenario.advance(3600)
+    scenario.ask(a_request("hot", priority="urgent"))
+    assert "b1" not in scenario.ledger.leases
+    scenario.advance(1)
+    assert scenario.job("j1").state is JobState.STOPPING

@@ -32,131 +32,131 @@ def a_claim(name: str = "b1", *, node: str = "gpu2", cores: int = 2, fence: int 
     return LeaseClaimed(request, node, Claim(1000 * cores), fence, at, NOW + HOUR_MS)
 
 
-def a_start(story, *nodes) -> Scenario:
+def a_start(new_scenario, *nodes) -> Scenario:
     """A new ledger with declared nodes of four cores that nobody has heard yet."""
-    tale: Scenario = story(ledger=Ledger())
-    tale.tell(ControlPlaneStarted(1))
+    scenario: Scenario = new_scenario(ledger=Ledger())
+    scenario.handle(ControlPlaneStarted(1))
     for node in nodes or (a_node("gpu1", cores=4), a_node("gpu2", cores=4)):
-        tale.tell(NodeDeclared(node))
-    return tale
+        scenario.handle(NodeDeclared(node))
+    return scenario
 
 
 def ended(stepped):
     return next(row for row in stepped.changes if row.kind == "lease" and row.is_over)
 
 
-def test_a_claim_is_reserved_until_its_node_is_heard(story):
-    tale = a_start(story)
-    tale.tell(ClaimsRead((a_claim(),)))
-    lease = tale.ledger.leases["b1"]
+def test_a_claim_is_reserved_until_its_node_is_heard(new_scenario):
+    scenario = a_start(new_scenario)
+    scenario.handle(ClaimsRead((a_claim(),)))
+    lease = scenario.ledger.leases["b1"]
     assert (lease.state, lease.recovered) == (LeaseState.RESERVING, True)
-    tale.ledger.check()
-    tale.hear("gpu1")
-    assert tale.ledger.leases["b1"].recovered
-    heard = tale.hear("gpu2")
-    lease = tale.ledger.leases["b1"]
+    scenario.ledger.check()
+    scenario.heartbeat("gpu1")
+    assert scenario.ledger.leases["b1"].recovered
+    heard = scenario.heartbeat("gpu2")
+    lease = scenario.ledger.leases["b1"]
     assert (lease.state, lease.recovered) == (LeaseState.ACTIVE, False)
     assert (lease.node, lease.fence, lease.ends_at_ms) == ("gpu2", FENCE, NOW + HOUR_MS)
     assert "confirmed" in [record.type for record in heard.records]
 
 
-def test_nobody_else_gets_what_is_claimed(story):
-    tale = a_start(story)
-    tale.tell(ClaimsRead((a_claim(cores=3),)))
-    tale.hear("gpu2")
-    assert tale.ask(a_request("r1", cores=2, require=["gpu2"])).state is LeaseState.ASKED
-    assert tale.ask(a_request("r2", cores=1, require=["gpu2"])).node == "gpu2"
+def test_nobody_else_gets_what_is_claimed(new_scenario):
+    scenario = a_start(new_scenario)
+    scenario.handle(ClaimsRead((a_claim(cores=3),)))
+    scenario.heartbeat("gpu2")
+    assert scenario.ask(a_request("r1", cores=2, require=["gpu2"])).state is LeaseState.ASKED
+    assert scenario.ask(a_request("r2", cores=1, require=["gpu2"])).node == "gpu2"
 
 
-def test_fences_stay_above_what_was_claimed(story):
-    tale = a_start(story)
-    tale.tell(ClaimsRead((a_claim(),)))
-    tale.hear("gpu2")
-    assert tale.ask(a_request("r1", require=["gpu2"])).fence > FENCE
-    assert tale.ledger.counters["epoch"] == 7
+def test_fences_stay_above_what_was_claimed(new_scenario):
+    scenario = a_start(new_scenario)
+    scenario.handle(ClaimsRead((a_claim(),)))
+    scenario.heartbeat("gpu2")
+    assert scenario.ask(a_request("r1", require=["gpu2"])).fence > FENCE
+    assert scenario.ledger.counters["epoch"] == 7
 
 
-def test_a_claim_that_its_node_cannot_have_lent_ends_with_the_reason(story):
-    tale = a_start(story)
-    tale.tell(ClaimsRead((a_claim("b1"), a_claim("b2", cores=3, fence=FENCE + 1, at=NOW + 1))))
-    over = ended(tale.hear("gpu2"))
+def test_a_claim_that_its_node_cannot_have_lent_ends_with_the_reason(new_scenario):
+    scenario = a_start(new_scenario)
+    scenario.handle(ClaimsRead((a_claim("b1"), a_claim("b2", cores=3, fence=FENCE + 1, at=NOW + 1))))
+    over = ended(scenario.heartbeat("gpu2"))
     assert (over.id, over.end) == ("b2", LeaseEnd.FAILED)
     assert over.detail == "recovered, but gpu2 cannot have lent it: 5000 of 4000 millicores lent"
-    assert tale.ledger.leases["b1"].state is LeaseState.ACTIVE
+    assert scenario.ledger.leases["b1"].state is LeaseState.ACTIVE
 
 
-def test_a_claim_on_a_device_that_is_not_there_ends(story):
-    tale = a_start(story, a_node("gpu1"), a_node("gpu2", gpus=1))
+def test_a_claim_on_a_device_that_is_not_there_ends(new_scenario):
+    scenario = a_start(new_scenario, a_node("gpu1"), a_node("gpu2", gpus=1))
     event = a_claim()
-    tale.tell(ClaimsRead((replace(event, claim=Claim(gpus=(GpuShare(1, 1000),))),)))
-    assert "GPU 1" in ended(tale.hear("gpu2")).detail
+    scenario.handle(ClaimsRead((replace(event, claim=Claim(gpus=(GpuShare(1, 1000),))),)))
+    assert "GPU 1" in ended(scenario.heartbeat("gpu2")).detail
 
 
-def test_a_claim_on_a_node_that_is_gone_ends_at_once_and_its_fence_counts(story):
-    tale = a_start(story)
-    stepped = tale.tell(ClaimsRead((a_claim(node="gpu9"),)))
+def test_a_claim_on_a_node_that_is_gone_ends_at_once_and_its_fence_counts(new_scenario):
+    scenario = a_start(new_scenario)
+    stepped = scenario.handle(ClaimsRead((a_claim(node="gpu9"),)))
     assert ended(stepped).detail == "recovered, but gpu9 is not a node of this grid"
-    assert tale.ledger.counters["fence"] == FENCE
+    assert scenario.ledger.counters["fence"] == FENCE
 
 
-def test_a_claim_on_a_node_that_has_not_said_what_it_has_waits_for_its_word(story):
+def test_a_claim_on_a_node_that_has_not_said_what_it_has_waits_for_its_word(new_scenario):
     far = a_node("far", cores=0, memory_gb=0, hold_s=60)
-    tale = a_start(story, a_node("gpu1"), far)
-    tale.tell(ClaimsRead((a_claim(node="far"),)))
-    tale.ledger.check()
-    tale.tell(NodeDeclared(a_node("far", cores=4, hold_s=60)))
-    tale.hear("far")
-    assert tale.ledger.leases["b1"].state is LeaseState.ACTIVE
+    scenario = a_start(new_scenario, a_node("gpu1"), far)
+    scenario.handle(ClaimsRead((a_claim(node="far"),)))
+    scenario.ledger.check()
+    scenario.handle(NodeDeclared(a_node("far", cores=4, hold_s=60)))
+    scenario.heartbeat("far")
+    assert scenario.ledger.leases["b1"].state is LeaseState.ACTIVE
 
 
-def test_a_claim_whose_time_is_over_expires_like_any_lease(story):
-    tale = a_start(story)
-    tale.tell(ClaimsRead((replace(a_claim(), ends_at_ms=NOW),)))
-    over = ended(tale.later(0, heard=False))
+def test_a_claim_whose_time_is_over_expires_like_any_lease(new_scenario):
+    scenario = a_start(new_scenario)
+    scenario.handle(ClaimsRead((replace(a_claim(), ends_at_ms=NOW),)))
+    over = ended(scenario.advance(0, heard=False))
     assert over.end is LeaseEnd.EXPIRED
 
 
-def test_claims_are_read_once_and_the_ledger_knows_better(story):
-    tale = a_start(story)
-    assert tale.tell(ClaimsRead()).changes
-    assert tale.ledger.counters[CLAIMS_READ] == 1
-    assert tale.tell(ClaimsRead((a_claim(),))).changes == []
-    tale.hear("gpu2")
-    tale.ask(a_request("b1", require=["gpu2"]))
-    assert tale.tell(a_claim()).changes == []
+def test_claims_are_read_once_and_the_ledger_knows_better(new_scenario):
+    scenario = a_start(new_scenario)
+    assert scenario.handle(ClaimsRead()).changes
+    assert scenario.ledger.counters[CLAIMS_READ] == 1
+    assert scenario.handle(ClaimsRead((a_claim(),))).changes == []
+    scenario.heartbeat("gpu2")
+    scenario.ask(a_request("b1", require=["gpu2"]))
+    assert scenario.handle(a_claim()).changes == []
 
 
-def test_a_claim_on_a_node_that_was_heard_already_is_settled_at_once(story):
-    tale = story(a_node("gpu1"), a_node("gpu2"))
-    tale.tell(a_claim())
-    assert tale.ledger.leases["b1"].state is LeaseState.ACTIVE
+def test_a_claim_on_a_node_that_was_heard_already_is_settled_at_once(new_scenario):
+    scenario = new_scenario(a_node("gpu1"), a_node("gpu2"))
+    scenario.handle(a_claim())
+    assert scenario.ledger.leases["b1"].state is LeaseState.ACTIVE
 
 
-def test_a_claim_can_be_given_back(story):
-    tale = a_start(story)
-    tale.tell(ClaimsRead((a_claim(),)))
-    tale.release("b1")
-    assert not tale.ledger.leases
+def test_a_claim_can_be_given_back(new_scenario):
+    scenario = a_start(new_scenario)
+    scenario.handle(ClaimsRead((a_claim(),)))
+    scenario.release("b1")
+    assert not scenario.ledger.leases
 
 
 @pytest.fixture
 def full() -> Scenario:
-    story = Scenario(a_node("n1", cores=1))
-    story.ask(a_request("first"))
-    return story
+    new_scenario = Scenario(a_node("n1", cores=1))
+    new_scenario.ask(a_request("first"))
+    return new_scenario
 
 
 def test_what_cannot_be_over_in_time_is_refused_at_once():
-    story = Scenario(a_node("n1"))
+    new_scenario = Scenario(a_node("n1"))
     with pytest.raises(Refused, match="it takes 60 s, but its deadline is in 30 s"):
-        story.tell(LeaseAsked(a_request(expects_ms=60_000, deadline_ms=NOW + 30_000)))
+        new_scenario.handle(LeaseAsked(a_request(expects_ms=60_000, deadline_ms=NOW + 30_000)))
 
 
 def test_a_wait_ends_when_the_deadline_cannot_be_met_any_more(full):
     full.ask(a_request("r1", expects_ms=20_000, deadline_ms=NOW + 60_000, wait_s=300))
-    full.later(39)
+    full.advance(39)
     assert full.ledger.leases["r1"].state is LeaseState.ASKED
-    stepped = full.later(2)
+    stepped = full.advance(2)
     (over,) = [row for row in stepped.changes if row.kind == "lease"]
     assert over.end is LeaseEnd.WITHDRAWN
     assert over.detail.startswith("its deadline cannot be met any more, after a wait of 41 s: n1: 0 cores free")
@@ -164,18 +164,18 @@ def test_a_wait_ends_when_the_deadline_cannot_be_met_any_more(full):
 
 def test_a_job_in_line_ends_with_its_deadline_too(full):
     full.submit(a_request("j1", deadline_ms=NOW + 5_000))
-    stepped = full.later(6)
+    stepped = full.advance(6)
     (job,) = [row for row in stepped.changes if row.kind == "job"]
     assert job.state is JobState.ENDED
     assert "its deadline cannot be met any more" in job.outcome.detail
 
 
 def test_what_runs_is_not_stopped_by_its_deadline_and_what_was_displaced_runs_again():
-    story = Scenario(a_node("n1", cores=1))
-    story.submit(a_request("j1", deadline_ms=NOW + 5_000), starts=True)
-    story.later(10)
-    assert story.job("j1").state is JobState.RUNNING
-    story.tell(LeaseReclaimed(story.job("j1").lease_id, "the owner is back"))
-    story.end("j1")
-    story.later(1)
-    assert story.job("j1").state is JobState.ASSIGNED
+    new_scenario = Scenario(a_node("n1", cores=1))
+    new_scenario.submit(a_request("j1", deadline_ms=NOW + 5_000), starts=True)
+    new_scenario.advance(10)
+    assert new_scenario.job("j1").state is JobState.RUNNING
+    new_scenario.handle(LeaseReclaimed(new_scenario.job("j1").lease_id, "the owner is back"))
+    new_scenario.end("j1")
+    new_scenario.advance(1)
+    assert new_scenario.job("j1").state is JobState.ASSIGNED

@@ -48,17 +48,17 @@ def test_an_ask_that_fits_is_active_at_once(ledger):
     }
 
 
-def test_the_record_of_a_grant_names_its_gpus(story):
-    tale = story(a_node(gpus=2))
-    told = tale.tell(LeaseAsked(a_request("r1", gpus=2)))
+def test_the_record_of_a_grant_names_its_gpus(new_scenario):
+    scenario = new_scenario(a_node(gpus=2))
+    told = scenario.handle(LeaseAsked(a_request("r1", gpus=2)))
     assert told.records[1].data["gpus"] == ["0", "1"]
 
 
-def test_a_lease_without_a_term_never_ends_by_itself(story):
-    tale = story()
-    assert tale.ask(a_request("r1")).ends_at_ms == 0
-    tale.later(10**8)
-    assert "r1" in tale.ledger.leases
+def test_a_lease_without_a_term_never_ends_by_itself(new_scenario):
+    scenario = new_scenario()
+    assert scenario.ask(a_request("r1")).ends_at_ms == 0
+    scenario.advance(10**8)
+    assert "r1" in scenario.ledger.leases
 
 
 def test_an_ask_that_does_not_fit_waits_and_hears_why(ledger):
@@ -69,10 +69,10 @@ def test_an_ask_that_does_not_fit_waits_and_hears_why(ledger):
     assert stepped.records[-1].reason == "gpu1: 1 core free, 2 cores asked"
 
 
-def test_an_ask_that_will_not_wait_is_refused_with_the_reason_of_each_node(story):
-    tale = story(a_node("gpu1", cores=4), a_node("gpu2", cores=2))
-    tale.ask(a_request("r1", cores=3, require=["gpu1"]))
-    error = refusal(tale.ledger, a_request("r2", cores=3, wait_s=0))
+def test_an_ask_that_will_not_wait_is_refused_with_the_reason_of_each_node(new_scenario):
+    scenario = new_scenario(a_node("gpu1", cores=4), a_node("gpu2", cores=2))
+    scenario.ask(a_request("r1", cores=3, require=["gpu1"]))
+    error = refusal(scenario.ledger, a_request("r2", cores=3, wait_s=0))
     assert isinstance(error, Refused)
     assert error.reasons == ("gpu1: 1 core free, 3 cores asked", "gpu2: 2 cores at most, 3 cores asked")
     assert str(error) == "No resource offers available: " + "; ".join(error.reasons)
@@ -88,10 +88,10 @@ def test_a_grid_without_nodes_has_no_offers():
     assert str(error).startswith("No resource offers available")
 
 
-def test_a_node_that_does_not_exist_is_refused_with_those_that_do(story):
-    tale = story(a_node("gpu2"), a_node("gpu1"))
+def test_a_node_that_does_not_exist_is_refused_with_those_that_do(new_scenario):
+    scenario = new_scenario(a_node("gpu2"), a_node("gpu1"))
     for request in (a_request("r1", require=["gpu9"]), a_request("r1", prefer=["gpu9"])):
-        assert str(refusal(tale.ledger, request)) == ("no node is called gpu9; the nodes are: gpu1, gpu2")
+        assert str(refusal(scenario.ledger, request)) == ("no node is called gpu9; the nodes are: gpu1, gpu2")
     assert str(refusal(Ledger(), a_request("r1", require=["gpu9"]))).endswith("the nodes are: none")
 
 
@@ -100,10 +100,10 @@ def test_an_ask_that_makes_no_sense_is_the_callers_fault(ledger):
     assert isinstance(error, BadInput)
 
 
-def test_asking_for_a_resource_twice_in_one_request_does_not_lend_it_twice(story):
-    tale = story(a_node(custom={"fpga": 1}))
+def test_asking_for_a_resource_twice_in_one_request_does_not_lend_it_twice(new_scenario):
+    scenario = new_scenario(a_node(custom={"fpga": 1}))
     twice = replace(a_request("r1"), ask=Amounts(custom=(("fpga", 1), ("fpga", 1))))
-    assert isinstance(refusal(tale.ledger, twice), BadInput)
+    assert isinstance(refusal(scenario.ledger, twice), BadInput)
 
 
 def test_the_same_request_id_twice_is_one_grant(ledger):
@@ -119,113 +119,113 @@ def test_the_same_request_id_for_something_else_is_refused(ledger):
     assert isinstance(refusal(ledger, a_request("r1", cores=1)), Conflict)
 
 
-def test_a_request_id_a_job_has_is_refused(story):
-    tale = story()
-    tale.submit(a_request("r1"))
-    assert isinstance(refusal(tale.ledger, a_request("r1")), Conflict)
+def test_a_request_id_a_job_has_is_refused(new_scenario):
+    scenario = new_scenario()
+    scenario.submit(a_request("r1"))
+    assert isinstance(refusal(scenario.ledger, a_request("r1")), Conflict)
 
 
-def test_a_lease_given_back_is_free_for_the_next(story):
-    tale = story()
-    tale.ask(a_request("r1", cores=4))
-    tale.ask(a_request("r2", cores=4))
-    told = tale.release("r1")
+def test_a_lease_given_back_is_free_for_the_next(new_scenario):
+    scenario = new_scenario()
+    scenario.ask(a_request("r1", cores=4))
+    scenario.ask(a_request("r2", cores=4))
+    told = scenario.release("r1")
     assert ended(told) == [("r1", LeaseEnd.RELEASED)]
     assert told.answer.lease.detail == "by ada"
-    assert tale.ledger.leases["r2"].state is LeaseState.ACTIVE
+    assert scenario.ledger.leases["r2"].state is LeaseState.ACTIVE
 
 
-def test_releasing_twice_is_told_that_nothing_is_there_and_changes_nothing(story):
-    tale = story()
-    tale.ask(a_request("r1"))
-    tale.release("r1")
-    before = tale.ledger.rows()
+def test_releasing_twice_is_told_that_nothing_is_there_and_changes_nothing(new_scenario):
+    scenario = new_scenario()
+    scenario.ask(a_request("r1"))
+    scenario.release("r1")
+    before = scenario.ledger.rows()
     with pytest.raises(NotFound, match=r"^no lease r1 is held$"):
-        tale.release("r1")
-    assert tale.ledger.rows() == before
+        scenario.release("r1")
+    assert scenario.ledger.rows() == before
 
 
-def test_a_wait_given_up_is_withdrawn(story):
-    tale = story()
-    tale.ask(a_request("r1", cores=4))
-    tale.ask(a_request("r2", cores=4))
-    told = tale.tell(LeaseReleased("r2", "ada", "changed my mind"))
+def test_a_wait_given_up_is_withdrawn(new_scenario):
+    scenario = new_scenario()
+    scenario.ask(a_request("r1", cores=4))
+    scenario.ask(a_request("r2", cores=4))
+    told = scenario.handle(LeaseReleased("r2", "ada", "changed my mind"))
     assert ended(told) == [("r2", LeaseEnd.WITHDRAWN)]
     assert told.answer.lease.detail == "changed my mind"
     assert told.records[0].type == "withdrawn"
 
 
-def test_releasing_the_lease_of_a_job_stops_the_job_first(story):
-    tale = story()
-    tale.submit(a_request("j1"), starts=True)
-    told = tale.release("j1.1")
+def test_releasing_the_lease_of_a_job_stops_the_job_first(new_scenario):
+    scenario = new_scenario()
+    scenario.submit(a_request("j1"), starts=True)
+    told = scenario.release("j1.1")
     assert told.answer.lease.state is LeaseState.RELEASING
-    assert tale.job("j1").stop.detail == "its lease was released by ada"
-    assert tale.release("j1.1").changes == []
-    assert ended(tale.end("j1")) == [("j1.1", LeaseEnd.RELEASED)]
-    assert tale.ledger.is_empty
+    assert scenario.job("j1").stop.detail == "its lease was released by ada"
+    assert scenario.release("j1.1").changes == []
+    assert ended(scenario.end("j1")) == [("j1.1", LeaseEnd.RELEASED)]
+    assert scenario.ledger.is_empty
 
 
-def test_releasing_the_lease_a_job_waits_for_ends_the_job(story):
-    tale = story()
-    tale.ask(a_request("r1", cores=4))
-    tale.submit(a_request("j1"))
-    told = tale.release("j1.1")
+def test_releasing_the_lease_a_job_waits_for_ends_the_job(new_scenario):
+    scenario = new_scenario()
+    scenario.ask(a_request("r1", cores=4))
+    scenario.submit(a_request("j1"))
+    told = scenario.release("j1.1")
     assert ended(told) == [("j1.1", LeaseEnd.WITHDRAWN)]
     assert told.answer.lease.is_over
-    assert tale.ledger.jobs == {}
+    assert scenario.ledger.jobs == {}
 
 
-def test_a_term_that_is_over_ends_the_lease(story):
-    tale = story()
-    tale.ask(a_request("r1", duration_s=60))
-    assert ended(tale.later(59.999)) == []
-    assert ended(tale.later(0.001)) == [("r1", LeaseEnd.EXPIRED)]
+def test_a_term_that_is_over_ends_the_lease(new_scenario):
+    scenario = new_scenario()
+    scenario.ask(a_request("r1", duration_s=60))
+    assert ended(scenario.advance(59.999)) == []
+    assert ended(scenario.advance(0.001)) == [("r1", LeaseEnd.EXPIRED)]
 
 
-def test_many_terms_that_are_over_end_together(story):
-    tale = story()
+def test_many_terms_that_are_over_end_together(new_scenario):
+    scenario = new_scenario()
     for number in range(4):
-        tale.ask(a_request(f"r{number}", duration_s=10 + number))
-    assert len(ended(tale.later(10**6))) == 4
-    assert tale.ledger.is_empty
+        scenario.ask(a_request(f"r{number}", duration_s=10 + number))
+    assert len(ended(scenario.advance(10**6))) == 4
+    assert scenario.ledger.is_empty
 
 
-def test_a_wait_that_is_over_is_withdrawn_with_the_reasons(story):
-    tale = story()
-    tale.ask(a_request("r1", cores=4))
-    tale.ask(a_request("r2", cores=1, wait_s=5))
-    told = tale.later(5)
+def test_a_wait_that_is_over_is_withdrawn_with_the_reasons(new_scenario):
+    scenario = new_scenario()
+    scenario.ask(a_request("r1", cores=4))
+    scenario.ask(a_request("r2", cores=1, wait_s=5))
+    told = scenario.advance(5)
     assert ended(told) == [("r2", LeaseEnd.WITHDRAWN)]
     (over,) = (row for row in told.changes if isinstance(row, Lease))
     assert over.detail == "waited 5 s: gpu1: 0 cores free, 1 core asked"
 
 
-def test_more_time_moves_the_end_of_the_term(story):
-    tale = story()
-    tale.ask(a_request("r1", duration_s=60))
-    told = tale.tell(LeaseExtended("r1", "ada", 30_000))
+def test_more_time_moves_the_end_of_the_term(new_scenario):
+    scenario = new_scenario()
+    scenario.ask(a_request("r1", duration_s=60))
+    told = scenario.handle(LeaseExtended("r1", "ada", 30_000))
     assert told.answer.lease.ends_at_ms == NOW + 90_000
     assert told.records[0].reason == "30 s more"
-    assert ended(tale.later(60)) == []
-    assert ended(tale.later(30)) == [("r1", LeaseEnd.EXPIRED)]
+    assert ended(scenario.advance(60)) == []
+    assert ended(scenario.advance(30)) == [("r1", LeaseEnd.EXPIRED)]
 
 
 @pytest.mark.parametrize("lease_id", ["endless", "waiting", "nobody"])
-def test_only_a_lease_with_an_end_can_be_extended(story, lease_id):
-    tale = story()
-    tale.ask(a_request("endless", cores=4))
-    tale.ask(a_request("waiting", cores=4, duration_s=60))
+def test_only_a_lease_with_an_end_can_be_extended(new_scenario, lease_id):
+    scenario = new_scenario()
+    scenario.ask(a_request("endless", cores=4))
+    scenario.ask(a_request("waiting", cores=4, duration_s=60))
     with pytest.raises(NotFound, match=f"^no lease {lease_id} with an end is held$"):
-        tale.tell(LeaseExtended(lease_id, "ada", 1))
+        scenario.handle(LeaseExtended(lease_id, "ada", 1))
 
 
 @pytest.mark.parametrize("extra_ms", [0, -1])
-def test_no_lease_is_made_shorter(story, extra_ms):
-    tale = story()
-    tale.ask(a_request("r1", duration_s=60))
+def test_no_lease_is_made_shorter(new_scenario, extra_ms):
+    scenario = new_scenario()
+    scenario.ask(a_request("r1", duration_s=60))
     with pytest.raises(BadInput):
-        tale.tell(LeaseExtended("r1", "ada", extra_ms))
+        scenario.handle(LeaseExtended("r1", "ada", extra_ms))
 
 
 def test_deciding_alone_is_a_dry_run(ledger):
@@ -235,10 +235,10 @@ def test_deciding_alone_is_a_dry_run(ledger):
     assert ledger.rows() == before
 
 
-def test_a_node_is_not_lent_beyond_its_caps(story):
-    tale = story(a_node(cores=8, caps=caps(cores=2)))
-    assert tale.ask(a_request("r1", cores=2)).state is LeaseState.ACTIVE
-    assert tale.ask(a_request("r2", cores=1)).state is LeaseState.ASKED
+def test_a_node_is_not_lent_beyond_its_caps(new_scenario):
+    scenario = new_scenario(a_node(cores=8, caps=caps(cores=2)))
+    assert scenario.ask(a_request("r1", cores=2)).state is LeaseState.ACTIVE
+    assert scenario.ask(a_request("r2", cores=1)).state is LeaseState.ASKED
 
 
 @pytest.mark.parametrize(

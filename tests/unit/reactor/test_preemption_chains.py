@@ -35,8 +35,8 @@ class Contest:
     """Two nodes, jobs that never end by themselves unless told to, and who displaced whom."""
 
     def __init__(self) -> None:
-        self.story = Scenario(a_node("gpu1", cores=4), a_node("gpu2", cores=4))
-        self.story.tell(PolicySet(SchedulingPolicy(preemptions_max=CAP)))
+        self.scenario = Scenario(a_node("gpu1", cores=4), a_node("gpu2", cores=4))
+        self.scenario.handle(PolicySet(SchedulingPolicy(preemptions_max=CAP)))
         self.displaced: list[tuple[str, str]] = []
 
     def note(self, told: StepResult) -> None:
@@ -47,22 +47,22 @@ class Contest:
                 self.displaced.append((leaving[-1].preempted_by.split(".")[0], row.uid))
 
     def comes(self, uid: str, cores: int, priority: str) -> None:
-        self.note(self.story.tell(a_submission(a_request(uid, cores=cores, priority=priority, wait_s=1e6))))
+        self.note(self.scenario.handle(a_submission(a_request(uid, cores=cores, priority=priority, wait_s=1e6))))
 
     def agents_work(self) -> None:
         """Everything that is to start starts, everything that is to stop stops."""
-        while effects := pending(self.story.ledger):
+        while effects := pending(self.scenario.ledger):
             for effect in effects:
-                job = self.story.ledger.jobs.get(effect.job.uid)
+                job = self.scenario.ledger.jobs.get(effect.job.uid)
                 if job is None or job.attempt is None:
                     continue
                 if job.state is JobState.STOPPING:
-                    self.note(self.story.end(job.uid, STOPPED))
-                elif job.state is JobState.ASSIGNED and not self.story.lease_of(job.uid).awaits:
-                    self.story.start(job.uid)
+                    self.note(self.scenario.end(job.uid, STOPPED))
+                elif job.state is JobState.ASSIGNED and not self.scenario.lease_of(job.uid).awaits:
+                    self.scenario.start(job.uid)
 
     def passes(self, seconds: float) -> None:
-        self.note(self.story.later(seconds))
+        self.note(self.scenario.advance(seconds))
         self.agents_work()
 
 
@@ -74,9 +74,9 @@ def test_no_two_requests_displace_each_other_in_turn_and_nobody_is_displaced_bey
         contest.comes(f"j{number}", cores, priority)
         contest.agents_work()
         contest.passes(seconds)
-        running = [job.uid for job in contest.story.ledger.jobs.values() if job.state is JobState.RUNNING]
+        running = [job.uid for job in contest.scenario.ledger.jobs.values() if job.state is JobState.RUNNING]
         if ends and running:
-            contest.note(contest.story.end(running[number % len(running)]))
+            contest.note(contest.scenario.end(running[number % len(running)]))
             contest.agents_work()
     edges = set(contest.displaced)
     assert all(not is_below(victim, preemptor, edges) for preemptor, victim in edges)
@@ -88,7 +88,7 @@ def test_no_two_requests_displace_each_other_in_turn_and_nobody_is_displaced_bey
     for _ in range(5):
         contest.passes(60)
     assert len(contest.displaced) == before
-    contest.story.ledger.check()
+    contest.scenario.ledger.check()
 
 
 def is_below(top: str, bottom: str, edges: set[tuple[str, str]]) -> bool:
@@ -126,9 +126,9 @@ def test_after_the_cap_it_is_somebody_elses_turn():
         contest.comes(f"vip{number}", 4, "urgent")
         contest.agents_work()
         contest.passes(2)
-        if contest.story.job(f"vip{number}").state is JobState.RUNNING:
-            contest.story.end(f"vip{number}")
+        if contest.scenario.job(f"vip{number}").state is JobState.RUNNING:
+            contest.scenario.end(f"vip{number}")
             contest.agents_work()
     assert [victim for _, victim in contest.displaced] == ["a"] * CAP
-    assert contest.story.job("a").state is JobState.RUNNING
-    assert contest.story.job(f"vip{CAP}").state is JobState.QUEUED
+    assert contest.scenario.job("a").state is JobState.RUNNING
+    assert contest.scenario.job(f"vip{CAP}").state is JobState.QUEUED

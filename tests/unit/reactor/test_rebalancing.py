@@ -22,7 +22,7 @@ CALM = a_reading("master", memory=500)
 IDLE = a_reading("master", memory=100)
 
 
-def a_story(policy: str = "aggressive", mode: str = SHARE, **numbers) -> Rounds:
+def a_scenario(policy: str = "aggressive", mode: str = SHARE, **numbers) -> Rounds:
     return Rounds(rules=rules(policy, mode, **numbers))
 
 
@@ -30,9 +30,9 @@ def a_story(policy: str = "aggressive", mode: str = SHARE, **numbers) -> Rounds:
 
 
 def test_a_node_above_its_high_mark_gets_a_lease_with_itself_as_the_target():
-    story = a_story()
-    told = story.round(HARD)
-    (lease,) = story.leases
+    scenario = a_scenario()
+    told = scenario.round(HARD)
+    (lease,) = scenario.leases
     assert lease.request.target == "master"
     assert lease.node in {"gpu1", "gpu2"}
     assert lease.request.user == "grid"
@@ -44,147 +44,147 @@ def test_a_node_above_its_high_mark_gets_a_lease_with_itself_as_the_target():
 
 
 def test_it_is_given_back_below_the_low_mark_and_not_before():
-    story = a_story()
-    story.round(HARD, times=3)
-    assert actions(story.round(CALM, times=20)) == []
-    assert len(story.leases) == 1
-    told = story.round(IDLE, times=2)
-    assert story.leases == []
+    scenario = a_scenario()
+    scenario.round(HARD, times=3)
+    assert actions(scenario.round(CALM, times=20)) == []
+    assert len(scenario.leases) == 1
+    told = scenario.round(IDLE, times=2)
+    assert scenario.leases == []
     assert actions(told) == ["given_back"]
     assert "memory of master at 10 %, below the mark of 30 %" in told[-1].reason
 
 
 @pytest.mark.parametrize("level", [300, 550, 800])
 def test_between_the_marks_nothing_happens(level):
-    story = a_story()
-    assert story.round(a_reading("master", memory=level, cpu=level), times=30) == []
+    scenario = a_scenario()
+    assert scenario.round(a_reading("master", memory=level, cpu=level), times=30) == []
 
 
 @pytest.mark.parametrize(("policy", "rounds"), [("conservative", 10), ("balanced", 2), ("aggressive", 0)])
 def test_a_policy_waits_before_it_acts(policy, rounds):
-    story = a_story(policy)
-    assert story.round(HARD, times=rounds) == []
-    assert "asked" in actions(story.round(HARD))
+    scenario = a_scenario(policy)
+    assert scenario.round(HARD, times=rounds) == []
+    assert "asked" in actions(scenario.round(HARD))
 
 
 def test_one_calm_reading_begins_the_wait_anew():
-    story = a_story("balanced")
+    scenario = a_scenario("balanced")
     for _ in range(10):
-        assert story.round(HARD, HARD, times=1) == []
-        assert story.round(CALM) == []
-    assert story.leases == []
+        assert scenario.round(HARD, HARD, times=1) == []
+        assert scenario.round(CALM) == []
+    assert scenario.leases == []
 
 
 def test_a_part_of_the_excess_is_asked_for_at_once_and_the_rest_after_the_cool_down():
-    story = a_story("balanced")
-    story.round(HARD, times=3)
-    (first,) = story.leases
+    scenario = a_scenario("balanced")
+    scenario.round(HARD, times=3)
+    (first,) = scenario.leases
     assert abs(first.request.ask.memory_bytes - 5.25 * GB) < 1024**2
-    story.round(HARD, times=3)
-    assert len(story.leases) == 1
-    story.round(HARD)
-    assert len(story.leases) == 2
-    story.round(HARD, times=40)
-    assert len(story.leases) == 2  # all of the excess is covered
+    scenario.round(HARD, times=3)
+    assert len(scenario.leases) == 1
+    scenario.round(HARD)
+    assert len(scenario.leases) == 2
+    scenario.round(HARD, times=40)
+    assert len(scenario.leases) == 2  # all of the excess is covered
 
 
 def test_a_node_never_gets_more_leases_than_the_policy_says():
-    story = a_story(portion_milli=100, leases_max=3, cool_down=1)
-    story.round(HARD, times=30)
-    assert len(story.leases) == 3
+    scenario = a_scenario(portion_milli=100, leases_max=3, cool_down=1)
+    scenario.round(HARD, times=30)
+    assert len(scenario.leases) == 3
 
 
 def test_cpu_is_borrowed_the_same_way():
-    story = a_story()
-    story.round(a_reading("master", cpu=900))
-    (lease,) = story.leases
+    scenario = a_scenario()
+    scenario.round(a_reading("master", cpu=900))
+    (lease,) = scenario.leases
     assert lease.request.ask.cpu_milli == 2800
-    story.round(a_reading("master", cpu=200), times=2)
-    assert story.leases == []
+    scenario.round(a_reading("master", cpu=200), times=2)
+    assert scenario.leases == []
 
 
 def test_memory_comes_before_cpu():
-    story = a_story(leases_max=1)
-    story.round(a_reading("master", memory=850, cpu=1000))
-    assert story.leases[0].request.ask.memory_bytes
+    scenario = a_scenario(leases_max=1)
+    scenario.round(a_reading("master", memory=850, cpu=1000))
+    assert scenario.leases[0].request.ask.memory_bytes
 
 
 def test_gpus_are_borrowed_in_parts_and_from_one_on_whole():
     nodes = [apart(a_node(name, gpus=count)) for name, count in (("master", 4), ("gpu1", 4))]
-    story = Rounds(*nodes, rules=rules("aggressive", SHARE))
-    story.round(a_reading("master", gpu=900))
-    (lease,) = story.leases
+    scenario = Rounds(*nodes, rules=rules("aggressive", SHARE))
+    scenario.round(a_reading("master", gpu=900))
+    (lease,) = scenario.leases
     assert lease.request.ask.gpu_milli == 1000
-    story.round(a_reading("master", gpu=900))
-    assert [lease.request.ask.gpu_milli for lease in story.leases] == [1000, 400]
+    scenario.round(a_reading("master", gpu=900))
+    assert [lease.request.ask.gpu_milli for lease in scenario.leases] == [1000, 400]
     small = Rounds(*(apart(a_node(name, gpus=1)) for name in ("master", "gpu1")), rules=rules("aggressive", SHARE))
     small.round(a_reading("master", gpu=900))
     assert small.leases[0].request.ask.gpu_milli == 300
 
 
 def test_a_lease_is_renewed_while_it_is_needed_and_runs_out_when_nobody_hears_of_its_node():
-    story = a_story()
-    story.round(HARD, times=100)
-    (lease,) = story.leases
-    assert lease.granted_at_ms < story.now - 99 * INTERVAL_MS
-    assert lease.ends_at_ms > story.now + SHARING_POLICIES["aggressive"].renew_at * INTERVAL_MS - INTERVAL_MS
-    told = story.round(a_reading("master", memory=None), times=41)
-    assert story.leases == []
+    scenario = a_scenario()
+    scenario.round(HARD, times=100)
+    (lease,) = scenario.leases
+    assert lease.granted_at_ms < scenario.now - 99 * INTERVAL_MS
+    assert lease.ends_at_ms > scenario.now + SHARING_POLICIES["aggressive"].renew_at * INTERVAL_MS - INTERVAL_MS
+    told = scenario.round(a_reading("master", memory=None), times=41)
+    assert scenario.leases == []
     assert actions(told) == []
 
 
 def test_after_a_restart_what_is_held_is_kept_and_given_back_below_the_low_mark():
-    story = a_story("balanced")
-    story.round(HARD, times=4)
-    before = story.leases
-    story.ledger = Ledger(story.ledger.rows(durable_only=True))
-    assert story.ledger.rebalance_states == {}
-    for name in story.ledger.nodes:
-        story.hear(name)
-    assert actions(story.round(CALM, times=10)) == []
-    assert [lease.id for lease in story.leases] == [lease.id for lease in before]
-    assert actions(story.round(IDLE, times=10)) == ["given_back"]
+    scenario = a_scenario("balanced")
+    scenario.round(HARD, times=4)
+    before = scenario.leases
+    scenario.ledger = Ledger(scenario.ledger.rows(durable_only=True))
+    assert scenario.ledger.rebalance_states == {}
+    for name in scenario.ledger.nodes:
+        scenario.heartbeat(name)
+    assert actions(scenario.round(CALM, times=10)) == []
+    assert [lease.id for lease in scenario.leases] == [lease.id for lease in before]
+    assert actions(scenario.round(IDLE, times=10)) == ["given_back"]
 
 
 def test_another_policy_after_a_restart_gives_back_what_is_too_much_for_it():
-    story = a_story(portion_milli=100, cool_down=1, leases_max=6)
-    story.round(HARD, times=20)
-    assert len(story.leases) > 2
-    story.rules = rules("conservative", SHARE)
-    told = story.read(HARD)
-    assert len(story.leases) == 2
+    scenario = a_scenario(portion_milli=100, cool_down=1, leases_max=6)
+    scenario.round(HARD, times=20)
+    assert len(scenario.leases) > 2
+    scenario.rules = rules("conservative", SHARE)
+    told = scenario.read(HARD)
+    assert len(scenario.leases) == 2
     assert "2 leases for one node are enough" in told[-1].reason
 
 
 def test_a_mode_that_only_recommends_gives_back_what_another_borrowed():
-    story = a_story()
-    story.round(HARD)
-    story.rules = rules("aggressive", "offload_only")
-    assert "given_back" in actions(story.read(HARD))
-    assert story.leases == []
+    scenario = a_scenario()
+    scenario.round(HARD)
+    scenario.rules = rules("aggressive", "offload_only")
+    assert "given_back" in actions(scenario.read(HARD))
+    assert scenario.leases == []
 
 
 def test_the_ids_are_numbered_for_good_and_fit_wherever_ids_are_asked_for():
     long = "node.with.dots." + 48 * "x"
-    story = Rounds(apart(a_node(long)), apart(a_node("gpu1")), rules=rules("aggressive", SHARE))
+    scenario = Rounds(apart(a_node(long)), apart(a_node("gpu1")), rules=rules("aggressive", SHARE))
     for _ in range(2):
-        story.round(a_reading(long, memory=900))
-        (lease,) = story.leases
+        scenario.round(a_reading(long, memory=900))
+        (lease,) = scenario.leases
         assert re.fullmatch(r"auto-[A-Za-z0-9_-]{0,59}", lease.id)
         assert lease.request.problem() is None
-        story.round(a_reading(long), times=3)
-    assert story.ledger.counters["automatic"] == 2
+        scenario.round(a_reading(long), times=3)
+    assert scenario.ledger.counters["automatic"] == 2
 
 
 # ------------------------------------------------------------------ from whom
 
 
 def test_nothing_is_taken_from_a_node_above_its_own_marks():
-    story = a_story()
-    story.round(HARD, a_reading("gpu1", cpu=850), a_reading("gpu2", memory=810))
-    assert story.leases == []
-    assert actions(story.records) == 3 * ["refused"]  # each needs something, and none can help another
-    (told,) = [record.reason for record in story.records if record.node == "master"]
+    scenario = a_scenario()
+    scenario.round(HARD, a_reading("gpu1", cpu=850), a_reading("gpu2", memory=810))
+    assert scenario.leases == []
+    assert actions(scenario.records) == 3 * ["refused"]  # each needs something, and none can help another
+    (told,) = [record.reason for record in scenario.records if record.node == "master"]
     assert told == (
         "memory at 90 %, above the mark of 80 %, and nobody can help: "
         "gpu1: cpu at 85 % itself, above the mark of 80 %; gpu2: memory at 81 % itself, above the mark of 80 %"
@@ -192,155 +192,155 @@ def test_nothing_is_taken_from_a_node_above_its_own_marks():
 
 
 def test_only_the_free_share_above_the_excess_threshold_is_taken():
-    story = a_story(excess=500)
-    story.round(HARD, a_reading("gpu1", memory=300), a_reading("gpu2", memory=400))
-    (lease,) = story.leases
+    scenario = a_scenario(excess=500)
+    scenario.round(HARD, a_reading("gpu1", memory=300), a_reading("gpu2", memory=400))
+    (lease,) = scenario.leases
     assert lease.node == "gpu1"
     assert lease.request.ask.memory_bytes == 6 * GB
 
 
 def test_a_node_whose_free_share_is_below_the_excess_threshold_lends_nothing():
-    story = a_story(excess=500)
-    story.round(HARD, a_reading("gpu1", memory=500), a_reading("gpu2", memory=700))
-    assert story.leases == []
+    scenario = a_scenario(excess=500)
+    scenario.round(HARD, a_reading("gpu1", memory=500), a_reading("gpu2", memory=700))
+    assert scenario.leases == []
 
 
 def test_what_is_lent_already_is_not_free():
-    story = a_story()
-    story.ask(a_request("r1", memory_gb=22, require=("gpu1",)))
-    story.ask(a_request("r2", memory_gb=20, require=("gpu2",)))
-    story.round(HARD)
-    (lease,) = story.leases
+    scenario = a_scenario()
+    scenario.ask(a_request("r1", memory_gb=22, require=("gpu1",)))
+    scenario.ask(a_request("r2", memory_gb=20, require=("gpu2",)))
+    scenario.round(HARD)
+    (lease,) = scenario.leases
     assert lease.node == "gpu2"
     assert lease.request.ask.memory_bytes == 4 * GB
 
 
 def test_what_is_lent_and_not_used_yet_comes_on_top_of_what_the_owner_uses():
-    story = a_story()
-    story.ask(a_request("r1", memory_gb=8, require=("gpu2",)))
-    story.hear("gpu2", a_usage(memory_outside_gb=12))
-    story.read(HARD, a_reading("gpu1", memory=900), a_reading("gpu2", memory=400))
-    (lease,) = [lease for lease in story.leases if lease.request.target == "gpu1"]
+    scenario = a_scenario()
+    scenario.ask(a_request("r1", memory_gb=8, require=("gpu2",)))
+    scenario.heartbeat("gpu2", a_usage(memory_outside_gb=12))
+    scenario.read(HARD, a_reading("gpu1", memory=900), a_reading("gpu2", memory=400))
+    (lease,) = [lease for lease in scenario.leases if lease.request.target == "gpu1"]
     assert lease.request.ask.memory_bytes == 4 * GB  # of 30: 12 are in use, 8 are lent, 6 are kept
 
 
 def test_never_so_much_that_the_lender_would_come_above_its_own_mark():
-    story = a_story(high=600, low=200, excess=0)
-    story.round(a_reading("master", memory=950), a_reading("gpu1", memory=500), a_reading("gpu2", memory=550))
-    (lease,) = story.leases
+    scenario = a_scenario(high=600, low=200, excess=0)
+    scenario.round(a_reading("master", memory=950), a_reading("gpu1", memory=500), a_reading("gpu2", memory=550))
+    (lease,) = scenario.leases
     assert lease.node == "gpu1"
     assert lease.request.ask.memory_bytes == 3 * GB
 
 
 def test_the_caps_of_a_lender_hold():
     nodes = (apart(a_node("master", memory_gb=30)), apart(a_node("gpu1", memory_gb=30, caps=caps(memory_gb=2))))
-    story = Rounds(*nodes, rules=rules("aggressive", SHARE))
-    story.round(HARD)
-    assert story.leases[0].request.ask.memory_bytes == 2 * GB
+    scenario = Rounds(*nodes, rules=rules("aggressive", SHARE))
+    scenario.round(HARD)
+    assert scenario.leases[0].request.ask.memory_bytes == 2 * GB
 
 
 def test_a_lender_that_comes_above_its_own_mark_gets_its_part_back():
-    story = a_story()
-    story.round(HARD)
-    (lease,) = story.leases
-    told = story.round(HARD, a_reading(lease.node, memory=850))
+    scenario = a_scenario()
+    scenario.round(HARD)
+    (lease,) = scenario.leases
+    told = scenario.round(HARD, a_reading(lease.node, memory=850))
     assert f"{lease.node} needs it itself: memory at 85 %" in told[1].reason
-    assert lease.id not in story.ledger.leases
-    story.round(HARD, a_reading(lease.node, memory=850))
-    assert story.leases[0].node != lease.node
+    assert lease.id not in scenario.ledger.leases
+    scenario.round(HARD, a_reading(lease.node, memory=850))
+    assert scenario.leases[0].node != lease.node
 
 
 def test_unknown_nodes_are_neither_helped_nor_asked():
-    story = a_story()
-    assert story.round(a_reading("master", memory=None), times=5) == []
-    story.round(HARD, a_reading("gpu1", memory=None), a_reading("gpu2", memory=None), times=5)
-    assert actions(story.records) == ["refused"]
-    assert "gpu1: not heard from; gpu2: not heard from" in story.records[-1].reason
+    scenario = a_scenario()
+    assert scenario.round(a_reading("master", memory=None), times=5) == []
+    scenario.round(HARD, a_reading("gpu1", memory=None), a_reading("gpu2", memory=None), times=5)
+    assert actions(scenario.records) == ["refused"]
+    assert "gpu1: not heard from; gpu2: not heard from" in scenario.records[-1].reason
 
 
 def test_a_node_that_is_suspect_by_the_ledger_is_unknown_whatever_was_read():
-    story = a_story()
-    story.now += 60_000
-    story.hear("gpu1")
-    story.hear("gpu2")
-    story.tell(TimePassed())
-    assert story.read(HARD) == []
+    scenario = a_scenario()
+    scenario.now += 60_000
+    scenario.heartbeat("gpu1")
+    scenario.heartbeat("gpu2")
+    scenario.handle(TimePassed())
+    assert scenario.read(HARD) == []
 
 
 def test_what_nobody_can_help_with_is_told_once():
-    story = a_story()
-    story.round(HARD, a_reading("gpu1", memory=900), a_reading("gpu2", memory=900), times=100)
-    assert actions(story.records) == 3 * ["refused"]  # once for each of the three
-    story.round(IDLE, times=2)
-    story.round(HARD, a_reading("gpu1", memory=900), a_reading("gpu2", memory=900), times=5)
-    assert actions(story.records).count("refused") == 4 + 2  # the others were idle, too, in between
+    scenario = a_scenario()
+    scenario.round(HARD, a_reading("gpu1", memory=900), a_reading("gpu2", memory=900), times=100)
+    assert actions(scenario.records) == 3 * ["refused"]  # once for each of the three
+    scenario.round(IDLE, times=2)
+    scenario.round(HARD, a_reading("gpu1", memory=900), a_reading("gpu2", memory=900), times=5)
+    assert actions(scenario.records).count("refused") == 4 + 2  # the others were idle, too, in between
 
 
 # ------------------------------------------------------------------ users first
 
 
 def test_a_user_who_waits_gets_what_the_grid_holds():
-    story = a_story()
-    story.ask(a_request("r1", memory_gb=28, require=("gpu1",), duration_s=300))
-    story.ask(a_request("r2", memory_gb=6, require=("gpu2",)))
-    story.round(HARD)
-    (lease,) = story.leases
+    scenario = a_scenario()
+    scenario.ask(a_request("r1", memory_gb=28, require=("gpu1",), duration_s=300))
+    scenario.ask(a_request("r2", memory_gb=6, require=("gpu2",)))
+    scenario.round(HARD)
+    (lease,) = scenario.leases
     assert lease.node == "gpu2"
-    story.ledger.apply([Lease("r3", a_request("r3", memory_gb=20, require=("gpu2",)), story.now)])
-    told = story.read(HARD)
+    scenario.ledger.apply([Lease("r3", a_request("r3", memory_gb=20, require=("gpu2",)), scenario.now)])
+    told = scenario.read(HARD)
     assert "ada waits for it: request r3" in told[1].reason
-    assert story.ledger.leases["r3"].node == "gpu2"
-    assert story.leases == []
+    assert scenario.ledger.leases["r3"].node == "gpu2"
+    assert scenario.leases == []
 
 
 @pytest.mark.parametrize("priority", ["low", "medium", "high", "urgent"])
 def test_whoever_asks_takes_what_the_grid_holds_at_once(priority):
-    story = a_story()
-    story.round(HARD)
-    (lease,) = story.leases
-    lent = story.ask(a_request("r1", memory_gb=25, require=(lease.node,), priority=priority, wait_s=0))
+    scenario = a_scenario()
+    scenario.round(HARD)
+    (lease,) = scenario.leases
+    lent = scenario.ask(a_request("r1", memory_gb=25, require=(lease.node,), priority=priority, wait_s=0))
     assert lent is not None
     assert lent.node == lease.node
-    assert story.leases == []
-    story.round(HARD, times=5)
-    assert all(lease.node != lent.node for lease in story.leases)
+    assert scenario.leases == []
+    scenario.round(HARD, times=5)
+    assert all(lease.node != lent.node for lease in scenario.leases)
 
 
 def test_no_more_of_it_goes_than_is_needed():
-    story = a_story(portion_milli=100, cool_down=1, leases_max=6)
-    story.round(HARD, a_reading("gpu1", memory=900), times=10)
-    held = [lease.id for lease in story.leases if lease.node == "gpu2"]
+    scenario = a_scenario(portion_milli=100, cool_down=1, leases_max=6)
+    scenario.round(HARD, a_reading("gpu1", memory=900), times=10)
+    held = [lease.id for lease in scenario.leases if lease.node == "gpu2"]
     assert len(held) > 3
-    free = 30 - sum(lease.request.ask.memory_bytes for lease in story.leases) / GB
-    story.ask(a_request("r1", memory_gb=free + 0.5, require=("gpu2",), wait_s=0))
-    assert len([lease.id for lease in story.leases if lease.node == "gpu2"]) == len(held) - 1
+    free = 30 - sum(lease.request.ask.memory_bytes for lease in scenario.leases) / GB
+    scenario.ask(a_request("r1", memory_gb=free + 0.5, require=("gpu2",), wait_s=0))
+    assert len([lease.id for lease in scenario.leases if lease.node == "gpu2"]) == len(held) - 1
 
 
 def test_a_request_that_is_served_anyway_takes_nothing_from_the_grid():
-    story = a_story()
-    story.round(HARD)
-    story.ask(a_request("r1", memory_gb=25, wait_s=0))
-    assert len(story.leases) == 1
+    scenario = a_scenario()
+    scenario.round(HARD)
+    scenario.ask(a_request("r1", memory_gb=25, wait_s=0))
+    assert len(scenario.leases) == 1
 
 
 def test_while_users_wait_for_a_resource_the_grid_does_not_ask_for_it():
-    story = a_story()
+    scenario = a_scenario()
     for name in ("gpu1", "gpu2"):
-        story.ask(a_request(f"full-{name}", memory_gb=15, require=(name,)))
-    story.ask(a_request("big", memory_gb=28, require=("gpu1", "gpu2")))
-    assert "big" in story.ledger.leases
-    story.round(HARD, times=5)
-    assert story.leases == []
+        scenario.ask(a_request(f"full-{name}", memory_gb=15, require=(name,)))
+    scenario.ask(a_request("big", memory_gb=28, require=("gpu1", "gpu2")))
+    assert "big" in scenario.ledger.leases
+    scenario.round(HARD, times=5)
+    assert scenario.leases == []
 
 
 def test_no_lease_is_given_back_for_somebody_whom_it_would_not_help():
-    story = a_story()
-    story.round(HARD)
-    story.ask(a_request("other", cores=8, require=("gpu1",)))
-    story.ask(a_request("waits", cores=8, require=("gpu1",)))
-    assert story.ledger.waiting
-    story.round(HARD, times=5)
-    assert len(story.leases) == 1
+    scenario = a_scenario()
+    scenario.round(HARD)
+    scenario.ask(a_request("other", cores=8, require=("gpu1",)))
+    scenario.ask(a_request("waits", cores=8, require=("gpu1",)))
+    assert scenario.ledger.waiting
+    scenario.round(HARD, times=5)
+    assert len(scenario.leases) == 1
 
 
 def test_the_priority_is_never_above_a_users_usual_one():
@@ -351,27 +351,27 @@ def test_the_priority_is_never_above_a_users_usual_one():
 
 
 def test_on_a_grid_of_one_node_nothing_happens():
-    story = Rounds(a_node("master"), rules=rules("aggressive"))
-    assert story.round(HARD, times=5) == []
+    scenario = Rounds(a_node("master"), rules=rules("aggressive"))
+    assert scenario.round(HARD, times=5) == []
 
 
 def test_nodes_that_share_a_machine_have_nothing_to_give_each_other():
-    story = Rounds(*(a_node(name) for name in ("master", "gpu1", "gpu2")), rules=rules("aggressive"))
-    assert story.round(HARD, a_reading("gpu1", memory=100), times=5) == []
+    scenario = Rounds(*(a_node(name) for name in ("master", "gpu1", "gpu2")), rules=rules("aggressive"))
+    assert scenario.round(HARD, a_reading("gpu1", memory=100), times=5) == []
 
 
 def test_local_nodes_with_thresholds_of_their_own_count_as_machines():
     nodes = [a_node(name, memory_gb=30, thresholds=thresholds()) for name in ("master", "gpu1")]
-    story = Rounds(*nodes, rules=rules("aggressive", SHARE))
-    story.round(HARD)
-    assert story.leases[0].node == "gpu1"
+    scenario = Rounds(*nodes, rules=rules("aggressive", SHARE))
+    scenario.round(HARD)
+    assert scenario.leases[0].node == "gpu1"
 
 
 def test_of_the_nodes_of_one_machine_only_the_head_borrows():
     local = [a_node("alpha", memory_gb=30), replace(a_node("master", memory_gb=30), role="head")]
-    story = Rounds(*local, apart(a_node("far", memory_gb=60)), rules=rules("aggressive", SHARE))
-    story.round(HARD, a_reading("alpha", memory=900), times=3)
-    assert [lease.request.target for lease in story.leases] == ["master"]
+    scenario = Rounds(*local, apart(a_node("far", memory_gb=60)), rules=rules("aggressive", SHARE))
+    scenario.round(HARD, a_reading("alpha", memory=900), times=3)
+    assert [lease.request.target for lease in scenario.leases] == ["master"]
 
 
 # ------------------------------------------------------------------ forecasts
@@ -382,9 +382,9 @@ VAGUE = Forecast(820, 200)
 
 
 def test_predictive_acts_before_the_mark_is_crossed():
-    story = a_story("predictive")
-    told = story.round(a_reading("master", memory=(600, SURE)), times=3)
-    assert len(story.leases) == 1
+    scenario = a_scenario("predictive")
+    told = scenario.round(a_reading("master", memory=(600, SURE)), times=3)
+    assert len(scenario.leases) == 1
     assert told[2].reason.startswith(
         "memory at 60 %, expected at 90 % (± 5 %) in 300 s, above the mark of 80 %: 5.2 GB of 10.5 GB in excess"
     )
@@ -392,115 +392,115 @@ def test_predictive_acts_before_the_mark_is_crossed():
 
 @pytest.mark.parametrize("policy", ["conservative", "balanced", "aggressive"])
 def test_the_others_do_not_look_ahead(policy):
-    story = a_story(policy)
-    assert story.round(a_reading("master", memory=(600, SURE)), times=30) == []
+    scenario = a_scenario(policy)
+    assert scenario.round(a_reading("master", memory=(600, SURE)), times=30) == []
 
 
 def test_a_vague_forecast_is_not_acted_upon():
-    story = a_story("predictive")
-    assert story.round(a_reading("master", memory=(600, VAGUE)), times=30) == []
+    scenario = a_scenario("predictive")
+    assert scenario.round(a_reading("master", memory=(600, VAGUE)), times=30) == []
 
 
 def test_nothing_is_asked_for_at_a_level_at_which_it_would_be_given_back():
-    story = a_story("predictive")
-    assert story.round(a_reading("master", memory=(290, SURE)), times=30) == []
+    scenario = a_scenario("predictive")
+    assert scenario.round(a_reading("master", memory=(290, SURE)), times=30) == []
 
 
 def test_predictive_keeps_what_will_be_needed_again():
-    story = a_story("predictive")
-    story.round(HARD, times=3)
-    assert story.leases
-    story.round(a_reading("master", memory=(100, SURE)), times=9)
-    assert story.leases
-    story.round(a_reading("master", memory=(100, Forecast(150, 50))), times=3)
-    assert story.leases == []
+    scenario = a_scenario("predictive")
+    scenario.round(HARD, times=3)
+    assert scenario.leases
+    scenario.round(a_reading("master", memory=(100, SURE)), times=9)
+    assert scenario.leases
+    scenario.round(a_reading("master", memory=(100, Forecast(150, 50))), times=3)
+    assert scenario.leases == []
 
 
 def test_a_lender_that_will_need_it_itself_is_not_asked():
-    story = a_story("predictive")
-    story.round(
+    scenario = a_scenario("predictive")
+    scenario.round(
         HARD, a_reading("gpu1", memory=(600, SURE)), a_reading("gpu2", memory=(100, Forecast(120, 10))), times=3
     )
-    assert {lease.node for lease in story.leases if lease.request.target == "master"} == {"gpu2"}
+    assert {lease.node for lease in scenario.leases if lease.request.target == "master"} == {"gpu2"}
 
 
 # ------------------------------------------------------------------ recommendations
 
 
-def a_pinned_job(story: Rounds) -> None:
-    story.submit(a_request("r1", memory_gb=4, require=("master",)), starts=True)
+def a_pinned_job(scenario: Rounds) -> None:
+    scenario.submit(a_request("r1", memory_gb=4, require=("master",)), starts=True)
 
 
 @pytest.mark.parametrize("mode", ["offload_only", SHARE, "dynamic_balancing"])
 def test_a_job_of_a_pressed_node_is_recommended_to_move_in_every_mode(mode):
-    story = Rounds(rules=rules("aggressive", mode))
-    story.tell(a_submission(a_request("r1", memory_gb=4, prefer=("master",)), name="train"))
-    story.start("r1")
-    told = [record for record in story.round(HARD) if record.type == "recommended"]
+    scenario = Rounds(rules=rules("aggressive", mode))
+    scenario.handle(a_submission(a_request("r1", memory_gb=4, prefer=("master",)), name="train"))
+    scenario.start("r1")
+    told = [record for record in scenario.round(HARD) if record.type == "recommended"]
     assert len(told) == 1
     assert (told[0].node, told[0].subject, told[0].data["job_id"]) == ("master", "r1", "train")
     assert (told[0].data["from"], told[0].data["to"], told[0].data["cause"]) == ("master", "gpu1", "memory")
     assert told[0].reason == "memory at 90 %, above the mark of 80 %; gpu1 is at 0 %; job train holds 4.0 GB"
-    assert (story.leases == []) is (mode == "offload_only")
+    assert (scenario.leases == []) is (mode == "offload_only")
 
 
 def test_without_a_job_it_is_recommended_to_move_whatever_else_runs_there():
-    story = a_story(mode="offload_only")
-    story.round(HARD, a_reading("gpu1", memory=300))
-    advice = story.advice("master")
+    scenario = a_scenario(mode="offload_only")
+    scenario.round(HARD, a_reading("gpu1", memory=300))
+    advice = scenario.advice("master")
     assert (advice.job, advice.to) == ("", "gpu2")
     assert advice.reason == "memory at 90 %, above the mark of 80 %; gpu2 is at 0 %, 24.0 GB to spare"
 
 
 def test_the_same_thing_is_not_recommended_twice():
-    story = a_story(mode="offload_only")
-    a_pinned_job(story)
-    story.round(HARD, times=100)
-    assert actions(story.records).count("recommended") == 1
+    scenario = a_scenario(mode="offload_only")
+    a_pinned_job(scenario)
+    scenario.round(HARD, times=100)
+    assert actions(scenario.records).count("recommended") == 1
 
 
 def test_a_recommendation_ends_with_its_cause_its_job_or_its_place():
-    story = a_story(mode="offload_only")
-    story.submit(a_request("r1", memory_gb=4, prefer=("master",)), starts=True)
-    story.round(HARD)
-    to = story.advice("master").to
-    story.round(a_reading("master", memory=600))
-    assert story.advice("master") is not None
-    story.round(a_reading("master", memory=550))
-    assert story.advice("master") is None
-    story.round(HARD, times=2)
-    assert story.advice("master").job == "r1"
-    story.round(HARD, a_reading(to, memory=900))
-    assert story.advice("master") is None or story.advice("master").to != to
-    story.round(HARD, times=2)
-    story.end("r1")
-    story.read(HARD)
-    assert story.advice("master") is None or story.advice("master").job == ""
+    scenario = a_scenario(mode="offload_only")
+    scenario.submit(a_request("r1", memory_gb=4, prefer=("master",)), starts=True)
+    scenario.round(HARD)
+    to = scenario.advice("master").to
+    scenario.round(a_reading("master", memory=600))
+    assert scenario.advice("master") is not None
+    scenario.round(a_reading("master", memory=550))
+    assert scenario.advice("master") is None
+    scenario.round(HARD, times=2)
+    assert scenario.advice("master").job == "r1"
+    scenario.round(HARD, a_reading(to, memory=900))
+    assert scenario.advice("master") is None or scenario.advice("master").to != to
+    scenario.round(HARD, times=2)
+    scenario.end("r1")
+    scenario.read(HARD)
+    assert scenario.advice("master") is None or scenario.advice("master").job == ""
 
 
 def test_a_job_that_must_be_where_it_is_is_not_recommended_to_move():
-    story = a_story(mode="offload_only")
-    a_pinned_job(story)
-    story.round(HARD)
-    assert story.advice("master").job == ""
+    scenario = a_scenario(mode="offload_only")
+    a_pinned_job(scenario)
+    scenario.round(HARD)
+    assert scenario.advice("master").job == ""
 
 
 def test_the_least_important_job_moves_first():
-    story = a_story(mode="offload_only")
-    story.submit(a_request("big", memory_gb=8, prefer=("master",), priority="high"), starts=True)
-    story.submit(a_request("small", memory_gb=2, prefer=("master",), priority="low"), starts=True)
-    story.round(HARD)
-    assert story.advice("master").job == "small"
+    scenario = a_scenario(mode="offload_only")
+    scenario.submit(a_request("big", memory_gb=8, prefer=("master",), priority="high"), starts=True)
+    scenario.submit(a_request("small", memory_gb=2, prefer=("master",), priority="low"), starts=True)
+    scenario.round(HARD)
+    assert scenario.advice("master").job == "small"
 
 
-def a_small_job(story: Rounds) -> None:
-    story.submit(a_request("r1", cores=2, prefer=("master",)), starts=True)
+def a_small_job(scenario: Rounds) -> None:
+    scenario.submit(a_request("r1", cores=2, prefer=("master",)), starts=True)
 
 
 def test_dynamic_balancing_evens_out_below_the_marks():
-    story = Rounds(rules=rules("aggressive"))
-    a_small_job(story)
-    told = story.round(a_reading("master", memory=700, cpu=700), a_reading("gpu1", memory=100, cpu=100))
+    scenario = Rounds(rules=rules("aggressive"))
+    a_small_job(scenario)
+    told = scenario.round(a_reading("master", memory=700, cpu=700), a_reading("gpu1", memory=100, cpu=100))
     assert actions(told) == ["recommended"]
     assert told[0].data["cause"] == "spread"
     assert told[0].reason == "master works at 70 %, gpu2 at 0 %, may differ by 20 %; job job-r1 holds 2 cores"
@@ -508,63 +508,63 @@ def test_dynamic_balancing_evens_out_below_the_marks():
 
 @pytest.mark.parametrize(("policy", "mode"), [("aggressive", SHARE), ("conservative", "dynamic_balancing")])
 def test_other_modes_and_the_conservative_policy_do_not_even_out(policy, mode):
-    story = Rounds(rules=rules(policy, mode))
-    a_small_job(story)
-    assert story.round(a_reading("master", memory=700, cpu=700), times=30) == []
+    scenario = Rounds(rules=rules(policy, mode))
+    a_small_job(scenario)
+    assert scenario.round(a_reading("master", memory=700, cpu=700), times=30) == []
 
 
 def test_evening_out_never_turns_the_order_around():
-    story = Rounds(rules=rules("aggressive"))
-    story.submit(a_request("r1", cores=5, prefer=("master",)), starts=True)
-    assert story.round(a_reading("master", memory=700, cpu=700), times=5) == []
+    scenario = Rounds(rules=rules("aggressive"))
+    scenario.submit(a_request("r1", cores=5, prefer=("master",)), starts=True)
+    assert scenario.round(a_reading("master", memory=700, cpu=700), times=5) == []
 
 
 def test_nodes_that_differ_less_than_the_policy_allows_are_left_alone():
-    story = Rounds(rules=rules("balanced"))
-    a_small_job(story)
-    assert story.round(a_reading("master", memory=400, cpu=400), times=30) == []
+    scenario = Rounds(rules=rules("balanced"))
+    a_small_job(scenario)
+    assert scenario.round(a_reading("master", memory=400, cpu=400), times=30) == []
 
 
 # ------------------------------------------------------------------ what is remembered
 
 
 def test_a_node_that_leaves_takes_what_was_remembered_of_it_along():
-    story = a_story()
-    story.round(HARD)
-    assert "master" in story.ledger.rebalance_states
-    story.tell(NodeForgotten("master"))
-    assert "master" not in story.ledger.rebalance_states
-    assert all(is_automatic(lease.request) for lease in story.leases)
-    story.round(times=41)
-    assert story.leases == []
+    scenario = a_scenario()
+    scenario.round(HARD)
+    assert "master" in scenario.ledger.rebalance_states
+    scenario.handle(NodeForgotten("master"))
+    assert "master" not in scenario.ledger.rebalance_states
+    assert all(is_automatic(lease.request) for lease in scenario.leases)
+    scenario.round(times=41)
+    assert scenario.leases == []
 
 
 def test_a_refusal_by_the_grid_itself_is_a_line_and_nothing_else():
-    story = a_story()
-    story.round(HARD, times=1)
-    (lease,) = story.leases
-    taken = Lease("auto-master-memory-2", a_request("auto-master-memory-2", memory_gb=1), story.now)
-    story.ledger.apply([taken])  # somebody used that id before: the grid's own request is refused
-    told = story.round(a_reading("master", memory=1000), times=3)
+    scenario = a_scenario()
+    scenario.round(HARD, times=1)
+    (lease,) = scenario.leases
+    taken = Lease("auto-master-memory-2", a_request("auto-master-memory-2", memory_gb=1), scenario.now)
+    scenario.ledger.apply([taken])  # somebody used that id before: the grid's own request is refused
+    told = scenario.round(a_reading("master", memory=1000), times=3)
     assert "refused" in actions(told)
     assert actions(told).count("refused") == 1
-    assert [lease.id for lease in story.leases] == [lease.id]
+    assert [lease.id for lease in scenario.leases] == [lease.id]
 
 
 def test_reading_twice_at_the_same_moment_changes_nothing():
-    story = a_story("balanced")
-    story.round(HARD, times=2)
-    story.read(HARD)
-    rows = story.ledger.rows()
-    assert story.read(HARD) == []
-    assert story.ledger.rows() == rows
+    scenario = a_scenario("balanced")
+    scenario.round(HARD, times=2)
+    scenario.read(HARD)
+    rows = scenario.ledger.rows()
+    assert scenario.read(HARD) == []
+    assert scenario.ledger.rows() == rows
 
 
 def test_the_lease_that_is_given_back_ended_as_released():
-    story = a_story()
-    story.round(HARD)
-    (lease,) = story.leases
-    story.later(30)
-    stepped = story.tell(PressureRead((IDLE,), story.rules))
+    scenario = a_scenario()
+    scenario.round(HARD)
+    (lease,) = scenario.leases
+    scenario.advance(30)
+    stepped = scenario.handle(PressureRead((IDLE,), scenario.rules))
     over = [row for row in stepped.changes if isinstance(row, Lease)]
     assert [(row.id, row.end) for row in over] == [(lease.id, LeaseEnd.RELEASED)]

@@ -28,7 +28,7 @@ from distributed_grid.simulation.invariants import INVARIANTS
 from tests.support.builders import a_node, thresholds
 from tests.unit.reactor.rebalance_rounds import INTERVAL_MS, Rounds, a_reading, apart, rules
 from tests.unit.reactor.state_machine import NAMES, NODES, World
-from tests.unit.reactor.test_invariants import DEEDS, begin, deed, kinds
+from tests.unit.reactor.test_invariants import ACTIONS, action, begin, kinds
 
 TYPES = [(policy, str(mode)) for policy in SHARING_POLICIES for mode in SharingMode]
 every_type = pytest.mark.parametrize(("policy", "mode"), TYPES, ids=lambda word: word)
@@ -82,7 +82,7 @@ class Watched(Rounds):
     def __init__(self, policy: str, mode: str) -> None:
         nodes = [apart(a_node(name, cores=8, memory_gb=30)) for name in NODES_HERE]
         super().__init__(*nodes, rules=rules(policy, mode))
-        self.deeds: dict[tuple[str, str], list[tuple[int, str, str]]] = defaultdict(list)
+        self.actions: dict[tuple[str, str], list[tuple[int, str, str]]] = defaultdict(list)
         self.last: dict[str, PressureReading] = {}
         self.rounds_told = 0
 
@@ -99,8 +99,8 @@ class Watched(Rounds):
         for record in told:
             if record.type == "rebalanced":
                 key = (str(record.data["target_node"]), str(record.data["resource_type"]))
-                deed = (self.rounds_told, str(record.data["action"]), str(record.data.get("source_node", "")))
-                self.deeds[key].append(deed)
+                action = (self.rounds_told, str(record.data["action"]), str(record.data.get("source_node", "")))
+                self.actions[key].append(action)
         self.rounds_told += 1
         return told
 
@@ -123,19 +123,19 @@ class Watched(Rounds):
 @settings(max_examples=20)
 @given(load=loads())
 def test_flips_are_bounded_by_real_crossings_and_by_the_cool_down(policy, mode, load):
-    story = Watched(policy, mode)
+    scenario = Watched(policy, mode)
     for readings in load:
-        story.live(readings)
+        scenario.live(readings)
     if mode == "offload_only":
-        assert not story.leases
-    for (target, resource), deeds in story.deeds.items():
+        assert not scenario.leases
+    for (target, resource), actions in scenario.actions.items():
         levels = [
             next(one for one in readings if one.node == target).level(ResourceType(resource)) for readings in load
         ]
-        asks = [at for at, action, _ in deeds if action == "asked"]
-        assert all(later - earlier >= story.rules.policy.cool_down for earlier, later in pairwise(asks))
-        assert len(asks) <= 1 + len(load) // max(story.rules.policy.cool_down, 1)
-        flips = [deed for deed in deeds if deed[1] in {"asked", "given_back"}]
+        asks = [at for at, action, _ in actions if action == "asked"]
+        assert all(later - earlier >= scenario.rules.policy.cool_down for earlier, later in pairwise(asks))
+        assert len(asks) <= 1 + len(load) // max(scenario.rules.policy.cool_down, 1)
+        flips = [action for action in actions if action[1] in {"asked", "given_back"}]
         turns = sum(1 for one, other in pairwise(flips) if one[1] != other[1])
         assert turns <= _crossings(levels) + 2 * _lender_crossings(load, resource)
 
@@ -170,13 +170,13 @@ def _foreseen(reading: PressureReading, resource: str) -> bool:
 @settings(max_examples=8)
 @given(load=loads())
 def test_a_constant_load_leads_to_a_fixed_point(policy, mode, load):
-    story = Watched(policy, mode)
+    scenario = Watched(policy, mode)
     for readings in load:
-        story.live(readings)
+        scenario.live(readings)
     for _ in range(SETTLES):
-        story.live(load[-1])
+        scenario.live(load[-1])
     for _ in range(25):
-        told = story.live(load[-1])
+        told = scenario.live(load[-1])
         assert {record.type for record in told} <= {"extended"}
 
 
@@ -185,18 +185,18 @@ def test_a_constant_load_leads_to_a_fixed_point(policy, mode, load):
 @given(load=loads(), at=st.integers(0, 60))
 def test_a_restart_does_not_make_it_swing(policy, mode, load, at):
     """What is forgotten is only since when; what is held is kept as if nothing had been."""
-    story = Watched(policy, mode)
+    scenario = Watched(policy, mode)
     for number, readings in enumerate(load):
         if number == at % len(load):
-            held = [lease.id for lease in story.leases]
-            story.ledger = Ledger(story.ledger.rows(durable_only=True))
+            held = [lease.id for lease in scenario.leases]
+            scenario.ledger = Ledger(scenario.ledger.rows(durable_only=True))
             for name in NODES_HERE:
-                story.hear(name)
-            assert [lease.id for lease in story.leases] == held
-        story.live(readings)
+                scenario.heartbeat(name)
+            assert [lease.id for lease in scenario.leases] == held
+        scenario.live(readings)
     for _ in range(SETTLES):
-        story.live(load[-1])
-    assert {record.type for record in story.live(load[-1])} <= {"extended"}
+        scenario.live(load[-1])
+    assert {record.type for record in scenario.live(load[-1])} <= {"extended"}
 
 
 @pytest.mark.parametrize("policy", SHARING_POLICIES)
@@ -204,20 +204,20 @@ def test_a_restart_does_not_make_it_swing(policy, mode, load, at):
 @settings(max_examples=15)
 def test_borrowing_that_really_relieves_a_node_settles_too(policy, demand, high, gap):
     """What is borrowed is used at once: the target's level falls by it, the lender's rises."""
-    story = Watched(policy, "dynamic_balancing")
-    story.rules = rules(policy, high=high, low=high - gap)
-    total = story.ledger.nodes["ash"].capacity.memory_bytes
+    scenario = Watched(policy, "dynamic_balancing")
+    scenario.rules = rules(policy, high=high, low=high - gap)
+    total = scenario.ledger.nodes["ash"].capacity.memory_bytes
 
     def level(name: str) -> PressureReading:
-        lent = 1000 * story.ledger.claims_on(name).memory_bytes // total
+        lent = 1000 * scenario.ledger.claims_on(name).memory_bytes // total
         got = sum(
-            1000 * lease.request.ask.memory_bytes // total for lease in story.leases if lease.request.target == name
+            1000 * lease.request.ask.memory_bytes // total for lease in scenario.leases if lease.request.target == name
         )
         return a_reading(name, memory=min(max((demand if name == "ash" else 100) + lent - got, 0), 1000))
 
     for _ in range(SETTLES):
-        story.round(*(level(name) for name in NODES_HERE))
-    told = [record for _ in range(25) for record in story.round(*(level(name) for name in NODES_HERE))]
+        scenario.round(*(level(name) for name in NODES_HERE))
+    told = [record for _ in range(25) for record in scenario.round(*(level(name) for name in NODES_HERE))]
     assert {record.type for record in told} <= {"extended"}
 
 
@@ -228,25 +228,25 @@ class BalancedWorld(World):
     """The world of the laws with a rebalancer in it; its nodes are machines of their own."""
 
     def declare(self, which: int, kind: int) -> None:
-        self.tell(NodeDeclared(replace(NODES[kind](NAMES[which]), host=NAMES[which])))
+        self.handle(NodeDeclared(replace(NODES[kind](NAMES[which]), host=NAMES[which])))
 
     def press(self, levels: tuple[int | None, ...], policy: str, mode: str, later: int) -> None:
         """A while later somebody reads how hard the nodes work."""
         self.wait(later * INTERVAL_MS, heard=True)
         readings = tuple(a_reading(name, memory=level, cpu=level) for name, level in zip(NAMES, levels, strict=True))
-        moment = self.tell(PressureRead(readings, rules(policy, mode)))
+        moment = self.handle(PressureRead(readings, rules(policy, mode)))
         assert moment.refusal is None
 
 
 some_levels = st.sampled_from([None, 0, 100, 500, 850, 1000])
-PRESS = deed(
+PRESS = action(
     "press",
     st.tuples(some_levels, some_levels, some_levels),
     st.sampled_from([*SHARING_POLICIES]),
     st.sampled_from([str(mode) for mode in SharingMode]),
     st.sampled_from([0, 1, 2, 5]),
 )
-ANYTHING = st.one_of(PRESS, PRESS, st.sampled_from([*DEEDS]).flatmap(lambda name: deed(name, *DEEDS[name])))
+ANYTHING = st.one_of(PRESS, PRESS, st.sampled_from([*ACTIONS]).flatmap(lambda name: action(name, *ACTIONS[name])))
 
 
 @settings(max_examples=60)
@@ -271,8 +271,8 @@ def test_the_world_of_the_laws_sees_automatic_leases():
 def test_thresholds_of_its_own_make_a_local_node_a_machine_in_the_laws_too():
     world = World(*INVARIANTS)
     for name in NAMES[:2]:
-        world.tell(NodeDeclared(a_node(name, thresholds=thresholds())))
-        world.hear(NAMES.index(name), 0)
+        world.handle(NodeDeclared(a_node(name, thresholds=thresholds())))
+        world.heartbeat(NAMES.index(name), 0)
     readings = (a_reading(NAMES[0], memory=900), a_reading(NAMES[1]))
-    world.tell(PressureRead(readings, rules("aggressive", "share_and_offload")))
+    world.handle(PressureRead(readings, rules("aggressive", "share_and_offload")))
     assert [lease.node for lease in world.ledger.leases.values()] == [NAMES[1]]

@@ -100,7 +100,7 @@ class Day:
         self._guards = {name: yield_policy.OwnerState() for name in self._kinds}
         for name in self._kinds:
             node = a_node(name, cores=CORES, memory_gb=MEMORY_GB, thresholds=LIMITS, hold_s=60)
-            self._tell(NodeDeclared(node))
+            self._handle(NodeDeclared(node))
 
     def pass_by(self, hours: float, *, requests_per_hour: float = 0) -> None:
         """Beat after beat: owners do what they do, agents give way to them, work comes and ends."""
@@ -109,7 +109,7 @@ class Day:
             for name, owner in self._owners.items():
                 self._beat(name, *next(owner))
             self._end_what_is_done()
-            self._tell(TimePassed())
+            self._handle(TimePassed())
             due = requests_per_hour * BEAT_MS / HOUR_MS
             for _ in range(int(due) + (self._dice.random() < due % 1)):
                 self._submit()
@@ -119,7 +119,7 @@ class Day:
         running = [lease for lease in self.ledger.leases_of(name) if not lease.awaits]
         look = _look(running, cpu, usage.memory_outside_bytes, self.now)
         self._guards[name], actions = yield_policy.decide(self._guards[name], look, RULES, self.now)
-        self._tell(HeartbeatReceived(name, usage, yields=self._guards[name].yields))
+        self._handle(HeartbeatReceived(name, usage, yields=self._guards[name].yields))
         for action in actions:
             if isinstance(action, Evict):
                 self._over(self.ledger.leases[action.attempt_id], Outcome(Ending.RECLAIMED, detail=action.why))
@@ -135,7 +135,7 @@ class Day:
             strategy=dice.choice((Strategy.SPREAD, Strategy.BEST_FIT, Strategy.LOAD_BALANCED)),
             expects_ms=60_000 * dice.choice((5, 10, 20, 40, 80, 160)),
         )
-        self._tell(JobSubmitted(f"j{self._asked}", Command(("work",)), request))
+        self._handle(JobSubmitted(f"j{self._asked}", Command(("work",)), request))
 
     def _end_what_is_done(self) -> None:
         for lease in list(self.ledger.leases.values()):
@@ -144,15 +144,15 @@ class Day:
 
     def _over(self, lease: Lease, outcome: Outcome) -> None:
         attempt = self.ledger.jobs[lease.job].attempts[-1]
-        self._tell(AttemptEnded(lease.job, attempt.number, attempt.fence, outcome))
+        self._handle(AttemptEnded(lease.job, attempt.number, attempt.fence, outcome))
 
-    def _tell(self, event: object) -> None:
+    def _handle(self, event: object) -> None:
         stepped: StepResult = step(self.ledger, event, self.now)  # type: ignore[arg-type]
         for record in stepped.records:
             if record.type == "granted":
                 self._granted[record.data["allocation_id"]] = (record.data["choice"], self.now)
                 attempt = self.ledger.jobs[record.subject].attempts[-1]
-                self._tell(AttemptStarted(record.subject, attempt.number, attempt.fence, 7))
+                self._handle(AttemptStarted(record.subject, attempt.number, attempt.fence, 7))
         for row in stepped.changes:
             if isinstance(row, Lease) and row.is_over and row.id in self._granted:
                 choice, _ = self._granted.pop(row.id)

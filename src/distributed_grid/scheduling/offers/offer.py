@@ -52,7 +52,7 @@ def next_offer(
 def _limit_to_engine(
     lends: Capacity, room: EngineResources, withheld: tuple[str, ...], used: NodeClaims
 ) -> tuple[Capacity, tuple[str, ...]]:
-    """What of a loan the node's engine has for us, and what it has not."""
+    """The part of an offer that the node's engine has left for us."""
     most = -(-room.gpu_milli // WHOLE_GPU)
     devices = sorted(lends.gpus, key=lambda device: (device.index not in used.gpu_milli, device.index))[:most]
     limited = Capacity(
@@ -76,7 +76,7 @@ def _still_holds(node: Node, old: Offer, lends: Capacity, withheld: tuple[str, .
 
 
 def lendable_now(node: Node, usage: Usage, idle: Idleness | None = None) -> tuple[Capacity, tuple[str, ...]]:
-    """What the node lends in all, and why it keeps the rest. Without thresholds everything within the caps.
+    """What a node lends in all, and why it withholds the rest. Without thresholds everything within the caps.
 
     Without `idle` the measurement is taken for the node's first.
     """

@@ -44,7 +44,7 @@ class _IdleMarks(Struct, frozen=True):
 
 
 def update_idleness(node: Node, usage: Usage, seen: NodeObservation | None, now: int) -> Idleness | None:
-    """What a node lends and keeps after one more measurement; None where no thresholds ask."""
+    """The idleness of a node after one more measurement; None without thresholds."""
     limits = node.thresholds
     if limits is None:
         return None
@@ -119,7 +119,7 @@ SMOOTHING_MS = 30_000
 DRIFT_STEP_MS = 300_000
 """How far apart the levels are that drift is measured between."""
 DRIFT_WEIGHT = 0.1
-"""What one of them counts; so the last hour is most of it."""
+"""Weight of one step, so that the last hour counts most."""
 HALF_LIFE_MS = 12 * 3_600_000
 """A rise counts half after so long. Of 6, 12 and 24 hours the held-out machines of `bench/confidence.py` liked the
 longer ones best, by little; owners are different tomorrow."""
@@ -128,12 +128,12 @@ MIN_RISE = 50.0
 JUMP_DEVIATIONS = 2.0
 """In standard deviations: a larger step is a jump."""
 NOISE_MILLI = 5.0
-"""What is never a jump, in thousandths of the node."""
+"""A smaller step is never a jump, in thousandths of the node."""
 HOUR_MS = 3_600_000
 
 
 def update_volatility(node: Node, usage: Usage, seen: NodeObservation | None, now: int) -> UsageVolatility | None:
-    """What is known of a node's owner after one more measurement; None where nobody takes anything back."""
+    """The volatility of a node after one more measurement; None without thresholds."""
     limits = node.thresholds
     if limits is None:
         return None

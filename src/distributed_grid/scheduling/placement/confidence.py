@@ -97,7 +97,7 @@ def margin(place: Placement) -> float:
 
 
 def freshness(ledger: Ledger, node: str, now: int) -> float:
-    """What the last word from a node is worth now: all of it at first, half after half a minute."""
+    """How much the last heartbeat of a node still counts: half after `STALE_MS`."""
     seen = ledger.observations.get(node)
     age_ms = max(now - seen.at_ms, 0) if seen is not None else STALE_MS
     return 1 / (1 + (age_ms / STALE_MS) ** 2)
@@ -149,7 +149,7 @@ def _memory_stay_probability(
 
 
 def _no_drift_probability(trace: UsageTrace, mark: float, ahead_ms: int) -> float:
-    """That the use of a resource does not drift above a mark: a random walk that is as wide as it was of late."""
+    """That usage does not drift above a mark: a random walk with the recent variance."""
     wide = sqrt(2 * (trace.drift + MIN_MEMORY_DRIFT) * ahead_ms / HOUR_MS)
     return erf(max(mark - trace.level, 0.0) / wide)
 

@@ -68,7 +68,7 @@ class RunnerUp(Struct, frozen=True):
 def choice_of(
     ledger: Ledger, request: Request, place: Placement, now: int, *, displaced: tuple[str, ...] = ()
 ) -> Choice:
-    """What counted for a place."""
+    """The numbers behind a placement."""
     sure = confidence(ledger, request, place, now)
     return Choice(
         _node_score(ledger, place.node, place.score),
@@ -119,7 +119,7 @@ def reasoning(choice: Choice) -> tuple[str, ...]:
 
 
 def runners_up(choice: Choice) -> tuple[RunnerUp, ...]:
-    """Who came next, and why only next."""
+    """The runners-up, and why they were not chosen."""
     return tuple(RunnerUp(one.node, one.score, _why_second(choice, one)) for one in choice.next)
 
 
@@ -177,7 +177,7 @@ _LESS = {
 
 
 def _class_description(choice: Choice, one: NodeScore) -> str:
-    """What the strategy is named for, of one node; it is the upper part of the score (`scores`)."""
+    """What the strategy is named for, of one node: the upper part of its score."""
     number = _class(choice, one)
     if choice.strategy is Strategy.LOCAL_FIRST:
         what = f"the node it is for ({choice.target})" if choice.target else "this machine"

@@ -32,9 +32,9 @@ Mask = NDArray[np.bool_]
 HEADROOM = 1.5
 NO_LIMIT = 2.0**40
 CHUNK_ROWS = 512
-"""So many rows are counted at once: what that takes stays in a processor's cache."""
+"""Rows per chunk, so that the intermediate arrays stay in the CPU cache."""
 _ROUNDING = 1 + 2.0**-40
-"""What is exactly enough does not round to too little."""
+"""Keeps an amount that is exactly enough from being rounded down."""
 
 
 class UsableCapacity:
@@ -120,13 +120,13 @@ def _device_table(shapes: Sequence[RequestShape]) -> Floats:
 
 
 MAX_COLUMNS = 128
-"""The losses of so many different shapes are kept."""
+"""Shapes whose losses are cached."""
 _FEW_ROWS = 8
 """Of so few rows every device is tried; leaving out some would take longer."""
 
 
 class FragmentationIndex:
-    """The losses of what was asked for lately, kept by row. With another layout of the columns, make a new index."""
+    """Cached losses of recent shapes by row; valid for one layout of the columns."""
 
     def __init__(self, columns: FreeColumns, request_shapes: RequestShapes) -> None:
         self._columns = columns
@@ -145,7 +145,7 @@ class FragmentationIndex:
         self._kept: dict[RequestShape, _LossColumn] = {}
 
     def losses(self, shape: RequestShape) -> Floats:
-        """What placing a shape loses, by row: whole numbers from 0 on, infinite without room. Do not write to it."""
+        """The loss of placing a shape, by row: integers from 0 on, infinite without room. Do not write to it."""
         return self._column(shape).losses
 
     def device(self, shape: RequestShape, row: int) -> int:
@@ -250,7 +250,7 @@ def _first_of_its_kind(devices: Ints) -> Mask:
 MAX_SHAPES = 64
 HALVE_AFTER = 2**14
 TOTAL_WEIGHT = 2**17
-"""What the weights add up to, but for rounding. With 64 devices on a node its worth stays below 2**33."""
+"""Sum of the weights, but for rounding. With 64 devices on a node its worth stays below 2**33."""
 MIN_SUPPLY_DIVISOR = 100
 """A supply below a hundredth of all free GPUs counts as a hundredth: no shape alone decides everything."""
 
@@ -291,7 +291,7 @@ def _halve_counts(request_shapes: RequestShapes) -> RequestShapes:
 
 
 def shape_of(ask: Amounts) -> RequestShape:
-    """What matters of an ask for where it fits."""
+    """The shape of a request."""
     return RequestShape(ask.cpu_milli, ask.memory_bytes, ask.gpu_milli, ask.gpu_models)
 
 

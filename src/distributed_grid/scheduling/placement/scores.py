@@ -28,7 +28,7 @@ CLASS_UNIT = 10**10
 LOSS_UNIT = 2 * CLASS_UNIT
 """Above any loss of what is useful on one node, which is below 2**33 (`fragmentation.TOTAL_WEIGHT`)."""
 MAX_CACHED_ASKS = 64
-"""What so many different asks take of each node is remembered."""
+"""Requests whose part of each node is cached."""
 MAX_RANK = CLASS_UNIT // RANK_UNIT - 1
 
 
@@ -74,7 +74,7 @@ def _spread(ledger: Ledger, request: Request) -> Scores:
 
 
 def _fastest(ledger: Ledger, request: Request) -> Scores:
-    """The most speed that nobody uses yet; then as balanced."""
+    """The most unused speed; then as balanced."""
     columns = ledger.columns
     idle = np.maximum(1000 - columns.busy, 0)
     return (columns.speed * idle // 1000) * CLASS_UNIT + _balanced(ledger, request)
@@ -86,7 +86,7 @@ def _cheapest(ledger: Ledger, request: Request) -> Scores:
 
 
 def _least_fragmentation(ledger: Ledger, request: Request) -> Scores:
-    """The least lost for the requests that usually come; while nobody has asked for a GPU, the fewest GPUs left."""
+    """The least fragmentation for typical requests; before any GPU request, the fewest GPUs left."""
     rank = _score_terms(ledger).rank
     if ledger.request_shapes.weights:
         losses = fragmentation_index(ledger).losses(shape_of(request.ask))
@@ -96,7 +96,7 @@ def _least_fragmentation(ledger: Ledger, request: Request) -> Scores:
 
 @dataclass(frozen=True, slots=True)
 class _ScoreTerms:
-    """What the nodes' own rows say for scores: ranks, the largest CPU and GPUs, and what an ask takes of each node.
+    """Score terms that depend on the nodes' own rows: ranks, maxima, and the part of each node that a request takes.
 
     No lease and no offer changes that, so it is worked out once and remembered (`Ledger.cached`).
     """

@@ -36,7 +36,7 @@ def victim_weight(rank: int, cost: int) -> int:
 
 
 class CostBound(NamedTuple):
-    """No way to make room on this node is lighter; `slots` are the running leases that could go there."""
+    """Lower bound of a preemption on this node; `slots` are the candidates there."""
 
     weight: int
     node: str

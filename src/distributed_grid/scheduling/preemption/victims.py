@@ -41,7 +41,7 @@ class PreemptionSite(Struct, frozen=True):
 
 
 def lightest_victims(site: PreemptionSite, ask: Amounts, below: int) -> list[VictimGroup] | None:
-    """Who has to go for the ask to fit, or None where nobody lighter than `below` is enough."""
+    """The lightest victims for the ask to fit, or None where none lighter than `below` are enough."""
     search = _VictimSearch(site, ask, below)
     if not ask.gpu_milli:
         search.consider({})
@@ -149,7 +149,7 @@ def _released_amounts(claim: Claim, ask: Amounts, device: GpuDevice | None) -> t
 
 Slots = NDArray[np.intp]
 Cost = Callable[[Ledger, Slots, int], Column]
-"""What it costs to displace each of these running leases now; never negative, below 2**52."""
+"""Cost of preempting each of these running leases now; never negative, below 2**52."""
 
 _MAX_AGO_MS = 2**40
 _MAX_SIZE = 2**22

@@ -77,15 +77,15 @@ class _RankLayer:
             self.from_here.insert(0, tuple(map(add, self.from_here[0], entry.amounts)))
         """How much they and the items from each one on meet together."""
         self.all_met: AmountVector = self.from_here[0]
-        self._outdone_by: dict[int, int] = {}
+        self._dominated_by: dict[int, int] = {}
 
-    def outdone_by(self, at: int) -> int:
+    def dominated_by(self, at: int) -> int:
         """The last of the lighter items that meets every need at least as well; -1 where none does."""
-        if at not in self._outdone_by:
+        if at not in self._dominated_by:
             mine, lighter = self.entries[at].amounts, range(at - 1, -1, -1)
-            better = (other for other in lighter if _is_enough(self.entries[other].amounts, mine))
-            self._outdone_by[at] = next(better, -1)
-        return self._outdone_by[at]
+            better = (other for other in lighter if _covers(self.entries[other].amounts, mine))
+            self._dominated_by[at] = next(better, -1)
+        return self._dominated_by[at]
 
     def least(self, needs: AmountVector) -> int:
         """How many of this rank it takes at the least, when everybody of lower ranks helps."""
@@ -106,7 +106,7 @@ class _RankLayer:
 
 
 class _CoverSearch:
-    """The lightest so far, and the way through the rest."""
+    """Branch and bound: the lightest cover so far, and the current branch."""
 
     def __init__(self, layers: list[_RankLayer], needs: AmountVector, below: int) -> None:
         self._layers = layers
@@ -118,16 +118,20 @@ class _CoverSearch:
 
     def run(self, steps: int) -> list[int] | None:
         """The numbers of the lightest items that are enough, if they are lighter than what was asked for."""
-        floor = self._floor(0, self._needs)
-        if floor is None or floor >= self._below:
+        bound = self._lower_bound(0, self._needs)
+        if bound is None or bound >= self._below:
             return None
-        self._take_the_obvious()
+        self._greedy_cover()
         self._steps = steps
         if self._best is None or len(self._best) < MAX_DEPTH:
-            self._go_on(0, 0, self._needs, 0)
-        return None if self._best is None else sorted(entry.number for entry in _needed(self._best, self._needs))
+            self._branch(0, 0, self._needs, 0)
+        return (
+            None
+            if self._best is None
+            else sorted(entry.number for entry in _without_superfluous(self._best, self._needs))
+        )
 
-    def _floor(self, at: int, left: AmountVector) -> int | None:
+    def _lower_bound(self, at: int, left: AmountVector) -> int | None:
         """No answer from this layer down is lighter than this; None where there is none."""
         weight = 0
         for layer in self._layers[at:]:
@@ -138,7 +142,7 @@ class _CoverSearch:
             left = layer.without(left, count)
         return weight if max(left) <= 0 else None
 
-    def _take_the_obvious(self) -> None:
+    def _greedy_cover(self) -> None:
         """A first answer to measure others by: the largest items first, of the ranks it takes."""
         left = self._needs
         for layer in self._layers:
@@ -146,13 +150,13 @@ class _CoverSearch:
                 if not layer.least(left):
                     break
                 self._chosen.append(entry)
-                left = _less(left, entry.amounts)
+                left = _subtract(left, entry.amounts)
         if max(left) <= 0:
-            self._chosen = _needed(self._chosen, self._needs)
-            self._note(sum([entry.weight for entry in self._chosen]), left)
+            self._chosen = _without_superfluous(self._chosen, self._needs)
+            self._record(sum([entry.weight for entry in self._chosen]), left)
         self._chosen = []
 
-    def _note(self, weight: int, left: AmountVector) -> bool:
+    def _record(self, weight: int, left: AmountVector) -> bool:
         """Keep what is chosen, if it is enough and the lightest so far; whether it is enough."""
         if max(left) > 0:
             return False
@@ -160,41 +164,41 @@ class _CoverSearch:
             self._below, self._best = weight, self._chosen[:]
         return True
 
-    def _go_on(self, at: int, start: int, left: AmountVector, weight: int) -> None:
+    def _branch(self, at: int, start: int, left: AmountVector, weight: int) -> None:
         """Look through everything that begins with what is chosen so far and goes on in this layer."""
         self._steps -= 1
-        if self._note(weight, left) or at == len(self._layers) or self._steps < 0:
+        if self._record(weight, left) or at == len(self._layers) or self._steps < 0:
             return
         layer = self._layers[at]
         count, size, summed = layer.least(left), len(layer.entries), layer.summed
         if not count:
-            self._go_on(at + 1, 0, left, weight)
+            self._branch(at + 1, 0, left, weight)
             return
         if start + count > size:
             return
         is_last = at + 1 == len(self._layers)
-        floor = weight + ((not is_last and self._floor(at + 1, layer.without(left, count))) or 0)
-        exactly = start + count == size or floor + summed[start + count + 1] - summed[start] >= self._below
+        bound = weight + ((not is_last and self._lower_bound(at + 1, layer.without(left, count))) or 0)
+        exactly = start + count == size or bound + summed[start + count + 1] - summed[start] >= self._below
         each = layer.each_meets(left, count) if exactly else left
         for first in range(start, size - count + 1):
-            if floor + summed[first + count] - summed[first] >= self._below or not _is_enough(
+            if bound + summed[first + count] - summed[first] >= self._below or not _covers(
                 layer.from_here[first], left
             ):
                 break
             entry = layer.entries[first]
-            if (exactly and not _is_enough(entry.amounts, each)) or layer.outdone_by(first) >= start:
+            if (exactly and not _covers(entry.amounts, each)) or layer.dominated_by(first) >= start:
                 continue
             self._chosen.append(entry)
-            self._go_on(at, first + 1, _less(left, entry.amounts), weight + entry.weight)
+            self._branch(at, first + 1, _subtract(left, entry.amounts), weight + entry.weight)
             self._chosen.pop()
 
 
-def _needed(chosen: list[_CoverEntry], needs: AmountVector) -> list[_CoverEntry]:
-    """Those of the chosen that cannot be spared, the heaviest spared first."""
+def _without_superfluous(chosen: list[_CoverEntry], needs: AmountVector) -> list[_CoverEntry]:
+    """The chosen entries without superfluous ones, the heaviest dropped first."""
     kept = list(chosen)
     left = needs
     for entry in kept:
-        left = _less(left, entry.amounts)
+        left = _subtract(left, entry.amounts)
     for entry in sorted(chosen, reverse=True):
         without = tuple(map(add, left, entry.amounts))
         if max(without) <= 0:
@@ -203,9 +207,9 @@ def _needed(chosen: list[_CoverEntry], needs: AmountVector) -> list[_CoverEntry]
     return kept
 
 
-def _is_enough(amounts: AmountVector, needs: AmountVector) -> bool:
+def _covers(amounts: AmountVector, needs: AmountVector) -> bool:
     return all(map(ge, amounts, needs))
 
 
-def _less(needs: AmountVector, amounts: AmountVector) -> AmountVector:
+def _subtract(needs: AmountVector, amounts: AmountVector) -> AmountVector:
     return tuple(map(sub, needs, amounts))

@@ -53,9 +53,9 @@ def test_columns_over_other_nodes_are_not_equal():
 
 
 def test_columns_say_what_is_free_and_what_may_be_lent_at_most():
-    story = Scenario(a_node("gpu1", cores=4, memory_gb=16, gpus=2, caps=caps(cores=3)))
-    story.ask(a_request(cores=1, memory_gb=6, gpus=0.5))
-    ledger = story.ledger
+    scenario = Scenario(a_node("gpu1", cores=4, memory_gb=16, gpus=2, caps=caps(cores=3)))
+    scenario.ask(a_request(cores=1, memory_gb=6, gpus=0.5))
+    ledger = scenario.ledger
     assert column(ledger, "open") == 1
     assert (column(ledger, "cpu"), column(ledger, "lends_cpu")) == (2000, 3000)
     assert (column(ledger, "memory"), column(ledger, "lends_memory")) == (10 * GB, 16 * GB)
@@ -82,10 +82,10 @@ def test_a_node_that_lends_nothing_has_its_rank_and_no_slack():
 
 
 def test_a_device_that_a_preemptor_and_its_victim_share_has_nothing_left():
-    story = Scenario(a_node("gpu1", cores=4, gpus=1))
-    story.submit(a_request("r1", gpus=1, priority="low"), starts=True)
-    story.later(5)
-    story.submit(a_request("r2", gpus=0.5, priority="urgent"))
-    assert story.lease_of("r2").awaits
-    assert story.ledger.columns.devices[story.ledger.columns.rows["gpu1"]].tolist() == [0]
-    story.ledger.check()
+    scenario = Scenario(a_node("gpu1", cores=4, gpus=1))
+    scenario.submit(a_request("r1", gpus=1, priority="low"), starts=True)
+    scenario.advance(5)
+    scenario.submit(a_request("r2", gpus=0.5, priority="urgent"))
+    assert scenario.lease_of("r2").awaits
+    assert scenario.ledger.columns.devices[scenario.ledger.columns.rows["gpu1"]].tolist() == [0]
+    scenario.ledger.check()

@@ -37,26 +37,28 @@ def owned(name: str = "gpu1", **fields: object) -> Node:
 
 def watched(*nodes: Node, hours: float = 6, returns: int = 0, memory_gb: float = 4) -> Scenario:
     """Nodes that were watched for hours, whose owners came back so many times for ten minutes."""
-    story = Scenario(*nodes)
+    scenario = Scenario(*nodes)
     beats = round(hours * 60)
     busy = {round((turn + 0.5) * beats / max(returns, 1)) + at for turn in range(returns) for at in range(10)}
     for beat in range(beats):
-        story.now += 60_000
+        scenario.now += 60_000
         for node in nodes:
-            story.hear(node.name, a_usage(cpu_outside=1.0 if beat in busy else 0.05, memory_outside_gb=memory_gb))
-    return story
+            scenario.heartbeat(
+                node.name, a_usage(cpu_outside=1.0 if beat in busy else 0.05, memory_outside_gb=memory_gb)
+            )
+    return scenario
 
 
-def stay(story: Scenario, node: str = "gpu1", *, term_ms: int = HOUR_MS, **ask: float) -> float:
-    return stay_probability(story.ledger, a_request("r", **(ask or {"cores": 1})), node, story.now, term_ms)  # type: ignore[arg-type]
+def stay(scenario: Scenario, node: str = "gpu1", *, term_ms: int = HOUR_MS, **ask: float) -> float:
+    return stay_probability(scenario.ledger, a_request("r", **(ask or {"cores": 1})), node, scenario.now, term_ms)  # type: ignore[arg-type]
 
 
 def test_where_nobody_takes_anything_back_the_stay_is_certain() -> None:
-    story = Scenario(a_node("here"))
-    assert stay(story, "here", term_ms=1000 * HOUR_MS) == 1.0
-    placement = find_placement(story.ledger, a_request(cores=1))
+    scenario = Scenario(a_node("here"))
+    assert stay(scenario, "here", term_ms=1000 * HOUR_MS) == 1.0
+    placement = find_placement(scenario.ledger, a_request(cores=1))
     assert placement is not None
-    assert choice_of(story.ledger, a_request(cores=1), placement, story.now).confidence == 1000
+    assert choice_of(scenario.ledger, a_request(cores=1), placement, scenario.now).confidence == 1000
 
 
 def test_an_owner_who_came_often_is_expected_sooner_than_one_who_never_did() -> None:
@@ -72,8 +74,8 @@ def test_nothing_is_certain_about_an_owner_who_was_hardly_watched() -> None:
 
 @given(terms=st.lists(st.integers(1_000, 100 * HOUR_MS), min_size=2, max_size=6))
 def test_the_longer_the_term_the_less_sure(terms: list[int]) -> None:
-    story = _RESTLESS
-    found = [stay(story, term_ms=term) for term in sorted(terms)]
+    scenario = _RESTLESS
+    found = [stay(scenario, term_ms=term) for term in sorted(terms)]
     assert found == sorted(found, reverse=True)
     assert all(0 <= one <= 1 for one in found)
 
@@ -82,30 +84,30 @@ _RESTLESS = watched(owned(), hours=3, returns=2)
 
 
 def test_memory_that_is_lent_to_the_last_byte_is_less_sure_than_memory_with_room_to_grow() -> None:
-    story = watched(owned())
+    scenario = watched(owned())
     for step in range(30):
-        story.now += 300_000
-        story.hear("gpu1", a_usage(cpu_outside=0.05, memory_outside_gb=4 + 0.5 * (step % 3)))
-    roomy, tight = stay(story, memory_gb=10), stay(story, memory_gb=58)
+        scenario.now += 300_000
+        scenario.heartbeat("gpu1", a_usage(cpu_outside=0.05, memory_outside_gb=4 + 0.5 * (step % 3)))
+    roomy, tight = stay(scenario, memory_gb=10), stay(scenario, memory_gb=58)
     assert tight < roomy - 0.2
 
 
 def test_a_gpu_counts_only_for_those_who_ask_for_one() -> None:
-    story = Scenario(owned(gpus=1))
+    scenario = Scenario(owned(gpus=1))
     for beat in range(240):
-        story.now += 60_000
-        story.hear("gpu1", a_usage(gpus={0: (1.0 if beat % 60 < 10 else 0.0, 1.0)}))
-    assert stay(story, cores=1, gpus=1) < 0.7 < stay(story, cores=1)
+        scenario.now += 60_000
+        scenario.heartbeat("gpu1", a_usage(gpus={0: (1.0 if beat % 60 < 10 else 0.0, 1.0)}))
+    assert stay(scenario, cores=1, gpus=1) < 0.7 < stay(scenario, cores=1)
 
 
 def test_news_grow_old() -> None:
-    story = Scenario(owned())
-    ages = [freshness(story.ledger, "gpu1", story.now + ms) for ms in (0, 2_000, 6_000, 30_000, 300_000)]
+    scenario = Scenario(owned())
+    ages = [freshness(scenario.ledger, "gpu1", scenario.now + ms) for ms in (0, 2_000, 6_000, 30_000, 300_000)]
     assert ages == sorted(ages, reverse=True)
     assert ages[0] == 1
     assert ages[1] > 0.99
     assert ages[3] == 0.5
-    assert freshness(story.ledger, "nobody", story.now) == 0.5
+    assert freshness(scenario.ledger, "nobody", scenario.now) == 0.5
 
 
 def test_the_margin_means_the_same_by_every_strategy() -> None:
@@ -130,11 +132,11 @@ def test_the_term_is_what_is_said_else_ten_minutes() -> None:
 
 
 def test_a_gang_is_as_sure_as_all_its_members_together() -> None:
-    story = watched(owned("gpu1"), owned("gpu2"), returns=2)
+    scenario = watched(owned("gpu1"), owned("gpu2"), returns=2)
     alone, both = (
-        choice_of(story.ledger, request, placement, story.now)
+        choice_of(scenario.ledger, request, placement, scenario.now)
         for request in (a_request(cores=1, expects_ms=HOUR_MS), a_request(cores=1, expects_ms=HOUR_MS, gang=2))
-        if (placement := find_placement(story.ledger, request)) is not None
+        if (placement := find_placement(scenario.ledger, request)) is not None
     )
     assert both.stay == pytest.approx(alone.stay**2 / 1000, abs=2)
 
@@ -171,10 +173,10 @@ def test_the_memory_mark_is_where_the_agent_evicts(lent: int, owner: int) -> Non
 
 
 def test_a_heartbeat_carries_the_owners_history_on() -> None:
-    story = Scenario(owned(), a_node("here"))
-    story.now += 2_000
-    story.tell(HeartbeatReceived("gpu1", a_usage(cpu_outside=0.5)))
-    seen = story.ledger.observations["gpu1"]
+    scenario = Scenario(owned(), a_node("here"))
+    scenario.now += 2_000
+    scenario.handle(HeartbeatReceived("gpu1", a_usage(cpu_outside=0.5)))
+    seen = scenario.ledger.observations["gpu1"]
     assert seen.volatility is not None
     assert 0 < seen.volatility.cpu.level < 500
-    assert story.ledger.observations["here"].volatility is None
+    assert scenario.ledger.observations["here"].volatility is None

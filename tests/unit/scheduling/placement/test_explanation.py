@@ -18,10 +18,10 @@ from distributed_grid.scheduling.placement.placement import find_placement
 from tests.support.builders import Scenario, a_node, a_request, a_submission, thresholds
 
 
-def chosen(story: Scenario, request: Request) -> Choice:
-    placement = find_placement(story.ledger, request)
+def chosen(scenario: Scenario, request: Request) -> Choice:
+    placement = find_placement(scenario.ledger, request)
     assert placement is not None
-    return choice_of(story.ledger, request, placement, story.now)
+    return choice_of(scenario.ledger, request, placement, scenario.now)
 
 
 def why(choice: Choice) -> str:
@@ -37,9 +37,9 @@ def far(name: str, **fields: object) -> Node:
 
 
 def test_the_most_room_is_told_with_what_is_free_of_what_is_lent() -> None:
-    story = Scenario(a_node("ash", cores=4, memory_gb=16), a_node("elm", cores=8, memory_gb=32, gpus=2))
-    story.ask(a_request("r1", cores=0.5, memory_gb=1, require=("elm",)))
-    choice = chosen(story, a_request("r2", cores=1))
+    scenario = Scenario(a_node("ash", cores=4, memory_gb=16), a_node("elm", cores=8, memory_gb=32, gpus=2))
+    scenario.ask(a_request("r1", cores=0.5, memory_gb=1, require=("elm",)))
+    choice = chosen(scenario, a_request("r2", cores=1))
     assert choice.node == "elm"
     assert why(choice).startswith("elm is the best of 2 nodes that fit, by load_balanced | ")
     assert "elm has most room: 7.5 of 8 cores, 31.0 of 32.0 GB, 2 of 2 GPUs free" in why(choice)
@@ -47,8 +47,8 @@ def test_the_most_room_is_told_with_what_is_free_of_what_is_lent() -> None:
 
 
 def test_the_only_node_that_fits_has_nobody_to_be_compared_with() -> None:
-    story = Scenario(a_node("ash", cores=1), a_node("elm", cores=4))
-    choice = chosen(story, a_request(cores=2))
+    scenario = Scenario(a_node("ash", cores=1), a_node("elm", cores=4))
+    choice = chosen(scenario, a_request(cores=2))
     assert why(choice).startswith("elm is the only node that fits | free there: 4 of 4 cores")
     assert runners_up(choice) == ()
 
@@ -82,32 +82,32 @@ def test_a_preferred_node_is_told_to_be_preferred() -> None:
 def test_what_a_strategy_is_named_for_is_told_first(
     strategy: str, better: dict[str, object], sentence: str, second: str
 ) -> None:
-    story = Scenario(
+    scenario = Scenario(
         far("elm", host="far", cost_milli=900), far("ash", **({"host": "far", "cost_milli": 900} | better))
     )
-    choice = chosen(story, a_request(cores=1, strategy=Strategy.parse(strategy)))
+    choice = chosen(scenario, a_request(cores=1, strategy=Strategy.parse(strategy)))
     assert sentence in why(choice)
     assert seconds(choice)["elm"].startswith(second)
 
 
 def test_spreading_counts_the_leases_of_the_group() -> None:
-    story = Scenario(a_node("ash"), a_node("elm"))
-    story.ask(a_request("r1", cores=1, group="web", require=("ash",)))
-    choice = chosen(story, a_request("r2", cores=1, group="web", strategy=Strategy.SPREAD))
+    scenario = Scenario(a_node("ash"), a_node("elm"))
+    scenario.ask(a_request("r1", cores=1, group="web", require=("ash",)))
+    choice = chosen(scenario, a_request("r2", cores=1, group="web", strategy=Strategy.SPREAD))
     assert "elm has 0 leases of group web" in why(choice)
     assert seconds(choice) == {"ash": "has 1 lease of group web"}
 
 
 def test_the_node_it_is_for_is_named() -> None:
-    story = Scenario(a_node("ash"), a_node("elm"))
-    choice = chosen(story, a_request(cores=1, target="elm", strategy=Strategy.LOCAL_FIRST))
+    scenario = Scenario(a_node("ash"), a_node("elm"))
+    choice = chosen(scenario, a_request(cores=1, target="elm", strategy=Strategy.LOCAL_FIRST))
     assert "elm is the node it is for (elm)" in why(choice)
-    assert "it is for ash" in why(chosen(story, a_request(cores=1, target="ash")))
+    assert "it is for ash" in why(chosen(scenario, a_request(cores=1, target="ash")))
 
 
 def test_best_fit_tells_what_is_left() -> None:
-    story = Scenario(a_node("ash", cores=8), a_node("elm", cores=2))
-    choice = chosen(story, a_request(cores=1, strategy=Strategy.BEST_FIT))
+    scenario = Scenario(a_node("ash", cores=8), a_node("elm", cores=2))
+    choice = chosen(scenario, a_request(cores=1, strategy=Strategy.BEST_FIT))
     assert "elm is left with least: 2 of 2 cores" in why(choice)
     assert seconds(choice)["ash"].startswith("more would be left over: 8 of 8 cores")
 
@@ -117,8 +117,8 @@ def test_best_fit_tells_what_is_left() -> None:
 def test_where_the_priority_of_the_node_decided_its_room_is_told_and_not_praised(
     strategy: Strategy, first: int, second: int
 ) -> None:
-    story = Scenario(a_node("ash", cores=first, rank=2000), a_node("elm", cores=second))
-    choice = chosen(story, a_request(cores=1, strategy=strategy))
+    scenario = Scenario(a_node("ash", cores=first, rank=2000), a_node("elm", cores=second))
+    choice = chosen(scenario, a_request(cores=1, strategy=strategy))
     assert choice.node == "ash"
     said = reasoning(choice)
     assert said[1:3] == (
@@ -128,16 +128,16 @@ def test_where_the_priority_of_the_node_decided_its_room_is_told_and_not_praised
 
 
 def test_where_the_cost_or_a_wish_decided_the_room_is_told_and_not_praised() -> None:
-    story = Scenario(far("ash", host="far", cost_milli=100), far("elm", host="far", cost_milli=900))
-    story.ask(a_request("r1", cores=2, require=("elm",)))
-    assert "least" not in why(chosen(story, a_request(cores=1, strategy=Strategy.COST_OPTIMIZED)))
-    story = Scenario(a_node("ash"), a_node("elm", cores=8))
-    assert "free there: 4 of 4 cores" in why(chosen(story, a_request(cores=1, prefer=("ash",))))
+    scenario = Scenario(far("ash", host="far", cost_milli=100), far("elm", host="far", cost_milli=900))
+    scenario.ask(a_request("r1", cores=2, require=("elm",)))
+    assert "least" not in why(chosen(scenario, a_request(cores=1, strategy=Strategy.COST_OPTIMIZED)))
+    scenario = Scenario(a_node("ash"), a_node("elm", cores=8))
+    assert "free there: 4 of 4 cores" in why(chosen(scenario, a_request(cores=1, prefer=("ash",))))
 
 
 def test_among_nodes_of_one_priority_the_room_decides_and_says_so() -> None:
-    story = Scenario(a_node("ash", cores=8, rank=2000), a_node("elm", cores=2, rank=2000), a_node("oak", cores=1))
-    choice = chosen(story, a_request(cores=1, strategy=Strategy.BEST_FIT))
+    scenario = Scenario(a_node("ash", cores=8, rank=2000), a_node("elm", cores=2, rank=2000), a_node("oak", cores=1))
+    choice = chosen(scenario, a_request(cores=1, strategy=Strategy.BEST_FIT))
     assert "elm is left with least: 2 of 2 cores" in why(choice)
     assert "its priority 2 comes before 1 of oak" in why(choice)
 
@@ -148,40 +148,40 @@ def test_a_gang_names_its_other_places() -> None:
 
 
 def test_an_owner_is_told_with_a_probability_and_a_term() -> None:
-    story = Scenario(a_node("ash", thresholds=thresholds(), hold_s=60))
-    choice = chosen(story, a_request(cores=1, expects_ms=7_200_000))
+    scenario = Scenario(a_node("ash", thresholds=thresholds(), hold_s=60))
+    choice = chosen(scenario, a_request(cores=1, expects_ms=7_200_000))
     assert "its owner will leave it alone for 2 h with a probability of 98." in why(choice)
     certain = chosen(Scenario(a_node("ash")), a_request(cores=1))
     assert "nobody takes it back within 10 min" in why(certain)
 
 
 def test_a_grant_carries_its_choice_in_the_answer_and_in_the_audit_trail() -> None:
-    story = Scenario(a_node("ash"))
-    stepped = story.tell(LeaseAsked(a_request("r1", cores=1)))
+    scenario = Scenario(a_node("ash"))
+    stepped = scenario.handle(LeaseAsked(a_request("r1", cores=1)))
     assert isinstance(stepped.answer, LeaseAnswer)
     assert stepped.answer.choice is not None
     assert stepped.records[-1].data["choice"] == stepped.answer.choice
-    stepped = story.tell(a_submission(a_request("r2", cores=1)))
+    stepped = scenario.handle(a_submission(a_request("r2", cores=1)))
     assert isinstance(stepped.answer, JobAnswer)
     assert stepped.answer.choice is not None
 
 
 def test_who_waited_gets_a_choice_when_the_turn_comes() -> None:
-    story = Scenario(a_node("ash", cores=1))
-    story.ask(a_request("r1", cores=1))
-    waiting = story.tell(LeaseAsked(a_request("r2", cores=1))).answer
+    scenario = Scenario(a_node("ash", cores=1))
+    scenario.ask(a_request("r1", cores=1))
+    waiting = scenario.handle(LeaseAsked(a_request("r2", cores=1))).answer
     assert isinstance(waiting, LeaseAnswer)
     assert waiting.choice is None
-    granted = [record for record in story.release("r1").records if record.type == "granted"]
+    granted = [record for record in scenario.release("r1").records if record.type == "granted"]
     assert granted[0].data["choice"].node == "ash"
-    assert story.tell(QueueScanned()).records == []
+    assert scenario.handle(QueueScanned()).records == []
 
 
 def test_who_makes_others_go_is_told_so() -> None:
-    story = Scenario(a_node("ash", cores=1))
-    story.submit(a_request("r1", cores=1, priority="low"), starts=True)
-    story.later(5)
-    stepped = story.tell(LeaseAsked(a_request("r2", cores=1, priority="urgent")))
+    scenario = Scenario(a_node("ash", cores=1))
+    scenario.submit(a_request("r1", cores=1, priority="low"), starts=True)
+    scenario.advance(5)
+    stepped = scenario.handle(LeaseAsked(a_request("r2", cores=1, priority="urgent")))
     assert isinstance(stepped.answer, LeaseAnswer)
     choice = stepped.answer.choice
     assert choice is not None
@@ -200,8 +200,8 @@ def test_every_choice_survives_being_stored_and_can_be_told(
     cores: float, gpus: float, strategy: Strategy, prefer: tuple[str, ...], owner: bool
 ) -> None:
     limits = thresholds() if owner else None
-    story = Scenario(a_node("ash", gpus=2), a_node("elm", cores=8, gpus=1, thresholds=limits), a_node("fir"))
-    choice = chosen(story, a_request(cores=cores, gpus=gpus, strategy=strategy, prefer=prefer))
+    scenario = Scenario(a_node("ash", gpus=2), a_node("elm", cores=8, gpus=1, thresholds=limits), a_node("fir"))
+    choice = chosen(scenario, a_request(cores=cores, gpus=gpus, strategy=strategy, prefer=prefer))
     stored = msgspec.json.decode(msgspec.json.encode(choice))
     assert msgspec.convert(stored, Choice) == choice
     assert all(reasoning(choice))

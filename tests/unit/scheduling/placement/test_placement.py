@@ -34,16 +34,16 @@ def trio() -> Ledger:
 
 
 def test_the_node_with_most_slack_gets_it():
-    story = Scenario(a_node("gpu1", cores=4), a_node("gpu2", cores=4))
-    story.ask(a_request("r1", cores=1, require=["gpu1"]))
-    assert where(story.ledger) == "gpu2"
+    scenario = Scenario(a_node("gpu1", cores=4), a_node("gpu2", cores=4))
+    scenario.ask(a_request("r1", cores=1, require=["gpu1"]))
+    assert where(scenario.ledger) == "gpu2"
 
 
 def test_the_higher_rank_lends_first_whatever_the_slack():
-    story = Scenario(a_node("gpu1", cores=4, rank=2000), a_node("gpu2", cores=4, rank=1000))
-    story.ask(a_request("r1", cores=3, require=["gpu1"]))
-    assert where(story.ledger, cores=1) == "gpu1"
-    assert where(story.ledger, cores=2) == "gpu2"
+    scenario = Scenario(a_node("gpu1", cores=4, rank=2000), a_node("gpu2", cores=4, rank=1000))
+    scenario.ask(a_request("r1", cores=3, require=["gpu1"]))
+    assert where(scenario.ledger, cores=1) == "gpu1"
+    assert where(scenario.ledger, cores=2) == "gpu2"
 
 
 def test_a_preferred_node_comes_before_any_score(trio):
@@ -151,8 +151,8 @@ def zones() -> Scenario:
     return Scenario(*ZONES)
 
 
-def rows_allowed(story: Scenario, **request) -> str | None:
-    found = find_placement(story.ledger, a_request(**request))
+def rows_allowed(scenario: Scenario, **request) -> str | None:
+    found = find_placement(scenario.ledger, a_request(**request))
     return None if found is None else found.node
 
 
@@ -170,7 +170,7 @@ def test_a_key_alone_means_the_label_with_any_value_or_the_tag(zones):
 
 
 def test_labels_follow_the_declaration(zones):
-    zones.tell(NodeDeclared(replace(ZONES[2], labels=(("zone", "a"),), tags=())))
+    zones.handle(NodeDeclared(replace(ZONES[2], labels=(("zone", "a"),), tags=())))
     assert rows_allowed(zones, labels=(("zone", "a"),)) == "b1"
     assert rows_allowed(zones, labels=(("zone", "b"),)) is None
     zones.ledger.check()
@@ -178,7 +178,7 @@ def test_labels_follow_the_declaration(zones):
 
 def test_what_no_node_can_ever_meet_is_refused_with_each_nodes_reason(zones):
     with pytest.raises(Refused, match=r"a1: has no label zone=c; a2: has no label zone=c; b1: has no label zone=c"):
-        zones.tell(LeaseAsked(a_request(labels=(("zone", "c"),))))
+        zones.handle(LeaseAsked(a_request(labels=(("zone", "c"),))))
 
 
 def test_near_to_a_job_is_where_that_job_is(zones):
@@ -204,7 +204,7 @@ def test_who_must_be_near_to_nobody_waits_and_hears_why(zones):
         "a1: nothing of job-later is running that it could be near to"
     )
     zones.submit(a_request("later", require=["a1"]), starts=True)
-    zones.later(1)
+    zones.advance(1)
     zones.ask(a_request("r2"))
     zones.release("r2")
     assert zones.ledger.leases["r1"].node == "a1"
@@ -219,32 +219,32 @@ def test_who_must_be_apart_hears_from_what(zones):
 
 def test_a_gpu_model_is_a_must_for_every_device_that_is_lent():
     mixed = [GpuDevice(0, 24 * GB, "NVIDIA A10"), GpuDevice(1, 40 * GB, "NVIDIA A100-SXM4-40GB")]
-    story = Scenario(a_node("mixed", gpus=mixed), a_node("plain", gpus=[GpuDevice(0, 16 * GB, "Tesla T4")]))
+    scenario = Scenario(a_node("mixed", gpus=mixed), a_node("plain", gpus=[GpuDevice(0, 16 * GB, "Tesla T4")]))
     request = replace(a_request(), ask=Amounts(gpu_milli=1000, gpu_models=("a100",)))
-    found = find_placement(story.ledger, request)
+    found = find_placement(scenario.ledger, request)
     assert (found.node, [share.index for share in found.claim.gpus]) == ("mixed", [1])
-    story.tell(LeaseAsked(request))
+    scenario.handle(LeaseAsked(request))
     again = replace(request, id="r2")
-    assert find_placement(story.ledger, again) is None
-    assert why_not_now(story.ledger, again, story.now)[1] == "plain: its GPUs are Tesla T4, a100 asked"
+    assert find_placement(scenario.ledger, again) is None
+    assert why_not_now(scenario.ledger, again, scenario.now)[1] == "plain: its GPUs are Tesla T4, a100 asked"
 
 
 def test_a_gpu_model_nobody_has_is_refused_at_once():
-    story = Scenario(a_node("one", gpus=[GpuDevice(0, 16 * GB, "Tesla T4")]))
+    scenario = Scenario(a_node("one", gpus=[GpuDevice(0, 16 * GB, "Tesla T4")]))
     request = replace(a_request(), ask=Amounts(gpu_milli=500, gpu_models=("H100", "A100")))
     with pytest.raises(Refused, match=r"one: its GPUs are Tesla T4, H100 or A100 asked"):
-        story.tell(LeaseAsked(request))
+        scenario.handle(LeaseAsked(request))
 
 
 def test_a_model_without_a_gpu_makes_no_sense():
-    story = Scenario(a_node("one"))
+    scenario = Scenario(a_node("one"))
     with pytest.raises(BadInput, match="together with a GPU"):
-        story.tell(LeaseAsked(replace(a_request(), ask=Amounts(cpu_milli=1000, gpu_models=("A100",)))))
+        scenario.handle(LeaseAsked(replace(a_request(), ask=Amounts(cpu_milli=1000, gpu_models=("A100",)))))
 
 
-def donor(story: Scenario, **asked) -> str:
+def donor(scenario: Scenario, **asked) -> str:
     request = a_request("b1", target="master", anti_affinity=("master",), **asked)
-    found = find_placement(story.ledger, request)
+    found = find_placement(scenario.ledger, request)
     assert found is not None
     return found.node
 
@@ -258,40 +258,40 @@ def test_the_target_never_lends_to_itself():
 
 
 def test_the_node_of_the_highest_priority_lends_first():
-    story = Scenario(a_node("master"), a_node("one", cores=8), a_node("two", cores=4, rank=2000))
-    assert donor(story, cores=1) == "two"
+    scenario = Scenario(a_node("master"), a_node("one", cores=8), a_node("two", cores=4, rank=2000))
+    assert donor(scenario, cores=1) == "two"
 
 
 def test_of_equal_priority_the_one_with_more_left_lends():
-    story = three()
-    story.ask(a_request("r1", cores=2, require=["one"]))
-    assert donor(story, cores=1) == "two"
+    scenario = three()
+    scenario.ask(a_request("r1", cores=2, require=["one"]))
+    assert donor(scenario, cores=1) == "two"
 
 
 def test_of_equal_room_the_one_that_works_less_lends():
-    story = three()
-    story.hear("one", Usage(cpu_busy_milli=300))
-    assert donor(story, cores=1) == "two"
+    scenario = three()
+    scenario.heartbeat("one", Usage(cpu_busy_milli=300))
+    assert donor(scenario, cores=1) == "two"
 
 
 def test_memory_and_gpus_count_as_work_too():
-    story = three()
-    story.hear("one", Usage(memory_bytes=4 * GB))
-    assert donor(story, cores=1) == "two"
-    story.hear("two", Usage(memory_bytes=4 * GB, gpus=(GpuUsage(0, 900),)))
-    assert donor(story, cores=1) == "one"
+    scenario = three()
+    scenario.heartbeat("one", Usage(memory_bytes=4 * GB))
+    assert donor(scenario, cores=1) == "two"
+    scenario.heartbeat("two", Usage(memory_bytes=4 * GB, gpus=(GpuUsage(0, 900),)))
+    assert donor(scenario, cores=1) == "one"
 
 
 def test_a_little_work_is_no_reason_against_much_room():
-    story = three()
-    story.ask(a_request("r1", cores=6, require=["two"]))
-    story.hear("one", Usage(cpu_busy_milli=200))
-    assert donor(story, cores=1) == "one"
+    scenario = three()
+    scenario.ask(a_request("r1", cores=6, require=["two"]))
+    scenario.heartbeat("one", Usage(cpu_busy_milli=200))
+    assert donor(scenario, cores=1) == "one"
 
 
 def test_how_hard_a_node_works_counts_by_what_it_has_now():
-    story = three()
-    story.hear("one", Usage(memory_bytes=8 * GB))
-    columns = story.ledger.columns
+    scenario = three()
+    scenario.heartbeat("one", Usage(memory_bytes=8 * GB))
+    columns = scenario.ledger.columns
     assert columns.pressure[columns.rows["one"]] == 250
-    story.ledger.check()
+    scenario.ledger.check()

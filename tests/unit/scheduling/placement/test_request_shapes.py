@@ -128,41 +128,41 @@ SPARING = Strategy.FRAGMENTATION_AWARE
 
 def a_grid_that_has_seen(*asks: float) -> Scenario:
     """Two nodes with two GPUs each, after requests for so many GPUs each came and went."""
-    story = Scenario(a_node("one", gpus=2), a_node("two", gpus=2))
+    scenario = Scenario(a_node("one", gpus=2), a_node("two", gpus=2))
     for number, gpus in enumerate(asks):
-        story.ask(a_request(f"t{number}", gpus=gpus))
-        story.release(f"t{number}")
-    return story
+        scenario.ask(a_request(f"t{number}", gpus=gpus))
+        scenario.release(f"t{number}")
+    return scenario
 
 
 def test_only_requests_for_gpus_teach_something():
-    story = a_grid_that_has_seen()
-    story.ask(a_request("r1", cores=1))
-    assert story.ledger.request_shapes.counted == 0
-    story.ask(a_request("r2", gpus=1))
-    story.ask(a_request("r2", gpus=1))
-    assert story.ledger.request_shapes.counted == 1, "asking again is the same request"
+    scenario = a_grid_that_has_seen()
+    scenario.ask(a_request("r1", cores=1))
+    assert scenario.ledger.request_shapes.counted == 0
+    scenario.ask(a_request("r2", gpus=1))
+    scenario.ask(a_request("r2", gpus=1))
+    assert scenario.ledger.request_shapes.counted == 1, "asking again is the same request"
 
 
 def test_what_was_learned_is_stored_and_found_again():
-    story = a_grid_that_has_seen(1, 1, 2, 0.5)
-    request_shapes = story.ledger.request_shapes
+    scenario = a_grid_that_has_seen(1, 1, 2, 0.5)
+    request_shapes = scenario.ledger.request_shapes
     assert {shape.gpu_milli for shape, _ in request_shapes.weights} == {500, 1000, 2000}
-    again = Ledger(decode_row(row.kind, encode_row(row)) for row in story.ledger.rows(durable_only=True))
+    again = Ledger(decode_row(row.kind, encode_row(row)) for row in scenario.ledger.rows(durable_only=True))
     assert again.request_shapes == request_shapes
 
 
 def test_where_pairs_are_usual_a_single_one_goes_where_a_pair_is_broken_already():
-    story = a_grid_that_has_seen(2, 2, 2)
-    story.ask(a_request("r1", gpus=1, require=["two"]))
-    assert find_placement(story.ledger, a_request("r2", gpus=1, strategy=SPARING)).node == "two"
+    scenario = a_grid_that_has_seen(2, 2, 2)
+    scenario.ask(a_request("r1", gpus=1, require=["two"]))
+    assert find_placement(scenario.ledger, a_request("r2", gpus=1, strategy=SPARING)).node == "two"
 
 
 def test_a_part_goes_onto_the_device_where_it_leaves_the_least_useless():
-    story = a_grid_that_has_seen(1, 1, 1, 0.5)
-    story.ask(a_request("r1", gpus=0.5, require=["two"]))
-    found = find_placement(story.ledger, a_request("r2", gpus=0.5, strategy=SPARING))
-    (used,) = story.ledger.leases["r1"].claim.gpus
+    scenario = a_grid_that_has_seen(1, 1, 1, 0.5)
+    scenario.ask(a_request("r1", gpus=0.5, require=["two"]))
+    found = find_placement(scenario.ledger, a_request("r2", gpus=0.5, strategy=SPARING))
+    (used,) = scenario.ledger.leases["r1"].claim.gpus
     assert (found.node, found.claim.gpus[0].index) == ("two", used.index)
 
 
@@ -172,14 +172,14 @@ def test_a_part_goes_onto_the_device_where_it_leaves_the_least_useless():
     )
 )
 def test_the_index_always_says_what_one_made_anew_would_say(steps):
-    story = Scenario(*(a_node(f"n{i}", cores=8, gpus=i) for i in range(4)))
+    scenario = Scenario(*(a_node(f"n{i}", cores=8, gpus=i) for i in range(4)))
     for number, (gpus, cores, lets_go) in enumerate(steps):
-        story.ask(a_request(f"r{number}", gpus=gpus, cores=cores or 1, strategy=SPARING))
+        scenario.ask(a_request(f"r{number}", gpus=gpus, cores=cores or 1, strategy=SPARING))
         if lets_go:
-            held = sorted(lease.id for lease in story.ledger.leases.values() if lease.holds)
+            held = sorted(lease.id for lease in scenario.ledger.leases.values() if lease.holds)
             if held:
-                story.release(held[number % len(held)])
+                scenario.release(held[number % len(held)])
         shape = shape_of(a_request(gpus=gpus, cores=cores or 1).ask)
-        anew = FragmentationIndex(story.ledger.columns, story.ledger.request_shapes).losses(shape)
-        assert np.array_equal(fragmentation_index(story.ledger).losses(shape), anew)
-        story.ledger.check()
+        anew = FragmentationIndex(scenario.ledger.columns, scenario.ledger.request_shapes).losses(shape)
+        assert np.array_equal(fragmentation_index(scenario.ledger).losses(shape), anew)
+        scenario.ledger.check()

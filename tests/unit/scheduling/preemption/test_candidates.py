@@ -16,7 +16,7 @@ PREEMPTED = Outcome(Ending.PREEMPTED)
 
 
 def runs(
-    story: Scenario,
+    scenario: Scenario,
     uid: str,
     *,
     on: str = "gpu1",
@@ -28,26 +28,26 @@ def runs(
 ) -> None:
     """A job that runs there, and so many seconds later."""
     asked = a_request(uid, cores=cores, memory_gb=memory_gb, gpus=gpus, priority=priority, require=[on])
-    story.submit(asked, starts=True)
-    story.later(seconds)
+    scenario.submit(asked, starts=True)
+    scenario.advance(seconds)
 
 
-def marks(story: Scenario, uid: str, *, ago_s: float = 0) -> None:
-    attempt = story.job(uid).attempt
+def marks(scenario: Scenario, uid: str, *, ago_s: float = 0) -> None:
+    attempt = scenario.job(uid).attempt
     assert attempt is not None
-    story.tell(AttemptMarked(uid, attempt.number, attempt.fence, round(1000 * ago_s)))
+    scenario.handle(AttemptMarked(uid, attempt.number, attempt.fence, round(1000 * ago_s)))
 
 
 def urgent(**kwargs) -> Request:
     return a_request("vip", priority="urgent", **kwargs)
 
 
-def way_for(story: Scenario, request: Request) -> PreemptionPlan | None:
-    return plan_preemption(story.ledger, request, story.now)
+def way_for(scenario: Scenario, request: Request) -> PreemptionPlan | None:
+    return plan_preemption(scenario.ledger, request, scenario.now)
 
 
-def victims(story: Scenario, **ask) -> list[str] | None:
-    way = way_for(story, urgent(**ask))
+def victims(scenario: Scenario, **ask) -> list[str] | None:
+    way = way_for(scenario, urgent(**ask))
     return None if way is None else sorted(victim.split(".")[0] for victim in way.victims)
 
 
@@ -56,207 +56,207 @@ def two_nodes(**kwargs) -> Scenario:
 
 
 def test_two_low_ones_on_another_node_go_before_one_high():
-    story = two_nodes(cores=2)
-    runs(story, "high", cores=2, priority="high")
-    runs(story, "a", on="gpu2", cores=1)
-    runs(story, "b", on="gpu2", cores=1, seconds=3600)
-    assert victims(story, cores=2) == ["a", "b"]
+    scenario = two_nodes(cores=2)
+    runs(scenario, "high", cores=2, priority="high")
+    runs(scenario, "a", on="gpu2", cores=1)
+    runs(scenario, "b", on="gpu2", cores=1, seconds=3600)
+    assert victims(scenario, cores=2) == ["a", "b"]
 
 
 def test_work_is_counted_in_cores_and_time():
-    story = two_nodes(cores=8)
-    runs(story, "narrow", on="gpu1", cores=2)
-    runs(story, "rest", on="gpu1", cores=6, priority="urgent", seconds=10)
-    runs(story, "wide", on="gpu2", cores=8, seconds=5)
-    assert victims(story, cores=2) == ["narrow"]  # 30 core-seconds, not 40
-    story.later(10)
-    assert victims(story, cores=2) == ["narrow"]  # 50, not 120
-    assert victims(story, cores=8) == ["wide"]
+    scenario = two_nodes(cores=8)
+    runs(scenario, "narrow", on="gpu1", cores=2)
+    runs(scenario, "rest", on="gpu1", cores=6, priority="urgent", seconds=10)
+    runs(scenario, "wide", on="gpu2", cores=8, seconds=5)
+    assert victims(scenario, cores=2) == ["narrow"]  # 30 core-seconds, not 40
+    scenario.advance(10)
+    assert victims(scenario, cores=2) == ["narrow"]  # 50, not 120
+    assert victims(scenario, cores=8) == ["wide"]
 
 
 def test_a_gpu_or_memory_counts_as_the_cores_that_are_as_large_a_part_of_the_grid():
-    story = two_nodes(cores=8, memory_gb=16, gpus=2)
-    runs(story, "gpu", on="gpu1", cores=1, gpus=1)
-    runs(story, "rest", on="gpu1", cores=7, priority="urgent")
-    runs(story, "cores", on="gpu2", cores=3)
-    runs(story, "other", on="gpu2", cores=5, priority="urgent", seconds=60)
-    assert victims(story, cores=1) == ["cores"]  # three cores of sixteen are less than one GPU of four
-    story = two_nodes(cores=8, memory_gb=16)
-    runs(story, "memory", on="gpu1", cores=1, memory_gb=8)
-    runs(story, "rest", on="gpu1", cores=7, priority="urgent")
-    runs(story, "cores", on="gpu2", cores=3)
-    runs(story, "other", on="gpu2", cores=5, priority="urgent", seconds=60)
-    assert victims(story, cores=1) == ["cores"]
+    scenario = two_nodes(cores=8, memory_gb=16, gpus=2)
+    runs(scenario, "gpu", on="gpu1", cores=1, gpus=1)
+    runs(scenario, "rest", on="gpu1", cores=7, priority="urgent")
+    runs(scenario, "cores", on="gpu2", cores=3)
+    runs(scenario, "other", on="gpu2", cores=5, priority="urgent", seconds=60)
+    assert victims(scenario, cores=1) == ["cores"]  # three cores of sixteen are less than one GPU of four
+    scenario = two_nodes(cores=8, memory_gb=16)
+    runs(scenario, "memory", on="gpu1", cores=1, memory_gb=8)
+    runs(scenario, "rest", on="gpu1", cores=7, priority="urgent")
+    runs(scenario, "cores", on="gpu2", cores=3)
+    runs(scenario, "other", on="gpu2", cores=5, priority="urgent", seconds=60)
+    assert victims(scenario, cores=1) == ["cores"]
 
 
 def test_who_has_just_marked_a_checkpoint_goes_before_who_has_just_begun():
-    story = Scenario(a_node(cores=2))
-    runs(story, "old", cores=1, seconds=3600)
-    runs(story, "young", cores=1, seconds=60)
-    assert victims(story, cores=1) == ["young"]
-    marks(story, "old", ago_s=5)
-    assert victims(story, cores=1) == ["old"]
-    story.later(300)
-    marks(story, "young")
-    assert victims(story, cores=1) == ["young"]
+    scenario = Scenario(a_node(cores=2))
+    runs(scenario, "old", cores=1, seconds=3600)
+    runs(scenario, "young", cores=1, seconds=60)
+    assert victims(scenario, cores=1) == ["young"]
+    marks(scenario, "old", ago_s=5)
+    assert victims(scenario, cores=1) == ["old"]
+    scenario.advance(300)
+    marks(scenario, "young")
+    assert victims(scenario, cores=1) == ["young"]
 
 
 def test_the_minimum_run_time_is_the_policys_and_counts_from_the_start():
-    story = Scenario(a_node(cores=1))
-    story.tell(PolicySet(SchedulingPolicy(minimum_run_ms=60_000)))
-    story.submit(a_request("a", cores=1, priority="low"))
-    story.later(100)
-    story.start("a")
-    story.later(59.999)
-    assert victims(story, cores=1) is None
-    story.later(0.001)
-    assert victims(story, cores=1) == ["a"]
+    scenario = Scenario(a_node(cores=1))
+    scenario.handle(PolicySet(SchedulingPolicy(minimum_run_ms=60_000)))
+    scenario.submit(a_request("a", cores=1, priority="low"))
+    scenario.advance(100)
+    scenario.start("a")
+    scenario.advance(59.999)
+    assert victims(scenario, cores=1) is None
+    scenario.advance(0.001)
+    assert victims(scenario, cores=1) == ["a"]
 
 
 def test_who_was_displaced_as_often_as_the_policy_allows_stays():
-    story = Scenario(a_node(cores=1))
-    story.tell(PolicySet(SchedulingPolicy(preemptions_max=2)))
-    runs(story, "a", cores=1, seconds=10)
+    scenario = Scenario(a_node(cores=1))
+    scenario.handle(PolicySet(SchedulingPolicy(preemptions_max=2)))
+    runs(scenario, "a", cores=1, seconds=10)
     for _ in range(2):
-        assert victims(story, cores=1) == ["a"]
-        story.end("a", PREEMPTED)
-        story.start("a")
-        story.later(10)
-    assert victims(story, cores=1) is None
+        assert victims(scenario, cores=1) == ["a"]
+        scenario.end("a", PREEMPTED)
+        scenario.start("a")
+        scenario.advance(10)
+    assert victims(scenario, cores=1) is None
 
 
 def test_with_a_cap_of_nothing_nobody_is_displaced():
-    story = Scenario(a_node(cores=1))
-    story.tell(PolicySet(SchedulingPolicy(preemptions_max=0)))
-    runs(story, "a", cores=1, seconds=10)
-    assert victims(story, cores=1) is None
+    scenario = Scenario(a_node(cores=1))
+    scenario.handle(PolicySet(SchedulingPolicy(preemptions_max=0)))
+    runs(scenario, "a", cores=1, seconds=10)
+    assert victims(scenario, cores=1) is None
 
 
 def test_what_ended_otherwise_does_not_count_for_the_cap():
-    story = Scenario(a_node(cores=1))
-    story.tell(PolicySet(SchedulingPolicy(preemptions_max=1)))
-    runs(story, "a", cores=1, seconds=10)
-    story.end("a", Outcome(Ending.RECLAIMED))
-    story.hear("gpu1")
-    story.later(1)
-    story.start("a")
-    story.later(10)
-    assert victims(story, cores=1) == ["a"]
+    scenario = Scenario(a_node(cores=1))
+    scenario.handle(PolicySet(SchedulingPolicy(preemptions_max=1)))
+    runs(scenario, "a", cores=1, seconds=10)
+    scenario.end("a", Outcome(Ending.RECLAIMED))
+    scenario.heartbeat("gpu1")
+    scenario.advance(1)
+    scenario.start("a")
+    scenario.advance(10)
+    assert victims(scenario, cores=1) == ["a"]
 
 
-def gang(story: Scenario, uid: str, *, cores: float, seconds: float = 10, priority: str = "low") -> None:
+def gang(scenario: Scenario, uid: str, *, cores: float, seconds: float = 10, priority: str = "low") -> None:
     """A gang of two plain leases, one on each of two nodes."""
-    story.tell(LeaseAsked(replace(a_request(uid, cores=cores, priority=priority), gang=2)))
-    story.later(seconds)
+    scenario.handle(LeaseAsked(replace(a_request(uid, cores=cores, priority=priority), gang=2)))
+    scenario.advance(seconds)
 
 
 def test_a_member_of_a_gang_takes_its_gang_along_and_counts_as_many():
-    story = two_nodes(cores=4)
-    gang(story, "both", cores=2)
-    runs(story, "alone", on="gpu1", cores=2)
-    runs(story, "rest", on="gpu2", cores=2, priority="urgent", seconds=3600)
-    assert victims(story, cores=2) == ["alone"]
-    way = way_for(story, urgent(cores=2, require=["gpu2"]))
+    scenario = two_nodes(cores=4)
+    gang(scenario, "both", cores=2)
+    runs(scenario, "alone", on="gpu1", cores=2)
+    runs(scenario, "rest", on="gpu2", cores=2, priority="urgent", seconds=3600)
+    assert victims(scenario, cores=2) == ["alone"]
+    way = way_for(scenario, urgent(cores=2, require=["gpu2"]))
     assert way is not None
     assert set(way.victims) == {"both", "both:2"}
-    assert [story.ledger.leases[lease_id].node for lease_id in way.awaits] == ["gpu2"]
+    assert [scenario.ledger.leases[lease_id].node for lease_id in way.awaits] == ["gpu2"]
 
 
 def test_a_gang_stays_where_one_of_its_nodes_is_not_heard():
-    story = two_nodes(cores=2)
-    gang(story, "both", cores=2)
-    story.now += 7_000
-    story.hear("gpu1")
-    story.later(0, heard=False)
-    assert victims(story, cores=1) is None
+    scenario = two_nodes(cores=2)
+    gang(scenario, "both", cores=2)
+    scenario.now += 7_000
+    scenario.heartbeat("gpu1")
+    scenario.advance(0, heard=False)
+    assert victims(scenario, cores=1) is None
 
 
 def test_a_gang_that_asks_does_not_displace():
-    story = two_nodes(cores=2)
-    runs(story, "a", on="gpu1", cores=2)
-    runs(story, "b", on="gpu2", cores=2, seconds=10)
-    assert way_for(story, replace(urgent(cores=1), gang=2)) is None
+    scenario = two_nodes(cores=2)
+    runs(scenario, "a", on="gpu1", cores=2)
+    runs(scenario, "b", on="gpu2", cores=2, seconds=10)
+    assert way_for(scenario, replace(urgent(cores=1), gang=2)) is None
 
 
 def test_who_is_being_stopped_anyway_is_waited_for_instead_of_asking_another():
-    story = Scenario(a_node(cores=4))
-    runs(story, "a", cores=2)
-    runs(story, "b", cores=2, seconds=10)
-    story.cancel("a")
-    way = way_for(story, urgent(cores=2))
+    scenario = Scenario(a_node(cores=4))
+    runs(scenario, "a", cores=2)
+    runs(scenario, "b", cores=2, seconds=10)
+    scenario.cancel("a")
+    way = way_for(scenario, urgent(cores=2))
     assert way is not None
     assert (way.victims, way.awaits) == ((), ("a.1",))
 
 
 def test_who_is_being_stopped_is_not_waited_for_without_need():
-    story = Scenario(a_node(cores=4))
-    runs(story, "a", cores=1)
-    runs(story, "b", cores=3, seconds=10)
-    story.cancel("a")
-    way = way_for(story, urgent(cores=3))
+    scenario = Scenario(a_node(cores=4))
+    runs(scenario, "a", cores=1)
+    runs(scenario, "b", cores=3, seconds=10)
+    scenario.cancel("a")
+    way = way_for(scenario, urgent(cores=3))
     assert way is not None
     assert (way.victims, way.awaits) == (("b.1",), ("b.1",))
 
 
 def test_a_part_of_an_exclusive_gpu_is_not_made_room_for():
     devices = (GpuDevice(0, 24 * GB, exclusive=True), GpuDevice(1, 24 * GB))
-    story = Scenario(a_node(cores=4, gpus=devices))
-    runs(story, "whole", gpus=1)
-    runs(story, "other", gpus=1, priority="urgent", seconds=10)
-    first = story.lease_of("whole").claim
+    scenario = Scenario(a_node(cores=4, gpus=devices))
+    runs(scenario, "whole", gpus=1)
+    runs(scenario, "other", gpus=1, priority="urgent", seconds=10)
+    first = scenario.lease_of("whole").claim
     assert first is not None
     assert first.gpus[0].index == 0
-    assert victims(story, gpus=0.5) is None
-    assert victims(story, gpus=1) == ["whole"]
-    story.end("other")
-    runs(story, "old", gpus=1, seconds=3600)
-    story.end("whole")
-    runs(story, "young", gpus=1, seconds=10)
-    assert victims(story, gpus=1) == ["young"]
-    assert victims(story, gpus=0.5) == ["old"]
+    assert victims(scenario, gpus=0.5) is None
+    assert victims(scenario, gpus=1) == ["whole"]
+    scenario.end("other")
+    runs(scenario, "old", gpus=1, seconds=3600)
+    scenario.end("whole")
+    runs(scenario, "young", gpus=1, seconds=10)
+    assert victims(scenario, gpus=1) == ["young"]
+    assert victims(scenario, gpus=0.5) == ["old"]
 
 
 def test_several_gpus_are_cleared_where_the_fewest_are_on_them():
-    story = Scenario(a_node(cores=16, memory_gb=64, gpus=4))
-    runs(story, "pair", gpus=2, seconds=600)
+    scenario = Scenario(a_node(cores=16, memory_gb=64, gpus=4))
+    runs(scenario, "pair", gpus=2, seconds=600)
     for number in range(4):
-        runs(story, f"half{number}", gpus=0.5)
-    story.later(10)
-    assert victims(story, gpus=2) == ["pair"]
-    assert victims(story, gpus=1, cores=1) == ["pair"]
-    assert victims(story, gpus=3) == ["half0", "half1", "pair"]
+        runs(scenario, f"half{number}", gpus=0.5)
+    scenario.advance(10)
+    assert victims(scenario, gpus=2) == ["pair"]
+    assert victims(scenario, gpus=1, cores=1) == ["pair"]
+    assert victims(scenario, gpus=3) == ["half0", "half1", "pair"]
 
 
 def test_only_nodes_that_the_request_may_have_are_cleared():
     fast = replace(a_node("gpu2", cores=2), labels=(("disk", "fast"),))
-    story = Scenario(a_node("gpu1", cores=2), fast)
-    runs(story, "a", on="gpu2", cores=2, seconds=3600)
-    runs(story, "b", on="gpu1", cores=2, seconds=10)
-    assert victims(story, cores=1) == ["b"]
-    labelled = way_for(story, replace(urgent(cores=1), labels=(("disk", "fast"),)))
-    apart = way_for(story, replace(urgent(cores=1), anti_affinity=("gpu1",)))
-    near = way_for(story, replace(urgent(cores=1), affinity=("job-a",)))
+    scenario = Scenario(a_node("gpu1", cores=2), fast)
+    runs(scenario, "a", on="gpu2", cores=2, seconds=3600)
+    runs(scenario, "b", on="gpu1", cores=2, seconds=10)
+    assert victims(scenario, cores=1) == ["b"]
+    labelled = way_for(scenario, replace(urgent(cores=1), labels=(("disk", "fast"),)))
+    apart = way_for(scenario, replace(urgent(cores=1), anti_affinity=("gpu1",)))
+    near = way_for(scenario, replace(urgent(cores=1), affinity=("job-a",)))
     assert [way.victims for way in (labelled, apart, near) if way is not None] == [("a.1",)] * 3
-    assert way_for(story, replace(urgent(cores=1), labels=(("disk", "none"),))) is None
+    assert way_for(scenario, replace(urgent(cores=1), labels=(("disk", "none"),))) is None
 
 
 def test_a_wish_for_a_node_costs_nobody_more_important_and_not_more_of_them_their_run():
-    story = two_nodes(cores=2)
-    runs(story, "high", on="gpu1", cores=2, priority="high")
-    runs(story, "low", on="gpu2", cores=2, seconds=10)
-    assert victims(story, cores=1, prefer=["gpu1"]) == ["low"]
-    story = two_nodes(cores=2)
-    runs(story, "a", on="gpu1", cores=1)
-    runs(story, "b", on="gpu1", cores=1)
-    runs(story, "c", on="gpu2", cores=2, seconds=10)
-    assert victims(story, cores=2, prefer=["gpu1"]) == ["c"]
+    scenario = two_nodes(cores=2)
+    runs(scenario, "high", on="gpu1", cores=2, priority="high")
+    runs(scenario, "low", on="gpu2", cores=2, seconds=10)
+    assert victims(scenario, cores=1, prefer=["gpu1"]) == ["low"]
+    scenario = two_nodes(cores=2)
+    runs(scenario, "a", on="gpu1", cores=1)
+    runs(scenario, "b", on="gpu1", cores=1)
+    runs(scenario, "c", on="gpu2", cores=2, seconds=10)
+    assert victims(scenario, cores=2, prefer=["gpu1"]) == ["c"]
 
 
 def test_custom_resources_are_made_room_for():
-    story = Scenario(a_node(cores=8, custom={"fpga": 2}))
-    story.submit(a_request("a", custom={"fpga": 1}, priority="low"), starts=True)
-    story.later(60)
-    story.submit(a_request("b", cores=1, custom={"fpga": 1}, priority="low"), starts=True)
-    story.later(60)
-    assert victims(story, custom={"fpga": 1}) == ["a"]
-    assert victims(story, custom={"fpga": 2}) == ["a", "b"]
+    scenario = Scenario(a_node(cores=8, custom={"fpga": 2}))
+    scenario.submit(a_request("a", custom={"fpga": 1}, priority="low"), starts=True)
+    scenario.advance(60)
+    scenario.submit(a_request("b", cores=1, custom={"fpga": 1}, priority="low"), starts=True)
+    scenario.advance(60)
+    assert victims(scenario, custom={"fpga": 1}) == ["a"]
+    assert victims(scenario, custom={"fpga": 2}) == ["a", "b"]

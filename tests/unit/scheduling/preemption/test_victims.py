@@ -78,24 +78,24 @@ wanted = st.builds(
 
 def a_busy_grid(machines: list[dict], work: list[tuple]) -> Scenario:
     """Machines on which work began at different times, some of it marked checkpoints, some of it is being stopped."""
-    story = Scenario(*(a_node(f"n{number}", **kwargs) for number, kwargs in enumerate(machines)))
-    story.tell(PolicySet(POLICY))
+    scenario = Scenario(*(a_node(f"n{number}", **kwargs) for number, kwargs in enumerate(machines)))
+    scenario.handle(PolicySet(POLICY))
     for number, (ask, priority, kind, seconds, mark) in enumerate(work):
         request = a_request(f"r{number}", **ask, priority=priority, wait_s=0)
         try:
             if kind == "job":
-                story.submit(request, starts=number % 7 != 6)
+                scenario.submit(request, starts=number % 7 != 6)
             else:
-                story.tell(LeaseAsked(replace(request, gang=2 if kind == "gang" else 1)))
+                scenario.handle(LeaseAsked(replace(request, gang=2 if kind == "gang" else 1)))
         except GridError:
             continue  # it does not fit: there is less to displace
-        story.later(seconds)
-        job = story.ledger.jobs.get(request.id)
+        scenario.advance(seconds)
+        job = scenario.ledger.jobs.get(request.id)
         if job is not None and job.attempt is not None and mark is not None:
-            story.tell(AttemptMarked(job.uid, 1, job.attempt.fence, mark))
+            scenario.handle(AttemptMarked(job.uid, 1, job.attempt.fence, mark))
         if job is not None and mark == 500 and job.state is JobState.RUNNING:
-            story.cancel(job.uid)
-    return story
+            scenario.cancel(job.uid)
+    return scenario
 
 
 def may_go(ledger: Ledger, lease: Lease, request: Request, now: int) -> bool:
@@ -143,34 +143,34 @@ def every_way(ledger: Ledger, request: Request, now: int) -> list[tuple]:
     return found
 
 
-def price_of(story: Scenario, way: PreemptionPlan, request: Request) -> tuple:
-    victims = [story.ledger.leases[victim] for victim in way.victims]
-    return price(story.ledger, victims, way.node, request, story.now)
+def price_of(scenario: Scenario, way: PreemptionPlan, request: Request) -> tuple:
+    victims = [scenario.ledger.leases[victim] for victim in way.victims]
+    return price(scenario.ledger, victims, way.node, request, scenario.now)
 
 
 @settings(max_examples=250)
 @given(machines=nodes, work=held, request=wanted)
 def test_no_other_victims_would_have_been_cheaper(machines, work, request):
-    story = a_busy_grid(machines, work)
-    way = plan_preemption(story.ledger, request, story.now)
-    ways = every_way(story.ledger, request, story.now)
+    scenario = a_busy_grid(machines, work)
+    way = plan_preemption(scenario.ledger, request, scenario.now)
+    ways = every_way(scenario.ledger, request, scenario.now)
     if way is None:
         assert not ways
     else:
-        assert price_of(story, way, request) == min(ways)
-    story.ledger.check()
+        assert price_of(scenario, way, request) == min(ways)
+    scenario.ledger.check()
 
 
 @settings(max_examples=150)
 @given(machines=nodes, work=held, request=wanted)
 def test_whoever_goes_may_go_is_needed_and_makes_the_room_that_is_claimed(machines, work, request):
-    story = a_busy_grid(machines, work)
-    ledger = story.ledger
-    way = plan_preemption(ledger, request, story.now)
+    scenario = a_busy_grid(machines, work)
+    ledger = scenario.ledger
+    way = plan_preemption(ledger, request, scenario.now)
     if way is None:
         return
     gone = [ledger.leases[victim] for victim in way.victims]
-    assert all(may_go(ledger, lease, request, story.now) for lease in gone)
+    assert all(may_go(ledger, lease, request, scenario.now) for lease in gone)
     here = [lease for lease in gone if lease.node == way.node]
     assert {peer.id for lease in here for peer in along(ledger, lease)} == set(way.victims)
     waited_for = set(way.awaits)

@@ -23,112 +23,112 @@ FOREVER_S = 10**7
 
 def a_big_one_waits(**half: float) -> Scenario:
     """Half of four cores is lent, for two minutes unless said otherwise; somebody waits for all four."""
-    story = Scenario(a_node("n1", cores=4))
-    story.ask(a_request("half", cores=2, **(half or {"duration_s": 120})))  # type: ignore[arg-type]
-    story.ask(a_request("big", cores=4, wait_s=FOREVER_S))
-    story.later(1)
-    return story
+    scenario = Scenario(a_node("n1", cores=4))
+    scenario.ask(a_request("half", cores=2, **(half or {"duration_s": 120})))  # type: ignore[arg-type]
+    scenario.ask(a_request("big", cores=4, wait_s=FOREVER_S))
+    scenario.advance(1)
+    return scenario
 
 
-def comes(story: Scenario, request: Request) -> str:
+def comes(scenario: Scenario, request: Request) -> str:
     """The state of somebody who comes now."""
-    lease = story.ask(request)
+    lease = scenario.ask(request)
     assert lease is not None
     return str(lease.state)
 
 
 def test_who_is_over_in_time_goes_first():
-    story = a_big_one_waits()
-    assert comes(story, a_request("short", cores=2, duration_s=100)) == "active"
+    scenario = a_big_one_waits()
+    assert comes(scenario, a_request("short", cores=2, duration_s=100)) == "active"
 
 
 def test_who_is_not_over_in_time_waits():
-    story = a_big_one_waits()
-    assert comes(story, a_request("long", cores=1, duration_s=200)) == "asked"
+    scenario = a_big_one_waits()
+    assert comes(scenario, a_request("long", cores=1, duration_s=200)) == "asked"
 
 
 def test_who_does_not_say_how_long_it_takes_waits():
-    story = a_big_one_waits()
-    assert comes(story, a_request("who knows", cores=1)) == "asked"
+    scenario = a_big_one_waits()
+    assert comes(scenario, a_request("who knows", cores=1)) == "asked"
 
 
 def test_who_fits_beside_the_big_one_even_then_goes_first():
-    story = Scenario(a_node("n1", cores=4))
-    story.ask(a_request("half", cores=2, duration_s=120))
-    story.ask(a_request("big", cores=3, wait_s=FOREVER_S))
-    story.later(1)
-    assert comes(story, a_request("long", cores=1, duration_s=9999)) == "active"
-    assert comes(story, a_request("longer", cores=1, duration_s=9999)) == "asked"
+    scenario = Scenario(a_node("n1", cores=4))
+    scenario.ask(a_request("half", cores=2, duration_s=120))
+    scenario.ask(a_request("big", cores=3, wait_s=FOREVER_S))
+    scenario.advance(1)
+    assert comes(scenario, a_request("long", cores=1, duration_s=9999)) == "active"
+    assert comes(scenario, a_request("longer", cores=1, duration_s=9999)) == "asked"
 
 
 def test_what_was_said_counts_as_well_as_a_term():
-    story = a_big_one_waits(expects_ms=120_000)
-    assert comes(story, a_request("short", cores=2, expects_ms=100_000)) == "active"
+    scenario = a_big_one_waits(expects_ms=120_000)
+    assert comes(scenario, a_request("short", cores=2, expects_ms=100_000)) == "active"
 
 
 def test_a_guess_from_the_last_two_jobs_counts_too():
-    story = Scenario(a_node("n1", cores=4))
+    scenario = Scenario(a_node("n1", cores=4))
     for number in range(2):
-        story.submit(a_request(f"j{number}", user="bob"), starts=True)
-        story.later(30)
-        story.end(f"j{number}")
-    story.ask(a_request("half", cores=2, duration_s=120))
-    story.ask(a_request("big", cores=4, wait_s=FOREVER_S))
-    story.later(1)
-    assert story.submit(a_request("j2", cores=2, user="bob")).state == "assigned"
+        scenario.submit(a_request(f"j{number}", user="bob"), starts=True)
+        scenario.advance(30)
+        scenario.end(f"j{number}")
+    scenario.ask(a_request("half", cores=2, duration_s=120))
+    scenario.ask(a_request("big", cores=4, wait_s=FOREVER_S))
+    scenario.advance(1)
+    assert scenario.submit(a_request("j2", cores=2, user="bob")).state == "assigned"
 
 
 def test_who_is_owed_its_place_is_not_passed_on_a_guess():
-    story = Scenario(a_node("n1", cores=4))
-    story.tell(PolicySet(SchedulingPolicy(starvation_ms=HOUR_MS)))
+    scenario = Scenario(a_node("n1", cores=4))
+    scenario.handle(PolicySet(SchedulingPolicy(starvation_ms=HOUR_MS)))
     for number in range(2):
-        story.submit(a_request(f"j{number}", user="bob"), starts=True)
-        story.later(30)
-        story.end(f"j{number}")
-    story.ask(a_request("half", cores=2, duration_s=2 * 3600))
-    story.ask(a_request("big", cores=4, wait_s=FOREVER_S))
-    story.later(3601)
-    assert story.submit(a_request("j2", cores=2, user="bob")).state == "queued"
-    assert comes(story, a_request("term", cores=2, user="eve", duration_s=60)) == "active"
+        scenario.submit(a_request(f"j{number}", user="bob"), starts=True)
+        scenario.advance(30)
+        scenario.end(f"j{number}")
+    scenario.ask(a_request("half", cores=2, duration_s=2 * 3600))
+    scenario.ask(a_request("big", cores=4, wait_s=FOREVER_S))
+    scenario.advance(3601)
+    assert scenario.submit(a_request("j2", cores=2, user="bob")).state == "queued"
+    assert comes(scenario, a_request("term", cores=2, user="eve", duration_s=60)) == "active"
 
 
 def test_who_broke_its_word_since_is_not_believed_by_who_is_owed_its_place():
-    story = Scenario(a_node("n1", cores=4))
-    story.tell(PolicySet(SchedulingPolicy(starvation_ms=HOUR_MS)))
-    story.ask(a_request("half", cores=2, duration_s=4 * 3600))
-    story.ask(a_request("big", cores=4, wait_s=FOREVER_S))
-    story.later(3601)
-    assert comes(story, a_request("word", cores=2, user="bob", expects_ms=60_000)) == "active"
-    story.later(120)
-    story.release("word")
-    assert comes(story, a_request("word2", cores=2, user="bob", expects_ms=60_000)) == "asked"
-    assert comes(story, a_request("other", cores=2, user="eve", expects_ms=60_000)) == "active"
+    scenario = Scenario(a_node("n1", cores=4))
+    scenario.handle(PolicySet(SchedulingPolicy(starvation_ms=HOUR_MS)))
+    scenario.ask(a_request("half", cores=2, duration_s=4 * 3600))
+    scenario.ask(a_request("big", cores=4, wait_s=FOREVER_S))
+    scenario.advance(3601)
+    assert comes(scenario, a_request("word", cores=2, user="bob", expects_ms=60_000)) == "active"
+    scenario.advance(120)
+    scenario.release("word")
+    assert comes(scenario, a_request("word2", cores=2, user="bob", expects_ms=60_000)) == "asked"
+    assert comes(scenario, a_request("other", cores=2, user="eve", expects_ms=60_000)) == "active"
 
 
 def test_the_earliest_moment_is_when_enough_has_come_free():
-    story = Scenario(a_node("n1", cores=4))
+    scenario = Scenario(a_node("n1", cores=4))
     for request_id, seconds in (("a", 100), ("b", 200), ("c", 300)):
-        story.ask(a_request(request_id, duration_s=seconds))
-    forecast = StartForecast(story.ledger, story.now)
+        scenario.ask(a_request(request_id, duration_s=seconds))
+    forecast = StartForecast(scenario.ledger, scenario.now)
     asks = [a_request("x", cores=cores).ask for cores in (1, 2, 3, 4)]
-    found = [forecast.earliest_ms(ask, "n1") - story.now for ask in asks]
+    found = [forecast.earliest_ms(ask, "n1") - scenario.now for ask in asks]
     assert found == [0, 100_000, 200_000, 300_000]
 
 
 def test_nobody_knows_when_where_somebody_does_not_say():
-    story = Scenario(a_node("n1", cores=4))
-    story.ask(a_request("a"))
-    assert StartForecast(story.ledger, story.now).earliest_ms(a_request("x", cores=4).ask, "n1") == NEVER
+    scenario = Scenario(a_node("n1", cores=4))
+    scenario.ask(a_request("a"))
+    assert StartForecast(scenario.ledger, scenario.now).earliest_ms(a_request("x", cores=4).ask, "n1") == NEVER
 
 
 def test_a_gang_is_kept_as_many_nodes_as_it_has_members():
-    story = Scenario(*(a_node(f"n{number}", cores=4) for number in range(3)))
+    scenario = Scenario(*(a_node(f"n{number}", cores=4) for number in range(3)))
     for number in range(3):
-        story.ask(a_request(f"r{number}", cores=4, require=[f"n{number}"], duration_s=100 * (number + 1)))
+        scenario.ask(a_request(f"r{number}", cores=4, require=[f"n{number}"], duration_s=100 * (number + 1)))
     gang = a_request("gang", cores=4, gang=2, wait_s=FOREVER_S)
-    kept = StartForecast(story.ledger, story.now).reserve(Lease("gang", gang, story.now), exclude=set())
+    kept = StartForecast(scenario.ledger, scenario.now).reserve(Lease("gang", gang, scenario.now), exclude=set())
     assert set(kept.held_then) == {"n0", "n1"}
-    assert kept.at_ms == story.now + 200_000
+    assert kept.at_ms == scenario.now + 200_000
 
 
 RUNNING = st.lists(st.tuples(st.integers(1, 3), st.integers(2, 30)), max_size=3)  # cores, minutes
@@ -163,16 +163,16 @@ def _work(name: str, at_ms: int, cores: int, minutes: int) -> WorkloadJob:
 
 def a_story_with_runs(*seconds: float) -> Scenario:
     """Ada's jobs took so long."""
-    story = Scenario(a_node("n1", cores=8))
+    scenario = Scenario(a_node("n1", cores=8))
     for number, length in enumerate(seconds):
-        story.submit(a_request(f"j{number}"), starts=True)
-        story.later(length)
-        story.end(f"j{number}")
-    return story
+        scenario.submit(a_request(f"j{number}"), starts=True)
+        scenario.advance(length)
+        scenario.end(f"j{number}")
+    return scenario
 
 
-def expected_s(story: Scenario, request: Request, *, job: str = "job-x") -> float:
-    return expected_ms(story.ledger, Lease(request.id, request, story.now, job=job)) / 1000
+def expected_s(scenario: Scenario, request: Request, *, job: str = "job-x") -> float:
+    return expected_ms(scenario.ledger, Lease(request.id, request, scenario.now, job=job)) / 1000
 
 
 def test_a_guess_is_the_mean_of_the_last_two_runs():
@@ -188,107 +188,110 @@ def test_only_jobs_are_guessed():
 
 
 def test_a_guess_shortens_a_term_and_never_lengthens_it():
-    story = a_story_with_runs(10, 30)
-    assert expected_s(story, a_request("x", duration_s=100)) == 20
-    assert expected_s(story, a_request("x", duration_s=5)) == 5
+    scenario = a_story_with_runs(10, 30)
+    assert expected_s(scenario, a_request("x", duration_s=100)) == 20
+    assert expected_s(scenario, a_request("x", duration_s=5)) == 5
 
 
 def test_what_was_said_counts_more_than_a_guess():
-    story = a_story_with_runs(10, 30)
-    assert expected_s(story, a_request("x", expects_ms=70_000)) == 70
-    assert expected_s(story, a_request("x", expects_ms=70_000, duration_s=40)) == 40
+    scenario = a_story_with_runs(10, 30)
+    assert expected_s(scenario, a_request("x", expects_ms=70_000)) == 70
+    assert expected_s(scenario, a_request("x", expects_ms=70_000, duration_s=40)) == 40
 
 
 def test_what_outlives_its_word_is_expected_to_take_twice_as_long_and_so_on():
-    story = Scenario(a_node("n1", cores=8))
-    start = story.now
-    story.ask(a_request("r1", expects_ms=60_000))
+    scenario = Scenario(a_node("n1", cores=8))
+    start = scenario.now
+    scenario.ask(a_request("r1", expects_ms=60_000))
     ends = []
     for _ in range(4):
-        story.later(50)
-        ends.append((projected_end_ms(story.ledger, story.ledger.leases["r1"], story.now) - start) // 1000)
+        scenario.advance(50)
+        ends.append((projected_end_ms(scenario.ledger, scenario.ledger.leases["r1"], scenario.now) - start) // 1000)
     assert ends == [60, 120, 240, 240]
 
 
 def test_what_is_due_is_expected_to_be_over_any_moment():
-    story = Scenario(a_node("n1", cores=8))
-    story.ask(a_request("r1", expects_ms=60_000))
-    story.later(60)
-    assert projected_end_ms(story.ledger, story.ledger.leases["r1"], story.now) == story.now + 1
+    scenario = Scenario(a_node("n1", cores=8))
+    scenario.ask(a_request("r1", expects_ms=60_000))
+    scenario.advance(60)
+    assert projected_end_ms(scenario.ledger, scenario.ledger.leases["r1"], scenario.now) == scenario.now + 1
 
 
 def test_what_outlives_its_word_is_over_by_its_term():
-    story = Scenario(a_node("n1", cores=8))
-    story.ask(a_request("r1", expects_ms=60_000, duration_s=100))
-    ends_at = story.ledger.leases["r1"].ends_at_ms
-    story.later(80)
-    assert projected_end_ms(story.ledger, story.ledger.leases["r1"], story.now) == ends_at
+    scenario = Scenario(a_node("n1", cores=8))
+    scenario.ask(a_request("r1", expects_ms=60_000, duration_s=100))
+    ends_at = scenario.ledger.leases["r1"].ends_at_ms
+    scenario.advance(80)
+    assert projected_end_ms(scenario.ledger, scenario.ledger.leases["r1"], scenario.now) == ends_at
 
 
 def test_without_guesses_a_broken_word_says_nothing():
-    story = Scenario(a_node("n1", cores=8))
-    story.ask(a_request("r1", expects_ms=60_000))
-    story.later(50)
-    assert projected_end_ms(story.ledger, story.ledger.leases["r1"], story.now, estimates=False) == story.now + 10_000
-    story.later(30)
-    assert projected_end_ms(story.ledger, story.ledger.leases["r1"], story.now, estimates=False) == 0
+    scenario = Scenario(a_node("n1", cores=8))
+    scenario.ask(a_request("r1", expects_ms=60_000))
+    scenario.advance(50)
+    assert (
+        projected_end_ms(scenario.ledger, scenario.ledger.leases["r1"], scenario.now, estimates=False)
+        == scenario.now + 10_000
+    )
+    scenario.advance(30)
+    assert projected_end_ms(scenario.ledger, scenario.ledger.leases["r1"], scenario.now, estimates=False) == 0
 
 
 def test_who_was_told_to_go_is_soon_gone():
-    story = Scenario(a_node("n1", cores=8))
-    story.submit(a_request("r1"), starts=True)
-    story.cancel("r1")
-    assert projected_end_ms(story.ledger, story.lease_of("r1"), story.now) == story.now + RELEASE_MS
+    scenario = Scenario(a_node("n1", cores=8))
+    scenario.submit(a_request("r1"), starts=True)
+    scenario.cancel("r1")
+    assert projected_end_ms(scenario.ledger, scenario.lease_of("r1"), scenario.now) == scenario.now + RELEASE_MS
 
 
-def state_of(story: Scenario, request_id: str) -> str:
-    return str(story.ledger.leases[request_id].state)
+def state_of(scenario: Scenario, request_id: str) -> str:
+    return str(scenario.ledger.leases[request_id].state)
 
 
 def test_low_does_not_take_what_a_waiting_one_could_use():
     """Without patience nothing would be kept yet: anybody else could take the two cores."""
-    story = Scenario(a_node("n1", cores=4))
-    story.ask(a_request("half", cores=2))
-    story.ask(a_request("waits", cores=3, wait_s=FOREVER_S))
-    story.ask(a_request("low", cores=1, priority="low", wait_s=FOREVER_S))
-    assert state_of(story, "low") == "asked"
-    story.ask(a_request("medium", cores=1))
-    assert state_of(story, "medium") == "active"
+    scenario = Scenario(a_node("n1", cores=4))
+    scenario.ask(a_request("half", cores=2))
+    scenario.ask(a_request("waits", cores=3, wait_s=FOREVER_S))
+    scenario.ask(a_request("low", cores=1, priority="low", wait_s=FOREVER_S))
+    assert state_of(scenario, "low") == "asked"
+    scenario.ask(a_request("medium", cores=1))
+    assert state_of(scenario, "medium") == "active"
 
 
 def test_low_takes_what_is_over_before_the_other_could_start():
-    story = Scenario(a_node("n1", cores=4))
-    story.ask(a_request("half", cores=2, duration_s=100))
-    story.ask(a_request("waits", cores=3, wait_s=FOREVER_S))
-    story.ask(a_request("low", cores=2, priority="low", duration_s=90))
-    assert state_of(story, "low") == "active"
+    scenario = Scenario(a_node("n1", cores=4))
+    scenario.ask(a_request("half", cores=2, duration_s=100))
+    scenario.ask(a_request("waits", cores=3, wait_s=FOREVER_S))
+    scenario.ask(a_request("low", cores=2, priority="low", duration_s=90))
+    assert state_of(scenario, "low") == "active"
 
 
 def test_low_takes_what_is_left_even_when_the_other_has_started():
-    story = Scenario(a_node("n1", cores=4))
-    story.ask(a_request("half", cores=2, duration_s=100))
-    story.ask(a_request("waits", cores=3, wait_s=FOREVER_S))
-    story.ask(a_request("low", cores=1, priority="low"))
-    assert state_of(story, "low") == "active"
+    scenario = Scenario(a_node("n1", cores=4))
+    scenario.ask(a_request("half", cores=2, duration_s=100))
+    scenario.ask(a_request("waits", cores=3, wait_s=FOREVER_S))
+    scenario.ask(a_request("low", cores=1, priority="low"))
+    assert state_of(scenario, "low") == "active"
 
 
 def test_low_takes_a_node_that_the_other_cannot_use():
-    story = Scenario(a_node("n1", cores=4), a_node("n2", cores=2))
-    story.ask(a_request("full", cores=4, require=["n1"]))
-    story.ask(a_request("waits", cores=4, wait_s=FOREVER_S))
-    story.ask(a_request("low", cores=2, priority="low"))
-    assert story.ledger.leases["low"].node == "n2"
+    scenario = Scenario(a_node("n1", cores=4), a_node("n2", cores=2))
+    scenario.ask(a_request("full", cores=4, require=["n1"]))
+    scenario.ask(a_request("waits", cores=4, wait_s=FOREVER_S))
+    scenario.ask(a_request("low", cores=2, priority="low"))
+    assert scenario.ledger.leases["low"].node == "n2"
 
 
 def test_low_takes_other_kinds_than_those_waited_for():
-    story = Scenario(a_node("n1", cores=4, memory_gb=16))
-    story.ask(a_request("full", cores=4))
-    story.ask(a_request("waits", cores=1, wait_s=FOREVER_S))
-    story.ask(a_request("low", memory_gb=4, priority="low"))
-    assert state_of(story, "low") == "active"
+    scenario = Scenario(a_node("n1", cores=4, memory_gb=16))
+    scenario.ask(a_request("full", cores=4))
+    scenario.ask(a_request("waits", cores=1, wait_s=FOREVER_S))
+    scenario.ask(a_request("low", memory_gb=4, priority="low"))
+    assert state_of(scenario, "low") == "active"
 
 
 def test_low_is_served_when_nobody_else_waits():
-    story = Scenario(a_node("n1", cores=4))
-    story.ask(a_request("low", cores=4, priority="low"))
-    assert state_of(story, "low") == "active"
+    scenario = Scenario(a_node("n1", cores=4))
+    scenario.ask(a_request("low", cores=4, priority="low"))
+    assert state_of(scenario, "low") == "active"

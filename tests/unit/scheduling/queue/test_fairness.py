@@ -34,154 +34,154 @@ from tests.support.workload import Workload, WorkloadJob
 HALF = SchedulingPolicy(half_life_ms=HOUR_MS)
 
 
-def a_story(policy: SchedulingPolicy = HALF, *, cores: int = 8) -> Scenario:
-    story = Scenario(a_node("n1", cores=cores, memory_gb=32))
-    story.tell(PolicySet(policy))
-    return story
+def a_scenario(policy: SchedulingPolicy = HALF, *, cores: int = 8) -> Scenario:
+    scenario = Scenario(a_node("n1", cores=cores, memory_gb=32))
+    scenario.handle(PolicySet(policy))
+    return scenario
 
 
-def hold(story: Scenario, user: str, seconds: float, *, cores: float) -> None:
+def hold(scenario: Scenario, user: str, seconds: float, *, cores: float) -> None:
     """Somebody holds something for a while."""
-    name = f"{user}-{story.now}"
-    story.ask(a_request(name, user=user, cores=cores))
-    story.later(seconds)
-    story.release(name)
+    name = f"{user}-{scenario.now}"
+    scenario.ask(a_request(name, user=user, cores=cores))
+    scenario.advance(seconds)
+    scenario.release(name)
 
 
-def order(story: Scenario) -> list[str]:
-    return [lease.id for lease in queue_order(story.ledger, story.now)]
+def order(scenario: Scenario) -> list[str]:
+    return [lease.id for lease in queue_order(scenario.ledger, scenario.now)]
 
 
-def shares(story: Scenario) -> Shares:
-    return Shares(story.ledger, story.now)
+def shares(scenario: Scenario) -> Shares:
+    return Shares(scenario.ledger, scenario.now)
 
 
 def test_who_has_had_its_part_comes_after_those_who_have_not():
-    story = a_story()
-    hold(story, "much", 4 * 3600, cores=8)
-    story.ask(a_request("full", cores=8, user="else"))
+    scenario = a_scenario()
+    hold(scenario, "much", 4 * 3600, cores=8)
+    scenario.ask(a_request("full", cores=8, user="else"))
     for user in ("much", "little", "never"):
-        story.ask(a_request(f"of-{user}", cores=8, user=user))
-        story.later(1)
-    assert order(story) == ["of-little", "of-never", "of-much"]
+        scenario.ask(a_request(f"of-{user}", cores=8, user=user))
+        scenario.advance(1)
+    assert order(scenario) == ["of-little", "of-never", "of-much"]
 
 
 def test_who_is_further_beyond_its_part_comes_later():
-    story = a_story()
-    hold(story, "most", 3 * 3600, cores=8)
-    hold(story, "more", 2500, cores=8)
-    story.ask(a_request("full", cores=8, user="else"))
+    scenario = a_scenario()
+    hold(scenario, "most", 3 * 3600, cores=8)
+    hold(scenario, "more", 2500, cores=8)
+    scenario.ask(a_request("full", cores=8, user="else"))
     for user in ("most", "more"):
-        story.ask(a_request(f"of-{user}", cores=8, user=user))
-        story.later(1)
-    assert order(story) == ["of-more", "of-most"]
+        scenario.ask(a_request(f"of-{user}", cores=8, user=user))
+        scenario.advance(1)
+    assert order(scenario) == ["of-more", "of-most"]
 
 
 def test_who_holds_its_part_comes_after_a_newcomer_at_once():
     """The newcomer need not wait until a history has grown."""
-    story = a_story()
-    story.ask(a_request("full", cores=8, user="ann"))
-    story.ask(a_request("more", cores=8, user="ann"))
-    story.later(1)
-    story.ask(a_request("new", cores=8, user="bob"))
-    assert order(story) == ["new", "more"]
+    scenario = a_scenario()
+    scenario.ask(a_request("full", cores=8, user="ann"))
+    scenario.ask(a_request("more", cores=8, user="ann"))
+    scenario.advance(1)
+    scenario.ask(a_request("new", cores=8, user="bob"))
+    assert order(scenario) == ["new", "more"]
 
 
 def test_a_newcomer_counts_among_those_who_share_at_once():
     """Ann holds more than half and waits for more than is free: she is not alone with that any more."""
-    story = a_story()
-    story.ask(a_request("most", cores=6, user="ann", duration_s=120))
-    story.ask(a_request("more", cores=7, user="ann"))
-    assert story.ask(a_request("new", cores=2, user="bob")).state == "active"
+    scenario = a_scenario()
+    scenario.ask(a_request("most", cores=6, user="ann", duration_s=120))
+    scenario.ask(a_request("more", cores=7, user="ann"))
+    assert scenario.ask(a_request("new", cores=2, user="bob")).state == "active"
 
 
 def test_within_their_parts_who_has_waited_longest_for_its_length_goes_first():
-    story = a_story()
-    story.ask(a_request("full", cores=8, user="else"))
-    story.ask(a_request("long", cores=1, user="ann", expects_ms=10 * HOUR_MS))
-    story.later(60)
-    story.ask(a_request("short", cores=1, user="bob", expects_ms=60_000))
-    assert order(story) == ["long", "short"]
-    story.later(60)
-    assert order(story) == ["short", "long"]
+    scenario = a_scenario()
+    scenario.ask(a_request("full", cores=8, user="else"))
+    scenario.ask(a_request("long", cores=1, user="ann", expects_ms=10 * HOUR_MS))
+    scenario.advance(60)
+    scenario.ask(a_request("short", cores=1, user="bob", expects_ms=60_000))
+    assert order(scenario) == ["long", "short"]
+    scenario.advance(60)
+    assert order(scenario) == ["short", "long"]
 
 
 def test_priority_counts_more_than_shares():
-    story = a_story()
-    hold(story, "much", 600, cores=8)
-    story.ask(a_request("full", cores=8))
-    story.ask(a_request("poor", cores=8, user="never"))
-    story.ask(a_request("rich", cores=8, user="much", priority="high"))
-    assert order(story) == ["rich", "poor"]
+    scenario = a_scenario()
+    hold(scenario, "much", 600, cores=8)
+    scenario.ask(a_request("full", cores=8))
+    scenario.ask(a_request("poor", cores=8, user="never"))
+    scenario.ask(a_request("rich", cores=8, user="much", priority="high"))
+    assert order(scenario) == ["rich", "poor"]
 
 
 def test_what_is_held_now_counts_at_once():
     """Two who come together share what is free, though neither has a history."""
-    story = a_story()
-    story.ask(a_request("full", cores=8, user="else"))
+    scenario = a_scenario()
+    scenario.ask(a_request("full", cores=8, user="else"))
     for number in range(4):
-        story.ask(a_request(f"a{number}", cores=2, user="ann"))
+        scenario.ask(a_request(f"a{number}", cores=2, user="ann"))
     for number in range(4):
-        story.ask(a_request(f"b{number}", cores=2, user="bob"))
-    story.release("full")
-    holders = [lease.request.user for lease in story.ledger.leases.values() if lease.holds]
+        scenario.ask(a_request(f"b{number}", cores=2, user="bob"))
+    scenario.release("full")
+    holders = [lease.request.user for lease in scenario.ledger.leases.values() if lease.holds]
     assert sorted(holders) == ["ann", "ann", "bob", "bob"]
 
 
 def test_past_use_counts_half_after_a_half_life():
-    story = a_story()
-    hold(story, "ann", 60, cores=4)
-    before = shares(story).recent("ann")
-    story.later(3600)
-    assert shares(story).recent("ann") == pytest.approx(before / 2, rel=1e-4)
+    scenario = a_scenario()
+    hold(scenario, "ann", 60, cores=4)
+    before = shares(scenario).recent("ann")
+    scenario.advance(3600)
+    assert shares(scenario).recent("ann") == pytest.approx(before / 2, rel=1e-4)
 
 
 def test_who_always_held_a_part_has_had_that_part():
-    story = a_story()
-    story.ask(a_request("r1", cores=2, user="ann"))
-    story.later(50 * 3600)
-    assert shares(story).recent("ann") == pytest.approx(0.25, rel=1e-6)
+    scenario = a_scenario()
+    scenario.ask(a_request("r1", cores=2, user="ann"))
+    scenario.advance(50 * 3600)
+    assert shares(scenario).recent("ann") == pytest.approx(0.25, rel=1e-6)
 
 
 def test_without_a_half_life_only_what_is_held_counts():
-    story = a_story(SchedulingPolicy(half_life_ms=0))
-    hold(story, "ann", 600, cores=8)
-    assert shares(story).recent("ann") == 0
-    story.ask(a_request("r1", cores=2, user="ann"))
-    assert (shares(story).recent("ann"), shares(story).held("ann")) == (0, 0.25)
-    account = story.ledger.accounts["ann"]
+    scenario = a_scenario(SchedulingPolicy(half_life_ms=0))
+    hold(scenario, "ann", 600, cores=8)
+    assert shares(scenario).recent("ann") == 0
+    scenario.ask(a_request("r1", cores=2, user="ann"))
+    assert (shares(scenario).recent("ann"), shares(scenario).held("ann")) == (0, 0.25)
+    account = scenario.ledger.accounts["ann"]
     assert (account.cpu, account.memory, account.gpu) == (0, 0, 0)
 
 
 def test_the_largest_part_of_any_resource_is_the_share():
-    story = Scenario(a_node("n1", cores=8, memory_gb=32, gpus=4))
-    story.ask(a_request("r1", cores=1, memory_gb=8, gpus=2, user="ann"))
-    assert shares(story).held("ann") == 0.5
+    scenario = Scenario(a_node("n1", cores=8, memory_gb=32, gpus=4))
+    scenario.ask(a_request("r1", cores=1, memory_gb=8, gpus=2, user="ann"))
+    assert shares(scenario).held("ann") == 0.5
 
 
 def test_parts_are_by_weight():
-    story = a_story(SchedulingPolicy(weights=(("ann", 2000), ("night", 5000))))
+    scenario = a_scenario(SchedulingPolicy(weights=(("ann", 2000), ("night", 5000))))
     for user in ("ann", "bob"):
-        story.ask(a_request(user, user=user))
-    part = shares(story).part
+        scenario.ask(a_request(user, user=user))
+    part = shares(scenario).part
     assert (part("ann"), part("bob")) == pytest.approx((2 / 3, 1 / 3))
-    story.ask(a_request("eve", user="eve", team="night"))
-    assert shares(story).part("eve", "night") == 5 / 8
+    scenario.ask(a_request("eve", user="eve", team="night"))
+    assert shares(scenario).part("eve", "night") == 5 / 8
 
 
 def test_a_part_among_many_is_two_fifths_and_still_by_weight():
-    story = a_story(SchedulingPolicy(weights=(("ann", 2000),)))
+    scenario = a_scenario(SchedulingPolicy(weights=(("ann", 2000),)))
     for user in ("ann", "bob", "eve", "joe"):
-        story.ask(a_request(user, user=user))
-    part = shares(story).part
+        scenario.ask(a_request(user, user=user))
+    part = shares(scenario).part
     assert (part("ann"), part("bob")) == pytest.approx((2 * 0.4 * 4 / 5, 0.4 * 4 / 5))
 
 
 def test_who_neither_holds_anything_nor_waits_has_no_part_in_the_count():
-    story = a_story()
-    hold(story, "gone", 600, cores=8)
-    story.ask(a_request("r1", user="ann"))
-    assert shares(story).part("ann") == 1.0
+    scenario = a_scenario()
+    hold(scenario, "gone", 600, cores=8)
+    scenario.ask(a_request("r1", user="ann"))
+    assert shares(scenario).part("ann") == 1.0
 
 
 def test_a_member_of_a_team_has_the_teams_weight():
@@ -212,17 +212,17 @@ def test_the_closed_form_is_what_small_steps_add_up_to(steps, half_life_s):
     more=st.lists(st.integers(0, 600), max_size=4),
 )
 def test_settling_more_often_changes_nothing_but_roundings(held, more):
-    once, often = a_story(cores=64), a_story(cores=64)
+    once, often = a_scenario(cores=64), a_scenario(cores=64)
     for number, (seconds, cores) in enumerate(held):
-        for story in (once, often):
-            story.ask(a_request(f"r{number}", cores=cores, user="ann"))
-        once.later(seconds)
+        for scenario in (once, often):
+            scenario.ask(a_request(f"r{number}", cores=cores, user="ann"))
+        once.advance(seconds)
         for part in range(3):
-            often.later(seconds / 4)
+            often.advance(seconds / 4)
             often.ask(a_request(f"x{number}-{part}", memory_gb=0.0001, user="ann"))
-        often.later(seconds / 4)
-    for story in (once, often):
-        story.later(sum(more))
+        often.advance(seconds / 4)
+    for scenario in (once, often):
+        scenario.advance(sum(more))
     assert shares(often).recent("ann") == pytest.approx(shares(once).recent("ann"), rel=1e-5, abs=1e-7)
 
 
@@ -237,46 +237,46 @@ def test_the_largest_use_there_can_be_is_stored_and_read_back():
 
 
 def test_an_account_is_settled_with_every_grant_and_every_end():
-    story = a_story()
-    story.ask(a_request("r1", cores=2, user="ann"))
-    assert story.ledger.accounts["ann"] == Account("ann", story.now)
-    story.later(60)
-    story.release("r1")
-    account = story.ledger.accounts["ann"]
-    assert account.at_ms == story.now
+    scenario = a_scenario()
+    scenario.ask(a_request("r1", cores=2, user="ann"))
+    assert scenario.ledger.accounts["ann"] == Account("ann", scenario.now)
+    scenario.advance(60)
+    scenario.release("r1")
+    account = scenario.ledger.accounts["ann"]
+    assert account.at_ms == scenario.now
     assert account.cpu == pytest.approx(2000 * 60, rel=0.01)
 
 
 def test_the_last_two_run_times_of_jobs_are_remembered():
-    story = a_story()
+    scenario = a_scenario()
     for number, seconds in enumerate((10, 20, 40)):
-        story.submit(a_request(f"j{number}", user="ann"), starts=True)
-        story.later(seconds)
-        story.end(f"j{number}")
-    assert story.ledger.accounts["ann"].runs == (20_000, 40_000)
+        scenario.submit(a_request(f"j{number}", user="ann"), starts=True)
+        scenario.advance(seconds)
+        scenario.end(f"j{number}")
+    assert scenario.ledger.accounts["ann"].runs == (20_000, 40_000)
 
 
 def test_a_lease_without_a_command_says_nothing_about_run_times():
-    story = a_story()
-    hold(story, "ann", 60, cores=1)
-    assert story.ledger.accounts["ann"].runs == ()
+    scenario = a_scenario()
+    hold(scenario, "ann", 60, cores=1)
+    assert scenario.ledger.accounts["ann"].runs == ()
 
 
 def test_what_was_displaced_says_nothing_about_run_times():
-    story = a_story(cores=1)
-    story.submit(a_request("j1", user="ann", priority="low"), starts=True)
-    story.later(60)
-    story.ask(a_request("now", priority="urgent", user="bob"))
-    story.end("j1")
-    assert story.ledger.accounts["ann"].runs == ()
+    scenario = a_scenario(cores=1)
+    scenario.submit(a_request("j1", user="ann", priority="low"), starts=True)
+    scenario.advance(60)
+    scenario.ask(a_request("now", priority="urgent", user="bob"))
+    scenario.end("j1")
+    assert scenario.ledger.accounts["ann"].runs == ()
 
 
 def test_who_held_something_for_longer_than_it_said_is_remembered():
-    story = a_story()
-    story.ask(a_request("r1", user="ann", expects_ms=10_000))
-    story.later(20)
-    story.release("r1")
-    assert story.ledger.accounts["ann"].overran_at_ms == story.now
+    scenario = a_scenario()
+    scenario.ask(a_request("r1", user="ann", expects_ms=10_000))
+    scenario.advance(20)
+    scenario.release("r1")
+    assert scenario.ledger.accounts["ann"].overran_at_ms == scenario.now
 
 
 def test_three_who_ask_very_differently_get_equal_shares():
@@ -299,44 +299,44 @@ FOREVER_S = 10**7
 
 
 def a_grid_with_quotas(*quotas: Quota) -> Scenario:
-    story = Scenario(a_node("n1", cores=16, memory_gb=64, gpus=4, custom={"fpga": 4}))
-    story.tell(PolicySet(SchedulingPolicy(quotas=quotas)))
-    return story
+    scenario = Scenario(a_node("n1", cores=16, memory_gb=64, gpus=4, custom={"fpga": 4}))
+    scenario.handle(PolicySet(SchedulingPolicy(quotas=quotas)))
+    return scenario
 
 
-def state_of(story: Scenario, request_id: str) -> str:
-    return str(story.ledger.leases[request_id].state)
+def state_of(scenario: Scenario, request_id: str) -> str:
+    return str(scenario.ledger.leases[request_id].state)
 
 
 def test_beyond_its_quota_a_request_waits_for_its_own_side():
-    story = a_grid_with_quotas(Quota("ann", cpu_milli=4000))
-    story.ask(a_request("a1", cores=3, user="ann"))
-    story.ask(a_request("a2", cores=2, user="ann", wait_s=FOREVER_S))
-    assert state_of(story, "a2") == "asked"
-    assert Quotas(story.ledger).exceeded(a_request("x", cores=2, user="ann")) == (
+    scenario = a_grid_with_quotas(Quota("ann", cpu_milli=4000))
+    scenario.ask(a_request("a1", cores=3, user="ann"))
+    scenario.ask(a_request("a2", cores=2, user="ann", wait_s=FOREVER_S))
+    assert state_of(scenario, "a2") == "asked"
+    assert Quotas(scenario.ledger).exceeded(a_request("x", cores=2, user="ann")) == (
         "quota of ann: 3 of 4 cores held, 2 asked"
     )
-    story.release("a1")
-    assert state_of(story, "a2") == "active"
+    scenario.release("a1")
+    assert state_of(scenario, "a2") == "active"
 
 
 def test_nobody_waits_for_who_is_beyond_its_quota():
     """It has waited for long, and everything it asks for is kept from nobody."""
-    story = a_grid_with_quotas(Quota("ann", cpu_milli=16_000))
-    story.ask(a_request("a1", cores=10, user="ann"))
-    story.ask(a_request("a2", cores=10, user="ann", wait_s=FOREVER_S))
-    story.later(3600)
-    story.ask(a_request("b1", cores=6, user="bob"))
-    assert state_of(story, "b1") == "active"
+    scenario = a_grid_with_quotas(Quota("ann", cpu_milli=16_000))
+    scenario.ask(a_request("a1", cores=10, user="ann"))
+    scenario.ask(a_request("a2", cores=10, user="ann", wait_s=FOREVER_S))
+    scenario.advance(3600)
+    scenario.ask(a_request("b1", cores=6, user="bob"))
+    assert state_of(scenario, "b1") == "active"
 
 
 def test_a_team_holds_its_quota_together():
-    story = a_grid_with_quotas(Quota("vision", ("ann", "bob"), cpu_milli=4000))
-    story.ask(a_request("a1", cores=3, user="ann"))
-    story.ask(a_request("b1", cores=2, user="bob", wait_s=FOREVER_S))
-    story.ask(a_request("e1", cores=2, user="eve", team="vision", wait_s=FOREVER_S))
-    story.ask(a_request("f1", cores=2, user="fay"))
-    assert [state_of(story, one) for one in ("a1", "b1", "e1", "f1")] == ["active", "asked", "asked", "active"]
+    scenario = a_grid_with_quotas(Quota("vision", ("ann", "bob"), cpu_milli=4000))
+    scenario.ask(a_request("a1", cores=3, user="ann"))
+    scenario.ask(a_request("b1", cores=2, user="bob", wait_s=FOREVER_S))
+    scenario.ask(a_request("e1", cores=2, user="eve", team="vision", wait_s=FOREVER_S))
+    scenario.ask(a_request("f1", cores=2, user="fay"))
+    assert [state_of(scenario, one) for one in ("a1", "b1", "e1", "f1")] == ["active", "asked", "asked", "active"]
 
 
 @pytest.mark.parametrize(
@@ -350,33 +350,33 @@ def test_a_team_holds_its_quota_together():
     ],
 )
 def test_more_than_a_quota_at_once_is_refused_with_numbers(quota, ask, words):
-    story = a_grid_with_quotas(quota)
-    assert exceeds_quota_alone(story.ledger, a_request("x", user="ann", **ask)) == words
+    scenario = a_grid_with_quotas(quota)
+    assert exceeds_quota_alone(scenario.ledger, a_request("x", user="ann", **ask)) == words
     with pytest.raises(Refused, match="quota of ann"):
-        story.ask(a_request("x", user="ann", **ask))
-    assert "x" not in story.ledger.leases
+        scenario.ask(a_request("x", user="ann", **ask))
+    assert "x" not in scenario.ledger.leases
 
 
 def test_what_a_quota_does_not_name_is_not_limited():
-    story = a_grid_with_quotas(Quota("ann", cpu_milli=1000))
-    assert exceeds_quota_alone(story.ledger, a_request("x", user="ann", memory_gb=60, gpus=4)) is None
+    scenario = a_grid_with_quotas(Quota("ann", cpu_milli=1000))
+    assert exceeds_quota_alone(scenario.ledger, a_request("x", user="ann", memory_gb=60, gpus=4)) is None
 
 
 def test_the_number_of_leases_can_be_limited():
-    story = a_grid_with_quotas(Quota("ann", leases=2))
+    scenario = a_grid_with_quotas(Quota("ann", leases=2))
     for number in range(3):
-        story.ask(a_request(f"a{number}", user="ann", wait_s=FOREVER_S))
-    assert [state_of(story, f"a{number}") for number in range(3)] == ["active", "active", "asked"]
+        scenario.ask(a_request(f"a{number}", user="ann", wait_s=FOREVER_S))
+    assert [state_of(scenario, f"a{number}") for number in range(3)] == ["active", "active", "asked"]
 
 
 def test_whatever_comes_and_goes_a_quota_is_never_exceeded():
-    story = a_grid_with_quotas(Quota("ann", cpu_milli=5000), Quota("team", ("ann", "bob"), cpu_milli=8000))
+    scenario = a_grid_with_quotas(Quota("ann", cpu_milli=5000), Quota("team", ("ann", "bob"), cpu_milli=8000))
     for number in range(60):
         user = ("ann", "bob")[number % 2]
-        story.ask(a_request(f"r{number}", cores=1 + number % 3, user=user, wait_s=FOREVER_S))
+        scenario.ask(a_request(f"r{number}", cores=1 + number % 3, user=user, wait_s=FOREVER_S))
         if number % 4 == 3:
-            held = [lease.id for lease in story.ledger.leases.values() if lease.holds]
-            story.release(held[number % len(held)])
-        ann, bob = (story.ledger.held_by(user).cpu_milli for user in ("ann", "bob"))
+            held = [lease.id for lease in scenario.ledger.leases.values() if lease.holds]
+            scenario.release(held[number % len(held)])
+        ann, bob = (scenario.ledger.held_by(user).cpu_milli for user in ("ann", "bob"))
         assert ann <= 5000
         assert ann + bob <= 8000

@@ -13,8 +13,8 @@ from distributed_grid.scheduling.queue.reasons import MAX_NODES_LISTED, describe
 from tests.support.builders import GB, Scenario, a_node, a_request, a_usage, an_ask, caps, thresholds
 
 
-def why(story: Scenario, **request) -> tuple[str, ...]:
-    return why_not_now(story.ledger, a_request("x", **request), story.now)
+def why(scenario: Scenario, **request) -> tuple[str, ...]:
+    return why_not_now(scenario.ledger, a_request("x", **request), scenario.now)
 
 
 @pytest.mark.parametrize(
@@ -69,21 +69,21 @@ def test_amounts_are_said_in_the_units_of_a_person(said, words):
     ],
 )
 def test_what_can_never_be_lent_names_the_limit_of_each_node(node, request_, words):
-    story = Scenario(node)
-    assert never_fits(story.ledger, a_request("x", **request_)) == (words,)
-    assert why(story, **request_) == (words,)
+    scenario = Scenario(node)
+    assert never_fits(scenario.ledger, a_request("x", **request_)) == (words,)
+    assert why(scenario, **request_) == (words,)
 
 
 def test_what_one_node_could_lend_some_day_is_possible():
-    story = Scenario(a_node("gpu1", cores=1), a_node("gpu2", cores=4))
-    story.ask(a_request("r1", cores=4))
-    assert never_fits(story.ledger, a_request("x", cores=4)) is None
+    scenario = Scenario(a_node("gpu1", cores=1), a_node("gpu2", cores=4))
+    scenario.ask(a_request("r1", cores=4))
+    assert never_fits(scenario.ledger, a_request("x", cores=4)) is None
 
 
 def test_a_required_node_that_is_not_there_is_named():
-    story = Scenario(a_node("gpu1", cores=1))
+    scenario = Scenario(a_node("gpu1", cores=1))
     request = a_request("x", cores=2, require=["gpu1", "gpu9"])
-    assert never_fits(story.ledger, request) == ("gpu1: 1 core at most, 2 cores asked", "gpu9: no such node")
+    assert never_fits(scenario.ledger, request) == ("gpu1: 1 core at most, 2 cores asked", "gpu9: no such node")
 
 
 def test_a_grid_without_nodes_can_never_lend():
@@ -91,25 +91,25 @@ def test_a_grid_without_nodes_can_never_lend():
 
 
 def test_what_is_short_now_is_said_with_numbers():
-    story = Scenario(a_node("gpu1", cores=4, memory_gb=16, gpus=1, custom={"fpga": 1}))
-    story.ask(a_request("r1", cores=3, memory_gb=12.8, gpus=0.5, custom={"fpga": 1}))
-    assert why(story, cores=2) == ("gpu1: 1 core free, 2 cores asked",)
-    assert why(story, memory_gb=4) == ("gpu1: 3.2 GB free, 4.0 GB asked",)
-    assert why(story, gpus=1) == ("gpu1: 0 GPUs free, 1 GPU asked",)
-    assert why(story, gpus=0.7) == ("gpu1: 0.5 GPUs free, 0.7 GPUs asked",)
-    assert why(story, gpus=0.2, gpu_memory_gb=20) == ("gpu1: 12.0 GB GPU memory free, 20.0 GB asked",)
-    assert why(story, custom={"fpga": 1}) == ("gpu1: 0 fpga free, 1 asked",)
+    scenario = Scenario(a_node("gpu1", cores=4, memory_gb=16, gpus=1, custom={"fpga": 1}))
+    scenario.ask(a_request("r1", cores=3, memory_gb=12.8, gpus=0.5, custom={"fpga": 1}))
+    assert why(scenario, cores=2) == ("gpu1: 1 core free, 2 cores asked",)
+    assert why(scenario, memory_gb=4) == ("gpu1: 3.2 GB free, 4.0 GB asked",)
+    assert why(scenario, gpus=1) == ("gpu1: 0 GPUs free, 1 GPU asked",)
+    assert why(scenario, gpus=0.7) == ("gpu1: 0.5 GPUs free, 0.7 GPUs asked",)
+    assert why(scenario, gpus=0.2, gpu_memory_gb=20) == ("gpu1: 12.0 GB GPU memory free, 20.0 GB asked",)
+    assert why(scenario, custom={"fpga": 1}) == ("gpu1: 0 fpga free, 1 asked",)
 
 
 def test_only_required_nodes_are_asked_why():
-    story = Scenario(a_node("gpu1", cores=1), a_node("gpu2", cores=1))
-    assert why(story, cores=2, require=["gpu2"]) == ("gpu2: 1 core at most, 2 cores asked",)
+    scenario = Scenario(a_node("gpu1", cores=1), a_node("gpu2", cores=1))
+    assert why(scenario, cores=2, require=["gpu2"]) == ("gpu2: 1 core at most, 2 cores asked",)
 
 
 def test_a_node_nobody_hears_says_for_how_long():
-    story = Scenario(a_node("gpu2"))
-    story.later(41, heard=False)
-    assert why(story) == ("gpu2: not heard from for 41 s",)
+    scenario = Scenario(a_node("gpu2"))
+    scenario.advance(41, heard=False)
+    assert why(scenario) == ("gpu2: not heard from for 41 s",)
 
 
 def test_a_node_that_was_never_heard_says_so():
@@ -117,50 +117,50 @@ def test_a_node_that_was_never_heard_says_so():
 
 
 def test_a_draining_node_says_so():
-    story = Scenario(a_node("gpu1"))
-    story.ask(a_request("r1"))
-    story.tell(NodeForgotten("gpu1"))
-    assert why(story) == ("gpu1: draining",)
+    scenario = Scenario(a_node("gpu1"))
+    scenario.ask(a_request("r1"))
+    scenario.handle(NodeForgotten("gpu1"))
+    assert why(scenario) == ("gpu1: draining",)
 
 
 def test_a_node_without_a_fresh_measurement_says_so():
-    story = Scenario(a_node("gpu1"))
-    story.ledger.apply([replace(story.ledger.offers["gpu1"], withdrawn=True)])
-    assert why(story) == ("gpu1: no fresh measurement",)
+    scenario = Scenario(a_node("gpu1"))
+    scenario.ledger.apply([replace(scenario.ledger.offers["gpu1"], withdrawn=True)])
+    assert why(scenario) == ("gpu1: no fresh measurement",)
 
 
 def test_a_busy_owner_is_the_reason():
-    story = Scenario(a_node("gpu1", thresholds=thresholds(cpu_busy_max=0.7)))
-    story.tell(HeartbeatReceived("gpu1", a_usage(cpu_outside=0.85)))
-    assert why(story) == ("gpu1: CPU 85 % busy, may be 70 %",)
+    scenario = Scenario(a_node("gpu1", thresholds=thresholds(cpu_busy_max=0.7)))
+    scenario.handle(HeartbeatReceived("gpu1", a_usage(cpu_outside=0.85)))
+    assert why(scenario) == ("gpu1: CPU 85 % busy, may be 70 %",)
 
 
 def test_what_the_owner_keeps_is_no_reason_where_it_is_not_what_falls_short():
-    story = Scenario(a_node("gpu1", cores=4, gpus=1, thresholds=thresholds()))
-    story.tell(HeartbeatReceived("gpu1", a_usage(gpus={0: (0.9, 1)})))
-    story.ask(a_request("r1", cores=4))
-    assert why(story, cores=1) == ("gpu1: 0 cores free, 1 core asked",)
+    scenario = Scenario(a_node("gpu1", cores=4, gpus=1, thresholds=thresholds()))
+    scenario.handle(HeartbeatReceived("gpu1", a_usage(gpus={0: (0.9, 1)})))
+    scenario.ask(a_request("r1", cores=4))
+    assert why(scenario, cores=1) == ("gpu1: 0 cores free, 1 core asked",)
 
 
 def test_devices_that_only_fail_together_do_not_fit():
     devices = [GpuDevice(0, 24 * GB), GpuDevice(1, 24 * GB), GpuDevice(2, 8 * GB)]
-    story = Scenario(a_node("gpu1", gpus=devices))
-    story.ask(a_request("r1", gpus=1, gpu_memory_gb=20))
-    assert why(story, gpus=2, gpu_memory_gb=20) == ("gpu1: does not fit",)
+    scenario = Scenario(a_node("gpu1", gpus=devices))
+    scenario.ask(a_request("r1", gpus=1, gpu_memory_gb=20))
+    assert why(scenario, gpus=2, gpu_memory_gb=20) == ("gpu1: does not fit",)
 
 
 def test_a_node_that_is_kept_for_somebody_says_so():
-    story = Scenario(a_node("gpu1", cores=4))
-    story.ask(a_request("r1", cores=3))
-    story.ask(a_request("r2", cores=4, wait_s=600))
-    story.later(31)
-    assert why(story, cores=1) == ("gpu1: kept for a request that comes before it",)
+    scenario = Scenario(a_node("gpu1", cores=4))
+    scenario.ask(a_request("r1", cores=3))
+    scenario.ask(a_request("r2", cores=4, wait_s=600))
+    scenario.advance(31)
+    assert why(scenario, cores=1) == ("gpu1: kept for a request that comes before it",)
 
 
 def test_a_node_nobody_has_heard_yet_may_still_serve():
-    story = Scenario(Node("far"))
-    assert never_fits(story.ledger, a_request("x", cores=1)) is None
-    assert why_not_now(story.ledger, a_request("x", cores=1), 0) == ("far: not heard from yet",)
+    scenario = Scenario(Node("far"))
+    assert never_fits(scenario.ledger, a_request("x", cores=1)) is None
+    assert why_not_now(scenario.ledger, a_request("x", cores=1), 0) == ("far: not heard from yet",)
 
 
 def test_of_very_many_nodes_only_some_are_told_of() -> None:

@@ -13,66 +13,66 @@ from tests.support.workload import Workload, WorkloadJob
 FOREVER_S = 10**7
 
 
-def a_story() -> Scenario:
+def a_scenario() -> Scenario:
     return Scenario(a_node("n1", cores=4))
 
 
-def outlook_of(story: Scenario, request_id: str) -> StartEstimate:
-    return estimate_start(story.ledger, story.ledger.leases[request_id], story.now)
+def outlook_of(scenario: Scenario, request_id: str) -> StartEstimate:
+    return estimate_start(scenario.ledger, scenario.ledger.leases[request_id], scenario.now)
 
 
-def wait(story: Scenario, request_id: str, cores: int, **what: object) -> None:
-    story.ask(a_request(request_id, cores=cores, wait_s=FOREVER_S, **what))  # type: ignore[arg-type]
-    story.later(0.001)
+def wait(scenario: Scenario, request_id: str, cores: int, **what: object) -> None:
+    scenario.ask(a_request(request_id, cores=cores, wait_s=FOREVER_S, **what))  # type: ignore[arg-type]
+    scenario.advance(0.001)
 
 
 def test_the_first_starts_when_enough_is_over():
-    story = a_story()
-    story.ask(a_request("a", cores=2, duration_s=100))
-    story.ask(a_request("b", cores=2, duration_s=300))
-    ends_at = story.ledger.leases["a"].ends_at_ms
-    wait(story, "x", 1)
-    assert outlook_of(story, "x") == StartEstimate(1, ends_at, "when a is over on n1")
+    scenario = a_scenario()
+    scenario.ask(a_request("a", cores=2, duration_s=100))
+    scenario.ask(a_request("b", cores=2, duration_s=300))
+    ends_at = scenario.ledger.leases["a"].ends_at_ms
+    wait(scenario, "x", 1)
+    assert outlook_of(scenario, "x") == StartEstimate(1, ends_at, "when a is over on n1")
 
 
 def test_those_before_it_are_planned_first():
-    story = a_story()
-    story.ask(a_request("full", cores=4, duration_s=100))
-    ends_at = story.ledger.leases["full"].ends_at_ms
-    wait(story, "x1", 4, duration_s=50)
-    wait(story, "x2", 4, duration_s=50)
-    assert outlook_of(story, "x2") == StartEstimate(2, ends_at + 50_000, "when x1 has had its turn on n1")
+    scenario = a_scenario()
+    scenario.ask(a_request("full", cores=4, duration_s=100))
+    ends_at = scenario.ledger.leases["full"].ends_at_ms
+    wait(scenario, "x1", 4, duration_s=50)
+    wait(scenario, "x2", 4, duration_s=50)
+    assert outlook_of(scenario, "x2") == StartEstimate(2, ends_at + 50_000, "when x1 has had its turn on n1")
 
 
 def test_nobody_knows_after_somebody_who_does_not_say():
-    story = a_story()
-    story.ask(a_request("full", cores=4))
-    wait(story, "x", 4)
-    assert outlook_of(story, "x") == StartEstimate(1, None, "nobody knows how long full takes, which holds n1")
+    scenario = a_scenario()
+    scenario.ask(a_request("full", cores=4))
+    wait(scenario, "x", 4)
+    assert outlook_of(scenario, "x") == StartEstimate(1, None, "nobody knows how long full takes, which holds n1")
 
 
 def test_beyond_a_quota_it_starts_when_its_own_side_holds_less():
-    story = a_story()
-    story.tell(PolicySet(SchedulingPolicy(quotas=(Quota("ada", cpu_milli=2000),))))
-    story.ask(a_request("a", cores=2))
-    wait(story, "x", 1)
-    assert outlook_of(story, "x").reason == "when less is held under the quota of ada: 2 of 2 cores held, 1 asked"
+    scenario = a_scenario()
+    scenario.handle(PolicySet(SchedulingPolicy(quotas=(Quota("ada", cpu_milli=2000),))))
+    scenario.ask(a_request("a", cores=2))
+    wait(scenario, "x", 1)
+    assert outlook_of(scenario, "x").reason == "when less is held under the quota of ada: 2 of 2 cores held, 1 asked"
 
 
 def test_where_no_open_node_could_serve_it_that_is_said():
-    story = a_story()
-    wait(story, "x", 4)
-    story.later(3600, heard=False)
-    wait(story, "y", 4)
-    assert outlook_of(story, "y").reason == "no open node could serve it"
+    scenario = a_scenario()
+    wait(scenario, "x", 4)
+    scenario.advance(3600, heard=False)
+    wait(scenario, "y", 4)
+    assert outlook_of(scenario, "y").reason == "no open node could serve it"
 
 
 def test_far_back_in_the_line_nobody_plans():
-    story = a_story()
-    story.ask(a_request("full", cores=4, duration_s=100))
+    scenario = a_scenario()
+    scenario.ask(a_request("full", cores=4, duration_s=100))
     for number in range(MAX_PLANNED + 1):
-        wait(story, f"x{number:03}", 4, duration_s=10)
-    assert outlook_of(story, f"x{MAX_PLANNED:03}") == StartEstimate(
+        wait(scenario, f"x{number:03}", 4, duration_s=10)
+    assert outlook_of(scenario, f"x{MAX_PLANNED:03}") == StartEstimate(
         MAX_PLANNED + 1, None, f"{MAX_PLANNED} requests are before it"
     )
 

@@ -163,14 +163,14 @@ def as_lines(told: list[tuple[int, Record]]) -> str:
 @pytest.fixture
 def log() -> str:
     """A job that waited and ran for 40 seconds, a lease that was held for 60, one that never got anything."""
-    story = Scenario()
+    scenario = Scenario()
     told: list[tuple[int, Record]] = []
 
-    def tell(event):
-        told.extend((story.now, record) for record in story.tell(event).records)
+    def handle(event):
+        told.extend((scenario.now, record) for record in scenario.handle(event).records)
 
-    tell(NodeDeclared(a_node("gpu1", cores=4, gpus=1, hold_s=20)))
-    story.hear("gpu1")
+    handle(NodeDeclared(a_node("gpu1", cores=4, gpus=1, hold_s=20)))
+    scenario.heartbeat("gpu1")
     request = replace(
         a_request("r1", cores=4, user="ada", priority="high", prefer=["gpu1"], wait_s=90),
         strategy=Strategy.BEST_FIT,
@@ -180,21 +180,21 @@ def log() -> str:
         anti_affinity=("r9",),
         group="g",
     )
-    story.tell(NodeDeclared(replace(a_node("gpu1", cores=4, gpus=1, hold_s=20), labels=(("zone", "a"),))))
-    tell(LeaseAsked(a_request("r0", cores=1, user="bob", wait_s=0)))
-    tell(a_submission(request, retries=2))
-    tell(LeaseAsked(a_request("r2", cores=4, gpus=1, user="bob", wait_s=30)))
+    scenario.handle(NodeDeclared(replace(a_node("gpu1", cores=4, gpus=1, hold_s=20), labels=(("zone", "a"),))))
+    handle(LeaseAsked(a_request("r0", cores=1, user="bob", wait_s=0)))
+    handle(a_submission(request, retries=2))
+    handle(LeaseAsked(a_request("r2", cores=4, gpus=1, user="bob", wait_s=30)))
     for _ in range(10):
-        told.extend((story.now, record) for record in story.later(6).records)
-    assert "r2" not in story.ledger.leases
-    told.extend((story.now, record) for record in story.release("r0").records)
-    if story.job("r1").attempt is None:
-        told.extend((story.now, record) for record in story.hear("gpu1").records)
-    attempt = story.job("r1").attempt
-    tell(AttemptStarted("r1", 1, attempt.fence, 7))
+        told.extend((scenario.now, record) for record in scenario.advance(6).records)
+    assert "r2" not in scenario.ledger.leases
+    told.extend((scenario.now, record) for record in scenario.release("r0").records)
+    if scenario.job("r1").attempt is None:
+        told.extend((scenario.now, record) for record in scenario.heartbeat("gpu1").records)
+    attempt = scenario.job("r1").attempt
+    handle(AttemptStarted("r1", 1, attempt.fence, 7))
     for _ in range(8):
-        told.extend((story.now, record) for record in story.later(5).records)
-    tell(AttemptEnded("r1", 1, attempt.fence, an_exit()))
+        told.extend((scenario.now, record) for record in scenario.advance(5).records)
+    handle(AttemptEnded("r1", 1, attempt.fence, an_exit()))
     return as_lines(told)
 
 
@@ -224,15 +224,15 @@ def test_nodes_that_the_log_does_not_declare_have_what_was_lent_there_at_once(tm
 
 def told_by(*events: tuple[int, Event]) -> str:
     """The log of a grid of two nodes that were told of this."""
-    story = Scenario()
+    scenario = Scenario()
     told: list[tuple[int, Record]] = []
     for name in ("gpu1", "gpu2"):
-        story.tell(NodeDeclared(a_node(name, cores=4)))
+        scenario.handle(NodeDeclared(a_node(name, cores=4)))
     for later_s, event in events:
-        story.later(later_s)
+        scenario.advance(later_s)
         for name in ("gpu1", "gpu2"):
-            story.hear(name)
-        told.extend((story.now, record) for record in story.tell(event).records)
+            scenario.heartbeat(name)
+        told.extend((scenario.now, record) for record in scenario.handle(event).records)
     return as_lines(told)
 
 
