@@ -84,7 +84,7 @@ class NewIncarnation(_ControlMessage, frozen=True):
     key: bytes
 
 
-class ExtendHold(_ControlMessage, frozen=True):
+class SetHold(_ControlMessage, frozen=True):
     """Hold what is in memory until then (0: without end)."""
 
     until_boot_ms: int
@@ -145,7 +145,7 @@ Message = (
     | ServerReady
     | CommandFailed
     | NewIncarnation
-    | ExtendHold
+    | SetHold
     | FreeCopy
     | CopyFreed
     | MakeReplica

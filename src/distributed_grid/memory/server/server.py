@@ -28,7 +28,6 @@ from distributed_grid.memory.protocol.control_messages import (
     ControlSocket,
     CopyFreed,
     CopyOnDisk,
-    ExtendHold,
     FreeCopy,
     HeldCopy,
     MakeReplica,
@@ -37,6 +36,7 @@ from distributed_grid.memory.protocol.control_messages import (
     ReplicaMade,
     ServerReady,
     ServerStats,
+    SetHold,
     StartServing,
     SupervisorLeaving,
     batches,
@@ -205,7 +205,7 @@ class MemoryServer:
 
     def _handle(self, message: Message) -> None:
         match message:
-            case ExtendHold():
+            case SetHold():
                 self._hold_until_boot_ms = message.until_boot_ms
             case FreeCopy():
                 for copy in message.copies:

@@ -62,7 +62,7 @@ def _wait_for(pid: int) -> None:
 
 
 def start_server(folder: Path, lock_fd: int) -> ServerProcess:
-    """Start a server that has this lock for as long as it lives: own session, two descriptors, a clean environment."""
+    """Start a server that has this lock for as long as it runs: own session, two descriptors, a clean environment."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     log = _open_log(folder / LOG_FILE)
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in (log, theirs.fileno(), lock_fd)]

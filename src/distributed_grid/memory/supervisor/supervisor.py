@@ -19,13 +19,13 @@ from distributed_grid.memory.protocol.control_messages import (
     CommandFailed,
     CopyFreed,
     CopyOnDisk,
-    ExtendHold,
     HeldCopy,
     Message,
     NewIncarnation,
     ReplicaMade,
     ServerReady,
     ServerStats,
+    SetHold,
     StartServing,
     SupervisorLeaving,
     batches,
@@ -194,7 +194,7 @@ class ServerSupervisor:
         if until_boot_ms == self._identity.hold_until_boot_ms:
             return
         self._identity.hold_until_boot_ms = until_boot_ms
-        self._link.send(ExtendHold(until_boot_ms))
+        self._link.send(SetHold(until_boot_ms))
         if self._hold_timer is None:
             self._check_hold()
 
@@ -242,7 +242,7 @@ class ServerSupervisor:
     async def _adopt_or_start_server(self) -> str:
         """Adopt the server that runs or start one; why that did not work, or nothing.
 
-        A server is started only by who has its lock, and has that lock for as long as it lives: there is no second one.
+        A server is started only by who has its lock, and has that lock for as long as it runs: there is no second one.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + START_SECONDS
@@ -345,7 +345,7 @@ class ServerSupervisor:
         self._held.finish_listing()
         self._link.set_ready(ready)
         if self._identity.adopt(ready):
-            self._link.send(ExtendHold(self._identity.hold_until_boot_ms))
+            self._link.send(SetHold(self._identity.hold_until_boot_ms))
         self._orders.resend()
 
     def _on_new_incarnation(self, new: NewIncarnation) -> None:

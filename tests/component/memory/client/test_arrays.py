@@ -21,9 +21,9 @@ TYPES = ("u1", "<i2", "<f4", "<f8", "<c16")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeDirectory, BlockClient, list[Any]]]:
     folder = tmp_path_factory.mktemp("lenders")
     with lenders(folder / "one", folder / "two") as found:
-        desk = FakeDirectory()
-        blocks = BlockClient(desk)
-        yield desk, blocks, found
+        directory = FakeDirectory()
+        blocks = BlockClient(directory)
+        yield directory, blocks, found
         blocks.close()
 
 
@@ -44,13 +44,13 @@ def some_index(random_: random.Random, shape: tuple[int, ...]) -> tuple[Any, ...
 def test_a_random_script_of_reads_and_assignments_agrees_with_numpy(
     served: tuple[FakeDirectory, BlockClient, list[Any]], seed: int
 ) -> None:
-    desk, blocks, found = served
+    directory, blocks, found = served
     random_ = random.Random(seed)
     shapes = [(90, 120), (3, 4, 5, 6), (9_000,), (20, 3, 1000), (17, 1, 9), (0, 4), ()]
     shape, kind = shapes[seed % len(shapes)], TYPES[seed % len(TYPES)]
     name = f"array{seed}"
     model = np.zeros(shape, kind)
-    desk.allocate(name, max(model.nbytes, 1), *found[: 1 + seed % 2])
+    directory.allocate(name, max(model.nbytes, 1), *found[: 1 + seed % 2])
     remote = RemoteArray(blocks, name, shape, kind)
     rng = np.random.default_rng(seed)
     for _ in range(25):
@@ -68,22 +68,22 @@ def test_a_random_script_of_reads_and_assignments_agrees_with_numpy(
 
 
 def test_reading_goes_on_while_the_array_moves(served: tuple[FakeDirectory, BlockClient, list[Any]]) -> None:
-    desk, blocks, (one, two) = served
+    directory, blocks, (one, two) = served
     model = np.random.default_rng(1).random((600, 4000))
-    desk.allocate("moving", model.nbytes, one)
+    directory.allocate("moving", model.nbytes, one)
     remote = RemoteArray(blocks, "moving", model.shape, model.dtype)
     remote[...] = model
     chunks = remote.chunks(rows=100)
     first = next(chunks)
-    assert desk.move("moving", two).problem == ""
+    assert directory.move("moving", two).problem == ""
     assert np.array_equal(np.concatenate([first, *chunks]), model)
 
 
 def test_leaving_a_loop_over_chunks_ends_reading_ahead(
     served: tuple[FakeDirectory, BlockClient, list[Any]],
 ) -> None:
-    desk, blocks, (one, _) = served
-    desk.allocate("left", 80_000, one)
+    directory, blocks, (one, _) = served
+    directory.allocate("left", 80_000, one)
     remote = RemoteArray(blocks, "left", (100, 100), "<f8")
     for chunk in remote.chunks(rows=10):
         assert not chunk.any()

@@ -27,28 +27,28 @@ def lender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lender]:
 
 
 @pytest.fixture(params=["unix", "tcp"])
-def desk(request: pytest.FixtureRequest) -> FakeDirectory:
-    desk = FakeDirectory()
-    desk.use_path = request.param == "unix"
-    return desk
+def directory(request: pytest.FixtureRequest) -> FakeDirectory:
+    directory = FakeDirectory()
+    directory.use_path = request.param == "unix"
+    return directory
 
 
 @pytest.fixture
-def blocks(desk: FakeDirectory) -> Iterator[BlockClient]:
-    blocks = BlockClient(desk, retry_seconds=20)
+def blocks(directory: FakeDirectory) -> Iterator[BlockClient]:
+    blocks = BlockClient(directory, retry_seconds=20)
     yield blocks
     blocks.close()
 
 
-def a_block(desk: FakeDirectory, lender: Lender, size: int) -> str:
+def a_block(directory: FakeDirectory, lender: Lender, size: int) -> str:
     block_id = f"mem-{random.getrandbits(60):x}"
-    desk.allocate(block_id, size, lender)
+    directory.allocate(block_id, size, lender)
     return block_id
 
 
 @pytest.mark.parametrize("size", [1, 2, 4096, 262_144, 262_145, 3 * MIB + 17])
-def test_what_is_written_is_read(desk: FakeDirectory, blocks: BlockClient, lender: Lender, size: int) -> None:
-    block, data = a_block(desk, lender, size), os.urandom(size)
+def test_what_is_written_is_read(directory: FakeDirectory, blocks: BlockClient, lender: Lender, size: int) -> None:
+    block, data = a_block(directory, lender, size), os.urandom(size)
     blocks.write(block, data)
     assert blocks.read(block, size) == data
     buffer = bytearray(size)
@@ -58,9 +58,9 @@ def test_what_is_written_is_read(desk: FakeDirectory, blocks: BlockClient, lende
 
 
 def test_what_was_never_written_reads_as_zeros_and_takes_no_room(
-    desk: FakeDirectory, blocks: BlockClient, lender: Lender
+    directory: FakeDirectory, blocks: BlockClient, lender: Lender
 ) -> None:
-    block = a_block(desk, lender, 200 * MIB)
+    block = a_block(directory, lender, 200 * MIB)
     blocks.write(block, b"x", 100 * MIB)
     assert blocks.read(block, MIB, 100 * MIB - 10) == bytes(10) + b"x" + bytes(MIB - 11)
     assert blocks.read(block, 3 * MIB) == bytes(3 * MIB)
@@ -70,9 +70,9 @@ def test_what_was_never_written_reads_as_zeros_and_takes_no_room(
 
 @pytest.mark.parametrize(("size", "offset"), [(1, 100), (101, 0), (5, -1), (50, 51), (2**50, 0)])
 def test_outside_the_block_is_refused_with_numbers_and_nothing_changes(
-    desk: FakeDirectory, blocks: BlockClient, lender: Lender, size: int, offset: int
+    directory: FakeDirectory, blocks: BlockClient, lender: Lender, size: int, offset: int
 ) -> None:
-    block = a_block(desk, lender, 100)
+    block = a_block(directory, lender, 100)
     blocks.write(block, b"a" * 100)
     with pytest.raises(BadInput, match=str(size if size > 2**46 else 100)):
         blocks.read(block, size, offset)
@@ -89,20 +89,22 @@ def test_outside_the_block_is_refused_with_numbers_and_nothing_changes(
     lender.free(f"{block}:1")
 
 
-def test_nothing_can_be_read_of_a_block_that_is_not_there(desk: FakeDirectory, blocks: BlockClient) -> None:
+def test_nothing_can_be_read_of_a_block_that_is_not_there(directory: FakeDirectory, blocks: BlockClient) -> None:
     with pytest.raises(NotFound):
         blocks.read("nowhere", 1)
 
 
-def test_reading_nothing_gives_nothing(desk: FakeDirectory, blocks: BlockClient, lender: Lender) -> None:
-    block = a_block(desk, lender, 100)
+def test_reading_nothing_gives_nothing(directory: FakeDirectory, blocks: BlockClient, lender: Lender) -> None:
+    block = a_block(directory, lender, 100)
     assert blocks.read(block, 0, 100) == b""
     blocks.write(block, b"", 100)
     assert blocks.read_many([(block, 0, 0), (block, 1, 99)]) == [b"", b"\0"]
 
 
-def test_many_small_ones_go_together_and_in_order(desk: FakeDirectory, blocks: BlockClient, lender: Lender) -> None:
-    names = [a_block(desk, lender, 3000) for _ in range(3)]
+def test_many_small_ones_go_together_and_in_order(
+    directory: FakeDirectory, blocks: BlockClient, lender: Lender
+) -> None:
+    names = [a_block(directory, lender, 3000) for _ in range(3)]
     luck = random.Random(5)
     models = {name: bytearray(3000) for name in names}
     asks = [(luck.choice(names), luck.randbytes(luck.randrange(1, 90)), luck.randrange(2900)) for _ in range(700)]
@@ -115,8 +117,8 @@ def test_many_small_ones_go_together_and_in_order(desk: FakeDirectory, blocks: B
     lender.free(*(f"{name}:1" for name in names))
 
 
-def test_any_buffer_will_do(desk: FakeDirectory, blocks: BlockClient, lender: Lender) -> None:
-    block = a_block(desk, lender, 80)
+def test_any_buffer_will_do(directory: FakeDirectory, blocks: BlockClient, lender: Lender) -> None:
+    block = a_block(directory, lender, 80)
     numbers = array("d", range(10))
     blocks.write(block, memoryview(numbers))
     found = array("d", bytes(80))
@@ -126,10 +128,10 @@ def test_any_buffer_will_do(desk: FakeDirectory, blocks: BlockClient, lender: Le
         blocks.read_into(block, bytes(5))
 
 
-def test_several_streams_carry_one_transfer(desk: FakeDirectory, lender: Lender) -> None:
-    blocks = BlockClient(desk, streams=4, retry_seconds=20)
+def test_several_streams_carry_one_transfer(directory: FakeDirectory, lender: Lender) -> None:
+    blocks = BlockClient(directory, streams=4, retry_seconds=20)
     size = 40 * MIB + 3
-    block, data = a_block(desk, lender, size), os.urandom(MIB) * 40 + b"end"
+    block, data = a_block(directory, lender, size), os.urandom(MIB) * 40 + b"end"
     blocks.write(block, data)
     assert blocks.read(block, size) == data
     assert wait_for(lambda: lender.supervisor.stats()["connections"] >= 4)
@@ -137,8 +139,10 @@ def test_several_streams_carry_one_transfer(desk: FakeDirectory, lender: Lender)
     lender.free(f"{block}:1")
 
 
-def test_a_forked_child_makes_connections_of_its_own(desk: FakeDirectory, blocks: BlockClient, lender: Lender) -> None:
-    block = a_block(desk, lender, 100)
+def test_a_forked_child_makes_connections_of_its_own(
+    directory: FakeDirectory, blocks: BlockClient, lender: Lender
+) -> None:
+    block = a_block(directory, lender, 100)
     blocks.write(block, b"parent")
     child = os.fork()
     if child == 0:
@@ -155,9 +159,9 @@ def test_a_forked_child_makes_connections_of_its_own(desk: FakeDirectory, blocks
 
 
 def test_a_block_of_this_machine_is_mapped_read_only_and_shows_what_is_written(lender: Lender) -> None:
-    desk = FakeDirectory()
-    blocks = BlockClient(desk, retry_seconds=20)
-    block = a_block(desk, lender, 2 * MIB + 5)
+    directory = FakeDirectory()
+    blocks = BlockClient(directory, retry_seconds=20)
+    block = a_block(directory, lender, 2 * MIB + 5)
     blocks.write(block, b"hello", MIB)
     view = blocks.map(block)
     assert view is not None
@@ -180,10 +184,10 @@ def test_a_block_of_this_machine_is_mapped_read_only_and_shows_what_is_written(l
 
 
 def test_a_block_of_another_machine_is_not_mapped(lender: Lender) -> None:
-    desk = FakeDirectory()
-    desk.use_path = False
-    blocks = BlockClient(desk, retry_seconds=20)
-    assert blocks.map(a_block(desk, lender, MIB)) is None
+    directory = FakeDirectory()
+    directory.use_path = False
+    blocks = BlockClient(directory, retry_seconds=20)
+    assert blocks.map(a_block(directory, lender, MIB)) is None
     blocks.close()
 
 

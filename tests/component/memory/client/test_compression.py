@@ -72,19 +72,21 @@ class SlowRelay:
 
 
 @pytest.fixture
-def desk(lender: Lender) -> Iterator[FakeDirectory]:
+def directory(lender: Lender) -> Iterator[FakeDirectory]:
     relay = SlowRelay((lender.served.endpoint.host, lender.served.endpoint.port), 40 * MIB)
-    desk = FakeDirectory()
-    desk.use_path = False
-    desk.endpoint = lambda served: (relay.at[0], relay.at[1])
-    yield desk
+    directory = FakeDirectory()
+    directory.use_path = False
+    directory.endpoint = lambda served: (relay.at[0], relay.at[1])
+    yield directory
     relay.close()
 
 
-def through(desk: FakeDirectory, lender: Lender, name: str, data: bytes, compression: str) -> dict[str, int | float]:
-    blocks = BlockClient(desk, compression=compression, retry_seconds=30)
+def through(
+    directory: FakeDirectory, lender: Lender, name: str, data: bytes, compression: str
+) -> dict[str, int | float]:
+    blocks = BlockClient(directory, compression=compression, retry_seconds=30)
     size = len(data)
-    desk.allocate(name, 3 * size, lender)
+    directory.allocate(name, 3 * size, lender)
     for number in range(3):
         blocks.write(name, data, number * size)
     for number in range(3):
@@ -95,37 +97,37 @@ def through(desk: FakeDirectory, lender: Lender, name: str, data: bytes, compres
     return blocks.stats()
 
 
-def test_what_shrinks_is_compressed_on_a_slow_link(desk: FakeDirectory, lender: Lender) -> None:
-    stats = through(desk, lender, "soft", b"the same words again and again, " * (8 * MIB // 32), "auto")
+def test_what_shrinks_is_compressed_on_a_slow_link(directory: FakeDirectory, lender: Lender) -> None:
+    stats = through(directory, lender, "soft", b"the same words again and again, " * (8 * MIB // 32), "auto")
     assert stats["wire_bytes_sent"] < 0.7 * stats["bytes_sent"]
     assert stats["wire_bytes_received"] < 0.7 * stats["bytes_received"]
     assert stats["compression_ratio"] > 5
 
 
-def test_dense_data_go_plain_on_the_same_link(desk: FakeDirectory, lender: Lender) -> None:
-    stats = through(desk, lender, "dense", os.urandom(4 * MIB), "auto")
+def test_dense_data_go_plain_on_the_same_link(directory: FakeDirectory, lender: Lender) -> None:
+    stats = through(directory, lender, "dense", os.urandom(4 * MIB), "auto")
     assert stats["wire_bytes_sent"] == stats["bytes_sent"]
     assert stats["compressed_bytes"] <= 0.1 * (stats["bytes_sent"] + stats["bytes_received"]), "only a probe may try"
 
 
 def test_off_is_off_and_lz4_is_always(lender: Lender) -> None:
-    desk = FakeDirectory()
-    desk.use_path = False
+    directory = FakeDirectory()
+    directory.use_path = False
     soft = bytes(range(256)) * 4096
-    off = through(desk, lender, "off", soft, "off")
+    off = through(directory, lender, "off", soft, "off")
     assert off["wire_bytes_sent"] == off["bytes_sent"]
-    always = through(desk, lender, "always", soft, "lz4")
+    always = through(directory, lender, "always", soft, "lz4")
     assert always["wire_bytes_sent"] < always["bytes_sent"] / 10
-    dense = through(desk, lender, "no-shrink", os.urandom(MIB), "lz4")
+    dense = through(directory, lender, "no-shrink", os.urandom(MIB), "lz4")
     assert dense["wire_bytes_sent"] == dense["bytes_sent"], "a chunk that does not shrink goes plain"
 
 
 def test_within_one_machine_nothing_is_compressed(lender: Lender) -> None:
     for path in (True, False):
-        desk = FakeDirectory()
-        desk.use_path = path
-        desk.endpoint = lambda served: (served.endpoint.host, served.endpoint.port)
-        stats = through(desk, lender, f"near-{path}", b"soft" * MIB, "auto" if path else "off")
+        directory = FakeDirectory()
+        directory.use_path = path
+        directory.endpoint = lambda served: (served.endpoint.host, served.endpoint.port)
+        stats = through(directory, lender, f"near-{path}", b"soft" * MIB, "auto" if path else "off")
         assert stats["wire_bytes_sent"] == stats["bytes_sent"]
 
 

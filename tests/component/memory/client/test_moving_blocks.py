@@ -29,13 +29,13 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Lender]]:
 
 
 @pytest.fixture
-def desk() -> FakeDirectory:
+def directory() -> FakeDirectory:
     return FakeDirectory()
 
 
 @pytest.fixture
-def blocks(desk: FakeDirectory) -> Iterator[BlockClient]:
-    blocks = BlockClient(desk, retry_seconds=30)
+def blocks(directory: FakeDirectory) -> Iterator[BlockClient]:
+    blocks = BlockClient(directory, retry_seconds=30)
     yield blocks
     blocks.close()
 
@@ -45,14 +45,14 @@ def an_id() -> str:
 
 
 def test_a_moved_block_is_whole_and_its_old_place_is_free(
-    desk: FakeDirectory, blocks: BlockClient, two: list[Lender]
+    directory: FakeDirectory, blocks: BlockClient, two: list[Lender]
 ) -> None:
     one, other = two
     block, size = an_id(), 3 * MIB + 5
-    desk.allocate(block, size, one)
+    directory.allocate(block, size, one)
     blocks.write(block, b"start", 10)
     blocks.write(block, b"end", size - 3)
-    assert not desk.move(block, other).problem
+    assert not directory.move(block, other).problem
     assert f"{block}:1" not in one.served.copies
     assert other.served.copies == (f"{block}:2",)
     assert blocks.read(block, size) == bytes(10) + b"start" + bytes(size - 18) + b"end"
@@ -61,45 +61,45 @@ def test_a_moved_block_is_whole_and_its_old_place_is_free(
 
 
 def test_only_what_was_written_takes_room_at_the_new_place(
-    desk: FakeDirectory, blocks: BlockClient, two: list[Lender]
+    directory: FakeDirectory, blocks: BlockClient, two: list[Lender]
 ) -> None:
     one, other = two
     block = an_id()
-    desk.allocate(block, 64 * MIB, one)
+    directory.allocate(block, 64 * MIB, one)
     blocks.write(block, b"x" * CHUNK_BYTES, 8 * MIB)
-    assert not desk.move(block, other).problem
+    assert not directory.move(block, other).problem
     wait_for(lambda: other.supervisor.stats()["copies"] == 1)
     assert other.supervisor.resident_bytes < MIB
     other.free(f"{block}:2")
 
 
-def test_a_block_goes_to_disk_and_back(desk: FakeDirectory, blocks: BlockClient, two: list[Lender]) -> None:
+def test_a_block_goes_to_disk_and_back(directory: FakeDirectory, blocks: BlockClient, two: list[Lender]) -> None:
     one, other = two
     block, data = an_id(), os.urandom(CHUNK_BYTES + 99)
-    desk.allocate(block, len(data), one)
+    directory.allocate(block, len(data), one)
     blocks.write(block, data)
-    assert not desk.move(block, other, on_disk=True).problem
+    assert not directory.move(block, other, on_disk=True).problem
     assert other.served.on_disk == (f"{block}:2",)
     assert blocks.read(block, len(data)) == data
     blocks.write(block, b"!", 5)
-    assert not desk.move(block, one).problem
+    assert not directory.move(block, one).problem
     assert blocks.read(block, 10) == data[:5] + b"!" + data[6:10]
     assert not list((other.folder / "spill").glob("*.block"))
     one.free(f"{block}:3")
 
 
 def test_writers_in_flight_only_wait_while_a_block_moves_back_and_forth(
-    desk: FakeDirectory, blocks: BlockClient, two: list[Lender]
+    directory: FakeDirectory, blocks: BlockClient, two: list[Lender]
 ) -> None:
     block, size = an_id(), 4 * MIB
-    desk.allocate(block, size, two[0])
+    directory.allocate(block, size, two[0])
     stop = threading.Event()
     problems: list[BaseException] = []
 
     def write_on(number: int) -> None:
         share = size // 3
         start, model, seed = number * share, bytearray(share), random.Random(number)
-        own = BlockClient(desk, retry_seconds=30)
+        own = BlockClient(directory, retry_seconds=30)
         try:
             while not stop.is_set():
                 at = seed.randrange(share - 1)
@@ -118,7 +118,7 @@ def test_writers_in_flight_only_wait_while_a_block_moves_back_and_forth(
     for writer in writers:
         writer.start()
     for number in range(6):
-        assert not desk.move(block, two[(number + 1) % 2]).problem
+        assert not directory.move(block, two[(number + 1) % 2]).problem
     stop.set()
     for writer in writers:
         writer.join(30)
@@ -129,23 +129,23 @@ def test_writers_in_flight_only_wait_while_a_block_moves_back_and_forth(
 
 
 def test_a_copy_that_cannot_be_made_is_told_and_the_block_is_usable_again(
-    desk: FakeDirectory, blocks: BlockClient, two: list[Lender]
+    directory: FakeDirectory, blocks: BlockClient, two: list[Lender]
 ) -> None:
     one, other = two
     block = an_id()
-    desk.allocate(block, MIB, one)
+    directory.allocate(block, MIB, one)
     blocks.write(block, b"safe")
-    ticket = desk.ticket(block, other, f"{block}:2", False, 2, READ | WRITE | FILL)
+    ticket = directory.ticket(block, other, f"{block}:2", False, 2, READ | WRITE | FILL)
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         port = nobody.getsockname()[1]
     gone = type(other.served.endpoint)("127.0.0.1", port)
     made = one.make_copy(MakeCopyOrder(f"{block}:1", 2, gone, ticket))
     assert "refused" in made.problem
-    impatient = BlockClient(desk, retry_seconds=0.1)
+    impatient = BlockClient(directory, retry_seconds=0.1)
     assert impatient.read(block, 4) == b"safe", "a frozen copy can be read"
     with pytest.raises(TimedOut, match="frozen"):
         impatient.write(block, b"more", 4)
-    desk.blocks[block]["generation"] = 3  # the control plane's answer to a failed move
+    directory.blocks[block]["generation"] = 3  # the control plane's answer to a failed move
     impatient.write(block, b"more", 4)
     assert impatient.read(block, 8) == b"safemore"
     late = one.make_copy(MakeCopyOrder(f"{block}:1", 2, gone, ticket))  # the old order comes once more
@@ -155,33 +155,35 @@ def test_a_copy_that_cannot_be_made_is_told_and_the_block_is_usable_again(
     one.free(f"{block}:1")
 
 
-def test_a_copy_of_what_was_let_go_of_is_told_as_a_problem(desk: FakeDirectory, two: list[Lender]) -> None:
+def test_a_copy_of_what_was_let_go_of_is_told_as_a_problem(directory: FakeDirectory, two: list[Lender]) -> None:
     one, other = two
     block = an_id()
-    desk.allocate(block, MIB, one)
+    directory.allocate(block, MIB, one)
     one.free(f"{block}:1")
-    assert "not here" in desk.move(block, other).problem
+    assert "not here" in directory.move(block, other).problem
 
 
-def test_a_block_that_nobody_has_touched_moves_too(desk: FakeDirectory, blocks: BlockClient, two: list[Lender]) -> None:
+def test_a_block_that_nobody_has_touched_moves_too(
+    directory: FakeDirectory, blocks: BlockClient, two: list[Lender]
+) -> None:
     block = an_id()
-    desk.allocate(block, MIB, two[0])
-    assert not desk.move(block, two[1]).problem
+    directory.allocate(block, MIB, two[0])
+    assert not directory.move(block, two[1]).problem
     assert blocks.read(block, MIB) == bytes(MIB)
     two[1].free(f"{block}:2")
 
 
 def test_an_order_given_twice_is_done_once_and_told_again(
-    desk: FakeDirectory, blocks: BlockClient, two: list[Lender]
+    directory: FakeDirectory, blocks: BlockClient, two: list[Lender]
 ) -> None:
     one, other = two
     block = an_id()
-    desk.allocate(block, MIB, one)
+    directory.allocate(block, MIB, one)
     blocks.write(block, b"x" * MIB)
-    ticket = desk.ticket(block, other, f"{block}:2", False, 2, READ | WRITE | FILL)
+    ticket = directory.ticket(block, other, f"{block}:2", False, 2, READ | WRITE | FILL)
     order = MakeCopyOrder(f"{block}:1", 2, other.served.endpoint, ticket)
     assert one.make_copy(order).problem == ""
-    desk.blocks[block] |= {"places": [(other, f"{block}:2", False)], "generation": 2}
+    directory.blocks[block] |= {"places": [(other, f"{block}:2", False)], "generation": 2}
     blocks.forget(block)
     blocks.write(block, b"new")
     assert one.make_copy(order).problem == ""
@@ -194,35 +196,35 @@ def test_an_order_given_twice_is_done_once_and_told_again(
 
 
 def test_a_server_killed_while_copying_copies_again(
-    desk: FakeDirectory, blocks: BlockClient, two: list[Lender]
+    directory: FakeDirectory, blocks: BlockClient, two: list[Lender]
 ) -> None:
     one, other = two
     block, data = an_id(), os.urandom(MIB) * 24
-    desk.allocate(block, len(data), one)
+    directory.allocate(block, len(data), one)
     blocks.write(block, data)
     made: list[CopyMadeReport] = []
-    mover = threading.Thread(target=lambda: made.append(desk.move(block, other)))
+    mover = threading.Thread(target=lambda: made.append(directory.move(block, other)))
     mover.start()
     one.kill_server()
     other.kill_server()
     mover.join(30)
     if made[0].problem:  # the target was killed: told, and tried anew as the control plane would
-        assert not desk.move(block, other).problem
+        assert not directory.move(block, other).problem
     assert blocks.read(block, len(data)) == data
-    copy = desk.blocks[block]["places"][0][1]
+    copy = directory.blocks[block]["places"][0][1]
     other.free(copy)
 
 
 def test_a_second_copy_gets_every_write_and_can_take_over(
-    desk: FakeDirectory, blocks: BlockClient, two: list[Lender]
+    directory: FakeDirectory, blocks: BlockClient, two: list[Lender]
 ) -> None:
     one, other = two
     block = an_id()
-    desk.allocate(block, 2 * CHUNK_BYTES, one, other)
+    directory.allocate(block, 2 * CHUNK_BYTES, one, other)
     data = os.urandom(2 * CHUNK_BYTES)
     blocks.write(block, data)
     blocks.write(block, b"both", CHUNK_BYTES - 2)
-    known = desk.blocks[block]
+    known = directory.blocks[block]
     known["places"], known["generation"] = known["places"][1:], 2  # the first lender was lost
     blocks.forget(block)
     assert blocks.read(block, 2 * CHUNK_BYTES) == data[: CHUNK_BYTES - 2] + b"both" + data[CHUNK_BYTES + 2 :]
@@ -231,12 +233,14 @@ def test_a_second_copy_gets_every_write_and_can_take_over(
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_what_one_copy_has_lost_is_read_from_the_other(desk: FakeDirectory, two: list[Lender], streams: int) -> None:
+def test_what_one_copy_has_lost_is_read_from_the_other(
+    directory: FakeDirectory, two: list[Lender], streams: int
+) -> None:
     one, other = two
     block, size, edge = an_id(), 200 * CHUNK_BYTES, 100 * CHUNK_BYTES
-    desk.allocate(block, size, one, other)
+    directory.allocate(block, size, one, other)
     data = os.urandom(size)
-    with contextlib.closing(BlockClient(desk, streams=streams)) as blocks:
+    with contextlib.closing(BlockClient(directory, streams=streams)) as blocks:
         blocks.write(block, data)
         spoil(one, f"{block}:1", edge + 5)
         assert blocks.read(block, size) == data
@@ -257,10 +261,12 @@ def spoil(lender: Lender, copy: str, at: int) -> None:
     os.pwrite(fd, bytes([before ^ 1]), at)
 
 
-def test_expired_tickets_are_renewed_on_the_way(desk: FakeDirectory, blocks: BlockClient, two: list[Lender]) -> None:
+def test_expired_tickets_are_renewed_on_the_way(
+    directory: FakeDirectory, blocks: BlockClient, two: list[Lender]
+) -> None:
     block = an_id()
-    desk.allocate(block, MIB, two[0])
-    desk.ticket_ms = 0  # every ticket is out of date when it is shown, until one is not
+    directory.allocate(block, MIB, two[0])
+    directory.ticket_ms = 0  # every ticket is out of date when it is shown, until one is not
 
     class Later:
         def __init__(self) -> None:
@@ -268,8 +274,8 @@ def test_expired_tickets_are_renewed_on_the_way(desk: FakeDirectory, blocks: Blo
 
         def call(self, op: str, **arguments: object) -> dict[str, object]:
             self.calls += 1
-            desk.ticket_ms = 60_000 if self.calls >= 3 else 0
-            return desk.call(op, **arguments)
+            directory.ticket_ms = 60_000 if self.calls >= 3 else 0
+            return directory.call(op, **arguments)
 
     later = Later()
     patient = BlockClient(later, retry_seconds=10)
@@ -280,12 +286,12 @@ def test_expired_tickets_are_renewed_on_the_way(desk: FakeDirectory, blocks: Blo
     two[0].free(f"{block}:1")
 
 
-def test_a_deallocated_block_is_not_found(desk: FakeDirectory, blocks: BlockClient, two: list[Lender]) -> None:
+def test_a_deallocated_block_is_not_found(directory: FakeDirectory, blocks: BlockClient, two: list[Lender]) -> None:
     block = an_id()
-    desk.allocate(block, MIB, two[0])
+    directory.allocate(block, MIB, two[0])
     blocks.write(block, b"x")
     two[0].free(f"{block}:1")
-    del desk.blocks[block]
+    del directory.blocks[block]
     with pytest.raises(NotFound):
         blocks.read(block, 1)
 
@@ -295,13 +301,13 @@ def test_a_deallocated_block_is_not_found(desk: FakeDirectory, blocks: BlockClie
 
 @pytest.mark.parametrize("seed", range(3))
 def test_any_story_of_reads_writes_moves_and_faults_ends_as_the_model(
-    desk: FakeDirectory, blocks: BlockClient, two: list[Lender], seed: int
+    directory: FakeDirectory, blocks: BlockClient, two: list[Lender], seed: int
 ) -> None:
     luck = random.Random(seed)
-    desk.use_path = seed % 2 == 0
+    directory.use_path = seed % 2 == 0
     block = an_id()
     size = luck.choice([100, CHUNK_BYTES, 3 * CHUNK_BYTES + 1234])
-    desk.allocate(block, size, two[0])
+    directory.allocate(block, size, two[0])
     model = bytearray(size)
     at_now = 0
     for _ in range(120):
@@ -324,7 +330,7 @@ def test_any_story_of_reads_writes_moves_and_faults_ends_as_the_model(
             assert found == [model[at : at + min(50, size - at)] for at, _ in asks]
         elif deed == "move":
             at_now = 1 - at_now
-            assert not desk.move(block, two[at_now]).problem
+            assert not directory.move(block, two[at_now]).problem
         elif deed == "kill":
             luck.choice(two).kill_server()
         elif deed == "cut":
@@ -333,12 +339,12 @@ def test_any_story_of_reads_writes_moves_and_faults_ends_as_the_model(
                     with contextlib.suppress(OSError):
                         channel.sock.shutdown(socket.SHUT_RDWR)
         else:
-            lender, copy, _ = desk.blocks[block]["places"][0]
+            lender, copy, _ = directory.blocks[block]["places"][0]
             lender.free(copy)
             block = an_id()
-            desk.allocate(block, size, two[at_now])
+            directory.allocate(block, size, two[at_now])
             model = bytearray(size)
     assert blocks.read(block, size) == model
-    lender, copy, _ = desk.blocks[block]["places"][0]
+    lender, copy, _ = directory.blocks[block]["places"][0]
     lender.free(copy)
     assert [wait_for(lambda one=one: one.served).copies for one in two] == [(), ()]

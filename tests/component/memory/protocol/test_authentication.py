@@ -49,24 +49,24 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Lender]]:
 
 
 @pytest.fixture
-def desk() -> FakeDirectory:
-    desk = FakeDirectory()
-    desk.use_path = False
-    return desk
+def directory() -> FakeDirectory:
+    directory = FakeDirectory()
+    directory.use_path = False
+    return directory
 
 
-def test_everything_works_encrypted_through_a_crash_and_a_move(desk: FakeDirectory, two: list[Lender]) -> None:
-    blocks = BlockClient(desk, retry_seconds=30)
+def test_everything_works_encrypted_through_a_crash_and_a_move(directory: FakeDirectory, two: list[Lender]) -> None:
+    blocks = BlockClient(directory, retry_seconds=30)
     size = 5 * CHUNK_BYTES + 77
     data = os.urandom(size)
-    desk.allocate("b", size, two[0])
+    directory.allocate("b", size, two[0])
     assert two[0].served.endpoint.fingerprint
     blocks.write("b", data)
     assert blocks.read("b", size) == data
     assert blocks.read("b", 4096, 3) == data[3:4099]
     two[0].kill_server()
     assert blocks.read("b", size) == data
-    assert not desk.move("b", two[1]).problem
+    assert not directory.move("b", two[1]).problem
     blocks.write("b", b"!", CHUNK_BYTES)
     assert (
         blocks.read("b", 3, CHUNK_BYTES - 1)
@@ -98,10 +98,12 @@ def test_the_private_key_is_in_no_file(two: list[Lender]) -> None:
             assert b"PRIVATE KEY" not in path.read_bytes()
 
 
-def test_a_server_is_started_again_when_the_network_is_trusted_no_more(tmp_path: Path, desk: FakeDirectory) -> None:
+def test_a_server_is_started_again_when_the_network_is_trusted_no_more(
+    tmp_path: Path, directory: FakeDirectory
+) -> None:
     with lenders(tmp_path / "memory") as (lender,):
-        blocks = BlockClient(desk, retry_seconds=30)
-        desk.allocate("b", CHUNK_BYTES, lender)
+        blocks = BlockClient(directory, retry_seconds=30)
+        directory.allocate("b", CHUNK_BYTES, lender)
         blocks.write("b", b"kept")
         assert not lender.served.endpoint.fingerprint
         lender._order = dict(zip(("certificate", "private_key"), a_certificate(), strict=True))

@@ -222,11 +222,11 @@ def test_a_steady_reader_that_takes_nothing_sees_each_chunk_as_it_was_at_one_mom
 
 
 def test_readers_and_writers_of_the_same_chunks_never_see_a_mixture(lender: Lender) -> None:
-    desk = FakeDirectory()
-    desk.use_path = False
-    desk.allocate("same", 32 * CHUNK_BYTES, lender)
+    directory = FakeDirectory()
+    directory.use_path = False
+    directory.allocate("same", 32 * CHUNK_BYTES, lender)
     versions = [bytes([number]) * CHUNK_BYTES for number in (1, 2, 3)]
-    writer, reader = BlockClient(desk), BlockClient(desk)
+    writer, reader = BlockClient(directory), BlockClient(directory)
     writer.write("same", versions[0] * 32)
     enough = threading.Event()
 
@@ -250,14 +250,14 @@ def test_readers_and_writers_of_the_same_chunks_never_see_a_mixture(lender: Lend
 
 
 def test_sixty_four_clients_at_once(lender: Lender) -> None:
-    desk = FakeDirectory()
-    desk.use_path = False
-    desk.allocate("many", 64 * CHUNK_BYTES, lender)
-    found = desk.call("find_block", block_id="many")
+    directory = FakeDirectory()
+    directory.use_path = False
+    directory.allocate("many", 64 * CHUNK_BYTES, lender)
+    found = directory.call("find_block", block_id="many")
     barrier = threading.Barrier(64, timeout=30)
 
     def one_client(number: int) -> None:
-        blocks = BlockClient(desk)
+        blocks = BlockClient(directory)
         blocks.add_location(found)
         mine = bytes([number]) * CHUNK_BYTES
         blocks.write("many", mine, number * CHUNK_BYTES)

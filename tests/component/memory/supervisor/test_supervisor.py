@@ -31,13 +31,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def desk() -> FakeDirectory:
+def directory() -> FakeDirectory:
     return FakeDirectory()
 
 
 @pytest.fixture
-def blocks(desk: FakeDirectory) -> Iterator[BlockClient]:
-    blocks = BlockClient(desk, retry_seconds=30)
+def blocks(directory: FakeDirectory) -> Iterator[BlockClient]:
+    blocks = BlockClient(directory, retry_seconds=30)
     yield blocks
     blocks.close()
 
@@ -71,10 +71,10 @@ def test_the_server_is_a_process_that_needs_nobody(lender: Lender) -> None:
 
 
 def test_a_killed_server_loses_nothing_and_the_writer_only_waits(
-    desk: FakeDirectory, blocks: BlockClient, lender: Lender
+    directory: FakeDirectory, blocks: BlockClient, lender: Lender
 ) -> None:
     size = 8 * MIB
-    desk.allocate("b", size, lender)
+    directory.allocate("b", size, lender)
     life, port = lender.served.endpoint.incarnation, lender.served.endpoint.port
     acknowledged: list[tuple[int, bytes]] = []
     enough = threading.Event()
@@ -107,9 +107,11 @@ def test_a_killed_server_loses_nothing_and_the_writer_only_waits(
     assert lender.served.copies == ("b:1",)
 
 
-def test_a_reader_sees_a_killed_server_as_a_delay(desk: FakeDirectory, blocks: BlockClient, lender: Lender) -> None:
-    desk.use_path = False
-    desk.allocate("b", 16 * MIB, lender)
+def test_a_reader_sees_a_killed_server_as_a_delay(
+    directory: FakeDirectory, blocks: BlockClient, lender: Lender
+) -> None:
+    directory.use_path = False
+    directory.allocate("b", 16 * MIB, lender)
     data = os.urandom(MIB) * 16
     blocks.write("b", data)
     for _ in range(3):
@@ -121,9 +123,9 @@ def test_a_reader_sees_a_killed_server_as_a_delay(desk: FakeDirectory, blocks: B
 
 
 def test_a_new_keeper_adopts_the_server_that_outlived_the_last(
-    desk: FakeDirectory, blocks: BlockClient, folder: Path, lender: Lender
+    directory: FakeDirectory, blocks: BlockClient, folder: Path, lender: Lender
 ) -> None:
-    desk.allocate("b", 3 * CHUNK_BYTES, lender)
+    directory.allocate("b", 3 * CHUNK_BYTES, lender)
     blocks.write("b", b"kept" * 1000)
     before, pid = lender.served, lender.pid
     lender.leave()
@@ -154,10 +156,10 @@ def _is_zombie(pid: int) -> bool:
 
 
 def test_when_both_are_gone_it_is_another_life_and_only_disk_copies_are_left(
-    desk: FakeDirectory, folder: Path, blocks: BlockClient, lender: Lender
+    directory: FakeDirectory, folder: Path, blocks: BlockClient, lender: Lender
 ) -> None:
-    desk.allocate("ram", CHUNK_BYTES, lender)
-    desk.allocate("disk", 2 * CHUNK_BYTES + 5, lender, on_disk=True)
+    directory.allocate("ram", CHUNK_BYTES, lender)
+    directory.allocate("disk", 2 * CHUNK_BYTES + 5, lender, on_disk=True)
     blocks.write("ram", b"r" * CHUNK_BYTES)
     blocks.write("disk", b"d" * (2 * CHUNK_BYTES + 5))
     blocks.write("disk", b"over", 7)
@@ -192,7 +194,9 @@ asyncio.run(main())
 """
 
 
-def test_a_killed_agent_leaves_its_server_to_the_next(desk: FakeDirectory, folder: Path, blocks: BlockClient) -> None:
+def test_a_killed_agent_leaves_its_server_to_the_next(
+    directory: FakeDirectory, folder: Path, blocks: BlockClient
+) -> None:
     agent = subprocess.Popen([sys.executable, "-c", AGENT, str(folder)], stdout=subprocess.PIPE)
     assert agent.stdout is not None
     assert agent.stdout.readline() == b"ready\n"
@@ -205,7 +209,7 @@ def test_a_killed_agent_leaves_its_server_to_the_next(desk: FakeDirectory, folde
         pid = lender.pid
         assert lender.open().endpoint.port == lender.served.endpoint.port
         assert lender.pid == pid
-        desk.allocate("b", CHUNK_BYTES, lender)
+        directory.allocate("b", CHUNK_BYTES, lender)
         blocks.write("b", b"x" * 10)
         assert blocks.read("b", 12) == b"x" * 10 + b"\0\0"
     finally:
@@ -231,10 +235,12 @@ def test_a_second_supervisor_reports_that_the_folder_is_in_use(folder: Path, len
     assert lender.served is not None
 
 
-def test_frees_that_come_together_are_told_together(desk: FakeDirectory, blocks: BlockClient, lender: Lender) -> None:
+def test_frees_that_come_together_are_told_together(
+    directory: FakeDirectory, blocks: BlockClient, lender: Lender
+) -> None:
     names = [f"b{number}" for number in range(200)]
     for name in names:
-        desk.allocate(name, 4096, lender)
+        directory.allocate(name, 4096, lender)
     blocks.write_many([(name, name.encode(), 0) for name in names])
     assert len(lender.served.copies) == 200
 
@@ -250,10 +256,10 @@ def test_frees_that_come_together_are_told_together(desk: FakeDirectory, blocks:
 
 
 def test_a_hold_that_runs_out_lets_go_of_memory_and_begins_another_life(
-    desk: FakeDirectory, blocks: BlockClient, lender: Lender
+    directory: FakeDirectory, blocks: BlockClient, lender: Lender
 ) -> None:
-    desk.allocate("b", 4 * MIB, lender)
-    desk.allocate("d", CHUNK_BYTES, lender, on_disk=True)
+    directory.allocate("b", 4 * MIB, lender)
+    directory.allocate("d", CHUNK_BYTES, lender, on_disk=True)
     blocks.write("b", b"x" * 4 * MIB)
     blocks.write("d", b"y" * CHUNK_BYTES)
     wait_for(lambda: lender.supervisor.resident_bytes >= 4 * MIB)
@@ -268,12 +274,12 @@ def test_a_hold_that_runs_out_lets_go_of_memory_and_begins_another_life(
     assert blocks.read("d", 3) == b"yyy"
 
 
-def test_a_server_without_a_keeper_keeps_its_hold_too(desk: FakeDirectory, lender: Lender) -> None:
-    desk.allocate("b", MIB, lender)
-    impatient = BlockClient(desk, retry_seconds=0.2)
+def test_a_server_without_a_keeper_keeps_its_hold_too(directory: FakeDirectory, lender: Lender) -> None:
+    directory.allocate("b", MIB, lender)
+    impatient = BlockClient(directory, retry_seconds=0.2)
     impatient.write("b", b"x" * MIB)
     pid = lender.pid
-    before = desk.call("find_block", block_id="b")
+    before = directory.call("find_block", block_id="b")
     lender.call(lambda: lender.supervisor.extend_hold(boot_ms() + 300))
     lender.leave()
 
@@ -299,31 +305,31 @@ def test_a_server_without_a_keeper_keeps_its_hold_too(desk: FakeDirectory, lende
 
 
 def test_a_server_that_nobody_comes_for_lets_go_of_what_has_ended_and_then_of_itself(
-    desk: FakeDirectory, folder: Path, blocks: BlockClient
+    directory: FakeDirectory, folder: Path, blocks: BlockClient
 ) -> None:
     with lenders(folder, unsupervised_ms=100) as (lender,):
-        desk.ends_boot_ms = boot_ms() + 600
-        desk.allocate("ending", CHUNK_BYTES, lender)
+        directory.ends_boot_ms = boot_ms() + 600
+        directory.allocate("ending", CHUNK_BYTES, lender)
         blocks.write("ending", b"e")
         pid = lender.pid
         lender.leave()
         assert blocks.read("ending", 1) == b"e"
         wait_for(lambda: not Path(f"/proc/{pid}").exists() or _is_zombie(pid))
-        assert boot_ms() >= desk.ends_boot_ms
+        assert boot_ms() >= directory.ends_boot_ms
 
 
 def test_a_server_that_nobody_comes_for_keeps_what_has_not_ended(
-    desk: FakeDirectory, folder: Path, blocks: BlockClient
+    directory: FakeDirectory, folder: Path, blocks: BlockClient
 ) -> None:
     with lenders(folder, unsupervised_ms=50) as (lender,):
-        desk.allocate("kept", CHUNK_BYTES, lender)
+        directory.allocate("kept", CHUNK_BYTES, lender)
         blocks.write("kept", b"k")
-        desk.ends_boot_ms = boot_ms() + 300
-        desk.allocate("ending", CHUNK_BYTES, lender)
+        directory.ends_boot_ms = boot_ms() + 300
+        directory.allocate("ending", CHUNK_BYTES, lender)
         blocks.write("ending", b"e")
         pid = lender.pid
         lender.leave()
-        wait_for(lambda: boot_ms() > desk.ends_boot_ms + 700)
+        wait_for(lambda: boot_ms() > directory.ends_boot_ms + 700)
         lender.run(lender.supervisor.start())
         assert lender.pid == pid
         assert lender.served.copies == ("kept:1",)
@@ -340,8 +346,8 @@ def test_a_server_that_cannot_listen_says_why(folder: Path) -> None:
         lender.close()
 
 
-def test_numbers_say_what_was_done(desk: FakeDirectory, blocks: BlockClient, lender: Lender) -> None:
-    desk.allocate("b", MIB, lender)
+def test_numbers_say_what_was_done(directory: FakeDirectory, blocks: BlockClient, lender: Lender) -> None:
+    directory.allocate("b", MIB, lender)
     blocks.write("b", b"x" * MIB)
     blocks.read("b", MIB)
     numbers = wait_for(lambda: (found := lender.call(lender.supervisor.stats))["reads"] >= 4 and found)
@@ -351,10 +357,12 @@ def test_numbers_say_what_was_done(desk: FakeDirectory, blocks: BlockClient, len
     assert numbers["copies"] == 1
 
 
-def test_nothing_is_left_in_shared_memory_or_running(folder: Path, desk: FakeDirectory, blocks: BlockClient) -> None:
+def test_nothing_is_left_in_shared_memory_or_running(
+    folder: Path, directory: FakeDirectory, blocks: BlockClient
+) -> None:
     before = set(os.listdir("/dev/shm"))
     with lenders(folder) as (lender,):
-        desk.allocate("b", MIB, lender)
+        directory.allocate("b", MIB, lender)
         blocks.write("b", b"x" * MIB)
         pid = lender.pid
     assert not Path(f"/proc/{pid}").exists()
@@ -363,9 +371,9 @@ def test_nothing_is_left_in_shared_memory_or_running(folder: Path, desk: FakeDir
 
 def test_a_server_is_ended_whatever_it_holds_when_its_node_is_stopped(tmp_path: Path) -> None:
     with lenders(tmp_path / "memory") as (lender,):
-        desk = FakeDirectory()
-        blocks = BlockClient(desk)
-        desk.allocate("b1", 1000, lender)
+        directory = FakeDirectory()
+        blocks = BlockClient(directory)
+        directory.allocate("b1", 1000, lender)
         blocks.write("b1", b"x" * 1000)
         blocks.close()
         pid = lender.pid
@@ -377,14 +385,16 @@ def test_a_server_is_ended_whatever_it_holds_when_its_node_is_stopped(tmp_path: 
 def test_a_block_that_was_never_used_is_there_under_the_next_server(tmp_path: Path) -> None:
     """The first server ends because it holds nothing; what was only granted is as good as before."""
     with lenders(tmp_path / "memory") as (lender,):
-        desk = FakeDirectory()
-        desk.use_path = False
-        found = desk.allocate("b1", 1000, lender)
+        directory = FakeDirectory()
+        directory.use_path = False
+        found = directory.allocate("b1", 1000, lender)
         lender.leave()
         lender.run(lender.supervisor.start())
         lender.open()
-        blocks = BlockClient(desk)
+        blocks = BlockClient(directory)
         blocks.add_location(found)
         assert blocks.read("b1", 10) == bytes(10)
-        assert desk.call("find_block", block_id="b1")["places"][0]["incarnation"] == found["places"][0]["incarnation"]
+        assert (
+            directory.call("find_block", block_id="b1")["places"][0]["incarnation"] == found["places"][0]["incarnation"]
+        )
         blocks.close()
