@@ -59,11 +59,11 @@ from distributed_grid.server.ray.attachment import RayAttachment
 from distributed_grid.server.ray.reconciler import EngineReconciler
 from distributed_grid.server.rest.listener import RestListener, RestServices
 from distributed_grid.server.rpc.connection import Connection
-from distributed_grid.server.rpc.dispatch import Dispatcher, NodeMemoryDispatcher, answer_table
+from distributed_grid.server.rpc.dispatcher import Dispatcher, NodeMemoryDispatcher, answer_table
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
 from distributed_grid.server.services.boosts import BoostService
-from distributed_grid.server.services.control_plane import ControlPlaneService
 from distributed_grid.server.services.conversion import RequestConverter
+from distributed_grid.server.services.daemon import DaemonService
 from distributed_grid.server.services.jobs import JobService
 from distributed_grid.server.services.leases import LeaseService
 from distributed_grid.server.services.memory import MemoryService
@@ -161,10 +161,10 @@ class Daemon:
             agents=self._agents,
             on_request=self._idle_timer.reset,
         )
-        control_plane = ControlPlaneService(self._state_dir, self._selected, grid, self._idle_timer, self._listener)
+        daemon = DaemonService(self._state_dir, self._selected, grid, self._idle_timer, self._listener)
         self._dispatcher = Dispatcher(
             answer_table(
-                control_plane=control_plane,
+                daemon=daemon,
                 nodes=nodes,
                 leases=leases,
                 boosts=boosts,

@@ -1,4 +1,4 @@
-"""The control plane itself: greeting, version and config handover, information, keeping it running, stopping it."""
+"""Requests about the daemon: greeting, handover, information, keeping it running, stopping it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NetworkListener(Protocol):
         """Let the next control plane listen where the config says."""
 
 
-class ControlPlaneService:
+class DaemonService:
     """Answers the requests about the daemon."""
 
     def __init__(

@@ -16,7 +16,7 @@ from distributed_grid.server.access.admission import Admission
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.rpc.connection import Connection, encode_answer
 from distributed_grid.server.services.boosts import BoostService
-from distributed_grid.server.services.control_plane import ControlPlaneService
+from distributed_grid.server.services.daemon import DaemonService
 from distributed_grid.server.services.jobs import FileSink, JobService
 from distributed_grid.server.services.leases import LeaseService
 from distributed_grid.server.services.memory import MemoryService
@@ -31,7 +31,7 @@ ProgressTable = Mapping[type[requests.Message], Callable[[Any, Caller, Report], 
 
 def answer_table(
     *,
-    control_plane: ControlPlaneService,
+    daemon: DaemonService,
     nodes: NodeService,
     leases: LeaseService,
     boosts: BoostService,
@@ -42,11 +42,11 @@ def answer_table(
 ) -> AnswerTable:
     """Which method answers which request."""
     return {
-        requests.ClientHello: lambda op, caller: control_plane.hello(op),
-        requests.GetDaemonInfo: lambda op, caller: control_plane.info(),
-        requests.GetConfig: lambda op, caller: control_plane.config(),
-        requests.KeepRunning: lambda op, caller: control_plane.keep_running(op),
-        requests.StopDaemon: lambda op, caller: control_plane.stop(),
+        requests.ClientHello: lambda op, caller: daemon.hello(op),
+        requests.GetDaemonInfo: lambda op, caller: daemon.info(),
+        requests.GetConfig: lambda op, caller: daemon.config(),
+        requests.KeepRunning: lambda op, caller: daemon.keep_running(op),
+        requests.StopDaemon: lambda op, caller: daemon.stop(),
         requests.GetStatus: lambda op, caller: nodes.status(),
         requests.RequestLease: leases.request_and_wait,
         requests.ReleaseLease: leases.release,
