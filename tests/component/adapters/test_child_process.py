@@ -68,7 +68,7 @@ def slow_once(tmp_path: Path) -> tuple[str, Path]:
     """An interpreter that hangs the first time, and the file that tells that it was started."""
     python, started = tmp_path / "python", tmp_path / "started"
     python.write_text(
-        f'#!/bin/sh\nif [ -e {started} ]; then exec {sys.executable} "$@"; fi\ntouch {started}\nexec cat >/dev/null\n'
+        f'#!/bin/sh\nif [ -e {started} ]; then exec {sys.executable} "$@"; fi\ntouch {started}\ncat >/dev/null\n'
     )
     python.chmod(0o755)
     return str(python), started
