@@ -25,6 +25,7 @@ settings.load_profile("grid")
 LABS = {"tests/lab/hosts/": "ssh-lab", "tests/lab/ray/": "ray-lab"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With `--dist loadgroup` a file runs in one worker, and so do all tests of a lab: they share a grid or a lab."""
     for item in items:
