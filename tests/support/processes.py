@@ -1,7 +1,7 @@
 """Processes of a test, found by a folder that only it uses; and their end, should a test run be interrupted.
 
 `python -I -S processes.py FOLDER` is the janitor of a test run: it waits until its standard input is closed, which
-happens however the run ends, and then ends whatever still names the run's temporary folder.
+happens however the run ends, and then ends whatever still uses the run's temporary folder.
 """
 
 from __future__ import annotations
@@ -41,13 +41,25 @@ def processes_naming(text: str) -> list[int]:
     return found
 
 
+def processes_using(folder: str) -> list[int]:
+    """Processes that name this folder, or have a file in it open, as a memory server has its log."""
+    found = set(processes_naming(folder))
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):
+                files = (os.readlink(f"/proc/{name}/fd/{fd}") for fd in os.listdir(f"/proc/{name}/fd"))
+                if any(file.startswith(f"{folder}/") for file in files):
+                    found.add(int(name))
+    return sorted(found)
+
+
 def main(folder: str) -> None:
     """Wait for the end of the test run, then end what it left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
     for _ in range(ROUNDS):
-        left = processes_naming(folder)
+        left = processes_using(folder)
         if not left:
             return
         for pid in left:
