@@ -36,7 +36,7 @@ _encoder = msgspec.msgpack.Encoder()
 _LENGTH = struct.Struct(">I")
 
 
-class Command(Struct, frozen=True, tag=True):
+class ChildCommand(Struct, frozen=True, tag=True):
     """Base of what a child is told."""
 
 
@@ -61,7 +61,7 @@ T = TypeVar("T")
 A = TypeVar("A", bound=Answer)
 
 
-def encode_frame(message: Command | Report) -> bytes:
+def encode_frame(message: ChildCommand | Report) -> bytes:
     """A message as it travels."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
@@ -82,7 +82,7 @@ async def read_frame(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Deco
 
 
 class _Request(Struct):
-    command: Command
+    command: ChildCommand
     on_step: Say
     answer: asyncio.Future[Answer]
     resend: bool
@@ -140,18 +140,18 @@ class ChildProcess(Generic[T]):
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
-    def write(self, command: Command) -> None:
+    def write(self, command: ChildCommand) -> None:
         """Send a command, if there is a child."""
         if self._writer is not None:
             self._writer.write(encode_frame(command))
 
-    def mark_ready(self, desired_state: Iterable[Command]) -> None:
+    def mark_ready(self, desired_state: Iterable[ChildCommand]) -> None:
         """The child can work: send it the desired state, then the requests that wait, then whatever comes."""
         self._is_ready = True
         for command in (*desired_state, *(request.command for request in self._requests.values())):
             self.write(command)
 
-    def send(self, command: Command) -> None:
+    def send(self, command: ChildCommand) -> None:
         """Send a command to a child that is ready; without one it is dropped."""
         if self._is_ready:
             self.write(command)
@@ -159,7 +159,7 @@ class ChildProcess(Generic[T]):
     async def request(
         self,
         answer: type[A],
-        command: Callable[[int], Command],
+        command: Callable[[int], ChildCommand],
         *,
         seconds: float | None = None,
         on_step: Say = lambda step: None,

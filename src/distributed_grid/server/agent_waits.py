@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from distributed_grid.adapters.child_process import Say
-from distributed_grid.adapters.node.messages import AgentLinkChanged
+from distributed_grid.adapters.node.node_messages import AgentLinkChanged
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import NodeState

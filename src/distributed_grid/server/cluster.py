@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from distributed_grid.adapters.child_process import Say
-from distributed_grid.adapters.node.messages import NodeFacts
+from distributed_grid.adapters.node.node_messages import NodeFacts
 from distributed_grid.adapters.ray.engine import RayEngine
-from distributed_grid.adapters.ssh.messages import Hop, SshTarget, parse_jump
 from distributed_grid.adapters.ssh.process import SshProcess
+from distributed_grid.adapters.ssh.worker_messages import Hop, SshTarget, parse_jump
 from distributed_grid.api import requests
 from distributed_grid.config import ClusterConfig, NodeConfig
 from distributed_grid.control.grid import Grid
@@ -23,7 +23,7 @@ from distributed_grid.domain.events import NodeDrained, NodeStopped, NodeWanted
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import GridError, NotFound, Refused
 from distributed_grid.server.agent_waits import wait_until_alive, wait_until_drained
-from distributed_grid.server.ray.cluster import RayCluster
+from distributed_grid.server.ray.ray_cluster import RayCluster
 from distributed_grid.server.ray.reconciler import EngineReconciler
 from distributed_grid.state_dir import StateDir, machine_id
 

@@ -18,9 +18,9 @@ import signal
 from typing import Any
 
 from distributed_grid import __version__
-from distributed_grid.adapters.child_process import Command
+from distributed_grid.adapters.child_process import ChildCommand
 from distributed_grid.adapters.clock import GridClock, load_anchor, save_anchor
-from distributed_grid.adapters.node.messages import AgentLinkChanged
+from distributed_grid.adapters.node.node_messages import AgentLinkChanged
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.adapters.probes.nvml import GpuProbe
 from distributed_grid.adapters.ray.engine import RayEngine
@@ -58,8 +58,8 @@ from distributed_grid.server.ray.attached_nodes import AttachedNodeSync
 from distributed_grid.server.ray.attachment import RayAttachment
 from distributed_grid.server.ray.reconciler import EngineReconciler
 from distributed_grid.server.rest.listener import RestListener, RestServices
-from distributed_grid.server.rpc.connection import Connection
 from distributed_grid.server.rpc.dispatcher import Dispatcher, NodeMemoryDispatcher, answer_table
+from distributed_grid.server.rpc.socket_connection import Connection
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
 from distributed_grid.server.services.boosts import BoostService
 from distributed_grid.server.services.conversion import RequestConverter
@@ -253,7 +253,7 @@ class Daemon:
         save_anchor(self._state_dir, self._clock.anchor())
         log.info("stopped")
 
-    def _on_ray_connected(self) -> list[Command]:
+    def _on_ray_connected(self) -> list[ChildCommand]:
         self._reconciler.compare_soon()
         return self._attachment.nodes.desired_state()
 

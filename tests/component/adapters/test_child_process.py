@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from distributed_grid.adapters.child_process import ChildProcess
-from distributed_grid.adapters.node.messages import RunFinished
-from distributed_grid.adapters.ssh.messages import REPORTS, Hop, RunOnNode, Settings, SshReport, SshTarget
+from distributed_grid.adapters.node.node_messages import RunFinished
+from distributed_grid.adapters.ssh.worker_messages import REPORTS, Hop, RunOnNode, Settings, SshReport, SshTarget
 from distributed_grid.errors import Unreachable
 
 MODULE = "distributed_grid.adapters.ssh.worker"

@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 import pytest
 
+from distributed_grid.adapters.ray.driver_messages import Connect
 from distributed_grid.adapters.ray.engine import RayEngine
-from distributed_grid.adapters.ray.messages import Connect
 from distributed_grid.errors import Unreachable
 from distributed_grid.ports import Engine
 from tests.support.engine_contract import EngineContract

@@ -26,7 +26,7 @@ from packaging.utils import canonicalize_name
 
 from distributed_grid.adapters.child_process import Say
 from distributed_grid.adapters.node import wheels
-from distributed_grid.adapters.node.messages import NodeFacts, NodeOperationFailed
+from distributed_grid.adapters.node.node_messages import NodeFacts, NodeOperationFailed
 from distributed_grid.adapters.node.script_session import ScriptSession
 from distributed_grid.adapters.node.wheels import Wheel, python_minor
 

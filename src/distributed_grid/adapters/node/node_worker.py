@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from distributed_grid.adapters.child_process import Say, StepDone
 from distributed_grid.adapters.node.installation import facts_of, inspect
-from distributed_grid.adapters.node.messages import (
+from distributed_grid.adapters.node.node_messages import (
     AgentLinkChanged,
     NodeFacts,
     NodeOperationFailed,

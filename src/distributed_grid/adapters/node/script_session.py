@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed_grid.adapters.child_process import Say
-from distributed_grid.adapters.node.messages import NodeOperationFailed
+from distributed_grid.adapters.node.node_messages import NodeOperationFailed
 
 ASK_SECONDS, EXIT_SECONDS = 120.0, 2.0
 MAX_ANSWER_BYTES = 1024 * 1024

@@ -27,7 +27,7 @@ from packaging import tags
 from packaging.utils import canonicalize_name
 
 from distributed_grid import __version__
-from distributed_grid.adapters.node.messages import NodeFacts, NodeOperationFailed
+from distributed_grid.adapters.node.node_messages import NodeFacts, NodeOperationFailed
 
 AGENT_PACKAGES = ("msgspec", "psutil", "websockets", "nvidia-ml-py", "click", "xxhash", "lz4")
 DOWNLOAD_SECONDS = 300.0

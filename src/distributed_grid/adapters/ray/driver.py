@@ -18,12 +18,12 @@ from msgspec.structs import replace
 
 from distributed_grid.adapters.child_process import Report, Say, encode_frame, read_frame, run_child
 from distributed_grid.adapters.node import installation
-from distributed_grid.adapters.node.messages import AgentLinkChanged, DropAgentLink, NodeTarget, RunFinished
+from distributed_grid.adapters.node.node_messages import AgentLinkChanged, DropAgentLink, NodeTarget, RunFinished
 from distributed_grid.adapters.node.node_worker import NodeWorker
 from distributed_grid.adapters.node.script_session import ScriptSession
 from distributed_grid.adapters.ray import placement_group_actor
-from distributed_grid.adapters.ray.connection import RayConnectError, connect, is_connected
-from distributed_grid.adapters.ray.messages import (
+from distributed_grid.adapters.ray.cluster_connection import RayConnectError, connect, is_connected
+from distributed_grid.adapters.ray.driver_messages import (
     AWAY,
     COMMANDS,
     AttachedNode,

@@ -12,9 +12,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from distributed_grid.adapters.child_process import Answer, ChildProcess, Command, Say
-from distributed_grid.adapters.node.messages import AgentLinkChanged, RunFinished
-from distributed_grid.adapters.ray.messages import (
+from distributed_grid.adapters.child_process import Answer, ChildCommand, ChildProcess, Say
+from distributed_grid.adapters.node.node_messages import AgentLinkChanged, RunFinished
+from distributed_grid.adapters.ray.driver_messages import (
     AWAY,
     REPORTS,
     AttachedNode,
@@ -53,7 +53,7 @@ class RayEngine:
     def __init__(
         self,
         *,
-        on_connected: Callable[[], Iterable[Command]] = lambda: (),
+        on_connected: Callable[[], Iterable[ChildCommand]] = lambda: (),
         on_link: Callable[[AgentLinkChanged], None] = lambda link: None,
     ) -> None:
         self._on_connected, self._on_link = on_connected, on_link
@@ -101,7 +101,7 @@ class RayEngine:
         self._packages = PackageSettings(environ or self._packages.environ, wheels)
         self.send(self._packages)
 
-    def send(self, command: Command) -> None:
+    def send(self, command: ChildCommand) -> None:
         """Send a command to the child, if it is connected: what must be sent again is the caller's to send."""
         self._child.send(command)
 
@@ -156,7 +156,7 @@ class RayEngine:
         if closed.problem:
             raise Unreachable(f"Ray could not be cleared: {closed.problem}")
 
-    async def _request(self, answer: type[A], command: Callable[[int], Command], seconds: float) -> A:
+    async def _request(self, answer: type[A], command: Callable[[int], ChildCommand], seconds: float) -> A:
         self._check_connected()
         try:
             return await self._child.request(answer, command, seconds=seconds)

@@ -15,11 +15,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from distributed_grid.adapters.node.messages import NodeOperationFailed
+from distributed_grid.adapters.node.node_messages import NodeOperationFailed
 from distributed_grid.adapters.node.node_worker import Listener, NodeConnection, NodeTransport, ServeConnection
 from distributed_grid.adapters.node.script_session import SCRIPT, ScriptSession
 from distributed_grid.adapters.ray import node_actor
-from distributed_grid.adapters.ray.messages import AttachedNode
+from distributed_grid.adapters.ray.driver_messages import AttachedNode
 from distributed_grid.adapters.ray.node_actor import CHUNK_BYTES, POLL_SECONDS, NodeActor
 
 ACTOR_PREFIX = "grid-node-"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from distributed_grid.adapters.child_process import ChildProcess, Say
-from distributed_grid.adapters.node.messages import AgentLinkChanged, DropAgentLink, LinkStates, RunFinished
-from distributed_grid.adapters.ssh.messages import (
+from distributed_grid.adapters.node.node_messages import AgentLinkChanged, DropAgentLink, LinkStates, RunFinished
+from distributed_grid.adapters.ssh.worker_messages import (
     REPORTS,
     ForwardPorts,
     KeepAgentLink,

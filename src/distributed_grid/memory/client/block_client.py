@@ -19,8 +19,8 @@ from distributed_grid.domain.blocks import MAX_BLOCK_BYTES
 from distributed_grid.errors import BadInput, Corrupt, ProtocolError, Refused, Unreachable
 from distributed_grid.memory.client.buffers import ReadBuffer
 from distributed_grid.memory.client.compression import AdaptiveCompression
-from distributed_grid.memory.client.connection import ConnectionBroken
 from distributed_grid.memory.client.connection_pool import BlockLocation, ConnectionPool, CopyLocation, parse_location
+from distributed_grid.memory.client.server_connection import ConnectionBroken
 from distributed_grid.memory.client.transfer import Move, RetryBudget, WriteProgress, transfer, transfer_many
 from distributed_grid.memory.client.transfer_queue import SMALL_BYTES, TransferQueue
 from distributed_grid.memory.protocol.frames import CHUNK_BYTES, FrameStatus, StatusError

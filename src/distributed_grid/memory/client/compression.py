@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 import lz4.block
 
 from distributed_grid.errors import BadInput
-from distributed_grid.memory.client.connection import ServerConnection
 from distributed_grid.memory.client.connection_pool import CopyLocation
+from distributed_grid.memory.client.server_connection import ServerConnection
 from distributed_grid.memory.client.transfer_queue import SMALL_BYTES, TransferQueue
 from distributed_grid.memory.protocol.frames import CHUNK_BYTES
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from distributed_grid.errors import ProtocolError
-from distributed_grid.memory.client.connection import ConnectionBroken, ServerConnection
+from distributed_grid.memory.client.server_connection import ConnectionBroken, ServerConnection
 from distributed_grid.memory.protocol.frames import MAX_HANDLES, FrameStatus, StatusError
 from distributed_grid.wire import Endpoint, Ticket
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Final
 
 from distributed_grid.errors import TimedOut
-from distributed_grid.memory.client.connection import ServerConnection
 from distributed_grid.memory.client.connection_pool import BlockLocation, ConnectionPool, CopyLocation
+from distributed_grid.memory.client.server_connection import ServerConnection
 from distributed_grid.memory.client.transfer_queue import TransferQueue
 
 MIN_RANGES_PER_TRANSFER: Final = 64  # fewer are not worth a second connection

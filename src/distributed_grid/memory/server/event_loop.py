@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from distributed_grid.memory.server.connection import ClientConnection
+from distributed_grid.memory.server.client_connection import ClientConnection
 from distributed_grid.memory.server.stream import ConnectionClosed
 from distributed_grid.posix.unix_sockets import short_path
 

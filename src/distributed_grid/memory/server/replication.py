@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from distributed_grid.errors import GridError
-from distributed_grid.memory.client.connection import ServerConnection
+from distributed_grid.memory.client.server_connection import ServerConnection
 from distributed_grid.memory.protocol.authentication import read_claims
 from distributed_grid.memory.protocol.control_messages import MakeReplica
 from distributed_grid.memory.protocol.frames import CHUNK_BYTES

@@ -42,7 +42,7 @@ from distributed_grid.memory.protocol.control_messages import (
     batches,
     close_all,
 )
-from distributed_grid.memory.server.connection import ClientConnection
+from distributed_grid.memory.server.client_connection import ClientConnection
 from distributed_grid.memory.server.copy_file import CopyFile, boot_id_bytes
 from distributed_grid.memory.server.copy_store import CopyStore
 from distributed_grid.memory.server.event_loop import EventLoop, listen_tcp, listen_unix

@@ -13,10 +13,10 @@ from collections.abc import Callable, Container, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from distributed_grid.adapters.child_process import Command, Say
-from distributed_grid.adapters.node.messages import AgentLinkChanged, DropAgentLink, LinkStates
+from distributed_grid.adapters.child_process import ChildCommand, Say
+from distributed_grid.adapters.node.node_messages import AgentLinkChanged, DropAgentLink, LinkStates
+from distributed_grid.adapters.ray.driver_messages import AttachedNode, KeepAttachedNode, RunOnAttachedNode
 from distributed_grid.adapters.ray.engine import RayEngine
-from distributed_grid.adapters.ray.messages import AttachedNode, KeepAttachedNode, RunOnAttachedNode
 from distributed_grid.config import ClusterConfig
 from distributed_grid.config_mapping import joined_node
 from distributed_grid.control.grid import Grid
@@ -109,7 +109,7 @@ class AttachedNodeSync(LinkStates):
         self.is_detaching = False
         self.kept: dict[str, AttachedNode] = {}
 
-    def desired_state(self) -> list[Command]:
+    def desired_state(self) -> list[ChildCommand]:
         """What a new child of the engine has to keep."""
         for name in self.kept:
             self.links[name] = AgentLinkChanged(name, "connecting")

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from distributed_grid.adapters.ray.driver_messages import Connect
 from distributed_grid.adapters.ray.engine import RayEngine
-from distributed_grid.adapters.ray.messages import Connect
-from distributed_grid.adapters.ssh.messages import PortForward, SshTarget
 from distributed_grid.adapters.ssh.process import SshProcess
+from distributed_grid.adapters.ssh.worker_messages import PortForward, SshTarget
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.engines import SSH, EngineRow
@@ -18,7 +18,7 @@ from distributed_grid.domain.events import EngineGivenUp, EngineWanted
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import GridError, Refused
 from distributed_grid.server.ray.credentials import RayCredentials
-from distributed_grid.server.ray.nodes import RayNodes, bracketed, security_risk
+from distributed_grid.server.ray.ray_nodes import RayNodes, bracketed, security_risk
 from distributed_grid.server.ray.reconciler import NAME, EngineReconciler
 from distributed_grid.state_dir import StateDir
 

@@ -14,7 +14,7 @@ from distributed_grid.control.views import View
 from distributed_grid.errors import GridError, ProtocolError, Refused
 from distributed_grid.server.access.admission import Admission
 from distributed_grid.server.access.tokens import Caller
-from distributed_grid.server.rpc.connection import Connection, encode_answer
+from distributed_grid.server.rpc.socket_connection import Connection, encode_answer
 from distributed_grid.server.services.boosts import BoostService
 from distributed_grid.server.services.daemon import DaemonService
 from distributed_grid.server.services.jobs import FileSink, JobService

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.adapters.node.messages import NodeFacts
+from distributed_grid.adapters.node.node_messages import NodeFacts
 from distributed_grid.adapters.node.script_session import SCRIPT
 from distributed_grid.adapters.node.wheels import gather_wheels, version_name
 from distributed_grid.adapters.ssh.transport import COMMAND

@@ -11,7 +11,7 @@ from io import BytesIO
 import pytest
 
 from distributed_grid import __version__
-from distributed_grid.adapters.node.messages import NodeFacts, NodeOperationFailed
+from distributed_grid.adapters.node.node_messages import NodeFacts, NodeOperationFailed
 from distributed_grid.adapters.node.wheels import (
     AGENT_PACKAGES,
     Wheel,

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from distributed_grid.memory.client.block_client import BlockClient
-from distributed_grid.memory.client.connection import ConnectionBroken, ServerConnection
+from distributed_grid.memory.client.server_connection import ConnectionBroken, ServerConnection
 from distributed_grid.memory.protocol.frames import CHUNK_BYTES
 from distributed_grid.wire import Endpoint
 from tests.component.memory.memory_servers import FakeDirectory, Lender, lenders, wait_for

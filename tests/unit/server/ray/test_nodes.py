@@ -6,7 +6,7 @@ import pytest
 
 from distributed_grid.config.sections import Ray
 from distributed_grid.errors import Refused
-from distributed_grid.server.ray.nodes import check_versions, security_risk, start_options
+from distributed_grid.server.ray.ray_nodes import check_versions, security_risk, start_options
 from tests.support.builders import a_capacity
 
 RAY = Ray(object_store_memory_bytes=123)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import asyncssh
 from asyncssh.public_key import get_default_certificate_algs, get_default_public_key_algs
 
-from distributed_grid.adapters.node.messages import NodeOperationFailed
-from distributed_grid.adapters.ssh.messages import Hop, SshTarget, parse_jump
+from distributed_grid.adapters.node.node_messages import NodeOperationFailed
+from distributed_grid.adapters.ssh.worker_messages import Hop, SshTarget, parse_jump
 
 if TYPE_CHECKING:
     from asyncssh.known_hosts import SSHKnownHosts

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distributed_grid.memory.client.block_client import BlockClient
-from distributed_grid.memory.client.connection import ConnectionBroken, Opened, ServerConnection
+from distributed_grid.memory.client.server_connection import ConnectionBroken, Opened, ServerConnection
 from distributed_grid.memory.client.transfer_queue import ChunkRange, TransferQueue
 from distributed_grid.memory.protocol.authentication import READ, WRITE, TicketClaims, client_proof, issue_ticket
 from distributed_grid.memory.protocol.frames import (
@@ -33,7 +33,7 @@ from distributed_grid.memory.protocol.frames import (
     StatusError,
     digest_of,
 )
-from distributed_grid.memory.server.connection import ClientConnection
+from distributed_grid.memory.server.client_connection import ClientConnection
 from distributed_grid.memory.server.copy_store import CopyStore
 from distributed_grid.memory.server.stream import ConnectionClosed
 from distributed_grid.memory.server.write_journal import SLOTS, WriteJournal

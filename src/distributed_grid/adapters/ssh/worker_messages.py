@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from distributed_grid.adapters.child_process import Command, Report, StepDone
-from distributed_grid.adapters.node.messages import AgentLinkChanged, DropAgentLink, NodeTarget, RunFinished
+from distributed_grid.adapters.child_process import ChildCommand, Report, StepDone
+from distributed_grid.adapters.node.node_messages import AgentLinkChanged, DropAgentLink, NodeTarget, RunFinished
 
 
 class Hop(Struct, frozen=True):
@@ -39,7 +39,7 @@ class SshTarget(NodeTarget, frozen=True, kw_only=True):
     python: str = ""
 
 
-class Settings(Command, frozen=True):
+class Settings(ChildCommand, frozen=True):
     """Of the user who typed a command: the agent with the keys, how packages are fetched. Kept in memory only."""
 
     auth_sock: str = ""
@@ -47,13 +47,13 @@ class Settings(Command, frozen=True):
     wheels: str = ""
 
 
-class KeepAgentLink(Command, frozen=True):
+class KeepAgentLink(ChildCommand, frozen=True):
     """Keep a link to this node until it is dropped; keeping twice changes nothing."""
 
     target: SshTarget
 
 
-class RunOnNode(Command, frozen=True):
+class RunOnNode(ChildCommand, frozen=True):
     """One operation on one node: `install`, `inspect`, `stop`, `purge`, or one of Ray's with arguments as `data`."""
 
     number: int
@@ -71,14 +71,14 @@ class PortForward(Struct, frozen=True):
     to_port: int
 
 
-class ForwardPorts(Command, frozen=True):
+class ForwardPorts(ChildCommand, frozen=True):
     """Forward these ports of this machine to those of a node, instead of what was forwarded there before."""
 
     target: SshTarget
     ports: dict[str, PortForward] = field(default_factory=dict)
 
 
-class RunRayDriver(Command, frozen=True):
+class RunRayDriver(ChildCommand, frozen=True):
     """Run a Ray driver on a node for each connection to a socket of this machine; without `data` no longer.
 
     `data` says which interpreter runs it, and in which environment.

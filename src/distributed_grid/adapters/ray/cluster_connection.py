@@ -19,7 +19,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from distributed_grid.adapters.ray.messages import Connect, Connected
+from distributed_grid.adapters.ray.driver_messages import Connect, Connected
 
 PROBE_SECONDS = 5.0
 GCS_PORT, CLIENT_PORT = 6379, 10001

@@ -14,14 +14,14 @@ from typing import Any
 
 from distributed_grid.adapters.child_process import Say
 from distributed_grid.adapters.ray.engine import RayEngine
-from distributed_grid.adapters.ssh.messages import SshTarget
 from distributed_grid.adapters.ssh.process import SshProcess
+from distributed_grid.adapters.ssh.worker_messages import SshTarget
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.grid import Grid
 from distributed_grid.errors import GridError, Refused
 from distributed_grid.server.ray.credentials import RayCredentials
 from distributed_grid.server.ray.endpoints import DesiredRayCluster, RayConnector, RayEndpoints
-from distributed_grid.server.ray.nodes import CONTROL_PLANE, RayNodes, check_versions, own_versions
+from distributed_grid.server.ray.ray_nodes import CONTROL_PLANE, RayNodes, check_versions, own_versions
 from distributed_grid.server.ray.reconciler import EngineReconciler
 from distributed_grid.state_dir import StateDir
 

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from distributed_grid.adapters.child_process import Answer, Command, Report, StepDone
-from distributed_grid.adapters.node.messages import AgentLinkChanged, DropAgentLink, NodeTarget, RunFinished
+from distributed_grid.adapters.child_process import Answer, ChildCommand, Report, StepDone
+from distributed_grid.adapters.node.node_messages import AgentLinkChanged, DropAgentLink, NodeTarget, RunFinished
 
 AWAY = "away: "
 """What a problem begins with that is no refusal: nobody knows what became of it."""
 
 
-class Connect(Command, frozen=True):
+class Connect(ChildCommand, frozen=True):
     """Be connected with this Ray cluster, for this grid; `environ` has the credentials for it."""
 
     address: str
@@ -33,40 +33,40 @@ class GroupSpec(Struct, frozen=True):
     resources: dict[str, float]
 
 
-class ReserveGroups(Command, frozen=True):
+class ReserveGroups(ChildCommand, frozen=True):
     """Make these groups, each within so many seconds; each is answered by itself, under its name."""
 
     items: tuple[GroupSpec, ...]
     seconds: float
 
 
-class FreeGroups(Command, frozen=True):
+class FreeGroups(ChildCommand, frozen=True):
     """Remove these groups; each is answered by itself, under its name."""
 
     names: tuple[str, ...]
 
 
-class ObserveGroups(Command, frozen=True):
+class ObserveGroups(ChildCommand, frozen=True):
     """Report the nodes of the cluster; `full` with every group of this grid."""
 
     number: int
     full: bool
 
 
-class ExtendGroupHold(Command, frozen=True):
+class ExtendGroupHold(ChildCommand, frozen=True):
     """The grid is there: its groups hold for so long; `terms` are those that end in so many seconds."""
 
     seconds: float
     terms: dict[str, float] = field(default_factory=dict)
 
 
-class Close(Command, frozen=True):
+class Close(ChildCommand, frozen=True):
     """Leave nothing of this grid in Ray: no placement group, no actor."""
 
     number: int
 
 
-class PackageSettings(Command, frozen=True):
+class PackageSettings(ChildCommand, frozen=True):
     """How packages are fetched, of the user who typed a command; kept in memory only."""
 
     environ: dict[str, str]
@@ -80,13 +80,13 @@ class AttachedNode(NodeTarget, frozen=True, kw_only=True):
     namespace: str = "grid"
 
 
-class KeepAttachedNode(Command, frozen=True):
+class KeepAttachedNode(ChildCommand, frozen=True):
     """Keep an agent on this Ray node and its link; keeping twice changes nothing."""
 
     target: AttachedNode
 
 
-class RunOnAttachedNode(Command, frozen=True):
+class RunOnAttachedNode(ChildCommand, frozen=True):
     """One operation on one node: `stop` or `purge` its agent, or `forget` a node that is gone; its actor goes, too."""
 
     number: int

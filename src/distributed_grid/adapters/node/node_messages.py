@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from distributed_grid.adapters.child_process import Answer, Command, Report
+from distributed_grid.adapters.child_process import Answer, ChildCommand, Report
 from distributed_grid.errors import GridError
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class NodeFacts(Struct, frozen=True):
     running: str = ""
 
 
-class DropAgentLink(Command, frozen=True):
+class DropAgentLink(ChildCommand, frozen=True):
     """Keep the link to a node no longer; its agent stays. Dropping what is not kept is harmless."""
 
     node: str
