@@ -25,13 +25,10 @@ settings.load_profile("grid")
 LABS = {"tests/lab/hosts/": "ssh-lab", "tests/lab/ray/": "ray-lab"}
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """With `--dist loadgroup` a file runs in one worker, and so do all tests of a lab: they share a grid or a lab."""
-    for item in items:
-        path = item.nodeid.partition("::")[0]
-        lab = next((group for folder, group in LABS.items() if path.startswith(folder)), path)
-        item.add_marker(pytest.mark.xdist_group(lab))
+    path = item.nodeid.partition("::")[0]
+    item.add_marker(pytest.mark.xdist_group(next((LABS[folder] for folder in LABS if path.startswith(folder)), path)))
 
 
 @pytest.fixture(scope="session", autouse=True)
