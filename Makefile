@@ -5,8 +5,8 @@ BIN := .venv/bin
 FAST_TESTS = tests/unit tests/contract
 # The labs first: they take longest, and each is one group of tests that share it.
 REAL_TESTS = tests/lab/ray tests/lab/hosts tests/e2e $(wildcard tests/test_*.py) tests/component
-PARALLEL = -n $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder
-TEST_WORKERS ?= 4
+PARALLEL = -n $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
+TEST_WORKERS ?= 3
 CHECKED = $(wildcard src tests bench scripts examples)
 PYTEST_ARGS ?=
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
@@ -41,7 +41,7 @@ format: setup ## let ruff write the format, and fix what it can
 test: test-fast test-real ## the whole test suite, the fast part first
 
 test-fast: setup ## unit and contract tests, with the branch coverage of domain/ (at least 95 %)
-	$(BIN)/pytest $(FAST_TESTS) -n 2 --dist loadgroup --cov=distributed_grid.domain --cov-branch \
+	$(BIN)/pytest $(FAST_TESTS) -n 2 --dist loadscope --cov=distributed_grid.domain --cov-branch \
 		--cov-report=term-missing --cov-fail-under=95 $(PYTEST_ARGS)
 
 # Most of these wait for something, so there are more at a time than cores; those that measure the machine run alone.
@@ -55,10 +55,10 @@ test-component: setup system-packages ## real processes of one package: attempts
 test-e2e: setup system-packages ## the real grid in temporary state directories
 	$(BIN)/pytest tests/e2e $(wildcard tests/test_*.py) $(PARALLEL) $(PYTEST_ARGS)
 
-test-lab: setup system-packages ## several real hosts on this machine, by SSH (docs/lab.md)
+test-lab: setup system-packages ## several real hosts on this machine, by SSH (docs/internals/lab.md)
 	$(BIN)/pytest tests/lab/hosts $(PYTEST_ARGS)
 
-test-ray: setup system-packages ## a real Ray cluster on three hosts of a lab (docs/ray.md)
+test-ray: setup system-packages ## a real Ray cluster on three hosts of a lab (docs/guide/ray.md)
 	$(BIN)/pytest tests/lab/ray -m "not chaos" $(PYTEST_ARGS)
 
 # The tests that need one of these skip with a reason where it is missing (and fail when CI=1).

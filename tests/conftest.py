@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support import processes
 
@@ -25,10 +26,17 @@ settings.load_profile("grid")
 LABS = {"tests/lab/hosts/": "ssh-lab", "tests/lab/ray/": "ray-lab"}
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """With `--dist loadgroup` a file runs in one worker, and so do all tests of a lab: they share a grid or a lab."""
-    path = item.nodeid.partition("::")[0]
-    item.add_marker(pytest.mark.xdist_group(next((LABS[folder] for folder in LABS if path.startswith(folder)), path)))
+class FilesAndLabs(LoadScopeScheduling):  # type: ignore[misc]
+    """Parallel runs: a file runs in one worker, and so do all tests of a lab, since they share a grid or a lab."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return next((LABS[folder] for folder in LABS if path.startswith(folder)), path)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> FilesAndLabs:
+    return FilesAndLabs(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
