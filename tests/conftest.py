@@ -26,7 +26,7 @@ settings.load_profile("grid")
 LABS = {"tests/lab/hosts/": "ssh-lab", "tests/lab/ray/": "ray-lab"}
 
 
-class FilesAndLabs(LoadScopeScheduling):  # type: ignore[misc]
+class FilesAndLabs(LoadScopeScheduling):
     """Parallel runs: a file runs in one worker, and so do all tests of a lab, since they share a grid or a lab."""
 
     def _split_scope(self, nodeid: str) -> str:
