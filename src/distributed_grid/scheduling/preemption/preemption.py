@@ -2,7 +2,7 @@
 
 Only strictly lower priorities are preempted, and never a higher one where lower ones are enough; then as few leases as
 possible, then those that lose the least work. A gang goes as a whole and is weighed so. Leases that are being released
-already are waited for first. Automatic leases make plan for any request, however urgent, except another automatic one.
+already are waited for first. Automatic leases make room for any request, however urgent, except another automatic one.
 Only nodes that are alive and that the request may use are considered.
 """
 
