@@ -57,9 +57,10 @@ def main(folder: str) -> None:
     """Wait for the end of the test run, then end what it left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    run = os.getppid()
     sys.stdin.buffer.read()
     for _ in range(ROUNDS):
-        left = processes_using(folder)
+        left = [pid for pid in processes_using(folder) if pid != run]
         if not left:
             return
         for pid in left:
