@@ -37,7 +37,7 @@ from distributed_grid.wire import (
     ReadFile,
 )
 
-MOST_AT_ONCE = 64
+MAX_STREAMS = 64
 
 
 class ContentSource(Protocol):
@@ -81,7 +81,7 @@ class ContentSender:
             sending.source.close()
 
     def _begin(self, message: FetchContent, streams: dict[int, _Sending]) -> str:
-        if self._contents is None or len(streams) >= MOST_AT_ONCE or message.stream in streams:
+        if self._contents is None or len(streams) >= MAX_STREAMS or message.stream in streams:
             return "too many streams at once" if streams else "there is no content here"
         try:
             streams[message.stream] = _Sending(self._contents.open(message.digest), message.credit)

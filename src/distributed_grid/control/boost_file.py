@@ -60,7 +60,7 @@ class StoredBoost(Struct, frozen=True, kw_only=True):
         counts = [claim.cpu_milli, claim.memory_bytes, *(count for _, count in claim.custom)]
         counts += [number for share in claim.gpus for number in (share.index, share.memory_bytes)]
         if min(counts) < 0 or any(not 0 < share.milli <= WHOLE_GPU for share in claim.gpus):
-            return "its amounts make no sense"
+            return "its amounts are invalid"
         if not (claim.cpu_milli or claim.memory_bytes or claim.gpus or claim.custom):
             return "it is a boost of nothing"
         if self.source_node == self.target_node:

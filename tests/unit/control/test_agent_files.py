@@ -10,7 +10,7 @@ import pytest
 
 from distributed_grid import wire
 from distributed_grid.agent.files.attempt_files import AttemptFileReader
-from distributed_grid.control.agent_files import MOST_AT_ONCE, ContentSender, RemoteFiles
+from distributed_grid.control.agent_files import MAX_STREAMS, ContentSender, RemoteFiles
 from distributed_grid.errors import GridError, NotFound, ProtocolError, Unreachable
 
 
@@ -167,7 +167,7 @@ def test_what_is_not_there_or_too_much_at_once_is_said() -> None:
     supply = ContentSender(contents)
     supply.received(wire.FetchContent(1, "elsewhere", 100), agent)
     assert "not here" in agent.pieces[-1].problem
-    for stream in range(2, MOST_AT_ONCE + 3):
+    for stream in range(2, MAX_STREAMS + 3):
         supply.received(wire.FetchContent(stream, "there", 1), agent)
     assert "too many" in agent.pieces[-1].problem
     supply.gone(agent)
