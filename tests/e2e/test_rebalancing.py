@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.shell import Shell, wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.alone]  # it measures how much of this machine's memory is in use
 
 HOLD_GB = 1.2
 HOLDER = [sys.executable, "-c", "import sys; kept = bytearray(int(sys.argv[1])); print('full', flush=True); input()"]
