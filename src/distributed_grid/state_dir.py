@@ -1,17 +1,18 @@
 """State directory of a grid: its paths on this machine, with a subdirectory per host because a home may be shared.
 
-Imports only the standard library: every command loads this module.
+Every command loads this module, so it imports little: what a warm command needs are texts, the others are paths that
+are made on demand.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from distributed_grid.errors import GridError
-from distributed_grid.posix.private_files import try_lock
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class StateDir:
@@ -19,15 +20,35 @@ class StateDir:
 
     def __init__(self, state_dir: str | os.PathLike[str] | None = None) -> None:
         chosen = state_dir or os.environ.get("GRID_STATE_DIR") or "~/.distributed_grid"
-        self.root = Path(os.path.abspath(os.path.expanduser(chosen)))
-        self.host_dir = self.root / "hosts" / machine_id()
-        self.database = self.host_dir / "grid.db"
-        self.lock = self.host_dir / "daemon.lock"
-        self.socket = self.host_dir / "grid.sock"
-        self.log = self.host_dir / "daemon.log"
-        self.jobs = self.host_dir / "jobs"
-        self.reports = self.root / "reports"
-        self.cluster_file = self.root / "cluster.yaml"
+        self._root = os.path.abspath(os.path.expanduser(chosen))
+        self._host_dir = os.path.join(self._root, "hosts", machine_id())
+        self.socket = os.path.join(self._host_dir, "grid.sock")
+        self.lock = os.path.join(self._host_dir, "daemon.lock")
+        self.cluster_file = os.path.join(self._root, "cluster.yaml")
+
+    @property
+    def root(self) -> Path:
+        return _path(self._root)
+
+    @property
+    def host_dir(self) -> Path:
+        return _path(self._host_dir)
+
+    @property
+    def database(self) -> Path:
+        return self.host_dir / "grid.db"
+
+    @property
+    def log(self) -> Path:
+        return self.host_dir / "daemon.log"
+
+    @property
+    def jobs(self) -> Path:
+        return self.host_dir / "jobs"
+
+    @property
+    def reports(self) -> Path:
+        return self.root / "reports"
 
     def create(self) -> None:
         """Create the directories, accessible by their owner only; one that belongs to another user is refused."""
@@ -44,10 +65,18 @@ class StateDir:
             lock = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return False
+        from distributed_grid.posix.private_files import try_lock
+
         try:
             return not try_lock(lock, exclusive=False)
         finally:
             os.close(lock)
+
+
+def _path(text: str) -> Path:
+    from pathlib import Path
+
+    return Path(text)
 
 
 def _make_private(directory: Path) -> None:
@@ -61,8 +90,11 @@ def _make_private(directory: Path) -> None:
 def machine_id() -> str:
     """A name for this machine that is safe as a file name."""
     for source in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
-        with contextlib.suppress(OSError):
-            found = Path(source).read_text().strip()
-            if found.isalnum():
-                return found[:32]
-    return "".join(letter if letter.isalnum() else "-" for letter in socket.gethostname())[:63] or "host"
+        try:
+            with open(source) as file:
+                found = file.read().strip()
+        except OSError:
+            continue
+        if found.isalnum():
+            return found[:32]
+    return "".join(letter if letter.isalnum() else "-" for letter in os.uname().nodename)[:63] or "host"

@@ -86,7 +86,7 @@ class CliSession:
                 click.echo(f"grid: using ./{DEFAULT_CONFIG}", err=True)
             return DEFAULT_CONFIG
         cluster = self.state_dir.cluster_file
-        return str(cluster) if os.path.exists(cluster) else None  # False, not an error, where we may not look
+        return cluster if os.path.exists(cluster) else None  # False, not an error, where we may not look
 
 
 def _store(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:

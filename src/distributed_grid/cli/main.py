@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 
 import click
@@ -89,6 +88,8 @@ def _print_error(message: str) -> None:
 
 def _report(session: CliSession) -> str:
     """Write a bug report to a file; the message that names it."""
+    import traceback
+
     reports = session.state_dir.reports
     path = reports / f"bug-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     command = " ".join(sys.argv[1:3])

@@ -28,7 +28,6 @@ from distributed_grid.client.conversation import (
     is_last,
     no_answer,
 )
-from distributed_grid.client.daemon_start import start_daemon
 from distributed_grid.errors import GridError, Unreachable
 from distributed_grid.posix.unix_sockets import UNCONNECTED, peer_uid, short_path
 from distributed_grid.state_dir import StateDir
@@ -119,6 +118,8 @@ class Client:
 
     def start(self, *, stay: bool) -> None:
         """Start a control plane; where another is just starting, give it a moment."""
+        from distributed_grid.client.daemon_start import start_daemon  # most commands find one that runs
+
         config = self._config
         idle = float(os.environ.get("GRID_IDLE_SECONDS") or IDLE_SECONDS)
         began = start_daemon(self.state_dir, config=config.path, explicit=config.explicit, stay=stay, idle_seconds=idle)

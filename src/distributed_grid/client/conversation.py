@@ -6,11 +6,9 @@ request that was not answered is sent again with the same request id, so nothing
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 from distributed_grid import __version__
@@ -49,8 +47,11 @@ class ClientConfig:
 
 def file_digest(path: str) -> str:
     """A digest of a config file's bytes."""
+    import hashlib  # here, because most commands name no config
+
     try:
-        return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()[:16]
     except OSError as failure:
         raise BadInput(f"cannot read the config {path}: {failure.strerror}") from failure
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distributed_grid.api.framing import JSON
 from distributed_grid.errors import BadInput, ProtocolError
 from distributed_grid.state_dir import StateDir
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 INHERITED_VARIABLES = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "TMPDIR", "LANG", "LANGUAGE",

@@ -51,7 +51,7 @@ class InstanceLock:
         """Replace the socket of an earlier holder, and listen."""
         path = self._state_dir.socket
         with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+            os.unlink(path)
         listener = socket.socket(socket.AF_UNIX)
         with short_path(path) as name:
             before = os.umask(0o177)
@@ -67,7 +67,7 @@ class InstanceLock:
     def unlink_socket(self) -> None:
         """Refuse new connections; safe to call twice."""
         with contextlib.suppress(FileNotFoundError):
-            self._state_dir.socket.unlink()
+            os.unlink(self._state_dir.socket)
 
     def release(self) -> None:
         """Release the lock, last of all; safe to call twice."""

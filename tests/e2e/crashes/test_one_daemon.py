@@ -54,27 +54,28 @@ def _command(pid: int) -> bytes:
 def test_what_a_dead_daemon_left_at_its_places_is_in_nobodys_way(grid: Shell, leftover: str) -> None:
     where = places(grid)
     where.create()
-    where.lock.write_text("12345")
+    lock_file, socket_file = Path(where.lock), Path(where.socket)
+    lock_file.write_text("12345")
     if leftover == "a file":
-        where.socket.write_text("not a socket")
+        socket_file.write_text("not a socket")
     else:
         with socket.socket(socket.AF_UNIX) as listener:
             before = Path.cwd()
-            os.chdir(where.socket.parent)  # its whole path may be too long for a socket's name
+            os.chdir(socket_file.parent)  # its whole path may be too long for a socket's name
             try:
-                listener.bind(where.socket.name)
+                listener.bind(socket_file.name)
             finally:
                 os.chdir(before)
-    lock = where.lock.stat().st_ino
+    lock = lock_file.stat().st_ino
 
     assert grid.json("status")["nodes"]
-    assert where.lock.stat().st_ino == lock
-    assert where.socket.is_socket()
+    assert lock_file.stat().st_ino == lock
+    assert socket_file.is_socket()
     first = kill_nine(grid)  # and now with what a daemon of our own leaves
-    assert where.socket.is_socket()
+    assert socket_file.is_socket()
     grid("status", check=0)
     assert daemon_pid(grid) not in (None, first)
-    assert where.lock.stat().st_ino == lock
+    assert lock_file.stat().st_ino == lock
 
 
 def test_the_lock_and_the_database_are_open_in_the_daemon_and_nowhere_else(grid: Shell) -> None:

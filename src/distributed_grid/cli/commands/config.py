@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import click
 
@@ -20,7 +19,7 @@ def init(session: CliSession, path: str | None, force: bool) -> None:
     """Write a commented cluster file to PATH (default: cluster.yaml in the state directory)."""
     from distributed_grid.config.template import cluster_template
 
-    target = Path(path).expanduser() if path else session.state_dir.cluster_file
+    target = os.path.expanduser(path) if path else session.state_dir.cluster_file
     if path is None:
         session.state_dir.create()
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
@@ -31,7 +30,7 @@ def init(session: CliSession, path: str | None, force: bool) -> None:
         raise GridError(f"{target} is there already; --force replaces it") from None
     except OSError as failure:
         raise GridError(f"cannot write {target}: {failure.strerror}") from failure
-    print_answer(session, {"path": str(target)}, f"wrote {target}; now edit it and try: grid config check {target}")
+    print_answer(session, {"path": target}, f"wrote {target}; now edit it and try: grid config check {target}")
 
 
 @click.group(cls=GridGroup)

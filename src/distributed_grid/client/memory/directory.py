@@ -38,7 +38,7 @@ class AgentStateDir(StateDir):
 
     def __init__(self, query_socket: Path, state_dir: str | os.PathLike[str] | None = None) -> None:
         super().__init__(state_dir)
-        self.socket = query_socket
+        self.socket = str(query_socket)
 
 
 class BlockDirectoryClient:

@@ -64,7 +64,7 @@ class DaemonService:
     async def info(self) -> View:
         return {
             "pid": os.getpid(),
-            "socket": str(self._state_dir.socket),
+            "socket": self._state_dir.socket,
             "uptime_seconds": round(self._idle_timer.uptime_seconds, 3),
             "config": self._selected.path,
             "version": __version__,
