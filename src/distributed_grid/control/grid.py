@@ -2,7 +2,8 @@
 
 What arrives while a commit runs goes into the next batch. Nobody hears of, and nothing acts on, what is not durable. A
 commit that fails discards the ledger in memory and loads the stored one; the callers of that batch hear that nothing
-happened. Reading waits its turn like an event, so nobody sees what may still be undone.
+happened, or only the one whose event cannot be stored. Reading waits its turn like an event, so nobody sees what may
+still be undone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from distributed_grid.domain.events import ControlPlaneStarted, Event, TimePasse
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import VOLATILE
-from distributed_grid.errors import GridError, StoreFailed
+from distributed_grid.errors import GridError, StoreFailed, StoreRefused
 from distributed_grid.ports import Store
 from distributed_grid.reactor import decide, pending
 from distributed_grid.reactor.decision import Answer
@@ -198,11 +199,20 @@ class Grid:
             self._settler.committed(stored)
 
     async def _discard(self, entries: list[_PendingEntry], failure: Exception) -> None:
-        """Throw the batch away that is not durable; all that its callers hear is that nothing happened."""
+        """Throw the batch away that is not durable.
+
+        Where the store itself failed, all that its callers hear is that nothing happened. Any other cause is one
+        event's own: each is settled by itself, so that it fails alone.
+        """
         log.error("a commit failed, nothing of it happened", exc_info=failure)
         await self._reload()
+        if len(entries) > 1 and not isinstance(failure, StoreFailed | StoreRefused):
+            for entry in entries:
+                entry.answer = entry.failure = None
+                await self._settle([entry])
+            return
         for entry in entries:
-            entry.failure = entry.failure or StoreFailed(f"not done, nothing was changed: {failure}")
+            entry.failure = entry.failure or _not_done(failure)
             entry.resolve()
 
     async def _start_over(self, entries: list[_PendingEntry], failed: DecisionFailed) -> None:
@@ -266,3 +276,10 @@ class Grid:
 
         while await loop.run_in_executor(self._writer, fold):
             await asyncio.sleep(0.05)
+
+
+def _not_done(failure: Exception) -> Exception:
+    """What a caller hears of a commit that failed; whether to try again is the store's to say."""
+    if isinstance(failure, StoreFailed | StoreRefused):
+        return type(failure)(f"not done, nothing was changed: {failure}")
+    return failure

@@ -5,18 +5,28 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
+from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.effects import Effect, StartAttempt
-from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, LeaseReleased, NodeDeclared
+from distributed_grid.domain.events import (
+    AttemptEnded,
+    Event,
+    HeartbeatReceived,
+    LeaseAsked,
+    LeaseReleased,
+    NodeDeclared,
+)
+from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import Conflict, NotFound, Refused, StoreFailed
-from distributed_grid.ports import Batch, LoadedRows
+from distributed_grid.ports import Batch, LoadedRows, Store
 from distributed_grid.reactor import LeaseAnswer
 from tests.support.builders import a_node, a_request, a_submission
 
@@ -53,7 +63,7 @@ class Ticking:
         return 1_000_000
 
 
-async def a_grid(store: ShakyStore, performed: list[Effect] | None = None) -> Grid:
+async def a_grid(store: Store, performed: list[Effect] | None = None) -> Grid:
     """A grid with one node of four cores."""
     grid = Grid(store, Ticking(), EffectRouter((performed if performed is not None else []).extend))
     await grid.start()
@@ -99,6 +109,29 @@ def test_a_store_that_cannot_be_read_is_waited_for() -> None:
         store.full = False
         assert await leases_of(grid) == {"before"}
         await grid.stop()
+
+    run(story)
+
+
+def test_an_event_that_cannot_be_stored_fails_alone_and_is_not_insisted_upon(tmp_path: Path) -> None:
+    async def story() -> None:
+        store = SqliteStore(tmp_path / "grid.db")
+        grid = await a_grid(store)
+        await grid.handle(a_submission(a_request("job", cores=1)))
+        fence = await grid.read(lambda ledger, now: ledger.jobs["job"].attempts[-1].fence)
+        beyond = AttemptEnded("job", 1, fence, Outcome(Ending.EXITED, exit_code=0, cpu_ms=2**70))
+        asked = [LeaseAsked(a_request(f"r{number}", cores=0.1)) for number in range(5)]
+        events: list[Event] = [*asked[:2], beyond, *asked[2:], LeaseAsked(a_request("big", cores=100))]
+        answers = await asyncio.gather(*map(grid.handle, events), return_exceptions=True)
+        assert [type(one) for one in answers] == [LeaseAnswer] * 2 + [OverflowError] + [LeaseAnswer] * 3 + [Refused]
+        with pytest.raises(OverflowError):
+            await grid.handle_with_retry(beyond)
+        await grid.handle(AttemptEnded("job", 1, fence, Outcome(Ending.EXITED, exit_code=0)))
+        await grid.stop()
+        heir = await a_grid(store)
+        assert await leases_of(heir) == {f"r{number}" for number in range(5)}
+        await heir.stop()
+        store.close()
 
     run(story)
 

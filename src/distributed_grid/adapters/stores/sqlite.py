@@ -38,8 +38,6 @@ _TRANSIENT = {
     sqlite3.SQLITE_NOMEM,
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_PERM,
-    sqlite3.SQLITE_AUTH,
     sqlite3.SQLITE_PROTOCOL,
 }
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
@@ -51,7 +49,8 @@ def translate_sqlite_errors(path: Path, action: str) -> Iterator[None]:
     """Raise SQLite's errors in the body as the grid's own.
 
     What may pass (full, busy, I/O error, read-only for now) is `StoreFailed`, worth trying again; damage is
-    `StoreRefused`. Anything else is a bug in this package, and is raised as it is.
+    `StoreRefused`. Anything else (a number beyond 64 bits, a constraint) is the fault of what was to be stored, and is
+    raised as it is: trying again does not help.
     """
     try:
         yield

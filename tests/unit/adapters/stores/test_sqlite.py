@@ -34,6 +34,16 @@ while True:
 """
 
 
+def test_a_number_beyond_64_bits_leaves_the_store_as_it_was_and_is_not_worth_trying_again(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "grid.db")
+    store.commit(Batch([LiveRow("k", "kept", b"1")], [], [an_event(1)]))
+    with pytest.raises(OverflowError):
+        store.commit(Batch([LiveRow("k", "other", b"2")], [an_ended("a", at_ms=2**63)], [an_event(2)]))
+    store.commit(Batch([], [], [an_event(2)]))
+    assert [row.key for row in store.load().live] == ["kept"]
+    store.close()
+
+
 @pytest.mark.parametrize("acknowledged", [1, 30, 150])
 def test_a_killed_writer_loses_nothing_it_acknowledged_and_tears_no_batch(tmp_path: Path, acknowledged: int) -> None:
     path = tmp_path / "grid.db"
