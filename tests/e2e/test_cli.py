@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -24,6 +26,36 @@ def test_help_tells_the_commands_and_the_exit_codes(shared_grid: Shell) -> None:
 
 def test_a_command_that_is_nearly_right_is_suggested(shared_grid: Shell) -> None:
     assert "did you mean 'status'?" in shared_grid("statsu", check=2).stderr
+
+
+def test_a_shell_gets_its_completion(shared_grid: Shell) -> None:
+    asked = {"_GRID_COMPLETE": "bash_complete", "COMP_WORDS": "grid run-sh", "COMP_CWORD": "1"}
+    assert "run-shared" in shared_grid(check=0, env=asked).stdout
+
+
+SLOW_TO_IMPORT = (
+    *("asyncio", "click", "concurrent", "datetime", "dataclasses", "decimal", "email", "hashlib", "http", "inspect"),
+    *("logging", "msgspec", "multiprocessing", "numpy", "pathlib", "platform", "pydantic", "shutil", "ssl"),
+    *("subprocess", "tempfile", "threading", "tokenize", "traceback", "urllib", "uuid", "yaml"),
+)
+PRINT_MODULES = """
+import atexit, sys
+from distributed_grid.cli.main import main
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "words", [("status",), ("run-shared", "-r", "cpu", "-a", "1", "true")], ids=lambda words: words[0]
+)
+def test_a_warm_command_imports_nothing_that_is_slow_to_import(shared_grid: Shell, words: tuple[str, ...]) -> None:
+    shared_grid("status", check=0)
+    command = [sys.executable, "-c", PRINT_MODULES, *words]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=shared_grid.cwd, env=shared_grid.env)
+    imported = set(done.stderr.split())
+    assert "distributed_grid.cli.session" in imported
+    assert imported.isdisjoint(SLOW_TO_IMPORT)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 
-from distributed_grid.cli.main import COMMANDS, grid
+from distributed_grid.cli.command_line import Group, Option
+from distributed_grid.cli.main import COMMANDS, GRID
 from tests.support.project import PROJECT
 
 PAGES = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")]
@@ -44,11 +44,10 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 def commands() -> Iterator[str]:
     """Every command that can be typed, such as `jobs show`."""
-    context = click.Context(grid)
     for name in COMMANDS:
-        command = grid.get_command(context, name)
-        if isinstance(command, click.Group):
-            yield from (f"{name} {inner}" for inner in command.list_commands(context))
+        command = GRID.find(name)
+        if isinstance(command, Group):
+            yield from (f"{name} {inner}" for inner in command.commands)
         else:
             yield name
 
@@ -59,9 +58,9 @@ def test_every_command_is_in_the_docs(command: str) -> None:
 
 
 def test_every_option_of_run_shared_is_in_the_docs() -> None:
-    command = grid.get_command(click.Context(grid), "run-shared")
+    command = GRID.find("run-shared")
     assert command is not None
-    options = {max(option.opts, key=len) for option in command.params if isinstance(option, click.Option)}
+    options = {max(one.spellings, key=len) for one in command.parameters if isinstance(one, Option)}
     assert {option for option in options if option not in DOCS} == set()
 
 

@@ -10,16 +10,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import click
-
 from distributed_grid.api.framing import STDOUT
-from distributed_grid.cli.global_options import CliSession, is_terminal
+from distributed_grid.cli.session import CliSession, is_terminal
 from distributed_grid.errors import BadInput
 
 
 def print_answer(session: CliSession, data: Any, text: str) -> None:
     """Print the data as JSON where asked for, else the text."""
-    click.echo(json.dumps(data, indent=2) if session.json else text)
+    echo(json.dumps(data, indent=2) if session.json else text)
+
+
+def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
+    """Print a text at once."""
+    print(text, end="\n" if nl else "", file=sys.stderr if err else sys.stdout, flush=True)
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> str:
@@ -141,11 +144,11 @@ class ProgressLine:
         now = time.monotonic()
         if self._is_shown and now - self._drawn_at >= DRAW_SECONDS:
             self._drawn_at, self._drawn = now, True
-            click.echo(f"\r\x1b[K{text()}", err=True, nl=False)
+            echo(f"\r\x1b[K{text()}", err=True, nl=False)
 
     def clear(self) -> None:
         if self._drawn:
-            click.echo("\r\x1b[K", err=True, nl=False)
+            echo("\r\x1b[K", err=True, nl=False)
             self._drawn = False
 
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from datetime import datetime
 from typing import Any
 
-import click
-
+from distributed_grid.cli.command_line import Choice, FloatRange, Option
 from distributed_grid.errors import BadInput
 
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 PRIORITIES = ("low", "normal", "medium", "high", "critical", "urgent")
 STRATEGIES = (
     "load_balanced", "local_first", "best_fit", "spread", "performance_optimized", "cost_optimized",
@@ -20,82 +16,67 @@ STRATEGIES = (
 )  # fmt: skip
 
 
-def _all_of(*options: Decorator) -> Decorator:
-    """One decorator that adds several options, in this order."""
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-def wait_option(default: float, text: str) -> Decorator:
+def wait_option(default: float, text: str) -> Option:
     """The option `--wait SECONDS`."""
-    kind = click.FloatRange(min=0)
-    return click.option("-w", "--wait", type=kind, default=default, show_default=True, metavar="SECONDS", help=text)
+    kind = FloatRange(at_least=0)
+    return Option("-w", "--wait", type=kind, default=default, show_default=True, metavar="SECONDS", help=text)
 
 
-placement_options = _all_of(
-    click.option(
+placement_options = (
+    Option(
         "--strategy",
-        type=click.Choice(STRATEGIES, case_sensitive=False),
+        type=Choice(STRATEGIES, case_sensitive=False),
         help="How the place is chosen; with node_specific only the nodes of -n will do.",
     ),
-    click.option(
+    Option(
         "--also", multiple=True, metavar="TYPE=AMOUNT", help="More of another kind in the same place: --also memory=4."
     ),
-    click.option("--label", multiple=True, metavar="KEY[=VALUE]", help="Only nodes with this label or tag."),
-    click.option("--gpu-model", multiple=True, help="Only GPUs whose name has this in it; any of several."),
-    click.option("--gpu-memory", type=click.FloatRange(min=0), default=0.0, help="GB of memory on each GPU."),
-    click.option("--near", multiple=True, metavar="NAME", help="Only where this job, group or node is."),
-    click.option("--apart-from", multiple=True, metavar="NAME", help="Never where this job, group or node is."),
-    click.option("--group", default="", help="A name that this request shares with others, to be near to or apart."),
-    click.option(
-        "--expects", type=click.FloatRange(min=0), default=0.0, help="Seconds it will take: short ones fit into gaps."
+    Option("--label", multiple=True, metavar="KEY[=VALUE]", help="Only nodes with this label or tag."),
+    Option("--gpu-model", multiple=True, help="Only GPUs whose name has this in it; any of several."),
+    Option("--gpu-memory", type=FloatRange(at_least=0), default=0.0, help="GB of memory on each GPU."),
+    Option("--near", multiple=True, metavar="NAME", help="Only where this job, group or node is."),
+    Option("--apart-from", multiple=True, metavar="NAME", help="Never where this job, group or node is."),
+    Option("--group", default="", help="A name that this request shares with others, to be near to or apart."),
+    Option(
+        "--expects", type=FloatRange(at_least=0), default=0.0, help="Seconds it will take: short ones fit into gaps."
     ),
-    click.option(
-        "--deadline", metavar="TIME", help="When it must be over: +SECONDS, or a time such as 2026-05-01T18:00."
-    ),
+    Option("--deadline", metavar="TIME", help="When it must be over: +SECONDS, or a time such as 2026-05-01T18:00."),
 )
 """Where a request may be placed; `placement_fields` reads them."""
-lending_options = _all_of(
-    click.option(
+lending_options = (
+    Option(
         "--priority",
-        type=click.Choice(PRIORITIES, case_sensitive=False),
+        type=Choice(PRIORITIES, case_sensitive=False),
         default="normal",
         show_default=True,
         help="normal is medium, critical is urgent: that one displaces others.",
     ),
-    click.option(
+    Option(
         "--duration",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FloatRange(above=0),
         default=3600.0,
         show_default=True,
         metavar="SECONDS",
         help="When it ends by itself.",
     ),
-    click.option("--source", metavar="NODE", default="", help="The node that has to lend it; nobody else does."),
+    Option("--source", metavar="NODE", default="", help="The node that has to lend it; nobody else does."),
     wait_option(0.0, "How long to wait in the queue where nobody can lend it now."),
-    click.option("--dry-run", is_flag=True, help="Say what would happen, and do nothing."),
+    Option("--dry-run", is_flag=True, help="Say what would happen, and do nothing."),
 )
 """A request that one node makes to the others."""
-job_options = _all_of(
-    click.option("-j", "--job-id", default="", help="A name of your own for the job."),
-    click.option("-d", "--detach", is_flag=True, help="Do not wait: print the job's id and return."),
-    click.option(
+job_options = (
+    Option("-j", "--job-id", default="", help="A name of your own for the job."),
+    Option("-d", "--detach", is_flag=True, help="Do not wait: print the job's id and return."),
+    Option(
         "-e",
         "--env",
         multiple=True,
         metavar="K[=V]",
         help="A variable for the job; without =V your own value is passed on.",
     ),
-    click.option("--isolated", is_flag=True, help="Run in an empty private directory instead of the current one."),
-    click.option(
-        "--workdir", metavar="DIR", help="What is shipped to another node, or none (default: this directory)."
-    ),
-    click.option("--fetch", multiple=True, metavar="GLOB", help="Bring these files back afterwards, such as 'out/**'."),
+    Option("--isolated", is_flag=True, help="Run in an empty private directory instead of the current one."),
+    Option("--workdir", metavar="DIR", help="What is shipped to another node, or none (default: this directory)."),
+    Option("--fetch", multiple=True, metavar="GLOB", help="Bring these files back afterwards, such as 'out/**'."),
 )
 """A command that runs as a job."""
 
@@ -134,6 +115,8 @@ def _amount(word: str) -> tuple[str, float]:
 
 def _moment(word: str) -> float:
     """The moment that a deadline means, in seconds since 1970; without a time zone it is the local one."""
+    from datetime import datetime
+
     try:
         moment = time.time() + float(word) if word.startswith("+") else datetime.fromisoformat(word).timestamp()
     except (ValueError, OverflowError):

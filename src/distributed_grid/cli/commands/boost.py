@@ -5,11 +5,10 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from distributed_grid.cli.global_options import CliSession, GridCommand, GridGroup
+from distributed_grid.cli.command_line import Argument, FloatRange, Option, group
 from distributed_grid.cli.output import format_amount, format_time, print_answer, printable, table
 from distributed_grid.cli.request_options import job_options, lending_options
+from distributed_grid.cli.session import CliSession
 
 if TYPE_CHECKING:
     from distributed_grid.client.client import Client
@@ -19,17 +18,17 @@ ID_LENGTH = 8
 """So many characters of an id are shown; any unique prefix is understood."""
 
 
-@click.group(cls=GridGroup)
+@group()
 def boost() -> None:
     """Lend a node what others can spare, for a while. A boost is named by its id or any unique prefix."""
 
 
-@boost.command()
-@click.argument("target", metavar="TARGET")
-@click.argument("resource_type", metavar="TYPE")
-@click.argument("amount", metavar="AMOUNT", type=float)
-@lending_options
-@click.pass_obj
+@boost.command(
+    Argument("target", metavar="TARGET"),
+    Argument("resource_type", metavar="TYPE"),
+    Argument("amount", metavar="AMOUNT", type=float),
+    *lending_options,
+)
 def request(session: CliSession, /, target: str, resource_type: str, amount: float, **options: Any) -> None:
     """Request AMOUNT of TYPE (cpu, gpu, memory in GB) for the node TARGET, from another one."""
     found = request_boost(session, target, resource_type, amount, options)
@@ -80,9 +79,7 @@ def lent_text(lease: dict[str, Any], source: str) -> str:
     return printable(f"{amount} from {source} for {lease['target_node']}, until {format_time(lease['expires_at'])}")
 
 
-@boost.command()
-@click.option("--node", default="", metavar="NODE", help="Only what is lent to this node.")
-@click.pass_obj
+@boost.command(Option("--node", default="", metavar="NODE", help="Only what is lent to this node."))
 def status(session: CliSession, node: str) -> None:
     """The boosts that are active, summed up and one by one."""
     found = session.call("list_boosts", node=node)
@@ -122,30 +119,26 @@ def _state(boost: dict[str, Any]) -> str:
     return "recovered, not confirmed yet" if boost["recovered"] else str(boost["state"])
 
 
-@boost.command()
-@click.argument("boost_id", metavar="ID")
-@click.argument("seconds", type=click.FloatRange(min=0, min_open=True))
-@click.pass_obj
+@boost.command(Argument("boost_id", metavar="ID"), Argument("seconds", type=FloatRange(above=0)))
 def extend(session: CliSession, boost_id: str, seconds: float) -> None:
     """Give a boost SECONDS more, counted from its end."""
     found = session.call("extend_boost", boost_id=boost_id, seconds=seconds)["boost"]
     print_answer(session, found, f"boost {found['boost_id']} ends at {format_time(found['expires_at'])}")
 
 
-@boost.command()
-@click.argument("boost_id", metavar="ID")
-@click.pass_obj
+@boost.command(Argument("boost_id", metavar="ID"))
 def release(session: CliSession, boost_id: str) -> None:
     """Give a boost back before its time is over; a second time is harmless."""
     found = session.call("release_boost", boost_id=boost_id)["boost"]
     print_answer(session, found, printable(f"boost {found['boost_id']}: {found['reason'] or found['state']}"))
 
 
-@boost.command(cls=GridCommand, context_settings={"allow_interspersed_args": False})
-@job_options
-@click.argument("boost_id", metavar="ID")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.pass_obj
+@boost.command(
+    *job_options,
+    Argument("boost_id", metavar="ID"),
+    Argument("command", nargs=-1, required=True),
+    interspersed=False,
+)
 def run(session: CliSession, /, boost_id: str, **options: Any) -> int:
     """Run COMMAND with what the boost ID holds, on the node that lends it; `--` may come before COMMAND.
 

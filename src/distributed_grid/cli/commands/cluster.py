@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import click
-
-from distributed_grid.cli.global_options import CliSession, GridCommand, GridGroup
-from distributed_grid.cli.output import print_answer, printable, table
+from distributed_grid.cli.command_line import Argument, IntRange, Option, command, group
+from distributed_grid.cli.output import echo, print_answer, printable, table
+from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import BadInput
 
 INHERITED_VARIABLES = (
@@ -22,45 +21,40 @@ INHERITED_VARIABLES = (
 )
 """What the control plane, whose environment is clean, needs of the caller's to fetch packages for nodes."""
 Show = Callable[[str, str], None]
-_names = click.argument("nodes", nargs=-1, metavar="[NODE]...")
+_names = Argument("nodes", nargs=-1, metavar="[NODE]...")
 
 
-@click.group(cls=GridGroup)
+@group()
 def cluster() -> None:
     """Install, start, stop and show the agents of other machines, by SSH. Without names: of all of them."""
 
 
-@cluster.command()
-@_names
-@click.option("--ray", is_flag=True, help="Put Ray there too, in this grid's own version, unless `ray.python` is set.")
-@click.pass_obj
+@cluster.command(
+    _names,
+    Option("--ray", is_flag=True, help="Put Ray there too, in this grid's own version, unless `ray.python` is set."),
+)
 def install(session: CliSession, nodes: tuple[str, ...], ray: bool) -> int:
     """Put the package on the nodes. They need Python 3.11 and SSH, but no internet."""
     return _run(session, "manage_cluster", **_selection("install", nodes), ray=ray)
 
 
-@cluster.command()
-@_names
-@click.option("--ray", is_flag=True, help="Start Ray, too, the head first (docs/guide/ray.md).")
-@click.pass_obj
+@cluster.command(_names, Option("--ray", is_flag=True, help="Start Ray, too, the head first (docs/guide/ray.md)."))
 def start(session: CliSession, nodes: tuple[str, ...], ray: bool) -> int:
     """Start the agents, and install the package first where this version is missing."""
     return _run(session, "manage_cluster", **_selection("start", nodes), ray=ray)
 
 
-@cluster.command()
-@_names
-@click.option("--force", is_flag=True, help="Do not wait until everything lent has been given back.")
-@click.option("--purge", is_flag=True, help="Remove what was installed, too.")
-@click.pass_obj
+@cluster.command(
+    _names,
+    Option("--force", is_flag=True, help="Do not wait until everything lent has been given back."),
+    Option("--purge", is_flag=True, help="Remove what was installed, too."),
+)
 def stop(session: CliSession, nodes: tuple[str, ...], force: bool, purge: bool) -> int:
     """Stop the agents; jobs get notice and go back into the queue. No process is left behind."""
     return _run(session, "manage_cluster", **_selection("stop", nodes), force=force, purge=purge)
 
 
-@cluster.command()
-@_names
-@click.pass_obj
+@cluster.command(_names)
 def status(session: CliSession, nodes: tuple[str, ...]) -> None:
     """Each node: its state, its link, what runs there."""
     view = session.stream_steps("manage_cluster", _show_nothing, **_selection("status", nodes))
@@ -84,9 +78,7 @@ def status(session: CliSession, nodes: tuple[str, ...]) -> None:
     print_answer(session, found, "\n".join([table(headings, rows, empty="no nodes"), *_ray_lines(ray)]))
 
 
-@cluster.command()
-@click.argument("node", required=False)
-@click.pass_obj
+@cluster.command(Argument("node", required=False))
 def env(session: CliSession, node: str | None) -> None:
     """What to export so that `ray status` and Ray programs reach the grid's Ray: on this machine, or on a node.
 
@@ -100,9 +92,7 @@ def env(session: CliSession, node: str | None) -> None:
     print_answer(session, view["environ"], "\n".join(lines))
 
 
-@cluster.command()
-@click.argument("address")
-@click.pass_obj
+@cluster.command(Argument("address"))
 def attach(session: CliSession, address: str) -> int:
     """Use a Ray cluster that already runs, without SSH: each of its nodes gets an agent, those that join later too.
 
@@ -113,9 +103,7 @@ def attach(session: CliSession, address: str) -> int:
     return _run(session, "attach_ray", **options)
 
 
-@cluster.command()
-@click.option("--force", is_flag=True, help="Do not wait for what is lent; also when Ray is gone for good.")
-@click.pass_obj
+@cluster.command(Option("--force", is_flag=True, help="Do not wait for what is lent; also when Ray is gone for good."))
 def detach(session: CliSession, force: bool) -> int:
     """Leave the attached Ray cluster: jobs go back into the queue, nothing of the grid stays there."""
     return _run(session, "detach_ray", force=force)
@@ -126,7 +114,7 @@ def _run(session: CliSession, op: str, **options: Any) -> int:
     with _progress(session) as show:
         last = session.stream_steps(op, show, **options)
     for warning in last.get("warnings", ()):
-        click.echo(f"RISK: {printable(warning)}", err=True)
+        echo(f"RISK: {printable(warning)}", err=True)
     rows = [(row["node_id"], "done" if row["ok"] else "FAILED", row["detail"]) for row in last["results"]]
     print_answer(session, last["results"], table(("NODE", "RESULT", "DETAIL"), rows, empty="no nodes"))
     return 0 if all(row["ok"] for row in last["results"]) else 1
@@ -180,7 +168,7 @@ def _progress(session: CliSession) -> Iterator[Show]:
         with _live_lines() as show:
             yield show
     else:
-        yield lambda node, step: click.echo(f"{node}: {printable(step)}")
+        yield lambda node, step: echo(f"{node}: {printable(step)}")
 
 
 @contextmanager
@@ -207,18 +195,14 @@ def _live_lines() -> Iterator[Show]:
         yield show
 
 
-@click.command(cls=GridCommand)
-@click.option("--dir", "directory", metavar="DIR", help="Where it keeps everything (default: agent in the state dir).")
-@click.option(
-    "--join", "token", metavar="TOKEN", help="Join a grid with this token of `grid daemon join-token create`."
+@command(
+    Option("--dir", "directory", metavar="DIR", help="Where it keeps everything (default: agent in the state dir)."),
+    Option("--join", "token", metavar="TOKEN", help="Join a grid with this token of `grid daemon join-token create`."),
+    Option("--address", metavar="HOST:PORT", help="Where the control plane is, if not where the token says."),
+    Option("--name", help="The name of this node when joining (default: the host name)."),
+    Option("--declare-gpus", type=IntRange(0, 1024), default=0, help="Pretend to have so many GPUs (for labs)."),
+    Option("--end", is_flag=True, help="Stop every job that is left there, then exit."),
 )
-@click.option("--address", metavar="HOST:PORT", help="Where the control plane is, if not where the token says.")
-@click.option("--name", help="The name of this node when joining (default: the host name).")
-@click.option(
-    "--declare-gpus", type=click.IntRange(0, 1024), default=0, help="Pretend to have so many GPUs (for labs)."
-)
-@click.option("--end", is_flag=True, help="Stop every job that is left there, then exit.")
-@click.pass_obj
 def agent(
     session: CliSession, directory: str | None, token: str | None, address: str | None, name: str | None,
     declare_gpus: int, end: bool,
@@ -232,6 +216,6 @@ def agent(
 
     words = ["--dir", directory or str(session.state_dir.root / "agent")]
     words += ["--declare-gpus", str(declare_gpus)] if declare_gpus else []
-    for option, value in (("--join", token), ("--address", address), ("--name", name)):
-        words += [option, value] if value else []
+    for flag, value in (("--join", token), ("--address", address), ("--name", name)):
+        words += [flag, value] if value else []
     return main([*words, "--end"] if end else words)

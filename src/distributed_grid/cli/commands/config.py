@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 
-import click
-
-from distributed_grid.cli.global_options import CliSession, GridCommand, GridGroup
+from distributed_grid.cli.command_line import Argument, Option, command, group
 from distributed_grid.cli.output import print_answer
+from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import BadInput, GridError
 
 
-@click.command(cls=GridCommand)
-@click.argument("path", required=False)
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
-@click.pass_obj
+@command(Argument("path", required=False), Option("--force", is_flag=True, help="Replace a file that is there."))
 def init(session: CliSession, path: str | None, force: bool) -> None:
     """Write a commented cluster file to PATH (default: cluster.yaml in the state directory)."""
     from distributed_grid.config.template import cluster_template
@@ -33,14 +29,12 @@ def init(session: CliSession, path: str | None, force: bool) -> None:
     print_answer(session, {"path": target}, f"wrote {target}; now edit it and try: grid config check {target}")
 
 
-@click.group(cls=GridGroup)
+@group()
 def config() -> None:
     """Check and show the configuration."""
 
 
-@config.command()
-@click.argument("path", required=False)
-@click.pass_obj
+@config.command(Argument("path", required=False))
 def check(session: CliSession, path: str | None) -> int:
     """Check a cluster file and list every problem with its line."""
     from distributed_grid.config import ClusterConfig, ConfigProblems
@@ -68,9 +62,7 @@ def check(session: CliSession, path: str | None) -> int:
     return 0
 
 
-@config.command()
-@click.argument("path", required=False)
-@click.pass_obj
+@config.command(Argument("path", required=False))
 def show(session: CliSession, path: str | None) -> None:
     """Show a cluster file (default: the one in use) in its one normal form."""
     from distributed_grid.config import ClusterConfig

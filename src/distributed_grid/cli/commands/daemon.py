@@ -9,16 +9,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import click
-
-from distributed_grid.cli.global_options import CliSession, GridGroup
-from distributed_grid.cli.output import format_time, print_answer, table
-from distributed_grid.errors import Refused, TimedOut, Unreachable
+from distributed_grid.cli.command_line import Argument, Option, group
+from distributed_grid.cli.output import echo, format_time, print_answer, table
+from distributed_grid.cli.session import CliSession
+from distributed_grid.errors import BadInput, Refused, TimedOut, Unreachable
 
 TTL_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
-def _parse_ttl(context: click.Context, parameter: click.Parameter, value: str) -> float:
+def _parse_ttl(value: str) -> float:
     """The seconds in a time such as 90, 15m, 2h or 30d."""
     number, unit = (value[:-1], value[-1]) if value[-1:] in TTL_UNITS else (value, "s")
     try:
@@ -26,22 +25,26 @@ def _parse_ttl(context: click.Context, parameter: click.Parameter, value: str) -
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= 3.2e9:
-        raise click.BadParameter(f"{value!r} is no time: write seconds, or 15m, 2h, 30d")
+        raise BadInput(f"--ttl {value!r} is no time: write seconds, or 15m, 2h, 30d")
     return seconds
 
 
-@click.group(cls=GridGroup)
+@group()
 def token() -> None:
     """Tokens for people who use REST. Your own is in the file `token` of the state directory."""
 
 
-@token.command()
-@click.option("--user", required=True, help="Who is let in; jobs and leases are theirs.")
-@click.option("--team", default="", help="Whom they belong to.")
-@click.option(
-    "--ttl", default="0", callback=_parse_ttl, help="How long it is good for, such as 30d (default: until revoked)."
+@token.command(
+    Option("--user", required=True, help="Who is let in; jobs and leases are theirs."),
+    Option("--team", default="", help="Whom they belong to."),
+    Option(
+        "--ttl",
+        default="0",
+        type=_parse_ttl,
+        metavar="TIME",
+        help="How long it is good for, such as 30d (default: until revoked).",
+    ),
 )
-@click.pass_obj
 def create(session: CliSession, user: str, team: str, ttl: float) -> None:
     """Make a token; it is shown this once."""
     from distributed_grid.server.access.tokens import bearer_text, hash_of, new_secret, new_token_id
@@ -53,8 +56,7 @@ def create(session: CliSession, user: str, team: str, ttl: float) -> None:
     print_answer(session, {**made, "token": text}, text)
 
 
-@token.command("list")
-@click.pass_obj
+@token.command(name="list")
 def list_(session: CliSession) -> None:
     """The tokens there are, without their secrets."""
     found = session.call("list_tokens")["tokens"]
@@ -75,25 +77,24 @@ def list_(session: CliSession) -> None:
     )
 
 
-@token.command()
-@click.argument("token_id")
-@click.pass_obj
+@token.command(Argument("token_id"))
 def revoke(session: CliSession, token_id: str) -> None:
     """Shut a token out, from the next request on."""
     gone = session.call("revoke_token", token_id=token_id)["token"]
     print_answer(session, gone, f"revoked {gone['token_id']} of {gone['user']}")
 
 
-@click.group("join-token", cls=GridGroup)
+@group("join-token")
 def join_token() -> None:
     """Tokens that let a machine join as a node, once, without SSH."""
 
 
-@join_token.command("create")
-@click.option("--node", default="", help="The name the node must have (default: the machine's own).")
-@click.option("--ttl", default="1h", callback=_parse_ttl, help="How long it can be used (default: 1h).")
-@click.option("--address", multiple=True, metavar="HOST:PORT", help="Where the machine finds this one.")
-@click.pass_obj
+@join_token.command(
+    Option("--node", default="", help="The name the node must have (default: the machine's own)."),
+    Option("--ttl", default="1h", type=_parse_ttl, metavar="TIME", help="How long it can be used (default: 1h)."),
+    Option("--address", multiple=True, metavar="HOST:PORT", help="Where the machine finds this one."),
+    name="create",
+)
 def create_join(session: CliSession, node: str, ttl: float, address: tuple[str, ...]) -> None:
     """Make a join token; it is shown this once. On the machine type: grid agent --join TOKEN"""
     from distributed_grid.agent.join_client import JoinToken
@@ -112,11 +113,10 @@ def create_join(session: CliSession, node: str, ttl: float, address: tuple[str, 
     print_answer(session, {**shown, "fingerprint": made["fingerprint"] or None}, text)
     if not session.json and all(one.startswith(("127.", "localhost", "[::1]")) for one in addresses):
         note = "only this machine can reach it there; to let others join: grid daemon start --listen HOST:PORT"
-        click.echo(f"grid: the control plane listens on {', '.join(addresses)}: {note}", err=True)
+        echo(f"grid: the control plane listens on {', '.join(addresses)}: {note}", err=True)
 
 
-@join_token.command("list")
-@click.pass_obj
+@join_token.command(name="list")
 def list_join(session: CliSession) -> None:
     """The join tokens there are, and who used them."""
     found = session.call("list_join_tokens")["join_tokens"]
@@ -134,9 +134,7 @@ def list_join(session: CliSession) -> None:
     print_answer(session, found, table(("TOKEN", "NODE", "USED BY", "USED", "EXPIRES", "STATE"), rows, empty="none"))
 
 
-@join_token.command("revoke")
-@click.argument("token_id")
-@click.pass_obj
+@join_token.command(Argument("token_id"), name="revoke")
 def revoke_join(session: CliSession, token_id: str) -> None:
     """Shut a join token out, and at once the node that joined with it."""
     gone = session.call("revoke_join_token", token_id=token_id)["join_token"]
@@ -147,20 +145,20 @@ def revoke_join(session: CliSession, token_id: str) -> None:
 STOP_SECONDS = 30.0
 
 
-@click.group(cls=GridGroup)
+@group()
 def daemon() -> None:
     """Start, stop and show the control plane. Any command starts one where none runs."""
 
 
-daemon.add_command(token)
-daemon.add_command(join_token)
+daemon.add(token)
+daemon.add(join_token)
 
 
-@daemon.command()
-@click.option("--listen", metavar="HOST:PORT", help="Where REST and joining agents are served, until it is stopped.")
-@click.option("--tls/--no-tls", default=None, help="Encrypt (default: wherever other machines can reach it).")
-@click.option("--force-plain", is_flag=True, help="Listen for other machines without TLS.")
-@click.pass_obj
+@daemon.command(
+    Option("--listen", metavar="HOST:PORT", help="Where REST and joining agents are served, until it is stopped."),
+    Option("--tls/--no-tls", default=None, help="Encrypt (default: wherever other machines can reach it)."),
+    Option("--force-plain", is_flag=True, help="Listen for other machines without TLS."),
+)
 def start(session: CliSession, listen: str | None, tls: bool | None, force_plain: bool) -> None:
     """Start the control plane and let it stay until it is stopped."""
     where = _listening(listen, tls, force_plain)
@@ -178,7 +176,6 @@ def start(session: CliSession, listen: str | None, tls: bool | None, force_plain
 
 
 @daemon.command()
-@click.pass_obj
 def stop(session: CliSession) -> None:
     """Stop the control plane; jobs go on and are found again by the next one."""
     try:
@@ -197,7 +194,6 @@ def stop(session: CliSession) -> None:
 
 
 @daemon.command()
-@click.pass_obj
 def status(session: CliSession) -> None:
     """Whether the control plane runs, and where; exits 3 where it does not."""
     with session.client(may_start=False) as client:
@@ -214,13 +210,13 @@ def _listening(listen: str | None, tls: bool | None, force_plain: bool) -> dict[
     """The fields that say where to listen; what cannot be is refused before anything is started."""
     if listen is None:
         if tls is not None or force_plain:
-            raise click.UsageError("--tls, --no-tls and --force-plain go with --listen HOST:PORT")
+            raise BadInput("--tls, --no-tls and --force-plain go with --listen HOST:PORT")
         return {}
     from distributed_grid.server.rest.listener import parse_address
 
     parse_address(listen, tls=tls, force_plain=force_plain)
     if force_plain:
-        click.echo(f"grid: warning: what is said on {listen} can be read by anybody on the way", err=True)
+        echo(f"grid: warning: what is said on {listen} can be read by anybody on the way", err=True)
     return {"listen": listen, "tls": tls, "force_plain": force_plain}
 
 

@@ -12,12 +12,11 @@ from datetime import datetime
 from types import FrameType
 from typing import Any
 
-import click
-
 from distributed_grid.api.framing import STDOUT
-from distributed_grid.cli.global_options import CliSession, GridGroup
-from distributed_grid.cli.output import print_answer, table
+from distributed_grid.cli.command_line import Choice, IntRange, Option, group
+from distributed_grid.cli.output import echo, print_answer, table
 from distributed_grid.cli.request_options import STRATEGIES
+from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
 from distributed_grid.client.job_payload import caller_environment
 from distributed_grid.errors import BadInput, GridError
@@ -26,13 +25,12 @@ Row = dict[str, Any]
 PROBES_PER_NODE = 3
 
 
-@click.group(cls=GridGroup)
+@group()
 def distribute() -> None:
     """The workers as the scheduler sees them, and a test of how work spreads over them."""
 
 
 @distribute.command()
-@click.pass_obj
 def status(session: CliSession) -> None:
     """Each node: whether it takes work, what it has left, how it ranks, and why it keeps what it keeps."""
     nodes = session.call("get_status")["nodes"]
@@ -62,21 +60,19 @@ def _workers_table(nodes: list[dict[str, Any]]) -> str:
     return table(headings, rows, empty="no nodes")
 
 
-@distribute.command()
-@click.option(
-    "-n",
-    "--count",
-    type=click.IntRange(1, 10_000),
-    help=f"How many probes (default: {PROBES_PER_NODE} for each node that is open).",
+@distribute.command(
+    Option(
+        "-n",
+        "--count",
+        type=IntRange(1, 10_000),
+        help=f"How many probes (default: {PROBES_PER_NODE} for each node that is open).",
+    ),
+    Option("--strategy", type=Choice(STRATEGIES, case_sensitive=False), default="spread", show_default=True),
+    Option("--node", "nodes", multiple=True, metavar="NODE", help="Only on these nodes."),
+    Option("-a", "--amount", type=float, default=0.1, show_default=True, help="Cores for each probe."),
+    Option("-s", "--seconds", type=float, default=1.0, show_default=True, help="How long each probe stays."),
+    Option("-w", "--wait", type=float, default=30.0, show_default=True, help="Seconds to wait for a place."),
 )
-@click.option(
-    "--strategy", type=click.Choice(STRATEGIES, case_sensitive=False), default="spread", show_default=True
-)  # fmt: skip
-@click.option("--node", "nodes", multiple=True, metavar="NODE", help="Only on these nodes.")
-@click.option("-a", "--amount", type=float, default=0.1, show_default=True, help="Cores for each probe.")
-@click.option("-s", "--seconds", type=float, default=1.0, show_default=True, help="How long each probe stays.")
-@click.option("-w", "--wait", type=float, default=30.0, show_default=True, help="Seconds to wait for a place.")
-@click.pass_obj
 def test(session: CliSession, /, count: int | None, nodes: tuple[str, ...], strategy: str, **numbers: float) -> int:
     """Spread small probe jobs over the nodes and show where they ran.
 
@@ -176,7 +172,7 @@ class Probes:
                 with contextlib.suppress(GridError):  # it was never sent
                     stopped += client.call("cancel_job", job_id=name)["job"]["outcome"] in (None, "cancelled")
         if stopped:
-            click.echo(f"grid: {stopped} probe{'' if stopped == 1 else 's'} cancelled", err=True)
+            echo(f"grid: {stopped} probe{'' if stopped == 1 else 's'} cancelled", err=True)
 
 
 def _interrupt(number: int, stack: FrameType | None) -> None:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import click
+from distributed_grid.cli.command_line import IntRange, Option, command
+from distributed_grid.cli.output import echo, format_time, printable
+from distributed_grid.cli.session import CliSession
 
-from distributed_grid.cli.global_options import CliSession, GridCommand
-from distributed_grid.cli.output import format_time, printable
 
-
-@click.command(cls=GridCommand)
-@click.option("-f", "--follow", is_flag=True, help="Go on with what still comes.")
-@click.option("-l", "--limit", type=click.IntRange(1, 1_000_000), default=100, show_default=True)
-@click.option("--subject", help="Only events of this job, or of the lease of this full id.")
-@click.option("--type", "types", multiple=True, help="Only events of this type; may be given several times.")
-@click.option("--after", type=click.IntRange(min=0), help="Only events after this number.")
-@click.pass_obj
+@command(
+    Option("-f", "--follow", is_flag=True, help="Go on with what still comes."),
+    Option("-l", "--limit", type=IntRange(1, 1_000_000), default=100, show_default=True),
+    Option("--subject", help="Only events of this job, or of the lease of this full id."),
+    Option("--type", "types", multiple=True, help="Only events of this type; may be given several times."),
+    Option("--after", type=IntRange(at_least=0), help="Only events after this number."),
+)
 def events(
     session: CliSession, follow: bool, limit: int, subject: str | None, types: tuple[str, ...], after: int | None
 ) -> None:
@@ -29,7 +28,7 @@ def events(
     for _, event in session.follow("list_events", lambda: options, reconnect=follow):
         assert isinstance(event, dict)
         if "seq" in event:
-            click.echo(json.dumps(event) if session.json else _line(event))
+            echo(json.dumps(event) if session.json else _line(event))
             options["after"] = event["seq"]
 
 

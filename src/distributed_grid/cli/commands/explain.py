@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import click
-
-from distributed_grid.cli.global_options import CliSession, GridCommand
+from distributed_grid.cli.command_line import Argument, command
 from distributed_grid.cli.output import format_outcome, format_span, format_time, print_answer, printable
+from distributed_grid.cli.session import CliSession
 
 View = dict[str, Any]
 WIDTH = 14
 
 
-@click.command(cls=GridCommand)
-@click.argument("id_", metavar="ID")
-@click.pass_obj
+@command(Argument("id_", metavar="ID"))
 def explain(session: CliSession, id_: str) -> None:
     """Why a job or a lease waits, why it is where it is, why it was stopped, and when it will start.
 

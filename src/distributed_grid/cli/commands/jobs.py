@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
-import click
-
 from distributed_grid.api.framing import STDERR, STDOUT
+from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Option, group
 from distributed_grid.cli.commands.run import fetch_files
-from distributed_grid.cli.global_options import CliSession, GridGroup
 from distributed_grid.cli.output import (
     format_amount,
     format_outcome,
@@ -19,17 +18,20 @@ from distributed_grid.cli.output import (
     table,
     write_output,
 )
+from distributed_grid.cli.session import CliSession
+from distributed_grid.errors import BadInput
 
 
-@click.group(cls=GridGroup)
+@group()
 def jobs() -> None:
     """List, show, follow, cancel and wait for jobs. A job is named by its id or any unique prefix."""
 
 
-@jobs.command("list")
-@click.option("-a", "--all", "all_", is_flag=True, help="Ended jobs beyond the newest, too.")
-@click.option("-l", "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
-@click.pass_obj
+@jobs.command(
+    Option("-a", "--all", "all_", is_flag=True, help="Ended jobs beyond the newest, too."),
+    Option("-l", "--limit", type=IntRange(1, 10_000), default=20, show_default=True),
+    name="list",
+)
 def list_(session: CliSession, all_: bool, limit: int) -> None:
     """The jobs that are going on, and those that ended of late."""
     found = session.call("list_jobs", all=all_, limit=10_000 if all_ else limit)["jobs"]
@@ -49,9 +51,7 @@ def list_(session: CliSession, all_: bool, limit: int) -> None:
     print_answer(session, found, table(headings, rows, empty="no jobs"))
 
 
-@jobs.command()
-@click.argument("job_id")
-@click.pass_obj
+@jobs.command(Argument("job_id"))
 def show(session: CliSession, job_id: str) -> None:
     """Everything known about one job."""
     job = session.call("get_job", job_id=job_id)["job"]
@@ -86,11 +86,11 @@ def _lines(job: dict[str, Any]) -> list[str]:
     return lines
 
 
-@jobs.command()
-@click.argument("job_id")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job is over.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="BYTES", help="Begin so many bytes before the end.")
-@click.pass_obj
+@jobs.command(
+    Argument("job_id"),
+    Option("-f", "--follow", is_flag=True, help="Go on until the job is over."),
+    Option("--tail", type=IntRange(at_least=0), metavar="BYTES", help="Begin so many bytes before the end."),
+)
 def logs(session: CliSession, job_id: str, follow: bool, tail: int | None) -> None:
     """The output of a job: its stdout on stdout, its stderr on stderr."""
     seen = {STDOUT: 0, STDERR: 0}
@@ -105,13 +105,15 @@ def logs(session: CliSession, job_id: str, follow: bool, tail: int | None) -> No
             write_output(kind, part)
 
 
-@jobs.command()
-@click.argument("job_id")
-@click.argument("patterns", nargs=-1)
-@click.option("--to", "target", default=".", show_default=True, type=click.Path(file_okay=False), help="Where to.")
-@click.pass_obj
+@jobs.command(
+    Argument("job_id"),
+    Argument("patterns", nargs=-1),
+    Option("--to", "target", default=".", show_default=True, metavar="DIRECTORY", help="Where to."),
+)
 def fetch(session: CliSession, job_id: str, patterns: tuple[str, ...], target: str) -> None:
     """Bring back files that a job has left in its private directory: all of them, or those that fit PATTERNS."""
+    if os.path.isfile(target):
+        raise BadInput(f"--to {target}: that is a file, not a directory")
     came = fetch_files(session, job_id, patterns or ("**",), target)
     lines = [f"not fetched: {printable(reason)}" for reason in came["skipped"]]
     if came["in_place"]:
@@ -121,9 +123,7 @@ def fetch(session: CliSession, job_id: str, patterns: tuple[str, ...], target: s
     print_answer(session, came, "\n".join(lines))
 
 
-@jobs.command()
-@click.argument("job_ids", nargs=-1, required=True)
-@click.pass_obj
+@jobs.command(Argument("job_ids", nargs=-1, required=True))
 def cancel(session: CliSession, job_ids: tuple[str, ...]) -> None:
     """Stop jobs for good, with everything they have started."""
     with session.client() as client:
@@ -139,10 +139,10 @@ def _fate(job: dict[str, Any]) -> str:
     )
 
 
-@jobs.command()
-@click.argument("job_ids", nargs=-1)
-@click.option("-t", "--timeout", type=click.FloatRange(min=0), help="Give up after so many seconds (exit 124).")
-@click.pass_obj
+@jobs.command(
+    Argument("job_ids", nargs=-1),
+    Option("-t", "--timeout", type=FloatRange(at_least=0), help="Give up after so many seconds (exit 124)."),
+)
 def wait(session: CliSession, job_ids: tuple[str, ...], timeout: float | None) -> int:
     """Wait until jobs are over (all that are going on, where none is named); exits with the first failure's code."""
     with session.client() as client:

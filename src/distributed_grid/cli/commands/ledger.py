@@ -6,10 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import click
-
-from distributed_grid.cli.global_options import CliSession, GridCommand
+from distributed_grid.cli.command_line import Choice, Option, command
 from distributed_grid.cli.output import format_time, print_answer, table
+from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import BadInput
 
 UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
@@ -17,10 +16,10 @@ NAMES = {"node_id": "LENDER", "user": "BORROWER", "target_node": "FOR", "day": "
 AMOUNTS = ("LEASES", "CORE HOURS", "GB HOURS", "GPU HOURS", "HELD NOW")
 
 
-@click.command(cls=GridCommand)
-@click.option("--since", default="30d", show_default=True, help="How far back: 90min, 12h, 7d, 4w.")
-@click.option("--by", type=click.Choice(["user", "node", "day"]), help="Summed up by borrower, lender or day alone.")
-@click.pass_obj
+@command(
+    Option("--since", default="30d", show_default=True, help="How far back: 90min, 12h, 7d, 4w."),
+    Option("--by", type=Choice(["user", "node", "day"]), help="Summed up by borrower, lender or day alone."),
+)
 def ledger(session: CliSession, since: str, by: str | None) -> None:
     """Who lent whom how much: each lender and borrower, with the hours of cores, memory and GPUs.
 

@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-import click
-
-from distributed_grid.cli.global_options import CliSession, GridGroup
+from distributed_grid.cli.command_line import Argument, Option, group
 from distributed_grid.cli.output import (
     format_size,
     format_span,
@@ -22,6 +20,7 @@ from distributed_grid.cli.output import (
     printable,
     table,
 )
+from distributed_grid.cli.session import CliSession
 from distributed_grid.client.memory.directory import BlockDirectoryClient, agent_directory, length_of
 from distributed_grid.errors import Ambiguous, NotFound
 
@@ -31,34 +30,30 @@ SHOWN_ID_CHARS = 8
 """So many characters of an id are shown; any unique prefix is understood."""
 
 
-def allocation_options(command: F) -> F:
-    """The options of commands that allocate a block."""
-    options = (
-        click.option("--node", default="", metavar="NODE", help="The node that should lend it; else another one may."),
-        click.option("--copies", type=int, default=1, show_default=True, help="On so many nodes: one may be lost."),
-        click.option(
-            "--ttl",
-            type=parse_seconds,
-            default=DAY_SECONDS,
-            metavar="SECONDS",
-            help="When it ends by itself: no program renews what the shell makes (default: one day, 86400).",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+ALLOCATION_OPTIONS = (
+    Option("--node", default="", metavar="NODE", help="The node that should lend it; else another one may."),
+    Option("--copies", type=int, default=1, show_default=True, help="On so many nodes: one may be lost."),
+    Option(
+        "--ttl",
+        type=parse_seconds,
+        default=DAY_SECONDS,
+        metavar="SECONDS",
+        help="When it ends by itself: no program renews what the shell makes (default: one day, 86400).",
+    ),
+)
+"""The options of commands that allocate a block."""
 
 
-@click.group(cls=GridGroup)
+@group()
 def memory() -> None:
     """Keep bytes in the memory of other nodes. A block is named by its key, its id, or any unique prefix of that."""
 
 
-@memory.command()
-@click.argument("size", metavar="SIZE", type=parse_size)
-@allocation_options
-@click.option("--key", default="", metavar="KEY", help="A name for it; what went by that name before is freed.")
-@click.pass_obj
+@memory.command(
+    Argument("size", metavar="SIZE", type=parse_size),
+    *ALLOCATION_OPTIONS,
+    Option("--key", default="", metavar="KEY", help="A name for it; what went by that name before is freed."),
+)
 def allocate(session: CliSession, size: int, node: str, copies: int, ttl: float, key: str) -> None:
     """Allocate a block of SIZE: 5GB, 512MB, 1.5GiB, 4096 (bytes). It is all zero."""
     with directory_of(session) as directory:
@@ -74,9 +69,7 @@ def allocate(session: CliSession, size: int, node: str, copies: int, ttl: float,
     print_answer(session, found, created_text(found))
 
 
-@memory.command()
-@click.argument("names", metavar="ID|KEY...", nargs=-1, required=True)
-@click.pass_obj
+@memory.command(Argument("names", metavar="ID|KEY...", nargs=-1, required=True))
 def deallocate(session: CliSession, names: tuple[str, ...]) -> None:
     """Free blocks; their bytes are gone. Where one is not found, none is freed."""
     with directory_of(session) as directory:
@@ -90,11 +83,7 @@ def deallocate(session: CliSession, names: tuple[str, ...]) -> None:
     )
 
 
-@memory.command()
-@click.argument("key", metavar="KEY")
-@click.argument("file", metavar="FILE")
-@allocation_options
-@click.pass_obj
+@memory.command(Argument("key", metavar="KEY"), Argument("file", metavar="FILE"), *ALLOCATION_OPTIONS)
 def store(session: CliSession, /, key: str, file: str, **options: Any) -> None:
     """Keep the content of FILE (- is the standard input) under KEY.
 
@@ -107,10 +96,10 @@ def store(session: CliSession, /, key: str, file: str, **options: Any) -> None:
     print_answer(session, found, created_text(found))
 
 
-@memory.command()
-@click.argument("name", metavar="KEY|ID")
-@click.option("-o", "--output", default="", metavar="FILE", help="Where to write it (default, and -: standard output).")
-@click.pass_obj
+@memory.command(
+    Argument("name", metavar="KEY|ID"),
+    Option("-o", "--output", default="", metavar="FILE", help="Where to write it (default, and -: standard output)."),
+)
 def retrieve(session: CliSession, name: str, output: str) -> None:
     """Write what is kept under KEY, or in the block ID, to a file or to the standard output.
 
@@ -128,8 +117,7 @@ def retrieve(session: CliSession, name: str, output: str) -> None:
     print_answer(session, data, printable(f"wrote {output}: {format_size(size)} of block {found['block_id']}"))
 
 
-@memory.command("list")
-@click.pass_obj
+@memory.command(name="list")
 def list_(session: CliSession) -> None:
     """The blocks there are, where they are, and when they end."""
     with directory_of(session) as directory:
@@ -138,7 +126,6 @@ def list_(session: CliSession) -> None:
 
 
 @memory.command()
-@click.pass_obj
 def stats(session: CliSession) -> None:
     """How much of the nodes' memory blocks hold, and what nodes still lend."""
     with directory_of(session) as directory:

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
+from distributed_grid.cli.command_line import Argument, Option, group
 from distributed_grid.cli.commands.boost import BY_GRID_ALONE, lent_text, request_boost
 from distributed_grid.cli.commands.status import allocations_table, offers_table
-from distributed_grid.cli.global_options import CliSession, GridGroup
-from distributed_grid.cli.output import print_answer, printable
+from distributed_grid.cli.output import echo, print_answer, printable
 from distributed_grid.cli.request_options import lending_options, wait_option
+from distributed_grid.cli.session import CliSession
 
 OFF = "Resource sharing not enabled: set resource_sharing.enabled to true in the config"
 MAX_NODES = 5
 """How many nodes a note names."""
 
 
-@click.group(cls=GridGroup)
+@group()
 def resource_sharing() -> None:
     """Offers and allocations, borrowing for a node, and giving an owner a node back."""
 
 
-@resource_sharing.command()
-@click.option("--node", required=True, metavar="NODE", help="The node it is for; another one lends it.")
-@click.option("--type", "resource_type", required=True, metavar="TYPE", help="cpu, gpu, memory or a declared name.")
-@click.option("--amount", required=True, type=float, help="Cores, GPUs or GB.")
-@lending_options
-@click.pass_obj
+@resource_sharing.command(
+    Option("--node", required=True, metavar="NODE", help="The node it is for; another one lends it."),
+    Option("--type", "resource_type", required=True, metavar="TYPE", help="cpu, gpu, memory or a declared name."),
+    Option("--amount", required=True, type=float, help="Cores, GPUs or GB."),
+    *lending_options,
+)
 def request(session: CliSession, /, node: str, resource_type: str, amount: float, **options: Any) -> None:
     """Borrow for a node from the others: the same as `grid boost request`."""
     found = request_boost(session, node, resource_type, amount, options)
@@ -40,7 +39,6 @@ def request(session: CliSession, /, node: str, resource_type: str, amount: float
 
 
 @resource_sharing.command()
-@click.pass_obj
 def status(session: CliSession) -> None:
     """Offers, allocations, how many requests wait, and which nodes cool down."""
     with session.client() as client:
@@ -70,20 +68,18 @@ def status(session: CliSession) -> None:
     print_answer(session, shown, "\n\n".join(parts))
 
 
-@resource_sharing.command()
-@click.argument("allocation_id", metavar="ID")
-@click.pass_obj
+@resource_sharing.command(Argument("allocation_id", metavar="ID"))
 def release(session: CliSession, allocation_id: str) -> None:
     """Give an allocation back, by its id or any unique prefix; a second time is harmless."""
     found = session.call("release_lease", allocation_id=allocation_id)["allocation"]
     print_answer(session, found, printable(f"allocation {found['allocation_id']}: {found['reason'] or found['state']}"))
 
 
-@resource_sharing.command()
-@click.option("--node", required=True, metavar="NODE", help="The node whose owner wants it back.")
-@click.option("--off", is_flag=True, help="End it: the node lends again.")
-@wait_option(300.0, "How long to wait until everything was given back.")
-@click.pass_obj
+@resource_sharing.command(
+    Option("--node", required=True, metavar="NODE", help="The node whose owner wants it back."),
+    Option("--off", is_flag=True, help="End it: the node lends again."),
+    wait_option(300.0, "How long to wait until everything was given back."),
+)
 def cooldown(session: CliSession, node: str, off: bool, wait: float) -> None:
     """Give a node's owner everything back, and lend nothing of it until --off, not even after a restart.
 
@@ -92,7 +88,7 @@ def cooldown(session: CliSession, node: str, off: bool, wait: float) -> None:
 
     def show(name: str, step: str) -> None:
         if not session.json:
-            click.echo(printable(f"{name}: {step}"), err=True)
+            echo(printable(f"{name}: {step}"), err=True)
 
     last = session.stream_steps("drain_node", show, node=node, off=off, wait_seconds=wait)
     last.pop("done", None)

@@ -6,43 +6,42 @@ import contextlib
 import math
 import os
 import signal
-import uuid
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-import click
-
 from distributed_grid.api.framing import STDERR, STDOUT
-from distributed_grid.cli.global_options import CliSession, GridCommand
-from distributed_grid.cli.output import format_amount, print_answer, printable, write_output
+from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Option, command
+from distributed_grid.cli.output import echo, format_amount, print_answer, printable, write_output
 from distributed_grid.cli.request_options import job_options, placement_fields, placement_options, wait_option
+from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
 from distributed_grid.client.job_payload import NONE, FileDownload, caller_environment, require_utf8, upload_workdir
 from distributed_grid.errors import BadInput, GridError, TimedOut
 
 
-@click.command(cls=GridCommand, context_settings={"allow_interspersed_args": False})
-@click.option("-r", "--resource-type", default="cpu", show_default=True, help="cpu, gpu, memory or a declared name.")
-@click.option("-a", "--amount", type=float, default=1.0, show_default=True, help="Cores, GPUs or GB.")
-@click.option("-p", "--priority", default="medium", show_default=True, help="low, medium, high or urgent.")
-@click.option("-n", "--node", multiple=True, help="Preferred node; may be given several times.")
-@placement_options
-@wait_option(300.0, "How long to wait for resources; 0 refuses at once.")
-@job_options
-@click.option("--timeout", type=click.FloatRange(min=0), default=0.0, help="Stop the job after this many seconds.")
-@click.option(
-    "--grace",
-    type=click.FloatRange(min=0),
-    default=5.0,
-    show_default=True,
-    help="Seconds between asking a job to stop and killing it.",
+@command(
+    Option("-r", "--resource-type", default="cpu", show_default=True, help="cpu, gpu, memory or a declared name."),
+    Option("-a", "--amount", type=float, default=1.0, show_default=True, help="Cores, GPUs or GB."),
+    Option("-p", "--priority", default="medium", show_default=True, help="low, medium, high or urgent."),
+    Option("-n", "--node", multiple=True, help="Preferred node; may be given several times."),
+    *placement_options,
+    wait_option(300.0, "How long to wait for resources; 0 refuses at once."),
+    *job_options,
+    Option("--timeout", type=FloatRange(at_least=0), default=0.0, help="Stop the job after this many seconds."),
+    Option(
+        "--grace",
+        type=FloatRange(at_least=0),
+        default=5.0,
+        show_default=True,
+        help="Seconds between asking a job to stop and killing it.",
+    ),
+    Option("--retries", type=IntRange(0, 1000), default=0, help="Run again so many times after a failure."),
+    Option("--shell", is_flag=True, help="The command is one string for sh -c."),
+    Option("--dry-run", is_flag=True, help="Only say what would happen."),
+    Argument("command", nargs=-1, required=True),
+    interspersed=False,
 )
-@click.option("--retries", type=click.IntRange(0, 1000), default=0, help="Run again so many times after a failure.")
-@click.option("--shell", is_flag=True, help="The command is one string for sh -c.")
-@click.option("--dry-run", is_flag=True, help="Only say what would happen.")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.pass_obj
 def run_shared(session: CliSession, /, **options: Any) -> int:
     """Borrow resources, run COMMAND with them, give them back.
 
@@ -87,7 +86,7 @@ def job_fields(argv: list[str], options: dict[str, Any]) -> dict[str, Any]:
     require_utf8(*argv, options["job_id"])
     variables = parse_variables(options["env"])
     return {
-        "request_id": uuid.uuid4().hex,
+        "request_id": os.urandom(16).hex(),
         "argv": argv,
         "job_id": options["job_id"],
         "env": caller_environment(variables),
@@ -108,7 +107,7 @@ def upload_for(session: CliSession, client: Client, options: dict[str, Any], req
         isolated=options["isolated"],
     )
     for note in upload.notes:
-        click.echo(f"grid: {note}", err=True)
+        echo(f"grid: {note}", err=True)
     return {"workdir": upload.workdir, "require": list(upload.require)}
 
 
@@ -126,7 +125,7 @@ def run_job(
             print_answer(session, job, job["job_id"])
             return 0
         if accepted.get("reasons"):
-            click.echo(f"grid: {job['job_id']} waits: {'; '.join(accepted['reasons'])}", err=True)
+            echo(f"grid: {job['job_id']} waits: {'; '.join(accepted['reasons'])}", err=True)
         code = JobFollower(session, job["uid"]).run()
         if options["fetch"]:
             fetch_results(session, job["uid"], options)
@@ -143,9 +142,9 @@ def fetch_results(session: CliSession, uid: str, options: dict[str, Any]) -> Non
     target = workdir if workdir and workdir != NONE else "."
     came = fetch_files(session, uid, options["fetch"], target)
     for reason in came["skipped"]:
-        click.echo(f"grid: not fetched: {printable(reason)}", err=True)
+        echo(f"grid: not fetched: {printable(reason)}", err=True)
     if not came["in_place"]:
-        click.echo(f"grid: fetched {came['files']} file{'' if came['files'] == 1 else 's'}", err=True)
+        echo(f"grid: fetched {came['files']} file{'' if came['files'] == 1 else 's'}", err=True)
 
 
 def fetch_files(session: CliSession, job_id: str, patterns: Sequence[str], target: str) -> dict[str, Any]:
@@ -220,7 +219,7 @@ class JobFollower:
         except _Interrupted:
             if not self._cancelled:
                 self._cancel()
-            click.echo("grid: the job is being stopped; not waiting for it", err=True)
+            echo("grid: the job is being stopped; not waiting for it", err=True)
             return 130
 
     def _follow(self) -> int:
@@ -268,5 +267,5 @@ class JobFollower:
         if job["outcome"] == "lost":
             raise GridError(f"{job['job_id']} is lost: {job['detail']}")
         if job["outcome"] not in ("exited", "signalled") and job["detail"]:
-            click.echo(f"grid: {job['detail']}", err=True)
+            echo(f"grid: {job['detail']}", err=True)
         return int(job["shell_code"])

@@ -6,10 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from distributed_grid.cli.global_options import CliSession, GridCommand
-from distributed_grid.cli.output import ProgressLine, format_span, print_answer, progress_bar, table
+from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Option, command
+from distributed_grid.cli.output import ProgressLine, echo, format_span, print_answer, progress_bar, table
+from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import BadInput, GridError
 
 if TYPE_CHECKING:
@@ -17,20 +16,20 @@ if TYPE_CHECKING:
     from distributed_grid.simulation.replay.replay_statistics import StatisticsTable
 
 
-@click.command(cls=GridCommand)
-@click.argument("trace")
-@click.option("--compare", metavar="A,B,…", help="Strategies and cluster files to compare, separated by commas.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="For the owners' coming.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N requests.")
-@click.option(
-    "--owners",
-    type=click.FloatRange(min=0, max=1000),
-    default=0.0,
-    metavar="N",
-    help="Each machine's owner comes back N times a day, for about an hour (default: never).",
+@command(
+    Argument("trace"),
+    Option("--compare", metavar="A,B,…", help="Strategies and cluster files to compare, separated by commas."),
+    Option("--seed", type=IntRange(at_least=0), default=0, show_default=True, help="For the owners' coming."),
+    Option("--limit", type=IntRange(at_least=1), metavar="N", help="Only the first N requests."),
+    Option(
+        "--owners",
+        type=FloatRange(0, 1000),
+        default=0.0,
+        metavar="N",
+        help="Each machine's owner comes back N times a day, for about an hour (default: never).",
+    ),
+    Option("--plot", metavar="FILE.svg", help="Draw use and waiting over time."),
 )
-@click.option("--plot", type=click.Path(dir_okay=False), metavar="FILE.svg", help="Draw use and waiting over time.")
-@click.pass_obj
 def simulate(
     session: CliSession,
     trace: str,
@@ -68,7 +67,7 @@ def simulate(
             _write(plot, chart(replays))
     except KeyboardInterrupt:
         bar.clear()
-        click.echo("grid: stopped; a simulation changes nothing", err=True)
+        echo("grid: stopped; a simulation changes nothing", err=True)
         return 130
     tables = [(name, figures.table()) for name, figures in replays]
     data = {
@@ -129,6 +128,8 @@ def _percent(part: float | None) -> str:
 def _check_writable(path: str) -> None:
     """Raise GridError before all the work where the file could not be written."""
     folder = Path(path).parent
+    if Path(path).is_dir():
+        raise GridError(f"cannot write {path}: it is a directory")
     target = path if Path(path).exists() else folder
     if not folder.is_dir() or not os.access(target, os.W_OK):
         why = "no such folder" if not folder.is_dir() else "not allowed"

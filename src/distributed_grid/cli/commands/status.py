@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
-from distributed_grid.cli.global_options import CliSession, GridCommand
+from distributed_grid.cli.command_line import command
 from distributed_grid.cli.output import format_amount, format_time, print_answer, table
+from distributed_grid.cli.session import CliSession
 
 
-@click.command(cls=GridCommand)
-@click.pass_obj
+@command()
 def status(session: CliSession) -> None:
     """Nodes, pressure, offers, leases and jobs at a glance."""
     found = session.call("get_status")
@@ -26,8 +24,7 @@ def status(session: CliSession) -> None:
     print_answer(session, found, "\n\n".join(parts))
 
 
-@click.command(cls=GridCommand)
-@click.pass_obj
+@command()
 def shared_status(session: CliSession) -> None:
     """Offers and active allocations."""
     found = session.call("get_status")
