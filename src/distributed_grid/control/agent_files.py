@@ -18,7 +18,7 @@ from msgspec import Struct
 from distributed_grid.adapters.workdir import file_selection
 from distributed_grid.adapters.workdir.manifest import ManifestEntry, decode_listing
 from distributed_grid.adapters.workdir.paths import display_path, to_bytes
-from distributed_grid.agent.files.attempt_files import open_file
+from distributed_grid.agent.files.attempt_files import open_file, work_dir
 from distributed_grid.agent.files.job_dir import WORK
 from distributed_grid.domain.jobs import Attempt
 from distributed_grid.errors import GridError, NotFound, ProtocolError, Unreachable
@@ -243,9 +243,10 @@ class AttemptFiles:
                 decode_listing(listing.files, limit_files=file_selection.FETCH_LIMIT_FILES) if listing.files else ()
             )
             return AttemptOutputFile(entries, listing.skipped)
-        work = Path(self._jobs, attempt.lease_id, WORK)
-        if not work.is_dir():
-            raise NotFound(f"the directory of {attempt.lease_id} is not there any more")
+        try:
+            work = work_dir(self._jobs, attempt.lease_id)
+        except OSError:
+            raise NotFound(f"the directory of {attempt.lease_id} is not there any more") from None
         found = await asyncio.to_thread(file_selection.select_files, work, patterns)
         return AttemptOutputFile(
             found.entries, tuple(f"{display_path(one.path)}: {one.reason}" for one in found.skipped)

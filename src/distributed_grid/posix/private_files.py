@@ -1,13 +1,20 @@
-"""Small private files: atomic writes with mode 0600, whole reads, advisory locks."""
+"""Small private files: atomic writes with mode 0600, whole reads, advisory locks; files that somebody else may have
+replaced by anything are opened without blocking, and read up to a size."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+DAMAGE = frozenset((errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EINVAL, errno.EISDIR, errno.ENOTDIR, errno.EACCES))
+"""What opening a file fails with where there is none, or something else in its place; anything else may pass."""
 
 
 def write_private(path: Path, content: bytes, *, durable: bool = True) -> None:
@@ -37,11 +44,76 @@ def sync_directory(path: str | Path) -> None:
         os.close(fd)
 
 
-def read_all(fd: int) -> bytes:
-    """All that can be read from `fd`."""
+def open_regular(name: str, flags: int, dir_fd: int | None = None) -> int:
+    """Open a regular file, never through a link and without ever blocking; `OSError` where it is anything else."""
+    fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "not a regular file", name)
+
+
+def read_regular(name: str, dir_fd: int | None, max_bytes: int) -> bytes:
+    """All of a regular file; nothing where there is none, where it is anything else, or where it is larger."""
+    try:
+        fd = open_regular(name, os.O_RDONLY, dir_fd)
+    except OSError as error:
+        if error.errno in DAMAGE:
+            return b""
+        raise
+    try:
+        content = b"" if os.fstat(fd).st_size > max_bytes else read_all(fd, max_bytes + 1)  # it may be growing
+        return content if len(content) <= max_bytes else b""
+    finally:
+        os.close(fd)
+
+
+def replace_file(name: str, content: bytes, dir_fd: int, *, durable: bool = False) -> None:
+    """Replace the file in an open directory, mode 0600, whatever was there: written aside and renamed."""
+    aside = f".{name}.{os.getpid()}"
+    try:
+        fd = os.open(aside, _NEW, 0o600, dir_fd=dir_fd)
+    except FileExistsError:  # of a process that died, or somebody else's
+        _set_aside(aside, dir_fd)
+        fd = os.open(aside, _NEW, 0o600, dir_fd=dir_fd)
+    try:
+        write_all(fd, content)
+        if durable:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    try:
+        os.rename(aside, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    except IsADirectoryError:
+        _set_aside(name, dir_fd)
+        os.rename(aside, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    if durable:
+        os.fsync(dir_fd)
+
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
+def _set_aside(name: str, dir_fd: int) -> None:
+    """Have the name free: remove what has it, or rename it where that is a directory."""
+    try:
+        os.unlink(name, dir_fd=dir_fd)
+    except IsADirectoryError:
+        os.rename(name, f"{name}.{os.urandom(4).hex()}", src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def read_all(fd: int, max_bytes: int = sys.maxsize) -> bytes:
+    """All that can be read from `fd`, or about so much of it."""
     parts = []
-    while part := os.read(fd, 65536):
+    size = 0
+    while size < max_bytes and (part := os.read(fd, 65536)):
         parts.append(part)
+        size += len(part)
     return b"".join(parts)
 
 

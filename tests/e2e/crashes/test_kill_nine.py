@@ -162,7 +162,7 @@ def test_a_job_whose_start_was_on_the_way_when_everything_died_is_started_by_the
     spawner = spawner_pid(grid)
     os.kill(spawner, signal.SIGSTOP)
     accepted = call(grid, "submit_job", **submission(grid, "echo ran >> marks; exit 3"))["job"]
-    wait_until(lambda: (grid.host_dir / "jobs" / f"{accepted['uid']}.1" / "spec.json").exists())
+    wait_until(lambda: (grid.host_dir / "jobs/.control" / f"{accepted['uid']}.1" / "spec.json").exists())
     kill_nine(grid)
     os.kill(spawner, signal.SIGKILL)
     wait_until(lambda: not is_running(spawner))

@@ -116,7 +116,7 @@ def test_a_memory_overrun_is_stopped_without_control_groups(nobody: Nobody) -> N
     job = json.loads(nobody("jobs", "show", "greedy", "--json").stdout)
     assert job["outcome"] == "over_limit"
     assert job["wall_seconds"] < 10
-    kept = list(nobody.state_dir.glob("hosts/*/jobs/*/groups.json"))
+    kept = list(nobody.state_dir.glob("hosts/*/jobs/.control/*/groups.json"))
     assert kept == [], "it had control groups, so watching was not tested"
     modest = nobody("run-shared", "-r", "memory", "-a", "0.2", sys.executable, "-S", "-c", "b'x' * (50 << 20)")
     assert (modest.returncode, modest.stderr) == (0, "")

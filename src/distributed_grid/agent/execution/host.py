@@ -76,8 +76,7 @@ class AttemptHost:
         """Lock the root, start the spawner, and report every attempt found. A second call does nothing."""
         if not self._stopped:
             return
-        for path in (Path(self._root), Path(self._root, job_dir.LIVE)):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        job_dir.make_root(self._root)
         await self._spawner.lock_root()
         self._stopped = False
         self._hold.restore()
@@ -260,7 +259,7 @@ class AttemptHost:
                     record = exit_record("lost", "its supervisor died; nothing of it is left")
                 else:
                     record = exit_record("never_started", "could not be started: its supervisor died first")
-                job.write(job_dir.EXIT, record, durable=True)
+                job.write_exit(record)
         self._finish(attempt, record)
 
     def _finish(self, attempt: RunningAttempt, record: dict[str, Any]) -> None:

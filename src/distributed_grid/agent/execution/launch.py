@@ -35,11 +35,13 @@ def start_command(spec: dict[str, Any], job: JobDir, cores: list[int], groups: l
     work = f"{job.path}/{job_dir.WORK}"
     where = spec["cwd"] or work
     env = attempt_environment(spec, work)
-    streams = (
-        os.open("/dev/null", os.O_RDONLY),
-        job.open(job_dir.STDOUT, append),
-        job.open(job_dir.STDERR, append),
-    )
+    try:
+        output = [job.open_job_file(name, append) for name in (job_dir.STDOUT, job_dir.STDERR)]
+    except OSError as error:
+        raise LaunchFailed(f"its output cannot be written: {error.strerror}", 126) from error
+    streams = (os.open("/dev/null", os.O_RDONLY), *output)
+    for fd in output:
+        os.set_blocking(fd, True)
     all_cores = os.sched_getaffinity(0)
     try:
         os.chdir(where)

@@ -28,7 +28,6 @@ import time
 from typing import Final, NoReturn
 
 from distributed_grid.agent.execution.shim import Shim
-from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.limits.cgroups import Controllers, probe_controllers
@@ -251,7 +250,7 @@ def _is_waiting(spare: socket.socket) -> bool:
 def _refuse(job: JobDir, channel: int, detail: str) -> None:
     """Record and report that an attempt could not be started."""
     record = {"kind": "never_started", "detail": detail}
-    job.write(job_dir.EXIT, record, durable=True)
+    job.write_exit(record)
     os.write(channel, json.dumps({"ended": record}).encode() + b"\n")
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from distributed_grid.agent.files import job_dir
 from distributed_grid.errors import BadInput
-from distributed_grid.posix.private_files import try_lock
+from distributed_grid.posix.private_files import open_regular, try_lock
 
 MAX_RESTART_DELAY_S = 5.0
 YOUNG_S = 1.0
@@ -64,7 +64,7 @@ class SpawnerClient:
         command = [sys.executable, "-P", "-S", "-m", "distributed_grid.agent.execution.spawner", self._root]
         command += [str(theirs.fileno()), str(self._lock), "1" if self._use_cgroups else "0"]
         inherited = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
-        log = os.open(f"{self._root}/.spawner.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log = open_regular(f"{self._root}/{job_dir.SPAWNER_LOG}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         with theirs:
             self._process = subprocess.Popen(
                 command,

@@ -11,10 +11,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distributed_grid.adapters.workdir import file_selection, manifest
-from distributed_grid.adapters.workdir.directory_walker import open_inside
+from distributed_grid.adapters.workdir.directory_walker import DIRECTORY_FLAGS, open_inside
 from distributed_grid.adapters.workdir.paths import display_path
-from distributed_grid.agent.files.job_dir import EXIT, LIVE, STDERR, STDOUT, WORK, JobDir, is_safe_name
+from distributed_grid.agent.files.job_dir import (
+    CONTROL,
+    EXIT,
+    LIVE,
+    STDERR,
+    STDOUT,
+    WORK,
+    is_safe_name,
+    open_job_folder,
+)
 from distributed_grid.errors import GridError
+from distributed_grid.posix.private_files import open_regular
 from distributed_grid.wire import (
     MAX_CHUNK_BYTES,
     MAX_LISTING_BYTES,
@@ -101,8 +111,7 @@ class AttemptFileReader:
 
     def _listing(self, order: ListFiles) -> FileListing:
         try:
-            with JobDir(self._root, order.lease_id) as job:
-                found = file_selection.select_files(Path(job.path, WORK), order.patterns)
+            found = file_selection.select_files(work_dir(self._root, order.lease_id), order.patterns)
         except FileNotFoundError:
             return FileListing(order.stream, problem="its directory is not there any more")
         except (GridError, OSError, ValueError) as failure:
@@ -116,30 +125,46 @@ class AttemptFileReader:
 
 def open_file(root: str, lease_id: str, name: bytes) -> int:
     """A descriptor of a file of an attempt: `stdout`, `stderr`, or `work/…`; ValueError for any other name."""
-    with JobDir(root, lease_id) as job:
+    folder = open_job_folder(root, lease_id)
+    try:
         if name in OUTPUT:
-            return job.open(name.decode(), os.O_RDONLY)
+            return open_regular(name.decode(), os.O_RDONLY, folder)
         first, _, rest = name.partition(b"/")
         if first != WORK.encode() or not rest:
             raise ValueError("not a file of an attempt")
-        work = os.open(WORK, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=job.fd)
+        work = os.open(WORK, DIRECTORY_FLAGS, dir_fd=folder)
         try:
             return open_inside(work, rest)
         finally:
             os.close(work)
+    finally:
+        os.close(folder)
+
+
+def work_dir(root: str, lease_id: str) -> Path:
+    """The working directory of an attempt; `FileNotFoundError` where there is none, or a link in its place."""
+    folder = open_job_folder(root, lease_id)
+    try:
+        os.close(os.open(WORK, DIRECTORY_FLAGS, dir_fd=folder))
+    except NotADirectoryError as error:  # or a link
+        raise FileNotFoundError(error.errno, error.strerror, WORK) from error
+    finally:
+        os.close(folder)
+    return Path(root, lease_id, WORK)
 
 
 def remove_expired(root: Path, *, now: float, keep_seconds: float = KEEP_SECONDS) -> int:
     """Remove what ended longer ago than it is kept, never what is alive or not acknowledged; returns how many."""
     removed = 0
-    for folder in list(root.iterdir()) if root.is_dir() else []:
-        if not is_safe_name(folder.name) or (root / LIVE / folder.name).exists():
+    for control in list((root / CONTROL).iterdir()) if (root / CONTROL).is_dir() else []:
+        if not is_safe_name(control.name) or (root / LIVE / control.name).exists():
             continue
         try:
-            ended = (folder / EXIT).stat().st_mtime
+            ended = (control / EXIT).lstat().st_mtime
         except OSError:
             continue
         if now - ended > keep_seconds:
-            shutil.rmtree(folder, ignore_errors=True)
+            for folder in (root / control.name, control):  # in this order: what is left is found again
+                shutil.rmtree(folder, ignore_errors=True)
             removed += 1
     return removed

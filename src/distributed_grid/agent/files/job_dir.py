@@ -1,37 +1,40 @@
-"""The private directory of an attempt and its journal. Standard library only.
+"""The directories of an attempt and its journal. Standard library only.
 
 Below the root, mode 0700 (files 0600):
 
-    .host.lock            held by the one `AttemptHost` of this root and by its spawner
-    .throttled            there while something here may be stopped or confined because the owner needs the machine
-    .hold.json            the hold deadline of all attempts that have a hold
-    .live/<attempt id>    a link to .host.lock; exists from before the launch until the end has been acknowledged
-    <attempt id>/
-        spec.json         everything needed to run it, its first cores included; there before the shim
-        shim.lock         made before a shim gets it, locked while that shim lives. Holds the shim's boot id, pid
-                          and start time, written first of all: without them nothing ever ran. Then, that the
-                          command runs: its pid and start time, when, on which cores
-        exit.json         how it ended; durable, written once
-        cores.json        the cores it was moved to, once it was
-        fence.json        a fence newer than the one in spec.json, once one was seen
-        groups.json       control groups made for it, so that leftover ones can be found and removed
-        notice            it will be stopped soon: why, and when. The command knows the path as $GRID_NOTICE
-        checkpoint        written by the command, as $GRID_CHECKPOINT, whenever it has marked a checkpoint
-        stop.json         the request to stop it: kind, detail, when to kill
-        stdout, stderr    what the command wrote
-        work/             the command's own: $GRID_JOB_DIR
+    .control/                 written by agent, spawner and shims only: no job's directory is in it, and no descriptor
+                              or variable of a job points into it
+        .host.lock            held by the one `AttemptHost` of this root and by its spawner
+        .throttled            there while something here may be stopped or confined because the owner needs the machine
+        .hold.json            the hold deadline of all attempts that have a hold
+        .live/<attempt id>    a link to .host.lock; exists from before the launch until the end has been acknowledged
+        <attempt id>/
+            spec.json         everything needed to run it, its first cores included; there before the shim
+            shim.lock         made before a shim gets it, locked while that shim lives. Holds the shim's boot id, pid
+                              and start time, written first of all: without them nothing ever ran. Then, that the
+                              command runs: its pid and start time, when, on which cores
+            exit.json         how it ended; durable, written once
+            cores.json        the cores it was moved to, once it was
+            fence.json        a fence newer than the one in spec.json, once one was seen
+            groups.json       control groups made for it, so that leftover ones can be found and removed
+            stop.json         the request to stop it: kind, detail, when to kill
+    <attempt id>/             the job's: whatever is found here is not believed
+        notice                it will be stopped soon: why, and when. The command knows the path as $GRID_NOTICE
+        checkpoint            written by the command, as $GRID_CHECKPOINT, whenever it has marked a checkpoint
+        stdout, stderr        what the command wrote
+        work/                 the command's own: $GRID_JOB_DIR
 
-The first three are names of one file, the journal: making a file may cost more than writing it. Where there are no
-hard links they are files of their own. So they were in the layout before this one, which also had a started.json; a
-job begun in that layout is read as well as any other. The journal is appended to: its first line is the spec, and
+spec.json, shim.lock and exit.json are names of one file, the journal: making a file may cost more than writing it.
+Where there are no hard links they are files of their own. The journal is appended to: its first line is the spec, and
 each later line is a JSON object with one key: `shim`, `started` or `ended`. Every line begins by ending the one
 before, so a line cut short by a crash or a full disk counts as absent and hides none that follows. Nothing is written
 twice unless it is the same.
 
 A file is written aside and renamed, so a reader never sees half of anything. Names come from outside: they are
-checked, and opened relative to an open directory, through no link. A lock belongs to the file, not to the name: a
-journal is locked as shim.lock only, and no file in .live is. exit.json appears when the end is on the disk; an end in
-the journal of a shim that died before it could show it counts as well.
+checked, and opened relative to an open directory, through no link. A file is read only if it is a regular one, without
+ever blocking, and up to a size; anything else in its place counts as damaged, which is to a reader as if it was absent.
+A lock belongs to the file, not to the name: a journal is locked as shim.lock only, and no file in .live is. exit.json
+appears when the end is on the disk; an end in the journal of a shim that died before it could show it counts as well.
 """
 
 from __future__ import annotations
@@ -42,27 +45,26 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from distributed_grid.posix.private_files import read_all, try_lock
+from distributed_grid.posix.private_files import DAMAGE, open_regular, read_regular, replace_file, try_lock, write_all
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 
-HOST_LOCK = ".host.lock"
-ROOT_HOLD = ".hold.json"
-THROTTLED = ".throttled"
-LIVE = ".live"
+CONTROL = ".control"
+HOST_LOCK = f"{CONTROL}/.host.lock"
+ROOT_HOLD = f"{CONTROL}/.hold.json"
+THROTTLED = f"{CONTROL}/.throttled"
+SPAWNER_LOG = f"{CONTROL}/.spawner.log"
+LIVE = f"{CONTROL}/.live"
 SPEC, CORES, FENCE, LOCK, GROUPS = "spec.json", "cores.json", "fence.json", "shim.lock", "groups.json"
-STARTED, NOTICE, STOP, EXIT = "started.json", "notice", "stop.json", "exit.json"
-CHECKPOINT = "checkpoint"
-STDOUT, STDERR, WORK = "stdout", "stderr", "work"
+STARTED, STOP, EXIT = "started", "stop.json", "exit.json"
+STDOUT, STDERR, WORK, NOTICE, CHECKPOINT = "stdout", "stderr", "work", "notice", "checkpoint"
+MAX_JOURNAL_BYTES = 64 << 20  # a spec is at most one message of 4 MiB, as JSON with every character escaped
+MAX_FILE_BYTES = 1 << 20
 
-# The files that may hold each part of the journal, its key there, and a key of it where it is a file of its own.
-_JOURNAL_PARTS = {
-    LOCK: ((LOCK, SPEC), "shim", "start"),
-    STARTED: ((LOCK, STARTED), "started", "at_boot_ms"),
-    EXIT: ((EXIT,), "ended", "kind"),
-}
+# The files that may hold each part of the journal, and its key there; EXIT may be a file of its own.
+_JOURNAL_PARTS = {LOCK: ((LOCK, SPEC), "shim"), STARTED: ((LOCK,), "started"), EXIT: ((EXIT,), "ended")}
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -73,7 +75,7 @@ def is_safe_name(name: str) -> bool:
 
 
 class JobDir:
-    """An open attempt directory."""
+    """The open control directory of an attempt; `path` is the job's own directory beside it."""
 
     __slots__ = ("attempt_id", "fd", "path")
 
@@ -83,7 +85,7 @@ class JobDir:
             raise ValueError(f"not a safe attempt id: {attempt_id!r}")
         self.attempt_id = attempt_id
         self.path = f"{root}/{attempt_id}"
-        self.fd = os.open(self.path, _DIRECTORY)
+        self.fd = os.open(f"{root}/{CONTROL}/{attempt_id}", _DIRECTORY)
 
     @classmethod
     def make(cls, root: str, attempt_id: str) -> JobDir:
@@ -91,14 +93,9 @@ class JobDir:
         if not is_safe_name(attempt_id):
             raise ValueError(f"not a safe attempt id: {attempt_id!r}")
         _list_as_live(root, attempt_id)
-        _make_directory(f"{root}/{attempt_id}", None)
-        job = cls(root, attempt_id)
-        try:
-            _make_directory(WORK, job.fd)
-        except OSError:
-            job.close()
-            raise
-        return job
+        for path in (f"{root}/{CONTROL}/{attempt_id}", f"{root}/{attempt_id}", f"{root}/{attempt_id}/{WORK}"):
+            _make_directory(path)
+        return cls(root, attempt_id)
 
     def __enter__(self) -> JobDir:
         return self
@@ -112,8 +109,16 @@ class JobDir:
         os.close(self.fd)
 
     def open(self, name: str, flags: int) -> int:
-        """A descriptor of one of the files."""
-        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
+        """A descriptor of one of the control files; `OSError` where it is no regular file."""
+        return open_regular(name, flags, self.fd)
+
+    def open_job_file(self, name: str, flags: int) -> int:
+        """A descriptor of one of the files that the job may have touched; `OSError` where it is no regular file."""
+        folder = os.open(self.path, _DIRECTORY)
+        try:
+            return open_regular(name, flags, folder)
+        finally:
+            os.close(folder)
 
     def has(self, name: str) -> bool:
         try:
@@ -123,20 +128,14 @@ class JobDir:
         return True
 
     def read(self, name: str) -> Any:
-        """The content of a JSON file, or of its part of the journal; None when it is absent or was cut short."""
+        """The content of a JSON file, or of its part of the journal; None when it is absent, cut short or damaged."""
         if name == SPEC:
             return first_entry(self._contents(SPEC))
         if name not in _JOURNAL_PARTS:
             return parse_json(self._contents(name))
-        files, key, own_key = _JOURNAL_PARTS[name]
-        for text in map(self._contents, files):
-            found = find_entry(text, key)
-            if found is not None:
-                return found
-            alone = first_entry(text)
-            if isinstance(alone, dict) and own_key in alone:
-                return alone
-        return None
+        files, key = _JOURNAL_PARTS[name]
+        found = (find_entry(text, key) for text in map(self._contents, files))
+        return next((entry for entry in found if entry is not None), None)
 
     def read_end(self) -> Any:
         """How it ended; None while it has not. What a dead shim wrote but did not show is shown first."""
@@ -167,32 +166,19 @@ class JobDir:
         except FileExistsError:
             pass
         except OSError:  # no hard links here
-            self.write(EXIT, record, durable=True)
+            self.write_exit(record)
+
+    def write_exit(self, record: Any) -> None:
+        """Show how it ended in a file of its own, durably: no shim has written it."""
+        self.write(EXIT, {"ended": record}, durable=True)
 
     def _contents(self, name: str) -> bytes:
-        """All of a file; nothing where there is none."""
-        try:
-            fd = self.open(name, os.O_RDONLY)
-        except FileNotFoundError:
-            return b""
-        try:
-            return read_all(fd)
-        finally:
-            os.close(fd)
+        """All of a file; nothing where there is none, or something else than a regular file of plausible size."""
+        return read_regular(name, self.fd, MAX_JOURNAL_BYTES if name in (SPEC, LOCK, EXIT) else MAX_FILE_BYTES)
 
     def write(self, name: str, content: Any, *, durable: bool = False) -> None:
         """Put `content` there as JSON, whole; when `durable` it is on the disk before this returns."""
-        aside = f".{name}.{os.getpid()}"
-        fd = self.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        try:
-            write_all(fd, json.dumps(content).encode())
-            if durable:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.rename(aside, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
-        if durable:
-            os.fsync(self.fd)
+        replace_file(name, json.dumps(content).encode(), self.fd, durable=durable)
 
     def remove(self, name: str) -> None:
         """Have the file no more. Removing what is not there is not an error."""
@@ -223,12 +209,21 @@ class JobDir:
         """Whether the shim is alive."""
         try:
             fd = self.open(LOCK, os.O_RDWR)
-        except FileNotFoundError:
-            return False
+        except OSError as error:
+            if error.errno in DAMAGE:
+                return False
+            raise
         try:
             return not try_lock(fd, exclusive=False)
         finally:
             os.close(fd)
+
+
+def open_job_folder(root: str, attempt_id: str) -> int:
+    """A descriptor of the job's own directory of an attempt; errors as those of `JobDir`."""
+    if not is_safe_name(attempt_id):
+        raise ValueError(f"not a safe attempt id: {attempt_id!r}")
+    return os.open(f"{root}/{attempt_id}", _DIRECTORY)
 
 
 def write_hold(root: str, until_boot_ms: int, boot: str) -> None:
@@ -244,17 +239,11 @@ def write_hold(root: str, until_boot_ms: int, boot: str) -> None:
 
 def read_hold(root: str, boot: str) -> int:
     """The hold deadline of the root; 0 where none was written in this boot: the boot clock begins anew."""
+    deadline = parse_json(read_regular(f"{root}/{ROOT_HOLD}", None, MAX_FILE_BYTES))
     try:
-        fd = os.open(f"{root}/{ROOT_HOLD}", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return 0
-    try:
-        deadline = json.loads(read_all(fd))
         return int(deadline["until_boot_ms"]) if deadline.get("boot") == boot else 0
     except (ValueError, KeyError, TypeError, AttributeError):
         return 0
-    finally:
-        os.close(fd)
 
 
 def _list_as_live(root: str, attempt_id: str) -> None:
@@ -267,11 +256,18 @@ def _list_as_live(root: str, attempt_id: str) -> None:
         os.close(os.open(live, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
 
 
-def _make_directory(path: str, dir_fd: int | None) -> None:
+def _make_directory(path: str) -> None:
     try:
-        os.mkdir(path, 0o700, dir_fd=dir_fd)
+        os.mkdir(path, 0o700)
     except FileExistsError:
         pass
+
+
+def make_root(root: str) -> None:
+    """Make the directories of a root that are not there yet."""
+    os.makedirs(root, 0o700, exist_ok=True)
+    for name in (CONTROL, LIVE):
+        _make_directory(f"{root}/{name}")
 
 
 def journal_entry(key: str, content: Any) -> bytes:
@@ -300,10 +296,5 @@ def parse_json(text: bytes) -> Any:
     """The JSON value; None for what is none."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-
-
-def write_all(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -9,8 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from distributed_grid.agent.files import job_dir
-from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.posix.boot_clock import boot_ms
+from distributed_grid.posix.private_files import DAMAGE, read_regular, replace_file
 from distributed_grid.wire import CheckpointAge
 
 REPORT_EVERY_MS = 10_000
@@ -65,11 +66,15 @@ def give_notice(root: str, attempt_id: str, why: str, in_ms: int) -> int:
     """Warn an attempt that it will be stopped; returns how many milliseconds it has. A second notice adds no time."""
     now = time.time()
     try:
-        with JobDir(root, attempt_id) as job:
-            before = job.read(job_dir.NOTICE)
+        folder = job_dir.open_job_folder(root, attempt_id)
+        try:
+            before = job_dir.parse_json(read_regular(job_dir.NOTICE, folder, job_dir.MAX_FILE_BYTES))
             if isinstance(before, dict) and isinstance(before.get("deadline"), float):
                 in_ms = min(in_ms, max(round(1000 * (before["deadline"] - now)), 0))
-            job.write(job_dir.NOTICE, {"reason": why, "deadline": round(now + in_ms / 1000, 3)})
+            notice = {"reason": why, "deadline": round(now + in_ms / 1000, 3)}
+            replace_file(job_dir.NOTICE, json.dumps(notice).encode(), folder)
+        finally:
+            os.close(folder)
     except OSError as error:  # a full disk: it learns of it by SIGTERM
         log.warning("%s could not be warned: %s", attempt_id, error.strerror)
     return in_ms
@@ -78,10 +83,10 @@ def give_notice(root: str, attempt_id: str, why: str, in_ms: int) -> int:
 def withdraw_notice(root: str, attempt_id: str) -> None:
     """Remove the notice: the attempt may go on after all. Safe twice."""
     try:
-        with JobDir(root, attempt_id) as job:
-            job.remove(job_dir.NOTICE)
-    except FileNotFoundError:
-        pass
+        os.unlink(f"{root}/{attempt_id}/{job_dir.NOTICE}")
+    except OSError as error:
+        if error.errno not in DAMAGE:
+            log.warning("the notice of %s could not be withdrawn: %s", attempt_id, error.strerror)
 
 
 class CheckpointMark(NamedTuple):

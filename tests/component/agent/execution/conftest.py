@@ -125,9 +125,9 @@ def root(tmp_path: Path) -> Iterator[Path]:
         for proc in process_tree.read_processes().values()
         if any(pair.startswith(mark) for pair in process_tree.read_environ(proc.pid)) and not proc.dead
     ]
-    recorded = [json.loads(path.read_text()) for path in root.glob("*/groups.json")]
+    recorded = [json.loads(path.read_text()) for path in root.glob(".control/*/groups.json")]
     groups = [path for listed in recorded for _, path in listed if Path(path).exists()]
-    log = root / ".spawner.log"
+    log = root / ".control/.spawner.log"
     errors = log.read_text() if log.exists() else ""
     process_tree.signal_all(left, 9)
     assert (left, groups, errors) == ([], [], "")

@@ -99,7 +99,7 @@ def test_an_order_repeated_after_a_kill_in_the_middle_of_a_launch_runs_once(
     spec = a_spec("a.1", "/bin/sh", "-c", f"echo once >> {tally}")
     agent = Agent(root, [spec])
     try:
-        while not (root / "a.1/spec.json").exists():
+        while not (root / ".control/a.1/spec.json").exists():
             time.sleep(0.0005)
         time.sleep(delay_ms / 1000)
     finally:
@@ -111,7 +111,7 @@ def test_an_order_repeated_after_a_kill_in_the_middle_of_a_launch_runs_once(
 
 
 def test_a_hold_runs_out_with_the_agent_dead(root: Path, new_driver: Callable[..., Driver]) -> None:
-    agent = Agent(root, [a_spec("a.1", *python(STUBBORN_FAMILY), hold_ms=1500)])
+    agent = Agent(root, [a_spec("a.1", *python(STUBBORN_FAMILY), hold_ms=4000)])
     try:
         agent.wait_until(lambda report: report.get("type") == "AttemptLaunch")
     finally:
@@ -121,8 +121,8 @@ def test_a_hold_runs_out_with_the_agent_dead(root: Path, new_driver: Callable[..
         time.sleep(0.01)
     pids = [int(pid) for pid in out.read_text().split()]
     assert all(map(is_alive, pids))
-    end = time.monotonic() + 5
-    while not (root / "a.1/exit.json").exists():
+    end = time.monotonic() + 10
+    while not (root / ".control/a.1/exit.json").exists():
         assert time.monotonic() < end
         time.sleep(0.02)
     assert not any(map(is_alive, pids))

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.e2e
 
 
 def test_a_hold_of_an_earlier_boot_says_nothing_about_this_one(root: Path, new_driver: Callable[..., Driver]) -> None:
-    root.mkdir(parents=True)
+    job_dir.make_root(str(root))
     job_dir.write_hold(str(root), boot_ms() + 1_000_000_000, "another boot")
     driver = new_driver()
     driver.launch("a.1", "sleep", "1000", hold_ms=800, grace_ms=100)

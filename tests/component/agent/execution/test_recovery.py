@@ -1,4 +1,4 @@
-"""What is on the disk is understood whatever wrote it: a crash, a power failure, an older layout, no hard links."""
+"""What is on the disk is understood whatever wrote it: a crash, a power failure, no hard links."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ended_unheard(new_driver: Callable[..., Driver], code: int) -> Path:
     first.close()
     while is_alive(shim):
         time.sleep(0.01)
-    return first.root / "a.1"
+    return first.root / ".control/a.1"
 
 
 def test_an_end_that_was_not_shown_is_told_and_shown(new_driver: Callable[..., Driver]) -> None:
@@ -67,83 +67,6 @@ def test_a_shim_that_did_not_get_to_say_who_it_is_never_ran(new_driver: Callable
     assert driver.run("a.1", "/bin/sh", "-c", "exit 7").exit_code == 7
 
 
-# ---------------------------------------------------------------------- the older layout
-
-OLD_SHIM = """
-import fcntl, json, os, sys, time
-from pathlib import Path
-from distributed_grid.agent.limits import process_tree
-from distributed_grid.posix.boot_clock import boot_id
-folder, spec = Path(sys.argv[1]), json.loads(sys.argv[2])
-(folder / "work").mkdir(parents=True)
-(folder.parent / ".live").mkdir()
-(folder.parent / ".live" / folder.name).touch()
-(folder / "spec.json").write_text(json.dumps(spec))
-(folder / "cores.json").write_text("[]")
-lock = os.open(folder / "shim.lock", os.O_RDWR | os.O_CREAT)
-fcntl.flock(lock, fcntl.LOCK_EX)
-me = process_tree.read_process(os.getpid())
-identity = {"boot": boot_id(), "pid": me.pid, "start": me.start}
-os.write(lock, json.dumps(identity).encode())
-env = {"GRID_ATTEMPT_ID": folder.name, "GRID_JOB_DIR": f"{folder}/work"}
-main = os.posix_spawn(spec["argv"][0], spec["argv"], env)
-started = {"pid": main, "start": process_tree.read_process(main).start, "at_boot_ms": 5, "cores": [], "shim": identity}
-(folder / "started.json").write_text(json.dumps(started))
-print(main, flush=True)
-code = os.waitstatus_to_exitcode(os.waitpid(main, 0)[1])
-(folder / "exit.json").write_text(json.dumps({"kind": "exited", "exit_code": code, "detail": "as of old"}))
-"""
-
-
-def an_old_shim(root: Path, *argv: str) -> tuple[subprocess.Popen[bytes], int]:
-    """A shim of the older layout with its command running, and the command's pid."""
-    root.mkdir()
-    spec = {
-        "attempt_id": "a.1",
-        "job_id": "job",
-        "node": "here",
-        "fence": 4,
-        "argv": argv,
-        "launched_boot_ms": 1,
-        "boot": boot_id(),
-    }
-    shim = subprocess.Popen(
-        [sys.executable, "-c", OLD_SHIM, str(root / "a.1"), json.dumps(spec)],
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert shim.stdout
-    with shim.stdout:
-        return shim, int(shim.stdout.readline())
-
-
-def test_a_job_begun_in_the_older_layout_is_adopted_and_its_end_told(
-    root: Path, new_driver: Callable[..., Driver]
-) -> None:
-    shim, main = an_old_shim(root, "/bin/sh", "-c", "while [ ! -e go ]; do sleep 0.02; done; exit 7")
-    first = new_driver()
-    report = first.find(AttemptLaunch, "a.1")
-    assert report is not None
-    assert (report.pid, report.fence, first.shim_pid("a.1")) == (main, 4, shim.pid)
-    first.run_coroutine(first.host.launch(a_spec("a.1", "false", fence=4)))  # asked for again, it is not run again
-    os.kill(main, signal.SIGTERM)
-    assert first.ended("a.1").detail == "as of old"
-    shim.wait()
-    first.close()
-    assert new_driver().ended("a.1").exit_code == -signal.SIGTERM
-
-
-def test_a_shim_of_the_older_layout_that_was_killed_is_lost_and_cleared(
-    root: Path, new_driver: Callable[..., Driver]
-) -> None:
-    shim, main = an_old_shim(root, "/bin/sleep", "1000")
-    driver = new_driver()
-    shim.kill()
-    assert driver.ended("a.1").kind == "lost"
-    shim.wait()
-    assert not is_alive(main)
-
-
 # ---------------------------------------------------------------------- no hard links
 
 LINKAT = {"x86_64": (86, 265), "aarch64": (37,)}.get(os.uname().machine, ())
@@ -175,7 +98,7 @@ def without_links(root: Path) -> None:
     os.kill(shims[1], signal.SIGKILL)
     while any(map(is_alive, shims)):
         time.sleep(0.01)
-    Path(root, "a.2/exit.json").unlink()
+    Path(root, ".control/a.2/exit.json").unlink()
     driver = Driver(root)
     assert driver.ended("a.1").exit_code == 7
     assert driver.ended("a.2").exit_code == 8
@@ -195,5 +118,5 @@ def test_without_hard_links_everything_works_with_more_files(root: Path) -> None
     done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     names = ("spec.json", "shim.lock", "exit.json")
-    assert len({(root / "a.1" / name).stat().st_ino for name in names}) == 3
-    assert not (root / ".live/a.1").samefile(root / ".host.lock")
+    assert len({(root / ".control/a.1" / name).stat().st_ino for name in names}) == 3
+    assert not (root / ".control/.live/a.1").samefile(root / ".control/.host.lock")

@@ -76,7 +76,7 @@ def test_the_use_of_a_running_attempt_is_its_own(driver: Driver) -> None:
 def test_a_shim_that_had_limits_to_keep_serves_no_other(driver: Driver, limits: dict[str, int]) -> None:
     driver.run("a.1", "true", **limits)
     shim = driver.shim_pid("a.1")
-    if limits == {"cpu_milli": 500} and not (driver.root / "a.1/groups.json").exists():
+    if limits == {"cpu_milli": 500} and not (driver.root / ".control/a.1/groups.json").exists():
         pytest.skip("no control groups for processors here: nothing was changed in the shim")
     driver.until(lambda: not is_alive(shim))
 
@@ -91,7 +91,7 @@ def test_a_shim_that_had_to_stop_its_attempt_serves_no_other(driver: Driver) -> 
 def test_a_shim_waits_until_its_end_was_heard(driver: Driver) -> None:
     driver.run_coroutine(driver.host.launch(a_spec("a.1", "true")))
     deadline = time.monotonic() + 10
-    while not (driver.root / "a.1" / job_dir.EXIT).exists():  # the agent's loop stands still meanwhile
+    while not (driver.root / ".control/a.1" / job_dir.EXIT).exists():  # the agent's loop stands still meanwhile
         assert time.monotonic() < deadline
         time.sleep(0.01)
     time.sleep(0.2)

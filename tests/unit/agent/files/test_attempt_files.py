@@ -6,21 +6,22 @@ import os
 from pathlib import Path
 
 from distributed_grid.agent.files.attempt_files import remove_expired
-from distributed_grid.agent.files.job_dir import EXIT, LIVE
+from distributed_grid.agent.files.job_dir import CONTROL, EXIT, LIVE, make_root
 
 DAY = 86_400.0
 NOW = 100 * DAY
 
 
 def an_attempt(root: Path, name: str, *, ended_days_ago: float | None, live: bool = False) -> Path:
-    folder = root / name
-    folder.mkdir(parents=True)
-    (root / LIVE).mkdir(exist_ok=True)
+    make_root(str(root))
+    folder, control = root / name, root / CONTROL / name
+    for path in (folder, control):
+        path.mkdir()
     (folder / "stdout").write_text("output")
     if ended_days_ago is not None:
-        (folder / EXIT).write_text("{}")
+        (control / EXIT).write_text("{}")
         moment = NOW - ended_days_ago * DAY
-        os.utime(folder / EXIT, (moment, moment))
+        os.utime(control / EXIT, (moment, moment))
     if live:
         (root / LIVE / name).touch()
     return folder
@@ -31,6 +32,7 @@ def test_what_ended_over_thirty_days_ago_is_removed(tmp_path: Path) -> None:
     new = an_attempt(tmp_path, "new.1", ended_days_ago=29)
     assert remove_expired(tmp_path, now=NOW) == 1
     assert not old.exists()
+    assert not (tmp_path / CONTROL / "old.1").exists()
     assert new.exists()
 
 

@@ -16,7 +16,7 @@ from distributed_grid.agent.files.job_dir import JobDir, is_safe_name
 
 @pytest.fixture
 def root(tmp_path: Path) -> str:
-    (tmp_path / job_dir.LIVE).mkdir()
+    job_dir.make_root(str(tmp_path))
     return str(tmp_path)
 
 
@@ -26,12 +26,12 @@ def test_what_is_written_is_read_back_and_nothing_lies_around(root: str) -> None
         job.write("x.json", {"text": "\udcff", "number": 1})
         job.write("x.json", {"text": "\udcff", "number": 2}, durable=True)
         assert job.read("x.json") == {"text": "\udcff", "number": 2}
-    assert {path.name for path in Path(root, "a.1").iterdir()} == {"x.json", "work"}
+    assert [path.name for path in Path(root, job_dir.CONTROL, "a.1").iterdir()] == ["x.json"]
 
 
 def test_a_file_cut_short_counts_as_absent(root: str) -> None:
     with JobDir.make(root, "a.1") as job:
-        Path(root, "a.1/x.json").write_text('{"half": ')
+        Path(root, job_dir.CONTROL, "a.1/x.json").write_text('{"half": ')
         assert job.read("x.json") is None
 
 
@@ -85,8 +85,10 @@ def test_one_file_tells_all_that_happened_under_three_names(root: str) -> None:
         assert job.read(job_dir.LOCK) == {"boot": "b", "pid": 1, "start": 2}
         assert job.read(job_dir.STARTED) == {"pid": 3}
         assert job.read(job_dir.EXIT) == job.read_end() == {"kind": "exited", "exit_code": 0}
-    assert {path.name for path in Path(root, "a.1").iterdir()} == {"spec.json", "shim.lock", "exit.json", "work"}
-    assert len({path.stat().st_ino for path in Path(root, "a.1").glob("*.*")}) == 1
+    control = Path(root, job_dir.CONTROL, "a.1")
+    assert {path.name for path in control.iterdir()} == {"spec.json", "shim.lock", "exit.json"}
+    assert len({path.stat().st_ino for path in control.iterdir()}) == 1
+    assert [path.name for path in Path(root, "a.1").iterdir()] == ["work"]
 
 
 def test_an_end_that_was_not_shown_counts_once_its_shim_is_gone(root: str) -> None:
@@ -117,20 +119,6 @@ def test_an_end_recorded_again_after_a_full_disk_is_one_end(root: str) -> None:
         assert job.read_end() == {"kind": "exited"}
 
 
-def test_files_of_the_older_layout_are_read(root: str) -> None:
-    parts = {
-        job_dir.SPEC: {"attempt_id": "a.1"},
-        job_dir.LOCK: {"boot": "b", "pid": 1, "start": 2},
-        job_dir.STARTED: {"pid": 3, "at_boot_ms": 4},
-        job_dir.EXIT: {"kind": "exited"},
-    }
-    with JobDir.make(root, "a.1") as job:
-        for name, content in parts.items():
-            job.write(name, content)
-            assert job.read(name) == content
-        assert job.read_end() == {"kind": "exited"}
-
-
 def test_an_attempt_is_listed_as_live_without_a_new_file(root: str) -> None:
     Path(root, job_dir.HOST_LOCK).touch()
     JobDir.make(root, "a.1").close()
@@ -141,10 +129,11 @@ def test_an_attempt_is_listed_as_live_without_a_new_file(root: str) -> None:
 def test_links_are_not_followed(root: str, tmp_path: Path) -> None:
     (tmp_path / "secret.json").write_text("1")
     with JobDir.make(root, "a.1") as job:
-        Path(root, "a.1/x.json").symlink_to(tmp_path / "secret.json")
+        Path(root, job_dir.CONTROL, "a.1/x.json").symlink_to(tmp_path / "secret.json")
+        assert job.read("x.json") is None
         with pytest.raises(OSError, match="symbolic"):
-            job.read("x.json")
-    Path(root, "b.1").symlink_to(Path(root, "a.1"))
+            job.open("x.json", os.O_RDONLY)
+    Path(root, job_dir.CONTROL, "b.1").symlink_to(Path(root, job_dir.CONTROL, "a.1"))
     with pytest.raises(OSError, match="directory"):
         JobDir(root, "b.1")
 
