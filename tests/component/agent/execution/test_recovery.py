@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import struct
@@ -15,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.agent.execution.attempt import AttemptExit, AttemptLaunch
-from distributed_grid.posix.boot_clock import boot_id
+from distributed_grid.agent.execution.attempt import AttemptExit
 from tests.component.agent.execution.conftest import Driver, a_spec, is_alive, python
 
 pytestmark = pytest.mark.e2e
