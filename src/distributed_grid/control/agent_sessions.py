@@ -211,7 +211,7 @@ class AttemptComparison(Struct):
 
 def compare_attempts(ledger: Ledger, hello: AgentHello) -> AttemptComparison:
     """Compare what an agent has listed with what the ledger calls for on its node."""
-    missing = [effect for effect in pending(ledger) if effect.node == hello.node]
+    missing = pending(ledger, hello.node)
     unwanted = [lease_id for lease_id in hello.attempts if lease_id not in ledger.leases]
     above = max(ledger.counters.get("epoch", 0), hello.epoch) + 1  # whoever started it, this is newer
     return AttemptComparison(missing, unwanted, above << 32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from distributed_grid.domain.resources import Amounts, Claim, Priority
 from distributed_grid.domain.scheduling_policy import Strategy
@@ -137,6 +138,17 @@ class Lease(Struct, frozen=True):
     def queue_key(self) -> tuple[int, int, str]:
         """The order of `Ledger.waiting`: priority, then age."""
         return (-int(self.request.priority), self.asked_at_ms, self.id)
+
+    @property
+    def age_key(self) -> tuple[int, str]:
+        """The order by age within a group of `Ledger.queue_groups`."""
+        return (self.asked_at_ms, self.id)
+
+    @property
+    def queue_group(self) -> tuple[Request, bool]:
+        """What is the same for requests that only their age tells apart in the queue: everything but id and wait, and
+        whether it is for a job."""
+        return replace(self.request, id="", wait_ms=0), bool(self.job)
 
 
 _HOLDING = frozenset({LeaseState.RESERVING, LeaseState.ACTIVE, LeaseState.RELEASING})

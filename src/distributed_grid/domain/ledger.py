@@ -18,7 +18,7 @@ from distributed_grid.domain.engines import Binding, EngineCapacity, EngineRow
 from distributed_grid.domain.indexes.columns import NO_DEVICE, WHOLE_ONLY, FreeColumns, RunningColumns
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
 from distributed_grid.domain.jobs import Job
-from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.nodes import Node, NodeObservation, Offer, pressure
 from distributed_grid.domain.rebalancing import RebalanceState
 from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, Claim, GpuDevice
@@ -69,8 +69,10 @@ class Ledger:
         self.dependents: dict[str, dict[str, None]] = {}
         self.awaiting: dict[str, dict[str, None]] = {}
         self.waiting: list[tuple[int, int, str]] = []
+        self.queue_groups: dict[tuple[Request, bool], list[tuple[int, str]]] = {}
         self.due: list[tuple[int, str]] = []
         self.by_request: dict[str, str] = {}
+        self.jobs_on: dict[str, dict[str, None]] = {}
         self.job_uids: dict[str, str] = {}
         self.apply(rows)
 
@@ -131,6 +133,15 @@ class Ledger:
         """The leases that count against a node."""
         return (self.leases[lease_id] for lease_id in self.leases_on.get(node, ()))
 
+    def oldest_waiting(self) -> list[Lease]:
+        """The oldest request of each group of equal ones, by priority, then age."""
+        oldest = (self.leases[members[0][1]] for members in self.queue_groups.values())
+        return sorted(oldest, key=lambda lease: lease.queue_key)
+
+    def jobs_of(self, node: str) -> Iterator[Job]:
+        """The jobs with a running attempt on a node."""
+        return (self.jobs[uid] for uid in self.jobs_on.get(node, ()))
+
     def held_by(self, user: str) -> NodeClaims:
         """The sum of the claims of a user; do not write to it."""
         return self.held.get(user, _NO_CLAIMS)
@@ -186,6 +197,7 @@ class Ledger:
             self.by_request[lease.request.id] = lease.id
         if lease.state is LeaseState.ASKED:
             insort(self.waiting, lease.queue_key)
+            insort(self.queue_groups.setdefault(lease.queue_group, []), lease.age_key)
         if lease.deadline_ms:
             insort(self.due, (lease.deadline_ms, lease.id))
         if lease.holds:
@@ -196,6 +208,10 @@ class Ledger:
             _index(self.awaiting, old.node, old.id, holds=False)
         if old.state is LeaseState.ASKED:
             _remove_sorted(self.waiting, old.queue_key)
+            members = self.queue_groups[old.queue_group]
+            _remove_sorted(members, old.age_key)
+            if not members:
+                del self.queue_groups[old.queue_group]
         if old.deadline_ms:
             _remove_sorted(self.due, (old.deadline_ms, old.id))
 
@@ -233,6 +249,13 @@ class Ledger:
             self.held.pop(user, None)
 
     def _put_job(self, job: Job) -> None:
+        old = self.jobs.get(job.uid)
+        was, now = _node_of(old), "" if job.is_over else _node_of(job)
+        if was != now:
+            if was:
+                _index(self.jobs_on, was, job.uid, holds=False)
+            if now:
+                _index(self.jobs_on, now, job.uid, holds=True)
         if job.is_over:
             self.jobs.pop(job.uid, None)
             self.job_uids.pop(job.id, None)
@@ -401,9 +424,11 @@ class Ledger:
         fresh = Ledger(self.rows())
         for name in (
             "waiting",
+            "queue_groups",
             "due",
             "by_request",
             "job_uids",
+            "jobs_on",
             "labels",
             "held",
             "leases_by_user",
@@ -471,6 +496,12 @@ class Ledger:
             block_id = lease.request.block
             held = block_id and any(place.copy == lease.id for place in self.blocks[block_id].everywhere)
             assert held or not block_id, f"lease {lease.id} is of no copy of block {block_id}"
+
+
+def _node_of(job: Job | None) -> str:
+    """The node of a job's running attempt; empty where it has none."""
+    attempt = job.attempt if job is not None else None
+    return attempt.node if attempt is not None else ""
 
 
 def _nodes_of(block: Block) -> frozenset[str]:

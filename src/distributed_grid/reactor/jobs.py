@@ -299,9 +299,8 @@ def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:
             attempt.fence,
             Outcome(Ending.LOST, detail=f"{event.node} has no trace of it"),
         )
-        for job in ledger.jobs.values()
+        for job in ledger.jobs_of(event.node)
         if (attempt := job.attempt) is not None
-        and attempt.node == event.node
         and attempt.lease_id not in known
         and (job.state is not JobState.ASSIGNED or (attempt.boot and attempt.boot != event.boot))
     ]

@@ -155,8 +155,7 @@ def on_queue_scanned(ledger: Ledger, event: QueueScanned, now: int) -> Decision:
         decision.follow = [QueueScanned(granted.tried)]
         return decision
     tried: set[object] = set()
-    for _, _, lease_id in ledger.waiting:
-        lease = ledger.leases[lease_id]
+    for lease in ledger.oldest_waiting():
         if not is_urgent(lease) and (GRID_USER not in ledger.held or len(tried) >= MAX_PREEMPTION_TRIES):
             break
         key = (fit_key(lease.request), lease.request.user, lease.request.team)

@@ -25,9 +25,11 @@ from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import JobState
 
 
-def pending(ledger: Ledger) -> list[Effect]:
-    """Every effect that the ledger calls for from agents; performing one twice is harmless."""
-    return [effect for job in ledger.jobs.values() if (effect := _effect_of(ledger, job)) is not None]
+def pending(ledger: Ledger, node: str | None = None) -> list[Effect]:
+    """Every effect that the ledger calls for from one agent or from all; performing one twice is harmless."""
+    nodes = ledger.jobs_on if node is None else (node,)
+    jobs = (job for name in nodes for job in ledger.jobs_of(name))
+    return [effect for job in jobs if (effect := _effect_of(ledger, job)) is not None]
 
 
 def pending_for(ledger: Ledger, changed: Iterable[Row]) -> list[Effect]:

@@ -98,9 +98,8 @@ def _is_overdue(ledger: Ledger, lease: Lease, now: int) -> bool:
     """Whether a lease has waited for `starvation_ms`, and no other of its user for longer."""
     if now - lease.asked_at_ms < ledger.policy.starvation_ms:
         return False
-    waiting = (ledger.leases[lease_id] for _, _, lease_id in ledger.waiting)
-    older = (one for one in waiting if one.request.user == lease.request.user and one.asked_at_ms < lease.asked_at_ms)
-    return next(older, None) is None
+    oldest = (members[0] for (request, _), members in ledger.queue_groups.items() if request.user == lease.request.user)
+    return not any(asked_at < lease.asked_at_ms for asked_at, _ in oldest)
 
 
 def overran_estimate(lease: Lease, now: int) -> bool:
@@ -148,11 +147,10 @@ class Shares:
     def _active_users(self) -> dict[str, int]:
         """All who hold something or wait, with their weights."""
         ledger = self._ledger
-        some = [lease_id for _, _, lease_id in ledger.waiting]
-        some += [next(iter(leases)) for leases in ledger.leases_by_user.values() if leases]
-        requests = [ledger.leases[lease_id].request for lease_id in some]
+        holding = [ledger.leases[next(iter(leases))] for leases in ledger.leases_by_user.values() if leases]
+        requests = [lease.request for lease in holding]
         requests += [self._newcomer.request] if self._newcomer is not None else []
-        teams = {one.user: one.team for one in requests}
+        teams = _teams_of_waiting(ledger) | {one.user: one.team for one in requests}
         return {user: max(ledger.policy.weight_of(user, team), 1) for user, team in teams.items()}
 
     def held(self, user: str) -> float:
@@ -181,6 +179,17 @@ class Shares:
         """How large a part of the grid this is, in its largest resource."""
         parts = [amount / total for amount, total in zip(amounts, self._totals, strict=True) if total]
         return max(parts, default=0.0)
+
+
+def _teams_of_waiting(ledger: Ledger) -> dict[str, str]:
+    """All who wait, by priority and age of their first request, each with the team that its last one names."""
+    first: dict[str, tuple[int, int, str]] = {}
+    last: dict[str, tuple[tuple[int, int, str], str]] = {}
+    for (request, _), members in ledger.queue_groups.items():
+        user, rank = request.user, -int(request.priority)
+        first[user] = min(first.get(user, (rank, *members[0])), (rank, *members[0]))
+        last[user] = max(last.get(user, ((rank, *members[-1]), request.team)), ((rank, *members[-1]), request.team))
+    return {user: last[user][1] for user in sorted(first, key=first.__getitem__)}
 
 
 Excess = tuple[str, str, str]

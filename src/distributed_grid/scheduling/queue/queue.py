@@ -4,6 +4,9 @@ Order: priority; tight deadlines; users below their share, then the others by th
 length; age. A request that has waited for `starvation_ms` is promoted before all others, if it is the oldest of its
 user and none of that user's was promoted within the last `starvation_ms`: a flood of requests gains nothing by age.
 
+Requests that differ only in id, wait and age are a group (`Ledger.queue_groups`), in which the older one always comes
+first; so only the oldest of each group competes, and a scan costs as much as there are groups, however many wait.
+
 The first request that fits is granted. The first that does not fit gets a reservation (`backfill`), and so do those
 behind it that have waited for `reserve_after_ms`, on nodes of their own; where the start is unknown, only after that
 time. A later request may pass if it delays no reservation before it; among several, the one that has waited longest for
@@ -22,7 +25,9 @@ nobody waits longer than S + (k + 1) (S + W); where all estimates hold, U counts
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from heapq import heapify, heappop, heappush
 from math import sqrt
 
 from msgspec import Struct
@@ -44,56 +49,124 @@ from distributed_grid.scheduling.queue.fairness import Quotas, Shares, rates_of
 NO_DEADLINE = 2**62
 UNKNOWN_LENGTH_MS = 3_600_000
 """Length of a request of which nobody knows how long it takes."""
+PROMOTED = 0
 QueueKey = tuple[int, int, int, int, float, int, str]
+"""Whether it is promoted (0) or not, priority, deadline, excess, waiting time, age, id: the lowest is the first."""
+
+
+class WaitingGroup:
+    """Equal requests at one moment: whatever the moment, each of them comes after the older ones."""
+
+    __slots__ = ("_front", "_leases", "_length_ms", "_members", "_now")
+
+    def __init__(
+        self,
+        leases: Mapping[str, Lease],
+        members: Sequence[tuple[int, str]],
+        front: tuple[int, int, int],
+        length_ms: int,
+        now: int,
+    ) -> None:
+        self._leases = leases
+        self._members = members
+        self._front = front
+        self._length_ms = length_ms
+        self._now = now
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def lease(self, at: int) -> Lease:
+        return self._leases[self._members[at][1]]
+
+    def key(self, at: int) -> QueueKey:
+        asked_at, lease_id = self._members[at]
+        ratio = (self._now - asked_at + self._length_ms) / self._length_ms
+        return (1, *self._front, -ratio, asked_at, lease_id)
+
+
+QueueEntry = tuple[QueueKey, WaitingGroup, int]
+"""The sort key of a request, its group, and its position there."""
 
 
 class QueueOrder:
-    """The waiting requests at one moment, and the sort key of each."""
+    """The waiting requests at one moment, in groups of equal ones, and the sort key of each.
 
-    def __init__(self, ledger: Ledger, waiting: Iterable[Lease], shares: Shares, now: int) -> None:
+    Only the `heads` compete: the oldest of each group, and beside it the one that was promoted.
+    """
+
+    def __init__(self, ledger: Ledger, shares: Shares, now: int, *, newcomer: Lease | None = None) -> None:
         self._ledger = ledger
+        self._shares = shares
         self._policy = ledger.policy
         self._now = now
-        overdue = now - self._policy.starvation_ms
+        groups = [self._group(ledger.leases, members) for members in ledger.queue_groups.values()]
+        if newcomer is not None and newcomer.id not in ledger.leases:
+            groups.append(self._group({newcomer.id: newcomer}, [newcomer.age_key]))
+        self._promoted = self._find_promoted(groups)
+        self.heads: list[QueueEntry] = []
+        for group in groups:
+            first = 0
+            if self._promoted and (head := group.lease(0)).id in self._promoted:
+                self.heads.append((_promoted_key(head), group, 0))
+                first = 1
+            if first < len(group):
+                self.heads.append((group.key(first), group, first))
+
+    def _group(self, leases: Mapping[str, Lease], members: Sequence[tuple[int, str]]) -> WaitingGroup:
+        lease = leases[members[0][1]]
+        return WaitingGroup(leases, members, self._front(lease.request), self._length_ms(lease), self._now)
+
+    def _front(self, request: Request) -> tuple[int, int, int]:
+        """What counts before the waiting time: priority, tight deadline, excess over the share."""
+        latest = request.latest_start_ms if self.is_tight(request) else NO_DEADLINE
+        return -request.priority, latest, self._shares.excess(request.user, request.team)
+
+    def _find_promoted(self, groups: list[WaitingGroup]) -> frozenset[str]:
+        overdue = self._now - self._policy.starvation_ms
         oldest: dict[str, tuple[int, str]] = {}
-        self._entries: list[tuple[QueueKey, Lease]] = []
-        for lease in waiting:
-            request, asked_at = lease.request, lease.asked_at_ms
-            if asked_at <= overdue:
-                oldest[request.user] = min(oldest.get(request.user, (asked_at, lease.id)), (asked_at, lease.id))
-            latest = request.latest_start_ms if request.deadline_ms and self.is_tight(request) else NO_DEADLINE
-            excess = shares.excess(request.user, request.team)
-            place = (1, -request.priority, latest, excess, -self.wait_ratio(lease), asked_at, lease.id)
-            self._entries.append((place, lease))
-        self._promoted = {lease_id for user, (_, lease_id) in oldest.items() if self._may_be_promoted(user, overdue)}
-        if self._promoted:
-            self._entries = [
-                ((0, 0, 0, 0, 0.0, lease.asked_at_ms, lease.id), lease)
-                if lease.id in self._promoted
-                else (place, lease)
-                for place, lease in self._entries
-            ]
-        self._queue: list[Lease] | None = None
+        for group in groups:
+            lease = group.lease(0)
+            if lease.asked_at_ms <= overdue:
+                user = lease.request.user
+                oldest[user] = min(oldest.get(user, lease.age_key), lease.age_key)
+        return frozenset(lease_id for user, (_, lease_id) in oldest.items() if self._may_be_promoted(user, overdue))
 
     def _may_be_promoted(self, user: str, overdue: int) -> bool:
         account = self._ledger.accounts.get(user)
         return account is None or account.promoted_at_ms <= overdue
 
+    def _length_ms(self, lease: Lease) -> int:
+        return expected_ms(self._ledger, lease) or UNKNOWN_LENGTH_MS
+
     def wait_ratio(self, lease: Lease) -> float:
         """Time from its arrival to its end if it started now, in multiples of its length."""
-        length = expected_ms(self._ledger, lease) or UNKNOWN_LENGTH_MS
+        length = self._length_ms(lease)
         return (self._now - lease.asked_at_ms + length) / length
 
-    def first(self) -> Lease:
-        """The first request of the queue, which must not be empty."""
-        return min(self._entries)[1] if self._queue is None else self._queue[0]
+    def key_of(self, lease: Lease) -> QueueKey:
+        """The sort key of one request."""
+        return (
+            _promoted_key(lease) if self.is_promoted(lease) else self._group({lease.id: lease}, [lease.age_key]).key(0)
+        )
 
-    @property
-    def queue(self) -> list[Lease]:
-        """All waiting requests, in order."""
-        if self._queue is None:
-            self._queue = [lease for _, lease in sorted(self._entries)]
-        return self._queue
+    def in_order(self) -> Iterator[Lease]:
+        """All waiting requests from the first on, found one after the other."""
+        return (group.lease(at) for _, group, at in walk_in_order(self.heads))
+
+    def position(self, lease: Lease) -> int:
+        """How many requests come before this one."""
+        key = self.key_of(lease)
+        before = 0
+        for first, group, at in self.heads:
+            if first[0] == PROMOTED:
+                before += first < key
+            else:
+                before += bisect_left(range(at, len(group)), key, key=group.key)
+        return before
+
+    def __len__(self) -> int:
+        return sum(1 if key[0] == PROMOTED else len(group) - at for key, group, at in self.heads)
 
     def is_promoted(self, lease: Lease) -> bool:
         """Whether a request goes before all others because it has waited for so long."""
@@ -104,6 +177,22 @@ class QueueOrder:
         if not request.deadline_ms:
             return False
         return request.latest_start_ms - self._now <= max(request.expects_ms, self._policy.reserve_after_ms)
+
+
+def _promoted_key(lease: Lease) -> QueueKey:
+    return (PROMOTED, 0, 0, 0, 0.0, *lease.age_key)
+
+
+def walk_in_order(heads: Iterable[QueueEntry], finished: Set[WaitingGroup] = frozenset()) -> Iterator[QueueEntry]:
+    """The heads and those behind them in their groups, in the order of the queue; nobody else of a group that the
+    caller has put into `finished` meanwhile."""
+    ahead = list(heads)
+    heapify(ahead)
+    while ahead:
+        entry = key, group, at = heappop(ahead)
+        yield entry
+        if key[0] != PROMOTED and at + 1 < len(group) and group not in finished:
+            heappush(ahead, (group.key(at + 1), group, at + 1))
 
 
 MAX_RESERVATIONS = 16
@@ -145,9 +234,9 @@ def reserved_nodes(ledger: Ledger, lease: Lease, now: int) -> frozenset[str]:
     return QueueScan(ledger, now, newcomer=lease).reserved_nodes(lease) if ledger.waiting else frozenset()
 
 
-def queue_order(ledger: Ledger, now: int, *, newcomer: Lease | None = None) -> list[Lease]:
-    """All waiting requests in order; a newcomer is put where it would come."""
-    return QueueScan(ledger, now, newcomer=newcomer).order.queue
+def queue_order(ledger: Ledger, now: int, *, newcomer: Lease | None = None) -> QueueOrder:
+    """The order of all waiting requests; a newcomer is put where it would come."""
+    return QueueOrder(ledger, Shares(ledger, now, newcomer=newcomer), now, newcomer=newcomer)
 
 
 class QueueScan:
@@ -163,38 +252,38 @@ class QueueScan:
         self._forecast = StartForecast(ledger, now)
         self._not_fitting = set(tried)
         self._placements: dict[object, Placement] = {}
-        self._blocked: list[tuple[int, Lease]] = []
-        self._reservations: list[tuple[int, Reservation]] | None = None
-        self._refused: dict[object, tuple[int, float]] = {}
+        self._blocked: list[QueueEntry] = []
+        self._reservations: list[tuple[QueueKey, Reservation]] | None = None
+        self._refused: dict[object, tuple[QueueKey, float]] = {}
         self._low_capacity: LowPriorityCapacity | None = None
-        waiting = [ledger.leases[lease_id] for _, _, lease_id in ledger.waiting]
-        if newcomer is not None and newcomer.id not in ledger.leases:
-            waiting.append(newcomer)
-        self.order = QueueOrder(ledger, waiting, self._shares, now)
+        self.order = QueueOrder(ledger, self._shares, now, newcomer=newcomer)
 
     def _is_low_priority(self, lease: Lease) -> bool:
         return lease.request.priority <= Priority.LOW and not self.order.is_promoted(lease)
 
     def next_grant(self) -> QueueGrant | None:
         """The first request that fits, or one that may pass those that do not."""
-        first = self.order.first()
+        _, group, at = min(self.order.heads)
+        first = group.lease(at)
         placement = None if self._is_beyond_quota(first) else self._place_alone(first.request)
         if placement is not None:
             return QueueGrant(first, placement, self._tried())
-        passing: list[tuple[int, Lease, Placement]] = []
-        for at, lease in enumerate(self.order.queue):
+        passing: list[tuple[QueueKey, Lease, Placement]] = []
+        for head in sorted(self.order.heads):
+            key, group, at = head
+            lease = group.lease(at)
             if self._is_beyond_quota(lease):
                 continue
             placement = self._place_alone(lease.request)
             if placement is None:
-                self._blocked.append((at, lease))
+                self._blocked.append(head)
             elif self._blocked:
-                passing.append((at, lease, placement))
+                passing.append((key, lease, placement))
             else:
                 return QueueGrant(lease, placement, self._tried())
         passing.sort(key=lambda entry: self._passing_key(entry[1], entry[0]))
-        for at, lease, placement in passing:
-            found = self._place_without_delay(at, lease, placement)
+        for key, lease, placement in passing:
+            found = self._place_without_delay(key, lease, placement)
             if found is not None:
                 return QueueGrant(lease, found, self._tried())
         return None
@@ -213,14 +302,15 @@ class QueueScan:
             return names | self._low_priority_capacity().contested_nodes(lease.request)
         return names
 
-    def _position(self, lease: Lease) -> int:
-        """The position of a request; requests before it without room are noted."""
-        for at, one in enumerate(self.order.queue):
-            if one.id == lease.id:
-                return at
-            if not self._is_beyond_quota(one) and self._place_alone(one.request) is None:
-                self._blocked.append((at, one))
-        return len(self.order.queue)
+    def _position(self, lease: Lease) -> QueueKey:
+        """The sort key of a request; groups before it without room are noted."""
+        position = self.order.key_of(lease)
+        for head in self.order.heads:
+            key, group, at = head
+            first = group.lease(at)
+            if key < position and not self._is_beyond_quota(first) and self._place_alone(first.request) is None:
+                self._blocked.append(head)
+        return position
 
     def _is_beyond_quota(self, lease: Lease) -> bool:
         return self._quotas is not None and self._quotas.exceeded(lease.request) is not None
@@ -243,7 +333,7 @@ class QueueScan:
         """The fit keys that will not fit after more grants; an affinity may be met by one."""
         return frozenset(key for key in self._not_fitting if not key[4])  # type: ignore[index]
 
-    def _passing_key(self, lease: Lease, at: int) -> tuple[int, bool, float, int]:
+    def _passing_key(self, lease: Lease, at: QueueKey) -> tuple[int, bool, float, QueueKey]:
         """Order of those that may pass: priority, deadline, then the wait in lengths of the request, a request of four
         times the size counting twice."""
         request = lease.request
@@ -251,7 +341,7 @@ class QueueScan:
         size = self._shares.size(rates_of(request.ask)) * request.gang
         return (-int(rank), not self.order.is_tight(request), -self.order.wait_ratio(lease) * sqrt(size), at)
 
-    def _place_without_delay(self, at: int, lease: Lease, placement: Placement) -> Placement | None:
+    def _place_without_delay(self, at: QueueKey, lease: Lease, placement: Placement) -> Placement | None:
         """A placement that delays no reservation before this request, or None."""
         low = self._is_low_priority(lease)
         length = expected_ms(self._ledger, lease) or float("inf")
@@ -279,7 +369,7 @@ class QueueScan:
             return None
         return (lease.request.user, lease.request.expects_ms, lease.request.duration_ms)
 
-    def _may_use(self, at: int, lease: Lease, node: str, claim: Claim) -> bool:
+    def _may_use(self, at: QueueKey, lease: Lease, node: str, claim: Claim) -> bool:
         for before, reservation in self._made_reservations():
             if before < at and not self._forecast.does_not_delay(reservation, lease, node, claim):
                 return False
@@ -288,24 +378,28 @@ class QueueScan:
     def _low_priority_capacity(self) -> LowPriorityCapacity:
         if self._low_capacity is None:
             higher: dict[object, Request] = {}
-            for lease in self.order.queue:
+            for _, group, at in sorted(self.order.heads):
+                lease = group.lease(at)
                 if lease.request.priority > Priority.LOW and not self._is_beyond_quota(lease):
                     higher.setdefault(fit_key(lease.request), lease.request)
             self._low_capacity = LowPriorityCapacity(self._ledger, self._forecast, higher.values(), self._now)
         return self._low_capacity
 
-    def _made_reservations(self) -> list[tuple[int, Reservation]]:
-        """The reservations, each with the position of its request."""
+    def _made_reservations(self) -> list[tuple[QueueKey, Reservation]]:
+        """The reservations, each with the sort key of its request."""
         if self._reservations is None:
             self._reservations = []
             taken: set[str] = set()
             hopeless: set[object] = set()
+            finished: set[WaitingGroup] = set()
             unknown_start = False
-            for at, lease in self._blocked:
+            for key, group, at in walk_in_order(self._blocked, finished):
                 if len(self._reservations) == MAX_RESERVATIONS or len(taken) == len(self._ledger.nodes):
                     break
+                lease = group.lease(at)
                 recent = self._now - lease.asked_at_ms <= self._ledger.policy.reserve_after_ms
                 if fit_key(lease.request) in hopeless or (recent and (self._reservations or unknown_start)):
+                    finished.add(group)  # those behind it are as hopeless, or as recent
                     continue
                 reservation = self._reserve(lease, taken, first=not self._reservations)
                 if reservation is None:
@@ -313,7 +407,7 @@ class QueueScan:
                 elif recent and reservation.at_ms == NEVER:
                     unknown_start = True
                 else:
-                    self._reservations.append((at, reservation))
+                    self._reservations.append((key, reservation))
                     taken |= reservation.held_then.keys()
         return self._reservations
 

@@ -7,6 +7,8 @@ unknown length the estimate is None, with the reason.
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 from msgspec import Struct
 
@@ -14,6 +16,7 @@ from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Claim
+from distributed_grid.domain.states import LeaseState
 from distributed_grid.scheduling.placement.placement import find_placement
 from distributed_grid.scheduling.queue.backfill import NEVER, StartForecast, could_serve, expected_ms, readiness
 from distributed_grid.scheduling.queue.fairness import Quotas
@@ -35,15 +38,16 @@ class StartEstimate(Struct, frozen=True):
 
 def estimate_start(ledger: Ledger, lease: Lease, now: int) -> StartEstimate:
     """The position of a waiting request, its expected start, and why then or why it is unknown."""
-    queue = queue_order(ledger, now, newcomer=lease)
-    position = next((at for at, one in enumerate(queue, 1) if one.id == lease.id), len(queue) + 1)
+    order = queue_order(ledger, now, newcomer=lease)
+    known = ledger.leases.get(lease.id, lease)
+    position = 1 + (order.position(lease) if known.state is LeaseState.ASKED else len(order))
     exceeded = Quotas(ledger).exceeded(lease.request)
     if exceeded is not None:
         return StartEstimate(position, None, f"when less is held under the {exceeded}")
     if position > MAX_PLANNED:
         return StartEstimate(position, None, f"{position - 1} requests are before it")
     plan = _StartPlan(ledger, now)
-    for one in queue[: position - 1]:
+    for one in islice(order.in_order(), position - 1):
         plan.add(one)
     at_ms, why = plan.start_of(lease)
     return StartEstimate(position, None if at_ms == NEVER else at_ms, why)

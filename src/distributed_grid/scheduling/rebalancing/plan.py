@@ -108,9 +108,8 @@ def _is_tracked_above(state: RebalanceState) -> bool:
 def _contested_resources(scan: PressureScan) -> frozenset[str]:
     """The resources that users wait for: the grid does not get in their way."""
     kinds: set[str] = set()
-    for _, _, lease_id in scan.ledger.waiting:
-        ask = scan.ledger.leases[lease_id].request.ask
-        kinds.update(kind for kind in WATCHED_RESOURCES if asked_amount(ask, kind))
+    for request, _ in scan.ledger.queue_groups:
+        kinds.update(kind for kind in WATCHED_RESOURCES if asked_amount(request.ask, kind))
         if len(kinds) == len(WATCHED_RESOURCES):
             break
     return frozenset(kinds)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from itertools import islice
 from typing import TypeVar
 
 from distributed_grid.control.grid import Grid
@@ -211,14 +212,15 @@ async def _waiting(grid: Grid, viewer: Viewer, lease: Lease | None) -> View | No
         if waits.awaits:
             ending = [ledger.leases[one] for one in waits.awaits if one in ledger.leases]
             return view | {"for": [_queued_request(ledger, one, now) for one in ending], **_NOT_QUEUED}
-        queue = queue_order(ledger, now)
+        order = queue_order(ledger, now)
         seen = estimate_start(ledger, waits, now)
+        ahead = islice(order.in_order(), min(seen.position - 1, MAX_AHEAD))
         return view | {
             "for": [],
             "gives_up_at": viewer.time(waits.wait_until_ms) if waits.request.wait_ms < FOREVER_MS else None,
             "position": seen.position,
-            "of": len(queue),
-            "ahead": [_queued_request(ledger, one, now) for one in queue[: seen.position - 1][:MAX_AHEAD]],
+            "of": len(order),
+            "ahead": [_queued_request(ledger, one, now) for one in ahead],
             "estimated_start": viewer.time(seen.starts_at_ms or 0),
             "start_reason": _named(ledger, seen.reason),
             "reasons": [_reason(ledger, why) for why in reasons.why_not_now(ledger, waits.request, now)],

@@ -49,7 +49,7 @@ def hold(scenario: Scenario, user: str, seconds: float, *, cores: float) -> None
 
 
 def order(scenario: Scenario) -> list[str]:
-    return [lease.id for lease in queue_order(scenario.ledger, scenario.now)]
+    return [lease.id for lease in queue_order(scenario.ledger, scenario.now).in_order()]
 
 
 def shares(scenario: Scenario) -> Shares:

@@ -192,7 +192,7 @@ def a_full_node_with_queue() -> Scenario:
 
 
 def order(scenario: Scenario) -> list[str]:
-    return [lease.id for lease in queue_order(scenario.ledger, scenario.now)]
+    return [lease.id for lease in queue_order(scenario.ledger, scenario.now).in_order()]
 
 
 def wait(scenario: Scenario, request_id: str, **what: object) -> None:
