@@ -6,10 +6,10 @@ BIN := .venv/bin
 DOMAIN_TESTS = tests/unit/domain tests/unit/reactor tests/contract
 OTHER_UNIT_TESTS = $(filter-out tests/unit/domain tests/unit/reactor,$(patsubst %/,%,$(wildcard tests/unit/*/))) \
 	$(wildcard tests/unit/test_*.py)
-# The labs first: they take longest, and each is one group of tests that share it.
+# The labs first: they take longest.
 REAL_TESTS = tests/lab/ray tests/lab/hosts tests/e2e $(wildcard tests/test_*.py) tests/component
 PARALLEL = -n $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
-TEST_WORKERS ?= 3
+TEST_WORKERS ?= 4
 CHECKED = $(wildcard src tests bench scripts examples)
 PYTEST_ARGS ?=
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \

@@ -23,15 +23,15 @@ settings.register_profile(
 )
 settings.load_profile("grid")
 
-LABS = {"tests/lab/hosts/": "ssh-lab", "tests/lab/ray/": "ray-lab"}
+RAY_LAB = "tests/lab/ray/"
 
 
 class FilesAndLabs(LoadScopeScheduling):
-    """Parallel runs: a file runs in one worker, and so do all tests of a lab, since they share a grid or a lab."""
+    """Parallel runs: a file runs in one worker, and so do all tests of the Ray lab: they share a grid or a lab."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return next((LABS[folder] for folder in LABS if path.startswith(folder)), path)
+        return RAY_LAB if path.startswith(RAY_LAB) else path
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -21,7 +21,7 @@ from tests.support.project import PROJECT
 from tests.support.shell import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
-SHORT_HOLD = 12
+SHORT_HOLD = 10
 
 
 @pytest.fixture(scope="module")
@@ -94,12 +94,12 @@ def test_the_control_plane_is_killed_during_fifty_jobs_over_three_nodes(cluster:
 
 def test_a_partition_shorter_than_the_hold_costs_nothing(cluster: Cluster, shared_lab: Lab) -> None:
     follower = cluster.start(
-        "run-shared", *on("gpu2", "sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 3; done")
+        "run-shared", *on("gpu2", "sh", "-c", "for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 1.6; done")
     )
     wait_until(lambda: cluster.node("gpu2")["jobs"] == 1)
     shared_lab.cut(shared_lab.host("gpu2"))
     wait_until(lambda: cluster.node("gpu2")["state"] == "suspect", 20)
-    time.sleep(14)
+    time.sleep(2)
     shared_lab.heal(shared_lab.host("gpu2"))
     out, _ = follower.communicate(timeout=90)
     assert follower.returncode == 0
@@ -154,7 +154,7 @@ def test_a_wrong_clock_on_a_node_changes_nothing(shared_lab: Lab, needs_skew: No
     grid = Cluster(shared_lab, tmp_path, top={"hold_seconds": SHORT_HOLD})
     try:
         grid("cluster", "start", "gpu1", check=0, timeout=120)
-        done = grid("run-shared", *on("gpu1", "sh", "-c", "sleep 16; echo whole"), timeout=90)
+        done = grid("run-shared", *on("gpu1", "sh", "-c", f"sleep {SHORT_HOLD + 3}; echo whole"), timeout=90)
         assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
         short = grid("run-shared", "--timeout", "1", *on("gpu1", "sleep", "60"), timeout=90)
         assert short.returncode == 124
@@ -192,14 +192,14 @@ def test_a_host_that_restarts_comes_back_and_what_ran_there_is_lost(cluster: Clu
 
 def test_results_come_back_after_the_connection_was_lost(cluster: Cluster, shared_lab: Lab) -> None:
     (cluster.cwd / "train.py").write_text(
-        "import os, time\nos.makedirs('out')\ntime.sleep(8)\n"
+        "import os, time\nos.makedirs('out')\ntime.sleep(3)\n"
         "open('out/model', 'w').write('weights')\nprint('trained')\n"
     )
     words = ["-r", "cpu", "-a", "1", "-n", "gpu2", "--workdir", ".", "--fetch", "out/**", "python", "train.py"]
     run = cluster.start("run-shared", *words)
     wait_until(lambda: cluster.node("gpu2")["jobs"] == 1)
     shared_lab.cut(shared_lab.host("gpu2"))
-    time.sleep(12)
+    time.sleep(6)
     shared_lab.heal(shared_lab.host("gpu2"))
     out, err = run.communicate(timeout=90)
     assert (run.returncode, out) == (0, b"trained\n"), err

@@ -18,7 +18,7 @@ from tests.lab.shared_machine import OWNER
 from tests.support.shell import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
-HOLD = 12
+HOLD = 10
 HOG = """
 import sys, time
 held = bytearray(int(sys.argv[1]))
@@ -170,8 +170,8 @@ def test_an_owner_who_needs_the_memory_has_it_within_ten_seconds(pool: Pool, sha
 def test_a_node_that_cools_down_gives_every_block_to_others_or_to_the_borrowers_disk(
     pool: Pool, cluster: Cluster
 ) -> None:
-    blocks = [pool.allocate(300 * MB, "gpu2") for _ in range(3)]
-    data = pattern(300 * MB, 7)
+    blocks = [pool.allocate(100 * MB, "gpu2") for _ in range(3)]
+    data = pattern(100 * MB, 7)
     for block in blocks:
         pool.blocks.write(block, data)
     for name in ("gpu1", "gpu-master"):
