@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from distributed_grid.api.id_prefixes import fits, not_found
 from distributed_grid.cli.command_line import Argument, Option, group
 from distributed_grid.cli.output import (
     format_size,
@@ -22,7 +23,7 @@ from distributed_grid.cli.output import (
 )
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.memory.directory import BlockDirectoryClient, agent_directory, length_of
-from distributed_grid.errors import Ambiguous, NotFound
+from distributed_grid.errors import Ambiguous
 
 F = TypeVar("F", bound=Callable[..., Any])
 DAY_SECONDS = 86_400.0
@@ -145,12 +146,12 @@ def find_block(blocks: list[dict[str, Any]], name: str) -> dict[str, Any]:
     for field in ("name", "block_id"):
         if name and (found := [block for block in blocks if block[field] == name]):
             return found[0]
-    fitting = [block for block in blocks if name and block["block_id"].startswith(name)]
+    fitting = [block for block in blocks if fits(block["block_id"], name)]
     if len(fitting) > 1:
         ids = sorted(block["block_id"] for block in fitting)
         raise Ambiguous(f"{name!r} fits several: {', '.join(ids[:5])}", ids)
     if not fitting:
-        raise NotFound(f"no block is called {name!r}")
+        raise not_found("block", name)
     return fitting[0]
 
 

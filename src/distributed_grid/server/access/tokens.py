@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from distributed_grid.api.id_prefixes import fits, not_found
 from distributed_grid.errors import Conflict, GridError, NotFound, Refused, StoreFailed
 from distributed_grid.posix.private_files import write_private
 
@@ -291,7 +292,7 @@ def _must_match(known: tuple[str, ...], again: tuple[str, ...], token_id: str) -
 
 
 def _find_by_prefix(tokens: dict[str, T], name: str, what: str) -> T:
-    found = [token for key, token in tokens.items() if name and key.startswith(name)]
+    found = [token for key, token in tokens.items() if fits(key, name)]
     if len(found) != 1:
-        raise NotFound(f"no {what} is called {name!r}" if not found else f"{name!r} fits several {what}s")
+        raise NotFound(f"{name!r} fits several {what}s") if found else not_found(what, name)
     return found[0]

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from distributed_grid.api import requests
+from distributed_grid.api.id_prefixes import fits, not_found
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import JobSubmitted, LeaseReleased, RequestRefused
@@ -191,19 +192,19 @@ class BoostService:
         """The boost of this id or unique prefix: living ones before ended ones, other leases never."""
 
         def living(ledger: Ledger, now: int) -> dict[str, Lease]:
-            fits = (lease for key, lease in ledger.leases.items() if key.startswith(name))
-            return {lease.id: lease for lease in fits if is_boost(lease.request)}
+            named = (lease for key, lease in ledger.leases.items() if fits(key, name))
+            return {lease.id: lease for lease in named if is_boost(lease.request)}
 
         found = await self._grid.read(living)
         if name in found or len(found) == 1:
             return found.get(name) or next(iter(found.values()))
-        if found and name:
+        if found:
             raise Ambiguous(f"{name!r} fits several: {', '.join(sorted(found)[:5])}", sorted(found))
         with contextlib.suppress(NotFound):
             lease = await find_lease(self._grid, name)
             if is_boost(lease.request):
                 return lease
-        raise NotFound(f"no boost is called {name!r}")
+        raise not_found("boost", name)
 
     async def _current(self, lease_id: str) -> View:
         """A boost as it is now, looked for among the ended ones only where it is not alive."""

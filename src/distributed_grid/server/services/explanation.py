@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Sequence
 from itertools import islice
 from typing import TypeVar
 
+from distributed_grid.api.id_prefixes import fits, not_found, prefix_hint
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer, ask_view
 from distributed_grid.domain.jobs import Job
@@ -72,7 +73,7 @@ async def _find(grid: Grid, name: str, kind: str) -> Job | Lease | list[Decision
     if found:
         return found[0]
     if kind:
-        raise NotFound(f"no {kind} is called {name!r}")
+        raise not_found(kind, name)
     return await _refusal(grid, name)
 
 
@@ -98,13 +99,14 @@ async def _refusal(grid: Grid, name: str) -> list[DecisionRecord]:
     newest = await asyncio.to_thread(grid.store.events, types=("refused",), limit=MAX_REFUSALS, newest=True)
     history = [read_event(row) for row in newest]
     fitting = [one for one in history if one.data.get("job_id") == name][-1:] or [
-        one for one in history if name and one.row.subject.startswith(name)
+        one for one in history if fits(one.row.subject, name)
     ]
     subjects = {one.row.subject for one in fitting}
     if len(subjects) > 1:
         raise Ambiguous(f"{name!r} fits several: {', '.join(sorted(subjects)[:5])}", sorted(subjects))
     if not fitting:
-        raise NotFound(f"nothing is called {name!r}: no job, no lease and no refused request of the last 30 days")
+        hint = prefix_hint(name)
+        raise NotFound(f"nothing is called {name!r}: no job, no lease and no refused request of the last 30 days{hint}")
     return fitting
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distributed_grid.api import requests
+from distributed_grid.api.id_prefixes import fits, not_found
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.memory_gateway import issue_use_ticket
 from distributed_grid.control.views import View, Viewer
@@ -233,10 +234,10 @@ def _resolve(ledger: Ledger, block_id: str, name: str, caller: Caller) -> Block:
     elif block_id in ledger.blocks:
         found = [block_id]
     else:
-        found = [one for one in ledger.blocks if block_id and one.startswith(block_id)]
+        found = [one for one in ledger.blocks if fits(one, block_id)]
     blocks = [ledger.blocks[one] for one in found if one in ledger.blocks and not ledger.blocks[one].freeing]
     if not blocks:
-        raise NotFound(f"no block is called {name or block_id!r}")
+        raise NotFound(f"no block is called {name!r}") if name else not_found("block", block_id)
     if len(blocks) > 1:
         ids = sorted(block.id for block in blocks)
         raise Ambiguous(f"{block_id!r} fits several: {', '.join(ids[:5])}", ids)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
+from distributed_grid.api.id_prefixes import fits, is_prefix, not_found
 from distributed_grid.api.requests import ListEvents
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
@@ -34,15 +35,17 @@ async def find_job(grid: Grid, name: str) -> Job:
         return ledger.jobs.get(ledger.job_uids.get(name, name))
 
     def beginning(ledger: Ledger, now: int) -> list[Job]:
-        return [job for job in ledger.jobs.values() if job.id.startswith(name) or job.uid.startswith(name)]
+        return [job for job in ledger.jobs.values() if fits(job.id, name) or fits(job.uid, name)]
 
     job = await grid.read(exact)
     if job is not None:
         return job
     store = grid.store
     rows = store.ended("job", key=name, limit=1) or store.ended("job", request_id=name, limit=1)
-    found = [ended_job(row) for row in rows] or await grid.read(beginning)
-    if not found and name:
+    found = [ended_job(row) for row in rows]
+    if not found and is_prefix(name):
+        found = await grid.read(beginning)
+    if not found and is_prefix(name):
         found = [ended_job(row) for row in store.ended("job", key_prefix=name, limit=5)]
     return _only_match({job.uid: job for job in found}, name, "job", lambda job: job.id)
 
@@ -51,14 +54,16 @@ async def find_lease(grid: Grid, name: str, *, exact: bool = False) -> Lease:
     """The lease of this id, alive or ended; else of this unique prefix, living ones before ended ones."""
 
     def beginning(ledger: Ledger, now: int) -> list[Lease]:
-        return [lease for key, lease in ledger.leases.items() if key.startswith(name) and not exact]
+        return [lease for key, lease in ledger.leases.items() if fits(key, name)]
 
     lease = await grid.read(lambda ledger, now: ledger.leases.get(name))
     if lease is not None:
         return lease
     store = grid.store
-    found = [_ended_lease(row) for row in store.ended("lease", key=name, limit=1)] or await grid.read(beginning)
-    if not found and name and not exact:
+    found = [_ended_lease(row) for row in store.ended("lease", key=name, limit=1)]
+    if not found and is_prefix(name) and not exact:
+        found = await grid.read(beginning)
+    if not found and is_prefix(name) and not exact:
         found = [_ended_lease(row) for row in store.ended("lease", key_prefix=name, limit=5)]
     return _only_match({lease.id: lease for lease in found}, name, "lease", lambda lease: lease.id)
 
@@ -78,7 +83,7 @@ def _ended_lease(row: EndedRow) -> Lease:
 
 def _only_match(found: dict[str, T], name: str, what: str, shown: Callable[[T], str]) -> T:
     if not found:
-        raise NotFound(f"no {what} is called {name!r}")
+        raise not_found(what, name)
     if len(found) > 1:
         candidates = sorted(shown(one) for one in found.values())
         raise Ambiguous(f"{name!r} fits several: {', '.join(candidates[:5])}", candidates)

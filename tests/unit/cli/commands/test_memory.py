@@ -63,10 +63,10 @@ def test_a_block_is_found_by_its_key_first_then_by_its_id_and_then_by_a_prefix()
     blocks = [a_block("aa" * 16, name="ab"), a_block("ab" * 16), a_block("ac" * 16)]
     assert find_block(blocks, "ab") is blocks[0]
     assert find_block(blocks, "ab" * 16) is blocks[1]
-    assert find_block(blocks, "ac") is blocks[2]
+    assert find_block(blocks, "acac") is blocks[2]
     with pytest.raises(Ambiguous, match="fits several"):
-        find_block(blocks, "a")
-    for nothing in ("", "zz"):
+        find_block([a_block("abcd1"), a_block("abcd2")], "abcd")
+    for nothing in ("", "a", "aca", "zzzz"):
         with pytest.raises(NotFound):
             find_block(blocks, nothing)
 

@@ -142,6 +142,9 @@ def test_a_token_that_is_not_there_cannot_be_revoked(tokens: TokenStore, name: s
     for revoke in (tokens.revoke, tokens.revoke_grant):
         with pytest.raises(NotFound):
             revoke(name)
+    for revoke, token_id in ((tokens.revoke, tokens.tokens()[0].id), (tokens.revoke_grant, tokens.grants()[0].id)):
+        with pytest.raises(NotFound, match="needs 4 characters"):
+            revoke(token_id[:3])
 
 
 def test_making_the_same_token_twice_makes_one_and_another_under_its_id_is_refused(tokens: TokenStore) -> None:

@@ -196,19 +196,22 @@ def test_boosts_are_listed_and_summed_up_and_other_leases_are_not(run_scenario: 
 
 def test_any_unique_prefix_names_a_boost_and_releasing_twice_is_harmless(run_scenario: Any) -> None:
     async def scenario(cluster: BoostGrid) -> None:
-        for name in ("aa1", "aa2", "b1"):
+        for name in ("aaaa1", "aaaa2", "bbbb1"):
             await cluster.boost(name)
-        with pytest.raises(Ambiguous, match="'aa' fits several: aa1, aa2"):
-            await cluster.boosts.release(requests.ReleaseBoost("aa"), ANN)
+        with pytest.raises(Ambiguous, match="'aaaa' fits several: aaaa1, aaaa2"):
+            await cluster.boosts.release(requests.ReleaseBoost("aaaa"), ANN)
         for _ in range(2):
-            over = (await cluster.boosts.release(requests.ReleaseBoost("b"), ANN))["boost"]
-            assert (over["boost_id"], over["state"], over["reason"]) == ("b1", "ended", "released")
-        await cluster.boosts.release(requests.ReleaseBoost("aa2"), ANN)
-        assert (await cluster.boosts.get("aa"))["boost"]["boost_id"] == "aa1", "living ones come first"
-        with pytest.raises(NotFound, match="no boost is called 'zz'"):
-            await cluster.boosts.release(requests.ReleaseBoost("zz"), ANN)
+            over = (await cluster.boosts.release(requests.ReleaseBoost("bbbb"), ANN))["boost"]
+            assert (over["boost_id"], over["state"], over["reason"]) == ("bbbb1", "ended", "released")
+        await cluster.boosts.release(requests.ReleaseBoost("aaaa2"), ANN)
+        assert (await cluster.boosts.get("aaaa"))["boost"]["boost_id"] == "aaaa1", "living ones come first"
+        for short in ("", "a", "aaa"):
+            with pytest.raises(NotFound, match="the beginning of an id needs 4 characters of its own"):
+                await cluster.boosts.release(requests.ReleaseBoost(short), ANN)
+        with pytest.raises(NotFound, match=r"no boost is called 'zzzz'$"):
+            await cluster.boosts.release(requests.ReleaseBoost("zzzz"), ANN)
         with pytest.raises(Forbidden, match="belongs to ann, not to bob"):
-            await cluster.boosts.release(requests.ReleaseBoost("aa1"), Caller("bob"))
+            await cluster.boosts.release(requests.ReleaseBoost("aaaa1"), Caller("bob"))
 
     run_scenario(scenario)
 

@@ -211,17 +211,20 @@ def test_what_is_refused_before_the_ledger_is_explained_too() -> None:
 def test_any_unique_prefix_will_do_and_others_are_listed() -> None:
     async def scenario(cluster: InProcessGrid) -> None:
         await cluster.open(a_node("ash", cores=8))
-        await cluster.submit("aa11", job_id="train-1")
+        await cluster.submit("aa1122", job_id="train-1")
         await cluster.submit("ab22", job_id="train-2")
         await cluster.ask("lease-1")
         assert (await cluster.explain("train-1"))["id"] == "train-1"
-        assert (await cluster.explain("aa"))["id"] == "train-1"
-        assert (await cluster.explain("aa11.1"))["id"] == "train-1"
+        assert (await cluster.explain("aa11"))["id"] == "train-1"
+        assert (await cluster.explain("aa1122.1"))["id"] == "train-1"
         assert (await cluster.explain("leas"))["kind"] == "lease"
         with pytest.raises(Ambiguous, match="train-1, train-2"):
             await cluster.explain("train")
-        with pytest.raises(NotFound, match="nothing is called 'zz'"):
-            await cluster.explain("zz")
+        with pytest.raises(NotFound, match=r"nothing is called 'zzzz': no job, no lease and .* days$"):
+            await cluster.explain("zzzz")
+        for short in ("", "a", "aa1"):
+            with pytest.raises(NotFound, match="the beginning of an id needs 4 characters of its own"):
+                await cluster.explain(short)
 
     run_scenario(scenario)
 
@@ -233,10 +236,10 @@ def test_a_job_of_many_attempts_is_found_by_the_beginning_of_its_uid() -> None:
         for ending in (Ending.SIGNALLED, Ending.SIGNALLED, Ending.EXITED):
             await cluster.starts("abc123")
             await cluster.ends("abc123", ending)
-        assert len((await cluster.explain("abc"))["placements"]) == 3
+        assert len((await cluster.explain("abc1"))["placements"]) == 3
         assert (await cluster.explain("abc123.2"))["id"] == "mine"
         with pytest.raises(Ambiguous, match=r"abc123\.1, abc123\.2"):
-            await cluster.explain("abc", "lease")
+            await cluster.explain("abc1", "lease")
 
     run_scenario(scenario)
 
@@ -245,10 +248,10 @@ def test_leases_that_belong_to_no_job_are_not_taken_for_those_of_one() -> None:
     async def scenario(cluster: InProcessGrid) -> None:
         await cluster.open(a_node("ash"))
         await cluster.submit("x1", job_id="mine")
-        for name in ("ef1", "ef2"):
+        for name in ("efgh1", "efgh2"):
             await cluster.ask(name)
-        with pytest.raises(Ambiguous, match="ef1, ef2"):
-            await cluster.explain("ef")
+        with pytest.raises(Ambiguous, match="efgh1, efgh2"):
+            await cluster.explain("efgh")
 
     run_scenario(scenario)
 
@@ -256,17 +259,17 @@ def test_leases_that_belong_to_no_job_are_not_taken_for_those_of_one() -> None:
 def test_an_exact_name_wins_over_names_that_begin_so() -> None:
     async def scenario(cluster: InProcessGrid) -> None:
         await cluster.open(a_node("ash", cores=8))
-        for name in ("ab", "ab1", "ab2"):
+        for name in ("abab", "abab1", "abab2"):
             await cluster.ask(name)
-        await cluster.submit("x1", job_id="ab11")
-        await cluster.submit("x2", job_id="ab22")
-        assert (await cluster.explain("ab"))["id"] == "ab"
+        await cluster.submit("x1", job_id="abab11")
+        await cluster.submit("x2", job_id="abab22")
+        assert (await cluster.explain("abab"))["id"] == "abab"
         await cluster.submit("x3", job_id="a")
         assert (await cluster.explain("a"))["id"] == "a"
-        await cluster.ask("cd1")
-        await cluster.submit("x4", job_id="cd2")
-        with pytest.raises(Ambiguous, match="fits several: cd1, cd2"):
-            await cluster.explain("cd")
+        await cluster.ask("cdcd1")
+        await cluster.submit("x4", job_id="cdcd2")
+        with pytest.raises(Ambiguous, match="fits several: cdcd1, cdcd2"):
+            await cluster.explain("cdcd")
 
     run_scenario(scenario)
 

@@ -111,12 +111,12 @@ def test_nobody_but_its_user_gets_a_block_or_frees_it(run_scenario: Any) -> None
 
 def test_a_block_is_found_by_a_beginning_of_its_id_that_fits_no_other(run_scenario: Any) -> None:
     async def scenario(cluster: MemoryGrid) -> None:
-        await cluster.allocate("abc1")
-        await cluster.allocate("abd2")
-        assert (await cluster.find("abc"))["block"]["block_id"] == "abc1"
-        with pytest.raises(Ambiguous, match="'ab' fits several: abc1, abd2"):
-            await cluster.find("ab")
-        for nothing in ("", "zzz"):
+        await cluster.allocate("abcde1")
+        await cluster.allocate("abcdf2")
+        assert (await cluster.find("abcde"))["block"]["block_id"] == "abcde1"
+        with pytest.raises(Ambiguous, match="'abcd' fits several: abcde1, abcdf2"):
+            await cluster.find("abcd")
+        for nothing in ("", "a", "abc", "zzzz"):
             with pytest.raises(NotFound):
                 await cluster.find(nothing)
 

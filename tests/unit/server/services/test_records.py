@@ -9,12 +9,20 @@ import pytest
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.control.grid import Grid
-from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, LeaseReleased, NodeDeclared
+from distributed_grid.domain.events import (
+    HeartbeatReceived,
+    JobCancelled,
+    JobSubmitted,
+    LeaseAsked,
+    LeaseReleased,
+    NodeDeclared,
+)
+from distributed_grid.domain.jobs import Command
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import Conflict, NotFound
 from distributed_grid.reactor import LeaseAnswer
-from distributed_grid.server.services.records import find_lease
+from distributed_grid.server.services.records import find_job, find_lease
 from tests.support.builders import a_node, a_request
 
 
@@ -85,5 +93,21 @@ def test_an_exact_name_is_not_the_beginning_of_another() -> None:
         with pytest.raises(NotFound):
             await find_lease(grid, "task-1", exact=True)
         assert (await find_lease(grid, "task-10", exact=True)).is_over
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("name", ["", "j", "job", "job-", "job-abc", "abc"])
+def test_the_only_thing_there_is_is_not_found_by_nearly_nothing(name: str) -> None:
+    async def scenario(grid: Grid) -> None:
+        await grid.handle(JobSubmitted("job-abcdef", Command(("true",)), a_request("abcdef")))
+        await ask(grid, "abcxyz")
+        for find in (find_job, find_lease):
+            with pytest.raises(NotFound, match="the beginning of an id needs 4 characters of its own"):
+                await find(grid, name)
+        await grid.handle(JobCancelled("abcdef", "ada"))  # nor when it is over
+        with pytest.raises(NotFound, match="the beginning of an id needs 4 characters of its own"):
+            await find_job(grid, name)
+        assert (await find_job(grid, "job-abcd")).uid == (await find_job(grid, "abcd")).uid == "abcdef"
 
     run(scenario)
