@@ -1,11 +1,14 @@
 """Error classes: the class says whose fault it is, whether to retry, and the exit code.
 
 Everything raised on purpose is a `GridError`; anything else is a bug. `retryable` means that the same call, unchanged,
-may succeed later. The message is one line a person can act on; the CLI prints it as it is.
+may succeed later. The message is one line a person can act on; the CLI prints it as it is. `error_view` is an error as
+JSON, on the socket and in REST.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class GridError(Exception):
@@ -86,3 +89,40 @@ class BlockLost(GridError):
 
 class Corrupt(GridError):
     """Bytes came back that are not the ones that were written: their digest differs."""
+
+
+_KINDS: dict[str, type[GridError]] = {
+    kind.__name__: kind
+    for kind in (
+        GridError,
+        BadInput,
+        Refused,
+        NotFound,
+        Conflict,
+        Unreachable,
+        TimedOut,
+        StoreFailed,
+        ProtocolError,
+        BlockLost,
+    )
+}
+
+
+def error_view(error: GridError) -> dict[str, Any]:
+    """An error as JSON."""
+    view: dict[str, Any] = {"type": type(error).__name__, "message": str(error), "exit_code": error.exit_code}
+    if isinstance(error, Refused):
+        view["reasons"] = list(error.reasons)
+    if isinstance(error, Ambiguous):
+        view["candidates"] = list(error.candidates)
+    return view
+
+
+def error_from(error: dict[str, Any]) -> GridError:
+    """The error that the control plane raised."""
+    if error["type"] == "Ambiguous":
+        return Ambiguous(error["message"], error.get("candidates", ()))
+    kind = _KINDS.get(error["type"], GridError)
+    if issubclass(kind, Refused):
+        return kind(error["message"], error.get("reasons", ()))
+    return kind(error["message"])

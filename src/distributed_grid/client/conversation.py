@@ -12,9 +12,8 @@ from collections import deque
 from typing import Any
 
 from distributed_grid import __version__
-from distributed_grid.api.errors import error_from
 from distributed_grid.api.framing import JSON, PROTOCOL, BrokenFrame, Unpacker, frame
-from distributed_grid.errors import BadInput, Unreachable
+from distributed_grid.errors import BadInput, Unreachable, error_from
 
 READ_BYTES = 1 << 18
 MAX_ATTEMPTS = 20

@@ -4,10 +4,9 @@ Belongs here: the keys a user may write, their units and defaults, and how mista
 what the values make happen; `config_mapping` turns a `ClusterConfig` into domain values.
 """
 
-from distributed_grid.config.cluster_config import ClusterConfig, check_config, load_cluster_config
+from distributed_grid.config.cluster_config import ClusterConfig, check_config, cluster_template, load_cluster_config
 from distributed_grid.config.errors import ConfigProblem, ConfigProblems
 from distributed_grid.config.sections import NodeConfig
-from distributed_grid.config.template import cluster_template
 
 __all__ = [
     "ClusterConfig",

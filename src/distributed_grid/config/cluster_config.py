@@ -144,3 +144,8 @@ def check_config(path: str | Path) -> list[ConfigProblem]:
     except ConfigProblems as found:
         return list(found.problems)
     return []
+
+
+def cluster_template() -> str:
+    """A commented cluster file that loads: what `grid init` writes."""
+    return Path(__file__).with_name("template.yaml").read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 
 from distributed_grid.domain.resources import WHOLE_GPU, Claim, Priority
 from distributed_grid.errors import BadInput, GridError
-from distributed_grid.posix.private_files import sync_directory, try_lock
+from distributed_grid.posix.private_files import try_lock, write_private
 from distributed_grid.state_dir import StateDir
 
 FILE = "resource_boosts.json"
@@ -136,7 +136,7 @@ class ResourceBoostPersistence:
             aside = self._set_aside() if contents.problem else None
             others = [boost for boost in contents.boosts if boost.machine_id != machine_id]
             document = {"version": VERSION, "boosts": [*others, *boosts]}
-            self._replace(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+            write_private(self.path, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
         return aside
 
     def _set_aside(self) -> Path:
@@ -145,22 +145,6 @@ class ResourceBoostPersistence:
             number += 1
         os.rename(self.path, aside)
         return aside
-
-    def _replace(self, content: bytes) -> None:
-        fresh = self.path.with_name(f".{self.path.name}.new-{os.getpid()}")
-        with contextlib.suppress(FileNotFoundError):
-            fresh.unlink()
-        file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with open(file, "wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(file)
-            os.replace(fresh, self.path)
-        except BaseException:
-            fresh.unlink(missing_ok=True)
-            raise
-        sync_directory(self.path.parent)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:

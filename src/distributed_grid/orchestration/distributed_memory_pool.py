@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from distributed_grid.client.async_client import GridSession
 from distributed_grid.client.memory.directory import block_directory
-from distributed_grid.client.memory.mapping import PoolMapping
-from distributed_grid.client.memory.pool import MemoryPool
+from distributed_grid.client.memory.pool import MemoryPool, PoolMapping
 from distributed_grid.errors import Refused
 
 if TYPE_CHECKING:

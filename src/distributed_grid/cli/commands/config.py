@@ -13,7 +13,7 @@ from distributed_grid.errors import BadInput, GridError
 @command(Argument("path", required=False), Option("--force", is_flag=True, help="Replace a file that is there."))
 def init(session: CliSession, path: str | None, force: bool) -> None:
     """Write a commented cluster file to PATH (default: cluster.yaml in the state directory)."""
-    from distributed_grid.config.template import cluster_template
+    from distributed_grid.config import cluster_template
 
     target = os.path.expanduser(path) if path else session.state_dir.cluster_file
     if path is None:

@@ -13,13 +13,13 @@ import operator
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterator, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from distributed_grid.client.memory.directory import EMPTY_META, length_of
 from distributed_grid.client.memory.lifetimes import STAGE_SECONDS, Renewals, StagedBlock
-from distributed_grid.client.memory.mapping import PoolMapping
 from distributed_grid.errors import BadInput, BlockLost, GridError, NotFound, Refused, Unreachable
 from distributed_grid.memory.client.block_client import BlockClient
 
@@ -32,12 +32,58 @@ if TYPE_CHECKING:
     from distributed_grid.control.view_types import BlockRow, MemoryStats
     from distributed_grid.memory.client.arrays import RemoteArray
 
+
 KEY_SECONDS = 86_400.0
 """How long a key lasts after it was set, or last renewed by the program that set it."""
 FIND_SECONDS = 30.0
 """How long the node of a block may be away before that is an error."""
 ID_LENGTH = 32
 MAX_TRIES = 10
+
+
+class PoolMapping(MutableMapping[str, bytes]):
+    """A pool by its names: `pool["key"] = data`, `pool["key"]`, `del pool["key"]`, `"key" in pool`.
+
+    A pool is equal to itself alone, and true even where it is empty.
+    """
+
+    @property
+    @abstractmethod
+    def by_name(self) -> MemoryPool:
+        """The pool that stores the values."""
+
+    def __getitem__(self, name: str) -> bytes:
+        try:
+            return self.by_name.retrieve(name)
+        except NotFound:
+            raise KeyError(name) from None
+
+    def __setitem__(self, name: str, data: Any) -> None:
+        self.by_name.store(name, data)
+
+    def __delitem__(self, name: str) -> None:
+        try:
+            self.by_name.remove(name)
+        except NotFound:
+            raise KeyError(name) from None
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.by_name.has(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.by_name.names())
+
+    def __len__(self) -> int:
+        return len(self.by_name.names())
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
 
 
 class MemoryPool(PoolMapping):

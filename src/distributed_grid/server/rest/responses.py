@@ -10,7 +10,6 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from distributed_grid.api.errors import error_view
 from distributed_grid.errors import (
     Ambiguous,
     BadInput,
@@ -25,6 +24,7 @@ from distributed_grid.errors import (
     StoreRefused,
     TimedOut,
     Unreachable,
+    error_view,
 )
 from distributed_grid.server.access.tokens import Forbidden
 

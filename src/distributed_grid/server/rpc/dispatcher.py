@@ -8,10 +8,9 @@ from typing import Any
 
 from distributed_grid import __version__
 from distributed_grid.api import requests
-from distributed_grid.api.errors import error_view
 from distributed_grid.api.framing import PROTOCOL, STDOUT
 from distributed_grid.control.views import View
-from distributed_grid.errors import GridError, ProtocolError, Refused
+from distributed_grid.errors import GridError, ProtocolError, Refused, error_view
 from distributed_grid.server.access.admission import Admission
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.rpc.socket_connection import Connection, encode_answer

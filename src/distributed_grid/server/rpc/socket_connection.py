@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-from distributed_grid.api.errors import error_view
 from distributed_grid.api.framing import JSON, BrokenFrame, Unpacker, frame
-from distributed_grid.errors import GridError
+from distributed_grid.errors import GridError, error_view
 from distributed_grid.posix.unix_sockets import is_own_peer, peer_uid
 
 MAX_REQUEST_BYTES = 8 * 1024 * 1024

@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
 from distributed_grid.errors import BadInput
-from distributed_grid.memory.client.array_slices import Axis, Layout, parse_index
 from distributed_grid.memory.client.arrays import (
     MAX_BATCH_BYTES,
     MAX_GAP_BYTES,
+    Axis,
+    Layout,
     RemoteArray,
     array_meta,
     bytes_of,
     parse_array_meta,
+    parse_index,
 )
 
 TYPES = ("u1", "<i2", ">i4", "<f8", "<c16", "<M8[ns]", "<U3", "S5", "?")
