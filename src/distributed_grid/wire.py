@@ -13,6 +13,7 @@ from typing import Annotated, Protocol, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from distributed_grid.domain.fences import MAX_EPOCH, MAX_FENCE
 from distributed_grid.domain.jobs import Command, Outcome
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.resources import MAX_AMOUNT, Capacity, Claim
@@ -33,6 +34,8 @@ Id = Annotated[str, Meta(max_length=200)]
 Name = Annotated[str, Meta(max_length=128)]
 Text = Annotated[str, Meta(max_length=8192)]
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
+Epoch = Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
+Fence = Annotated[int, Meta(ge=0, le=MAX_FENCE)]
 Bytes = Annotated[bytes, Meta(max_length=MAX_CHUNK_BYTES)]
 
 
@@ -53,7 +56,7 @@ class AgentHello(_FromAgent, frozen=True):
     node: Name
     attempts: Annotated[tuple[Id, ...], Meta(max_length=MAX_ATTEMPTS)] = ()
     capacity: Capacity | None = None
-    epoch: Count = 0
+    epoch: Epoch = 0
     boot: Name = ""
 
 
@@ -61,7 +64,7 @@ class CheckpointAge(Struct, frozen=True):
     """Checkpoint mark of an attempt, `age_ms` before the message was sent."""
 
     lease_id: Id
-    fence: Count
+    fence: Fence
     age_ms: Count
 
 
@@ -82,7 +85,7 @@ class AttemptStartedReport(_FromAgent, frozen=True):
 
     seq: Count
     lease_id: Id
-    fence: Count
+    fence: Fence
     pid: Count
     cores: Annotated[tuple[int, ...], Meta(max_length=4096)]
 
@@ -92,7 +95,7 @@ class AttemptPausedReport(_FromAgent, frozen=True):
 
     seq: Count
     lease_id: Id
-    fence: Count
+    fence: Fence
     paused: bool
     detail: Text = ""
 
@@ -103,7 +106,7 @@ class AttemptEndedReport(_FromAgent, frozen=True):
 
     seq: Count
     lease_id: Id
-    fence: Count
+    fence: Fence
     outcome: Outcome
     pid: Count = 0
     cores: Annotated[tuple[int, ...], Meta(max_length=4096)] = ()
@@ -219,7 +222,7 @@ class Welcome(_ToAgent, frozen=True):
 
     protocol: int
     version: Name
-    epoch: Count
+    epoch: Epoch
     hold_ms: Count
     heartbeat_ms: Count
     owner: OwnerRules | None = None
@@ -264,7 +267,7 @@ class StartAttemptOrder(_ToAgent, frozen=True):
 
     node: Name
     lease_id: Id
-    fence: Count
+    fence: Fence
     job_id: Name
     command: Command
     claim: Claim
@@ -277,7 +280,7 @@ class StopAttemptOrder(_ToAgent, frozen=True):
     """Stop what runs under a lease; `ending` is recorded as the reason."""
 
     lease_id: Id
-    fence: Count
+    fence: Fence
     ending: Name
     detail: Text
     grace_ms: Count

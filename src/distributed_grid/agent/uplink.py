@@ -91,6 +91,7 @@ class Uplink:
         timing = self._timing
         pause = timing.first_pause
         while True:
+            refused = False
             try:
                 async with await self._dial() as connection:
                     await self._serve(connection, agent)
@@ -98,7 +99,7 @@ class Uplink:
                 pause = timing.first_pause
             except ProtocolError as refusal:
                 log.error("%s", refusal)
-                pause = timing.refused_pause
+                refused = True
             except (OSError, WebSocketException, TimeoutError, GridError, EOFError) as failure:
                 log.info("no link to the control plane: %s", str(failure) or type(failure).__name__)
             if self._is_up:
@@ -106,6 +107,8 @@ class Uplink:
                 self._is_up = False
                 self._last_up = time.monotonic()
                 agent.unlinked()
+            if refused:  # also after a welcome: what it says will be refused again
+                pause = timing.refused_pause
             await asyncio.sleep(pause * random.uniform(0.7, 1.3))
             pause = min(1.5 * pause, max(pause, timing.max_pause))
 

@@ -15,16 +15,18 @@ from msgspec import Struct
 from distributed_grid import __version__
 from distributed_grid.domain.effects import Effect, StartAttempt
 from distributed_grid.domain.events import (
+    AgentRejected,
     AttemptEnded,
     AttemptMarked,
     AttemptPaused,
     AttemptsListed,
     AttemptStarted,
-    ControlPlaneStarted,
+    EpochReported,
     Event,
     HeartbeatReceived,
     NodeDeclared,
 )
+from distributed_grid.domain.fences import first_fence, is_plausible
 from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.ledger import Ledger
@@ -178,11 +180,17 @@ class AgentSessions:
         if node is None:
             via.send(RejectAgent(f"no node is called {hello.node} in this grid"))
             return
-        if hello.epoch > epoch:  # restored from a backup: start above what this agent has seen of us
-            epoch = hello.epoch + 1
-            await self._grid.handle_with_retry(ControlPlaneStarted(epoch))
+        if not is_plausible(hello.epoch, epoch):
+            why = f"it has seen epoch {hello.epoch} of a control plane, and this one is only at {epoch}"
+            why += ": its epoch.json is damaged or another grid's; remove that file and start the agent again"
+            via.send(RejectAgent(why))
+            await self.record_rejection(why, via)
+            return
         if hello.capacity is not None:
             await self._grid.handle_with_retry(NodeDeclared(self._registry.described(node, hello.capacity)))
+        if hello.epoch > epoch:  # restored from a backup: its fences begin above what this agent has seen of us
+            await self._grid.handle_with_retry(EpochReported(hello.node, hello.epoch))
+        epoch = await self._grid.read(lambda ledger, now: epoch_on(ledger, hello.node))
         if self._memory is not None:
             await self._memory.unknown(hello.node)
         self._greeted[via, hello.node] = hello
@@ -190,6 +198,14 @@ class AgentSessions:
             Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, self._registry.owner_rules(hello.node))
         )
         await self._grid.handle_with_retry(AttemptsListed(hello.node, hello.attempts, hello.boot))
+
+    async def record_rejection(self, why: str, via: AgentSide) -> None:
+        """An agent is turned away: say so where somebody looks for the reason that its node is not alive."""
+        log.warning("the agent of %s is turned away: %s", ", ".join(via.nodes), why)
+        try:
+            await self._grid.handle_all(AgentRejected(name, why) for name in via.nodes)
+        except GridError as failure:  # it comes again
+            log.warning("that was not recorded: %s", failure)
 
     async def _catch_up(self, hello: AgentHello, via: AgentSide) -> None:
         """Order again what the ledger calls for on a node that has just (re)appeared, and stop what it does not."""
@@ -213,8 +229,14 @@ def compare_attempts(ledger: Ledger, hello: AgentHello) -> AttemptComparison:
     """Compare what an agent has listed with what the ledger calls for on its node."""
     missing = pending(ledger, hello.node)
     unwanted = [lease_id for lease_id in hello.attempts if lease_id not in ledger.leases]
-    above = max(ledger.counters.get("epoch", 0), hello.epoch) + 1  # whoever started it, this is newer
-    return AttemptComparison(missing, unwanted, above << 32)
+    newer = max(epoch_on(ledger, hello.node), hello.epoch) + 1  # than whoever started it
+    return AttemptComparison(missing, unwanted, first_fence(newer))
+
+
+def epoch_on(ledger: Ledger, name: str) -> int:
+    """The epoch that counts on a node: the grid's, or a later one of its own."""
+    node = ledger.nodes.get(name)
+    return max(ledger.counters.get("epoch", 0), node.epoch if node is not None else 0)
 
 
 def heard(ledger: Ledger, message: Heartbeat) -> HeartbeatReply:

@@ -42,6 +42,7 @@ class AgentGateway:
         self.files = RemoteFiles(self._agents)
         self.memory = MemoryGateway(self._agents)
         self._questions: set[asyncio.Task[None]] = set()
+        self._rejections: dict[tuple[str, ...], asyncio.Task[None]] = {}
         self._answer_program: AnswerProgram | None = None
 
     def start(
@@ -57,7 +58,7 @@ class AgentGateway:
     async def stop(self) -> None:
         """Stop taking reports in; the agents keep what was not acknowledged. Safe to call twice."""
         if self._task is not None:
-            tasks = [self._task, *self._questions]
+            tasks = [self._task, *self._questions, *self._rejections.values()]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -83,6 +84,12 @@ class AgentGateway:
     async def _answer(self, question: MemoryQuery, via: AgentSide) -> None:
         answer = self._answer_program or _refuse_program
         via.send(MemoryReply(question.number, await answer(via.nodes[0], question.body)))
+
+    def rejected(self, why: str, via: AgentSide) -> None:
+        """An agent broke the protocol, and is being disconnected: record why."""
+        if self._sessions is not None and via.nodes not in self._rejections:
+            task = self._rejections[via.nodes] = asyncio.create_task(self._sessions.record_rejection(why, via))
+            task.add_done_callback(lambda done: self._rejections.pop(via.nodes, None))
 
     def gone(self, via: AgentSide) -> None:
         """An agent's connection has ended; its node is doubted when it stays silent."""

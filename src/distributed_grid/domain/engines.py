@@ -7,6 +7,7 @@ lease holds, and only when all older ones are gone, so that a lease is never hel
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 from msgspec import Struct
@@ -68,6 +69,7 @@ class EngineRow(Struct, frozen=True):
 
 
 GROUP_PREFIX = "grid-boost-"
+_GROUP_NAME = re.compile(f"{GROUP_PREFIX}(.{{1,200}})-([0-9]{{1,19}})")
 
 
 class Binding(Struct, frozen=True):
@@ -105,6 +107,5 @@ class Binding(Struct, frozen=True):
 
 def parse_group_name(group: str) -> tuple[str, int] | None:
     """The lease and the fence that a group's name tells; None where it is not one of ours."""
-    lease_id, _, fence = group.removeprefix(GROUP_PREFIX).rpartition("-")
-    ours = group.startswith(GROUP_PREFIX) and lease_id and fence.isdecimal()
-    return (lease_id, int(fence)) if ours else None
+    found = _GROUP_NAME.fullmatch(group)
+    return (found[1], int(found[2])) if found is not None else None

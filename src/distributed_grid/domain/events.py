@@ -32,6 +32,20 @@ class NodeDeclared(Struct, frozen=True):
     node: Node
 
 
+class EpochReported(Struct, frozen=True):
+    """The agent of a node has seen this epoch of a control plane, which may be later than the grid's own."""
+
+    node: str
+    epoch: int
+
+
+class AgentRejected(Struct, frozen=True):
+    """What the agent of a node says is not believed, and it was turned away."""
+
+    node: str
+    why: str
+
+
 class NodeForgotten(Struct, frozen=True):
     """The config does not name this node any more."""
 
@@ -418,6 +432,8 @@ Event = (
     ControlPlaneStarted
     | PolicySet
     | NodeDeclared
+    | EpochReported
+    | AgentRejected
     | NodeForgotten
     | HeartbeatReceived
     | NodeWanted

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from distributed_grid.domain.blocks import Block, MemoryServerRow
 from distributed_grid.domain.engines import Binding, EngineCapacity, EngineRow
+from distributed_grid.domain.fences import first_fence
 from distributed_grid.domain.indexes.columns import NO_DEVICE, WHOLE_ONLY, FreeColumns, RunningColumns
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
 from distributed_grid.domain.jobs import Job
@@ -468,7 +469,9 @@ class Ledger:
         last_fence = self.counters.get("fence", 0)
         for lease in self.leases.values():
             assert (lease.claim is not None) == lease.holds, f"lease {lease.id} is {lease.state}, claim {lease.claim}"
-            assert lease.fence <= last_fence, f"lease {lease.id} has a fence from the future"
+            lender = self.nodes.get(lease.node)
+            own = first_fence(lender.epoch + 1) if lender is not None and lender.epoch else 0
+            assert lease.fence <= max(last_fence, own), f"lease {lease.id} has a fence from the future"
             assert not lease.awaits or lease.state is LeaseState.RESERVING, f"{lease.id} waits, but has started"
             assert not lease.recovered or lease.state is LeaseState.RESERVING, f"{lease.id} is a claim, but has started"
             assert all(victim in self.leases for victim in lease.awaits), f"{lease.id} waits for what is over"

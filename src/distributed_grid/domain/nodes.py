@@ -47,7 +47,7 @@ class Node(Struct, frozen=True):
     is how fast it works, 1000 being usual; `cost_milli` what an hour of it costs, in thousandths. `engine` names what
     reserves leases here besides the grid (`ray`), `engine_node` is the engine's own name of this node, empty since
     `engine_lost_ms` where the engine does not see it any more. `cooling`: it has to give everything back, and lends
-    nothing until somebody ends that.
+    nothing until somebody ends that. `epoch` is its own where it has seen a later one than the grid's (`fences.py`).
     """
 
     kind: ClassVar[str] = "node"
@@ -74,6 +74,7 @@ class Node(Struct, frozen=True):
     engine_node: str = ""
     engine_lost_ms: int = 0
     cooling: bool = False
+    epoch: int = 0
 
     @property
     def key(self) -> str:
@@ -140,6 +141,7 @@ class NodeObservation(Struct, frozen=True):
     `yields` says that it does so now, because the owner is using it. `boot` names the time since its machine was
     started. `idleness` is what thresholds make of all that was measured so far, `volatility` how its owner's use
     has moved, `overused_since_ms` since when the owner wants back what an engine holds there for others (0: no).
+    `rejected` is why its agent was last turned away, at `rejected_at_ms`.
     """
 
     kind: ClassVar[str] = "sighting"
@@ -155,6 +157,8 @@ class NodeObservation(Struct, frozen=True):
     idleness: Idleness | None = None
     volatility: UsageVolatility | None = None
     overused_since_ms: int = 0
+    rejected: str = ""
+    rejected_at_ms: int = 0
 
     @property
     def key(self) -> str:

@@ -20,6 +20,8 @@ DECIDERS: dict[type, Decider] = {
     events.ControlPlaneStarted: nodes.on_control_plane_started,
     events.PolicySet: nodes.on_policy_set,
     events.NodeDeclared: nodes.on_declared,
+    events.EpochReported: nodes.on_epoch_reported,
+    events.AgentRejected: nodes.on_agent_rejected,
     events.NodeForgotten: nodes.on_forgotten,
     events.HeartbeatReceived: nodes.on_heartbeat,
     events.NodeWanted: nodes.on_wanted,

@@ -27,6 +27,7 @@ from distributed_grid.domain.events import (
     GroupRefused,
     LeaseLost,
 )
+from distributed_grid.domain.fences import above, epoch_of, fence_on, is_plausible
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
@@ -142,7 +143,8 @@ def _observe_node(
             decision.records.append(Record("engine-lost", "", node.name, node.name, f"{event.name} has lost it"))
         return fence
     if (node.engine, node.engine_node) != (event.name, place.id):
-        decision.changes.append(replace(node, engine=event.name, engine_node=place.id, engine_lost_ms=0))
+        node = replace(node, engine=event.name, engine_node=place.id, engine_lost_ms=0)
+        decision.changes.append(node)
         decision.records.append(Record("engine-found", "", node.name, node.name, f"{event.name} node {place.id}"))
     stock = EngineCapacity(node.name, place.room)
     if ledger.engine_capacities.get(node.name) != stock:
@@ -153,9 +155,13 @@ def _observe_node(
         settled = lease.state is LeaseState.RELEASING or lease.request.within or lease.recovered
         if settled or _is_valid(binding, place, there, event.asked_at_ms):
             continue
-        found = _found_fence(lease, there) if binding is None else 0
-        fence = max(fence + 1, found)
-        fresh = Binding(lease.id, found or fence, node.name, place.id, now, bound_at_ms=now if found else 0, again=True)
+        found = _found_fence(ledger, lease, there) if binding is None else 0
+        fence += 1
+        raised = above(node, found, fence)
+        if raised is not node:
+            decision.changes.append(node := raised)
+        own = found or fence_on(node, fence)
+        fresh = Binding(lease.id, own, node.name, place.id, now, bound_at_ms=now if found else 0, again=True)
         decision.changes += [fresh, _with_bound_state(replace(lease, engine=event.name), bound=bool(found))]
         decision.records.append(_binding_record("found-bound" if found else "rebinding", lease, fresh))
     return fence
@@ -170,10 +176,11 @@ def _is_valid(binding: Binding | None, place: EngineNode, there: set[str] | None
     return binding.group in there
 
 
-def _found_fence(lease: Lease, there: set[str] | None) -> int:
+def _found_fence(ledger: Ledger, lease: Lease, there: set[str] | None) -> int:
     """The fence of a group that the engine still has of a lease whose binding the ledger has forgotten; 0: none."""
-    ours = (parse_group_name(group) for group in there or ())
-    return max((fence for lease_id, fence in filter(None, ours) if lease_id == lease.id), default=0)
+    epoch, ours = ledger.counters.get("epoch", 0), (parse_group_name(group) for group in there or ())
+    fences = (fence for lease_id, fence in filter(None, ours) if lease_id == lease.id)
+    return max((fence for fence in fences if is_plausible(epoch_of(fence), epoch)), default=0)
 
 
 def _with_bound_state(lease: Lease, *, bound: bool) -> Lease:

@@ -2,7 +2,7 @@
 
 A recovered lease, which a new ledger reads from elsewhere, is never refused: an impossible one ends at once, with the
 reason. It counts against its node from the first moment and is confirmed when the node was heard and has room for it.
-It keeps its fence, and new fences stay above it.
+It keeps its fence, and new fences on its node stay above it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from distributed_grid.domain.events import (
     QueueScanned,
     TimePassed,
 )
+from distributed_grid.domain.fences import above, epoch_of, is_plausible
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import Lease
@@ -88,16 +89,13 @@ def on_claimed(ledger: Ledger, event: LeaseClaimed, now: int) -> Decision:
     request = event.request
     if request.id in ledger.leases or request.id in ledger.by_request:
         return Decision()
-    fence = max(ledger.counters.get(FENCE, 0), event.fence)
-    epoch = max(ledger.counters.get("epoch", 0), fence >> 32)
-    counters: list[Row] = [Counter(FENCE, fence), Counter("epoch", epoch)]
     lease = Lease(request.id, request, event.granted_at_ms, node=event.node, ends_at_ms=event.ends_at_ms)
     node = ledger.nodes.get(event.node)
     problem = request.problem() or (None if node is not None else f"{event.node} is not a node of this grid")
+    if not is_plausible(epoch_of(event.fence), ledger.counters.get("epoch", 0)):
+        problem = "its fence cannot be one of this grid"
     if problem is not None or node is None:
-        decision = end_lease(ledger, lease, LeaseEnd.FAILED, f"recovered, but {problem}", now)
-        decision.changes += counters
-        return decision
+        return end_lease(ledger, lease, LeaseEnd.FAILED, f"recovered, but {problem}", now)
     lease = replace(
         lease,
         state=advance_lease(lease.state, Step.GRANT),
@@ -108,7 +106,9 @@ def on_claimed(ledger: Ledger, event: LeaseClaimed, now: int) -> Decision:
     )
     record = lease_record("recovered", lease, None, "a claim until its node was heard")
     heard = node.state is NodeState.ALIVE
-    return Decision([lease, *counters], [record], follow=[ClaimsChecked(node.name)] if heard else [])
+    raised = above(node, event.fence, ledger.counters.get(FENCE, 0) + 1)
+    rows: list[Row] = [lease] if raised is node else [raised, lease]
+    return Decision(rows, [record], follow=[ClaimsChecked(node.name)] if heard else [])
 
 
 def on_checked(ledger: Ledger, event: ClaimsChecked, now: int) -> Decision:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.engines import Binding
 from distributed_grid.domain.events import CopyLost, Event, JobCancelled, QueueScanned
+from distributed_grid.domain.fences import fence_on
 from distributed_grid.domain.jobs import Attempt, Ending, Job, StopOrder
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
@@ -68,14 +69,14 @@ def grant(
         return decision, granted, None
     seen = ledger.observations.get(place.node)
     boot = seen.boot if seen is not None else ""
-    attempt = Attempt(len(job.attempts) + 1, lease.id, place.node, fence, now, boot=boot)
+    attempt = Attempt(len(job.attempts) + 1, lease.id, place.node, granted.fence, now, boot=boot)
     assigned = replace(job, state=advance_job(job.state, Step.ASSIGN), attempts=(*job.attempts, attempt))
     decision.changes.append(assigned)
     return decision, granted, assigned
 
 
 def _granted(ledger: Ledger, lease: Lease, node: str, claim: Claim, now: int, *, fence: int, bound: bool) -> Lease:
-    """The granted lease, under this fence."""
+    """The granted lease, under this fence of the grid's as it is on its node."""
     state = advance_lease(lease.state, Step.GRANT)
     duration, seen = lease.request.duration_ms, ledger.observations.get(node)
     lender = ledger.nodes[node]
@@ -86,7 +87,7 @@ def _granted(ledger: Ledger, lease: Lease, node: str, claim: Claim, now: int, *,
         engine=engine,
         node=node,
         claim=claim,
-        fence=fence,
+        fence=fence_on(lender, fence),
         granted_at_ms=now,
         ends_at_ms=now + duration if duration else 0,
         generation=seen.generation if seen is not None else 0,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from distributed_grid.domain.events import (
+    AgentRejected,
     AlertChanged,
     ClaimsChecked,
     ControlPlaneStarted,
+    EpochReported,
     HeartbeatReceived,
     LeaseLost,
     LeaseReclaimed,
@@ -20,13 +22,14 @@ from distributed_grid.domain.events import (
     PolicySet,
     QueueScanned,
 )
+from distributed_grid.domain.fences import first_fence, is_plausible
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, NodeObservation
 from distributed_grid.domain.resources import NOTHING
 from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.states import NodeState, Step, advance_node
-from distributed_grid.errors import NotFound
+from distributed_grid.errors import NotFound, Refused
 from distributed_grid.reactor.decision import Decision, Record, capacity_details
 from distributed_grid.scheduling.offers.offer import engine_leases_to_reclaim, next_offer
 from distributed_grid.scheduling.offers.owner_activity import update_idleness, update_volatility
@@ -34,17 +37,23 @@ from distributed_grid.scheduling.offers.owner_activity import update_idleness, u
 SUSPECT_AFTER_MS = 6_000
 RECLAIM_DELAY_MS = 4_000
 """How long an owner needs back what an engine holds for others, before that is reclaimed."""
+REJECTED_EVERY_MS = 60_000
+"""How long the audit trail says nothing more about an agent that is turned away."""
 HOLD_GRACE_MS = 2_000
 """Added to a node's hold before its resources count as free: time to kill what ran there."""
 
 
 def on_control_plane_started(ledger: Ledger, event: ControlPlaneStarted, now: int) -> Decision:
-    """Begin a new epoch: fences start above all earlier ones, and no node is alive until heard."""
-    fence = max(ledger.counters.get("fence", 0), event.epoch << 32)
+    """Begin a new epoch: fences start above all earlier ones, also on a node with a later epoch of its own, and no node
+    is alive until heard."""
+    fence = max(ledger.counters.get("fence", 0), first_fence(event.epoch))
     changes: list[Row] = [Counter("epoch", event.epoch), Counter("fence", fence)]
     for node in ledger.nodes.values():
-        if node.state is NodeState.ALIVE:
-            changes.append(_suspected(node))
+        doubted = _suspected(node) if node.state is NodeState.ALIVE else node
+        if node.epoch:
+            doubted = replace(doubted, epoch=node.epoch + 1 if node.epoch >= event.epoch else 0)
+        if doubted is not node:
+            changes.append(doubted)
         if node.hold_ms:  # the last owner may have renewed its holds until just now
             changes.append(NodeObservation(node.name, 0, held_until_ms=hold_deadline(node, now)))
     return Decision(changes)
@@ -71,7 +80,8 @@ def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
     old = ledger.nodes.get(event.node.name)
     if old is None:
         return Decision([event.node], [_declared(event.node)])
-    new = replace(event.node, state=old.state, wanted=old.wanted or event.node.wanted, cooling=old.cooling)
+    wanted = old.wanted or event.node.wanted
+    new = replace(event.node, state=old.state, wanted=wanted, cooling=old.cooling, epoch=old.epoch)
     if not event.node.engine:
         new = replace(new, engine=old.engine, engine_node=old.engine_node, engine_lost_ms=old.engine_lost_ms)
     if old.state is NodeState.DRAINING and not old.cooling:
@@ -124,6 +134,28 @@ def _refreshed_offer(ledger: Ledger, node: Node) -> list[Row]:
     return [seen] if offer is None else [seen, offer]
 
 
+def on_epoch_reported(ledger: Ledger, event: EpochReported, now: int) -> Decision:
+    """Give the fences of one node a later epoch: it has seen one that this ledger does not know of."""
+    node, own = ledger.nodes.get(event.node), ledger.counters.get("epoch", 0)
+    if node is None or event.epoch <= max(own, node.epoch):
+        return Decision()
+    if not is_plausible(event.epoch, own):
+        raise Refused(f"{event.node} reports epoch {event.epoch}, and this control plane is at {own}")
+    why = f"its agent has seen epoch {event.epoch}, this control plane is at {own}: fences there begin above both"
+    return Decision([replace(node, epoch=event.epoch + 1)], [Record("node-epoch", "", node.name, node.name, why)])
+
+
+def on_agent_rejected(ledger: Ledger, event: AgentRejected, now: int) -> Decision:
+    """Remember why an agent was turned away; the audit trail gets it once in a while, however often it comes."""
+    if event.node not in ledger.nodes:
+        return Decision()
+    seen = ledger.observations.get(event.node) or NodeObservation(event.node, 0)
+    if seen.rejected_at_ms and now - seen.rejected_at_ms < REJECTED_EVERY_MS:
+        return Decision()
+    rejected = replace(seen, rejected=event.why, rejected_at_ms=now)
+    return Decision([rejected], [Record("agent-rejected", "", event.node, event.node, event.why)])
+
+
 def on_forgotten(ledger: Ledger, event: NodeForgotten, now: int) -> Decision:
     """Remove a node that the config does not name: at once when it lends nothing, else when that is over."""
     node = ledger.nodes.get(event.name)
@@ -161,6 +193,8 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
         idleness=update_idleness(node, event.usage, last, now),
         volatility=update_volatility(node, event.usage, last, now),
         overused_since_ms=overused_since if leaving else 0,
+        rejected=last.rejected if last is not None else "",
+        rejected_at_ms=last.rejected_at_ms if last is not None else 0,
     )
     decision = Decision([seen])
     if leaving and now - overused_since >= RECLAIM_DELAY_MS:

@@ -94,6 +94,14 @@ class World(LedgerWatch):
         name = NAMES[which]
         self.handle(events.NodeResumed(name) if off else events.NodeDrained(name, cooling=True))
 
+    def report_epoch(self, which: int, ahead: int) -> None:
+        """An agent has seen an epoch that the ledger may not know of."""
+        self.handle(events.EpochReported(NAMES[which], self.epoch + ahead))
+
+    def reject(self, which: int) -> None:
+        """An agent is turned away."""
+        self.handle(events.AgentRejected(NAMES[which], "it lies"))
+
     def claim(self, which: int, cores: int, ends_ms: int) -> None:
         """Somebody knows of a lease that the ledger does not."""
         target = NAMES[(which + 1) % len(NAMES)]

@@ -16,6 +16,7 @@ from distributed_grid.domain.events import (
     GroupRefused,
     LeaseAsked,
 )
+from distributed_grid.domain.fences import MAX_EPOCH_LEAD
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
 from distributed_grid.reactor import pending, pending_bindings
 from tests.support.builders import GB, Scenario, a_node, a_request
@@ -135,6 +136,23 @@ def test_a_group_that_vanished_is_made_again_under_a_new_fence():
     scenario.handle(GroupBound(new.key))
     assert scenario.ledger.leases["r1"].state is LeaseState.ACTIVE
     scenario.ledger.check()
+
+
+def test_a_group_name_raises_no_fence_but_those_of_its_node_and_only_if_it_can_be_true():
+    for fence, is_found in ((9 << 32, True), ((MAX_EPOCH_LEAD + 9) << 32, False), (10**18, False), (10**30, False)):
+        scenario = with_ray(a_node("gpu1"), a_node("gpu2"))
+        scenario.ask(a_request("r1", require=["gpu1"]))
+        scenario.handle(GroupFreed(only_binding(scenario).key))
+        last = scenario.ledger.counters["fence"]
+        looked(scenario, place(), groups=((f"grid-boost-r1-{fence}", "n1"),))
+        assert (only_binding(scenario).fence == fence) is is_found
+        assert scenario.ledger.counters["fence"] == last + 1
+        assert scenario.ask(a_request("r2", require=["gpu2"])).fence == last + 2
+        scenario.advance(1)
+        looked(scenario, place(), groups=())
+        newest = scenario.ledger.binding_of(scenario.ledger.leases["r1"])
+        assert (newest.fence > fence) is is_found
+        scenario.ledger.check()
 
 
 def test_a_group_that_was_bound_after_the_look_was_asked_for_has_not_vanished():

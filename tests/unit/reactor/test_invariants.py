@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from distributed_grid.domain.fences import MAX_EPOCH, MAX_EPOCH_LEAD
 from distributed_grid.domain.resources import Priority
 from distributed_grid.simulation.invariants import INVARIANTS, Invariant
 from tests.support.builders import a_request
@@ -89,6 +90,8 @@ ACTIONS = {
     "drain": (names,),
     "want": (names, st.booleans()),
     "cool": (names, st.booleans()),
+    "report_epoch": (names, st.sampled_from([-1, 0, 1, 5, MAX_EPOCH_LEAD, MAX_EPOCH_LEAD + 1, MAX_EPOCH])),
+    "reject": (names,),
     "claim": (names, st.integers(1, 5), st.sampled_from([1, 60_000])),
     "stop_node": (names,),
     "pause": (whichever, offs, st.booleans()),
@@ -104,7 +107,19 @@ ACTIONS = {
 OFTEN = ("ask", "submit", "submit", "urge", "urge", "fill", "work", "wait", "wait")
 SELDOM = (
     *("declare", "forget", "ask_again", "extend", "started", "listed", "look", "jump", "restart"),
-    *("yield_to_owner", "drain", "want", "cool", "claim", "stop_node", "pause", "mark", "spare"),
+    *(
+        "yield_to_owner",
+        "drain",
+        "want",
+        "cool",
+        "claim",
+        "report_epoch",
+        "reject",
+        "stop_node",
+        "pause",
+        "mark",
+        "spare",
+    ),
 )
 scripts = st.lists(st.sampled_from([*ACTIONS, *OFTEN]).flatmap(lambda name: action(name, *ACTIONS[name])), max_size=25)
 

@@ -16,6 +16,7 @@ from distributed_grid.domain.events import (
     LeaseReclaimed,
     NodeDeclared,
 )
+from distributed_grid.domain.fences import MAX_EPOCH_LEAD, MAX_FENCE
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Claim, GpuShare
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
@@ -73,7 +74,17 @@ def test_fences_stay_above_what_was_claimed(new_scenario):
     scenario.handle(ClaimsRead((a_claim(),)))
     scenario.heartbeat("gpu2")
     assert scenario.ask(a_request("r1", require=["gpu2"])).fence > FENCE
-    assert scenario.ledger.counters["epoch"] == 7
+    assert scenario.ledger.counters["epoch"] == 1
+    scenario.heartbeat("gpu1")
+    assert scenario.ask(a_request("r2", require=["gpu1"])).fence < 2 << 32, "another node's fences are as they were"
+
+
+@pytest.mark.parametrize("fence", [(MAX_EPOCH_LEAD + 2) << 32, MAX_FENCE, 2**70])
+def test_a_claim_with_a_fence_that_this_grid_cannot_have_given_ends_at_once(new_scenario, fence):
+    scenario = a_start(new_scenario)
+    over = ended(scenario.handle(ClaimsRead((a_claim(fence=fence),))))
+    assert over.detail == "recovered, but its fence cannot be one of this grid"
+    assert scenario.ledger.nodes["gpu2"].epoch == 0
 
 
 def test_a_claim_that_its_node_cannot_have_lent_ends_with_the_reason(new_scenario):
@@ -92,11 +103,11 @@ def test_a_claim_on_a_device_that_is_not_there_ends(new_scenario):
     assert "GPU 1" in ended(scenario.heartbeat("gpu2")).detail
 
 
-def test_a_claim_on_a_node_that_is_gone_ends_at_once_and_its_fence_counts(new_scenario):
+def test_a_claim_on_a_node_that_is_gone_ends_at_once_and_raises_no_fence(new_scenario):
     scenario = a_start(new_scenario)
     stepped = scenario.handle(ClaimsRead((a_claim(node="gpu9"),)))
     assert ended(stepped).detail == "recovered, but gpu9 is not a node of this grid"
-    assert scenario.ledger.counters["fence"] == FENCE
+    assert scenario.ledger.counters["fence"] == 1 << 32
 
 
 def test_a_claim_on_a_node_that_has_not_said_what_it_has_waits_for_its_word(new_scenario):

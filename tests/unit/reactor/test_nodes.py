@@ -5,13 +5,23 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
-from distributed_grid.domain.events import ControlPlaneStarted, NodeDeclared, NodeForgotten
+from distributed_grid.domain.events import (
+    AgentRejected,
+    ControlPlaneStarted,
+    EpochReported,
+    NodeDeclared,
+    NodeForgotten,
+)
+from distributed_grid.domain.fences import MAX_EPOCH, MAX_EPOCH_LEAD
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import NodeState
+from distributed_grid.errors import Refused
 from distributed_grid.reactor import pending
 from distributed_grid.reactor.nodes import SUSPECT_AFTER_MS
+from distributed_grid.scheduling.queue.reasons import why_not_lent
 from tests.support.builders import NOW, a_capacity, a_node, a_request, a_usage, caps, thresholds
 
 
@@ -158,6 +168,55 @@ def test_a_fence_above_the_new_epoch_is_not_lowered(new_scenario):
     lease = scenario.ask(a_request("r1"))
     scenario.handle(ControlPlaneStarted(9))
     assert scenario.ledger.counters["fence"] == lease.fence
+
+
+def test_an_epoch_that_an_agent_has_seen_raises_the_fences_of_its_node_alone(new_scenario):
+    scenario = new_scenario(a_node("gpu1"), a_node("gpu2"))
+    scenario.handle(ControlPlaneStarted(3))
+    scenario.handle(EpochReported("gpu1", 50))
+    scenario.heartbeat("gpu1")
+    scenario.heartbeat("gpu2")
+    raised = scenario.ask(a_request("r1", require=["gpu1"])).fence
+    assert raised == (51 << 32) + 1
+    assert scenario.ask(a_request("r2", require=["gpu2"])).fence == (3 << 32) + 2
+    assert scenario.ledger.counters["epoch"] == 3
+    assert scenario.handle(EpochReported("gpu1", 51)).changes == [], "it was told that one"
+    scenario.handle(NodeDeclared(a_node("gpu1", cores=8)))
+    scenario.handle(ControlPlaneStarted(4))
+    scenario.heartbeat("gpu1")
+    assert scenario.ask(a_request("r3", require=["gpu1"])).fence > raised, "and it never goes back"
+    for epoch in range(5, 60):
+        scenario.handle(ControlPlaneStarted(epoch))
+        scenario.heartbeat("gpu1")
+        fence = scenario.ask(a_request(f"again{epoch}", cores=0.1, require=["gpu1"])).fence
+        assert fence > raised
+        raised = fence
+    scenario.ledger.check()
+
+
+@pytest.mark.parametrize("epoch", [3 + MAX_EPOCH_LEAD + 1, MAX_EPOCH, 2**33, 2**70])
+def test_an_epoch_that_cannot_be_true_is_refused(new_scenario, epoch):
+    scenario = new_scenario()
+    scenario.handle(ControlPlaneStarted(3))
+    with pytest.raises(Refused):
+        scenario.handle(EpochReported("gpu1", epoch))
+    assert scenario.ledger.nodes["gpu1"].epoch == 0
+
+
+def test_an_agent_that_is_turned_away_is_why_its_node_lends_nothing(new_scenario):
+    scenario = new_scenario(a_node("gpu1"), a_node("gpu2"))
+    scenario.advance(20, heard=False)
+    told = scenario.handle(AgentRejected("gpu1", "it has seen epoch 99"))
+    assert [(record.type, record.node, record.reason) for record in told.records] == [
+        ("agent-rejected", "gpu1", "it has seen epoch 99")
+    ]
+    assert scenario.handle(AgentRejected("gpu1", "and 98")).records == [], "the audit trail is not flooded"
+    node = scenario.ledger.nodes["gpu1"]
+    assert why_not_lent(scenario.ledger, node, scenario.now) == ("its agent is turned away: it has seen epoch 99",)
+    scenario.advance(1, heard=False)
+    scenario.heartbeat("gpu1")
+    scenario.advance(20, heard=False)
+    assert why_not_lent(scenario.ledger, scenario.ledger.nodes["gpu1"], scenario.now)[0].startswith("not heard")
 
 
 def test_after_a_restart_nobody_was_heard_and_nothing_is_offered(new_scenario):

@@ -54,6 +54,9 @@ class AgentMessageSink(Protocol):
     """Receiver of the messages of agents."""
 
     def received(self, message: FromAgent, via: AgentSide) -> None: ...
+    def rejected(self, why: str, via: AgentSide) -> None:
+        """It broke the protocol, and is being disconnected."""
+
     def gone(self, via: AgentSide) -> None:
         """The connection has ended; a second call changes nothing."""
 
@@ -118,6 +121,8 @@ class AgentWebSocket(asyncio.Protocol):
             return
         self._socket.send_binary(encode(message))
         self._flush()
+        if isinstance(message, RejectAgent):
+            self.close("refused")
 
     def close(self, why: str = "") -> None:
         """End the connection. Safe twice."""
@@ -174,7 +179,6 @@ class AgentWebSocket(asyncio.Protocol):
         try:
             self._received(data)
         except ProtocolError as broken:
-            log.warning("the agent of %s: %s", self._node, broken)
             self._refuse(str(broken))
 
     def _received(self, data: bytes) -> None:
@@ -193,8 +197,8 @@ class AgentWebSocket(asyncio.Protocol):
         self._agents.received(message, self)
 
     def _refuse(self, message: str) -> None:
+        self._agents.rejected(message[:1000], self)
         self.send(RejectAgent(message[:1000]))
-        self.close("refused")
 
 
 class AgentSockets:

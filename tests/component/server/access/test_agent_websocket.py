@@ -25,6 +25,7 @@ class Reception:
     def __init__(self) -> None:
         self.heard: list[wire.FromAgent] = []
         self.lost: list[wire.AgentSide] = []
+        self.refused: list[str] = []
         self.via: wire.AgentSide | None = None
 
     def received(self, message: wire.FromAgent, via: wire.AgentSide) -> None:
@@ -32,6 +33,9 @@ class Reception:
         self.via = via
         if isinstance(message, wire.Heartbeat):
             via.send(wire.HeartbeatReply(message.beat, 0))
+
+    def rejected(self, why: str, via: wire.AgentSide) -> None:
+        self.refused.append(why)
 
     def gone(self, via: wire.AgentSide) -> None:
         self.lost.append(via)
@@ -103,6 +107,7 @@ def test_a_wrong_greeting_is_refused_with_a_sentence(first: bytes, says: str) ->
             with pytest.raises(ConnectionClosed):
                 await link.recv()
             assert reception.heard == []
+            assert reception.refused == [refusal.message]
 
     asyncio.run(story())
 
