@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from distributed_grid.domain.effects import Effect
 from distributed_grid.domain.events import Event, HeartbeatReceived, JobSubmitted, LeaseAsked, LeaseReleased, TimePassed
+from distributed_grid.domain.fences import epoch_of
 from distributed_grid.domain.jobs import Ending, Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
@@ -209,15 +210,19 @@ def _is_fence(row: Row) -> TypeGuard[Counter]:
 def fences_only_grow(watch: LedgerWatch, moment: ObservedStep) -> None:
     counted = [0, *(row.value for row in (*moment.rows_before, *moment.changes) if _is_fence(row))]
     assert counted == sorted(counted)
-    fences = {lease.id: lease.fence for lease in watch.ledger.leases.values() if lease.fence}
-    assert len(set(fences.values())) == len(fences)
-    before = {row.id: row.fence for row in moment.rows_before if isinstance(row, Lease) and row.fence}
-    granted = [fence for lease_id, fence in fences.items() if lease_id not in before]
-    assert all(fence > max(before.values(), default=0) for fence in granted)
-    assert all(fences.get(lease_id, fence) == fence for lease_id, fence in before.items())
+    before = {row.id: row for row in moment.rows_before if isinstance(row, Lease) and row.fence}
+    for lease in watch.ledger.leases.values():
+        old = before.get(lease.id)
+        assert old is None or old.fence == lease.fence
+        if old is None and lease.fence and not lease.recovered:
+            assert all(lease.fence > other.fence for other in before.values() if other.node == lease.node)
+    given = [(lease.node, lease.fence) for lease in watch.ledger.leases.values() if lease.fence and not lease.recovered]
+    assert len(set(given)) == len(given)
     for job in watch.ledger.jobs.values():
-        numbers = [attempt.fence for attempt in job.attempts]
-        assert numbers == sorted(set(numbers))
+        numbers: dict[tuple[str, int], list[int]] = {}
+        for attempt in job.attempts:
+            numbers.setdefault((attempt.node, epoch_of(attempt.fence)), []).append(attempt.fence)
+        assert all(fences == sorted(set(fences)) for fences in numbers.values())
 
 
 def a_refused_event_changes_nothing(watch: LedgerWatch, moment: ObservedStep) -> None:
