@@ -240,6 +240,6 @@ class OrderExecutor(Generic[Task]):
         self._displaced[order.lease_id] = None
         try:
             await self._attempts.stop(order)
-        except OSError as failure:  # a full disk: the order comes again with the next link
-            log.warning("%s could not be stopped", order.lease_id, exc_info=failure)
+        except Exception as failure:  # the outermost place of this task: the order comes again
+            log.warning("%s could not be stopped yet", order.lease_id, exc_info=failure)
             self._displaced.pop(order.lease_id, None)

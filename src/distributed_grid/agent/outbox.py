@@ -37,6 +37,7 @@ class Outbox:
         self._call_later = call_later
         self._numbers = itertools.count(1)
         self._unacknowledged: dict[int, Report] = {}
+        self._ends: dict[str, int] = {}  # by attempt, the number of its end
         self._launched: dict[str, _Launched] = {}
 
     def started(self, attempt_id: str, fence: int, pid: int, cores: tuple[int, ...] = ()) -> None:
@@ -45,12 +46,16 @@ class Outbox:
         self._call_later(SHORT_MS, lambda: self._report_started(attempt_id, launched))
 
     def ended(self, attempt_id: str, fence: int, outcome: Outcome, mark_age_ms: int | None = None) -> None:
-        """Report how an attempt ended, or why it never ran, and how long ago it marked its last checkpoint."""
+        """Report how an attempt ended, or why it never ran, and how long ago it marked its last checkpoint. What is
+        known already and not acknowledged is sent again under its number."""
+        known = self._unacknowledged.get(self._ends.get(attempt_id, 0))
+        if isinstance(known, AttemptEndedReport) and (known.fence, known.outcome) == (fence, outcome):
+            self._send(known)
+            return
         launched = self._launched.pop(attempt_id, None)
         pid, cores = (launched.pid, launched.cores) if launched is not None else (0, ())
-        self._post(
-            AttemptEndedReport(next(self._numbers), attempt_id, fence, outcome, pid, cores, mark_age_ms=mark_age_ms)
-        )
+        seq = self._ends[attempt_id] = next(self._numbers)
+        self._post(AttemptEndedReport(seq, attempt_id, fence, outcome, pid, cores, mark_age_ms=mark_age_ms))
 
     def paused(self, attempt_id: str, fence: int, paused: bool, detail: str) -> None:
         """Report that an attempt stands still, or goes on."""
@@ -58,7 +63,10 @@ class Outbox:
 
     def acknowledged(self, seq: int) -> Report | None:
         """Forget the report of this number, and return it; None the second time."""
-        return self._unacknowledged.pop(seq, None)
+        report = self._unacknowledged.pop(seq, None)
+        if report is not None and self._ends.get(report.lease_id) == seq:
+            del self._ends[report.lease_id]
+        return report
 
     def resend(self) -> None:
         """There is a new link: what was sent on the last one may not have come through."""

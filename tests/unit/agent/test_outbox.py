@@ -69,3 +69,16 @@ def test_after_the_stop_no_start_is_reported() -> None:
     sent.outbox.stop()
     sent.pass_time()
     assert sent.reports == []
+
+
+def test_an_end_that_is_known_already_is_sent_again_under_its_number() -> None:
+    sent = Sent()
+    for _ in range(3):
+        sent.outbox.ended("a.1", 7, DONE)
+    sent.outbox.ended("a.1", 7, Outcome(Ending.LOST))
+    assert [report.seq for report in sent.reports] == [1, 1, 1, 2]
+    for seq in (1, 2):
+        assert sent.outbox.acknowledged(seq) is not None
+    assert sent.outbox.unacknowledged_ends() == []
+    sent.outbox.ended("a.1", 7, DONE)
+    assert sent.reports[-1].seq == 3

@@ -15,9 +15,11 @@ from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.limits.cgroups import Cgroup
 from distributed_grid.agent.limits.memory_limit import TreeMeter
+from distributed_grid.agent.limits.timer import KILL_SIGNAL, STOP_SIGNALS
 from distributed_grid.posix.boot_clock import boot_id
 
 EMPTY_SCANS = 4  # in a row, before nothing counts as left
+TREE_OVERDUE_MS, SHIM_OVERDUE_MS = 2_000, 10_000  # after the grace, before the host kills tree and shim itself
 ExitKind = Literal[
     "exited",
     "signalled",
@@ -95,6 +97,20 @@ def exit_from_record(attempt_id: str, fence: int, record: dict[str, Any]) -> Att
     return AttemptExit(attempt_id=attempt_id, fence=fence, **record)
 
 
+class StopRequest(msgspec.Struct):
+    """Why an attempt has to end, and when it is killed; `recorded` once that is in its directory."""
+
+    kind: ExitKind
+    detail: str
+    kill_at_boot_ms: int
+    recorded: bool = False
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What the shim reads."""
+        return {"kind": self.kind, "detail": self.detail, "kill_at_boot_ms": self.kill_at_boot_ms}
+
+
 class RunningAttempt:
     """An attempt from its launch, or from when it was found on the disk, until its end is reported."""
 
@@ -103,25 +119,45 @@ class RunningAttempt:
         self.fence = fence
         self.launched_boot_ms = launched_boot_ms
         self.recorded = False
-        self.stopping = False
+        self.stop: StopRequest | None = None
         self.cores: tuple[int, ...] = ()
         self.started: AttemptLaunch | None = None
         self.shim: process_tree.Proc | None = None
         self.watch_fd: int | None = None  # the channel, or the pidfd of an adopted shim
         self.received = b""
         self.sends = 0
-        self.notify_when_started = False
         self.meter = TreeMeter()
 
     @property
     def id(self) -> str:
         return self.spec.attempt_id
 
-    def notify_shim(self) -> None:
-        """Make the shim read its directory; one that has not started its command is notified when it has."""
-        self.notify_when_started = self.shim is None
-        if self.shim is not None:
-            process_tree.send_signal(self.shim, signal.SIGUSR1)
+    def request_stop(self, kind: ExitKind, detail: str, kill_at_boot_ms: int) -> StopRequest:
+        """Have it stopped. The first kind stays, and the earliest time to kill."""
+        if self.stop is None:
+            self.stop = StopRequest(kind, detail, kill_at_boot_ms)
+        elif kill_at_boot_ms < self.stop.kill_at_boot_ms:
+            self.stop.kill_at_boot_ms = kill_at_boot_ms
+            self.stop.recorded = False
+        return self.stop
+
+    def signal_stop(self, now: int) -> None:
+        """Signal the shim to stop, and why; one whose command has not started is signalled when it has.
+
+        A shim that stands still is made to go on. Where a tree outlives its grace all the same, it is killed from
+        here, and after that a shim that does not conclude.
+        """
+        if self.stop is None or self.shim is None:
+            return
+        overdue_ms = now - self.stop.kill_at_boot_ms
+        signums = [STOP_SIGNALS.get(self.stop.kind, STOP_SIGNALS["cancelled"])]
+        signums += [KILL_SIGNAL] if overdue_ms >= 0 else []
+        is_there = all(process_tree.send_signal(self.shim, one) for one in (*signums, signal.SIGUSR1, signal.SIGCONT))
+        if is_there and overdue_ms >= TREE_OVERDUE_MS:
+            left = process_tree.descendants(self.shim.pid)
+            process_tree.signal_all(left, signal.SIGKILL)
+            if not left and overdue_ms >= SHIM_OVERDUE_MS:
+                process_tree.send_signal(self.shim, signal.SIGKILL)
 
     def unwatch(self) -> None:
         """Stop reading its channel or pidfd. Safe twice."""
@@ -155,8 +191,18 @@ def restore_state(attempt: RunningAttempt, job: JobDir) -> None:
     """Set what changed after the order: a newer fence, other cores, a request to stop."""
     attempt.fence = max(attempt.fence, job.read(job_dir.FENCE) or 0)
     attempt.cores = tuple(job.read(job_dir.CORES) or job.read(job_dir.SPEC).get("cores") or ())
-    attempt.stopping = job.has(job_dir.STOP)
+    attempt.stop = read_stop(job)
     attempt.recorded = True
+
+
+def read_stop(job: JobDir) -> StopRequest | None:
+    """The recorded request to stop it, if there is one."""
+    try:
+        request = msgspec.convert(job.read(job_dir.STOP), StopRequest)
+    except msgspec.ValidationError:
+        return None
+    request.recorded = True
+    return request
 
 
 def read_exit(root: str, attempt_id: str) -> AttemptExit | None:

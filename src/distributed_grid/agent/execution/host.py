@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -27,6 +28,7 @@ from distributed_grid.agent.execution.attempt import (
     AttemptLaunch,
     AttemptSpec,
     AttemptUsage,
+    ExitKind,
     RunningAttempt,
     exit_from_record,
     exit_record,
@@ -46,7 +48,9 @@ from distributed_grid.errors import BadInput, StaleFence
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 
 LOCK_TIMEOUT_S = 10.0
+REPEAT_S = 1.0  # how often a stop, or a record that found no room, is tried again
 MAX_SENDS = 5  # to a spawner that dies each time
+log = logging.getLogger(__name__)
 
 
 class AttemptHost:
@@ -71,6 +75,7 @@ class AttemptHost:
         self._affinity = CoreAffinity(self._root, self._running, real_cores)
         self._spawner = SpawnerClient(self._root, use_cgroups=use_cgroups, lock_timeout_s=lock_timeout_s)
         self._stopped = True
+        self._repeats_stops = False
 
     async def start(self) -> None:
         """Lock the root, start the spawner, and report every attempt found. A second call does nothing."""
@@ -135,8 +140,11 @@ class AttemptHost:
         if spec.fence < known.fence:
             raise StaleFence(f"{spec.attempt_id}: fence {spec.fence} is older than {known.fence}")
         if spec.fence > known.fence:
-            with JobDir(self._root, spec.attempt_id) as job:
-                job.write(job_dir.FENCE, spec.fence)
+            try:
+                with JobDir(self._root, spec.attempt_id) as job:
+                    job.write(job_dir.FENCE, spec.fence)
+            except OSError as error:  # a full disk: the next agent hears of it with the order that comes again
+                log.warning("the fence of %s could not be recorded: %s", spec.attempt_id, error.strerror)
             if isinstance(known, AttemptExit):
                 known = msgspec.structs.replace(known, fence=spec.fence)
                 self._ended[spec.attempt_id] = known
@@ -183,8 +191,7 @@ class AttemptHost:
             attempt.shim = shim._replace(waited_ticks=started["shim"].get("waited_ticks", 0))
         self._affinity.on_started(attempt, attempt.started.cores, started["shim"]["pid"])
         self._report(attempt.started)
-        if attempt.notify_when_started:
-            attempt.notify_shim()
+        attempt.signal_stop(boot_ms())
 
     # ------------------------------------------------------------------ attempts of the last host
 
@@ -201,6 +208,7 @@ class AttemptHost:
         if record is not None:
             self._finish(attempt, record)
             return
+        self._repeat_stops()
         attempt.sends = MAX_SENDS  # whatever it was, it is not started anew without being asked
         if not self._watch_shim(attempt):
             self._create_task(self._wait_for_shim(attempt))
@@ -256,11 +264,30 @@ class AttemptHost:
             if record is None:
                 if began:
                     await kill_leftovers(job)
-                    record = exit_record("lost", "its supervisor died; nothing of it is left")
-                else:
-                    record = exit_record("never_started", "could not be started: its supervisor died first")
-                job.write_exit(record)
+                record = _exit_without_shim(attempt, began=began)
+                self._record_exit(attempt.id, record)
         self._finish(attempt, record)
+
+    def _record_exit(self, attempt_id: str, record: dict[str, Any]) -> None:
+        """Record an end that no shim has written: now, or on a full disk when there is room."""
+        if not self._try_record_exit(attempt_id, record):
+            self._create_task(self._record_exit_later(attempt_id, record))
+
+    async def _record_exit_later(self, attempt_id: str, record: dict[str, Any]) -> None:
+        while not self._try_record_exit(attempt_id, record):
+            await asyncio.sleep(REPEAT_S)
+
+    def _try_record_exit(self, attempt_id: str, record: dict[str, Any]) -> bool:
+        """False where there is no room; where there is no directory nobody can read it."""
+        try:
+            with JobDir(self._root, attempt_id) as job:
+                job.write_exit(record)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("the end of %s could not be recorded yet: %s", attempt_id, error.strerror)
+            return False
+        return True
 
     def _finish(self, attempt: RunningAttempt, record: dict[str, Any]) -> None:
         """Free its cores and report its end."""
@@ -268,6 +295,8 @@ class AttemptHost:
             return
         attempt.unwatch()
         ended = exit_from_record(attempt.id, attempt.fence, record)
+        if attempt.stop is not None and ended.kind == attempt.stop.kind and not ended.detail:
+            ended = msgspec.structs.replace(ended, detail=attempt.stop.detail)  # a signal had no room for it
         if attempt.meter.peak_bytes > ended.max_memory_bytes:
             ended = msgspec.structs.replace(ended, max_memory_bytes=attempt.meter.peak_bytes)
         self._ended[attempt.id] = ended
@@ -280,25 +309,56 @@ class AttemptHost:
     async def stop_attempt(self, attempt_id: str, *, kind: str, detail: str = "", grace_ms: int | None = None) -> None:
         """Stop the whole tree; the first `kind` stays, a later call may shorten the grace.
 
-        What has ended is reported again, and what was never seen here as never started.
+        It needs no disk: the shim is signalled first, and what is written is for those who come after. Both are
+        repeated until nothing of the tree is left. What has ended is reported again, and what was never seen here as
+        never started.
         """
-        if kind not in STOP_KINDS:
-            raise BadInput(f"an attempt cannot be stopped as {kind!r}")
+        ending = _checked_stop_kind(kind)
         attempt = self._running.get(attempt_id)
         if attempt is None:
             unknown = AttemptExit(attempt_id=attempt_id, fence=0, kind="never_started", detail="not known here")
             self._report(self._find_exit(attempt_id) or unknown)
             return
         grace_ms = attempt.spec.grace_ms if grace_ms is None else grace_ms
-        with JobDir(self._root, attempt_id) as job:
-            before = job.read(job_dir.STOP)
-            request = {"kind": kind, "detail": detail, "kill_at_boot_ms": boot_ms() + grace_ms}
-            if before is not None:
-                request = before | {"kill_at_boot_ms": min(before["kill_at_boot_ms"], request["kill_at_boot_ms"])}
-            if request != before:
-                job.write(job_dir.STOP, request)
-        attempt.stopping = True
-        attempt.notify_shim()
+        now = boot_ms()
+        attempt.request_stop(ending, detail, now + grace_ms)
+        attempt.signal_stop(now)
+        if self._record_stop(attempt):
+            attempt.signal_stop(now)
+        self._repeat_stops()
+
+    def _record_stop(self, attempt: RunningAttempt) -> bool:
+        """Write the request to stop it; whether that was done now. On a full disk it is tried again."""
+        if attempt.stop is None or attempt.stop.recorded:
+            return False
+        try:
+            with JobDir(self._root, attempt.id) as job:
+                job.write(job_dir.STOP, attempt.stop.content)
+        except OSError as error:
+            log.warning("the stop of %s could not be recorded yet: %s", attempt.id, error.strerror)
+            return False
+        attempt.stop.recorded = True
+        return True
+
+    def _repeat_stops(self) -> None:
+        """Have every stop repeated that was requested, for as long as there are any."""
+        if not self._repeats_stops and self._stopping():
+            self._repeats_stops = True
+            self._create_task(self._repeat_until_stopped())
+
+    def _stopping(self) -> list[RunningAttempt]:
+        return [attempt for attempt in self._running.values() if attempt.stop is not None]
+
+    async def _repeat_until_stopped(self) -> None:
+        try:
+            while stopping := self._stopping():
+                deadlines = [one.stop.kill_at_boot_ms - boot_ms() for one in stopping if one.stop is not None]
+                await asyncio.sleep(min([REPEAT_S, *(ms / 1000 for ms in deadlines if ms > 0)]))
+                for attempt in self._stopping():
+                    self._record_stop(attempt)
+                    attempt.signal_stop(boot_ms())
+        finally:
+            self._repeats_stops = False
 
     def extend_hold(self, until_boot_ms: int) -> None:
         """Extend the hold deadline; it never gets earlier."""
@@ -350,12 +410,12 @@ class AttemptHost:
     def is_active(self, attempt_id: str) -> bool:
         """Whether its command runs and was not asked to stop."""
         attempt = self._running.get(attempt_id)
-        return attempt is not None and attempt.shim is not None and not attempt.stopping
+        return attempt is not None and attempt.shim is not None and attempt.stop is None
 
     def running_trees(self) -> tuple[RunningTree, ...]:
         """The attempts whose commands run, oldest first."""
         return tuple(
-            RunningTree(one.spec, one.fence, one.shim, one.stopping, one.launched_boot_ms)
+            RunningTree(one.spec, one.fence, one.shim, one.stop is not None, one.launched_boot_ms)
             for one in sorted(self._running.values(), key=lambda one: one.launched_boot_ms)
             if one.shim is not None
         )
@@ -374,3 +434,18 @@ class AttemptHost:
         if attempt_id in self._ended or not job_dir.is_safe_name(attempt_id):
             return self._ended.get(attempt_id)
         return read_exit(self._root, attempt_id)
+
+
+def _checked_stop_kind(kind: str) -> ExitKind:
+    if kind not in STOP_KINDS:
+        raise BadInput(f"an attempt cannot be stopped as {kind!r}")
+    return cast("ExitKind", kind)
+
+
+def _exit_without_shim(attempt: RunningAttempt, *, began: bool) -> dict[str, Any]:
+    """The end of an attempt whose shim died: as what it was being stopped, or else what is known."""
+    if attempt.stop is not None:
+        return exit_record(attempt.stop.kind, attempt.stop.detail)
+    if began:
+        return exit_record("lost", "its supervisor died; nothing of it is left")
+    return exit_record("never_started", "could not be started: its supervisor died first")

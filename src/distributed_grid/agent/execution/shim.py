@@ -4,7 +4,7 @@
   the boot id that such an attempt may have run, and does not order it again.
 - The end is reported only when nothing of the tree is left, and it is on the disk before it is reported.
 - Time-out, hold and memory limit are enforced without agent and control plane.
-- A request to a shim is written to the directory first and signalled afterwards, so none is missed.
+- A stop is signalled first, with its kind, and written afterwards, when there is room: it needs no disk.
 
 It runs in a process that was forked before its attempt was known (`spawner.py`), so it imports only the standard
 library.
@@ -25,7 +25,7 @@ from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.limits.cgroups import PREFIX, Cgroup, Controllers
 from distributed_grid.agent.limits.core_allocation import cgroup_weight, niceness
 from distributed_grid.agent.limits.memory_limit import CgroupMemoryLimit, PolledMemoryLimit, over_limit_message
-from distributed_grid.agent.limits.timer import DeadlineTimer
+from distributed_grid.agent.limits.timer import KILL_SIGNAL, STOP_SIGNALS, DeadlineTimer
 from distributed_grid.posix.boot_clock import boot_ms
 
 SETTLE_MS: Final = 200  # what a command leaves behind may finish by itself for so long: `exec > >(tee log)`
@@ -36,12 +36,13 @@ HOLD_EXPIRED: Final = "its hold expired: no answer from the control plane"
 
 
 class StopRequest:
-    """Why the tree has to end, and when it is killed."""
+    """Why the tree has to end, and when it is killed; `signalled` while only a signal has said so."""
 
-    def __init__(self, kind: str, detail: str, kill_at: int) -> None:
+    def __init__(self, kind: str, detail: str, kill_at: int, *, signalled: bool = False) -> None:
         self.kind = kind
         self.detail = detail
         self.kill_at = kill_at
+        self.signalled = signalled
 
 
 class Shim:
@@ -166,14 +167,24 @@ class Shim:
             self._signal_tree(signal.SIGKILL)
 
     def _read_stop_request(self) -> None:
+        """Begin the stop that was written or signalled; a signal says only its kind, a later file the rest."""
         request = self.job.read(job_dir.STOP)
-        if request is None:
-            return
-        kill_at = request["kill_at_boot_ms"]
-        if self.stop is None:
-            self._begin_stop(request["kind"], request["detail"], kill_at)
-        else:
-            self.stop.kill_at = min(self.stop.kill_at, kill_at)
+        if request is not None:
+            kill_at = request["kill_at_boot_ms"]
+            if self.stop is None:
+                self._begin_stop(request["kind"], request["detail"], kill_at)
+            elif self.stop.signalled:
+                self.stop = StopRequest(self.stop.kind, request["detail"], kill_at)
+            else:
+                self.stop.kill_at = min(self.stop.kill_at, kill_at)
+        kind = self._signalled_kind()
+        if self.stop is None and kind is not None:
+            self._begin_stop(kind, "", boot_ms() + self.spec["grace_ms"], signalled=True)
+        if self.stop is not None and KILL_SIGNAL in self.timer.received:
+            self.stop.kill_at = min(self.stop.kill_at, boot_ms())
+
+    def _signalled_kind(self) -> str | None:
+        return next((kind for kind, signum in STOP_SIGNALS.items() if signum in self.timer.received), None)
 
     def _hold_deadlines(self) -> tuple[int, int]:
         """When to terminate and when to kill: the tree is gone by the end of the hold. (0, 0) is never."""
@@ -202,8 +213,8 @@ class Shim:
             times.append(self._hold_deadlines()[0])
         return min(filter(None, times), default=0)
 
-    def _begin_stop(self, kind: str, detail: str, kill_at: int) -> None:
-        self.stop = StopRequest(kind, detail, kill_at)
+    def _begin_stop(self, kind: str, detail: str, kill_at: int, *, signalled: bool = False) -> None:
+        self.stop = StopRequest(kind, detail, kill_at, signalled=signalled)
         if self.main and boot_ms() < kill_at:
             self._signal_tree(signal.SIGTERM, signal.SIGCONT)
 
@@ -246,6 +257,8 @@ class Shim:
             request = self.job.read(job_dir.STOP)
             if request is not None and request["kill_at_boot_ms"] < kill_at:
                 term_at, kill_at = min(term_at, now), request["kill_at_boot_ms"]
+            if KILL_SIGNAL in self.timer.received:
+                term_at, kill_at = min(term_at, now), min(kill_at, now)
             kill_at = self._kill_at(kill_at)
             left = self._signal_tree(*([signal.SIGKILL] if now >= kill_at else []))
             if not left and self._is_alone():

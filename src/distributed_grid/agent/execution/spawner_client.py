@@ -7,6 +7,7 @@ An attempt sent to a spawner that dies is not lost: its channel closes, and the 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from distributed_grid.posix.private_files import open_regular, try_lock
 
 MAX_RESTART_DELAY_S = 5.0
 YOUNG_S = 1.0
+log = logging.getLogger(__name__)
 
 
 class SpawnerClient:
@@ -143,7 +145,13 @@ class SpawnerClient:
             await asyncio.sleep(min(MAX_RESTART_DELAY_S, 0.02 * 2**self._early_deaths))
         else:
             self._early_deaths = 0
-        self.start()
+        while True:
+            try:
+                self.start()
+                return
+            except OSError as error:  # no process or no memory to be had just now: nothing starts until there is
+                log.error("the spawner could not be started: %s", error.strerror)
+                await asyncio.sleep(MAX_RESTART_DELAY_S)
 
     def _has_exited(self) -> bool:
         return self._process is None or self._process.poll() is not None

@@ -1,8 +1,10 @@
 """Owner guard of a machine: makes borrowed work yield to the owner, without asking anybody.
 
-Every sample of the machine goes to the yield policy, and what it decides is applied to the borrowed work. Whenever the
-machine begins to yield, its offers are withdrawn: `generation` grows. A job that will be stopped finds a file at
-$GRID_NOTICE that says why and when; so does one that the control plane displaces, and that notice is never withdrawn.
+Every sample of the machine goes to the yield policy, and what it decides is applied to the borrowed work. An action is
+pending until it is done, an eviction until the attempt is gone: one that fails is tried again with the next sample, and
+keeps none of the others from being done. Whenever the machine begins to yield, its offers are withdrawn: `generation`
+grows. A job that will be stopped finds a file at $GRID_NOTICE that says why and when; so does one that the control
+plane displaces, and that notice is never withdrawn.
 
 Nothing here depends on an event loop or on real processes: the simulator runs the same guard on simulated machines.
 """
@@ -15,7 +17,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from distributed_grid.agent.owner.eviction import CancelEviction, Evict, UsageSample, Warn
+from distributed_grid.agent.owner.eviction import CancelEviction, Evict, Reclaim, UsageSample, Warn
 from distributed_grid.agent.owner.yield_policy import Action, Continue, OwnerState, Pause, Throttle, YieldStep, decide
 from distributed_grid.wire import OwnerRules
 
@@ -79,8 +81,10 @@ class OwnerGuard:
         self._on_change = on_change
         self._sampling = SamplingRate()
         self._why = ""
+        self._pending: dict[str, Action] = {}  # by attempt, or by what else it is about
         self._paused: dict[str, int] = {}  # attempts reported as paused, with their fences
         self._warned: set[str] = set()
+        self._evicted: set[str] = set()
         self._displaced: set[str] = set()
 
     @property
@@ -111,7 +115,8 @@ class OwnerGuard:
         if self.yields and not yielded:
             self.generation = self._boot_ms()
         for action in actions:
-            await self._act(action)
+            self._pending[_subject(action)] = action
+        await self._act_on_pending()
         if self.state.step is YieldStep.PAUSED:
             self._pause_running()
         if self.yields != yielded:
@@ -121,6 +126,7 @@ class OwnerGuard:
 
     def release(self) -> None:
         """Everything runs freely again, and nobody stays warned. Safe twice."""
+        self._pending = {}
         self._work.release()
         self._report_resumed()
         for attempt_id in tuple(self._warned):
@@ -137,6 +143,20 @@ class OwnerGuard:
         in_ms = self._work.give_notice(attempt_id, why, self.rules.notice_ms if self.rules is not None else 0)
         self._work.resume(attempt_id)  # while paused it could not read the notice
         return in_ms
+
+    async def _act_on_pending(self) -> None:
+        running = self._work.running()
+        for subject, action in list(self._pending.items()):
+            if isinstance(action, Reclaim) and subject not in running:
+                del self._pending[subject]
+                continue
+            try:
+                await self._act(action)
+            except Exception as failure:  # the owner needs the others all the same; this one is tried again
+                log.warning("%s failed, and is tried again", type(action).__name__, exc_info=failure)
+            else:
+                if not isinstance(action, Evict):
+                    self._pending.pop(subject)
 
     async def _act(self, action: Action) -> None:
         match action:
@@ -155,9 +175,11 @@ class OwnerGuard:
             case CancelEviction(attempt_id):
                 self._withdraw_notice(attempt_id)
             case Evict(attempt_id, why, grace_ms):
-                log.info("%s is evicted: %s", attempt_id, why)
-                self._warned.discard(attempt_id)
+                if attempt_id not in self._evicted:
+                    log.info("%s is evicted: %s", attempt_id, why)
                 await self._work.evict(attempt_id, why, grace_ms)
+                self._evicted = {one for one in self._evicted if one in self._work.running()} | {attempt_id}
+                self._warned.discard(attempt_id)
 
     def _pause_running(self) -> None:
         """Pause what runs, what has started since included; who was warned may use the little that is left."""
@@ -178,6 +200,13 @@ class OwnerGuard:
         self._warned.discard(attempt_id)
         if attempt_id not in self._displaced:
             self._work.withdraw_notice(attempt_id)
+
+
+def _subject(action: Action) -> str:
+    """What an action is about; a later one about the same replaces it."""
+    if isinstance(action, Reclaim):
+        return action.attempt_id
+    return "throttle" if isinstance(action, Throttle) else "pause"
 
 
 # ------------------------------------------------------------------ how often to sample

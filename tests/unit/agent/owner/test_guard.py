@@ -1,12 +1,26 @@
-"""How often an agent measures."""
+"""How often an agent measures, and that what it decides for the owner is done, not only decided."""
 
+import asyncio
+import itertools
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
-from distributed_grid.agent.owner.guard import FAST_MS, REST_MS, WATCHFUL_MS, ActivitySample, SamplingRate
+from distributed_grid.agent.owner.eviction import Borrowed, UsageSample
+from distributed_grid.agent.owner.guard import (
+    FAST_MS,
+    REST_MS,
+    WATCHFUL_MS,
+    ActivitySample,
+    OwnerGuard,
+    SamplingRate,
+)
+from distributed_grid.wire import OwnerRules
+
+GB = 1024**3
 
 FAR = 300
 """The most the owner's CPU may be used in these tests."""
@@ -96,3 +110,79 @@ def test_measuring_at_rest_costs_less_than_a_thousandth_of_a_core() -> None:
         probe.sample(0, 0)
         probe.outside_now(0)
     assert (time.process_time() - began) / rounds < 0.001 * REST_MS / 1000
+
+
+# ------------------------------------------------------------------ actions
+
+
+class BrokenWork:
+    """Borrowed work on a machine whose owner needs everything; what is asked of it fails so many times."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.attempts = ["a.1", "b.1"]
+        self.evicted: list[str] = []
+        self.throttled: list[tuple[int | None, int]] = []
+
+    def running(self) -> list[str]:
+        return self.attempts
+
+    def sample(self) -> UsageSample:
+        here = tuple(Borrowed(one, "here", 1000, 2 * GB, 2 * GB) for one in self.attempts)
+        return UsageSample(4000, 3900, 100, here, 16 * GB, 0, 14 * GB)
+
+    def _may_fail(self) -> None:
+        self.failures -= 1
+        if self.failures >= 0:
+            raise OSError(28, "No space left on device")
+
+    def throttle(self, cores: int | None, running_milli: int) -> None:
+        self._may_fail()
+        self.throttled.append((cores, running_milli))
+
+    def pause(self, spared: frozenset[str]) -> list[tuple[str, int]]:
+        return []
+
+    def resume(self, attempt_id: str | None = None) -> None: ...
+
+    def release(self) -> None: ...
+
+    def give_notice(self, attempt_id: str, why: str, in_ms: int) -> int:
+        return in_ms
+
+    def withdraw_notice(self, attempt_id: str) -> None: ...
+
+    async def evict(self, attempt_id: str, why: str, grace_ms: int) -> None:
+        self._may_fail()
+        self.evicted.append(attempt_id)
+
+
+RULES = OwnerRules(300, 800, 3 * GB, 1000, 0)
+
+
+def watch(work: BrokenWork, samples: int) -> OwnerGuard:
+    guard = OwnerGuard(work, itertools.count(1000, 250).__next__, report_pause=lambda *said: None)
+    guard.rules = RULES
+    for _ in range(samples):
+        asyncio.run(guard.observe())
+    return guard
+
+
+def test_an_eviction_is_repeated_until_the_attempt_is_gone() -> None:
+    work = BrokenWork(0)
+    guard = watch(work, 3)
+    assert sorted(work.evicted) == ["a.1"] * 3 + ["b.1"] * 3
+    work.attempts.remove("a.1")
+    asyncio.run(guard.observe())
+    assert work.evicted[6:] == ["b.1"]
+
+
+@pytest.mark.parametrize("failures", range(1, 6))
+def test_an_action_that_fails_keeps_none_of_the_others_and_is_tried_again(failures: int) -> None:
+    work = BrokenWork(failures)
+    watch(work, 1)
+    assert len(work.throttled) + len(work.evicted) == max(3 - failures, 0)
+    watched = BrokenWork(failures)
+    watch(watched, 4)
+    assert len(watched.throttled) == 1
+    assert set(watched.evicted) == {"a.1", "b.1"}

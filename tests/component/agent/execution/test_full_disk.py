@@ -1,0 +1,133 @@
+"""A stop needs no disk: on a full one the tree is gone all the same, and the kind of the stop is what was asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from distributed_grid.agent.execution.attempt import AttemptExit
+from tests.component.agent.execution.conftest import Driver, a_spec, is_alive, python
+from tests.component.agent.execution.test_stopping import STUBBORN_FAMILY
+from tests.e2e.crashes.conftest import needs_root
+from tests.lab.disks import Disk
+
+pytestmark = pytest.mark.e2e
+SIZE_BYTES = 4 * 1024 * 1024
+KINDS = ("cancelled", "preempted", "reclaimed")
+
+
+@pytest.fixture
+def disk(root: Path) -> Iterator[Disk]:
+    """The root is a small disk of its own."""
+    needs_root("mount a small disk")
+    root.mkdir(parents=True)
+    disk = Disk(root, SIZE_BYTES)
+    disk.make()
+    yield disk
+    disk.free()
+    os.system(f"umount -l {root}")  # what a failed test left there is ended by the fixture of the root
+
+
+def has_room(root: Path) -> bool:
+    try:
+        (root / "probe").write_bytes(b"x")
+    except OSError:
+        return False
+    finally:
+        (root / "probe").unlink(missing_ok=True)
+    return True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stubborn_tree_is_stopped_on_a_full_disk(disk: Disk, driver: Driver, kind: str) -> None:
+    driver.launch("a.1", *python(STUBBORN_FAMILY))
+    pids = driver.numbers("a.1", 3)
+    disk.fill()
+    assert not has_room(driver.root)
+    ended = driver.stop("a.1", kind=kind, detail="why", grace_ms=300)
+    assert (ended.kind, ended.detail, ended.signal) == (kind, "why", signal.SIGKILL)
+    assert not any(map(is_alive, pids))
+
+
+def test_a_polite_tree_keeps_its_grace_on_a_full_disk(disk: Disk, driver: Driver) -> None:
+    driver.launch("a.1", "/bin/sh", "-c", "trap 'sleep 0.3; exit 3' TERM; echo 1; while :; do sleep 0.01; done")
+    driver.numbers("a.1", 1)
+    disk.fill()
+    ended = driver.stop("a.1", kind="reclaimed", grace_ms=10_000)
+    assert (ended.kind, ended.exit_code) == ("reclaimed", 3)
+
+
+def test_the_kind_survives_a_shim_that_is_killed_on_a_full_disk(disk: Disk, driver: Driver) -> None:
+    driver.launch("a.1", *python(STUBBORN_FAMILY))
+    pids = driver.numbers("a.1", 3)
+    disk.fill()
+    shim = driver.shim_pid("a.1")
+    driver.run_coroutine(driver.host.stop_attempt("a.1", kind="reclaimed", detail="why", grace_ms=60_000))
+    os.kill(shim, signal.SIGKILL)
+    ended = driver.ended("a.1")
+    assert (ended.kind, ended.detail) == ("reclaimed", "why")
+    assert not any(map(is_alive, pids))
+
+
+def test_the_kind_survives_an_agent_that_ends_on_a_full_disk(disk: Disk, new_driver: Callable[..., Driver]) -> None:
+    first = new_driver()
+    first.launch("a.1", *python(STUBBORN_FAMILY))
+    pids = first.numbers("a.1", 3)
+    disk.fill()
+    first.run_coroutine(first.host.stop_attempt("a.1", kind="reclaimed", detail="why", grace_ms=700))
+    first.close()
+    second = new_driver()
+    second.until(lambda: not any(map(is_alive, pids)))
+    disk.free()
+    assert second.ended("a.1").kind == "reclaimed"
+
+
+def test_a_stop_that_could_not_be_written_is_written_when_there_is_room(
+    disk: Disk, new_driver: Callable[..., Driver]
+) -> None:
+    """Then agent and shim may both die, and the kind is still known."""
+    first = new_driver()
+    first.launch("a.1", *python(STUBBORN_FAMILY))
+    first.numbers("a.1", 3)
+    disk.fill()
+    first.run_coroutine(first.host.stop_attempt("a.1", kind="reclaimed", detail="why", grace_ms=60_000))
+    disk.free()
+    first.until(lambda: (first.root / ".control/a.1/stop.json").exists())
+    shim = first.shim_pid("a.1")
+    first.close()
+    os.kill(shim, signal.SIGKILL)
+    ended = new_driver().ended("a.1")
+    assert (ended.kind, ended.detail) == ("reclaimed", "why")
+
+
+def test_a_stopped_shim_does_not_keep_its_tree_alive(driver: Driver) -> None:
+    """A shim that stands still is made to go on."""
+    driver.launch("a.1", *python(STUBBORN_FAMILY))
+    pids = driver.numbers("a.1", 3)
+    os.kill(driver.shim_pid("a.1"), signal.SIGSTOP)
+    assert driver.stop("a.1", grace_ms=100).kind == "cancelled"
+    assert not any(map(is_alive, pids))
+
+
+def test_an_end_that_cannot_be_written_is_reported_once(disk: Disk, driver: Driver) -> None:
+    """A shim that is killed on a full disk leaves no record, and the host cannot make one."""
+    driver.launch("a.1", "sleep", "1000")
+    disk.fill()
+    os.kill(driver.shim_pid("a.1"), signal.SIGKILL)
+    assert driver.ended("a.1").kind == "lost"
+    disk.free()
+    driver.until(lambda: (driver.root / ".control/a.1/exit.json").exists())
+    assert [report.kind for report in driver.reports if isinstance(report, AttemptExit)] == ["lost"]
+
+
+def test_an_order_that_comes_again_on_a_full_disk_refuses_nothing(disk: Disk, driver: Driver) -> None:
+    """A newer fence cannot be written; what runs goes on under it."""
+    driver.launch("a.1", "sleep", "1000", fence=5)
+    disk.fill()
+    driver.run_coroutine(driver.host.launch(a_spec("a.1", "sleep", "1000", fence=9)))
+    assert [report.fence for report in driver.reports] == [5, 9]
+    assert driver.stop("a.1").fence == 9
