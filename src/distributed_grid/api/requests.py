@@ -1,7 +1,7 @@
 """Request types of the control plane's socket and REST: what a request may say, and how it is parsed.
 
 A request that does not fit its type is refused before anything happens. Every concrete subclass of `Message` is a
-request; its `op` on the wire is its name in snake case. What answers it is in `server/rpc/dispatcher.py`.
+request; its `op` on the wire is its name in snake case. What answers it is in `server/rpc.py`.
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import NodeDrained, NodeStopped, NodeWanted
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import GridError, NotFound, Refused
-from distributed_grid.server.agent_waits import wait_until_alive, wait_until_drained
 from distributed_grid.server.ray.ray_cluster import RayCluster
 from distributed_grid.server.ray.reconciler import EngineReconciler
+from distributed_grid.server.services.nodes import stopping_message, wait_until_alive, wait_until_drained
 from distributed_grid.state_dir import StateDir, machine_id
 
 ALIVE_SECONDS = 30.0
@@ -202,7 +202,7 @@ class ClusterService:
         """Take back what is lent there; its jobs get their notice and go back into the queue."""
         await self._grid.handle(NodeDrained(name, "the node is being stopped"))
         if wait:
-            await wait_until_drained(self._grid, name, say, command=f"grid cluster stop {name}")
+            await wait_until_drained(self._grid, name, say, meanwhile=stopping_message(f"grid cluster stop {name}"))
 
     def _row(self, name: str, ledger: Ledger, now: int) -> View:
         config, node = self._nodes[name], ledger.nodes.get(name)

@@ -15,6 +15,7 @@ import getpass
 import logging
 import os
 import signal
+from functools import partial
 from typing import Any
 
 from distributed_grid import __version__
@@ -28,7 +29,10 @@ from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.adapters.workdir.content_store import ContentStore
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.hardware import HardwareDetector
+from distributed_grid.agent.lent_memory import LentMemory, address_towards
+from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.api import requests
+from distributed_grid.config import ClusterConfig
 from distributed_grid.config_mapping import rebalance_rules
 from distributed_grid.control.agent_files import AttemptFiles, ContentSender
 from distributed_grid.control.agents import AgentGateway
@@ -37,6 +41,7 @@ from distributed_grid.control.boost_file import ResourceBoostPersistence
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import AlertChanged
+from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.monitoring.alerts import Alert
 from distributed_grid.monitoring.monitor import Monitor
@@ -51,21 +56,17 @@ from distributed_grid.server.active_config import (
 )
 from distributed_grid.server.background import rebalance_forever, trim_content_forever
 from distributed_grid.server.cluster import ClusterService
-from distributed_grid.server.exit_policy import IdleTimer, is_unused
 from distributed_grid.server.instance_lock import BACKLOG, InstanceLock, StartupReport
-from distributed_grid.server.local_agent import local_nodes, make_local_agent
 from distributed_grid.server.ray.attached_nodes import AttachedNodeSync
 from distributed_grid.server.ray.attachment import RayAttachment
 from distributed_grid.server.ray.reconciler import EngineReconciler
 from distributed_grid.server.rest.listener import RestListener, RestServices
-from distributed_grid.server.rpc.dispatcher import Dispatcher, NodeMemoryDispatcher, answer_table
-from distributed_grid.server.rpc.socket_connection import Connection
+from distributed_grid.server.rpc import Connection, Dispatcher, NodeMemoryDispatcher, answer_table
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
 from distributed_grid.server.services.boosts import BoostService
-from distributed_grid.server.services.conversion import RequestConverter
-from distributed_grid.server.services.daemon import DaemonService
+from distributed_grid.server.services.daemon import DaemonService, IdleTimer, is_unused
 from distributed_grid.server.services.jobs import JobService
-from distributed_grid.server.services.leases import LeaseService
+from distributed_grid.server.services.leases import LeaseService, RequestConverter
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
 from distributed_grid.server.services.reports import ReportService
@@ -204,9 +205,7 @@ class Daemon:
             await declare_nodes(self._grid, self._config, HardwareDetector(probe, gpus).capacity())
             await self._boost_file.recover()
             local = tuple(await self._grid.read(local_nodes))
-            agent = make_local_agent(
-                local, self._config, state_dir=self._state_dir, agents=self._agents, probe=probe, gpus=gpus
-            )
+            agent = self._make_agent(local, UsageMeter(probe, gpus))
             self._agents.memory.attach_local(agent)
             await agent.start()
             self._agents.memory.catch_up("")
@@ -233,6 +232,19 @@ class Daemon:
             server.close()
         finally:
             await self._shut_down(agent)
+
+    def _make_agent(self, local: tuple[str, ...], meter: UsageMeter) -> Agent:
+        """The agent for these nodes of this machine, connected to the control plane without a network."""
+        folder, addresses = self._state_dir.host_dir / "memory", partial(_addresses, self._config)
+        return Agent(
+            local,
+            self._state_dir.jobs,
+            meter,
+            self._agents,
+            memory=lambda host, send: LentMemory(
+                folder, (*local, ""), meter, host, send, addresses=addresses, has_proxy=False
+            ),
+        )
 
     async def _shut_down(self, agent: Agent | None) -> None:
         self._stopping = True
@@ -298,6 +310,17 @@ class Daemon:
     def _is_stopping(self) -> bool:
         """Whether connections end because the daemon does, so that their clients will reconnect."""
         return self._stopping
+
+
+def local_nodes(ledger: Ledger, now: int) -> list[str]:
+    """The nodes of this machine, also those that only an earlier config named: their jobs still run."""
+    return [node.name for node in ledger.nodes.values() if node.host == "local"]
+
+
+def _addresses(config: ClusterConfig) -> list[str]:
+    """From where this machine reaches the others; itself alone where there are none."""
+    far = [node.host or node.name for node in config.nodes if not node.is_local]
+    return [*(found for name in far if (found := address_towards(name))), "local"]
 
 
 def _log_failure(done: asyncio.Future[Any]) -> None:

@@ -27,9 +27,9 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.errors import GridError, Refused, Unreachable
 from distributed_grid.posix.private_files import write_private
-from distributed_grid.server.agent_waits import wait_until_alive, wait_until_drained
 from distributed_grid.server.ray.attached_nodes import RAY_HOST, AttachedNodeSync
 from distributed_grid.server.ray.reconciler import NAME, EngineReconciler
+from distributed_grid.server.services.nodes import stopping_message, wait_until_alive, wait_until_drained
 from distributed_grid.state_dir import StateDir
 
 CONNECT_SECONDS, ALIVE_SECONDS, POLL_SECONDS = 75.0, 60.0, 0.05
@@ -232,7 +232,7 @@ class RayAttachment:
             return {"node_id": name, "ok": True, "detail": f"{GONE}: its agent, where it still runs, ends by itself"}
         try:
             if not op.force:
-                await wait_until_drained(self._grid, name, say, command=DETACH)
+                await wait_until_drained(self._grid, name, say, meanwhile=stopping_message(DETACH))
             if self._engine.connected is None:
                 raise Unreachable("Ray is away")
             words = await self.nodes.run("purge", target, say)

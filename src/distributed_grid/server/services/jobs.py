@@ -21,7 +21,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import NotFound, Refused, TimedOut, Unreachable
 from distributed_grid.reactor import JobAnswer
 from distributed_grid.server.access.tokens import Caller
-from distributed_grid.server.services.conversion import RequestConverter
+from distributed_grid.server.services.leases import RequestConverter
 from distributed_grid.server.services.records import decision_on, ended_job, find_job
 
 OUTPUT_CHUNK_BYTES = 256 * 1024

@@ -1,21 +1,24 @@
-"""Nodes: the status of the cluster, one node, and draining a node for its owner."""
+"""Nodes: the status of the cluster, one node, draining a node for its owner, and waiting for nodes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from distributed_grid.adapters.child_process import Say
+from distributed_grid.adapters.node.node_messages import AgentLinkChanged
 from distributed_grid.api import requests
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import NodeDrained, NodeResumed
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.states import NodeState
-from distributed_grid.errors import NotFound, TimedOut
+from distributed_grid.errors import NotFound, Refused, TimedOut
 from distributed_grid.server.access.tokens import Caller
 
 POLL_SECONDS = 0.1
 RESUME_SECONDS = 10.0
+DRAIN_SECONDS = 60.0
 Report = Callable[[View], None]
 
 
@@ -42,22 +45,16 @@ class NodeService:
         """Return everything the node lends to its owner, reporting progress; or with `off` let it lend again."""
         if op.off:
             return await self._resume(op.node)
-        before = await self._lease_count(op.node)
+        before = await self._grid.read(lambda ledger, now: len(ledger.leases_on.get(op.node, ())))
         why = f"{op.node} cools down: {caller.user} wants it back"
         await self._grid.handle(NodeDrained(op.node, why, cooling=True))
-        try:
-            async with asyncio.timeout(op.wait_seconds):
-                left, reported = before, 0
-                while left := await self._lease_count(op.node):
-                    if left != reported:
-                        report({"node_id": op.node, "step": f"waiting for {_leases(left)} to be given back"})
-                    reported = left
-                    await asyncio.sleep(POLL_SECONDS)
-        except TimeoutError:
-            raise TimedOut(
-                f"{_leases(left)} of {op.node} not given back within {op.wait_seconds:g} s; it lends nothing new, and "
-                "goes on taking back"
-            ) from None
+        await wait_until_drained(
+            self._grid,
+            op.node,
+            lambda step: report({"node_id": op.node, "step": step}),
+            seconds=op.wait_seconds,
+            meanwhile="it lends nothing new, and goes on taking back",
+        )
         return {"node_id": op.node, "cooling": True, "given_back": before, "detail": "its owner has everything back"}
 
     async def _resume(self, name: str) -> View:
@@ -75,8 +72,61 @@ class NodeService:
             detail = "lends again as soon as its agent is heard"
         return {"node_id": name, "cooling": False, "given_back": 0, "detail": detail}
 
-    async def _lease_count(self, name: str) -> int:
-        return await self._grid.read(lambda ledger, now: len(ledger.leases_on.get(name, ())))
+
+async def wait_until_alive(
+    grid: Grid,
+    name: str,
+    links: Mapping[str, AgentLinkChanged],
+    *,
+    seconds: float,
+    since_ms: int = 0,
+    say: Say = lambda step: None,
+) -> None:
+    """Return when the agent was heard, after `since_ms`; meanwhile say what its link does.
+
+    Raises Refused at once where the link says that the agent will not come, TimedOut when it takes too long.
+    """
+
+    def is_alive(ledger: Ledger, now: int) -> bool:
+        node, seen = ledger.nodes.get(name), ledger.observations.get(name)
+        here = node is not None and (node.state is NodeState.ALIVE or node.cooling)
+        return here and (not since_ms or (seen is not None and seen.at_ms >= since_ms))
+
+    said = ""
+    try:
+        async with asyncio.timeout(seconds):
+            while not await grid.read(is_alive):
+                link = links.get(name)
+                if link is not None and link.final:
+                    raise Refused(link.detail)
+                if link is not None and link.detail != said:
+                    said = link.detail
+                    say(said or link.state)
+                await asyncio.sleep(POLL_SECONDS)
+    except TimeoutError:
+        why = f": {said}" if said else ""
+        raise TimedOut(f"its agent was not heard from within {seconds:g} s{why}; still trying") from None
+
+
+async def wait_until_drained(
+    grid: Grid, name: str, say: Say, *, seconds: float = DRAIN_SECONDS, meanwhile: str
+) -> None:
+    """Return when nothing is lent on the node any more, saying how much still is; TimedOut adds `meanwhile`."""
+    left = said = 0
+    try:
+        async with asyncio.timeout(seconds):
+            while left := await grid.read(lambda ledger, now: len(ledger.leases_on.get(name, ()))):
+                if left != said:
+                    say(f"waiting for {_leases(left)} to be given back")
+                said = left
+                await asyncio.sleep(POLL_SECONDS)
+    except TimeoutError:
+        raise TimedOut(f"{_leases(left)} of {name} not given back within {seconds:g} s; {meanwhile}") from None
+
+
+def stopping_message(command: str) -> str:
+    """What a node does whose leases were not given back in time, and the command that ends its agent anyway."""
+    return f"its agent runs on and lends nothing; to end it all the same: {command} --force"
 
 
 def _leases(count: int) -> str:

@@ -25,7 +25,7 @@ from distributed_grid.orchestration.resource_sharing_manager import (
     ResourceRequest,
     SharingPolicy,
 )
-from distributed_grid.server.services.conversion import request_of
+from distributed_grid.server.services.leases import request_of
 
 
 def as_asked(request: SchedulingRequest | ResourceRequest) -> Any:

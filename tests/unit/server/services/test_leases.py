@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.errors import BadInput
-from distributed_grid.server.services.conversion import GB, amounts_of
+from distributed_grid.server.services.leases import GB, amounts_of
 
 
 @pytest.mark.parametrize(

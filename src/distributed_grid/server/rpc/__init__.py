@@ -1,1 +1,0 @@
-"""The Unix socket: connections and the dispatch of requests to services."""
