@@ -2,12 +2,14 @@
 # when it already fits them, that costs a few hundredths of a second.
 
 BIN := .venv/bin
-# Counting branches makes a test twice as slow: only those that try all of domain/ are run with it.
-DOMAIN_TESTS = tests/unit/domain tests/unit/reactor tests/contract
+# Counting branches makes a test twice as slow: only those that cover domain/ are run with it.
+PROPERTY_TESTS = $(wildcard tests/unit/reactor/test_*invariants.py tests/unit/reactor/test_*chains.py)
+DOMAIN_TESTS = tests/unit/domain $(filter-out $(PROPERTY_TESTS),$(wildcard tests/unit/reactor/test_*.py))
 OTHER_UNIT_TESTS = $(filter-out tests/unit/domain tests/unit/reactor,$(patsubst %/,%,$(wildcard tests/unit/*/))) \
-	$(wildcard tests/unit/test_*.py)
+	$(wildcard tests/unit/test_*.py) $(PROPERTY_TESTS) tests/contract
 # The labs first: they take longest.
 REAL_TESTS = tests/lab/ray tests/lab/hosts tests/e2e $(wildcard tests/test_*.py) tests/component
+FAST = -n 2 --dist loadscope -p no:schemathesis
 PARALLEL = -n $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
 TEST_WORKERS ?= 4
 CHECKED = $(wildcard src tests bench scripts examples)
@@ -44,9 +46,9 @@ format: setup ## let ruff write the format, and fix what it can
 test: test-fast test-real ## the whole test suite, the fast part first
 
 test-fast: setup ## unit and contract tests, with the branch coverage of domain/ (at least 95 %)
-	$(BIN)/pytest $(DOMAIN_TESTS) -n 2 --dist loadscope --cov=distributed_grid.domain --cov-branch \
+	$(BIN)/pytest $(DOMAIN_TESTS) $(FAST) --cov=distributed_grid.domain --cov-branch \
 		--cov-report=term-missing --cov-fail-under=95 $(PYTEST_ARGS)
-	$(BIN)/pytest $(OTHER_UNIT_TESTS) -n 2 --dist loadscope $(PYTEST_ARGS)
+	$(BIN)/pytest $(OTHER_UNIT_TESTS) $(FAST) $(PYTEST_ARGS)
 
 # Most of these wait for something, so there are more at a time than cores; those that measure the machine run alone.
 test-real: setup system-packages ## real processes, the real grid, several real hosts by SSH, a real Ray cluster
