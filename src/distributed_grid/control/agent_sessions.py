@@ -1,7 +1,9 @@
 """Sessions of agents at the control plane: their reports become events, effects become their orders.
 
 Nothing here depends on an event loop: the daemon drives it with asyncio, the simulator in virtual time. An effect for a
-node whose agent is not connected waits: it is derived again from the ledger when the agent says hello.
+node whose agent is not connected waits: it is derived again from the ledger when the agent says hello. What an agent
+does not report done is ordered again with its heartbeats, every so often; so is the stop of an attempt that it has and
+the ledger has not.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import GridError
-from distributed_grid.reactor import pending
+from distributed_grid.reactor import overdue, pending
 from distributed_grid.wire import (
     HEARTBEAT_MS,
     PROTOCOL,
@@ -55,6 +57,10 @@ from distributed_grid.wire import (
 )
 
 UNWANTED_GRACE_MS = 5_000
+RESEND_MS = 5_000
+"""After so long without a report an order is sent again, and no agent gets orders again more often than that."""
+MAX_RESENT = 200
+"""So many at once; the others have their turn the next time."""
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Report = AttemptStartedReport | AttemptPausedReport | AttemptEndedReport
@@ -110,6 +116,9 @@ class LentMemoryOrders(Protocol):
     def catch_up(self, node: str) -> None:
         """Order again what blocks call for on this node."""
 
+    def resend(self, node: str) -> None:
+        """The same for what has not been reported done, copies that no block has included."""
+
 
 class AgentSessions:
     """Which agent serves which node, and what goes back and forth about attempts; `agents` get orders."""
@@ -126,6 +135,8 @@ class AgentSessions:
         self._agents = agents
         self._memory = memory
         self._greeted: dict[tuple[AgentSide, str], AgentHello] = {}
+        self._unwanted: dict[AgentSide, dict[str, int]] = {}  # attempts to be stopped, with the fences of the orders
+        self._resent: dict[str, tuple[int, int]] = {}  # by node: when, and how many orders so far
 
     async def received(self, message: SessionMessage, via: AgentSide) -> None:
         """Take in what an agent says. Raises the refusal."""
@@ -136,6 +147,7 @@ class AgentSessions:
         else:
             await self._grid.handle_with_retry(event_of(message, via.nodes))
             via.send(AcknowledgeReport(message.seq))
+            await self._compare(message, via)
 
     def gone(self, via: AgentSide) -> None:
         """An agent's connection has ended; its node is doubted when it stays silent."""
@@ -143,6 +155,7 @@ class AgentSessions:
             if self._agents.get(name) is via:
                 del self._agents[name]
             self._greeted.pop((via, name), None)
+        self._unwanted.pop(via, None)
 
     def perform(self, effects: Iterable[Effect]) -> None:
         """Send the orders that make the effects happen."""
@@ -171,6 +184,8 @@ class AgentSessions:
             await self._catch_up(hello, via)
             if self._memory is not None:
                 self._memory.catch_up(message.node)
+        else:
+            await self._resend_overdue(message.node, via)
 
     async def _welcome(self, hello: AgentHello, via: AgentSide) -> None:
         """Take an agent in: what it has, what it runs. Orders follow with its first heartbeat: they count from it."""
@@ -209,12 +224,46 @@ class AgentSessions:
 
     async def _catch_up(self, hello: AgentHello, via: AgentSide) -> None:
         """Order again what the ledger calls for on a node that has just (re)appeared, and stop what it does not."""
-        found = await self._grid.read(lambda ledger, now: compare_attempts(ledger, hello))
+        found, now = await self._grid.read(lambda ledger, now: (compare_attempts(ledger, hello), now))
+        self._resent[hello.node] = (now, 0)
         for lease_id in found.unwanted:
             log.info("%s still has %s, which is over: stopping it", hello.node, lease_id)
-            why = "nobody waits for it any more"
-            via.send(StopAttemptOrder(lease_id, found.fence, str(Ending.CANCELLED), why, UNWANTED_GRACE_MS))
+            self._stop_unwanted(lease_id, found.fence, via)
         self.perform(found.missing)
+
+    def _stop_unwanted(self, lease_id: str, fence: int, via: AgentSide) -> None:
+        """Have an attempt stopped that the ledger does not have; that is ordered again until its end is reported."""
+        self._unwanted.setdefault(via, {})[lease_id] = fence
+        why = "nobody waits for it any more"
+        via.send(StopAttemptOrder(lease_id, fence, str(Ending.CANCELLED), why, UNWANTED_GRACE_MS))
+
+    async def _compare(self, message: Report, via: AgentSide) -> None:
+        """Compare an attempt that an agent reports with the ledger: what has ended is not unwanted any more, and what
+        has begun may have been given up meanwhile."""
+        if isinstance(message, AttemptEndedReport):
+            self._unwanted.get(via, {}).pop(message.lease_id, None)
+        if not isinstance(message, AttemptStartedReport) or not _is_unwanted(self._grid.ledger, message, via):
+            return
+        if await self._grid.read(lambda ledger, now: _is_unwanted(ledger, message, via)):  # and that is durable
+            log.info("%s began on %s after it was given up: stopping it", message.lease_id, ", ".join(via.nodes))
+            self._stop_unwanted(message.lease_id, message.fence, via)
+
+    async def _resend_overdue(self, node: str, via: AgentSide) -> None:
+        """Order again what an agent was ordered to do and has not reported done, every so often and not too much."""
+        seen = self._grid.ledger.observations.get(node)
+        last, sent = self._resent.get(node, (0, 0))
+        if seen is None or seen.at_ms - last < RESEND_MS or self._agents.get(node) is not via:
+            return
+        self._resent[node] = (seen.at_ms, sent)
+        if overdue(self._grid.ledger, node, seen.at_ms - RESEND_MS):
+            found = await self._grid.read(lambda ledger, now: overdue(ledger, node, now - RESEND_MS))
+            first = sent % max(len(found), 1)
+            self.perform((found[first:] + found[:first])[:MAX_RESENT])
+            self._resent[node] = (seen.at_ms, sent + MAX_RESENT)
+        for lease_id, fence in list(self._unwanted.get(via, {}).items())[:MAX_RESENT]:
+            self._stop_unwanted(lease_id, fence, via)
+        if self._memory is not None:
+            self._memory.resend(node)
 
 
 class AttemptComparison(Struct):
@@ -231,6 +280,12 @@ def compare_attempts(ledger: Ledger, hello: AgentHello) -> AttemptComparison:
     unwanted = [lease_id for lease_id in hello.attempts if lease_id not in ledger.leases]
     newer = max(epoch_on(ledger, hello.node), hello.epoch) + 1  # than whoever started it
     return AttemptComparison(missing, unwanted, first_fence(newer))
+
+
+def _is_unwanted(ledger: Ledger, message: AttemptStartedReport, via: AgentSide) -> bool:
+    """Whether what an agent has begun is no lease of its node any more."""
+    lease = ledger.leases.get(message.lease_id)
+    return lease is None or lease.node not in via.nodes
 
 
 def epoch_on(ledger: Ledger, name: str) -> int:

@@ -19,7 +19,7 @@ from distributed_grid.memory.protocol.authentication import (
     issue_ticket,
 )
 from distributed_grid.posix.boot_clock import boot_ms
-from distributed_grid.reactor import pending_memory
+from distributed_grid.reactor import overdue_memory, pending_memory
 from distributed_grid.wire import (
     AgentSide,
     CopiesFreedReport,
@@ -56,6 +56,7 @@ class MemoryGateway:
         self._grid: Grid | None = None
         self._issue_certificate: IssueCertificate = lambda node: (b"", b"")
         self._local: AgentSide | None = None
+        self._unwanted: dict[str, dict[str, None]] = {}  # by node, copies that no block has
 
     def start(self, grid: Grid, issue_certificate: IssueCertificate | None = None) -> None:
         self._grid = grid
@@ -78,6 +79,16 @@ class MemoryGateway:
         assert self._grid is not None
         self.perform(pending_memory(self._grid.ledger, node))
 
+    def resend(self, node: str) -> None:
+        """Send again the orders that a node has not reported done, among them to free what no block has."""
+        assert self._grid is not None
+        agent = self._agent(node)
+        for name in (node, "") if agent is self._local else (node,):
+            self.perform(overdue_memory(self._grid.ledger, name))
+        unwanted = tuple(self._unwanted.get(node, ()))[:MAX_COPIES_PER_ORDER]
+        if agent is not None and unwanted:
+            agent.send(FreeCopiesOrder(unwanted))
+
     async def unknown(self, node: str) -> None:
         """An agent is new: how the memory of its node can be used is not known until it says so."""
         assert self._grid is not None
@@ -98,10 +109,15 @@ class MemoryGateway:
                 await self._grid.handle_with_retry(
                     events.CopiesFreed(message.copies[at : at + MAX_COPIES_PER_EVENT], nodes)
                 )
+            for node in nodes:
+                unwanted = self._unwanted.get(node, {})
+                for copy in message.copies:
+                    unwanted.pop(copy, None)
             return
         await self._grid.handle_with_retry(event_of(message, nodes))
         if isinstance(message, MemoryServedReport):
             unknown = await self._grid.read(lambda ledger, now: _unknown_copies(ledger, message))
+            self._unwanted[message.node] = dict.fromkeys(unknown)
             for at in range(0, len(unknown), MAX_COPIES_PER_ORDER):
                 via.send(FreeCopiesOrder(tuple(unknown[at : at + MAX_COPIES_PER_ORDER])))
 

@@ -7,6 +7,8 @@ and nothing has changed. Effects are a function of the rows (`pending`), never o
 from distributed_grid.reactor.decision import BlockAnswer, Decision, JobAnswer, LeaseAnswer, Record
 from distributed_grid.reactor.dispatch import decide, step
 from distributed_grid.reactor.pending import (
+    overdue,
+    overdue_memory,
     pending,
     pending_bindings,
     pending_bindings_for,
@@ -22,6 +24,8 @@ __all__ = [
     "LeaseAnswer",
     "Record",
     "decide",
+    "overdue",
+    "overdue_memory",
     "pending",
     "pending_bindings",
     "pending_bindings_for",

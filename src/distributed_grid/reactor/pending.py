@@ -32,6 +32,18 @@ def pending(ledger: Ledger, node: str | None = None) -> list[Effect]:
     return [effect for job in jobs if (effect := _effect_of(ledger, job)) is not None]
 
 
+def overdue(ledger: Ledger, node: str, before_ms: int) -> list[Effect]:
+    """The effects that were called for from one agent before that time, and that it has not reported done."""
+    return [effect for effect in pending(ledger, node) if _called_for_at(effect) < before_ms]
+
+
+def _called_for_at(effect: Effect) -> int:
+    attempt, stop = effect.job.attempt, effect.job.stop
+    if isinstance(effect, StopAttempt) and stop is not None:
+        return stop.asked_at_ms
+    return attempt.assigned_at_ms if attempt is not None else 0
+
+
 def pending_for(ledger: Ledger, changed: Iterable[Row]) -> list[Effect]:
     """The effects that these changed rows may have called for."""
     uids = dict.fromkeys(
@@ -97,6 +109,15 @@ def pending_memory(ledger: Ledger, node: str | None = None) -> list[MemoryEffect
     names = ledger.blocks if node is None else ledger.blocks_at.get(node, ())
     found = _effects(ledger, (ledger.blocks[block_id] for block_id in names))
     return found if node is None else [effect for effect in found if effect.node == node]
+
+
+def overdue_memory(ledger: Ledger, node: str) -> list[MemoryEffect]:
+    """The effects of one node that unsettled blocks call for: there are few, however many blocks there are."""
+    unsettled = [ledger.blocks[block_id] for block_id in ledger.unsettled_blocks]
+    found = [effect for effect in _effects(ledger, unsettled) if effect.node == node]
+    if node not in ledger.memory_servers and ledger.blocks_at.get(node) and ServeMemory(node) not in found:
+        found.insert(0, ServeMemory(node))
+    return found
 
 
 def pending_memory_for(ledger: Ledger, changed: Iterable[Row]) -> list[MemoryEffect]:

@@ -9,16 +9,20 @@ import pytest
 from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
+from distributed_grid.control.agent_sessions import MAX_RESENT, RESEND_MS
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
-from distributed_grid.domain.events import NodeDeclared
+from distributed_grid.domain.events import JobCancelled, NodeDeclared
 from distributed_grid.domain.fences import MAX_EPOCH, MAX_EPOCH_LEAD
+from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.states import NodeState
 from distributed_grid.wire import (
     PROTOCOL,
     AgentHello,
+    AttemptEndedReport,
+    AttemptStartedReport,
     Heartbeat,
     RejectAgent,
     StartAttemptOrder,
@@ -34,8 +38,13 @@ Story = Callable[[Grid, AgentGateway], Awaitable[None]]
 
 
 class Clock:
+    """The grid's time, which passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.passed_ms = 0
+
     def now_ms(self) -> int:
-        return NOW
+        return NOW + self.passed_ms
 
 
 class Agent:
@@ -65,10 +74,13 @@ async def joined(gateway: AgentGateway, greeting: AgentHello) -> Agent:
     return agent
 
 
+CLOCK = Clock()
+
+
 def with_a_grid(story: Story) -> None:
     async def run() -> None:
         gateway = AgentGateway()
-        grid = Grid(InMemoryStore(), Clock(), EffectRouter(gateway.perform))
+        grid = Grid(InMemoryStore(), CLOCK, EffectRouter(gateway.perform))
         await grid.start()
         gateway.start(grid)
         try:
@@ -135,5 +147,99 @@ def test_what_is_no_message_is_recorded_as_the_reason_too() -> None:
         await grid.read(lambda ledger, now: None)
         assert grid.ledger.observations["ash"].rejected == "not a message of this protocol"
         assert len(grid.store.events(types=["agent-rejected"])) == 1
+
+    with_a_grid(story)
+
+
+# ------------------------------------------------------------------ orders are repeated
+
+
+async def beat(gateway: AgentGateway, agent: Agent, after_ms: int = 0) -> list[ToAgent]:
+    """The orders that come with a heartbeat after this time."""
+    agent.orders.clear()
+    CLOCK.passed_ms += after_ms
+    gateway.received(Heartbeat(agent.nodes[0], Usage(), 2), agent)
+    await gateway.settled()
+    return agent.of(StartAttemptOrder, StopAttemptOrder)
+
+
+def test_a_stop_is_ordered_again_every_so_often_until_the_end_is_reported() -> None:
+    async def story(grid: Grid, gateway: AgentGateway) -> None:
+        ash = await joined(gateway, hello("ash"))
+        await grid.handle(a_submission(a_request("job", cores=1)))
+        (start,) = ash.of(StartAttemptOrder)
+        assert isinstance(start, StartAttemptOrder)
+        gateway.received(AttemptStartedReport(1, start.lease_id, start.fence, 7, ()), ash)
+        await gateway.settled()
+        assert await beat(gateway, ash, RESEND_MS) == []
+        ash.orders.clear()
+        await grid.handle(JobCancelled("job", "ann"))
+        (stop,) = ash.of(StopAttemptOrder)
+        assert await beat(gateway, ash, RESEND_MS // 2) == []
+        for _ in range(3):
+            assert await beat(gateway, ash, RESEND_MS + 1) == [stop]
+            assert await beat(gateway, ash) == []
+        gateway.received(AttemptEndedReport(2, start.lease_id, start.fence, Outcome(Ending.CANCELLED)), ash)
+        await gateway.settled()
+        assert await beat(gateway, ash, 2 * RESEND_MS) == []
+
+    with_a_grid(story)
+
+
+def test_a_start_that_is_not_reported_is_ordered_again() -> None:
+    async def story(grid: Grid, gateway: AgentGateway) -> None:
+        ash = await joined(gateway, hello("ash"))
+        await grid.handle(a_submission(a_request("job", cores=1)))
+        (start,) = ash.of(StartAttemptOrder)
+        (again,) = await beat(gateway, ash, RESEND_MS + 1)
+        assert isinstance(start, StartAttemptOrder)
+        assert isinstance(again, StartAttemptOrder)
+        assert replace(again, beat=start.beat) == start
+
+    with_a_grid(story)
+
+
+def test_an_unwanted_attempt_is_stopped_again_until_its_end_is_reported() -> None:
+    async def story(grid: Grid, gateway: AgentGateway) -> None:
+        ash = await joined(gateway, replace(hello("ash"), attempts=("old.1",)))
+        (stop,) = ash.of(StopAttemptOrder)
+        assert isinstance(stop, StopAttemptOrder)
+        assert stop.lease_id == "old.1"
+        for _ in range(2):
+            assert await beat(gateway, ash, RESEND_MS + 1) == [stop]
+        gateway.received(AttemptEndedReport(1, "old.1", stop.fence, Outcome(Ending.CANCELLED)), ash)
+        await gateway.settled()
+        assert await beat(gateway, ash, RESEND_MS + 1) == []
+
+    with_a_grid(story)
+
+
+def test_what_begins_after_it_was_given_up_is_stopped() -> None:
+    async def story(grid: Grid, gateway: AgentGateway) -> None:
+        ash = await joined(gateway, hello("ash"))
+        gateway.received(AttemptStartedReport(1, "gone.1", 5, 7, ()), ash)
+        await gateway.settled()
+        (stop,) = ash.of(StopAttemptOrder)
+        assert isinstance(stop, StopAttemptOrder)
+        assert (stop.lease_id, stop.fence) == ("gone.1", 5)
+        assert await beat(gateway, ash, RESEND_MS + 1) == [stop]
+
+    with_a_grid(story)
+
+
+def test_orders_are_repeated_so_many_at_a_time_and_each_has_its_turn() -> None:
+    async def story(grid: Grid, gateway: AgentGateway) -> None:
+        large = replace(a_capacity(), cpu_milli=10_000_000)
+        await grid.handle(NodeDeclared(replace(a_node("ash"), hold_ms=60_000, capacity=large)))
+        ash = await joined(gateway, hello("ash"))
+        count = MAX_RESENT + 50
+        for number in range(count):
+            await grid.handle(a_submission(a_request(f"job{number}", cores=1, require=["ash"])))
+        assert len(ash.of(StartAttemptOrder)) == count
+        first = await beat(gateway, ash, RESEND_MS + 1)
+        second = await beat(gateway, ash, RESEND_MS + 1)
+        assert len(first) == len(second) == MAX_RESENT
+        names = {order.lease_id for order in (*first, *second) if isinstance(order, StartAttemptOrder)}
+        assert len(names) == count
 
     with_a_grid(story)

@@ -122,6 +122,37 @@ def test_an_agent_that_comes_back_gets_its_orders_again_and_frees_what_nobody_kn
     in_a_pool(story)
 
 
+def test_copies_are_ordered_to_be_freed_again_until_they_are() -> None:
+    async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
+        await lending.received(served("ash", "old:7"), ash)
+        await grid.handle(BlockAsked("b1", "ann", MB, 1000, prefer="ash"))
+        await grid.handle(BlockReleased("b1", "ann"))
+        for _ in range(3):
+            ash.orders.clear()
+            lending.resend("ash")
+            assert ash.orders == [FreeCopiesOrder(("b1:1",)), FreeCopiesOrder(("old:7",))]
+        await lending.received(CopiesFreedReport(("b1:1", "old:7")), ash)
+        ash.orders.clear()
+        lending.resend("ash")
+        assert (ash.orders, birch.orders) == ([], [])
+
+    in_a_pool(story)
+
+
+def test_memory_that_is_needed_and_not_served_is_asked_for_again() -> None:
+    async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
+        await grid.handle(BlockAsked("b1", "ann", MB, 1000, prefer="ash"))
+        ash.orders.clear()
+        lending.resend("ash")
+        assert [type(order) for order in ash.orders] == [ServeMemoryOrder]
+        await lending.received(served("ash"), ash)
+        ash.orders.clear()
+        lending.resend("ash")
+        assert ash.orders == []
+
+    in_a_pool(story)
+
+
 def test_what_an_agent_says_of_another_nodes_memory_is_not_believed() -> None:
     async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
         await lending.received(served("birch"), ash)

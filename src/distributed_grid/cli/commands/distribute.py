@@ -14,6 +14,7 @@ from typing import Any
 
 from distributed_grid.api.framing import STDOUT
 from distributed_grid.cli.command_line import Choice, IntRange, Option, group
+from distributed_grid.cli.commands.run import cancel_jobs
 from distributed_grid.cli.output import echo, print_answer, table
 from distributed_grid.cli.request_options import STRATEGIES
 from distributed_grid.cli.session import CliSession
@@ -166,13 +167,19 @@ class Probes:
             raise
 
     def _cancel(self) -> None:
-        stopped = 0
+        found = []
         with contextlib.suppress(GridError), self._session.client(may_start=False) as client:
+            sent = []
             for name in self._names:
                 with contextlib.suppress(GridError):  # it was never sent
-                    stopped += client.call("cancel_job", job_id=name)["job"]["outcome"] in (None, "cancelled")
-        if stopped:
-            echo(f"grid: {stopped} probe{'' if stopped == 1 else 's'} cancelled", err=True)
+                    sent.append(client.call("cancel_job", job_id=name)["job"]["uid"])
+            found = cancel_jobs(client, sent)
+        for count, what in (
+            (sum(job["outcome"] == "cancelled" for job in found), "cancelled"),
+            (sum(job["state"] != "ended" for job in found), "stopping"),
+        ):
+            if count:
+                echo(f"grid: {count} probe{'' if count == 1 else 's'} {what}", err=True)
 
 
 def _interrupt(number: int, stack: FrameType | None) -> None:

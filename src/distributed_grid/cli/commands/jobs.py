@@ -8,7 +8,7 @@ from typing import Any
 
 from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.cli.command_line import Argument, FloatRange, IntRange, Option, group
-from distributed_grid.cli.commands.run import fetch_files
+from distributed_grid.cli.commands.run import cancel_jobs, fetch_files
 from distributed_grid.cli.output import (
     format_amount,
     format_outcome,
@@ -125,18 +125,16 @@ def fetch(session: CliSession, job_id: str, patterns: tuple[str, ...], target: s
 
 @jobs.command(Argument("job_ids", nargs=-1, required=True))
 def cancel(session: CliSession, job_ids: tuple[str, ...]) -> None:
-    """Stop jobs for good, with everything they have started."""
+    """Stop jobs for good, with everything they have started; says `stopping` where that takes longer."""
     with session.client() as client:
-        found = [client.call("cancel_job", job_id=job_id)["job"] for job_id in job_ids]
+        found = cancel_jobs(client, job_ids)
     print_answer(session, found, "\n".join(f"{job['job_id']}: {_fate(job)}" for job in found))
 
 
 def _fate(job: dict[str, Any]) -> str:
-    return (
-        f"over already ({format_outcome(job)})"
-        if job["state"] == "ended" and job["outcome"] != "cancelled"
-        else "cancelled"
-    )
+    if job["state"] != "ended":
+        return "stopping"
+    return "cancelled" if job["outcome"] == "cancelled" else f"over already ({format_outcome(job)})"
 
 
 @jobs.command(

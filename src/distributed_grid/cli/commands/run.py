@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
@@ -18,6 +19,9 @@ from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
 from distributed_grid.client.job_payload import NONE, FileDownload, caller_environment, require_utf8, upload_workdir
 from distributed_grid.errors import BadInput, GridError, TimedOut
+
+CANCEL_SECONDS = 3.0
+"""How long to wait for the end of what was cancelled."""
 
 
 @command(
@@ -199,6 +203,21 @@ def _print_verdict(session: CliSession, accepted: dict[str, Any]) -> int:
 
 class _Interrupted(Exception):
     """The user, or the system, wants this command to stop."""
+
+
+def cancel_jobs(client: Client, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Cancel jobs and wait a moment until they are over; one that is not by then is still `stopping`."""
+    found = [client.call("cancel_job", job_id=name)["job"] for name in names]
+    deadline = time.monotonic() + CANCEL_SECONDS
+    return [_over_by(client, job, deadline) for job in found]
+
+
+def _over_by(client: Client, job: dict[str, Any], deadline: float) -> dict[str, Any]:
+    if job["state"] != "ended":
+        left = max(deadline - time.monotonic(), 0.0)
+        with contextlib.suppress(TimedOut):
+            job = client.call("wait_for_job", job_id=job["uid"], timeout_seconds=left)["job"]
+    return job
 
 
 class JobFollower:

@@ -273,11 +273,15 @@ class PendingOrders:
 
     def _free_without_server(self) -> None:
         """Nothing is in memory; what is on disk is deleted here."""
-        for copy in self._to_free:
-            if is_copy_id(copy):
-                (self._spill / f"{copy}{COPY_SUFFIX}").unlink(missing_ok=True)
+        for copy in list(self._to_free):
+            try:
+                if is_copy_id(copy):
+                    (self._spill / f"{copy}{COPY_SUFFIX}").unlink(missing_ok=True)
+            except OSError as error:  # a disk that cannot be written to: the order comes again
+                log.warning("%s could not be deleted yet: %s", copy, error.strerror)
+                continue
+            del self._to_free[copy]
             self._freed.append(copy)
-        self._to_free.clear()
 
 
 def raise_descriptor_limit() -> None:

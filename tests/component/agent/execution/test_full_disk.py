@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from distributed_grid.agent.execution.attempt import AttemptExit
@@ -131,3 +136,78 @@ def test_an_order_that_comes_again_on_a_full_disk_refuses_nothing(disk: Disk, dr
     driver.run_coroutine(driver.host.launch(a_spec("a.1", "sleep", "1000", fence=9)))
     assert [report.fence for report in driver.reports] == [5, 9]
     assert driver.stop("a.1").fence == 9
+
+
+# ------------------------------------------------------------------ killed at each stage
+
+AGENT = """
+import asyncio, json, msgspec, sys
+from pathlib import Path
+from distributed_grid.agent.execution.host import AttemptHost
+from distributed_grid.agent.execution.attempt import AttemptSpec
+
+async def main():
+    host = AttemptHost(Path(sys.argv[1]), report=lambda report: print(type(report).__name__, flush=True))
+    await host.start()
+    await host.launch(msgspec.json.decode(sys.stdin.buffer.readline(), type=AttemptSpec))
+    await asyncio.to_thread(sys.stdin.buffer.readline)
+    print("stopping", flush=True)
+    await host.stop_attempt("a.1", kind="reclaimed", detail="why", grace_ms=500)
+    await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["room", "full"])
+@pytest.mark.parametrize("delay_ms", [0, 1, 2, 5, 20, 300, 700])
+def test_an_agent_killed_at_any_moment_of_a_stop_leaves_the_attempt_running_or_reclaimed(
+    disk: Disk, root: Path, new_driver: Callable[..., Driver], delay_ms: int, full: bool
+) -> None:
+    command = [sys.executable, "-c", AGENT, str(root)]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as agent:
+        assert agent.stdin
+        assert agent.stdout
+        try:
+            agent.stdin.write(msgspec.json.encode(a_spec("a.1", *python(STUBBORN_FAMILY))) + b"\n")
+            agent.stdin.flush()
+            assert agent.stdout.readline() == b"AttemptLaunch\n"
+            out = root / "a.1/stdout"
+            while len(out.read_text().split()) < 3:
+                time.sleep(0.01)
+            if full:
+                disk.fill()
+            agent.stdin.write(b"\n")
+            agent.stdin.flush()
+            assert agent.stdout.readline() == b"stopping\n"
+            time.sleep(delay_ms / 1000)
+        finally:
+            agent.kill()
+    pids = [int(pid) for pid in out.read_text().split()]
+    disk.free()
+    driver = new_driver()
+    driver.pass_time(1.0)  # a stop that was begun is over by then
+    if driver.find(AttemptExit, "a.1") is None and all(map(is_alive, pids)):
+        assert driver.stop("a.1", kind="reclaimed", grace_ms=0).kind == "reclaimed"
+    assert driver.ended("a.1").kind == "reclaimed"
+    assert not any(map(is_alive, pids))
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["room", "full"])
+@pytest.mark.parametrize("delay_ms", [0, 1, 5, 100, 290, 310])
+def test_a_shim_killed_at_any_moment_of_a_stop_is_reclaimed(
+    disk: Disk, driver: Driver, delay_ms: int, full: bool
+) -> None:
+    driver.launch("a.1", *python(STUBBORN_FAMILY))
+    pids = driver.numbers("a.1", 3)
+    shim = driver.shim_pid("a.1")
+    if full:
+        disk.fill()
+    driver.run_coroutine(driver.host.stop_attempt("a.1", kind="reclaimed", detail="why", grace_ms=300))
+    driver.pass_time(delay_ms / 1000)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(shim, signal.SIGKILL)
+    ended = driver.ended("a.1")
+    assert (ended.kind, ended.detail) == ("reclaimed", "why")
+    assert not any(map(is_alive, pids))
