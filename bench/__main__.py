@@ -23,6 +23,7 @@ from bench import (
     owner_return,
     placement,
     preemption,
+    queue_growth,
     ray_boosts,
     reactor_steps,
     simulator,
@@ -32,6 +33,7 @@ from bench.table import render
 
 ALL = {
     "reactor_steps": reactor_steps,
+    "queue_growth": queue_growth,
     "placement": placement,
     "preemption": preemption,
     "lost_work": lost_work,

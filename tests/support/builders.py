@@ -28,7 +28,7 @@ from distributed_grid.domain.nodes import Caps, GpuUsage, Node, OfferThresholds,
 from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice, Priority, normalized_custom
 from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import NodeState
-from distributed_grid.reactor.dispatch import StepResult, step
+from distributed_grid.reactor.dispatch import StepResult, step, step_through
 
 GB = 1024**3
 NOW = 1_000_000_000
@@ -216,7 +216,7 @@ class Scenario:
 
     def handle(self, event: Event) -> StepResult:
         """One event and all that follows from it."""
-        return step(self.ledger, event, self.now)
+        return step_through(self.ledger, event, self.now)
 
     def advance(self, seconds: float, *, heard: bool = True) -> StepResult:
         """Time passes; the nodes that were alive are heard at its end, unless nobody is."""

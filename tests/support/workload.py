@@ -28,7 +28,7 @@ from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
-from distributed_grid.reactor import pending_for, step
+from distributed_grid.reactor import pending_for, step_through
 
 DONE = Outcome(Ending.EXITED, exit_code=0)
 STOPPED = Outcome(Ending.SIGNALLED, signal=15)
@@ -92,7 +92,7 @@ class Workload:
     def _handle(self, event: Event) -> None:
         if isinstance(event, AttemptEnded) and not self._is_going_on(event):
             return
-        changed = step(self.ledger, event, self.now).changes
+        changed = step_through(self.ledger, event, self.now).changes
         if isinstance(event, AttemptEnded) and event.uid not in self.ledger.jobs:
             self.ends[event.uid] = self.now
         for effect in pending_for(self.ledger, changed):

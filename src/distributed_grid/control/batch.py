@@ -95,11 +95,14 @@ class DecisionFailed(Exception):
 
 
 class DecidedBatch(msgspec.Struct):
-    """Rows and audit records that one batch of entries has brought."""
+    """Rows and audit records that one batch of entries has brought; how many of them were decided, and the events to
+    enter `later`, as soon as others have had their turn."""
 
     now: int
     changes: list[Row] = []
     records: list[Record] = []
+    later: dict[Event, None] = {}
+    decided: int = 0
 
 
 class BatchSettler:
@@ -119,8 +122,10 @@ class BatchSettler:
         self.ledger = Ledger(decode_row(row.kind, row.blob) for row in loaded.live if row.blob is not None)
         self.ledger.apply(volatile)
 
-    def decide(self, entries: Iterable[Entry], now: int) -> DecidedBatch:
-        """Decide every entry in its order; a refusal is its answer. Raises DecisionFailed."""
+    def decide(
+        self, entries: Iterable[Entry], now: int, *, is_long: Callable[[], bool] = lambda: False
+    ) -> DecidedBatch:
+        """Decide every entry in its order, until it `is_long`; a refusal is an answer. Raises DecisionFailed."""
         batch = DecidedBatch(now)
         self._ended.clear()
         for entry in entries:
@@ -135,6 +140,9 @@ class BatchSettler:
                     batch.records.append(refused)
             except Exception as bug:  # whatever it is, it must not stop the others
                 raise DecisionFailed(entry, bug) from bug
+            batch.decided += 1
+            if is_long():
+                break
         return batch
 
     def _decide(self, entry: Entry, batch: DecidedBatch) -> None:
@@ -148,6 +156,7 @@ class BatchSettler:
         stepped = self._step(self.ledger, entry.event, batch.now)
         batch.changes += stepped.changes
         batch.records += stepped.records
+        batch.later.update(dict.fromkeys(stepped.later))
         entry.answer = stepped.answer
         for row in stepped.changes:
             if isinstance(row, Lease | Job) and row.is_over:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
@@ -35,6 +36,8 @@ from distributed_grid.reactor.decision import Answer
 T = TypeVar("T")
 TICK_SECONDS, RETRY_SECONDS = 1.0, 0.5
 KEEP_HISTORY_MS = 30 * 86_400_000
+STEP_SECONDS = 0.02
+"""CPU time for deciding one batch before others get the event loop; the last entry may take it a little further."""
 BOOSTS = "boosts"
 log = logging.getLogger(__name__)
 
@@ -47,17 +50,17 @@ class Clock(Protocol):
 
 
 class _PendingEntry(Entry):
-    """An entry that somebody waits for."""
+    """An entry that somebody waits for, unless it is the owner's own."""
 
     __slots__ = ("future",)
 
-    def __init__(self, future: asyncio.Future[Any], event: Event | None, question: Question | None) -> None:
+    def __init__(self, future: asyncio.Future[Any] | None, event: Event | None, question: Question | None) -> None:
         super().__init__(event, question)
         self.future = future
 
     def resolve(self) -> None:
         """Give whoever waits the answer, or the failure."""
-        if self.future.done():
+        if self.future is None or self.future.done():
             return
         if self.failure is not None:
             self.future.set_exception(self.failure)
@@ -170,13 +173,16 @@ class Grid:
             await self._settle(entries)
 
     async def _settle(self, entries: list[_PendingEntry]) -> None:
-        """One batch: decide all, commit once, then act and answer."""
+        """One batch: decide as many as there is time for, commit once, then act and answer. The others come next."""
+        until = time.thread_time() + STEP_SECONDS
         try:
-            batch = self._settler.decide(entries, self._clock.now_ms())
+            batch = self._settler.decide(entries, self._clock.now_ms(), is_long=lambda: time.thread_time() > until)
         except DecisionFailed as failed:
             log.error("a decision failed: the ledger is loaded again", exc_info=failed.cause)
             await self._start_over(entries, failed)
             return
+        self._enter_first(entries[batch.decided :])
+        entries = entries[: batch.decided]
         try:
             await self._commit(batch)
         except Exception as failure:  # whatever keeps it from being durable, nothing of it has happened
@@ -186,6 +192,13 @@ class Grid:
         for entry in entries:
             entry.resolve()
         self._wake_watchers(batch)
+        self._enter_first([_PendingEntry(None, event, None) for event in batch.later])
+
+    def _enter_first(self, entries: list[_PendingEntry]) -> None:
+        """Put entries before all that wait."""
+        if entries:
+            self._inbox[:0] = entries
+            self._arrived.set()
 
     def _perform(self, effects: Effects) -> None:
         if self._sink is not None:
@@ -226,8 +239,7 @@ class Grid:
             else:
                 entry.failure = entry.answer = None
                 others.append(entry)
-        self._inbox = others + self._inbox
-        self._arrived.set()
+        self._enter_first(others)
 
     async def _reload(self) -> None:
         """Load the stored ledger, however long the store takes to be readable again."""

@@ -410,10 +410,11 @@ class MemoryWanted(Struct, frozen=True):
 class QueueScanned(Struct, frozen=True):
     """Capacity may have come free: scan the queue.
 
-    `tried` are the fit keys of requests that did not fit during this scan.
+    `tried` are the fit keys of requests that did not fit during this scan, `granted` counts those that it granted.
     """
 
     tried: frozenset[object] = frozenset()
+    granted: int = 0
 
 
 class PressureRead(Struct, frozen=True):
@@ -425,7 +426,11 @@ class PressureRead(Struct, frozen=True):
 
 
 class TimePassed(Struct, frozen=True):
-    """A moment with something due."""
+    """A moment with something due; `expired` leases were settled in this step already, and what some of them held was
+    `freed` since the last scan of the queue."""
+
+    expired: int = 0
+    freed: bool = False
 
 
 Event = (

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
@@ -168,9 +168,9 @@ class Ledger:
         newest = max((self.bindings[key] for key in keys), key=lambda binding: binding.fence)
         return None if newest.dropped else newest
 
-    def due_by(self, now: int) -> list[str]:
-        """The leases whose time has come, earliest first."""
-        return [lease_id for _, lease_id in self.due[: bisect_right(self.due, (now, "\U0010ffff"))]]
+    def due_by(self, now: int, limit: int) -> list[str]:
+        """The first leases whose time has come, earliest first, at most so many."""
+        return [lease_id for due_ms, lease_id in self.due[:limit] if due_ms <= now]
 
     def next_due_ms(self) -> int | None:
         return self.due[0][0] if self.due else None

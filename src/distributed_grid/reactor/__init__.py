@@ -5,7 +5,7 @@ and nothing has changed. Effects are a function of the rows (`pending`), never o
 """
 
 from distributed_grid.reactor.decision import BlockAnswer, Decision, JobAnswer, LeaseAnswer, Record
-from distributed_grid.reactor.dispatch import decide, step
+from distributed_grid.reactor.dispatch import decide, step, step_through
 from distributed_grid.reactor.pending import (
     overdue,
     overdue_memory,
@@ -33,4 +33,5 @@ __all__ = [
     "pending_memory",
     "pending_memory_for",
     "step",
+    "step_through",
 ]

@@ -55,7 +55,8 @@ Answer = LeaseAnswer | JobAnswer | BlockAnswer | None
 class Decision(Struct):
     """Rows in their new state, audit records, the answer to the caller, and follow-up events.
 
-    `choice` is why something was placed where it was, where that was decided.
+    `choice` is why something was placed where it was, where that was decided. `later` are events for a step of their
+    own: each of them only goes on with what a tick would find as well, so it may be lost.
     """
 
     changes: list[Row] = field(default_factory=list)
@@ -63,6 +64,7 @@ class Decision(Struct):
     answer: Answer = None
     follow: list[Event] = field(default_factory=list)
     choice: Choice | None = None
+    later: list[Event] = field(default_factory=list)
 
 
 AuditData = dict[str, str | int | list[str]]

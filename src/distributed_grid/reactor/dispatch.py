@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct, field
 
 from distributed_grid.domain import events
-from distributed_grid.domain.events import Event
+from distributed_grid.domain.events import Event, QueueScanned
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Row
 from distributed_grid.reactor import block_copies, blocks, engines, jobs, lease_lifetime, leases, nodes, rebalancing
@@ -70,11 +71,12 @@ DECIDERS: dict[type, Decider] = {
 
 
 class StepResult(Struct):
-    """What one event and all that followed from it did to the ledger."""
+    """What one event and all that followed from it did to the ledger, and what is left for a later step."""
 
     changes: list[Row] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     answer: Answer = None
+    later: list[Event] = field(default_factory=list)
 
 
 def decide(ledger: Ledger, event: Event, now: int) -> Decision:
@@ -83,16 +85,34 @@ def decide(ledger: Ledger, event: Event, now: int) -> Decision:
 
 
 def step(ledger: Ledger, event: Event, now: int) -> StepResult:
-    """Decide and apply an event and everything that follows from it; a refusal leaves the ledger as it was."""
+    """Decide and apply an event and everything that follows from it at once; a refusal leaves the ledger as it was."""
     decision = decide(ledger, event, now)
-    stepped = StepResult(decision.changes, decision.records, decision.answer)
+    stepped = StepResult(decision.changes, decision.records, decision.answer, decision.later)
     ledger.apply(decision.changes)
-    ahead = decision.follow
+    ahead = deque(decision.follow)
     while ahead:
-        follower = ahead.pop(0)
+        follower = ahead.popleft()
         decision = decide(ledger, follower, now)
         ledger.apply(decision.changes)
         stepped.changes += decision.changes
         stepped.records += decision.records
-        ahead += decision.follow
+        stepped.later += decision.later
+        if isinstance(follower, QueueScanned):
+            ahead.extendleft(reversed(decision.follow))  # a scan goes on before anything else
+        else:
+            ahead.extend(one for one in decision.follow if one != _SCAN or one not in ahead)
     return stepped
+
+
+def step_through(ledger: Ledger, event: Event, now: int) -> StepResult:
+    """A step and all later ones that it leads to."""
+    stepped = step(ledger, event, now)
+    while stepped.later:
+        after = step(ledger, stepped.later.pop(0), now)
+        stepped.changes += after.changes
+        stepped.records += after.records
+        stepped.later += after.later
+    return stepped
+
+
+_SCAN = QueueScanned()

@@ -7,6 +7,8 @@ It keeps its fence, and new fences on its node stay above it.
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from msgspec.structs import replace
 
 from distributed_grid.domain.events import (
@@ -144,33 +146,62 @@ def _confirmed(ledger: Ledger, node: Node, lease: Lease, now: int) -> Decision:
     return Decision([replace(lease, recovered=False, state=advance_lease(lease.state, Step.BIND))], [record])
 
 
+MAX_EXPIRED_PER_STEP = 256
+"""Leases that expire in one step, so that it does not take long; the next step follows at once."""
+
+
 def on_time_passed(ledger: Ledger, event: TimePassed, now: int) -> Decision:
-    """Expire one lease that is due, then repeat; nodes, offers and blocks when no lease is due."""
-    due = ledger.due_by(now)
-    if not due:
-        decision = check_liveness(ledger, now)
-        lost = expire_lost_nodes(ledger, now)
-        decision.changes += lost.changes
-        decision.follow += lost.follow
-        orphaned = [lease_id for lease_id in ledger.dependents if lease_id not in ledger.leases]
-        decision.follow += [event for lease_id in orphaned for event in cancel_dependents(ledger, lease_id)]
-        if ledger.blocks:
-            decision.follow += overdue(ledger, now)
-        if ledger.waiting:
-            decision.follow.append(QueueScanned())
-        return decision
-    decision = _expire(ledger, ledger.leases[due[0]], now)
-    decision.follow.append(TimePassed())
+    """Settle the leases that are due, so many in one step; then nodes, offers and blocks, and scan the queue once."""
+    due = [ledger.leases[lease_id] for lease_id in ledger.due_by(now, MAX_EXPIRED_PER_STEP - event.expired)]
+    if due:
+        return _expire_next(ledger, due, event, now)
+    decision = check_liveness(ledger, now)
+    lost = expire_lost_nodes(ledger, now)
+    decision.changes += lost.changes
+    decision.follow += lost.follow
+    orphaned = [lease_id for lease_id in ledger.dependents if lease_id not in ledger.leases]
+    decision.follow += [event for lease_id in orphaned for event in cancel_dependents(ledger, lease_id)]
+    if ledger.blocks:
+        decision.follow += overdue(ledger, now)
+    if ledger.waiting:
+        decision.follow.append(QueueScanned())
+    if ledger.due_by(now, 1):
+        decision.later = [TimePassed()]
+    return decision
+
+
+def _expire_next(ledger: Ledger, due: list[Lease], event: TimePassed, now: int) -> Decision:
+    """All waits that are due next, or one lease that is held; then what is due after that."""
+    waits = list(takewhile(lambda lease: lease.state is LeaseState.ASKED, due))
+    if waits and event.freed:  # what has come free is offered to the queue before anybody gives up
+        return Decision(follow=[QueueScanned(), TimePassed(event.expired)])
+    decision = _withdraw(ledger, waits, now) if waits else _expire(ledger, due[0], now)
+    decision.follow = [one for one in decision.follow if not isinstance(one, QueueScanned)]
+    decision.follow.append(TimePassed(event.expired + max(len(waits), 1), not waits))
+    return decision
+
+
+def _withdraw(ledger: Ledger, waits: list[Lease], now: int) -> Decision:
+    """Withdraw requests that have waited for too long. They hold nothing, so none of them changes another's end."""
+    decision = Decision()
+    why: dict[object, str] = {}
+    for lease in waits:
+        group = lease.queue_group
+        if group not in why:
+            why[group] = "; ".join(reasons.why_not_now(ledger, lease.request, now))
+        detail, job = reasons.timeout_reason(lease, why[group], now), ledger.jobs.get(lease.job)
+        if job is not None:
+            ended = give_up_waiting(ledger, job, detail, now)
+        else:
+            ended = end_lease(ledger, lease, LeaseEnd.WITHDRAWN, detail, now)
+        decision.changes += ended.changes
+        decision.records += ended.records
+        decision.follow += ended.follow
     return decision
 
 
 def _expire(ledger: Ledger, lease: Lease, now: int) -> Decision:
     job = ledger.jobs.get(lease.job)
-    if lease.state is LeaseState.ASKED:
-        detail = reasons.timeout_reason(ledger, lease, now)
-        if job is not None:
-            return give_up_waiting(ledger, job, detail, now)
-        return end_lease(ledger, lease, LeaseEnd.WITHDRAWN, detail, now)
     if lease.request.block:
         return release(ledger, ledger.blocks[lease.request.block], LeaseEnd.EXPIRED, "its time is over", now)
     if job is not None:

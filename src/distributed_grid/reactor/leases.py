@@ -26,6 +26,8 @@ from distributed_grid.scheduling.queue import reasons
 from distributed_grid.scheduling.queue.fairness import Quotas, exceeds_quota_alone
 from distributed_grid.scheduling.queue.queue import fit_key, next_grant, place_newcomer, reserved_nodes
 
+MAX_GRANTS_PER_STEP = 64
+"""Grants of one scan of the queue, so that no step takes long."""
 MAX_PREEMPTION_TRIES = 16
 """Different waiting requests that are tried where automatic leases could make room."""
 
@@ -147,12 +149,14 @@ def _find_preemption(
 
 
 def on_queue_scanned(ledger: Ledger, event: QueueScanned, now: int) -> Decision:
-    """Grant the next request of the queue, then scan again."""
+    """Grant the next request of the queue, then scan again; after many grants in a later step."""
+    if event.granted == MAX_GRANTS_PER_STEP:
+        return Decision(later=[QueueScanned()])
     granted = next_grant(ledger, now, event.tried)
     if granted is not None:
         job = ledger.jobs.get(granted.lease.job)
         decision, _, _ = grant(ledger, granted.lease, granted.placement, now, job=job)
-        decision.follow = [QueueScanned(granted.tried)]
+        decision.follow = [QueueScanned(granted.tried, event.granted + 1)]
         return decision
     tried: set[object] = set()
     for lease in ledger.oldest_waiting():
@@ -164,7 +168,7 @@ def on_queue_scanned(ledger: Ledger, event: QueueScanned, now: int) -> Decision:
         tried.add(key)
         displaced = _preempt(ledger, lease, ledger.jobs.get(lease.job), now)
         if displaced is not None:
-            displaced[0].follow = [QueueScanned()]
+            displaced[0].follow = [QueueScanned(granted=event.granted + 1)]
             return displaced[0]
     return Decision()
 

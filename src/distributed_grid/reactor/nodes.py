@@ -21,6 +21,7 @@ from distributed_grid.domain.events import (
     NodeWanted,
     PolicySet,
     QueueScanned,
+    TimePassed,
 )
 from distributed_grid.domain.fences import first_fence, is_plausible
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
@@ -39,6 +40,8 @@ RECLAIM_DELAY_MS = 4_000
 """How long an owner needs back what an engine holds for others, before that is reclaimed."""
 REJECTED_EVERY_MS = 60_000
 """How long the audit trail says nothing more about an agent that is turned away."""
+MAX_LOST_PER_STEP = 100
+"""Leases after which no further node is declared lost in one step; the next step follows at once."""
 HOLD_GRACE_MS = 2_000
 """Added to a node's hold before its resources count as free: time to kill what ran there."""
 
@@ -220,8 +223,8 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
 
 
 def check_liveness(ledger: Ledger, now: int) -> Decision:
-    """Suspect nodes that were not heard for a while, declare those lost whose holds have run out, withdraw old offers,
-    remove empty forgotten nodes."""
+    """Suspect nodes that were not heard for a while, declare those lost whose holds have run out (some in one step),
+    withdraw old offers, remove empty forgotten nodes."""
     decision = Decision()
     for node in ledger.nodes.values():
         seen = ledger.observations.get(node.name)
@@ -231,7 +234,10 @@ def check_liveness(ledger: Ledger, now: int) -> Decision:
         elif node.forgotten and not ledger.leases_on.get(node.name):
             decision.changes.append(_left(node))
         elif node.state in _UNHEARD and node.hold_ms and (seen is None or now >= seen.held_until_ms):
-            _declare_lost(ledger, node, now, decision)
+            if len(decision.follow) < MAX_LOST_PER_STEP:
+                _declare_lost(ledger, node, now, decision)
+            else:
+                decision.later = [TimePassed()]
     for offer in ledger.offers.values():
         if offer.expires_at_ms <= now:
             decision.changes.append(replace(offer, withdrawn=True))

@@ -238,6 +238,8 @@ class SimulatedControlPlane:
         self.gateway.perform(self.settler.effects(batch).attempts)
         for entry in entries:
             entry.then(entry)
+        for event in batch.later:
+            self.handle(event)
         self._settle_soon()
 
 

@@ -13,6 +13,7 @@ from distributed_grid.domain.events import (
     JobCancelled,
     LeaseReleased,
     NodeDeclared,
+    TimePassed,
 )
 from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.ledger import Ledger
@@ -20,6 +21,7 @@ from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import Conflict, IllegalStep, NotFound
 from distributed_grid.reactor import step
 from distributed_grid.reactor.dispatch import StepResult
+from distributed_grid.reactor.lease_lifetime import MAX_EXPIRED_PER_STEP
 from tests.support.builders import a_node, a_request, a_submission
 
 NOW = 1_000_000
@@ -108,3 +110,19 @@ def test_a_bug_names_the_entry_it_is_about() -> None:
         settled.settler.decide(entries, NOW)
     assert failed.value.culprit is entries[1]
     assert isinstance(failed.value.cause, IllegalStep)
+
+
+def test_a_batch_that_gets_long_leaves_the_rest_undecided() -> None:
+    settled = Settled()
+    entries = [Entry(a_submission(a_request(name, cores=1))) for name in ("one", "two", "three")]
+    batch = settled.settler.decide(entries, NOW, is_long=lambda: "two" in settled.settler.ledger.jobs)
+    assert batch.decided == 2
+    assert [entry.answer is not None for entry in entries] == [True, True, False]
+
+
+def test_what_is_left_for_later_steps_is_entered_once() -> None:
+    settled = Settled()
+    waiting = MAX_EXPIRED_PER_STEP + 5
+    settled.settle(*(a_submission(a_request(f"job{number}", cores=4, wait_s=1)) for number in range(waiting + 1)))
+    batch = settled.settler.decide([Entry(TimePassed()), Entry(TimePassed())], NOW + 1_000)
+    assert (len(settled.settler.ledger.waiting), list(batch.later)) == (0, [TimePassed()])

@@ -28,6 +28,7 @@ from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import Conflict, NotFound, Refused, StoreFailed
 from distributed_grid.ports import Batch, LoadedRows, Store
 from distributed_grid.reactor import LeaseAnswer
+from distributed_grid.reactor.lease_lifetime import MAX_EXPIRED_PER_STEP
 from tests.support.builders import a_node, a_request, a_submission
 
 
@@ -223,6 +224,34 @@ def test_stopping_twice_is_harmless() -> None:
     async def story() -> None:
         grid = await a_grid(ShakyStore())
         await grid.stop()
+        await grid.stop()
+
+    run(story)
+
+
+class Jumping(Ticking):
+    """A clock that stands still until it jumps."""
+
+    ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.ahead_ms
+
+
+def test_others_have_their_turn_while_many_waits_expire() -> None:
+    async def story() -> None:
+        clock = Jumping()
+        grid = Grid(InMemoryStore(), clock)
+        await grid.start()
+        await grid.handle(NodeDeclared(a_node("here", cores=4)))
+        await grid.handle(HeartbeatReceived("here", Usage()))
+        waiting = 3 * MAX_EXPIRED_PER_STEP
+        await grid.handle_all(LeaseAsked(a_request(f"r{number}", cores=4, wait_s=10)) for number in range(waiting + 1))
+        clock.ahead_ms = 10_000
+        seen = [await grid.read(lambda ledger, now: len(ledger.waiting))]
+        while seen[-1]:
+            seen.append(await grid.read(lambda ledger, now: len(ledger.waiting)))
+        assert any(0 < number < waiting for number in seen)
         await grid.stop()
 
     run(story)

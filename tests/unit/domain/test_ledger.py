@@ -79,7 +79,7 @@ def test_durable_rows_leave_out_what_was_only_measured():
 def test_what_is_over_leaves_with_all_its_traces():
     ledger = a_ledger(a_node("gpu1"))
     ledger.apply([Counter("fence", 1), a_lease(ends_at_ms=NOW + 5)])
-    assert ledger.due_by(NOW + 5) == ["r1"]
+    assert ledger.due_by(NOW + 5, 9) == ["r1"]
     ledger.apply([a_lease(state=LeaseState.ENDED)])
     ledger.check()
     assert ledger.is_empty
@@ -107,8 +107,9 @@ def test_due_are_those_whose_time_has_come_earliest_first():
     ledger = a_ledger(a_node("gpu1", cores=4))
     ledger.apply([Counter("fence", 3)])
     ledger.apply(a_lease(f"r{n}", fence=n, ends_at_ms=NOW + at) for n, at in ((1, 30), (2, 10), (3, 20)))
-    assert ledger.due_by(NOW + 20) == ["r2", "r3"]
-    assert ledger.due_by(NOW + 9) == []
+    assert ledger.due_by(NOW + 20, 9) == ["r2", "r3"]
+    assert ledger.due_by(NOW + 20, 1) == ["r2"]
+    assert ledger.due_by(NOW + 9, 9) == []
     assert ledger.next_due_ms() == NOW + 10
 
 

@@ -14,14 +14,20 @@ from distributed_grid.domain.events import (
     LeaseAsked,
     LeaseClaimed,
     LeaseReclaimed,
+    LeaseReleased,
     NodeDeclared,
+    QueueScanned,
+    TimePassed,
 )
 from distributed_grid.domain.fences import MAX_EPOCH_LEAD, MAX_FENCE
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Claim, GpuShare
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
 from distributed_grid.errors import Refused
-from distributed_grid.reactor.lease_lifetime import CLAIMS_READ
+from distributed_grid.reactor import step
+from distributed_grid.reactor.lease_lifetime import CLAIMS_READ, MAX_EXPIRED_PER_STEP
+from distributed_grid.reactor.leases import MAX_GRANTS_PER_STEP
+from distributed_grid.reactor.nodes import MAX_LOST_PER_STEP
 from tests.support.builders import NOW, Scenario, a_node, a_request
 
 FENCE = (7 << 32) + 5
@@ -190,3 +196,58 @@ def test_what_runs_is_not_stopped_by_its_deadline_and_what_was_displaced_runs_ag
     new_scenario.end("j1")
     new_scenario.advance(1)
     assert new_scenario.job("j1").state is JobState.ASSIGNED
+
+
+def a_full_node_with(new_scenario, waiting: int, *, wait_s: float = 10) -> Scenario:
+    """One node of a thousand cores, all lent, and so many who wait for one of them."""
+    scenario: Scenario = new_scenario(a_node("gpu1", cores=1000))
+    scenario.ask(a_request("full", cores=1000))
+    for number in range(waiting):
+        scenario.ask(a_request(f"r{number:04}", cores=1, wait_s=wait_s))
+    return scenario
+
+
+def test_waits_that_are_over_at_once_are_settled_so_many_in_one_step(new_scenario):
+    scenario = a_full_node_with(new_scenario, 2 * MAX_EXPIRED_PER_STEP + 1)
+    scenario.now += 10_000
+    left = []
+    event = TimePassed()
+    while event is not None:
+        stepped = step(scenario.ledger, event, scenario.now)
+        left.append(len(scenario.ledger.waiting))
+        event = stepped.later[0] if stepped.later else None
+    assert left == [MAX_EXPIRED_PER_STEP + 1, 1, 0]
+
+
+def test_what_a_term_frees_is_offered_to_the_queue_before_a_wait_of_the_same_moment_is_over(new_scenario):
+    scenario = new_scenario(a_node("gpu1", cores=2))
+    scenario.ask(a_request("held-a", cores=1, duration_s=10))
+    scenario.ask(a_request("held-b", cores=1, duration_s=10))
+    for name in ("waits-a", "waits-b", "waits-c"):
+        scenario.ask(a_request(name, cores=1, wait_s=10))
+    scenario.advance(10)
+    assert sorted(scenario.ledger.leases) == ["waits-a", "waits-b"]
+
+
+def test_a_scan_grants_so_many_in_one_step(new_scenario):
+    scenario = a_full_node_with(new_scenario, MAX_GRANTS_PER_STEP + 2)
+    released = step(scenario.ledger, LeaseReleased("full", "ada"), scenario.now)
+    assert (len(scenario.ledger.waiting), released.later) == (2, [QueueScanned()])
+    assert step(scenario.ledger, QueueScanned(), scenario.now).later == []
+    assert not scenario.ledger.waiting
+
+
+def test_nodes_that_are_gone_at_once_are_lost_so_many_leases_in_one_step(new_scenario):
+    nodes = [a_node(f"n{number}", cores=MAX_LOST_PER_STEP, hold_s=15) for number in range(3)]
+    scenario = new_scenario(*nodes)
+    for number in range(3 * MAX_LOST_PER_STEP):
+        scenario.ask(a_request(f"r{number}", cores=1))
+    scenario.advance(7, heard=False)
+    scenario.now += 60_000
+    left = []
+    event = TimePassed()
+    while event is not None:
+        stepped = step(scenario.ledger, event, scenario.now)
+        left.append(len(scenario.ledger.leases))
+        event = stepped.later[0] if stepped.later else None
+    assert left == [2 * MAX_LOST_PER_STEP, MAX_LOST_PER_STEP, 0]

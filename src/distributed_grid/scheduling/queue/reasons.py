@@ -68,9 +68,8 @@ def _lasting_constraint(ledger: Ledger, request: Request, node: str) -> str | No
     return unmet_constraint(ledger, lasting, node)
 
 
-def timeout_reason(ledger: Ledger, lease: Lease, now: int) -> str:
-    """Why a waiting request is withdrawn."""
-    why = "; ".join(why_not_now(ledger, lease.request, now))
+def timeout_reason(lease: Lease, why: str, now: int) -> str:
+    """Why a waiting request is withdrawn; `why` it could not be served."""
     if lease.request.latest_start_ms and now < lease.asked_at_ms + lease.request.wait_ms:
         return f"its deadline cannot be met any more, after a wait of {(now - lease.asked_at_ms) / 1000:g} s: {why}"
     return f"waited {lease.request.wait_ms / 1000:g} s: {why}"

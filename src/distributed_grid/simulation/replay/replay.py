@@ -38,7 +38,7 @@ from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
 from distributed_grid.errors import GridError, IllegalStep
-from distributed_grid.reactor import pending_for, step
+from distributed_grid.reactor import pending_for, step_through
 from distributed_grid.simulation.event_queue import EventQueue, ScheduledEvent
 from distributed_grid.simulation.replay.replay_statistics import ReplayStatistics
 from distributed_grid.simulation.replay.traces import PATIENT_MS, LoggedJob
@@ -197,7 +197,7 @@ class Replay:
         """Have an event decided, and do at once what follows from it."""
         ahead: list[Event] = [event]
         while ahead:
-            changes = step(self._ledger, ahead.pop(0), self._queue.now).changes
+            changes = step_through(self._ledger, ahead.pop(0), self._queue.now).changes
             for row in changes:
                 if isinstance(row, Job) and row.is_over:
                     assert row.outcome is not None

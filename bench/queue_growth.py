@@ -1,0 +1,167 @@
+"""How the cost of one event grows with the queue: a job's end, a submission, and a tick in which all waits expire.
+
+Decide and apply alone, except for the expiry, which goes through `Grid` and its SQLite store as in the daemon. Five
+users ask for four shapes and two lengths on ten full nodes. Ratios of medians in one run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+from bench.table import Line
+from distributed_grid.adapters.stores.sqlite import SqliteStore
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.events import (
+    AttemptEnded,
+    Event,
+    HeartbeatReceived,
+    JobSubmitted,
+    LeaseAsked,
+    NodeDeclared,
+    TimePassed,
+)
+from distributed_grid.domain.jobs import Command, Ending, Outcome
+from distributed_grid.domain.leases import Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node, Usage
+from distributed_grid.domain.resources import Amounts, Capacity
+from distributed_grid.reactor import step
+
+SHORT, LONG = 100, 10_000
+NODES = 10
+SAMPLES = 300
+TRUE = Command(("true",))
+DONE = Outcome(Ending.EXITED, exit_code=0)
+DAY_MS = 86_400_000
+WAIT_MS = 60_000
+
+
+def measure() -> list[Line]:
+    """Ends and submissions at a short and at a long queue, in turn; then the expiry of a long one."""
+    queues = {size: FullGrid(size) for size in (SHORT, LONG)}
+    ends: dict[int, list[float]] = {SHORT: [], LONG: []}
+    submissions: dict[int, list[float]] = {SHORT: [], LONG: []}
+    gc.collect()
+    for _ in range(SAMPLES):
+        for size, grid in queues.items():
+            ends[size].append(grid.end_one())
+            submissions[size].append(grid.submit_one())
+    end, submission = ({size: 1000 * statistics.median(times[size]) for size in times} for times in (ends, submissions))
+    lines = [
+        Line("a job's end at a queue of 100, for orientation", end[SHORT], 0, "ms"),
+        Line("the same at 10,000, relative to that", end[LONG] / end[SHORT], 3, "×", lower_is_better=True),
+        Line("a submission at a queue of 100, for orientation", submission[SHORT], 0, "ms"),
+        Line(
+            "the same at 10,000, relative to that", submission[LONG] / submission[SHORT], 3, "×", lower_is_better=True
+        ),
+    ]
+    for what, event in (("waits", a_lease_request), ("waits of jobs", a_submission)):
+        with tempfile.TemporaryDirectory(prefix="grid-bench-") as folder:
+            in_all, longest = asyncio.run(_expire(Path(folder), LONG, event))
+        bar = 0.5 if event is a_lease_request else 0
+        lines += [
+            Line(f"10,000 {what} expire in one tick, in all, durable", in_all, bar, "s", lower_is_better=True),
+            Line("  longest time that nothing else got its turn", 1000 * longest, 50, "ms", lower_is_better=True),
+        ]
+    return lines
+
+
+def a_request(number: int, wait_ms: int) -> Request:
+    ask = Amounts(1000 * (1 + number % 4), 2**30)
+    expects_ms = 60_000 * (1 + number % 2)
+    return Request(f"r{number:06}", f"user{number % 5}", ask, wait_ms=wait_ms, expects_ms=expects_ms)
+
+
+def a_lease_request(number: int, wait_ms: int = DAY_MS) -> Event:
+    return LeaseAsked(a_request(number, wait_ms))
+
+
+def a_submission(number: int, wait_ms: int = DAY_MS) -> Event:
+    return JobSubmitted(f"j{number:06}", TRUE, a_request(number, wait_ms))
+
+
+class FullGrid:
+    """Ten full nodes and a queue of so many jobs."""
+
+    def __init__(self, waiting: int) -> None:
+        self.now = 0
+        self.numbers = count()
+        nodes = [Node(f"n{at}", capacity=Capacity(16_000, 2**36), offer_ms=DAY_MS) for at in range(NODES)]
+        self.ledger = Ledger(nodes)
+        for node in nodes:
+            self.handle(HeartbeatReceived(node.name, Usage()))
+        while len(self.ledger.waiting) < waiting:
+            self.submit_one()
+
+    def handle(self, event: Event) -> float:
+        began = time.perf_counter()
+        step(self.ledger, event, self.now)
+        return time.perf_counter() - began
+
+    def submit_one(self) -> float:
+        self.now += 10
+        return self.handle(a_submission(next(self.numbers)))
+
+    def end_one(self) -> float:
+        """End the oldest job that holds something; what starts in its place has started."""
+        job = next(job for job in self.ledger.jobs.values() if job.attempt is not None)
+        attempt = job.attempt
+        assert attempt is not None
+        self.now += 10
+        return self.handle(AttemptEnded(job.uid, attempt.number, attempt.fence, DONE, pid=1))
+
+
+class SteppedClock:
+    """A clock that jumps when it is told to, and goes on with the real one."""
+
+    def __init__(self) -> None:
+        self.ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return self.ahead_ms + int(time.monotonic() * 1000)
+
+
+async def _expire(folder: Path, waits: int, event: Callable[[int, int], Event]) -> tuple[float, float]:
+    """From the moment when all waits are over until all are durably withdrawn; and the longest stall of the loop."""
+    clock = SteppedClock()
+    grid = Grid(SqliteStore(folder / "grid.db"), clock)
+    await grid.start()
+    for at in range(NODES):
+        name = f"n{at}"
+        await grid.handle(NodeDeclared(Node(name, capacity=Capacity(16_000, 2**36), offer_ms=DAY_MS)))
+        await grid.handle(HeartbeatReceived(name, Usage()))
+    await grid.handle_all(a_submission(10**6 + number) for number in range(400))
+    await grid.handle_all(event(number, WAIT_MS) for number in range(waits))
+    assert len(grid.ledger.due_by(WAIT_MS + clock.now_ms(), waits)) == waits
+    gc.collect()
+    stalls = asyncio.create_task(_longest_stall())
+    clock.ahead_ms += WAIT_MS + 1
+    began = time.perf_counter()
+    await grid.handle(TimePassed())
+    while grid.ledger.due_by(clock.now_ms(), 1):
+        await asyncio.sleep(0.001)
+    await grid.read(lambda ledger, now: None)
+    took = time.perf_counter() - began
+    stalls.cancel()
+    longest = await stalls
+    await grid.stop()
+    grid.store.close()
+    return took, longest
+
+
+async def _longest_stall() -> float:
+    longest, last = 0.0, time.perf_counter()
+    try:
+        while True:
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+    except asyncio.CancelledError:
+        return longest
