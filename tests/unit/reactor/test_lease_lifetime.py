@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from distributed_grid.domain.events import (
     ClaimsRead,
     ControlPlaneStarted,
+    Event,
     LeaseAsked,
     LeaseClaimed,
     LeaseReclaimed,
@@ -210,12 +211,11 @@ def a_full_node_with(new_scenario, waiting: int, *, wait_s: float = 10) -> Scena
 def test_waits_that_are_over_at_once_are_settled_so_many_in_one_step(new_scenario):
     scenario = a_full_node_with(new_scenario, 2 * MAX_EXPIRED_PER_STEP + 1)
     scenario.now += 10_000
-    left = []
-    event = TimePassed()
-    while event is not None:
-        stepped = step(scenario.ledger, event, scenario.now)
+    left: list[int] = []
+    ahead: list[Event] = [TimePassed()]
+    while ahead:
+        ahead = step(scenario.ledger, ahead[0], scenario.now).later
         left.append(len(scenario.ledger.waiting))
-        event = stepped.later[0] if stepped.later else None
     assert left == [MAX_EXPIRED_PER_STEP + 1, 1, 0]
 
 
@@ -244,10 +244,9 @@ def test_nodes_that_are_gone_at_once_are_lost_so_many_leases_in_one_step(new_sce
         scenario.ask(a_request(f"r{number}", cores=1))
     scenario.advance(7, heard=False)
     scenario.now += 60_000
-    left = []
-    event = TimePassed()
-    while event is not None:
-        stepped = step(scenario.ledger, event, scenario.now)
+    left: list[int] = []
+    ahead: list[Event] = [TimePassed()]
+    while ahead:
+        ahead = step(scenario.ledger, ahead[0], scenario.now).later
         left.append(len(scenario.ledger.leases))
-        event = stepped.later[0] if stepped.later else None
     assert left == [2 * MAX_LOST_PER_STEP, MAX_LOST_PER_STEP, 0]
