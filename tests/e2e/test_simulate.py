@@ -168,6 +168,7 @@ def test_what_happened_in_a_real_grid_can_be_replayed(shared_grid: Shell, tmp_pa
         (("sp2.swf", "--compare", " , "), 2, "grid: --compare names nothing"),
         (("sp2.swf", "--compare", "node_specific"), 2, "grid: node_specific says nothing about work"),
         (("sp2.swf", "--plot", "no/such.svg"), 1, "grid: cannot write no/such.svg: no such folder"),
+        (("sp2.swf", "--plot", "."), 2, "grid: cannot write .: it is a directory"),
         (("empty.swf",), 2, "grid: empty.swf is no trace: it is empty"),
         (("comments.swf",), 2, "grid: comments.swf: nothing in it can be replayed"),
         (("cut.swf.gz",), 2, "grid: cut.swf.gz cannot be read: Compressed file ended"),

@@ -129,7 +129,7 @@ def _check_writable(path: str) -> None:
     """Raise GridError before all the work where the file could not be written."""
     folder = Path(path).parent
     if Path(path).is_dir():
-        raise GridError(f"cannot write {path}: it is a directory")
+        raise BadInput(f"cannot write {path}: it is a directory")
     target = path if Path(path).exists() else folder
     if not folder.is_dir() or not os.access(target, os.W_OK):
         why = "no such folder" if not folder.is_dir() else "not allowed"
