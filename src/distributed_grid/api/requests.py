@@ -56,12 +56,13 @@ class PlacementOptions(Message, frozen=True, kw_only=True):
 
 
 class ClientHello(Message, frozen=True, tag="hello"):
-    """The version of a client, and the config it requires."""
+    """The version of a client, and the config it requires; for one that only asks nothing is changed."""
 
     protocol: int
     version: Name
     config: Name | None = None
     config_path: Text | None = None
+    query_only: bool = False
 
 
 class GetDaemonInfo(Message, frozen=True):

@@ -7,12 +7,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed_grid.client.client import Client
 from distributed_grid.client.conversation import ClientConfig, Part, ReconnectBackoff
 from distributed_grid.errors import Unreachable
 from distributed_grid.state_dir import StateDir
+
+if TYPE_CHECKING:
+    from distributed_grid.client.daemon_start import StartedDaemon
 
 DEFAULT_CONFIG = os.path.join("config", "my-cluster-enhanced.yaml")
 
@@ -29,19 +32,42 @@ class CliSession:
     def state_dir(self) -> StateDir:
         return StateDir(self.state_dir_option)
 
-    def client(self, *, may_start: bool = True) -> Client:
-        """A client of the control plane of these options."""
-        return Client(self.state_dir, self._client_config(may_start), may_start=may_start)
+    @property
+    def named_config(self) -> str | None:
+        """The config that the user has named."""
+        return self.config or os.environ.get("GRID_CONFIG")
+
+    def client(self, *, may_start: bool = True, query_only: bool = False) -> Client:
+        """A client of the control plane of these options.
+
+        One that runs is replaced where it has another config than the named one and holds nothing; for a command that
+        is `query_only` it never is.
+        """
+        return Client(
+            self.state_dir,
+            ClientConfig(self.named_config, explicit=True),
+            may_start=may_start,
+            query_only=query_only,
+            find_config=self.find_config,
+            on_started=self._announce,
+        )
 
     def call(self, op: str, **arguments: Any) -> dict[str, Any]:
         """One request to the control plane, on a connection of its own."""
         with self.client() as client:
             return client.call(op, **arguments)
 
-    def stream_steps(self, op: str, show: Callable[[str, str], None], **arguments: Any) -> dict[str, Any]:
+    def query(self, op: str, **arguments: Any) -> dict[str, Any]:
+        """One request of a command that only shows something, on a connection of its own."""
+        with self.client(query_only=True) as client:
+            return client.call(op, **arguments)
+
+    def stream_steps(
+        self, op: str, show: Callable[[str, str], None], *, query_only: bool = False, **arguments: Any
+    ) -> dict[str, Any]:
         """A request that reports its steps, which are shown as (node, step); the answer, which comes last."""
         last: dict[str, Any] = {}
-        with self.client() as client:
+        with self.client(query_only=query_only) as client:
             for _, message in client.stream(op, **arguments):
                 assert isinstance(message, dict)
                 if "step" in message:
@@ -50,13 +76,24 @@ class CliSession:
         return last
 
     def follow(
-        self, op: str, arguments: Callable[[], dict[str, Any]], *, reconnect: bool = True
+        self,
+        op: str,
+        arguments: Callable[[], dict[str, Any]],
+        *,
+        reconnect: bool = True,
+        query_only: bool = False,
+        may_start: bool = True,
     ) -> Iterator[tuple[bytes, Part]]:
-        """A stream that goes on with the next control plane where one goes away: `arguments` say from where."""
+        """A stream that goes on with the next control plane where one goes away: `arguments` say from where.
+
+        What is `query_only` does not start the next one: somebody may have stopped the last.
+        """
         backoff = ReconnectBackoff()
         while True:
             try:
-                with self.client() as client:
+                with self.client(query_only=query_only, may_start=may_start) as client:
+                    client.greet()
+                    may_start = may_start and not query_only
                     for kind, part in client.stream(op, **arguments()):
                         backoff.reset()
                         yield kind, part
@@ -67,24 +104,33 @@ class CliSession:
                 time.sleep(backoff.delay_after(loss))
 
     def running_client(self) -> Client:
-        """A client of the control plane that runs, whatever config it has."""
-        return Client(self.state_dir, may_start=False)
+        """A client of the control plane that runs, whatever config and version it has; it stays as it is."""
+        return Client(self.state_dir, may_start=False, query_only=True)
 
-    def _client_config(self, may_start: bool) -> ClientConfig:
-        """The config to use: the named one, else what the daemon runs, else a default, else this machine alone."""
-        named = self.config or os.environ.get("GRID_CONFIG")
-        if named:
-            return ClientConfig(named, explicit=True)
-        return ClientConfig(self.find_config(announce=may_start and not os.path.exists(self.state_dir.socket)))
+    def find_config(self) -> str | None:
+        """The config at one of the usual places, unless somebody else could have written it."""
+        from distributed_grid.posix.trusted_files import distrust_of  # most commands find a control plane
 
-    def find_config(self, *, announce: bool) -> str | None:
-        """The config at its default path, if there is one."""
-        if os.path.exists(DEFAULT_CONFIG):
-            if announce:
-                print(f"grid: using ./{DEFAULT_CONFIG}", file=sys.stderr)
-            return DEFAULT_CONFIG
-        cluster = self.state_dir.cluster_file
-        return cluster if os.path.exists(cluster) else None  # False, not an error, where we may not look
+        for path in (DEFAULT_CONFIG, self.state_dir.cluster_file):
+            if os.path.exists(path):  # False, not an error, where we may not look
+                reason = distrust_of(path)
+                if reason is None:
+                    return path
+                advice = f"to use it all the same, name it: grid --config {path} …"
+                print(f"grid: not using {path}, because {reason}; {advice}", file=sys.stderr)
+        return None
+
+    def announce_config(self, path: str) -> None:
+        """Say that a config is used that was found in the current directory."""
+        if os.path.abspath(path) == os.path.abspath(DEFAULT_CONFIG):
+            print(f"grid: using ./{DEFAULT_CONFIG}", file=sys.stderr)
+
+    def _announce(self, started: StartedDaemon) -> None:
+        """Say which config a control plane that we started has found, and what of it does not act yet."""
+        if self.named_config is None and started.config is not None:
+            self.announce_config(started.config)
+        for note in started.notes:
+            print(f"grid: {note}", file=sys.stderr)
 
 
 def is_terminal() -> bool:

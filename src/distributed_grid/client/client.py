@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from distributed_grid.client.conversation import (
     LOST,
@@ -32,17 +32,37 @@ from distributed_grid.errors import GridError, Unreachable
 from distributed_grid.posix.unix_sockets import UNCONNECTED, peer_uid, short_path
 from distributed_grid.state_dir import StateDir
 
+if TYPE_CHECKING:
+    from distributed_grid.client.daemon_start import StartedDaemon
+
 IDLE_SECONDS = 900.0
 START_SECONDS = 60.0
+RECONNECT_SECONDS = 6.0
+"""How long a command that only shows something waits for the next control plane, which others may start."""
 
 
 class Client:
     """A connection to the control plane, made (with the control plane, if need be) on the first call."""
 
-    def __init__(self, state_dir: StateDir, config: ClientConfig | None = None, *, may_start: bool = True) -> None:
+    def __init__(
+        self,
+        state_dir: StateDir,
+        config: ClientConfig | None = None,
+        *,
+        may_start: bool = True,
+        query_only: bool = False,
+        find_config: Callable[[], str | None] = lambda: None,
+        on_started: Callable[[StartedDaemon], None] = lambda started: None,
+    ) -> None:
+        """`query_only`: a control plane that runs stays as it is. Where one is started without a config that was
+        named, `find_config` says with which; `on_started` hears which one it uses."""
         self.state_dir = state_dir
         self._config = config or ClientConfig()
         self._may_start = may_start
+        self._query_only = query_only
+        self._reconnect_seconds = 0.0
+        self._find_config = find_config
+        self._on_started = on_started
         self._socket: socket.socket | None = None
         self._conversation = Conversation()
 
@@ -97,20 +117,23 @@ class Client:
         if self._socket is not None:
             return
         deadline = time.monotonic() + START_SECONDS
+        gives_up = time.monotonic() + self._reconnect_seconds
         while time.monotonic() < deadline:
             try:
                 self._open_socket()
-                self._send(hello(self._config))
+                self._send(hello(self._config, query_only=self._query_only))
                 self._conversation.accept_welcome(self._next_part()[1])
+                if self._query_only:  # should it go away, somebody may have stopped it
+                    self._may_start, self._reconnect_seconds = False, RECONNECT_SECONDS
                 return
             except HandedOver:
                 self.close()
                 time.sleep(RETRY_SECONDS)
             except (OSError, EOFError):  # nobody there, or a directory that starting will find fault with
                 self.close()
-                if not self._may_start:
+                if not self._may_start and time.monotonic() >= gives_up:
                     raise Unreachable(f"no control plane runs for {self.state_dir.root}") from None
-                if self.state_dir.is_locked():  # one is just starting, or just leaving
+                if not self._may_start or self.state_dir.is_locked():  # one is just starting, or just leaving
                     time.sleep(RETRY_SECONDS)
                 else:
                     self.start(stay=False)
@@ -120,11 +143,15 @@ class Client:
         """Start a control plane; where another is just starting, give it a moment."""
         from distributed_grid.client.daemon_start import start_daemon  # most commands find one that runs
 
-        config = self._config
+        config = self._config if self._config.explicit else ClientConfig(self._find_config())
         idle = float(os.environ.get("GRID_IDLE_SECONDS") or IDLE_SECONDS)
-        began = start_daemon(self.state_dir, config=config.path, explicit=config.explicit, stay=stay, idle_seconds=idle)
-        if not began:
+        started = start_daemon(
+            self.state_dir, config=config.path, explicit=config.explicit, stay=stay, idle_seconds=idle
+        )
+        if started is None:
             time.sleep(4 * RETRY_SECONDS)
+        else:
+            self._on_started(started)
 
     def _open_socket(self) -> None:
         connection = socket.socket(socket.AF_UNIX)

@@ -45,14 +45,19 @@ class ClientConfig:
 
 
 def file_digest(path: str) -> str:
-    """A digest of a config file's bytes."""
-    import hashlib  # here, because most commands name no config
-
+    """The digest of a config file."""
     try:
         with open(path, "rb") as file:
-            return hashlib.sha256(file.read()).hexdigest()[:16]
+            return digest_of(file.read())
     except OSError as failure:
         raise BadInput(f"cannot read the config {path}: {failure.strerror}") from failure
+
+
+def digest_of(content: bytes) -> str:
+    """The digest of a config file's bytes; nobody can make two files with the same."""
+    import hashlib  # here, because most commands name no config
+
+    return hashlib.sha256(content).hexdigest()
 
 
 class Conversation:
@@ -83,14 +88,15 @@ class Conversation:
             raise HandedOver
 
 
-def hello(config: ClientConfig) -> Message:
-    """The first message of a connection: who we are, and which config we insist on."""
+def hello(config: ClientConfig, *, query_only: bool = False) -> Message:
+    """The first message of a connection: who we are, which config we require, and whether we only ask."""
     return {
         "op": "hello",
         "protocol": PROTOCOL,
         "version": __version__,
         "config": config.digest if config.explicit else None,
         "config_path": config.path if config.explicit else None,
+        "query_only": query_only,
     }
 
 

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from distributed_grid.errors import BadInput, GridError, Unreachable
 from distributed_grid.state_dir import StateDir
@@ -21,8 +22,17 @@ INHERITED_VARIABLES = ("HOME", "USER", "LOGNAME", "PATH", "LANG", "LC_ALL", "TZ"
 """What the daemon inherits of the environment; others, such as LD_PRELOAD, only where a test sets GRID_KEEP_ENV."""
 
 
-def start_daemon(state_dir: StateDir, *, config: str | None, explicit: bool, stay: bool, idle_seconds: float) -> bool:
-    """Start a control plane and wait until it serves; False where another one was quicker."""
+class StartedDaemon(NamedTuple):
+    """A control plane that was just started: the config it uses, and what the user should know about that."""
+
+    config: str | None
+    notes: list[str]
+
+
+def start_daemon(
+    state_dir: StateDir, *, config: str | None, explicit: bool, stay: bool, idle_seconds: float
+) -> StartedDaemon | None:
+    """Start a control plane and wait until it serves; None where another one was quicker."""
     state_dir.create()
     _rotate_log(state_dir.log)
     reader, writer = os.pipe()
@@ -74,7 +84,7 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _await_report(reader: int, process: subprocess.Popen[bytes], state_dir: StateDir) -> bool:
+def _await_report(reader: int, process: subprocess.Popen[bytes], state_dir: StateDir) -> StartedDaemon | None:
     """Wait for the daemon's report; for one that ends without any, raise the last line of its log."""
     with os.fdopen(reader, "rb") as pipe:
         line = pipe.readline()
@@ -87,7 +97,7 @@ def _await_report(reader: int, process: subprocess.Popen[bytes], state_dir: Stat
     if report["state"] == "failed":
         raise BadInput(report["message"]) if report.get("bad_input") else GridError(report["message"])
     process.returncode = 0  # it lives on by itself: nobody here waits for it
-    return bool(report["state"] == "ready")
+    return StartedDaemon(report["config"], report["notes"]) if report["state"] == "ready" else None
 
 
 def _last_line(log: Path) -> str:

@@ -29,7 +29,7 @@ from distributed_grid.config.sections import (
     ThresholdConfig,
 )
 from distributed_grid.config.value_kinds import CUSTOM_NAME, FLAG, TEXT, Seconds
-from distributed_grid.config.yaml_document import YamlNode, from_plain, parse, read_text
+from distributed_grid.config.yaml_document import YamlNode, decode_content, from_plain, parse, read_content
 
 
 class ClusterConfig(Section):
@@ -44,7 +44,7 @@ class ClusterConfig(Section):
         ResourceSharing, ResourceSharing(), overridden_at="execution.resource_sharing"
     )
     hold_seconds: float = setting(Seconds(1), 60.0, ge=1, allow_inf_nan=False)
-    trusted_network: bool = setting(FLAG, False)
+    trusted_network: bool = setting(FLAG, False, acts=True)
     owner_policy: OwnerPolicy = setting(OwnerPolicy, OwnerPolicy())
     fairness: Fairness = setting(Fairness, Fairness())
     preemption: Preemption = setting(Preemption, Preemption())
@@ -62,7 +62,12 @@ class ClusterConfig(Section):
     @classmethod
     def from_yaml(cls, path: str | Path, env: Mapping[str, str] | None = None) -> Self:
         """The configuration in a YAML or JSON file, or `ConfigProblems` with everything that is wrong."""
-        config = cls.from_text(read_text(path), str(path), env)
+        return cls.from_content(path, read_content(path), env)
+
+    @classmethod
+    def from_content(cls, path: str | Path, content: bytes, env: Mapping[str, str] | None = None) -> Self:
+        """The configuration in a file whose bytes were read already."""
+        config = cls.from_text(decode_content(content, str(path)), str(path), env)
         object.__setattr__(config, "source", str(Path(path).absolute()))
         return config
 

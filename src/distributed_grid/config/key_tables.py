@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -249,13 +249,37 @@ class Section(BaseModel):
         required = tuple(name for name, info in cls.model_fields.items() if info.is_required())
         cls.key_table = KeyTable(tuple(keys), required, cls.shorthand)
 
+    def without_acts(self) -> tuple[Self, list[str]]:
+        """This section with everything that acts at its default, and the keys for which that made a difference."""
+        changes: dict[str, Any] = {}
+        keys: list[str] = []
+        for name, info in type(self).model_fields.items():
+            value = getattr(self, name)
+            parts = value if isinstance(value, tuple) else (value,)
+            if isinstance(info.json_schema_extra, dict) and info.json_schema_extra.get("acts"):
+                if value != info.default:
+                    changes[name] = info.default
+                    keys.append(name)
+            elif any(isinstance(part, Section) for part in parts):
+                inert = [part.without_acts() for part in parts]
+                if any(found for _, found in inert):
+                    changes[name] = tuple(part for part, _ in inert) if isinstance(value, tuple) else inert[0][0]
+                    keys += dict.fromkeys(f"{name}.{key}" for _, found in inert for key in found)
+        return (self.model_copy(update=changes) if changes else self), keys
+
 
 def setting(
-    kind: ValueKind | type[Section], default: Any = ..., *spellings: str, overridden_at: str = "", **bounds: Any
+    kind: ValueKind | type[Section],
+    default: Any = ...,
+    *spellings: str,
+    overridden_at: str = "",
+    acts: bool = False,
+    **bounds: Any,
 ) -> Any:
     """A field that one key sets: under its own name, or only under the spellings given.
 
-    What is set at `overridden_at` wins over it, key by key. `bounds` are pydantic's.
+    What is set at `overridden_at` wins over it, key by key. What `acts` (runs something, opens a port, uses a key,
+    weakens a protection) counts only in a file that somebody named. `bounds` are pydantic's.
     """
     value_kind = kind if isinstance(kind, ValueKind) else kind.key_table
 
@@ -263,7 +287,7 @@ def setting(
         own = [Key(name, value_kind, spellings or (name,))]
         return own + ([Key(name, value_kind, (overridden_at,), overrides=True)] if overridden_at else [])
 
-    return Field(default, json_schema_extra={"keys": keys}, **bounds)  # type: ignore[dict-item]
+    return Field(default, json_schema_extra={"keys": keys, "acts": acts}, **bounds)  # type: ignore[dict-item]
 
 
 def duration(default: float | None, low: float = MIN_INTERVAL_SECONDS) -> Any:

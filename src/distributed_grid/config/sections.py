@@ -164,10 +164,10 @@ class NodeConfig(Section):
     host: str = setting(HOST, "", "host", "hostname")
     port: Port = setting(PORT, 22)
     user: str | None = setting(LOGIN, None)
-    ssh_key_path: str | None = setting(PATH, None)
-    known_hosts: str | None = setting(PATH, None)
-    accept_new: bool = setting(FLAG, False)
-    proxy_jump: str | None = setting(JUMPS, None)
+    ssh_key_path: str | None = setting(PATH, None, acts=True)
+    known_hosts: str | None = setting(PATH, None, acts=True)
+    accept_new: bool = setting(FLAG, False, acts=True)
+    proxy_jump: str | None = setting(JUMPS, None, acts=True)
     role: Literal["head", "worker"] = setting(OneOf(("head", "worker"), {"master": "head"}), "worker")
     cpu_milli: Whole | None = setting(SOME_CORES, None, "cpu_count")
     memory_bytes: Whole | None = setting(SOME_GIGABYTES, None, "memory_gb")
@@ -176,8 +176,8 @@ class NodeConfig(Section):
     custom: dict[str, Whole] = setting(COUNTS, {})
     tags: tuple[str, ...] = setting(ListOf(TEXT, "words"), ())
     labels: dict[str, str] = setting(MapOf(TEXT, TEXT, "names to text"), {})
-    python: str | None = setting(COMMAND, None)
-    ray_python: str | None = setting(COMMAND, None)
+    python: str | None = setting(COMMAND, None, acts=True)
+    ray_python: str | None = setting(COMMAND, None, acts=True)
     ray_address: str | None = setting(HOST, None)
     trust_declared: bool = setting(FLAG, False)
     dedicated: bool = setting(FLAG, False)
@@ -243,8 +243,8 @@ class Alerts(Section):
     cpu_high: Part | None = setting(RATIO, None, "cpu")
     memory_high: Part | None = setting(RATIO, 0.75, "memory")
     gpu_high: Part | None = setting(RATIO, None, "gpu")
-    command: str | None = setting(COMMAND, None)
-    webhook: SecretStr | None = setting(WEB_ADDRESS, None)
+    command: str | None = setting(COMMAND, None, acts=True)
+    webhook: SecretStr | None = setting(WEB_ADDRESS, None, acts=True)
 
 
 class Scaling(Section):
@@ -268,27 +268,27 @@ class Scaling(Section):
 class ServerConfig(Section):
     """Where the control plane listens for REST and for agents that joined; None is "as the address calls for"."""
 
-    host: str = setting(HOST, "127.0.0.1")
-    port: Annotated[int, Field(ge=0, le=65535)] | None = setting(Count(0, 65535, "a port number"), None)
-    names: tuple[str, ...] = setting(ListOf(HOST, "host names or addresses"), ())
-    tls: bool | None = setting(FLAG, None)
-    certificate: str | None = setting(PATH, None)
-    key: str | None = setting(PATH, None)
-    force_plain: bool = setting(FLAG, False)
+    host: str = setting(HOST, "127.0.0.1", acts=True)
+    port: Annotated[int, Field(ge=0, le=65535)] | None = setting(Count(0, 65535, "a port number"), None, acts=True)
+    names: tuple[str, ...] = setting(ListOf(HOST, "host names or addresses"), (), acts=True)
+    tls: bool | None = setting(FLAG, None, acts=True)
+    certificate: str | None = setting(PATH, None, acts=True)
+    key: str | None = setting(PATH, None, acts=True)
+    force_plain: bool = setting(FLAG, False, acts=True)
 
 
 class Ray(Section):
     """How the grid starts Ray on its nodes; None of `python` is "the Ray that the grid installs there"."""
 
-    python: str | None = setting(COMMAND, None)
+    python: str | None = setting(COMMAND, None, acts=True)
     port: Port = setting(PORT, 6379)
     client_port: Port = setting(PORT, 10001)
     dashboard_port: Port = setting(PORT, 8265)
-    dashboard_host: str = setting(HOST, "127.0.0.1")
+    dashboard_host: str = setting(HOST, "127.0.0.1", acts=True)
     min_worker_port: Port = setting(PORT, 20000)
     max_worker_port: Port = setting(PORT, 20999)
     object_store_memory_bytes: Whole | None = setting(SOME_GIGABYTES, None, "object_store_memory_gb")
-    auth: Literal["token", "none"] = setting(OneOf(("token", "none")), "token")
+    auth: Literal["token", "none"] = setting(OneOf(("token", "none")), "token", acts=True)
     tls: bool = setting(FLAG, False)
 
 
@@ -299,4 +299,4 @@ class Logging(Section):
         OneOf(("debug", "info", "warning", "error"), {"warn": "warning"}), "info"
     )
     format: Literal["text", "json"] = setting(OneOf(("text", "json"), {"console": "text"}), "text")
-    file: str | None = setting(PATH, None)
+    file: str | None = setting(PATH, None, acts=True)

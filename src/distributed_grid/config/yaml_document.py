@@ -6,7 +6,9 @@ and size, depth and the expansion of aliases have limits. All problems of a docu
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,11 +88,13 @@ class _OpenContainer:
     size: int = 1
 
 
-def read_text(path: str | Path) -> str:
-    """The text of a configuration file, refused when it is too large or not text."""
+def read_content(path: str | Path) -> bytes:
+    """The bytes of a configuration file; one that is too large, or that reading might wait for, is refused."""
     file = str(path)
     try:
-        with Path(path).open("rb") as stream:
+        with open(path, "rb", opener=_open_at_once) as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise _refusal(file, "is no regular file, expected one")
             data = stream.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise _refusal(file, "no such file") from None
@@ -102,6 +106,15 @@ def read_text(path: str | Path) -> str:
         raise _refusal(file, f"cannot be read: {error}") from None
     if len(data) > MAX_FILE_BYTES:
         raise _refusal(file, _TOO_LARGE)
+    return data
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for its other end
+
+
+def decode_content(data: bytes, file: str) -> str:
+    """The text in these bytes, refused when it is none."""
     if b"\0" in data:
         raise _refusal(file, "is not text (it has zero bytes), expected YAML or JSON in UTF-8")
     try:

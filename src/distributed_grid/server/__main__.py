@@ -30,7 +30,7 @@ def main() -> int:
         startup.send("taken")
         return 0
     except GridError as failure:
-        startup.send("failed", str(failure))
+        startup.send("failed", message=str(failure))
         return 1
     try:
         _raise_process_limits()

@@ -1,4 +1,9 @@
-"""Config of the cluster: which one the daemon uses, and its nodes and policies in the ledger."""
+"""Config of the cluster: which one the daemon uses, how far it is trusted, and its nodes and policies in the ledger.
+
+A file that a user has named (`--config`, `$GRID_CONFIG`, or from Python) counts as it is; its path and digest are
+remembered. A file that was only found counts if nobody but its user could have written it, and without the keys that
+act (`Section.without_acts`).
+"""
 
 from __future__ import annotations
 
@@ -7,34 +12,47 @@ import json
 import logging
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from distributed_grid.client.conversation import file_digest
+from distributed_grid.client.conversation import digest_of
 from distributed_grid.config import ClusterConfig, NodeConfig
+from distributed_grid.config.yaml_document import read_content
 from distributed_grid.config_mapping import effective_capacity, joined_node, nodes_from, owner_rules, scheduling_policy
 from distributed_grid.control.agent_sessions import NodeRegistry
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import NodeDeclared, NodeForgotten, PolicySet
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Capacity
+from distributed_grid.errors import Refused
 from distributed_grid.ports import Store
+from distributed_grid.posix.private_files import write_private
+from distributed_grid.posix.trusted_files import distrust_of
 from distributed_grid.server.access.certificates import make_certificate
 from distributed_grid.state_dir import StateDir
 from distributed_grid.wire import OwnerRules
 
+MAX_NAMED = 100
+"""So many named files are remembered, the last ones."""
 log = logging.getLogger(__name__)
 
 
-class SelectedConfig:
-    """A loaded config and where it came from."""
+class SelectedConfig(NamedTuple):
+    """A loaded config and where it came from; `inert` are the keys in it that act only once the file is named."""
 
-    def __init__(self, config: ClusterConfig, path: str | None) -> None:
-        self.config = config
-        self.path = path
-        self.digest = file_digest(path) if path else None
+    config: ClusterConfig
+    path: str | None = None
+    digest: str | None = None
+    inert: tuple[str, ...] = ()
+
+    def notes(self) -> list[str]:
+        """What the user should know about how this config is used."""
+        if not self.inert:
+            return []
+        verb, command = "acts" if len(self.inert) == 1 else "act", f"grid --config {self.path} daemon start"
+        return [f"{', '.join(self.inert)} in {self.path} {verb} only once you have named that file: {command}"]
 
 
 def select_config(path: str | None, explicit: bool, store: Store, state_dir: StateDir) -> SelectedConfig:
@@ -44,11 +62,46 @@ def select_config(path: str | None, explicit: bool, store: Store, state_dir: Sta
         if last != path:
             log.info("leases or jobs are alive: using the previous config, %s", last)
         path = last
-    return SelectedConfig(_load(path), path)
+    if path is None:
+        return SelectedConfig(ClusterConfig.embedded(socket.gethostname()))
+    content = read_content(path)
+    config, digest = ClusterConfig.from_content(path, content), digest_of(content)
+    named = NamedConfigs(state_dir)
+    if explicit:
+        named.add(path, digest)
+    if named.has(path, digest):
+        return SelectedConfig(config, path, digest)
+    reason = distrust_of(path)
+    if reason is not None:
+        raise Refused(f"{path} is not used, because {reason}; to use it all the same: grid --config {path} …")
+    config, inert = config.without_acts()
+    return SelectedConfig(config, path, digest, tuple(inert))
 
 
-def _load(path: str | None) -> ClusterConfig:
-    return ClusterConfig.from_yaml(path) if path else ClusterConfig.embedded(socket.gethostname())
+class NamedConfigs:
+    """The config files that the user has named, each with the digest of what was in it then (0600)."""
+
+    def __init__(self, state_dir: StateDir) -> None:
+        self._file = state_dir.host_dir / "named_configs.json"
+
+    def has(self, path: str, digest: str) -> bool:
+        """Whether the user has named this file, and it has not changed since."""
+        return self._read().get(path) == digest
+
+    def add(self, path: str, digest: str) -> None:
+        """Remember a file that was named; what cannot be written is not remembered."""
+        known = self._read()
+        if known.pop(path, None) == digest:
+            return
+        kept = dict([*known.items(), (path, digest)][-MAX_NAMED:])
+        with contextlib.suppress(OSError):
+            write_private(self._file, json.dumps(kept).encode())
+
+    def _read(self) -> dict[str, str]:
+        try:
+            return msgspec.json.decode(self._file.read_bytes(), type=dict[str, str])
+        except (OSError, msgspec.DecodeError):
+            return {}
 
 
 def save_selection(selected: SelectedConfig, state_dir: StateDir, *, stay: bool) -> None:

@@ -82,7 +82,7 @@ def serve(state_dir: StateDir, instance_lock: InstanceLock, options: argparse.Na
         asyncio.run(Daemon(state_dir, instance_lock, options).run(startup))
     except GridError as failure:
         log.error("%s", failure)
-        startup.send("failed", str(failure), bad_input=isinstance(failure, BadInput))
+        startup.send("failed", message=str(failure), bad_input=isinstance(failure, BadInput))
         return 1
     return 0
 
@@ -218,7 +218,7 @@ class Daemon:
             server = await asyncio.get_running_loop().create_unix_server(self._accept, sock=listener, backlog=BACKLOG)
             gc.freeze()  # what is loaded stays: the collector need not look at it again and again
             log.info("serving, version %s, pid %d, config %s", __version__, os.getpid(), self._selected.path)
-            startup.send("ready")
+            startup.send("ready", config=self._selected.path, notes=self._selected.notes())
             rules = rebalance_rules(self._config)
             background = [
                 asyncio.create_task(trim_content_forever(self._grid, self._content)),

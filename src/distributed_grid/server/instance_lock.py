@@ -84,14 +84,11 @@ class StartupReport:
         if descriptor is not None:
             os.set_inheritable(descriptor, False)
 
-    def send(self, state: str, message: str = "", *, bad_input: bool = False) -> None:
+    def send(self, state: str, **details: object) -> None:
         """Report once; later calls do nothing."""
         if self._descriptor is None:
             return
         with contextlib.suppress(OSError):
-            os.write(
-                self._descriptor,
-                json.dumps({"state": state, "message": message, "bad_input": bad_input}).encode() + b"\n",
-            )
+            os.write(self._descriptor, json.dumps({"state": state, **details}).encode() + b"\n")
             os.close(self._descriptor)
         self._descriptor = None

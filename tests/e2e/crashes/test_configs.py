@@ -36,17 +36,18 @@ def test_a_config_that_contradicts_a_busy_daemon_is_refused_with_the_command_to_
     job = grid("run-shared", "--config", one, "--detach", "sh", "-c", "read x < gate; exit 5", check=0).stdout.strip()
     first = daemon_pid(grid)
 
-    said = one_line(grid("status", "--config", two))
+    said = one_line(grid("run-shared", "--config", two, "true"))
     assert one in said
     assert "1 lease;" in said
     assert "grid daemon stop" in said
     one_line(grid("run-shared", "true", env={"GRID_CONFIG": two}))
+    one_line(grid("status", "--config", two))
     assert names(grid, env={"GRID_CONFIG": one}) == ["one"]  # the same config does not contradict
     assert daemon_pid(grid) == first
 
     open_gate(gate)
     assert grid("jobs", "wait", job, "--timeout", "10").returncode == 5
-    grid("status", "--config", two, check=0)  # nothing is held any more: the daemon is replaced
+    grid("run-shared", "--config", two, "true", check=0)  # nothing is held any more: the daemon is replaced
     assert names(grid) == ["two"]
     assert daemon_pid(grid) != first
     assert grid.json("daemon", "status")["config"] == two

@@ -47,7 +47,9 @@ def test_a_newer_command_makes_the_daemon_hand_over_while_a_job_goes_on(grid: Sh
     follower = grid.start("run-shared", "-j", "job", "sh", "-c", "echo begin; read x < gate; echo end; exit 9")
     pid = wait_until(lambda: grid("jobs", "show", "job").returncode == 0 and grid.job("job")["attempts"][-1]["pid"])
 
-    done = newer("status")
+    done = newer("status")  # a look changes nothing
+    assert (done.returncode, done.stderr, daemon_pid(grid)) == (0, "", old["pid"])
+    done = newer("run-shared", "-a", "0.1", "true")
     assert (done.returncode, done.stderr) == (0, "")
     wait_until(lambda: not is_running(old["pid"]))
     new = grid.json("daemon", "status")  # the old command line is served by the new daemon, and does not fight it

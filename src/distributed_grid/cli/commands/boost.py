@@ -82,7 +82,7 @@ def lent_text(lease: dict[str, Any], source: str) -> str:
 @boost.command(Option("--node", default="", metavar="NODE", help="Only what is lent to this node."))
 def status(session: CliSession, node: str) -> None:
     """The boosts that are active, summed up and one by one."""
-    found = session.call("list_boosts", node=node)
+    found = session.query("list_boosts", node=node)
     print_answer(session, found, status_text(found))
 
 

@@ -57,7 +57,7 @@ def stop(session: CliSession, nodes: tuple[str, ...], force: bool, purge: bool) 
 @cluster.command(_names)
 def status(session: CliSession, nodes: tuple[str, ...]) -> None:
     """Each node: its state, its link, what runs there."""
-    view = session.stream_steps("manage_cluster", _show_nothing, **_selection("status", nodes))
+    view = session.stream_steps("manage_cluster", _show_nothing, query_only=True, **_selection("status", nodes))
     found, ray = view["nodes"], view["ray"]
     rows = [
         (
@@ -85,7 +85,9 @@ def env(session: CliSession, node: str | None) -> None:
     \b
     $ eval "$(grid cluster env)"
     """
-    view = session.stream_steps("manage_cluster", _show_nothing, **_selection("env", (node,) if node else ()))
+    view = session.stream_steps(
+        "manage_cluster", _show_nothing, query_only=True, **_selection("env", (node,) if node else ())
+    )
     lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(view["environ"].items())]
     if not node and view["ray"]["head"]:
         lines.append(f"# from here: ray status --address {view['ray']['head']}")

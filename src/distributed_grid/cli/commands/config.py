@@ -69,15 +69,17 @@ def show(session: CliSession, path: str | None) -> None:
     from distributed_grid.config.yaml_document import render
 
     if path is None and session.config is None:
-        with session.client() as client:
-            shown = client.call("get_config")["config"]
+        shown = session.query("get_config")["config"]
     else:
         shown = ClusterConfig.from_yaml(_chosen(session, path)).as_dict()
     print_answer(session, shown, render(shown))
 
 
 def _chosen(session: CliSession, path: str | None) -> str:
-    chosen = path or session.config or os.environ.get("GRID_CONFIG") or session.find_config(announce=True)
+    chosen = path or session.named_config
     if chosen is None:
-        raise BadInput("no cluster file found: name one, or make one with: grid init")
+        chosen = session.find_config()
+        if chosen is None:
+            raise BadInput("no cluster file found: name one, or make one with: grid init")
+        session.announce_config(chosen)
     return chosen

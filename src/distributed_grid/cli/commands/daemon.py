@@ -59,7 +59,7 @@ def create(session: CliSession, user: str, team: str, ttl: float) -> None:
 @token.command(name="list")
 def list_(session: CliSession) -> None:
     """The tokens there are, without their secrets."""
-    found = session.call("list_tokens")["tokens"]
+    found = session.query("list_tokens")["tokens"]
     rows = [
         (
             one["token_id"],
@@ -119,7 +119,7 @@ def create_join(session: CliSession, node: str, ttl: float, address: tuple[str, 
 @join_token.command(name="list")
 def list_join(session: CliSession) -> None:
     """The join tokens there are, and who used them."""
-    found = session.call("list_join_tokens")["join_tokens"]
+    found = session.query("list_join_tokens")["join_tokens"]
     rows = [
         (
             one["token_id"],
@@ -196,7 +196,7 @@ def stop(session: CliSession) -> None:
 @daemon.command()
 def status(session: CliSession) -> None:
     """Whether the control plane runs, and where; exits 3 where it does not."""
-    with session.client(may_start=False) as client:
+    with session.running_client() as client:
         info = client.call("get_daemon_info")
     lines = [
         f"{name.replace('_', ' ') + ':':16}{info[name]}"

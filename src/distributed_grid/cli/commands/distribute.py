@@ -34,7 +34,7 @@ def distribute() -> None:
 @distribute.command()
 def status(session: CliSession) -> None:
     """Each node: whether it takes work, what it has left, how it ranks, and why it keeps what it keeps."""
-    nodes = session.call("get_status")["nodes"]
+    nodes = session.query("get_status")["nodes"]
     print_answer(session, nodes, _workers_table(nodes))
 
 

@@ -25,7 +25,8 @@ def events(
     With --json, one event a line.
     """
     options: dict[str, Any] = {"follow": follow, "limit": limit, "subject": subject, "types": types, "after": after}
-    for _, event in session.follow("list_events", lambda: options, reconnect=follow):
+    following = session.follow("list_events", lambda: options, reconnect=follow, query_only=True, may_start=not follow)
+    for _, event in following:
         assert isinstance(event, dict)
         if "seq" in event:
             echo(json.dumps(event) if session.json else _line(event))

@@ -19,7 +19,7 @@ def explain(session: CliSession, id_: str) -> None:
 
     ID is a job, a lease or a request, also one that was refused; any unique prefix will do.
     """
-    found = session.call("explain", id=id_)
+    found = session.query("explain", id=id_)
     print_answer(session, found, "\n".join(_lines(found)))
 
 

@@ -34,7 +34,7 @@ def jobs() -> None:
 )
 def list_(session: CliSession, all_: bool, limit: int) -> None:
     """The jobs that are going on, and those that ended of late."""
-    found = session.call("list_jobs", all=all_, limit=10_000 if all_ else limit)["jobs"]
+    found = session.query("list_jobs", all=all_, limit=10_000 if all_ else limit)["jobs"]
     rows = [
         (
             job["job_id"],
@@ -54,7 +54,7 @@ def list_(session: CliSession, all_: bool, limit: int) -> None:
 @jobs.command(Argument("job_id"))
 def show(session: CliSession, job_id: str) -> None:
     """Everything known about one job."""
-    job = session.call("get_job", job_id=job_id)["job"]
+    job = session.query("get_job", job_id=job_id)["job"]
     print_answer(session, job, "\n".join(_lines(job)))
 
 
@@ -99,7 +99,7 @@ def logs(session: CliSession, job_id: str, follow: bool, tail: int | None) -> No
         place = {"stdout_seen": seen[STDOUT], "stderr_seen": seen[STDERR]}
         return {"job_id": job_id, "follow": follow, "tail_bytes": tail, **place}
 
-    for kind, part in session.follow("read_logs", position, reconnect=follow and tail is None):
+    for kind, part in session.follow("read_logs", position, reconnect=follow and tail is None, query_only=True):
         if isinstance(part, bytes):
             seen[kind] += len(part)
             write_output(kind, part)
@@ -143,7 +143,7 @@ def _fate(job: dict[str, Any]) -> str:
 )
 def wait(session: CliSession, job_ids: tuple[str, ...], timeout: float | None) -> int:
     """Wait until jobs are over (all that are going on, where none is named); exits with the first failure's code."""
-    with session.client() as client:
+    with session.client(query_only=True) as client:
         names = job_ids or [job["uid"] for job in client.call("get_status")["jobs"]]
         deadline = time.monotonic() + timeout if timeout is not None else None
         found = [client.call("wait_for_job", job_id=name, timeout_seconds=_left(deadline))["job"] for name in names]

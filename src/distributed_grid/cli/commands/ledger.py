@@ -26,7 +26,7 @@ def ledger(session: CliSession, since: str, by: str | None) -> None:
     A lease counts from its grant to its end, with what was asked for. What ended more than 30 days ago is kept as sums
     by day, and counts on the day it ended.
     """
-    found = session.call("get_lending_report", since_seconds=seconds(since), by=by or "")
+    found = session.query("get_lending_report", since_seconds=seconds(since), by=by or "")
     print_answer(session, found, _text(found))
 
 

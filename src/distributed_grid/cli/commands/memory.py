@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -109,7 +108,7 @@ def retrieve(session: CliSession, name: str, output: str) -> None:
     from distributed_grid.cli.memory_transfer import check_output, retrieve_file, retrieve_to_stdout
 
     to_file = check_output(output, json=session.json)
-    with directory_of(session) as directory:
+    with directory_of(session, query_only=True) as directory:
         if not to_file:
             retrieve_to_stdout(directory, name)
             return
@@ -121,7 +120,7 @@ def retrieve(session: CliSession, name: str, output: str) -> None:
 @memory.command(name="list")
 def list_(session: CliSession) -> None:
     """The blocks there are, where they are, and when they end."""
-    with directory_of(session) as directory:
+    with directory_of(session, query_only=True) as directory:
         blocks = directory.call("list_blocks")["blocks"]
     print_answer(session, blocks, list_text(blocks, datetime.now(UTC)))
 
@@ -129,16 +128,15 @@ def list_(session: CliSession) -> None:
 @memory.command()
 def stats(session: CliSession) -> None:
     """How much of the nodes' memory blocks hold, and what nodes still lend."""
-    with directory_of(session) as directory:
+    with directory_of(session, query_only=True) as directory:
         found = directory.call("get_memory_stats")
     print_answer(session, found, stats_text(found))
 
 
-def directory_of(session: CliSession) -> contextlib.closing[BlockDirectoryClient]:
+def directory_of(session: CliSession, *, query_only: bool = False) -> contextlib.closing[BlockDirectoryClient]:
     """The block directory: through the agent of a job or of this machine, else the control plane."""
-    has_config = bool(session.config or os.environ.get("GRID_CONFIG"))
-    local = agent_directory(session.state_dir, has_config=has_config)
-    return contextlib.closing(local or BlockDirectoryClient(session.client))
+    local = agent_directory(session.state_dir, has_config=session.named_config is not None)
+    return contextlib.closing(local or BlockDirectoryClient(lambda: session.client(query_only=query_only)))
 
 
 def find_block(blocks: list[dict[str, Any]], name: str) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def request(session: CliSession, /, node: str, resource_type: str, amount: float
 @resource_sharing.command()
 def status(session: CliSession) -> None:
     """Offers, allocations, how many requests wait, and which nodes cool down."""
-    with session.client() as client:
+    with session.client(query_only=True) as client:
         found = client.call("get_status")
         sharing = client.call("get_config")["config"]["resource_sharing"]
     cooling = [node["node_id"] for node in found["nodes"] if node["cooling"]]

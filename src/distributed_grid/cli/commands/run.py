@@ -155,7 +155,7 @@ def fetch_files(session: CliSession, job_id: str, patterns: Sequence[str], targe
     """Download the files that match into a directory; what came, and what could not."""
     download = FileDownload(target, patterns)
     try:
-        with session.client() as client:
+        with session.client(query_only=True) as client:
             for kind, part in client.stream("fetch_files", job_id=job_id, patterns=list(patterns)):
                 done = download.receive(kind, part)
                 if done is not None:

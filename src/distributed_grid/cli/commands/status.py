@@ -12,7 +12,7 @@ from distributed_grid.cli.session import CliSession
 @command()
 def status(session: CliSession) -> None:
     """Nodes, pressure, offers, leases and jobs at a glance."""
-    found = session.call("get_status")
+    found = session.query("get_status")
     jobs = found["jobs"]
     parts = [_nodes(found["nodes"])]
     running = sum(1 for job in jobs if job["state"] == "running")
@@ -27,7 +27,7 @@ def status(session: CliSession) -> None:
 @command()
 def shared_status(session: CliSession) -> None:
     """Offers and active allocations."""
-    found = session.call("get_status")
+    found = session.query("get_status")
     shared = {"offers": found["offers"], "allocations": found["allocations"]}
     print_answer(session, shared, offers_table(found["offers"]) + "\n\n" + allocations_table(found["allocations"]))
 

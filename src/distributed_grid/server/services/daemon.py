@@ -22,9 +22,10 @@ from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import is_automatic
 from distributed_grid.errors import ProtocolError, Refused
-from distributed_grid.server.active_config import SelectedConfig, save_selection
+from distributed_grid.server.active_config import NamedConfigs, SelectedConfig, save_selection
 from distributed_grid.state_dir import StateDir
 
+QUERY_ADVICE = "leave --config out, or type: grid daemon stop"
 log = logging.getLogger(__name__)
 
 
@@ -75,11 +76,20 @@ def user_leases(ledger: Ledger) -> list[Lease]:
 
 
 async def should_hand_over(hello: requests.ClientHello, selected: SelectedConfig, grid: Grid) -> bool:
-    """Whether to exit for the client's newer version or other config; Refused while that config is in use."""
+    """Whether to exit for the client's newer version or other config; Refused while that config is in use.
+
+    Never for a client that only asks: where it has named another config than ours, it is refused.
+    """
+    is_same = hello.config is None or hello.config == selected.digest
+    using = f"the running control plane uses {selected.path or 'no config'}"
+    if hello.query_only:
+        if is_same:
+            return False
+        raise Refused(f"{using}, and a command that only shows something does not change that; {QUERY_ADVICE}")
     if _numbers(hello.version) > _numbers(__version__):
         log.info("handing over to version %s", hello.version)
         return True
-    if hello.config is None or hello.config == selected.digest:
+    if is_same and not (hello.config and selected.inert):
         return False
 
     def in_use(ledger: Ledger, now: int) -> tuple[int, list[str]]:
@@ -87,7 +97,8 @@ async def should_hand_over(hello: requests.ClientHello, selected: SelectedConfig
         return len(user_leases(ledger)), wanted
 
     busy, served = await grid.read(in_use)
-    using = f"the running control plane uses {selected.path or 'no config'}"
+    if is_same:  # what was inert in it acts from the next start on: now, unless that would disturb somebody
+        return not busy and not served
     if busy:
         raise Refused(
             f"{using} and holds {busy} lease{'' if busy == 1 else 's'}; "
@@ -136,6 +147,8 @@ class DaemonService:
 
     async def hello(self, op: requests.ClientHello) -> View:
         """Greet a client; hands over to a newer version, or to another config when nothing is held."""
+        if op.config is not None and op.config == self._selected.digest and op.config_path is not None:
+            NamedConfigs(self._state_dir).add(op.config_path, op.config)
         handing_over = await should_hand_over(op, self._selected, self._grid)
         if handing_over:
             self._idle_timer.stop()
@@ -159,7 +172,7 @@ class DaemonService:
             "python": sys.version.split()[0],
             "host": socket.gethostname(),
             "rest": self._listener.url,
-            "warnings": list(self._selected.config.warnings),
+            "warnings": [*self._selected.config.warnings, *self._selected.notes()],
         }
 
     async def config(self) -> View:
