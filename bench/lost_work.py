@@ -27,7 +27,6 @@ from bench.owner_traces import BATCH, LOADS, LONG, MINUTE, PODS, PUBLIC, WHOLE, 
 from bench.table import Line
 from distributed_grid.agent.owner.eviction import Borrowed, cheapest
 from distributed_grid.domain import events
-from distributed_grid.domain.effects import StartAttempt
 from distributed_grid.domain.indexes.columns import Column
 from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.jobs import Command, Ending, Job, Outcome
@@ -39,6 +38,7 @@ from distributed_grid.domain.rows import Row
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.reactor import pending_for, step
+from distributed_grid.reactor.effects import StartAttempt
 from distributed_grid.reactor.lease_transitions import grant, preempt_victims
 from distributed_grid.scheduling.placement.placement import Placement, find_placement
 from distributed_grid.scheduling.preemption.preemption import PreemptionPlan, plan_preemption

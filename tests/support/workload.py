@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
-from distributed_grid.domain.effects import StartAttempt
 from distributed_grid.domain.events import (
     AttemptEnded,
     AttemptStarted,
@@ -29,6 +28,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.reactor import pending_for, step_through
+from distributed_grid.reactor.effects import StartAttempt
 
 DONE = Outcome(Ending.EXITED, exit_code=0)
 STOPPED = Outcome(Ending.SIGNALLED, signal=15)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from websockets.asyncio.client import ClientConnection, unix_connect
 
+from distributed_grid.adapters.probes.gpu_probe import GpuProbe
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
-from distributed_grid.adapters.probes.nvml import GpuProbe
 from distributed_grid.agent import join_client
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.execution.host import AttemptHost

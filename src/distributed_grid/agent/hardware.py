@@ -12,9 +12,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from distributed_grid.adapters.probes import procfs
-from distributed_grid.adapters.probes.gpus import Gpu, GpuSample
+from distributed_grid.adapters.probes.gpu_probe import Gpu, GpuProbe, GpuSample
 from distributed_grid.adapters.probes.machine_probe import MachineProbe, MachineSample
-from distributed_grid.adapters.probes.nvml import GpuProbe
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import BadInput
 

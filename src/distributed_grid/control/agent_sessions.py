@@ -15,7 +15,6 @@ from typing import Any, Protocol, TypeVar
 from msgspec import Struct
 
 from distributed_grid import __version__
-from distributed_grid.domain.effects import Effect, StartAttempt
 from distributed_grid.domain.events import (
     AgentRejected,
     AttemptEnded,
@@ -36,6 +35,7 @@ from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import GridError
 from distributed_grid.reactor import overdue, pending
+from distributed_grid.reactor.effects import Effect, StartAttempt
 from distributed_grid.wire import (
     HEARTBEAT_MS,
     PROTOCOL,

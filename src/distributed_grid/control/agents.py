@@ -10,8 +10,8 @@ from distributed_grid.control.agent_files import ContentSender, RemoteFiles
 from distributed_grid.control.agent_sessions import AgentSessions, NodeRegistry, SessionMessage
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.memory_gateway import MemoryGateway
-from distributed_grid.domain.effects import Effect
 from distributed_grid.errors import GridError
+from distributed_grid.reactor.effects import Effect
 from distributed_grid.wire import (
     AgentHello,
     AgentSide,

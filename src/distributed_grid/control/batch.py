@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import msgspec
 
-from distributed_grid.domain.effects import Effect, EngineEffect, MemoryEffect
 from distributed_grid.domain.events import Event, JobCancelled, JobSubmitted, LeaseAsked, LeaseExtended
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
@@ -31,6 +30,7 @@ from distributed_grid.reactor import (
 )
 from distributed_grid.reactor.decision import Answer
 from distributed_grid.reactor.dispatch import StepResult
+from distributed_grid.reactor.effects import Effect, EngineEffect, MemoryEffect
 
 _json = msgspec.json.Encoder()
 Question = Callable[[Ledger, int], Any]

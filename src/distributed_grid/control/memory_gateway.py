@@ -8,7 +8,6 @@ from typing import Protocol
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain import events
 from distributed_grid.domain.blocks import Block, BlockCopy, MemoryServerRow, block_of
-from distributed_grid.domain.effects import FreeCopies, MakeCopy, MemoryEffect, ServeMemory
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.memory.protocol.authentication import (
     FILL,
@@ -20,6 +19,7 @@ from distributed_grid.memory.protocol.authentication import (
 )
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.reactor import overdue_memory, pending_memory
+from distributed_grid.reactor.effects import FreeCopies, MakeCopy, MemoryEffect, ServeMemory
 from distributed_grid.wire import (
     AgentSide,
     CopiesFreedReport,
@@ -158,7 +158,7 @@ def event_of(
         return events.MemoryServed(MemoryServerRow(message.node, gone=True), problem=message.problem)
     if isinstance(message, CopyMadeReport):
         return events.CopyMade(message.source, message.generation, message.problem, nodes)
-    return events.MemoryWanted(message.node, message.memory_bytes)
+    return events.MemoryReclaimRequested(message.node, message.memory_bytes)
 
 
 def _unknown_copies(ledger: Ledger, message: MemoryServedReport) -> list[str]:

@@ -1,4 +1,4 @@
-"""Domain model: immutable rows, events, effects, and the ledger that indexes them. No clock, no I/O.
+"""Domain model: immutable rows, events, and the ledger that indexes them. No clock, no I/O.
 
 Glossary (one word for one thing; deciding belongs in `reactor` and `scheduling`, acting in `control` and `agent`):
 

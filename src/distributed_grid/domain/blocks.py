@@ -92,7 +92,7 @@ class Block(Struct, frozen=True):
 class MemoryServerRow(Struct, frozen=True):
     """How the memory of a node can be used now. Never stored: the key is a secret."""
 
-    kind: ClassVar[str] = "lender"
+    kind: ClassVar[str] = "memory_server"
 
     node: str
     host: str = ""

@@ -27,7 +27,7 @@ class EngineResources(Struct, frozen=True):
 class EngineCapacity(Struct, frozen=True):
     """What an engine leaves us of a node: what is free there and what we have of it. Never stored."""
 
-    kind: ClassVar[str] = "stock"
+    kind: ClassVar[str] = "engine_capacity"
 
     node: str
     room: EngineResources
@@ -43,7 +43,7 @@ class EngineCapacity(Struct, frozen=True):
 
 
 class EngineRow(Struct, frozen=True):
-    """An engine that is wanted; it stays wanted over restarts of the control plane, until it is given up.
+    """An engine that carries leases; it stays registered over restarts of the control plane, until it is removed.
 
     `address` is where its head is. `nodes` are those on which the grid itself has to keep it running (mode `ssh`).
     `session` is the engine's own name of its present life, where it is known: another one has forgotten everything.
@@ -57,7 +57,7 @@ class EngineRow(Struct, frozen=True):
     namespace: str = "grid"
     session: str = ""
     nodes: tuple[str, ...] = ()
-    given_up: bool = False
+    gone: bool = False
 
     @property
     def key(self) -> str:
@@ -65,7 +65,7 @@ class EngineRow(Struct, frozen=True):
 
     @property
     def is_over(self) -> bool:
-        return self.given_up
+        return self.gone
 
 
 GROUP_PREFIX = "grid-boost-"

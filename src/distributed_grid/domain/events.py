@@ -62,8 +62,8 @@ class HeartbeatReceived(Struct, frozen=True):
     yields: bool = False
 
 
-class NodeWanted(Struct, frozen=True):
-    """Somebody wants the agent of a node to run, or not any more."""
+class AgentRequested(Struct, frozen=True):
+    """Somebody asked for the agent of a node to run, or to run no longer."""
 
     name: str
     wanted: bool
@@ -90,8 +90,8 @@ class NodeStopped(Struct, frozen=True):
     name: str
 
 
-class EngineWanted(Struct, frozen=True):
-    """Somebody wants leases to be carried by this engine too, or its grid has started it anew (another `session`)."""
+class EngineRegistered(Struct, frozen=True):
+    """An engine is to carry leases, too, or the grid has started it anew (another `session`)."""
 
     name: str
     mode: str
@@ -101,8 +101,8 @@ class EngineWanted(Struct, frozen=True):
     nodes: tuple[str, ...] = ()
 
 
-class EngineGivenUp(Struct, frozen=True):
-    """Nobody wants this engine any more."""
+class EngineRemoved(Struct, frozen=True):
+    """An engine is to carry leases no longer."""
 
     name: str
     detail: str = ""
@@ -400,7 +400,7 @@ class MemoryServed(Struct, frozen=True):
     problem: str = ""
 
 
-class MemoryWanted(Struct, frozen=True):
+class MemoryReclaimRequested(Struct, frozen=True):
     """The owner of a node needs so much of the memory back that blocks hold there."""
 
     node: str
@@ -441,12 +441,12 @@ Event = (
     | AgentRejected
     | NodeForgotten
     | HeartbeatReceived
-    | NodeWanted
+    | AgentRequested
     | NodeDrained
     | NodeResumed
     | NodeStopped
-    | EngineWanted
-    | EngineGivenUp
+    | EngineRegistered
+    | EngineRemoved
     | EngineObserved
     | GroupBound
     | GroupRefused
@@ -479,7 +479,7 @@ Event = (
     | CopiesFreed
     | CopyLost
     | MemoryServed
-    | MemoryWanted
+    | MemoryReclaimRequested
     | QueueScanned
     | PressureRead
     | TimePassed

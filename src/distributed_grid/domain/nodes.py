@@ -144,7 +144,7 @@ class NodeObservation(Struct, frozen=True):
     `rejected` is why its agent was last turned away, at `rejected_at_ms`.
     """
 
-    kind: ClassVar[str] = "sighting"
+    kind: ClassVar[str] = "observation"
 
     node: str
     at_ms: int

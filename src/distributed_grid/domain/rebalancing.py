@@ -157,7 +157,7 @@ class Advice(Struct, frozen=True):
 class RebalanceState(Struct, frozen=True):
     """What is remembered of a node between rounds. Never stored: the leases themselves are what lasts."""
 
-    kind: ClassVar[str] = "balance"
+    kind: ClassVar[str] = "rebalance_state"
 
     node: str
     memory: PressureWatch = PressureWatch()

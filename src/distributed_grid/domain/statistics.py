@@ -65,7 +65,7 @@ class RequestShape(Struct, frozen=True, order=True):
 class RequestShapes(Struct, frozen=True):
     """How often each shape came, `counted` in all, and the weights last taken, when `taken` were counted."""
 
-    kind: ClassVar[str] = "typical"
+    kind: ClassVar[str] = "request_shapes"
 
     counts: tuple[tuple[RequestShape, int], ...] = ()
     counted: int = 0

@@ -6,7 +6,7 @@ and nothing has changed. Effects are a function of the rows (`pending`), never o
 
 from distributed_grid.reactor.decision import BlockAnswer, Decision, JobAnswer, LeaseAnswer, Record
 from distributed_grid.reactor.dispatch import decide, step, step_through
-from distributed_grid.reactor.pending import (
+from distributed_grid.reactor.effects import (
     overdue,
     overdue_memory,
     pending,

@@ -19,8 +19,8 @@ from distributed_grid.domain.events import (
     CopyNeeded,
     CopyUnwanted,
     Event,
+    MemoryReclaimRequested,
     MemoryServed,
-    MemoryWanted,
 )
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
@@ -302,7 +302,7 @@ def _with_incarnation(block: Block, copies: list[str], incarnation: str) -> Bloc
     )
 
 
-def on_memory_wanted(ledger: Ledger, event: MemoryWanted, now: int) -> Decision:
+def on_memory_reclaim_requested(ledger: Ledger, event: MemoryReclaimRequested, now: int) -> Decision:
     """Move away as many copies from a node as its owner needs, with as few bytes as possible."""
     here = [ledger.blocks[block_id] for block_id in ledger.blocks_at.get(event.node, ())]
     short, free = event.memory_bytes, []

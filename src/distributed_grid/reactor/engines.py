@@ -18,10 +18,10 @@ from distributed_grid.domain.engines import (
     parse_group_name,
 )
 from distributed_grid.domain.events import (
-    EngineGivenUp,
     EngineNode,
     EngineObserved,
-    EngineWanted,
+    EngineRegistered,
+    EngineRemoved,
     GroupBound,
     GroupFreed,
     GroupRefused,
@@ -236,8 +236,8 @@ def release_engine(ledger: Ledger, engine: str) -> list[Row]:
     return [*rows, *(replace(binding, gone=True) for binding in ledger.bindings.values())]
 
 
-def on_wanted(ledger: Ledger, event: EngineWanted, now: int) -> Decision:
-    """Record an engine, or what has changed about it; one of another mode has to be given up first."""
+def on_registered(ledger: Ledger, event: EngineRegistered, now: int) -> Decision:
+    """Register an engine, or what has changed about it; one of another mode has to be removed first."""
     old = ledger.engines.get(event.name)
     if old is not None and old.mode != event.mode:
         raise Refused(f"{event.name} is {old.mode} at {old.address} already; give that up first")
@@ -245,13 +245,13 @@ def on_wanted(ledger: Ledger, event: EngineWanted, now: int) -> Decision:
     if row == old:
         return Decision()
     data = {"mode": row.mode, "address": row.address, "session": row.session, "nodes": list(row.nodes)}
-    return Decision([row], [Record("engine-wanted", "", row.name, data=data)])
+    return Decision([row], [Record("engine-registered", "", row.name, data=data)])
 
 
-def on_given_up(ledger: Ledger, event: EngineGivenUp, now: int) -> Decision:
-    """Give an engine up; giving up one that is not there is harmless."""
+def on_removed(ledger: Ledger, event: EngineRemoved, now: int) -> Decision:
+    """Remove an engine; removing one that is not there is harmless."""
     row = ledger.engines.get(event.name)
     if row is None:
         return Decision()
-    changes = [replace(row, given_up=True), *release_engine(ledger, row.name)]
-    return Decision(changes, [Record("engine-given-up", "", row.name, reason=event.detail)])
+    changes = [replace(row, gone=True), *release_engine(ledger, row.name)]
+    return Decision(changes, [Record("engine-removed", "", row.name, reason=event.detail)])

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.events import (
     AgentRejected,
+    AgentRequested,
     AlertChanged,
     ClaimsChecked,
     ControlPlaneStarted,
@@ -18,7 +19,6 @@ from distributed_grid.domain.events import (
     NodeForgotten,
     NodeResumed,
     NodeStopped,
-    NodeWanted,
     PolicySet,
     QueueScanned,
     TimePassed,
@@ -263,7 +263,7 @@ def on_alert(ledger: Ledger, event: AlertChanged, now: int) -> Decision:
     return Decision(records=[Record(kind, "", event.node, event.node, event.detail, {"resource": event.resource})])
 
 
-def on_wanted(ledger: Ledger, event: NodeWanted, now: int) -> Decision:
+def on_agent_requested(ledger: Ledger, event: AgentRequested, now: int) -> Decision:
     """Record whether the agent of a node is to run."""
     node = known_node(ledger, event.name)
     if node.state is NodeState.DRAINING and event.wanted and not node.forgotten and not node.cooling:

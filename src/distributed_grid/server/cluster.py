@@ -14,12 +14,11 @@ from typing import Any
 from distributed_grid.adapters.child_process import Say
 from distributed_grid.adapters.node.node_messages import NodeFacts
 from distributed_grid.adapters.ray.engine import RayEngine
-from distributed_grid.adapters.ssh.process import SshProcess
-from distributed_grid.adapters.ssh.worker_messages import Hop, SshTarget, parse_jump
+from distributed_grid.adapters.ssh.process import Hop, SshProcess, SshTarget, parse_jump
 from distributed_grid.api import requests
 from distributed_grid.config import ClusterConfig, NodeConfig
 from distributed_grid.control.grid import Grid
-from distributed_grid.domain.events import NodeDrained, NodeStopped, NodeWanted
+from distributed_grid.domain.events import AgentRequested, NodeDrained, NodeStopped
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import GridError, NotFound, Refused
 from distributed_grid.server.ray.ray_cluster import RayCluster
@@ -165,7 +164,7 @@ class ClusterService:
         summary = await self._ssh.run("install", self.target(name), say)
         say("starting the agent")
         now = self._grid.now_ms()
-        await self._grid.handle(NodeWanted(name, True))
+        await self._grid.handle(AgentRequested(name, True))
         self._ssh.keep_link(self.target(name))
         await wait_until_alive(self._grid, name, self._ssh.links, seconds=ALIVE_SECONDS, since_ms=now)
         return f"running, {summary}"
@@ -196,7 +195,7 @@ class ClusterService:
     async def _drop(self, name: str) -> None:
         await self._grid.handle(NodeDrained(name, "the node is being stopped"))
         self._ssh.drop_link(name)
-        await self._grid.handle(NodeWanted(name, False))
+        await self._grid.handle(AgentRequested(name, False))
 
     async def _drain(self, name: str, say: Say, *, wait: bool) -> None:
         """Take back what is lent there; its jobs get their notice and go back into the queue."""

@@ -22,8 +22,8 @@ from distributed_grid import __version__
 from distributed_grid.adapters.child_process import ChildCommand
 from distributed_grid.adapters.clock import GridClock, load_anchor, save_anchor
 from distributed_grid.adapters.node.node_messages import AgentLinkChanged
+from distributed_grid.adapters.probes.gpu_probe import GpuProbe
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
-from distributed_grid.adapters.probes.nvml import GpuProbe
 from distributed_grid.adapters.ray.engine import RayEngine
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.adapters.workdir.content_store import ContentStore

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from distributed_grid.domain.events import NodeDrained, NodeWanted
+from distributed_grid.domain.events import AgentRequested, NodeDrained
 from distributed_grid.simulation.machine import Owner
 from distributed_grid.simulation.network import DOWN, MAX_DELAY_MS, UP
 
@@ -138,7 +138,7 @@ class FaultInjector:
                 for direction in CUTS[fault.kind]:
                     world.network.unblock(node, direction)
             case FaultKind.DRAINED:
-                world.users.submit(NodeWanted(node, True))
+                world.users.submit(AgentRequested(node, True))
             case _:
                 self._set(fault)
 

@@ -34,7 +34,7 @@ from distributed_grid.simulation.invariants import INVARIANTS, REBUILDING_INVARI
 from distributed_grid.simulation.machine import Machine, SimulatedProcess
 
 EVERY = 16
-"""A step that changes no more than a sighting leaves the ledger as it was: it is built anew every so many times."""
+"""A step that changes no more than an observation leaves the ledger as it was: it is built anew every so many times."""
 Note = Callable[[str, str], None]
 """Takes down what happened where."""
 

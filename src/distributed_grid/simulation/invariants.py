@@ -11,7 +11,6 @@ from typing import TypeGuard
 
 from msgspec import Struct
 
-from distributed_grid.domain.effects import Effect
 from distributed_grid.domain.events import Event, HeartbeatReceived, JobSubmitted, LeaseAsked, LeaseReleased, TimePassed
 from distributed_grid.domain.fences import epoch_of
 from distributed_grid.domain.jobs import Ending, Job
@@ -27,6 +26,7 @@ from distributed_grid.errors import GridError, NotFound
 from distributed_grid.reactor import JobAnswer, LeaseAnswer, decide, pending, pending_for
 from distributed_grid.reactor.decision import Answer
 from distributed_grid.reactor.dispatch import StepResult
+from distributed_grid.reactor.effects import Effect
 from distributed_grid.scheduling.queue.queue import next_grant
 
 

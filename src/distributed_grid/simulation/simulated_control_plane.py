@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.control.agent_sessions import AgentSessions, NodeRegistry, SessionMessage
 from distributed_grid.control.batch import BatchSettler, DecidedBatch, DecisionFailed, Entry, Question
-from distributed_grid.domain.effects import Effect
 from distributed_grid.domain.events import (
     ControlPlaneStarted,
     Event,
@@ -34,6 +33,7 @@ from distributed_grid.errors import GridError, IllegalStep, StoreFailed
 from distributed_grid.ports import Batch
 from distributed_grid.reactor import step
 from distributed_grid.reactor.dispatch import StepResult
+from distributed_grid.reactor.effects import Effect
 from distributed_grid.simulation.event_queue import EventQueue, Resume, ScheduledEvent, SimulatedTask, Suspension
 from distributed_grid.simulation.network import Network, SimulatedLink
 from distributed_grid.wire import FromAgent, OwnerRules

@@ -15,7 +15,7 @@ import pytest
 
 from distributed_grid.adapters.child_process import ChildProcess
 from distributed_grid.adapters.node.node_messages import RunFinished
-from distributed_grid.adapters.ssh.worker_messages import REPORTS, Hop, RunOnNode, Settings, SshReport, SshTarget
+from distributed_grid.adapters.ssh.process import REPORTS, Hop, RunOnNode, Settings, SshReport, SshTarget
 from distributed_grid.errors import Unreachable
 
 MODULE = "distributed_grid.adapters.ssh.worker"

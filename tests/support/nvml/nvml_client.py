@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from distributed_grid.adapters.probes.nvml import GpuProbe
+from distributed_grid.adapters.probes.gpu_probe import GpuProbe
 from distributed_grid.agent.hardware import HardwareDetector
 
 

@@ -14,7 +14,6 @@ from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
-from distributed_grid.domain.effects import Effect, StartAttempt
 from distributed_grid.domain.events import (
     AttemptEnded,
     Event,
@@ -28,6 +27,7 @@ from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import Conflict, NotFound, Refused, StoreFailed
 from distributed_grid.ports import Batch, LoadedRows, Store
 from distributed_grid.reactor import LeaseAnswer
+from distributed_grid.reactor.effects import Effect, StartAttempt
 from distributed_grid.reactor.lease_lifetime import MAX_EXPIRED_PER_STEP
 from tests.support.builders import a_node, a_request, a_submission
 

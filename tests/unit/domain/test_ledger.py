@@ -68,12 +68,12 @@ def test_durable_rows_leave_out_what_was_only_measured():
     assert {row.kind for row in ledger.rows(durable_only=True)} == {
         "counter",
         "account",
-        "typical",
+        "request_shapes",
         "node",
         "lease",
         "job",
     }
-    assert {row.kind for row in ledger.rows()} >= {"sighting", "offer"}
+    assert {row.kind for row in ledger.rows()} >= {"observation", "offer"}
 
 
 def test_what_is_over_leaves_with_all_its_traces():

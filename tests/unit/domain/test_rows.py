@@ -50,7 +50,7 @@ def test_a_row_of_an_older_build_gets_the_defaults_of_what_it_lacks():
     assert decode_row("node", msgspec.msgpack.encode({"name": "gpu1"})).name == "gpu1"
 
 
-def test_sightings_offers_stocks_lenders_and_balances_are_never_stored():
+def test_what_is_measured_or_derived_anew_is_never_stored():
     assert {
         NodeObservation.kind,
         Offer.kind,

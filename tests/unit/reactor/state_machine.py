@@ -11,7 +11,6 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from distributed_grid.domain import events
-from distributed_grid.domain.effects import StartAttempt
 from distributed_grid.domain.events import Event
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import Request
@@ -20,6 +19,7 @@ from distributed_grid.domain.resources import Claim, GpuDevice
 from distributed_grid.domain.states import JobState
 from distributed_grid.errors import GridError
 from distributed_grid.reactor import pending, step
+from distributed_grid.reactor.effects import StartAttempt
 from distributed_grid.simulation.invariants import Invariant, LedgerWatch, ObservedStep
 from tests.support.builders import GB, NOW, a_node, a_request, a_submission, a_usage, an_exit, caps, thresholds
 
@@ -111,7 +111,7 @@ class World(LedgerWatch):
         self.handle(events.LeaseClaimed(request, NAMES[which], claim, fence, self.now, self.now + ends_ms))
 
     def want(self, which: int, wanted: bool) -> None:
-        self.handle(events.NodeWanted(NAMES[which], wanted))
+        self.handle(events.AgentRequested(NAMES[which], wanted))
 
     def stop_node(self, which: int) -> None:
         """The agent of a node was ended, with everything it ran."""

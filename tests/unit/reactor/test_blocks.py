@@ -9,7 +9,6 @@ import random
 import pytest
 
 from distributed_grid.domain.blocks import Block, MemoryServerRow
-from distributed_grid.domain.effects import FreeCopies, MakeCopy, ServeMemory
 from distributed_grid.domain.events import (
     BlockAsked,
     BlockNamed,
@@ -19,14 +18,15 @@ from distributed_grid.domain.events import (
     CopyMade,
     LeaseLost,
     LeaseReleased,
+    MemoryReclaimRequested,
     MemoryServed,
-    MemoryWanted,
     NodeDrained,
     TimePassed,
 )
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor import pending_memory
+from distributed_grid.reactor.effects import FreeCopies, MakeCopy, ServeMemory
 from tests.support.builders import GB, Scenario, a_node, a_request
 
 HOUR = 3_600_000
@@ -196,7 +196,7 @@ def test_where_no_other_node_has_room_a_block_goes_to_the_borrowers_disk_and_com
     scenario = a_pool("gpu1", "gpu2", memory=4)
     ask(scenario, gb=3, prefer="gpu1")
     other = ask(scenario, "b2", gb=3)
-    scenario.handle(MemoryWanted("gpu1", GB))
+    scenario.handle(MemoryReclaimRequested("gpu1", GB))
     moved(scenario)
     freed(scenario)
     (place,) = scenario.ledger.blocks["b1"].places
@@ -215,9 +215,9 @@ def test_only_as_much_is_moved_away_as_the_owner_needs():
     scenario = a_pool("gpu1", "gpu2", "gpu3")
     for number, gb in enumerate((1, 2, 4)):
         ask(scenario, f"b{number}", gb=gb, prefer="gpu1")
-    scenario.handle(MemoryWanted("gpu1", 2 * GB))
+    scenario.handle(MemoryReclaimRequested("gpu1", 2 * GB))
     assert [effect.block.id for effect in effects(scenario, MakeCopy)] == ["b1"]
-    scenario.handle(MemoryWanted("gpu1", 2 * GB))
+    scenario.handle(MemoryReclaimRequested("gpu1", 2 * GB))
     assert len(effects(scenario, MakeCopy)) == 1
 
 
@@ -332,7 +332,7 @@ def test_whatever_happens_the_ledger_stays_right_and_everything_released_goes(se
             elif action == 3 and blocks:
                 scenario.handle(BlockReleased(chance.choice(blocks), "ann"))
             elif action == 4:
-                scenario.handle(MemoryWanted(name, chance.randint(1, 4) * GB))
+                scenario.handle(MemoryReclaimRequested(name, chance.randint(1, 4) * GB))
             elif action == 5:
                 lives[name] += 1
                 served(scenario, name, life=f"life{lives[name]}", on_disk=tuple(_on_disk(scenario)))

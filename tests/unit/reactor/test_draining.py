@@ -8,12 +8,12 @@ from __future__ import annotations
 import pytest
 
 from distributed_grid.domain.events import (
+    AgentRequested,
     ControlPlaneStarted,
     NodeDeclared,
     NodeDrained,
     NodeResumed,
     NodeStopped,
-    NodeWanted,
 )
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.ledger import Ledger
@@ -47,7 +47,7 @@ def test_a_node_that_cools_down_gives_everything_back(scenario):
 
 def test_it_lends_nothing_however_often_it_is_heard_declared_or_wanted(scenario):
     scenario.end("r1", Outcome(Ending.RECLAIMED))
-    for event in (NodeDeclared(a_node("gpu1", cores=8)), NodeWanted("gpu1", True), NodeDrained("gpu1")):
+    for event in (NodeDeclared(a_node("gpu1", cores=8)), AgentRequested("gpu1", True), NodeDrained("gpu1")):
         scenario.handle(event)
         scenario.heartbeat("gpu1")
         assert state(scenario) is NodeState.DRAINING

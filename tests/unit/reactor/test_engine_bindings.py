@@ -4,13 +4,12 @@
 
 from __future__ import annotations
 
-from distributed_grid.domain.effects import BindLease, FreeBinding, StartAttempt
 from distributed_grid.domain.engines import Binding, EngineResources, parse_group_name
 from distributed_grid.domain.events import (
-    EngineGivenUp,
     EngineNode,
     EngineObserved,
-    EngineWanted,
+    EngineRegistered,
+    EngineRemoved,
     GroupBound,
     GroupFreed,
     GroupRefused,
@@ -19,6 +18,7 @@ from distributed_grid.domain.events import (
 from distributed_grid.domain.fences import MAX_EPOCH_LEAD
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
 from distributed_grid.reactor import pending, pending_bindings
+from distributed_grid.reactor.effects import BindLease, FreeBinding, StartAttempt
 from tests.support.builders import GB, Scenario, a_node, a_request
 
 ROOM = EngineResources(4000, 16 * GB, 1000)
@@ -37,7 +37,7 @@ def looked(
 def with_ray(*nodes) -> Scenario:
     """A grid whose first node Ray has, too."""
     scenario = Scenario(*(nodes or (a_node(gpus=1),)))
-    scenario.handle(EngineWanted("ray", "attached", "head:6379"))
+    scenario.handle(EngineRegistered("ray", "attached", "head:6379"))
     looked(scenario, place())
     scenario.advance(1)
     return scenario
@@ -208,7 +208,7 @@ def test_while_an_engine_is_away_nothing_changes():
 def test_a_lease_that_was_there_before_the_engine_is_bound_when_it_comes():
     scenario = Scenario(a_node())
     scenario.ask(a_request("r1"))
-    scenario.handle(EngineWanted("ray", "attached", "head:6379"))
+    scenario.handle(EngineRegistered("ray", "attached", "head:6379"))
     looked(scenario, place(), groups=())
     assert scenario.ledger.leases["r1"].state is LeaseState.RESERVING
     scenario.handle(GroupBound(only_binding(scenario).key))
@@ -219,7 +219,7 @@ def test_a_lease_that_was_there_before_the_engine_is_bound_when_it_comes():
 def test_a_group_of_a_lease_whose_binding_was_forgotten_is_taken_for_its_own():
     scenario = Scenario(a_node())
     lease = scenario.ask(a_request("r1"))
-    scenario.handle(EngineWanted("ray", "attached", "head:6379"))
+    scenario.handle(EngineRegistered("ray", "attached", "head:6379"))
     looked(scenario, place(), groups=((f"grid-boost-r1-{lease.fence}", "n1"),))
     assert only_binding(scenario).bound_at_ms == scenario.now
     assert scenario.ledger.leases["r1"].state is LeaseState.ACTIVE
@@ -230,7 +230,7 @@ def test_without_the_engine_the_grid_alone_keeps_its_leases():
     scenario = with_ray()
     bound(scenario, a_request("r1"))
     scenario.ask(a_request("r2"))
-    scenario.handle(EngineGivenUp("ray"))
+    scenario.handle(EngineRemoved("ray"))
     assert {lease.state for lease in scenario.ledger.leases.values()} == {LeaseState.ACTIVE}
     assert (scenario.ledger.bindings, scenario.ledger.nodes["gpu1"].engine) == ({}, "")
     scenario.ledger.check()

@@ -6,13 +6,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Struct, field
 
-from distributed_grid.domain.effects import BindLease
 from distributed_grid.domain.engines import GROUP_PREFIX, Binding, EngineResources, parse_group_name
 from distributed_grid.domain.events import (
     ControlPlaneStarted,
     EngineNode,
     EngineObserved,
-    EngineWanted,
+    EngineRegistered,
     Event,
     GroupBound,
     GroupFreed,
@@ -23,6 +22,7 @@ from distributed_grid.domain.rows import decode_row, encode_row
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import GridError
 from distributed_grid.reactor import pending_bindings
+from distributed_grid.reactor.effects import BindLease
 from tests.support.builders import GB, Scenario, a_node, a_request
 
 NODES = ("gpu1", "gpu2")
@@ -67,7 +67,7 @@ class Scene:
     def __init__(self) -> None:
         self.scenario = Scenario(a_node("gpu1", hold_s=30), a_node("gpu2", hold_s=30))
         self.engine = Cluster()
-        self.scenario.handle(EngineWanted("ray", "attached", "head"))
+        self.scenario.handle(EngineRegistered("ray", "attached", "head"))
         self.count = 0
         self.look()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from distributed_grid.domain.engines import EngineResources
-from distributed_grid.domain.events import EngineNode, EngineObserved, EngineWanted, GroupBound
+from distributed_grid.domain.events import EngineNode, EngineObserved, EngineRegistered, GroupBound
 from distributed_grid.domain.states import LeaseEnd
 from tests.support.builders import GB, Scenario, a_node, a_request, a_usage, thresholds
 
@@ -20,7 +20,7 @@ BUSY = a_usage(cpu_outside=0.9)
 def scenario(new_scenario) -> Scenario:
     """A node of four cores and two GPUs with an owner, in Ray, lending to three requests."""
     told = new_scenario(a_node("gpu1", cores=4, gpus=2, thresholds=thresholds(cpu_busy_max=0.3, dwell_s=0)))
-    told.handle(EngineWanted("ray", "attached", "head"))
+    told.handle(EngineRegistered("ray", "attached", "head"))
     told.handle(EngineObserved("ray", "s", told.now, (EngineNode("n1", name="gpu1", room=ROOM),)))
     told.heartbeat("gpu1", IDLE)
     for name, asked in (("old", {"cores": 1}), ("gpu", {"gpus": 1}), ("young", {"cores": 1})):
@@ -63,7 +63,7 @@ def test_an_owner_on_a_gpu_gets_that_gpu(scenario):
 
 def test_a_node_without_an_owner_takes_nothing_back(new_scenario):
     told = new_scenario(a_node("gpu1"))
-    told.handle(EngineWanted("ray", "attached", "head"))
+    told.handle(EngineRegistered("ray", "attached", "head"))
     told.handle(EngineObserved("ray", "s", told.now, (EngineNode("n1", name="gpu1", room=ROOM),)))
     told.ask(a_request("r1"))
     assert heartbeat(told, BUSY, 60) == []

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from distributed_grid.domain.events import (
+    AgentRequested,
     AttemptEnded,
     AttemptPaused,
     AttemptsListed,
@@ -15,7 +16,6 @@ from distributed_grid.domain.events import (
     NodeDeclared,
     NodeDrained,
     NodeStopped,
-    NodeWanted,
 )
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import Request
@@ -168,33 +168,33 @@ def test_a_drained_node_gives_everything_back_and_its_jobs_wait(new_scenario: Sc
 
 
 def test_a_stopped_node_holds_nothing_and_can_be_wanted_again(new_scenario: Scenario) -> None:
-    new_scenario.handle(NodeWanted("gpu2", True))
+    new_scenario.handle(AgentRequested("gpu2", True))
     new_scenario.submit(a_request("r1"), starts=True)
     new_scenario.handle(NodeStopped("gpu2"))
     node = new_scenario.ledger.nodes["gpu2"]
     assert (node.state, node.wanted) == (NodeState.JOINING, False)
     assert not new_scenario.ledger.leases
-    new_scenario.handle(NodeWanted("gpu2", True))
+    new_scenario.handle(AgentRequested("gpu2", True))
     new_scenario.heartbeat("gpu2")
     assert _state(new_scenario) is NodeState.ALIVE
 
 
 def test_wanting_a_node_nobody_knows_is_refused(new_scenario: Scenario) -> None:
-    for event in (NodeWanted("gpu9", True), NodeDrained("gpu9"), NodeStopped("gpu9")):
+    for event in (AgentRequested("gpu9", True), NodeDrained("gpu9"), NodeStopped("gpu9")):
         with pytest.raises(NotFound, match="no node is called gpu9"):
             new_scenario.handle(event)
 
 
 def test_a_drained_node_that_is_wanted_again_lends_when_it_is_heard(new_scenario: Scenario) -> None:
     new_scenario.handle(NodeDrained("gpu2"))
-    new_scenario.handle(NodeWanted("gpu2", True))
+    new_scenario.handle(AgentRequested("gpu2", True))
     assert _state(new_scenario) is NodeState.SUSPECT
     new_scenario.heartbeat("gpu2")
     assert new_scenario.submit(a_request("r1")).state is JobState.ASSIGNED
 
 
 def test_declaring_a_node_anew_keeps_that_it_is_wanted(new_scenario: Scenario) -> None:
-    new_scenario.handle(NodeWanted("gpu2", True))
+    new_scenario.handle(AgentRequested("gpu2", True))
     new_scenario.handle(NodeDeclared(a_node("gpu2", cores=8, hold_s=HOLD)))
     assert new_scenario.ledger.nodes["gpu2"].wanted
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import pytest
 
-from distributed_grid.domain.effects import StartAttempt, StopAttempt
 from distributed_grid.domain.events import AttemptEnded, AttemptsListed, AttemptStarted, ControlPlaneStarted
 from distributed_grid.domain.jobs import Command, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease
@@ -16,6 +15,7 @@ from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor import JobAnswer, pending, pending_for
 from distributed_grid.reactor.dispatch import StepResult
+from distributed_grid.reactor.effects import StartAttempt, StopAttempt
 from tests.support.builders import NOW, Scenario, a_command, a_node, a_request, a_submission, an_exit
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from distributed_grid.control.agent_sessions import order_of
 from distributed_grid.domain.engines import EngineResources
-from distributed_grid.domain.events import EngineNode, EngineObserved, EngineWanted, GroupBound
+from distributed_grid.domain.events import EngineNode, EngineObserved, EngineRegistered, GroupBound
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.resources import Amounts
@@ -46,7 +46,7 @@ def test_it_is_stopped_when_the_lease_is_over(new_scenario, ends):
 
 def test_an_engine_has_nothing_to_reserve_for_it(new_scenario):
     scenario = new_scenario()
-    scenario.handle(EngineWanted("ray", "attached", "head:6379"))
+    scenario.handle(EngineRegistered("ray", "attached", "head:6379"))
     place = EngineNode("n1", name="gpu1", room=EngineResources(4000, 16 * GB, 0))
     scenario.handle(EngineObserved("ray", "s1", scenario.now, (place,), ()))
     scenario.ask(a_request("b1"))

@@ -46,10 +46,10 @@ def test_declaring_the_same_node_again_changes_nothing(new_scenario):
     assert scenario.handle(NodeDeclared(a_node("gpu1"))).changes == []
 
 
-def test_a_heartbeat_that_says_nothing_new_is_only_a_sighting(new_scenario):
+def test_a_heartbeat_that_says_nothing_new_is_only_an_observation(new_scenario):
     scenario = new_scenario()
     scenario.now += 2_000
-    assert [row.kind for row in scenario.heartbeat("gpu1").changes] == ["sighting"]
+    assert [row.kind for row in scenario.heartbeat("gpu1").changes] == ["observation"]
 
 
 def test_an_offer_is_made_anew_when_it_says_something_else(new_scenario):

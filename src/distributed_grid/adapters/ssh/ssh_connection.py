@@ -18,7 +18,7 @@ import asyncssh
 from asyncssh.public_key import get_default_certificate_algs, get_default_public_key_algs
 
 from distributed_grid.adapters.node.node_messages import NodeOperationFailed
-from distributed_grid.adapters.ssh.worker_messages import Hop, SshTarget, parse_jump
+from distributed_grid.adapters.ssh.process import Hop, SshTarget, parse_jump
 
 if TYPE_CHECKING:
     from asyncssh.known_hosts import SSHKnownHosts

@@ -13,8 +13,8 @@ import asyncssh
 from distributed_grid.adapters.node.node_messages import NodeOperationFailed
 from distributed_grid.adapters.node.node_worker import Listener, NodeConnection, NodeTransport, ServeConnection
 from distributed_grid.adapters.node.script_session import BOOT, SCRIPT, ScriptSession
+from distributed_grid.adapters.ssh.process import SshTarget
 from distributed_grid.adapters.ssh.ssh_connection import SshConnection, connect
-from distributed_grid.adapters.ssh.worker_messages import SshTarget
 
 IDLE_SECONDS = 3.0
 OPEN_SECONDS = 15.0

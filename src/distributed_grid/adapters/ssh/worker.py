@@ -16,9 +16,7 @@ from distributed_grid.adapters.node import installation
 from distributed_grid.adapters.node.node_messages import DropAgentLink, NodeOperationFailed, RunFinished
 from distributed_grid.adapters.node.node_worker import NodeWorker, relay
 from distributed_grid.adapters.node.script_session import RAY_OPERATIONS, local_session, ray_script
-from distributed_grid.adapters.ssh.ssh_connection import SshConnection
-from distributed_grid.adapters.ssh.transport import SharedSshConnection, SshScriptSession
-from distributed_grid.adapters.ssh.worker_messages import (
+from distributed_grid.adapters.ssh.process import (
     COMMANDS,
     ForwardPorts,
     KeepAgentLink,
@@ -30,6 +28,8 @@ from distributed_grid.adapters.ssh.worker_messages import (
     SshCommand,
     SshTarget,
 )
+from distributed_grid.adapters.ssh.ssh_connection import SshConnection
+from distributed_grid.adapters.ssh.transport import SharedSshConnection, SshScriptSession
 from distributed_grid.posix.unix_sockets import short_path
 
 MAX_OPERATIONS = 32

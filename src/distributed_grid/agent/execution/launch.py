@@ -60,7 +60,7 @@ def start_command(spec: dict[str, Any], job: JobDir, cores: list[int], groups: l
             file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(streams)],
             setsid=True,
             setsigmask=(),
-            setsigdef=IGNORED_BY_PYTHON,  # the others are as `hear_signals` left them
+            setsigdef=IGNORED_BY_PYTHON,  # the others are as `install_signal_handlers` left them
         )
     except OSError as error:
         raise launch_failure(spec["argv"][0], error) from error

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from msgspec import Struct
 
+from distributed_grid.adapters.probes.gpu_probe import GpuProbe
 from distributed_grid.adapters.probes.machine_probe import SHORT_WINDOW_MS, MachineCapacity, MachineProbe
-from distributed_grid.adapters.probes.nvml import GpuProbe
 from distributed_grid.agent.execution.attempt import AttemptUsage
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.owner.eviction import OwnerOnGpu

@@ -44,7 +44,7 @@ def simulate(
     TRACE is a log in the Standard Workload Format, an openb list of pods, or what `grid events --json` printed, packed
     with gzip or not; - is the standard input. The nodes are those of --config, else those of the log.
     """
-    from distributed_grid.simulation.replay.candidates import candidates, replay_candidates
+    from distributed_grid.simulation.replay.replay import candidates, replay_candidates
     from distributed_grid.simulation.replay.trace_reader import read_trace
 
     words = tuple(word.strip() for word in (compare or "").split(",") if word.strip())
@@ -81,8 +81,8 @@ def simulate(
 
 
 def _this_machine() -> Capacity:
+    from distributed_grid.adapters.probes.gpu_probe import GpuProbe
     from distributed_grid.adapters.probes.machine_probe import MachineProbe
-    from distributed_grid.adapters.probes.nvml import GpuProbe
     from distributed_grid.agent.hardware import HardwareDetector
 
     return HardwareDetector(MachineProbe(), GpuProbe()).capacity()

@@ -213,7 +213,7 @@ def _room(one: NodeScore) -> str:
 def _confidence_line(choice: Choice) -> str:
     term = duration(choice.term_ms)
     if choice.stay == 1000:
-        return f"nobody takes it back within {term}: no owner is to be given way to"
+        return f"nobody takes it back within {term}: the node yields to no owner"
     return f"its owner will leave it alone for {term} with a probability of {choice.stay / 10:g} %"
 
 

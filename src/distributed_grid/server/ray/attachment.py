@@ -22,7 +22,7 @@ from distributed_grid.api import requests
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.engines import ATTACHED, EngineRow
-from distributed_grid.domain.events import EngineGivenUp, EngineWanted, NodeDrained, NodeStopped
+from distributed_grid.domain.events import EngineRegistered, EngineRemoved, NodeDrained, NodeStopped
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.errors import GridError, Refused, Unreachable
@@ -102,7 +102,7 @@ class RayAttachment:
             row = self.row
             if row is None or row.address != address:
                 session = self._engine.connected.session if self._engine.connected is not None else ""
-                await self._grid.handle(EngineWanted(NAME, ATTACHED, address, session=session))
+                await self._grid.handle(EngineRegistered(NAME, ATTACHED, address, session=session))
             await self._reconciler.compare(full=True)
             names = sorted(self.nodes.kept)
             results = await asyncio.gather(*(self._wait_for_agent(name, report) for name in names))
@@ -214,7 +214,7 @@ class RayAttachment:
         except Unreachable as away:
             if not op.force:
                 return {"results": [*results, {"node_id": NAME, "ok": False, "detail": str(away)}]}
-        await self._grid.handle(EngineGivenUp(NAME, "detached"))
+        await self._grid.handle(EngineRemoved(NAME, "detached"))
         await self._engine.stop()
         self._token.unlink(missing_ok=True)
         self.nodes.kept, self.nodes.links = {}, {}

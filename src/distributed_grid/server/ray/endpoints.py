@@ -9,12 +9,11 @@ from typing import Any
 
 from distributed_grid.adapters.ray.driver_messages import Connect
 from distributed_grid.adapters.ray.engine import RayEngine
-from distributed_grid.adapters.ssh.process import SshProcess
-from distributed_grid.adapters.ssh.worker_messages import PortForward, SshTarget
+from distributed_grid.adapters.ssh.process import PortForward, SshProcess, SshTarget
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.engines import SSH, EngineRow
-from distributed_grid.domain.events import EngineGivenUp, EngineWanted
+from distributed_grid.domain.events import EngineRegistered, EngineRemoved
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import GridError, Refused
 from distributed_grid.server.ray.credentials import RayCredentials
@@ -52,15 +51,15 @@ class DesiredRayCluster:
     async def set(self, head: str, session: str, nodes: tuple[str, ...]) -> None:
         """It is to run on these nodes, with its head at this address."""
         address = f"{bracketed(head)}:{self._port}"
-        await self._grid.handle(EngineWanted(NAME, SSH, address, session=session, nodes=nodes))
+        await self._grid.handle(EngineRegistered(NAME, SSH, address, session=session, nodes=nodes))
 
     async def reduce(self, row: EngineRow, nodes: tuple[str, ...]) -> None:
         """It is to run as before, on these of its nodes only."""
-        await self._grid.handle(EngineWanted(NAME, SSH, row.address, row.namespace, row.session, nodes))
+        await self._grid.handle(EngineRegistered(NAME, SSH, row.address, row.namespace, row.session, nodes))
 
     async def clear(self, reason: str) -> None:
         """It is to run nowhere any more."""
-        await self._grid.handle(EngineGivenUp(NAME, reason))
+        await self._grid.handle(EngineRemoved(NAME, reason))
 
 
 class RayEndpoints:

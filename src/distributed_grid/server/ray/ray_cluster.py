@@ -14,8 +14,7 @@ from typing import Any
 
 from distributed_grid.adapters.child_process import Say
 from distributed_grid.adapters.ray.engine import RayEngine
-from distributed_grid.adapters.ssh.process import SshProcess
-from distributed_grid.adapters.ssh.worker_messages import SshTarget
+from distributed_grid.adapters.ssh.process import SshProcess, SshTarget
 from distributed_grid.config import ClusterConfig
 from distributed_grid.control.grid import Grid
 from distributed_grid.errors import GridError, Refused

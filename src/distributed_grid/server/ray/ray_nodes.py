@@ -15,8 +15,7 @@ from typing import Any
 
 from distributed_grid.adapters.child_process import Say
 from distributed_grid.adapters.node.node_script_ray import HEAD_ANSWERS
-from distributed_grid.adapters.ssh.process import SshProcess
-from distributed_grid.adapters.ssh.worker_messages import SshTarget
+from distributed_grid.adapters.ssh.process import SshProcess, SshTarget
 from distributed_grid.config import ClusterConfig, NodeConfig
 from distributed_grid.config.sections import Ray
 from distributed_grid.control.grid import Grid

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from distributed_grid.control.grid import Grid
-from distributed_grid.domain.effects import BindLease, EngineEffect
 from distributed_grid.domain.engines import Binding, parse_group_name
 from distributed_grid.domain.events import EngineObserved, GroupBound, GroupFreed, GroupRefused
 from distributed_grid.domain.leases import Lease
@@ -22,6 +21,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import Refused, Unreachable
 from distributed_grid.ports import Engine, EngineGroup, EngineView
 from distributed_grid.reactor import pending_bindings
+from distributed_grid.reactor.effects import BindLease, EngineEffect
 
 NAME = "ray"
 BIND_SECONDS, RETRY_SECONDS = 10.0, 0.25

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from distributed_grid.adapters.ssh.worker_messages import Hop
+from distributed_grid.adapters.ssh.process import Hop
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/sbin:/usr/local/sbin")
 

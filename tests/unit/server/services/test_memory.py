@@ -13,10 +13,10 @@ from distributed_grid.api import requests
 from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.blocks import MemoryServerRow
-from distributed_grid.domain.effects import MemoryEffect, ServeMemory
 from distributed_grid.domain.events import LeaseLost, MemoryServed
 from distributed_grid.errors import Ambiguous, BadInput, BlockLost, NotFound, Refused, Unreachable
 from distributed_grid.memory.protocol.authentication import READ, WRITE, derive_secret, read_claims
+from distributed_grid.reactor.effects import MemoryEffect, ServeMemory
 from distributed_grid.server.access.tokens import Caller, Forbidden
 from distributed_grid.server.services.memory import MemoryService
 from tests.support.builders import a_node

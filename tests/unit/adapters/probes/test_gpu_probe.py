@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.adapters.probes.gpus import GpuObservation, split_usage
+from distributed_grid.adapters.probes.gpu_probe import GpuObservation, split_usage
 from tests.support.nvml.nvml_machine import GIB, GpuMachine
 
 GPU_IS_LOST, UNKNOWN, NOT_SUPPORTED, NO_PERMISSION, NO_DRIVER = 15, 999, 3, 4, 9

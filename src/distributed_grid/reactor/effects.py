@@ -1,28 +1,74 @@
-"""Pending effects, derived from rows alone: start-up, reconnection and reconciliation all use this."""
+"""Effects: orders to agents, engines and memory servers, keyed by id and fence; each is safe to repeat.
+
+Which effects are pending is derived from rows alone: start-up, reconnection and reconciliation all use this.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec import Struct
+
 from distributed_grid.domain.blocks import Block, MemoryServerRow
-from distributed_grid.domain.effects import (
-    BindLease,
-    Effect,
-    EngineEffect,
-    FreeBinding,
-    FreeCopies,
-    MakeCopy,
-    MemoryEffect,
-    ServeMemory,
-    StartAttempt,
-    StopAttempt,
-)
 from distributed_grid.domain.engines import Binding
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import JobState
+
+
+class StartAttempt(Struct, frozen=True):
+    """Run the job's current attempt under its lease."""
+
+    node: str
+    job: Job
+    lease: Lease
+
+
+class StopAttempt(Struct, frozen=True):
+    """Stop the whole process tree of the job's current attempt."""
+
+    node: str
+    job: Job
+
+
+class BindLease(Struct, frozen=True):
+    """Have the engine reserve what the lease claims, under the binding's name."""
+
+    binding: Binding
+    lease: Lease
+
+
+class FreeBinding(Struct, frozen=True):
+    """Have nothing of that name in the engine any more."""
+
+    binding: Binding
+
+
+class ServeMemory(Struct, frozen=True):
+    """Let the memory of a node be used."""
+
+    node: str
+
+
+class MakeCopy(Struct, frozen=True):
+    """Make the copy that a block is waiting for, from its source on this node."""
+
+    node: str
+    block: Block
+
+
+class FreeCopies(Struct, frozen=True):
+    """Let go of these copies on a node."""
+
+    node: str
+    copies: tuple[str, ...]
+
+
+MemoryEffect = ServeMemory | MakeCopy | FreeCopies
+Effect = StartAttempt | StopAttempt
+EngineEffect = BindLease | FreeBinding
 
 
 def pending(ledger: Ledger, node: str | None = None) -> list[Effect]:
