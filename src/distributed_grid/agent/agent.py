@@ -12,7 +12,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +23,6 @@ from distributed_grid.agent.execution.launch import node_environment
 from distributed_grid.agent.files.attempt_files import AttemptFileReader, remove_expired
 from distributed_grid.agent.files.job_signals import CheckpointMarks
 from distributed_grid.agent.lent_memory import LentMemory
-from distributed_grid.agent.limits.process_tree import listed_descendants
 from distributed_grid.agent.orders import OrderExecutor
 from distributed_grid.agent.outbox import Outbox
 from distributed_grid.agent.owner.borrowed_work import HostedWork
@@ -86,12 +85,13 @@ class Agent:
         capacity: Callable[[], Capacity] | None = None,
         workdirs: Callable[[SendToControl], WorkDirs] | None = None,
         memory: Callable[[AttemptHost, SendToControl], LentMemory] | None = None,
+        grid_locks: Sequence[str | Path] = (),
         epoch: int = 0,
         on_epoch: Callable[[int], None] = lambda epoch: None,
     ) -> None:
         self.nodes = nodes
         self._jobs = jobs
-        self.host = AttemptHost(jobs, report=self._report)
+        self.host = AttemptHost(jobs, report=self._report, grid_locks=grid_locks)
         self._meter = meter
         self._loans: deque[RayLoan] = deque(maxlen=len(nodes))  # the last answer for each of its nodes
         self._control = control
@@ -219,8 +219,7 @@ class Agent:
     async def _observe_attempts(self) -> None:
         """Observe GPUs and checkpoint marks in a thread: drivers and file systems may take their time."""
         running = self.host.running_trees()
-        shims = [one.shim for one in running if one.spec.gpu_indexes]
-        own_pids = {proc.pid for shim in shims for proc in listed_descendants(shim.pid)}
+        own_pids = {proc.pid for one in running if one.spec.gpu_indexes for proc in one.processes()}
         attempts = [(one.attempt_id, one.fence, one.spec.node) for one in running]
         await asyncio.to_thread(self._meter.sample_gpus, own_pids)
         await asyncio.to_thread(self._marks.observe, attempts)

@@ -28,7 +28,7 @@ from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.agent.uplink import Dial, EndpointUnknown, Uplink
 from distributed_grid.errors import BadInput, GridError
-from distributed_grid.memory.supervisor.supervisor import ServerSupervisor
+from distributed_grid.memory.supervisor.supervisor import SERVER_LOCK, ServerSupervisor
 from distributed_grid.posix.boot_clock import boot_id
 from distributed_grid.posix.private_files import try_lock, write_private
 from distributed_grid.posix.unix_sockets import short_path
@@ -47,6 +47,7 @@ class AgentDir:
     def __init__(self, path: str) -> None:
         self.path = Path(path).expanduser().absolute()
         self.jobs = self.path / "jobs"
+        self.locks = (self.path / "agent.lock", self.path / "memory" / SERVER_LOCK)
 
     def make(self) -> None:
         """Make it, readable by its owner only."""
@@ -123,6 +124,7 @@ async def _serve(agent_dir: AgentDir, declare_gpus: int) -> None:
         memory=lambda host, send: LentMemory(
             agent_dir.path / "memory", (node,), meter, host, send, addresses=lambda: _addresses(agent_dir)
         ),
+        grid_locks=agent_dir.locks,
         epoch=epoch if isinstance(epoch, int) else 0,
         on_epoch=lambda epoch: agent_dir.write("epoch.json", {"epoch": epoch}),
     )
@@ -207,7 +209,7 @@ def stop_jobs(directory: str) -> int:
 
 
 async def _stop_jobs(agent_dir: AgentDir) -> int:
-    host = AttemptHost(agent_dir.jobs, report=lambda report: None)
+    host = AttemptHost(agent_dir.jobs, report=lambda report: None, grid_locks=agent_dir.locks)
     await host.start()
     try:
         for attempt_id in host.running():

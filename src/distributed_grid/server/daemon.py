@@ -43,6 +43,7 @@ from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import AlertChanged
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import BadInput, GridError
+from distributed_grid.memory.supervisor.supervisor import SERVER_LOCK
 from distributed_grid.monitoring.alerts import Alert
 from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.server.access.agent_websocket import AgentSockets
@@ -241,6 +242,7 @@ class Daemon:
             self._state_dir.jobs,
             meter,
             self._agents,
+            grid_locks=(self._state_dir.lock, folder / SERVER_LOCK),
             memory=lambda host, send: LentMemory(
                 folder, (*local, ""), meter, host, send, addresses=addresses, has_proxy=False
             ),

@@ -158,6 +158,39 @@ def test_a_daemon_started_from_inside_a_job_is_no_part_of_the_job(grid: Shell, r
     grid("run-shared", "true", check=0)
 
 
+def test_the_jobs_of_a_daemon_started_from_inside_a_job_outlive_that_job(grid: Shell) -> None:
+    gates = [a_gate(grid, name) for name in ("gate", "end")]
+    words = ["--env", f"GRID_STATE_DIR={grid.state_dir}"]
+    outer = grid.detach(*words, "sh", "-c", "read x < gate; grid run-shared --detach sleep 1000; read x < end")
+    wait_until(lambda: grid.job(outer)["attempts"][-1]["pid"])
+    kill_nine(grid)
+    open_gate(gates[0])
+    second = wait_until(lambda: daemon_pid(grid))
+    inner = wait_until(lambda: [job for job in grid.json("jobs", "list") if job["command"] == "sleep 1000"])[0]
+    pid = wait_until(lambda: grid.job(inner["uid"])["attempts"][-1]["pid"])
+    spawner = spawner_pid(grid)
+    os.kill(second, signal.SIGKILL)  # now the inner job's shim is a child of the outer job's
+    wait_until(lambda: not is_running(spawner))
+    grid("jobs", "cancel", outer, check=0)
+    wait_until(lambda: grid.job(outer)["outcome"] == "cancelled")
+    assert is_running(pid)
+    assert grid.job(inner["uid"])["state"] == "running"
+    grid("jobs", "cancel", inner["uid"], check=0)
+    wait_until(lambda: not is_running(pid))
+
+
+def test_another_grid_started_inside_a_job_is_part_of_the_job(grid: Shell) -> None:
+    nested = grid.cwd / "nested"
+    words = ["--env", f"GRID_STATE_DIR={nested}"]
+    job = grid.detach(*words, "sh", "-c", "grid run-shared --detach sleep 1000; echo up > up; sleep 1000")
+    wait_until(lambda: (grid.cwd / "up").exists(), 30)
+    wait_until(lambda: len(processes_naming(str(nested))) >= 3)  # daemon, spawner, shims and the nested job
+    pids = processes_naming(str(nested))
+    grid("jobs", "cancel", job, check=0)
+    wait_until(lambda: grid.job(job)["outcome"] == "cancelled", 30)
+    assert [pid for pid in pids if is_running(pid)] == []
+
+
 def _allowed_cores(pid: int | None) -> set[int]:
     assert pid is not None
     return os.sched_getaffinity(pid)

@@ -6,15 +6,16 @@ import asyncio
 import os
 import signal
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
-from distributed_grid.agent.limits.cgroups import Cgroup
+from distributed_grid.agent.limits.cgroups import Cgroup, group_name
 from distributed_grid.agent.limits.memory_limit import TreeMeter
+from distributed_grid.agent.limits.process_tree import Exempt, GridProcesses
 from distributed_grid.agent.limits.timer import KILL_SIGNAL, STOP_SIGNALS
 from distributed_grid.posix.boot_clock import boot_id
 
@@ -34,6 +35,8 @@ ExitKind = Literal[
     "never_started",
 ]
 
+ProcessNumber = Annotated[int, msgspec.Meta(gt=0, lt=1 << 62)]
+T = TypeVar("T")
 STOP_KINDS = frozenset(get_args(ExitKind)) - {"exited", "signalled", "never_started"}
 
 
@@ -86,6 +89,25 @@ class AttemptUsage(msgspec.Struct, frozen=True):
     memory_bytes: int
 
 
+class ShimIdentity(msgspec.Struct, frozen=True):
+    """Who a shim is, as it wrote itself; `waited_ticks` were used by its earlier attempts."""
+
+    boot: str
+    pid: ProcessNumber
+    start: ProcessNumber
+    waited_ticks: int = 0
+
+
+class StartRecord(msgspec.Struct, frozen=True):
+    """That the command runs, as its shim wrote it."""
+
+    pid: ProcessNumber
+    start: int
+    at_boot_ms: int
+    shim: ShimIdentity
+    cores: tuple[int, ...] = ()
+
+
 def exit_record(kind: ExitKind, detail: str) -> dict[str, Any]:
     """The record of an end that no shim has written."""
     return {"kind": kind, "detail": detail}
@@ -114,8 +136,9 @@ class StopRequest(msgspec.Struct):
 class RunningAttempt:
     """An attempt from its launch, or from when it was found on the disk, until its end is reported."""
 
-    def __init__(self, spec: AttemptSpec, fence: int, launched_boot_ms: int) -> None:
+    def __init__(self, spec: AttemptSpec, fence: int, launched_boot_ms: int, grid: GridProcesses) -> None:
         self.spec = spec
+        self._grid = grid
         self.fence = fence
         self.launched_boot_ms = launched_boot_ms
         self.recorded = False
@@ -131,6 +154,15 @@ class RunningAttempt:
     @property
     def id(self) -> str:
         return self.spec.attempt_id
+
+    @property
+    def exempt(self) -> Exempt:
+        """What below its shim is none of it."""
+        return self._grid.besides(self.started.pid if self.started is not None else 0)
+
+    def usage(self, now_ms: int) -> AttemptUsage:
+        """What its tree has used and holds; nothing before its command runs."""
+        return AttemptUsage(*self.meter.read(self.shim, self.exempt, now_ms)) if self.shim else AttemptUsage(0, 0)
 
     def request_stop(self, kind: ExitKind, detail: str, kill_at_boot_ms: int) -> StopRequest:
         """Have it stopped. The first kind stays, and the earliest time to kill."""
@@ -154,7 +186,7 @@ class RunningAttempt:
         signums += [KILL_SIGNAL] if overdue_ms >= 0 else []
         is_there = all(process_tree.send_signal(self.shim, one) for one in (*signums, signal.SIGUSR1, signal.SIGCONT))
         if is_there and overdue_ms >= TREE_OVERDUE_MS:
-            left = process_tree.descendants(self.shim.pid)
+            left = process_tree.descendants(self.shim.pid, self.exempt)
             process_tree.signal_all(left, signal.SIGKILL)
             if not left and overdue_ms >= SHIM_OVERDUE_MS:
                 process_tree.send_signal(self.shim, signal.SIGKILL)
@@ -170,7 +202,7 @@ class RunningAttempt:
 # ------------------------------------------------------------------ recovery from disk
 
 
-def read_unacknowledged(root: str) -> list[RunningAttempt]:
+def read_unacknowledged(root: str, grid: GridProcesses) -> list[RunningAttempt]:
     """The attempts whose end is not acknowledged, oldest first, each as it was ordered."""
     found = []
     for live in tuple(Path(root, job_dir.LIVE).iterdir()):
@@ -184,7 +216,7 @@ def read_unacknowledged(root: str) -> list[RunningAttempt]:
         else:
             found.append((spec["launched_boot_ms"], live.name, msgspec.convert(spec, AttemptSpec)))
     found.sort(key=lambda item: item[:2])
-    return [RunningAttempt(spec, spec.fence, launched) for launched, _, spec in found]
+    return [RunningAttempt(spec, spec.fence, launched, grid) for launched, _, spec in found]
 
 
 def restore_state(attempt: RunningAttempt, job: JobDir) -> None:
@@ -216,6 +248,29 @@ def read_exit(root: str, attempt_id: str) -> AttemptExit | None:
     return exit_from_record(attempt_id, max(fence, spec["fence"]), record) if spec and record else None
 
 
+def read_shim(job: JobDir) -> ShimIdentity | None:
+    """Who the shim of an attempt is, or was; None where none has begun."""
+    return _convert(job.read(job_dir.LOCK), ShimIdentity)
+
+
+def read_started(job: JobDir) -> StartRecord | None:
+    """That the command was started; None where nothing valid says so."""
+    return _convert(job.read(job_dir.STARTED), StartRecord)
+
+
+def read_groups(job: JobDir, name: str) -> list[Cgroup]:
+    """The control groups that were made for an attempt; whatever has another name is not one of them."""
+    recorded = _convert(job.read(job_dir.GROUPS), tuple[tuple[int, str], ...]) or ()
+    return [Cgroup(version, path) for version, path in recorded if path.startswith("/") and path.endswith(f"/{name}")]
+
+
+def _convert(content: object, kind: type[T]) -> T | None:
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError:
+        return None
+
+
 def may_have_run(job: JobDir) -> bool:
     """Whether the command may have run: a shim writes its identity first, and only a power failure undoes that."""
     if job.read(job_dir.LOCK) is not None:
@@ -223,24 +278,30 @@ def may_have_run(job: JobDir) -> bool:
     return job.has(job_dir.LOCK) and job.read(job_dir.SPEC)["boot"] != boot_id()
 
 
-async def kill_leftovers(job: JobDir) -> None:
-    """Kill what a dead shim left behind, control groups included. Where nothing is left this does nothing."""
-    shim, started = job.read(job_dir.LOCK), job.read(job_dir.STARTED) or {"pid": 0, "start": 0}
-    groups = [Cgroup(version, path) for version, path in job.read(job_dir.GROUPS) or ()]
-    if shim is None or shim["boot"] != boot_id():  # another boot: pids mean nothing, all is gone
+async def kill_leftovers(attempt: RunningAttempt, job: JobDir) -> None:
+    """Kill what a dead shim left behind, control groups included. Where nothing is left this does nothing.
+
+    The files say where to look, never whom to kill: a process is killed if the kernel says that it belongs to the
+    attempt's session or control group, if its environment does, if it was seen in the attempt's tree, or below those.
+    """
+    shim, started = read_shim(job), read_started(job)
+    if shim is None or shim.boot != boot_id():  # another boot: pids mean nothing, all is gone
         return
-    beyond: set[process_tree.Proc] = set()
+    name = group_name(job.attempt_id, shim.pid)
+    session, since = (started.pid, started.start) if started is not None else (0, 0)
+    work, beyond = f"{job.path}/{job_dir.WORK}", set[process_tree.Proc]()
+    seen = {(proc.pid, proc.start) for proc in attempt.meter.seen}
     empty_scans = 0
     while empty_scans < EMPTY_SCANS:  # one scan may miss a tree that forks and exits without end
-        work = f"{job.path}/{job_dir.WORK}"
-        left = set(process_tree.find_attempt_processes(job.attempt_id, work, started["pid"], started["start"]))
-        grouped = [proc for group in groups for proc in map(process_tree.read_process, group.members()) if proc]
-        left.update(proc for proc in grouped if not process_tree.is_exempt(proc))
+        left = set(process_tree.find_attempt_processes(job.attempt_id, work, attempt.exempt, session, since, name))
+        known = (proc for proc in map(process_tree.read_process, (pid for pid, _ in seen)) if proc is not None)
+        left.update(proc for proc in known if (proc.pid, proc.start) in seen and not proc.dead)
         left -= beyond
         empty_scans = 0 if left else empty_scans + 1
         beyond.update(process_tree.signal_all(left, signal.SIGKILL))
         await asyncio.sleep(0.005)
-    for group in groups:
+    for group in read_groups(job, name):
         for pid in group.members():
-            group.release(pid)
+            if process_tree.is_in_group(pid, name):
+                group.release(pid)
         group.remove()

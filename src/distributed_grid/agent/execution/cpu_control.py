@@ -76,7 +76,7 @@ class CoreAffinity:
 
     def pin(self, attempt: RunningAttempt, shim_pid: int) -> None:
         """Move a tree to its own cores, as far as they are allowed now; the only place that does."""
-        process_tree.pin_tree(shim_pid, allowed_cores(attempt.cores or self._own_cores, self._allowed))
+        process_tree.pin_tree(shim_pid, allowed_cores(attempt.cores or self._own_cores, self._allowed), attempt.exempt)
 
     def _record_cores(self, attempt: RunningAttempt) -> None:
         try:
@@ -94,10 +94,15 @@ class RunningTree(NamedTuple):
     shim: process_tree.Proc
     stopping: bool
     launched_boot_ms: int
+    exempt: process_tree.Exempt
 
     @property
     def attempt_id(self) -> str:
         return self.spec.attempt_id
+
+    def processes(self) -> list[process_tree.Proc]:
+        """Its processes; cheap, and now and then one short."""
+        return process_tree.listed_descendants(self.shim.pid, self.exempt)
 
 
 class Throttler:
@@ -125,7 +130,7 @@ class Throttler:
         self._mark(True)
         fresh = [one for one in self._running() if one.attempt_id not in spared]
         for one in fresh:
-            process_tree.stop_tree(one.shim.pid)
+            process_tree.stop_tree(one.shim.pid, one.exempt)
             self._paused.add(one.attempt_id)
         return fresh
 
@@ -174,7 +179,7 @@ def _signal(trees: list[RunningTree], signum: int) -> None:
     for one in trees:
         now = process_tree.read_process(one.shim.pid)
         if now is not None and now.start == one.shim.start:  # else another process has its pid by now
-            process_tree.signal_all(process_tree.listed_descendants(one.shim.pid), signum)
+            process_tree.signal_all(one.processes(), signum)
 
 
 def mark_throttled(root: str) -> None:

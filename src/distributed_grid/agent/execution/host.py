@@ -16,6 +16,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -64,6 +65,7 @@ class AttemptHost:
         real_cores: Sequence[int] | None = None,
         use_cgroups: bool = True,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
+        grid_locks: Sequence[str | Path] = (),
     ) -> None:
         self._root = str(root.absolute())
         self._report = report
@@ -73,7 +75,11 @@ class AttemptHost:
         self._boot_id = boot_id()
         self._hold = HoldDeadline(self._root, self._boot_id)
         self._affinity = CoreAffinity(self._root, self._running, real_cores)
-        self._spawner = SpawnerClient(self._root, use_cgroups=use_cgroups, lock_timeout_s=lock_timeout_s)
+        locks = (f"{self._root}/{job_dir.HOST_LOCK}", *map(str, grid_locks))
+        self._grid = process_tree.GridProcesses(locks, partial(job_dir.live_shim_locks, self._root))
+        self._spawner = SpawnerClient(
+            self._root, use_cgroups=use_cgroups, lock_timeout_s=lock_timeout_s, grid_locks=locks
+        )
         self._stopped = True
         self._repeats_stops = False
 
@@ -86,7 +92,7 @@ class AttemptHost:
         self._stopped = False
         self._hold.restore()
         self._spawner.start()
-        for attempt in read_unacknowledged(self._root):
+        for attempt in read_unacknowledged(self._root, self._grid):
             self._adopt(attempt)
         cpu_control.clear_throttled(self._root)
 
@@ -120,7 +126,7 @@ class AttemptHost:
             self._report_again(known, spec)
             return
         now = boot_ms()
-        attempt = RunningAttempt(spec, spec.fence, now)
+        attempt = RunningAttempt(spec, spec.fence, now, self._grid)
         self._running[attempt.id] = attempt
         self._affinity.rearrange()
         try:
@@ -230,7 +236,7 @@ class AttemptHost:
         self._on_started(attempt, started)
         if cpu_control.is_marked_throttled(self._root):  # the last agent died while this gave way to the owner
             self._affinity.pin(attempt, started["shim"]["pid"])
-            process_tree.signal_all(process_tree.descendants(started["shim"]["pid"]), signal.SIGCONT)
+            process_tree.signal_all(process_tree.descendants(started["shim"]["pid"], attempt.exempt), signal.SIGCONT)
         return True
 
     async def _wait_for_shim(self, attempt: RunningAttempt) -> None:
@@ -263,7 +269,7 @@ class AttemptHost:
                 return
             if record is None:
                 if began:
-                    await kill_leftovers(job)
+                    await kill_leftovers(attempt, job)
                 record = _exit_without_shim(attempt, began=began)
                 self._record_exit(attempt.id, record)
         self._finish(attempt, record)
@@ -415,7 +421,7 @@ class AttemptHost:
     def running_trees(self) -> tuple[RunningTree, ...]:
         """The attempts whose commands run, oldest first."""
         return tuple(
-            RunningTree(one.spec, one.fence, one.shim, one.stop is not None, one.launched_boot_ms)
+            RunningTree(one.spec, one.fence, one.shim, one.stop is not None, one.launched_boot_ms, one.exempt)
             for one in sorted(self._running.values(), key=lambda one: one.launched_boot_ms)
             if one.shim is not None
         )
@@ -423,11 +429,7 @@ class AttemptHost:
     def usage(self) -> dict[str, AttemptUsage]:
         """What each running attempt's tree has used and holds."""
         now = boot_ms()
-        return {
-            attempt.id: AttemptUsage(*attempt.meter.read(attempt.shim, now))
-            for attempt in self._running.values()
-            if attempt.shim is not None
-        }
+        return {attempt.id: attempt.usage(now) for attempt in self._running.values() if attempt.shim is not None}
 
     def _find_exit(self, attempt_id: str) -> AttemptExit | None:
         """How it ended, from memory or from its directory."""

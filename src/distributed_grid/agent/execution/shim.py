@@ -22,7 +22,7 @@ from distributed_grid.agent.execution.launch import LaunchFailed, start_command
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
-from distributed_grid.agent.limits.cgroups import PREFIX, Cgroup, Controllers
+from distributed_grid.agent.limits.cgroups import Cgroup, Controllers, group_name
 from distributed_grid.agent.limits.core_allocation import cgroup_weight, niceness
 from distributed_grid.agent.limits.memory_limit import CgroupMemoryLimit, PolledMemoryLimit, over_limit_message
 from distributed_grid.agent.limits.timer import KILL_SIGNAL, STOP_SIGNALS, DeadlineTimer
@@ -48,11 +48,12 @@ class StopRequest:
 class Shim:
     """Runs one attempt from record to record."""
 
-    def __init__(self, root: str, attempt_id: str, lock: int, channel: int) -> None:
+    def __init__(self, root: str, attempt_id: str, lock: int, channel: int, grid: process_tree.GridProcesses) -> None:
         self.root = root
         self.attempt_id = attempt_id
         self.lock = lock
         self.channel = channel
+        self.grid = grid
         self.groups: list[Cgroup] = []
         self.memory: CgroupMemoryLimit | PolledMemoryLimit | None = None
         self.stop: StopRequest | None = None
@@ -109,7 +110,7 @@ class Shim:
         weight = cgroup_weight(milli, cores)
         if limit and not self.controllers.memory:
             self.memory = PolledMemoryLimit(limit)
-        name = f"{PREFIX}{self.job.attempt_id}.{os.getpid()}"  # another grid may use the same attempt id
+        name = group_name(self.job.attempt_id, os.getpid())
         by_path: dict[str, Cgroup] = {}
         memory, cpu = self.controllers.memory if limit else None, self.controllers.cpu if weight else None
         for controller in filter(None, (memory, cpu)):
@@ -148,7 +149,7 @@ class Shim:
         self._read_stop_request()
         now = boot_ms()
         if self.memory:
-            overrun = self.memory.overrun(os.getpid())
+            overrun = self.memory.overrun(os.getpid(), self._is_exempt)
             if overrun is not None and self.stop is not None:
                 self.stop.kill_at = now
             elif overrun is not None:
@@ -219,7 +220,7 @@ class Shim:
             self._signal_tree(signal.SIGTERM, signal.SIGCONT)
 
     def _signal_tree(self, *signums: int) -> list[process_tree.Proc]:
-        left = [proc for proc in process_tree.descendants(os.getpid()) if proc.pid not in self.beyond]
+        left = [proc for proc in process_tree.descendants(os.getpid(), self._is_exempt) if proc.pid not in self.beyond]
         self.beyond.update(proc.pid for proc in process_tree.signal_all(left, *signums))
         return left
 
@@ -237,11 +238,19 @@ class Shim:
             if pid == self.main:
                 self.main_status = status
 
+    def _is_exempt(self, proc: process_tree.Proc, *, fresh: bool = True) -> bool:
+        """Whether a process below this one belongs to the grid; the command itself never does."""
+        return self.grid.besides(self.main)(proc, fresh=fresh)
+
     def _release_exempt(self) -> None:
+        """Take what is exempt, and what is below that, out of the attempt's groups."""
         for group in self.groups:
-            for proc in filter(None, map(process_tree.read_process, group.members())):
-                if process_tree.is_exempt(proc):
-                    group.release(proc.pid)
+            members = group.members()
+            if any(self._is_exempt(proc, fresh=False) for proc in map(process_tree.read_process, members) if proc):
+                ours = {proc.pid for proc in process_tree.descendants(os.getpid(), self._is_exempt)}
+                for pid in members:
+                    if pid not in ours:
+                        group.release(pid)
 
     # ------------------------------------------------------------------ the end
 
@@ -277,7 +286,7 @@ class Shim:
             if not self._reap():
                 return True
             children = process_tree.children_of(os.getpid())
-            ours = [proc for proc in children if proc.pid not in self.beyond and not process_tree.is_exempt(proc)]
+            ours = [proc for proc in children if proc.pid not in self.beyond and not self._is_exempt(proc)]
             if ours or not children:  # a child that the list does not show is one of ours
                 return False
             time.sleep(0.001)
@@ -287,7 +296,7 @@ class Shim:
         """Kill direct children as fast as they come: what forks and exits is a child of ours in between."""
         for _ in range(MAX_KILL_ROUNDS):
             children = process_tree.children_of(os.getpid())
-            ours = [proc for proc in children if proc.pid not in self.beyond and not process_tree.is_exempt(proc)]
+            ours = [proc for proc in children if proc.pid not in self.beyond and not self._is_exempt(proc)]
             self.beyond.update(proc.pid for proc in process_tree.signal_all(ours, signal.SIGKILL))
             if not ours or not self._reap():
                 return
@@ -297,7 +306,11 @@ class Shim:
         assert self.main_status is not None
         signalled = os.WIFSIGNALED(self.main_status)
         if self.stop is None and self.memory:
-            overrun = self.memory.overrun(os.getpid()) if isinstance(self.memory, CgroupMemoryLimit) else None
+            overrun = (
+                self.memory.overrun(os.getpid(), self._is_exempt)
+                if isinstance(self.memory, CgroupMemoryLimit)
+                else None
+            )
             if overrun is None and signalled and os.WTERMSIG(self.main_status) == signal.SIGKILL:
                 # It grew faster than we poll, and the machine ran out: the kernel killed the one we would have.
                 limit = self.memory.limit_bytes

@@ -1,8 +1,8 @@
 """Spawner process: forks shims ahead of time and gives each attempt one.
 
-`python -m distributed_grid.agent.execution.spawner ROOT SOCKET LOCK CGROUPS`, started by `SpawnerClient` with
-everything imported that a shim needs; standard library only. One packet is one attempt id with one descriptor, the
-channel on which the shim reports. A shim whose attempt has ended may serve another: most of what a short command
+`python -m distributed_grid.agent.execution.spawner ROOT SOCKET LOCK CGROUPS GRID_LOCK…`, started by `SpawnerClient`
+with everything imported that a shim needs; standard library only. One packet is one attempt id with one descriptor,
+the channel on which the shim reports. A shim whose attempt has ended may serve another: most of what a short command
 costs would otherwise be the fork and the pages that are copied after it.
 
 - The spawner ends when its socket closes, that is with its agent. Running shims go on; waiting ones end, so an
@@ -25,12 +25,15 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from typing import Final, NoReturn
 
 from distributed_grid.agent.execution.shim import Shim
+from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.limits.cgroups import Controllers, probe_controllers
+from distributed_grid.agent.limits.process_tree import GridProcesses
 from distributed_grid.agent.limits.timer import DeadlineTimer, become_subreaper, install_signal_handlers
 from distributed_grid.posix.boot_clock import boot_id
 
@@ -46,10 +49,11 @@ READY: Final = b"+"
 class PreforkedShim:
     """A shim process that waits on a socket for an attempt id, its lock and its channel from the spawner."""
 
-    def __init__(self, root: str, sock: socket.socket, controllers: Controllers) -> None:
+    def __init__(self, root: str, sock: socket.socket, controllers: Controllers, grid: GridProcesses) -> None:
         self.root = root
         self.sock = sock
         self.controllers = controllers
+        self.grid = grid
         self.timer = DeadlineTimer()
         self.identity = self._identity()
 
@@ -75,7 +79,7 @@ class PreforkedShim:
         """Run it; whether there may be another. The lock stays open, and so held, until nothing of it is left."""
         for fd in (lock, channel):
             os.set_inheritable(fd, False)  # unlike those opened here, received ones would go on to the command
-        shim = Shim(self.root, attempt_id, lock, channel)
+        shim = Shim(self.root, attempt_id, lock, channel, self.grid)
         if not shim.run(self.identity, self.timer, self.controllers):
             return False
         _wait_until_unread(channel)
@@ -101,11 +105,15 @@ def _wait_until_unread(channel: int) -> None:
 class Spawner:
     """Keeps a few shims waiting, gives each attempt one, and reaps them."""
 
-    def __init__(self, root: str, sock: socket.socket, host_lock: int, controllers: Controllers) -> None:
+    def __init__(
+        self, root: str, sock: socket.socket, host_lock: int, controllers: Controllers, grid: GridProcesses
+    ) -> None:
         self.root = root
         self.sock = sock
         self.host_lock = host_lock
         self.controllers = controllers
+        self.grid = grid
+        self.shims: set[int] = set()  # children not reaped yet: their pids are nobody else's
         self.spares: list[socket.socket] = []
         self.busy: dict[int, socket.socket] = {}
         self.fork_error: str | None = None
@@ -207,10 +215,11 @@ class Spawner:
                 os.close(fd)
             os.setsid()
             become_subreaper()
-            return PreforkedShim(self.root, theirs, self.controllers)
+            return PreforkedShim(self.root, theirs, self.controllers, self.grid)
         theirs.close()
         if pid > 0:
             self.fork_error = None
+            self.shims.add(pid)
             self.spares.append(ours)
         else:
             ours.close()
@@ -226,13 +235,18 @@ class Spawner:
                 return
             if pid == 0:
                 break
+            self.shims.discard(pid)
             orphaned = orphaned or status != 0
         for _ in range(50 if orphaned else 0):
-            left = process_tree.descendants(os.getpid())  # shims carry this process's environment and so are exempt
+            left = process_tree.descendants(os.getpid(), self._is_ours)
             if not left:
                 return
             process_tree.signal_all(left, signal.SIGKILL)
             time.sleep(0.002)
+
+    def _is_ours(self, proc: process_tree.Proc, *, fresh: bool = True) -> bool:
+        """Whether it is a shim forked here, or another process of this grid."""
+        return proc.pid in self.shims or self.grid.besides(0)(proc, fresh=fresh)
 
 
 def _is_waiting(spare: socket.socket) -> bool:
@@ -266,7 +280,8 @@ def main() -> None:
     become_subreaper()
     sock = socket.socket(fileno=sock_fd)
     controllers = probe_controllers() if cgroups else Controllers()
-    spawner = Spawner(root, sock, host_lock, controllers)
+    grid = GridProcesses(sys.argv[5:], partial(job_dir.live_shim_locks, root))
+    spawner = Spawner(root, sock, host_lock, controllers, grid)
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page it touches
     gc.disable()

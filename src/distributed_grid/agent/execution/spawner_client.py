@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from distributed_grid.agent.files import job_dir
 from distributed_grid.errors import BadInput
@@ -27,10 +27,11 @@ log = logging.getLogger(__name__)
 class SpawnerClient:
     """Holds the lock of `root` and keeps one spawner running for it."""
 
-    def __init__(self, root: str, *, use_cgroups: bool, lock_timeout_s: float) -> None:
+    def __init__(self, root: str, *, use_cgroups: bool, lock_timeout_s: float, grid_locks: Sequence[str]) -> None:
         self._root = root
         self._use_cgroups = use_cgroups
         self._lock_timeout_s = lock_timeout_s
+        self._grid_locks = grid_locks
         self._lock = -1
         self._sock: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -64,7 +65,7 @@ class SpawnerClient:
         ours.setblocking(False)
         package_home = __file__.rsplit("/", 4)[0]
         command = [sys.executable, "-P", "-S", "-m", "distributed_grid.agent.execution.spawner", self._root]
-        command += [str(theirs.fileno()), str(self._lock), "1" if self._use_cgroups else "0"]
+        command += [str(theirs.fileno()), str(self._lock), "1" if self._use_cgroups else "0", *self._grid_locks]
         inherited = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
         log = open_regular(f"{self._root}/{job_dir.SPAWNER_LOG}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         with theirs:

@@ -270,6 +270,14 @@ def make_root(root: str) -> None:
         _make_directory(f"{root}/{name}")
 
 
+def live_shim_locks(root: str) -> list[str]:
+    """The lock files of the shims of all live attempts."""
+    try:
+        return [f"{root}/{CONTROL}/{attempt_id}/{LOCK}" for attempt_id in os.listdir(f"{root}/{LIVE}")]
+    except FileNotFoundError:
+        return []
+
+
 def journal_entry(key: str, content: Any) -> bytes:
     """One line, for `append_entry` or for the channel to the host."""
     return json.dumps({key: content}).encode() + b"\n"

@@ -15,6 +15,11 @@ from distributed_grid.posix.private_files import read_all
 PREFIX = "grid-"
 
 
+def group_name(attempt_id: str, shim_pid: int) -> str:
+    """The name of an attempt's groups; another grid may use the same attempt id."""
+    return f"{PREFIX}{attempt_id}.{shim_pid}"
+
+
 class Controller(NamedTuple):
     """Where groups with one controller (memory or cpu) can be made."""
 
@@ -147,8 +152,20 @@ class Cgroup:
         """Put the calling process in."""
         _write(f"{self.path}/cgroup.procs", "0")
 
+    def add(self, pid: int) -> None:
+        """Put a process in; nothing happens where that is not possible."""
+        try:
+            _write(f"{self.path}/cgroup.procs", str(pid))
+        except OSError:  # ended, or not ours to move
+            pass
+
     def members(self) -> list[int]:
-        return [int(pid) for pid in _read(f"{self.path}/cgroup.procs").split()]
+        """Its processes, those in groups below it included."""
+        return [int(pid) for path in self._paths() for pid in _read(f"{path}/cgroup.procs").split()]
+
+    def _paths(self) -> list[str]:
+        """It and all groups below it, parents first."""
+        return [path for path, _, _ in os.walk(self.path)]
 
     def release(self, pid: int) -> None:
         """Put a process back into the group this one was made in."""
@@ -174,7 +191,8 @@ class Cgroup:
         for pause_ms in (0, 1, 2, 5, 10, 20, 50, 100, 200):
             time.sleep(pause_ms / 1000)
             try:
-                os.rmdir(self.path)
+                for path in reversed(self._paths()):
+                    os.rmdir(path)
             except FileNotFoundError:
                 return True
             except OSError:

@@ -6,10 +6,19 @@ the contents of files it has mapped, which the machine can drop at any time.
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import TYPE_CHECKING
 
-from distributed_grid.agent.limits.process_tree import TICK_MS, Proc, listed_descendants, read_proc_file, read_process
+from distributed_grid.agent.limits.process_tree import (
+    TICK_MS,
+    Exempt,
+    Proc,
+    listed_descendants,
+    read_proc_file,
+    read_process,
+    send_signal,
+)
 
 if TYPE_CHECKING:
     from distributed_grid.agent.limits.cgroups import Cgroup
@@ -20,21 +29,42 @@ SHARES_STALE_MS = 10_000
 
 
 class CgroupMemoryLimit:
-    """A limit that the kernel enforces; this notices when it did."""
+    """A limit that the kernel enforces; this notices when it did, and polls a tree of which some left the group."""
 
     def __init__(self, limit_bytes: int, group: Cgroup) -> None:
         self.limit_bytes = limit_bytes
         self.peak_bytes = 0
         self.next_check_ms = POLL_SLOW_MS
         self._group = group
+        self._polled: PolledMemoryLimit | None = None
 
-    def overrun(self, root: int) -> str | None:
+    def overrun(self, root: int, exempt: Exempt) -> str | None:
         """The message about an overrun, None while there was none."""
-        self.peak_bytes = max(self.peak_bytes, self._group.held_bytes())
-        if self._group.kills() == 0:
+        held = self._group.held_bytes()
+        self.peak_bytes = max(self.peak_bytes, held)
+        if held > self.limit_bytes:  # somebody has raised the kernel's limit
+            return over_limit_message(held, self.limit_bytes)
+        if self._group.kills():
+            self.peak_bytes = max(self.peak_bytes, self.limit_bytes)
+            return f"{over_limit_message(self.peak_bytes, self.limit_bytes)} and asked for more"
+        if self._polled is None and self._return_escaped(root, exempt):
+            self._polled = PolledMemoryLimit(self.limit_bytes)
+        if self._polled is None:
             return None
-        self.peak_bytes = max(self.peak_bytes, self.limit_bytes)
-        return f"{over_limit_message(self.peak_bytes, self.limit_bytes)} and asked for more"
+        self._return_escaped(root, exempt)
+        overrun = self._polled.overrun(root, exempt)
+        self.peak_bytes = max(self.peak_bytes, self._polled.peak_bytes)
+        self.next_check_ms = self._polled.next_check_ms
+        return overrun
+
+    def _return_escaped(self, root: int, exempt: Exempt) -> bool:
+        """Put what has left the group back into it; whether there was anything."""
+        tree = listed_descendants(root, exempt)
+        inside = set(self._group.members())
+        escaped = [proc for proc in tree if proc.pid not in inside]
+        for proc in escaped:
+            self._group.add(proc.pid)
+        return bool(escaped)
 
 
 class PolledMemoryLimit:
@@ -46,10 +76,10 @@ class PolledMemoryLimit:
         self.next_check_ms = POLL_FAST_MS
         self._last_bytes = 0
 
-    def overrun(self, root: int) -> str | None:
+    def overrun(self, root: int, exempt: Exempt) -> str | None:
         """The message about an overrun of the tree below `root`, None while there is none."""
         began = time.monotonic_ns()
-        used = held_bytes(listed_descendants(root), self.limit_bytes)
+        used = held_bytes(listed_descendants(root, exempt), self.limit_bytes)
         cost_ms = (time.monotonic_ns() - began) // 1_000_000
         calm = used < self.limit_bytes // 2 and used - self._last_bytes < self.limit_bytes // 8
         self._last_bytes = used
@@ -63,14 +93,17 @@ class TreeMeter:
 
     def __init__(self) -> None:
         self.peak_bytes = 0
+        self.seen: list[Proc] = []
         self._resident = self._shares = self._read_at_ms = 0
 
-    def read(self, shim: Proc, now_ms: int) -> tuple[int, int]:
+    def read(self, shim: Proc, exempt: Exempt, now_ms: int) -> tuple[int, int]:
         """CPU milliseconds since `shim` was read, and bytes held now."""
         now = read_process(shim.pid)
         if now is None or now.start != shim.start:
             return 0, 0
-        procs = listed_descendants(shim.pid)
+        if now.stopped:  # by its own job: the limits are kept by a shim that runs
+            send_signal(now, signal.SIGCONT)
+        procs = self.seen = listed_descendants(shim.pid, exempt)
         ticks = now.waited_ticks - shim.waited_ticks + sum(proc.own_ticks + proc.waited_ticks for proc in procs)
         rough = sum(resident_bytes(proc.pid) for proc in procs)
         if len(procs) < 2:

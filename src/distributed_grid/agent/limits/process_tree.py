@@ -1,23 +1,25 @@
 """Process trees of jobs, read from /proc: descendants, signals, affinity.
 
-A process is identified by pid and start time; no signal is sent on the pid alone. A grid daemon, spawner or memory
-server (`GRID_ROLE` in its environment) that was started from inside a job is exempt: it is not part of the job, and
-neither is anything below it.
+A process is identified by pid and start time; no signal is sent on the pid alone. All that descends from an attempt's
+shim belongs to the attempt, whatever it is called and whatever its environment says. Exempt, with all below it, is only
+a process of this very grid, which a job may have started by using `grid`: see `GridProcesses`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+import time
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from distributed_grid.posix.private_files import read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-EXEMPT = frozenset((b"GRID_ROLE=daemon", b"GRID_ROLE=spawner", b"GRID_ROLE=memory"))
+RECENT_MS = 100
 TICK_MS = 1000 // os.sysconf("SC_CLK_TCK")
 
 
@@ -29,9 +31,9 @@ class Proc(NamedTuple):
     start: int
     session: int
     dead: bool
+    stopped: bool
     own_ticks: int
     waited_ticks: int
-    environ_at: int
 
 
 def read_process(pid: int) -> Proc | None:
@@ -48,9 +50,9 @@ def read_process(pid: int) -> Proc | None:
         start=int(field[19]),
         session=int(field[3]),
         dead=field[0] in b"ZXx" and threads <= 1,
+        stopped=field[0] in b"Tt",
         own_ticks=int(field[11]) + int(field[12]),
         waited_ticks=int(field[13]) + int(field[14]),
-        environ_at=int(field[47]) if len(field) > 47 else 0,
     )
 
 
@@ -60,8 +62,19 @@ def read_processes() -> dict[int, Proc]:
     return {proc.pid: proc for proc in found if proc is not None}
 
 
-def descendants(root: int, procs: Mapping[int, Proc] | None = None) -> list[Proc]:
-    """All living descendants of `root`, parents first, without exempt ones.
+class Exempt(Protocol):
+    """Whether a process is none of an attempt's; where it need not be `fresh`, the answer may be a moment old."""
+
+    def __call__(self, proc: Proc, *, fresh: bool = True) -> bool: ...
+
+
+def nobody(proc: Proc, *, fresh: bool = True) -> bool:
+    """Exempts no process."""
+    return False
+
+
+def descendants(root: int, exempt: Exempt, procs: Mapping[int, Proc] | None = None) -> list[Proc]:
+    """All living descendants of `root`, parents first, without exempt ones and those below them.
 
     Reads the whole process table, and misses nothing that is not being born.
     """
@@ -69,23 +82,23 @@ def descendants(root: int, procs: Mapping[int, Proc] | None = None) -> list[Proc
     children: dict[int, list[Proc]] = {}
     for proc in procs.values():
         children.setdefault(proc.parent, []).append(proc)
-    return _descend(root, lambda pid: children.get(pid, ()), is_exempt)
+    return _descend(root, lambda pid: children.get(pid, ()), exempt, fresh=True)
 
 
-def listed_descendants(root: int) -> list[Proc]:
+def listed_descendants(root: int, exempt: Exempt) -> list[Proc]:
     """Like `descendants`, from the kernel's lists of children: cheap, and now and then a process short."""
     if not _has_children_lists():
-        return descendants(root)
-    return _descend(root, _listed_children, _was_exempt)
+        return descendants(root, exempt)
+    return _descend(root, _listed_children, exempt, fresh=False)
 
 
-def _descend(root: int, children_of: Callable[[int], Iterable[Proc]], exempt: Callable[[Proc], bool]) -> list[Proc]:
+def _descend(root: int, children_of: Callable[[int], Iterable[Proc]], exempt: Exempt, *, fresh: bool) -> list[Proc]:
     found: list[Proc] = []
     seen = {root}
     waiting = [root]
     while waiting:
         for proc in children_of(waiting.pop()):
-            if proc.pid in seen or exempt(proc):
+            if proc.pid in seen or exempt(proc, fresh=fresh):
                 continue
             seen.add(proc.pid)
             waiting.append(proc.pid)
@@ -125,36 +138,90 @@ def read_environ(pid: int) -> frozenset[bytes]:
     return frozenset(read_proc_file(f"/proc/{pid}/environ").split(b"\0"))
 
 
-def is_exempt(proc: Proc) -> bool:
-    """Whether this is a grid process of its own, not part of a job."""
-    return not EXEMPT.isdisjoint(read_environ(proc.pid))
+class GridProcesses:
+    """The processes of this grid that may run below one of its jobs, known by the locks that the kernel says they hold.
+
+    A job that uses `grid` may start the daemon; when that dies, its spawner, its memory server and its shims become
+    children of the job's shim. Each of them leads a session and holds one of `locks`, of the daemon, the spawner and
+    the memory server, or one of `shim_locks`, of live attempts. Nothing else is believed: no name, no environment, no
+    command line. The locks of another grid are other files.
+    """
+
+    def __init__(self, locks: Iterable[str], shim_locks: Callable[[], Iterable[str]]) -> None:
+        self.locks = tuple(locks)
+        self._shim_locks = shim_locks
+        self._recent: dict[tuple[int, int], tuple[int, bool]] = {}
+
+    def besides(self, main: int) -> Exempt:
+        """What is exempt from the attempt with this main process, which itself never is."""
+
+        def exempt(proc: Proc, *, fresh: bool = True) -> bool:
+            return proc.pid != main and proc.pid == proc.session and self._includes(proc, fresh)
+
+        return exempt
+
+    def _includes(self, proc: Proc, fresh: bool) -> bool:
+        now = time.monotonic_ns() // 1_000_000
+        at, answer = self._recent.get((proc.pid, proc.start), (now - RECENT_MS, False))
+        if not fresh and now - at < RECENT_MS:
+            return answer
+        if len(self._recent) > 1000:
+            self._recent.clear()
+        held = held_locks(proc.pid)
+        answer = bool(held) and not held.isdisjoint(map(_file_id, (*self.locks, *self._shim_locks())))
+        self._recent[proc.pid, proc.start] = now, answer
+        return answer
 
 
-def _was_exempt(proc: Proc) -> bool:
-    return _exempt_image(proc.pid, proc.start, proc.environ_at)
+def held_locks(pid: int) -> set[tuple[int, int]]:
+    """The files (device and inode) that a process has open and exclusively locked with flock."""
+    held = set()
+    try:
+        for fd in os.listdir(f"/proc/{pid}/fdinfo"):
+            info = read_proc_file(f"/proc/{pid}/fdinfo/{fd}")
+            if b"\nlock:" in info and _EXCLUSIVE.search(info):
+                held.add(_file_id(f"/proc/{pid}/fd/{fd}"))
+    except OSError:  # ended, or another user's
+        pass
+    return held - {_NO_FILE}
 
 
-@lru_cache(maxsize=4096)
-def _exempt_image(pid: int, start: int, environ_at: int) -> bool:  # an exec moves the environment
-    return not EXEMPT.isdisjoint(read_environ(pid))
+_EXCLUSIVE = re.compile(rb"^lock:\s*\d+: FLOCK\s+ADVISORY\s+WRITE\s", re.MULTILINE)
+_NO_FILE = (0, 0)
 
 
-def find_attempt_processes(attempt_id: str, work: str, session: int = 0, since: int = 0) -> list[Proc]:
-    """What is left of an attempt whose shim is gone: found by its environment or its session, and below those.
+def _file_id(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return _NO_FILE
+    return found.st_dev, found.st_ino
+
+
+def find_attempt_processes(
+    attempt_id: str, work: str, exempt: Exempt, session: int = 0, since: int = 0, group: str = ""
+) -> list[Proc]:
+    """What is left of an attempt whose shim is gone: found by its environment, session or control group, and below.
 
     The environment must name both its id and its directory: another grid of the same user may use the same id.
-    `session` (0: unknown) is the command's; it counts only for processes not older than `since`.
+    `session` (0: unknown) is the command's; it counts only for processes not older than `since`. `group` is the name
+    of its control group, which counts as the kernel says who is in it.
     """
     marks = {f"GRID_ATTEMPT_ID={attempt_id}".encode(), f"GRID_JOB_DIR={work}".encode()}
     procs = read_processes()
     found: dict[int, Proc] = {}
     for proc in procs.values():
-        pairs = read_environ(proc.pid)
         of_session = session != 0 and proc.session == session and proc.start >= since
-        if (of_session or marks <= pairs) and EXEMPT.isdisjoint(pairs):
+        of_group = bool(group) and is_in_group(proc.pid, group)
+        if (of_session or of_group or marks <= read_environ(proc.pid)) and not exempt(proc):
             found[proc.pid] = proc
-            found.update((child.pid, child) for child in descendants(proc.pid, procs))
+            found.update((child.pid, child) for child in descendants(proc.pid, exempt, procs))
     return [proc for proc in found.values() if not proc.dead and proc.pid != os.getpid()]
+
+
+def is_in_group(pid: int, name: str) -> bool:
+    """Whether a process is in a control group of that name, or below one."""
+    return f"/{name}/".encode() in read_proc_file(f"/proc/{pid}/cgroup").replace(b"\n", b"/\n")
 
 
 def send_signal(proc: Proc, signum: int) -> bool:
@@ -187,21 +254,21 @@ def signal_all(procs: Iterable[Proc], *signums: int) -> list[Proc]:
     return beyond
 
 
-def stop_tree(root: int) -> None:
+def stop_tree(root: int, exempt: Exempt) -> None:
     """Send SIGSTOP to every process below `root`, those born meanwhile included."""
     stopped: set[tuple[int, int]] = set()
     for _ in range(10):
-        fresh = [proc for proc in descendants(root) if (proc.pid, proc.start) not in stopped]
+        fresh = [proc for proc in descendants(root, exempt) if (proc.pid, proc.start) not in stopped]
         if not fresh:
             return
         signal_all(fresh, signal.SIGSTOP)
         stopped.update((proc.pid, proc.start) for proc in fresh)
 
 
-def pin_tree(root: int, cores: Iterable[int]) -> None:
+def pin_tree(root: int, cores: Iterable[int], exempt: Exempt) -> None:
     """Let every thread below `root` run on these cores only."""
     for _ in range(2):  # a thread may be born of one not yet moved
-        for proc in listed_descendants(root):
+        for proc in listed_descendants(root, exempt):
             for thread in threads(proc.pid):
                 try:
                     os.sched_setaffinity(thread, cores)

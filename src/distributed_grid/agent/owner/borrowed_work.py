@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection
 from distributed_grid.agent.execution.cpu_control import RunningTree, Throttler
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.files import job_signals
-from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.owner.eviction import Borrowed, OwnerOnGpu, UsageSample
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.posix.boot_clock import boot_ms
@@ -73,7 +72,7 @@ class HostedWork:
         asked = self._gpu_sample
         if asked is not None and not asked.done():
             return None
-        pids = {proc.pid for one in trees for proc in process_tree.listed_descendants(one.shim.pid)}
+        pids = {proc.pid for one in trees for proc in one.processes()}
         self._gpu_sample = asyncio.create_task(asyncio.to_thread(self._meter.owner_on_gpus, pids))
         return None if asked is None else asked.result()
 

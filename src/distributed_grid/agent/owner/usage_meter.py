@@ -172,7 +172,11 @@ class RayWorkers:
         """The workers, where a GPU is lent to them."""
         if not self.loan.gpu_milli:
             return set()
-        return {proc.pid for pid in self._known(boot_ms()) for proc in process_tree.listed_descendants(pid)}
+        return {
+            proc.pid
+            for pid in self._known(boot_ms())
+            for proc in process_tree.listed_descendants(pid, process_tree.nobody)
+        }
 
     def _known(self, at_ms: int) -> list[int]:
         if at_ms - self._found_at >= FIND_MS or any(process_tree.read_process(pid) is None for pid in self._raylets):
@@ -184,7 +188,7 @@ class RayWorkers:
         used: dict[tuple[int, int], int] = {}
         memory = 0
         for raylet in self._known(at_ms):
-            for proc in process_tree.listed_descendants(raylet):
+            for proc in process_tree.listed_descendants(raylet, process_tree.nobody):
                 used[proc.pid, proc.start] = (proc.own_ticks + proc.waited_ticks) * _TICK_MS
                 memory += _private_bytes(proc.pid)
         return used, memory

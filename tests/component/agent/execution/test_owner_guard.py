@@ -357,7 +357,7 @@ def test_what_a_killed_agent_left_stopped_goes_on_under_the_next(root: Path, new
         agent.send_signal(signal.SIGKILL)
         agent.wait()
         agent.stdout.close()
-    left = [proc.pid for proc in process_tree.descendants(shim)]
+    left = [proc.pid for proc in process_tree.descendants(shim, process_tree.nobody)]
     assert left
     assert {state_of(pid) for pid in left} == {"T"}
     driver = new_driver()

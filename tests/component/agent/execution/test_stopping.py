@@ -142,22 +142,6 @@ def test_what_has_no_hold_outlives_the_holds_of_others(driver: Driver) -> None:
     assert is_alive(forever.pid)
 
 
-def test_a_daemon_started_from_inside_a_job_is_left_alone(driver: Driver) -> None:
-    """It, and what it started, live on; the job does not wait for it, not even within its memory limit."""
-    for attempt_id, memory in (("a.1", 0), ("a.2", 1 << 30)):
-        script = "GRID_ROLE=daemon setsid sh -c 'sleep 1000 & echo $$ $!; wait' & sleep 0.3; exit 6"
-        ended = driver.run(attempt_id, "/bin/sh", "-c", script, memory_bytes=memory)
-        pids = driver.numbers(attempt_id, 2)
-        try:
-            assert (ended.kind, ended.exit_code) == ("exited", 6)
-            assert ended.wall_ms < 1500
-            assert all(map(is_alive, pids))
-        finally:
-            for pid in pids:
-                os.kill(pid, 9)
-            driver.until(lambda pids=pids: not any(map(is_alive, pids)))
-
-
 def test_asking_the_shim_itself_to_end_cancels(driver: Driver) -> None:
     driver.launch("a.1", "sleep", "1000")
     os.kill(driver.shim_pid("a.1"), 15)

@@ -16,8 +16,8 @@ def test_a_process_with_a_nasty_name_is_read_right() -> None:
         assert child.stdout
         child.stdout.readline()
         proc = process_tree.read_process(child.pid)
-        found = [found.pid for found in process_tree.descendants(os.getpid())]
-        quick = [found.pid for found in process_tree.listed_descendants(os.getpid())]
+        found = [found.pid for found in process_tree.descendants(os.getpid(), process_tree.nobody)]
+        quick = [found.pid for found in process_tree.listed_descendants(os.getpid(), process_tree.nobody)]
         child.communicate(b"\n")
     assert proc is not None
     assert (proc.parent, proc.dead) == (os.getpid(), False)
@@ -38,36 +38,47 @@ def test_a_pid_that_was_used_again_is_not_signalled() -> None:
     assert child.returncode == -9
 
 
-def test_a_grid_daemon_and_all_below_it_are_not_part_of_a_tree() -> None:
-    for role, counted in (("daemon", False), ("spawner", False), ("other", True)):
-        with subprocess.Popen(
-            ["sh", "-c", "sleep 1000 & echo $!; wait"], env={"GRID_ROLE": role, "PATH": "/bin"}, stdout=-1
-        ) as child:
+def test_who_locked_a_file_exclusively_is_known_by_the_file(tmp_path: Path) -> None:
+    lock, copy = tmp_path / "lock", tmp_path / "copy"
+    lock.touch()
+    os.link(lock, copy)
+    for option, exempt in (("-x", True), ("-s", False)):
+        script = "echo 1; read x"
+        with subprocess.Popen(["flock", option, str(copy), "sh", "-c", script], stdin=-1, stdout=-1,
+                              start_new_session=True) as child:  # fmt: skip
             assert child.stdout
-            grandchild = int(child.stdout.readline())
-            found = {proc.pid for proc in process_tree.descendants(os.getpid())}
-            quick = {proc.pid for proc in process_tree.listed_descendants(os.getpid())}
-            os.kill(grandchild, 9)
-        for pids in (found, quick):
-            assert pids.isdisjoint({child.pid, grandchild}) is not counted
+            child.stdout.readline()
+            grid = process_tree.GridProcesses((str(lock),), lambda: ())
+            shims = process_tree.GridProcesses((), lambda: [str(tmp_path / "gone"), str(lock)])
+            other = process_tree.GridProcesses((str(tmp_path),), lambda: ())
+            proc = process_tree.read_process(child.pid)
+            assert proc is not None
+            answers = [one.besides(0)(proc) for one in (grid, shims, other)]
+            answers.append(grid.besides(proc.pid)(proc))
+            found = {one.pid for one in process_tree.descendants(os.getpid(), grid.besides(0))}
+            quick = {one.pid for one in process_tree.listed_descendants(os.getpid(), grid.besides(0))}
+            child.communicate(b"\n")
+        assert answers == [exempt, exempt, False, False]
+        assert (child.pid in found, child.pid in quick) == (not exempt, not exempt)
 
 
 def test_what_carries_the_marks_is_found_with_what_it_started(tmp_path: Path) -> None:
     env = {"GRID_ATTEMPT_ID": "a.1", "GRID_JOB_DIR": str(tmp_path), "PATH": "/bin:/usr/bin"}
     script = "env -i sleep 1000 & echo $!; GRID_ROLE=daemon sleep 1000 & echo $!; wait"
+    find, nobody = process_tree.find_attempt_processes, process_tree.nobody
     with subprocess.Popen(["sh", "-c", script], env=env, stdout=-1, start_new_session=True) as child:
         assert child.stdout
         cleared, daemon = int(child.stdout.readline()), int(child.stdout.readline())
         environ = process_tree.read_environ
         while b"GRID_ROLE=daemon" not in environ(daemon) or environ(cleared) != {b""}:
             time.sleep(0.001)  # until both are what they will be
-        marked = {proc.pid for proc in process_tree.find_attempt_processes("a.1", str(tmp_path))}
-        other = process_tree.find_attempt_processes("a.1", "/elsewhere/work")
-        sessions = {proc.pid for proc in process_tree.find_attempt_processes("none", "none", session=child.pid)}
-        too_old = process_tree.find_attempt_processes("none", "none", session=child.pid, since=1 << 60)
+        marked = {proc.pid for proc in find("a.1", str(tmp_path), nobody)}
+        other = find("a.1", "/elsewhere/work", nobody)
+        sessions = {proc.pid for proc in find("none", "none", nobody, session=child.pid)}
+        too_old = find("none", "none", nobody, session=child.pid, since=1 << 60)
         for pid in (daemon, cleared):
             os.kill(pid, 9)
-    assert marked == sessions == {child.pid, cleared}
+    assert marked == sessions == {child.pid, cleared, daemon}
     assert other == too_old == []
 
 
