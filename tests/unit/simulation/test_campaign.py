@@ -56,7 +56,7 @@ def test_these_seeds_see_every_kind_of_fault_and_most_of_what_can_happen() -> No
     assert {fault.kind for seed in SOME for fault in draw_scenario(seed).faults} == {*FaultKind}
     visited = {name for seed in SOME for name in once(seed).visited}
     told_to_the_ledger = {
-        *("ControlPlaneStarted", "PolicySet", "NodeDeclared", "HeartbeatReceived", "NodeWanted", "NodeDrained"),
+        *("ControlPlaneStarted", "PolicySet", "NodeDeclared", "HeartbeatReceived", "AgentRequested", "NodeDrained"),
         *("LeaseAsked", "LeaseReleased", "LeaseExtended", "JobSubmitted", "JobCancelled", "AttemptStarted"),
         *("AttemptPaused", "AttemptMarked", "AttemptEnded", "AttemptsListed", "PressureRead", "TimePassed"),
     }
