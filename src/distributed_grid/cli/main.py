@@ -20,7 +20,7 @@ COMMANDS = {
     "status": ("status", "status", "Nodes, pressure, offers, leases and jobs at a glance."),
     "shared-status": ("status", "shared_status", "Offers and active allocations."),
     "jobs": ("jobs", "jobs", "List, show, follow, cancel and wait for jobs."),
-    "events": ("events", "events", "The event stream, which is also the audit trail."),
+    "events": ("ledger", "events", "The event stream, which is also the audit trail."),
     "explain": ("explain", "explain", "Why it waits, why it is there, why it was stopped, when it will start."),
     "ledger": ("ledger", "ledger", "Who lent whom how much."),
     "distribute": ("distribute", "distribute", "Workers as the scheduler sees them; spread probes over them."),

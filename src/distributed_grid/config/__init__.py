@@ -5,8 +5,8 @@ what the values make happen; `config_mapping` turns a `ClusterConfig` into domai
 """
 
 from distributed_grid.config.cluster_config import ClusterConfig, check_config, cluster_template, load_cluster_config
-from distributed_grid.config.errors import ConfigProblem, ConfigProblems
 from distributed_grid.config.sections import NodeConfig
+from distributed_grid.config.yaml_document import ConfigProblem, ConfigProblems
 
 __all__ = [
     "ClusterConfig",

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Self
 
 from pydantic import ValidationError
 
-from distributed_grid.config.errors import ConfigProblem, ConfigProblems
 from distributed_grid.config.key_tables import ListOf, MapOf, Section, setting
 from distributed_grid.config.loader import load_values, machine_node
 from distributed_grid.config.providers import Provider, ProviderSettings, open_provider
@@ -29,7 +28,15 @@ from distributed_grid.config.sections import (
     ThresholdConfig,
 )
 from distributed_grid.config.value_kinds import CUSTOM_NAME, FLAG, TEXT, Seconds
-from distributed_grid.config.yaml_document import YamlNode, decode_content, from_plain, parse, read_content
+from distributed_grid.config.yaml_document import (
+    ConfigProblem,
+    ConfigProblems,
+    YamlNode,
+    decode_content,
+    from_plain,
+    parse,
+    read_content,
+)
 
 
 class ClusterConfig(Section):

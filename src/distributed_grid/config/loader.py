@@ -9,13 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from distributed_grid.config.errors import ConfigProblem, ConfigProblems
 from distributed_grid.config.key_tables import KeyTable, known_paths
 from distributed_grid.config.parse_context import KeyPath, ParseContext
 from distributed_grid.config.providers import PROVIDERS
 from distributed_grid.config.sections import PressureMarks, Ray, ResourceSharing, Scaling
 from distributed_grid.config.value_kinds import is_loopback
-from distributed_grid.config.yaml_document import YamlNode
+from distributed_grid.config.yaml_document import ConfigProblem, ConfigProblems, YamlNode
 
 SUSPECT_SECONDS = 6
 """A node is suspect after this silence; a hold much shorter ends leases on every hiccup."""

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from distributed_grid.config.errors import ConfigProblem, ConfigProblems, printable
-from distributed_grid.config.yaml_document import YamlNode
+from distributed_grid.config.yaml_document import ConfigProblem, ConfigProblems, YamlNode, printable
 
 _SECRET_KEYS = re.compile(
     r"secret|password|token|credential|webhook|access_key|api_key|^providers\.[^.]*$", re.IGNORECASE

@@ -1,7 +1,8 @@
 """YAML or JSON document as a tree that keeps its line numbers.
 
 Nothing in a file can make the reader run code, recurse without end or use memory out of proportion: there are no tags,
-and size, depth and the expansion of aliases have limits. All problems of a document are raised at once.
+and size, depth and the expansion of aliases have limits. All problems of a document are raised at once, each on
+one line, with file, line, key, what was found and what is expected; no value that may be a secret is part of a line.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from distributed_grid.config.errors import ConfigProblem, ConfigProblems
+from distributed_grid.errors import BadInput
 
 MAX_FILE_BYTES = 1024 * 1024
 _TOO_LARGE = f"larger than {MAX_FILE_BYTES // 1024} KiB, which no cluster file needs"
@@ -42,6 +43,40 @@ _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _OCTAL = re.compile(r"[-+]?0[0-9_]+")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 MAX_DIGITS = 30
+MAX_LINES = 100
+"""Beyond this, the problems of a hopeless file are only counted."""
+
+
+def printable(text: str) -> str:
+    """The text on one line, with everything a terminal might act on escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigProblem:
+    """One mistake; line 0 means that no line is known."""
+
+    file: str
+    line: int
+    key: str
+    found: str
+    expected: str
+    message: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return printable(": ".join(part for part in (where, self.key, self.message) if part))
+
+
+class ConfigProblems(BadInput):
+    """The configuration cannot be used; `problems` has every reason, in the order of the file."""
+
+    def __init__(self, problems: Iterable[ConfigProblem]) -> None:
+        self.problems: tuple[ConfigProblem, ...] = tuple(problems)
+        lines = [str(problem) for problem in self.problems[:MAX_LINES]]
+        if len(self.problems) > MAX_LINES:
+            lines.append(f"and {len(self.problems) - MAX_LINES} more problems")
+        super().__init__("\n".join(lines))
 
 
 def plain_scalar(text: str) -> Scalar:

@@ -40,8 +40,9 @@ from distributed_grid.control.batch import EffectRouter
 from distributed_grid.control.boost_file import ResourceBoostPersistence
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
-from distributed_grid.domain.events import AlertChanged
+from distributed_grid.domain.events import AlertChanged, PressureRead
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rebalancing import RebalanceRules
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.memory.supervisor.supervisor import SERVER_LOCK
 from distributed_grid.monitoring.alerts import Alert
@@ -55,7 +56,6 @@ from distributed_grid.server.active_config import (
     select_config,
     should_keep_running,
 )
-from distributed_grid.server.background import rebalance_forever, trim_content_forever
 from distributed_grid.server.cluster import ClusterService
 from distributed_grid.server.instance_lock import BACKLOG, InstanceLock, StartupReport
 from distributed_grid.server.ray.attached_nodes import AttachedNodeSync
@@ -66,7 +66,7 @@ from distributed_grid.server.rpc import Connection, Dispatcher, NodeMemoryDispat
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
 from distributed_grid.server.services.boosts import BoostService
 from distributed_grid.server.services.daemon import DaemonService, IdleTimer, is_unused
-from distributed_grid.server.services.jobs import JobService
+from distributed_grid.server.services.jobs import JobService, trim_content_forever
 from distributed_grid.server.services.leases import LeaseService, RequestConverter
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
@@ -312,6 +312,24 @@ class Daemon:
     def _is_stopping(self) -> bool:
         """Whether connections end because the daemon does, so that their clients will reconnect."""
         return self._stopping
+
+
+async def rebalance_forever(grid: Grid, monitor: Monitor, rules: RebalanceRules | None) -> None:
+    """Rebalance at every interval, until cancelled; without rules do nothing."""
+    if rules is None:
+        return
+    while True:
+        await asyncio.sleep(rules.interval_ms / 1000)
+        try:
+            await rebalance_once(grid, monitor, rules)
+        except Exception:  # the outermost loop: the next round may well succeed
+            log.exception("the grid could not be balanced")
+
+
+async def rebalance_once(grid: Grid, monitor: Monitor, rules: RebalanceRules) -> None:
+    """One round."""
+    readings = await monitor.readings(rules.policy.ahead * rules.interval_ms)
+    await grid.handle(PressureRead(readings, rules))
 
 
 def local_nodes(ledger: Ledger, now: int) -> list[str]:

@@ -29,7 +29,7 @@ from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.monitoring.snapshots import pressure_readings
 from distributed_grid.ports import Batch
 from distributed_grid.scheduling.rebalancing.pressure import automatic_leases
-from distributed_grid.server.background import rebalance_forever, rebalance_once
+from distributed_grid.server.daemon import rebalance_forever, rebalance_once
 from tests.support.builders import GB, Scenario, a_node
 
 START_MS = 1_700_000_040_000

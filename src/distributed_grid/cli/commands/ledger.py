@@ -1,13 +1,14 @@
-"""`grid ledger`: lending report by lender, borrower and day."""
+"""`grid ledger` and `grid events`: the lending report by lender, borrower and day; the audit trail."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from distributed_grid.cli.command_line import Choice, Option, command
-from distributed_grid.cli.output import format_time, print_answer, table
+from distributed_grid.cli.command_line import Choice, IntRange, Option, command
+from distributed_grid.cli.output import echo, format_time, print_answer, printable, table
 from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import BadInput
 
@@ -27,7 +28,7 @@ def ledger(session: CliSession, since: str, by: str | None) -> None:
     by day, and counts on the day it ended.
     """
     found = session.query("get_lending_report", since_seconds=seconds(since), by=by or "")
-    print_answer(session, found, _text(found))
+    print_answer(session, found, _lending_report(found))
 
 
 def seconds(word: str) -> float:
@@ -39,7 +40,7 @@ def seconds(word: str) -> float:
     return length
 
 
-def _text(found: dict[str, Any]) -> str:
+def _lending_report(found: dict[str, Any]) -> str:
     rows, total = found["rows"], found["total"]
     keys = [key for key in NAMES if rows and key in rows[0] and any(row[key] for row in rows)]
     lines = [(*(row[key] for key in keys), *_amounts(row)) for row in rows]
@@ -85,3 +86,34 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, left: i
     flush = [[str(cell).rjust(wide[at]) if at in wide else cell for at, cell in enumerate(row)] for row in rows]
     head = [word.rjust(wide[at]) if at in wide else word for at, word in enumerate(headings)]
     return table(head, flush, empty="")
+
+
+@command(
+    Option("-f", "--follow", is_flag=True, help="Go on with what still comes."),
+    Option("-l", "--limit", type=IntRange(1, 1_000_000), default=100, show_default=True),
+    Option("--subject", help="Only events of this job, or of the lease of this full id."),
+    Option("--type", "types", multiple=True, help="Only events of this type; may be given several times."),
+    Option("--after", type=IntRange(at_least=0), help="Only events after this number."),
+)
+def events(
+    session: CliSession, follow: bool, limit: int, subject: str | None, types: tuple[str, ...], after: int | None
+) -> None:
+    """The event stream: every request, grant, refusal, start, stop and release, kept for 30 days.
+
+    With --json, one event a line.
+    """
+    options: dict[str, Any] = {"follow": follow, "limit": limit, "subject": subject, "types": types, "after": after}
+    following = session.follow("list_events", lambda: options, reconnect=follow, query_only=True, may_start=not follow)
+    for _, event in following:
+        assert isinstance(event, dict)
+        if "seq" in event:
+            echo(json.dumps(event) if session.json else _event_line(event))
+            options["after"] = event["seq"]
+
+
+def _event_line(event: dict[str, Any]) -> str:
+    parts = [format_time(event["time"]), event["type"].ljust(10), event["job_id"] or event["subject"][:16]]
+    parts += [f"on {event['node_id']}"] if event["node_id"] else []
+    parts += [f"by {event['user']}"] if event["user"] else []
+    parts += [f"({event['reason']})"] if event["reason"] else []
+    return printable("  ".join(parts))

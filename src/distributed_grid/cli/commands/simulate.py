@@ -62,7 +62,7 @@ def simulate(
             replays.append((name, figures))
             bar.next()
         if plot:
-            from distributed_grid.simulation.replay.chart import chart
+            from distributed_grid.simulation.replay.replay_statistics import chart
 
             _write(plot, chart(replays))
     except KeyboardInterrupt:

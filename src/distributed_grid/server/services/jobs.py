@@ -1,15 +1,18 @@
 """Jobs: submit, list, wait, cancel, and stream their output and files. Used by the socket and by REST.
 
-Only the owner of a job, or an admin, cancels it; everybody sees everything.
+Only the owner of a job, or an admin, cancels it; everybody sees everything. What was shipped for jobs is trimmed in
+the background.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from distributed_grid.adapters.workdir.manifest import EXECUTABLE, ManifestEntry
+from distributed_grid.adapters.workdir.content_store import GRACE_SECONDS, ContentMissing, ContentStore
+from distributed_grid.adapters.workdir.manifest import EXECUTABLE, ManifestEntry, decode
 from distributed_grid.api import requests
 from distributed_grid.api.framing import STDERR, STDOUT
 from distributed_grid.control.agent_files import AttemptFiles, in_work
@@ -18,12 +21,15 @@ from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import JobCancelled, JobSubmitted
 from distributed_grid.domain.jobs import Attempt, Command, Ending, Job
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.errors import NotFound, Refused, TimedOut, Unreachable
+from distributed_grid.errors import GridError, NotFound, Refused, TimedOut, Unreachable
 from distributed_grid.reactor import JobAnswer
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.services.leases import RequestConverter
 from distributed_grid.server.services.records import decision_on, ended_job, find_job
 
+MAX_CONTENT_BYTES = 10 * 1024**3
+TRIM_SECONDS = 3600.0
+log = logging.getLogger(__name__)
 OUTPUT_CHUNK_BYTES = 256 * 1024
 FILE_CHUNK_BYTES = 4 * 1024 * 1024
 LOCAL_POLL_SECONDS, MAX_POLL_SECONDS = 0.02, 0.2
@@ -258,3 +264,36 @@ class JobService:
     async def fetch_files(self, op: requests.FetchFiles, sink: FileSink) -> View:
         """Send the files that a job left in its directory; the totals."""
         return await send_files(self._files, await find_job(self._grid, op.job_id), op.patterns, sink)
+
+
+async def trim_content_forever(grid: Grid, content: ContentStore) -> None:
+    """Trim at once and every hour, until cancelled."""
+    while True:
+        try:
+            await trim_content(grid, content)
+        except (GridError, OSError) as failure:
+            log.warning("could not trim shipped working directories: %s", failure)
+        await asyncio.sleep(TRIM_SECONDS)
+
+
+async def trim_content(
+    grid: Grid, content: ContentStore, *, max_bytes: int = MAX_CONTENT_BYTES, grace_seconds: float = GRACE_SECONDS
+) -> int:
+    """Remove the oldest content beyond `max_bytes`, but nothing that a living job needs; the bytes removed."""
+    manifests = await grid.read(_manifests_in_use)
+    return await asyncio.to_thread(_trim, content, manifests, max_bytes, grace_seconds)
+
+
+def _manifests_in_use(ledger: Ledger, now: int) -> set[str]:
+    return {job.command.workdir for job in ledger.jobs.values() if job.command.workdir}
+
+
+def _trim(content: ContentStore, manifests: set[str], max_bytes: int, grace_seconds: float) -> int:
+    keep = set(manifests)
+    for digest in manifests:
+        try:
+            with content.open(digest) as file:
+                keep |= decode(file.read()).contents().keys()
+        except ContentMissing:
+            continue
+    return content.trim(max_bytes, keep=keep, grace_seconds=grace_seconds)

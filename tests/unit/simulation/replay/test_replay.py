@@ -13,7 +13,6 @@ from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Amounts, Capacity, GpuDevice, Priority
 from distributed_grid.domain.scheduling_policy import Quota, SchedulingPolicy, Strategy
 from distributed_grid.errors import BadInput
-from distributed_grid.simulation.replay.chart import COLOURS, PANEL, TOP, _times, chart
 from distributed_grid.simulation.replay.replay import (
     BEGIN_MS,
     NOTICE_MS,
@@ -24,7 +23,15 @@ from distributed_grid.simulation.replay.replay import (
     owner_presences,
     replay_candidates,
 )
-from distributed_grid.simulation.replay.replay_statistics import ReplayStatistics, StatisticsTable
+from distributed_grid.simulation.replay.replay_statistics import (
+    COLOURS,
+    PANEL,
+    TOP,
+    ReplayStatistics,
+    StatisticsTable,
+    _times,
+    chart,
+)
 from distributed_grid.simulation.replay.traces import PATIENT_MS, LoggedJob, Trace
 
 GB = 1024**3

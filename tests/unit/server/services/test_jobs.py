@@ -12,7 +12,7 @@ from distributed_grid.adapters.workdir.scan import scan_directory
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import JobCancelled, NodeDeclared
 from distributed_grid.domain.jobs import Command
-from distributed_grid.server.background import trim_content
+from distributed_grid.server.services.jobs import trim_content
 from tests.support.builders import a_node, a_request, a_submission
 
 
