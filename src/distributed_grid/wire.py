@@ -250,7 +250,8 @@ class RejectAgent(_ToAgent, frozen=True):
 
 
 class HeartbeatReply(_ToAgent, frozen=True):
-    """A heartbeat arrived: attempts may run for `hold_ms` more, counted from when it was sent (0: without end).
+    """A heartbeat arrived: attempts may run for `hold_ms` more, counted from when it was sent (0: without end). It is
+    sent at once, whether or not anything can be stored.
 
     `ray_…` is what is lent of the node through Ray: what Ray's workers use of it is not the owner's use.
     """
@@ -260,6 +261,12 @@ class HeartbeatReply(_ToAgent, frozen=True):
     ray_cpu_milli: Count = 0
     ray_memory_bytes: Count = 0
     ray_gpu_milli: Count = 0
+
+
+class AcknowledgeMarks(_ToAgent, frozen=True):
+    """The checkpoint marks of this heartbeat are in the ledger."""
+
+    beat: Count
 
 
 class StartAttemptOrder(_ToAgent, frozen=True):
@@ -387,7 +394,9 @@ FromAgent = (
     | MemoryQuery
 )
 _Order = StartAttemptOrder | StopAttemptOrder | ReadFile | ReadCredit | CloseStream | ListFiles | MemoryOrder
-ToAgent = Welcome | RejectAgent | HeartbeatReply | AcknowledgeReport | FetchedChunk | _Order | MemoryReply
+ToAgent = (
+    Welcome | RejectAgent | HeartbeatReply | AcknowledgeMarks | AcknowledgeReport | FetchedChunk | _Order | MemoryReply
+)
 
 
 class AgentSide(Protocol):
@@ -399,6 +408,9 @@ class AgentSide(Protocol):
 
     def send(self, message: ToAgent) -> None:
         """Send a message, in order; a repeated one changes nothing."""
+
+    def close(self, why: str) -> None:
+        """End this connection: on the next one the agent says again all that matters. Safe twice."""
 
 
 class ControlSide(Protocol):

@@ -41,6 +41,7 @@ TO_AGENT: list[wire.ToAgent] = [
         "gpu1", "a.1", 5, "job", Command(("true",)), Claim(1000, 0, (GpuShare(0, 1000),)), 60_000, 12, 3
     ),
     wire.StopAttemptOrder("a.1", 5, "cancelled", "by ada", 5000),
+    wire.AcknowledgeMarks(2),
     wire.AcknowledgeReport(3),
     wire.ReadFile(4, "a.1", b"stdout", 9, 100),
     wire.ReadCredit(4, 100),

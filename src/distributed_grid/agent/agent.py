@@ -34,6 +34,7 @@ from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.wire import (
     HEARTBEAT_MS,
     PROTOCOL,
+    AcknowledgeMarks,
     AcknowledgeReport,
     AgentHello,
     CloseStream,
@@ -168,8 +169,9 @@ class Agent:
         if isinstance(message, FetchedChunk):
             if self._workdirs is not None:
                 self._workdirs.received(message)
-        elif isinstance(message, HeartbeatReply):
+        elif isinstance(message, AcknowledgeMarks):
             self._marks.confirm(message.beat)
+        elif isinstance(message, HeartbeatReply):
             self._loans.append(RayLoan(message.ray_cpu_milli, message.ray_memory_bytes, message.ray_gpu_milli))
             self._meter.set_ray_loan(total_loan(self._loans))
             if message.hold_ms:
@@ -181,6 +183,12 @@ class Agent:
             self._orders.acknowledged(message.seq)
         else:
             self._queue.put_nowait(message)
+
+    def close(self, why: str) -> None:
+        """The in-memory link cannot break: say again what may not have been taken in."""
+        self._outbox.resend()
+        if self._memory is not None:
+            self._memory.report_served()
 
     # ------------------------------------------------------------------ reports
 

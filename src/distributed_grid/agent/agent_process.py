@@ -12,6 +12,7 @@ import resource
 import signal
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 
 from websockets.asyncio.client import ClientConnection, unix_connect
@@ -68,7 +69,10 @@ class AgentDir:
             return False
         me = process_tree.read_process(os.getpid())
         assert me is not None
-        self.write("agent.pid", {"pid": me.pid, "start": me.start, "boot": boot_id()})
+        try:
+            self.write("agent.pid", {"pid": me.pid, "start": me.start, "boot": boot_id()})
+        except OSError as failure:  # a full disk: the lock says that this one runs
+            print(f"grid agent: {self.path / 'agent.pid'}: {failure.strerror}", file=sys.stderr)
         return True
 
     def read(self, name: str) -> dict[str, object]:
@@ -126,7 +130,7 @@ async def _serve(agent_dir: AgentDir, declare_gpus: int) -> None:
         ),
         grid_locks=agent_dir.locks,
         epoch=epoch if isinstance(epoch, int) else 0,
-        on_epoch=lambda epoch: agent_dir.write("epoch.json", {"epoch": epoch}),
+        on_epoch=partial(_save_epoch, agent_dir),
     )
     await agent.start()
     log.info("serving %s, pid %d", node, os.getpid())
@@ -149,6 +153,14 @@ async def _wait_until_abandoned(agent_dir: AgentDir, uplink: Uplink, host: Attem
         if isinstance(linger, int | float) and 0 < linger < uplink.seconds_disconnected and not host.running():
             log.info("stopping: no control plane for %g s and nothing runs", linger)
             return
+
+
+def _save_epoch(agent_dir: AgentDir, epoch: int) -> None:
+    """Record the highest epoch seen; on a full disk the next agent knows of an earlier one, which is harmless."""
+    try:
+        agent_dir.write("epoch.json", {"epoch": epoch})
+    except OSError as failure:
+        log.warning("the epoch %d could not be recorded: %s", epoch, failure.strerror)
 
 
 def _addresses(agent_dir: AgentDir) -> list[str]:

@@ -4,6 +4,9 @@ Nothing here depends on an event loop: the daemon drives it with asyncio, the si
 node whose agent is not connected waits: it is derived again from the ledger when the agent says hello. What an agent
 does not report done is ordered again with its heartbeats, every so often; so is the stop of an attempt that it has and
 the ledger has not.
+
+Liveness does not wait for durability. A greeting of a known node and every heartbeat are answered at once (`answer`),
+whatever the store does: that renews holds. All else (`received`) waits for the store, in an inbox for each agent.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from distributed_grid.domain.events import (
     Event,
     HeartbeatReceived,
     NodeDeclared,
+    NodeHeard,
 )
 from distributed_grid.domain.fences import first_fence, is_plausible
 from distributed_grid.domain.indexes.node_claims import NodeClaims
@@ -39,6 +43,7 @@ from distributed_grid.reactor.effects import Effect, StartAttempt
 from distributed_grid.wire import (
     HEARTBEAT_MS,
     PROTOCOL,
+    AcknowledgeMarks,
     AcknowledgeReport,
     AgentHello,
     AgentSide,
@@ -46,6 +51,7 @@ from distributed_grid.wire import (
     AttemptPausedReport,
     AttemptStartedReport,
     CheckpointAge,
+    FromAgent,
     Heartbeat,
     HeartbeatReply,
     OwnerRules,
@@ -57,6 +63,7 @@ from distributed_grid.wire import (
 )
 
 UNWANTED_GRACE_MS = 5_000
+MAX_WAITING_REPORTS = 1_000
 RESEND_MS = 5_000
 """After so long without a report an order is sent again, and no agent gets orders again more often than that."""
 MAX_RESENT = 200
@@ -72,6 +79,9 @@ class LedgerOwner(Protocol):
 
     @property
     def ledger(self) -> Ledger: ...
+
+    def observe(self, event: HeartbeatReceived) -> None:
+        """Take a heartbeat in at once; nothing of it is stored."""
 
     async def handle(self, event: Event) -> Any:
         """Return when it is durable. Raises the refusal."""
@@ -138,10 +148,23 @@ class AgentSessions:
         self._unwanted: dict[AgentSide, dict[str, int]] = {}  # attempts to be stopped, with the fences of the orders
         self._resent: dict[str, tuple[int, int]] = {}  # by node: when, and how many orders so far
 
-    async def received(self, message: SessionMessage, via: AgentSide) -> None:
-        """Take in what an agent says. Raises the refusal."""
+    def answer(self, message: AgentHello | Heartbeat, via: AgentSide) -> None:
+        """Answer at once what needs no store: the greeting of a known node, and a heartbeat, which renews holds."""
         if isinstance(message, Heartbeat):
-            await self._renew(message, via)
+            if self._is_served_by(message.node, via):
+                seen = HeartbeatReceived(message.node, message.usage, message.beat, message.generation, message.yields)
+                self._grid.observe(seen)
+                via.send(heard(self._grid.ledger, message))
+            return
+        ledger = self._grid.ledger
+        node = ledger.nodes.get(message.node)
+        if node is not None and message.epoch <= epoch_on(ledger, message.node):
+            self._send_welcome(message, node, epoch_on(ledger, message.node), via)
+
+    async def received(self, message: SessionMessage, via: AgentSide) -> None:
+        """Take in what an agent says, after `answer`. Raises the refusal."""
+        if isinstance(message, Heartbeat):
+            await self._act_on(message, via)
         elif isinstance(message, AgentHello):
             await self._welcome(message, via)
         else:
@@ -164,20 +187,25 @@ class AgentSessions:
             if agent is not None:
                 agent.send(order_of(self._grid.ledger, effect))
 
-    async def _renew(self, message: Heartbeat, via: AgentSide) -> None:
-        """Take a heartbeat in; answering it is what renews the node's holds."""
-        if (via, message.node) not in self._greeted and self._agents.get(message.node) is not via:
+    def _is_served_by(self, node: str, via: AgentSide) -> bool:
+        return (via, node) in self._greeted or self._agents.get(node) is via
+
+    async def _act_on(self, message: Heartbeat, via: AgentSide) -> None:
+        """Do what a heartbeat calls for. What cannot be made durable is dropped: the next one comes soon."""
+        if not self._is_served_by(message.node, via):
             return
-        seen = HeartbeatReceived(message.node, message.usage, message.beat, message.generation, message.yields)
+        seen = self._grid.ledger.observations.get(message.node)
+        if seen is None or seen.usage is None:  # it was said before its greeting could be answered
+            self.answer(message, via)
         try:
-            await self._grid.handle(seen)
+            await self._grid.handle(NodeHeard(message.node))
             if message.marks:
                 await self._grid.handle_all(event_of(mark, via.nodes) for mark in message.marks)
+                via.send(AcknowledgeMarks(message.beat))
         except GridError as failure:
             if not failure.retryable:
                 raise
-            return  # not durable, not renewed: the next one comes soon, and marks are reported again
-        via.send(heard(self._grid.ledger, message))
+            return
         hello = self._greeted.pop((via, message.node), None)
         if hello is not None:  # the first one on this connection: orders count from it
             self._agents[message.node] = via
@@ -208,10 +236,8 @@ class AgentSessions:
         epoch = await self._grid.read(lambda ledger, now: epoch_on(ledger, hello.node))
         if self._memory is not None:
             await self._memory.unknown(hello.node)
-        self._greeted[via, hello.node] = hello
-        via.send(
-            Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, self._registry.owner_rules(hello.node))
-        )
+        if (via, hello.node) not in self._greeted:
+            self._send_welcome(hello, node, epoch, via)
         await self._grid.handle_with_retry(AttemptsListed(hello.node, hello.attempts, hello.boot))
 
     async def record_rejection(self, why: str, via: AgentSide) -> None:
@@ -221,6 +247,11 @@ class AgentSessions:
             await self._grid.handle_all(AgentRejected(name, why) for name in via.nodes)
         except GridError as failure:  # it comes again
             log.warning("that was not recorded: %s", failure)
+
+    def _send_welcome(self, hello: AgentHello, node: Node, epoch: int, via: AgentSide) -> None:
+        self._greeted[via, hello.node] = hello
+        rules = self._registry.owner_rules(hello.node)
+        via.send(Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, rules))
 
     async def _catch_up(self, hello: AgentHello, via: AgentSide) -> None:
         """Order again what the ledger calls for on a node that has just (re)appeared, and stop what it does not."""
@@ -264,6 +295,41 @@ class AgentSessions:
             self._stop_unwanted(lease_id, fence, via)
         if self._memory is not None:
             self._memory.resend(node)
+
+
+class AgentInbox:
+    """What one agent has said and the ledger has not taken in yet, in order and bounded.
+
+    Of heartbeats only the last one of each node waits. Beyond `MAX_WAITING_REPORTS` messages nothing more is taken:
+    the connection is cut once those that wait are in the ledger, and the agent says the others again.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[FromAgent] = []
+        self._last_heartbeats: dict[str, Heartbeat] = {}
+        self.has_overflowed = False
+
+    def put(self, message: FromAgent) -> bool:
+        """Whether it was taken."""
+        if isinstance(message, Heartbeat):
+            if message.node not in self._last_heartbeats:
+                self._waiting.append(message)
+            self._last_heartbeats[message.node] = message
+            return True
+        if len(self._waiting) >= MAX_WAITING_REPORTS:
+            self.has_overflowed = True
+        if not self.has_overflowed:
+            self._waiting.append(message)
+        return not self.has_overflowed
+
+    def take(self) -> list[FromAgent]:
+        """What may be handled together: all that waits, or a greeting alone, since what comes with it counts after
+        it."""
+        waiting = self._waiting
+        hellos = [at for at, message in enumerate(waiting) if isinstance(message, AgentHello)]
+        count = len(waiting) if not hellos else max(hellos[0], 1)
+        taken, self._waiting = waiting[:count], waiting[count:]
+        return [self._last_heartbeats.pop(one.node) if isinstance(one, Heartbeat) else one for one in taken]
 
 
 class AttemptComparison(Struct):

@@ -1,4 +1,7 @@
-"""Gateway to the agents: takes their messages in, in order, and sends them orders."""
+"""Gateway to the agents: takes their messages in, each agent's in order, and sends them orders.
+
+Every agent has an inbox and a task of its own: what cannot be made durable for one of them delays no other.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from distributed_grid.control.agent_files import ContentSender, RemoteFiles
-from distributed_grid.control.agent_sessions import AgentSessions, NodeRegistry, SessionMessage
+from distributed_grid.control.agent_sessions import AgentInbox, AgentSessions, NodeRegistry, SessionMessage
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.memory_gateway import MemoryGateway
 from distributed_grid.errors import GridError
@@ -20,11 +23,14 @@ from distributed_grid.wire import (
     FileChunk,
     FileListing,
     FromAgent,
+    Heartbeat,
     MemoryQuery,
     MemoryReply,
     MemoryReport,
 )
 
+MAX_QUESTIONS = 64
+"""So many questions of the programs of one node are answered at a time."""
 log = logging.getLogger(__name__)
 AnswerProgram = Callable[[str, bytes], Awaitable[bytes]]
 """Answers the question of a program that runs on a node."""
@@ -36,12 +42,13 @@ class AgentGateway:
     def __init__(self, content: ContentSender | None = None) -> None:
         self._agents: dict[str, AgentSide] = {}
         self._sessions: AgentSessions | None = None
-        self._inbox: asyncio.Queue[tuple[FromAgent, AgentSide]] = asyncio.Queue()
-        self._task: asyncio.Task[None] | None = None
+        self._inboxes: dict[AgentSide, AgentInbox] = {}
+        self._intakes: dict[AgentSide, asyncio.Task[None]] = {}
+        self._greeting: set[AgentSide] = set()
         self._content = content or ContentSender(None)
         self.files = RemoteFiles(self._agents)
         self.memory = MemoryGateway(self._agents)
-        self._questions: set[asyncio.Task[None]] = set()
+        self._questions: dict[AgentSide, set[asyncio.Task[None]]] = {}
         self._rejections: dict[tuple[str, ...], asyncio.Task[None]] = {}
         self._answer_program: AnswerProgram | None = None
 
@@ -53,16 +60,15 @@ class AgentGateway:
         self._answer_program = answer_program
         self._sessions = AgentSessions(grid, registry, self._agents, self.memory)
         self.memory.start(grid, registry.memory_certificate)
-        self._task = asyncio.create_task(self._process_inbox())
 
     async def stop(self) -> None:
         """Stop taking reports in; the agents keep what was not acknowledged. Safe to call twice."""
-        if self._task is not None:
-            tasks = [self._task, *self._questions, *self._rejections.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._task = None
+        self._sessions = None
+        questions = (task for asked in self._questions.values() for task in asked)
+        tasks = [*self._intakes.values(), *questions, *self._rejections.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def received(self, message: FromAgent, via: AgentSide) -> None:
         if isinstance(message, FileChunk | FileListing):
@@ -71,19 +77,47 @@ class AgentGateway:
             self._forward(message, via)
         elif isinstance(message, FetchContent | FetchCredit):
             self._content.received(message, via)
-        else:
-            self._inbox.put_nowait((message, via))
+        elif self._sessions is not None:
+            self._take_in(message, via)
+
+    def _take_in(self, message: FromAgent, via: AgentSide) -> None:
+        """Answer at once what can be, and put the rest into the agent's inbox."""
+        assert self._sessions is not None
+        if isinstance(message, AgentHello | Heartbeat):
+            try:
+                self._sessions.answer(message, via)
+            except Exception:  # a bug here must not break the connection
+                log.exception("a message of %s could not be answered", ", ".join(via.nodes))
+        inbox = self._inboxes.setdefault(via, AgentInbox())
+        was_full = inbox.has_overflowed
+        if not inbox.put(message) and not was_full:
+            log.warning("%s says more than can be stored: it will say the rest again", ", ".join(via.nodes))
+        if via not in self._intakes:
+            self._intakes[via] = asyncio.create_task(self._process_inbox(inbox, via))
 
     def _forward(self, question: MemoryQuery, via: AgentSide) -> None:
         """Have a program's question answered; that may take a while, and others do not wait for it."""
-        if any(self._agents.get(name) is via for name in via.nodes):
-            task = asyncio.create_task(self._answer(question, via))
-            self._questions.add(task)
-            task.add_done_callback(self._questions.discard)
+        if not any(self._agents.get(name) is via for name in via.nodes):
+            return
+        asked = self._questions.setdefault(via, set())
+        if len(asked) >= MAX_QUESTIONS:
+            via.send(MemoryReply(question.number, _refusal(f"{MAX_QUESTIONS} questions of this node wait already")))
+            return
+        task = asyncio.create_task(self._answer(question, via))
+        asked.add(task)
+        task.add_done_callback(lambda done: self._answered(done, via))
 
     async def _answer(self, question: MemoryQuery, via: AgentSide) -> None:
         answer = self._answer_program or _refuse_program
         via.send(MemoryReply(question.number, await answer(via.nodes[0], question.body)))
+
+    def _answered(self, task: asyncio.Task[None], via: AgentSide) -> None:
+        asked = self._questions.get(via, set())
+        asked.discard(task)
+        if not asked:
+            self._questions.pop(via, None)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a question of %s could not be answered", ", ".join(via.nodes), exc_info=task.exception())
 
     def rejected(self, why: str, via: AgentSide) -> None:
         """An agent broke the protocol, and is being disconnected: record why."""
@@ -95,35 +129,35 @@ class AgentGateway:
         """An agent's connection has ended; its node is doubted when it stays silent."""
         if self._sessions is not None:
             self._sessions.gone(via)
+        if via in self._greeting:  # what it said before the next greeting must not count after it
+            self._intakes[via].cancel()
         self.files.gone(via)
         self._content.gone(via)
 
     async def settled(self) -> None:
         """Return when everything received so far has been taken in."""
-        await self._inbox.join()
+        while self._intakes:
+            await asyncio.wait([*self._intakes.values()])
 
     def perform(self, effects: list[Effect]) -> None:
         """Send the orders that make the effects happen; before the start there is nobody to order."""
         if self._sessions is not None:
             self._sessions.perform(effects)
 
-    async def _process_inbox(self) -> None:
+    async def _process_inbox(self, inbox: AgentInbox, via: AgentSide) -> None:
         """Every report in its order; one that could not be made durable is tried again, not dropped."""
-        while True:
-            messages = [await self._inbox.get()]
-            while not self._inbox.empty():
-                messages.append(self._inbox.get_nowait())
-            greeting = {via for message, via in messages if isinstance(message, AgentHello)}
-            at_once = [self._process(message, via) for message, via in messages if via not in greeting]
-            await asyncio.gather(*at_once, *(self._process_in_order(messages, via) for via in greeting))
-            for _ in messages:
-                self._inbox.task_done()
-
-    async def _process_in_order(self, messages: list[tuple[FromAgent, AgentSide]], via: AgentSide) -> None:
-        """What an agent says with its greeting counts only after it."""
-        for message, sender in messages:
-            if sender is via:
-                await self._process(message, via)
+        try:
+            while messages := inbox.take():
+                if isinstance(messages[0], AgentHello):
+                    self._greeting.add(via)
+                await asyncio.gather(*(self._process(message, via) for message in messages))
+                self._greeting.discard(via)
+        finally:
+            self._greeting.discard(via)
+            self._intakes.pop(via, None)
+            self._inboxes.pop(via, None)
+        if inbox.has_overflowed:
+            via.close("what it said could not be stored in time: it is to say it again")
 
     async def _process(self, message: FromAgent, via: AgentSide) -> None:
         assert self._sessions is not None
@@ -139,4 +173,8 @@ class AgentGateway:
 
 
 async def _refuse_program(node: str, body: bytes) -> bytes:
-    return b'{"error": {"type": "Refused", "message": "this control plane answers no programs", "exit_code": 1}}'
+    return _refusal("this control plane answers no programs")
+
+
+def _refusal(message: str) -> bytes:
+    return b'{"error": {"type": "Refused", "message": "%b", "exit_code": 1}}' % message.encode()

@@ -12,7 +12,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from distributed_grid.domain.events import Event, JobCancelled, JobSubmitted, LeaseAsked, LeaseExtended
+from distributed_grid.domain.events import (
+    Event,
+    HeartbeatReceived,
+    JobCancelled,
+    JobSubmitted,
+    LeaseAsked,
+    LeaseExtended,
+)
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
@@ -23,6 +30,7 @@ from distributed_grid.reactor import (
     JobAnswer,
     LeaseAnswer,
     Record,
+    decide,
     pending_bindings_for,
     pending_for,
     pending_memory_for,
@@ -161,6 +169,13 @@ class BatchSettler:
         for row in stepped.changes:
             if isinstance(row, Lease | Job) and row.is_over:
                 self._ended[row.request.id] = row
+
+    def observe(self, event: HeartbeatReceived, now: int) -> list[Row]:
+        """Apply a heartbeat at once, also while a batch is being committed: the rows it has changed, none of which is
+        ever stored. What follows from it (`NodeHeard`) is an event of its own, which waits its turn."""
+        changes = decide(self.ledger, event, now).changes
+        self.ledger.apply(changes)
+        return changes
 
     def recall(self, event: Event) -> Answer:
         """The outcome of a request that is over already, when it is repeated. Raises Conflict."""

@@ -24,7 +24,7 @@ from distributed_grid.control.batch import (
     Entry,
     Question,
 )
-from distributed_grid.domain.events import ControlPlaneStarted, Event, TimePassed
+from distributed_grid.domain.events import ControlPlaneStarted, Event, HeartbeatReceived, TimePassed
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import VOLATILE
@@ -34,7 +34,8 @@ from distributed_grid.reactor import decide, pending
 from distributed_grid.reactor.decision import Answer
 
 T = TypeVar("T")
-TICK_SECONDS, RETRY_SECONDS = 1.0, 0.5
+TICK_SECONDS = 1.0
+RETRY_SECONDS, MAX_RETRY_SECONDS = 0.5, 2.0
 KEEP_HISTORY_MS = 30 * 86_400_000
 STEP_SECONDS = 0.02
 """CPU time for deciding one batch before others get the event loop; the last entry may take it a little further."""
@@ -106,6 +107,7 @@ class Grid:
 
     async def handle_with_retry(self, event: Event) -> None:
         """Handle an event that must not be dropped: again while the store fails. Raises a refusal that is final."""
+        pause = RETRY_SECONDS
         while True:
             try:
                 await self.handle(event)
@@ -113,7 +115,12 @@ class Grid:
             except GridError as failure:
                 if not failure.retryable:
                     raise
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, MAX_RETRY_SECONDS)
+
+    def observe(self, event: HeartbeatReceived) -> None:
+        """Take a heartbeat in at once, whatever the store does: it renews a hold, and nothing of it is stored."""
+        self._settler.observe(event, self._clock.now_ms())
 
     async def handle_all(self, events: Iterable[Event]) -> None:
         """Handle several events, in one batch if there is no other on its way; raises the first refusal."""
@@ -214,8 +221,9 @@ class Grid:
     async def _discard(self, entries: list[_PendingEntry], failure: Exception) -> None:
         """Throw the batch away that is not durable.
 
-        Where the store itself failed, all that its callers hear is that nothing happened. Any other cause is one
-        event's own: each is settled by itself, so that it fails alone.
+        Where the store itself failed, all that its callers hear is that nothing happened, and who only asked a question
+        gets the answer of the stored ledger. Any other cause is one event's own: each is settled by itself, so that it
+        fails alone.
         """
         log.error("a commit failed, nothing of it happened", exc_info=failure)
         await self._reload()
@@ -224,9 +232,14 @@ class Grid:
                 entry.answer = entry.failure = None
                 await self._settle([entry])
             return
+        questions = [entry for entry in entries if entry.question is not None]
+        for entry in questions:
+            entry.answer = entry.failure = None
         for entry in entries:
-            entry.failure = entry.failure or _not_done(failure)
-            entry.resolve()
+            if entry.question is None:
+                entry.failure = entry.failure or _not_done(failure)
+                entry.resolve()
+        self._enter_first(questions)
 
     async def _start_over(self, entries: list[_PendingEntry], failed: DecisionFailed) -> None:
         """After a bug: load the stored ledger, fail the one entry, and settle the others again."""

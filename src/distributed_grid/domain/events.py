@@ -62,6 +62,12 @@ class HeartbeatReceived(Struct, frozen=True):
     yields: bool = False
 
 
+class NodeHeard(Struct, frozen=True):
+    """What the last heartbeat of a node calls for is to be done; the heartbeat itself is in the ledger already."""
+
+    name: str
+
+
 class AgentRequested(Struct, frozen=True):
     """Somebody asked for the agent of a node to run, or to run no longer."""
 
@@ -441,6 +447,7 @@ Event = (
     | AgentRejected
     | NodeForgotten
     | HeartbeatReceived
+    | NodeHeard
     | AgentRequested
     | NodeDrained
     | NodeResumed

@@ -25,6 +25,7 @@ DECIDERS: dict[type, Decider] = {
     events.AgentRejected: nodes.on_agent_rejected,
     events.NodeForgotten: nodes.on_forgotten,
     events.HeartbeatReceived: nodes.on_heartbeat,
+    events.NodeHeard: nodes.on_heard,
     events.AgentRequested: nodes.on_agent_requested,
     events.NodeDrained: nodes.on_drained,
     events.NodeResumed: nodes.on_resumed,

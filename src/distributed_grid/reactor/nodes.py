@@ -17,6 +17,7 @@ from distributed_grid.domain.events import (
     NodeDeclared,
     NodeDrained,
     NodeForgotten,
+    NodeHeard,
     NodeResumed,
     NodeStopped,
     PolicySet,
@@ -177,12 +178,12 @@ def _left(node: Node) -> Node:
 
 
 def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision:
-    """Record a heartbeat; a node is alive from the first one on."""
+    """Record a heartbeat, and with it the node's hold: that changes volatile rows only, so it never waits for a store.
+    What it calls for follows."""
     node = ledger.nodes.get(event.name)
     if node is None:
         return Decision()
     last = ledger.observations.get(event.name)
-    leaving = engine_leases_to_reclaim(ledger, node, event.usage)
     overused_since = (last.overused_since_ms if last is not None else 0) or now
     seen = NodeObservation(
         event.name,
@@ -195,13 +196,22 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
         boot=last.boot if last is not None else "",
         idleness=update_idleness(node, event.usage, last, now),
         volatility=update_volatility(node, event.usage, last, now),
-        overused_since_ms=overused_since if leaving else 0,
+        overused_since_ms=overused_since if engine_leases_to_reclaim(ledger, node, event.usage) else 0,
         rejected=last.rejected if last is not None else "",
         rejected_at_ms=last.rejected_at_ms if last is not None else 0,
     )
-    decision = Decision([seen])
-    if leaving and now - overused_since >= RECLAIM_DELAY_MS:
+    return Decision([seen], follow=[NodeHeard(event.name)])
+
+
+def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
+    """Do what the last heartbeat of a node calls for: a node is alive from the first one on, and its offer follows."""
+    node, seen = ledger.nodes.get(event.name), ledger.observations.get(event.name)
+    if node is None or seen is None or seen.usage is None:
+        return Decision()
+    decision = Decision()
+    if seen.overused_since_ms and now - seen.overused_since_ms >= RECLAIM_DELAY_MS:
         why = f"the owner of {node.name} is using it"
+        leaving = engine_leases_to_reclaim(ledger, node, seen.usage)
         decision.follow += [LeaseReclaimed(lease.id, why) for lease in leaving]
     if node.state is NodeState.LOST:
         node = replace(node, state=advance_node(node.state, Step.JOIN))
@@ -217,7 +227,7 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
     offer = next_offer(node, seen, ledger.offers.get(node.name), engine_capacity=stock, used=claims)
     if offer is not None:
         decision.changes.append(offer)
-    if len(decision.changes) > 1 and ledger.waiting:
+    if decision.changes and ledger.waiting:
         decision.follow.append(QueueScanned())
     return decision
 

@@ -103,6 +103,12 @@ class SimulatedLink:
             if not silently:
                 self._post(DOWN, None)
 
+    def close(self, why: str) -> None:
+        """The control plane ends it."""
+        if self._up_at_control:
+            self.drop(silently=False)
+            self._control.gone(self)
+
     def _break(self) -> None:
         for direction in (UP, DOWN):
             self._stalled[direction] = False

@@ -13,11 +13,12 @@ from typing import Any, Protocol, TypeVar
 from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
-from distributed_grid.control.agent_sessions import AgentSessions, NodeRegistry, SessionMessage
+from distributed_grid.control.agent_sessions import AgentInbox, AgentSessions, NodeRegistry, SessionMessage
 from distributed_grid.control.batch import BatchSettler, DecidedBatch, DecisionFailed, Entry, Question
 from distributed_grid.domain.events import (
     ControlPlaneStarted,
     Event,
+    HeartbeatReceived,
     NodeDeclared,
     PolicySet,
     PressureRead,
@@ -36,7 +37,7 @@ from distributed_grid.reactor.dispatch import StepResult
 from distributed_grid.reactor.effects import Effect
 from distributed_grid.simulation.event_queue import EventQueue, Resume, ScheduledEvent, SimulatedTask, Suspension
 from distributed_grid.simulation.network import Network, SimulatedLink
-from distributed_grid.wire import FromAgent, OwnerRules
+from distributed_grid.wire import AgentHello, FromAgent, Heartbeat, OwnerRules
 
 TICK_MS, RETRY_MS = 1_000, 500
 T = TypeVar("T")
@@ -170,6 +171,11 @@ class SimulatedControlPlane:
         """Take an event in; `then` hears when it is durable, or why it was refused. Nobody hears of a crash."""
         self._enter(_WaitingEntry(event, None, then or _discard_answer))
 
+    def observe(self, event: HeartbeatReceived) -> None:
+        """Take a heartbeat in at once, also while a batch is being committed."""
+        self.observer.about_to(self.ledger, event, self.now)
+        self.observer.stepped(StepResult(self.settler.observe(event, self.now)))
+
     def read(self, question: Question, then: Then) -> None:
         """Ask about the ledger; the answer comes in its turn, with what it depends on durable."""
         self._enter(_WaitingEntry(None, question, then))
@@ -217,9 +223,11 @@ class SimulatedControlPlane:
         entries, _, _ = self._batch
         self._batch = None
         self._load(anew=False)
+        self._inbox = [entry for entry in entries if entry.question is not None] + self._inbox
         for entry in entries:
-            entry.failure = entry.failure or StoreFailed("not done, nothing was changed: the disk is full")
-            entry.then(entry)
+            if entry.question is None:
+                entry.failure = entry.failure or StoreFailed("not done, nothing was changed: the disk is full")
+                entry.then(entry)
         self._settle_soon()
 
     def _make_durable(self) -> None:
@@ -267,17 +275,54 @@ class SimulatedGateway:
     def __init__(self, control: SimulatedControlPlane) -> None:
         self._control = control
         self._sessions = AgentSessions(self, SimulatedRegistry(control.nodes), {})
+        self._inboxes: dict[SimulatedLink, AgentInbox] = {}
+        self._greeting: dict[SimulatedLink, SimulatedTask] = {}
 
     def perform(self, effects: Iterable[Effect]) -> None:
         self._sessions.perform(effects)
 
     def received(self, message: FromAgent, via: SimulatedLink) -> None:
-        """Take in what an agent says."""
-        if isinstance(message, SessionMessage):
-            SimulatedTask(self._process(message, via)).start()
+        """Take in what an agent says: answer at once what can be, the rest goes through its inbox."""
+        if not isinstance(message, SessionMessage):
+            return
+        if isinstance(message, AgentHello | Heartbeat):
+            self._sessions.answer(message, via)
+        is_idle = via not in self._inboxes
+        inbox = self._inboxes.setdefault(via, AgentInbox())
+        inbox.put(message)
+        if is_idle:
+            self._process_inbox(inbox, via)
 
     def gone(self, via: SimulatedLink) -> None:
         self._sessions.gone(via)
+        greeting = self._greeting.pop(via, None)
+        if greeting is not None:
+            greeting.cancel()
+            del self._inboxes[via]
+
+    def _process_inbox(self, inbox: AgentInbox, via: SimulatedLink) -> None:
+        """Handle what waits, together as far as it may be; then what has come meanwhile."""
+        messages = inbox.take()
+        if not messages:
+            self._inboxes.pop(via, None)
+            if inbox.has_overflowed:
+                via.close("")
+            return
+        left = len(messages)
+
+        def done() -> None:
+            nonlocal left
+            left -= 1
+            if not left and self._inboxes.get(via) is inbox:
+                self._greeting.pop(via, None)
+                self._process_inbox(inbox, via)
+
+        for message in messages:
+            assert isinstance(message, SessionMessage)
+            task = SimulatedTask(self._process(message, via), done)
+            if isinstance(message, AgentHello):
+                self._greeting[via] = task
+            task.start()
 
     async def _process(self, message: SessionMessage, via: SimulatedLink) -> None:
         try:
@@ -290,6 +335,9 @@ class SimulatedGateway:
     @property
     def ledger(self) -> Ledger:
         return self._control.ledger
+
+    def observe(self, event: HeartbeatReceived) -> None:
+        self._control.observe(event)
 
     async def handle(self, event: Event) -> Any:
         return await Suspension(lambda resume: self._control.handle(event, _resuming(resume)))

@@ -36,6 +36,9 @@ class Agent:
     def welcomed(self, welcome: wire.Welcome) -> None:
         self.welcomes += 1
 
+    def close(self, why: str) -> None:
+        raise AssertionError(why)
+
     def send(self, message: wire.ToAgent) -> None:
         self.told.append(message)
 

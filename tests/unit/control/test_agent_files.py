@@ -24,6 +24,9 @@ class Wire:
         self.reading = AttemptFileReader(root, self._answer)
         self.credit = self.sent = 0
 
+    def close(self, why: str) -> None:
+        raise AssertionError(why)
+
     def send(self, message: wire.ToAgent) -> None:
         if isinstance(message, wire.ReadFile | wire.ReadCredit):
             self.credit += message.credit
@@ -87,6 +90,9 @@ def test_an_agent_that_sends_more_than_it_was_asked_for_is_not_believed() -> Non
         def __init__(self) -> None:
             self.files = RemoteFiles({"gpu2": self})
 
+        def close(self, why: str) -> None:
+            raise AssertionError(why)
+
         def send(self, message: wire.ToAgent) -> None:
             if isinstance(message, wire.ReadFile):
                 self.files.received(wire.FileChunk(message.stream, b"x" * (message.credit + 1)), self)
@@ -103,6 +109,9 @@ def test_a_link_that_breaks_breaks_its_streams() -> None:
         nodes = ("gpu2",)
 
         def send(self, message: wire.ToAgent) -> None:
+            pass
+
+        def close(self, why: str) -> None:
             pass
 
     async def story() -> None:
@@ -126,6 +135,9 @@ class Fetcher:
 
     def __init__(self) -> None:
         self.pieces: list[wire.FetchedChunk] = []
+
+    def close(self, why: str) -> None:
+        raise AssertionError(why)
 
     def send(self, message: wire.ToAgent) -> None:
         assert isinstance(message, wire.FetchedChunk)

@@ -54,6 +54,9 @@ class Agent:
         self.nodes = (node,)
         self.orders: list[ToAgent] = []
 
+    def close(self, why: str) -> None:
+        raise AssertionError(why)
+
     def send(self, message: ToAgent) -> None:
         self.orders.append(decode_to_agent(encode(message)))
 

@@ -41,6 +41,9 @@ class Agent:
         self.nodes = nodes
         self.orders: list[ToAgent] = []
 
+    def close(self, why: str) -> None:
+        raise AssertionError(why)
+
     def send(self, message: ToAgent) -> None:
         self.orders.append(message)
 

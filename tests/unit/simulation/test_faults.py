@@ -271,7 +271,7 @@ def test_a_job_outlives_its_agent() -> None:
 
 
 def test_a_job_outlives_the_control_plane() -> None:
-    told = lines(a_world([a_job(10, 60)], [a_fault(FaultKind.CONTROL_DIES, 30, 10, node="")]))
+    told = lines(a_world([a_job(10, 60)], [a_fault(FaultKind.CONTROL_DIES, 30, 6, node="")]))
     assert [line for line in told if "begins" in line] == ["ash job.1 begins under fence 100000001"]
     assert "ash stopped job exited" in told
 

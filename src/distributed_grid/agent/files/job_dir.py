@@ -6,7 +6,8 @@ Below the root, mode 0700 (files 0600):
                               or variable of a job points into it
         .host.lock            held by the one `AttemptHost` of this root and by its spawner
         .throttled            there while something here may be stopped or confined because the owner needs the machine
-        .hold.json            the hold deadline of all attempts that have a hold
+        .hold                 the hold deadline of all attempts that have a hold; made with the root and then written
+                              in place, which a full disk has room for
         .live/<attempt id>    a link to .host.lock; exists from before the launch until the end has been acknowledged
         <attempt id>/
             spec.json         everything needed to run it, its first cores included; there before the shim
@@ -30,7 +31,7 @@ each later line is a JSON object with one key: `shim`, `started` or `ended`. Eve
 before, so a line cut short by a crash or a full disk counts as absent and hides none that follows. Nothing is written
 twice unless it is the same.
 
-A file is written aside and renamed, so a reader never sees half of anything. Names come from outside: they are
+Any other file is written aside and renamed, so a reader never sees half of anything. Names come from outside: they are
 checked, and opened relative to an open directory, through no link. A file is read only if it is a regular one, without
 ever blocking, and up to a size; anything else in its place counts as damaged, which is to a reader as if it was absent.
 A lock belongs to the file, not to the name: a journal is locked as shim.lock only, and no file in .live is. exit.json
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
 CONTROL = ".control"
 HOST_LOCK = f"{CONTROL}/.host.lock"
-ROOT_HOLD = f"{CONTROL}/.hold.json"
+HOLD = f"{CONTROL}/.hold"
 THROTTLED = f"{CONTROL}/.throttled"
 SPAWNER_LOG = f"{CONTROL}/.spawner.log"
 LIVE = f"{CONTROL}/.live"
@@ -65,6 +66,7 @@ MAX_FILE_BYTES = 1 << 20
 
 # The files that may hold each part of the journal, and its key there; EXIT may be a file of its own.
 _JOURNAL_PARTS = {LOCK: ((LOCK, SPEC), "shim"), STARTED: ((LOCK,), "started"), EXIT: ((EXIT,), "ended")}
+HOLD_READS = 1000  # until none was cut in two by the agent that wrote meanwhile
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -226,24 +228,42 @@ def open_job_folder(root: str, attempt_id: str) -> int:
     return os.open(f"{root}/{attempt_id}", _DIRECTORY)
 
 
-def write_hold(root: str, until_boot_ms: int, boot: str) -> None:
-    """Write the hold deadline of everything below the root, atomically."""
-    aside = f"{root}/{ROOT_HOLD}.{os.getpid()}"
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def make_hold(root: str) -> None:
+    """Have a place for the hold deadline of the root, so that writing one needs no room; what is there stays."""
     try:
-        write_all(fd, json.dumps({"until_boot_ms": until_boot_ms, "boot": boot}).encode())
+        fd = os.open(f"{root}/{HOLD}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return
+    try:
+        os.pwrite(fd, _hold_record(0, ""), 0)
+        os.fsync(fd)
     finally:
         os.close(fd)
-    os.rename(aside, f"{root}/{ROOT_HOLD}")
+
+
+def write_hold(root: str, until_boot_ms: int, boot: str) -> None:
+    """Write the hold deadline of everything below the root, in place."""
+    make_hold(root)
+    fd = os.open(f"{root}/{HOLD}", os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.pwrite(fd, _hold_record(until_boot_ms, boot), 0)
+    finally:
+        os.close(fd)
 
 
 def read_hold(root: str, boot: str) -> int:
     """The hold deadline of the root; 0 where none was written in this boot: the boot clock begins anew."""
-    deadline = parse_json(read_regular(f"{root}/{ROOT_HOLD}", None, MAX_FILE_BYTES))
-    try:
-        return int(deadline["until_boot_ms"]) if deadline.get("boot") == boot else 0
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return 0
+    for _ in range(HOLD_READS):
+        text = read_regular(f"{root}/{HOLD}", None, MAX_FILE_BYTES).decode("ascii", "replace")
+        first, *written, last = text.split() or ("", "")
+        if first == last:
+            return int(first) if written == [boot] and first.isdecimal() else 0
+    return 0
+
+
+def _hold_record(until_boot_ms: int, boot: str) -> bytes:
+    """The deadline twice, with the boot in between: who reads while it is written sees that they differ."""
+    return f"{until_boot_ms:020} {boot:<40.40} {until_boot_ms:020}\n".encode()
 
 
 def _list_as_live(root: str, attempt_id: str) -> None:

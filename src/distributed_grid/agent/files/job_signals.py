@@ -21,8 +21,9 @@ log = logging.getLogger(__name__)
 class HoldDeadline:
     """Hold deadline of a root, in this boot: attempts stop at it unless the control plane extends it.
 
-    It never gets earlier. It is on disk while something runs, for each shim to read by itself. What cannot be written
-    counts as not extended: work is stopped in time rather than late.
+    It never gets earlier. It is on disk while something runs, for each shim to read by itself; there it is written in
+    place, so that a full disk ends nothing. What cannot be written counts as not extended: work is stopped in time
+    rather than late.
     """
 
     def __init__(self, root: str, boot_id: str) -> None:
@@ -36,7 +37,11 @@ class HoldDeadline:
         return self._until > boot_ms()
 
     def restore(self) -> None:
-        """Read it from disk."""
+        """Read it from disk, and have room for it there."""
+        try:
+            job_dir.make_hold(self._root)
+        except OSError as error:
+            log.warning("there is no room for holds: %s", error.strerror)
         self._until = self._on_disk = job_dir.read_hold(self._root, self._boot_id)
 
     def begin(self, now: int, hold_ms: int) -> None:
@@ -58,7 +63,7 @@ class HoldDeadline:
         try:
             job_dir.write_hold(self._root, self._until, self._boot_id)
             self._on_disk = self._until
-        except OSError as error:  # a full disk: what runs is stopped in time, as if nobody had extended it
+        except OSError as error:  # a broken disk: what runs is stopped in time, as if nobody had extended it
             log.warning("the hold could not be renewed: %s", error.strerror)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -19,10 +20,12 @@ from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.domain.jobs import Ending
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
-from tests.component.agent.execution.conftest import Driver, a_spec
+from tests.component.agent.execution.conftest import Driver, a_spec, is_alive
 from tests.component.agent.execution.test_refusals import Control, a_start, until
+from tests.support.small_disks import SmallDisk, small_disk
 
 pytestmark = pytest.mark.e2e
+__all__ = ["small_disk"]
 
 
 def test_a_hold_of_an_earlier_boot_says_nothing_about_this_one(root: Path, new_driver: Callable[..., Driver]) -> None:
@@ -33,6 +36,41 @@ def test_a_hold_of_an_earlier_boot_says_nothing_about_this_one(root: Path, new_d
     assert driver.ended("a.1").kind == "hold_expired"
     assert job_dir.read_hold(str(root), boot_id()) > 0
     assert job_dir.read_hold(str(root), "another boot") == 0
+
+
+def test_a_hold_is_renewed_on_a_full_disk(
+    small_disk: Callable[..., SmallDisk], root: Path, new_driver: Callable[..., Driver]
+) -> None:
+    disk = small_disk(root)
+    driver = new_driver()
+    pid = driver.launch("a.1", "sleep", "1000", hold_ms=1500, grace_ms=100).pid
+    disk.fill()
+    for _ in range(8):
+        driver.pass_time(0.4)
+        driver.host.extend_hold(boot_ms() + 1500)
+        assert is_alive(pid)
+    assert driver.ended("a.1").kind == "hold_expired"  # and no longer than that
+    disk.free()
+
+
+def test_who_reads_a_hold_while_it_is_written_sees_the_old_one_or_the_new_one(tmp_path: Path) -> None:
+    root, boot, written = str(tmp_path), boot_id(), {10**12 * digit + 5 for digit in range(1, 9)}
+    job_dir.make_root(root)
+    job_dir.write_hold(root, 10**12 + 5, boot)
+    stopping = threading.Event()
+
+    def write() -> None:
+        while not stopping.is_set():
+            for deadline in written:
+                job_dir.write_hold(root, deadline, boot)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert {job_dir.read_hold(root, boot) for _ in range(5000)} <= written
+    finally:
+        stopping.set()
+        writer.join()
 
 
 def test_a_grace_does_not_outlast_the_hold(driver: Driver) -> None:

@@ -1,0 +1,80 @@
+"""Full disks, of the control plane or of a node, end no job that runs: holds are renewed without a byte of room."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.agents.conftest import FarGrid, is_running, wait_until
+from tests.support.small_disks import SmallDisk, small_disk
+
+pytestmark = pytest.mark.e2e
+Make = Callable[..., FarGrid]
+HOLD = 6.0
+__all__ = ["small_disk"]
+
+
+def outlive_holds(pid: int) -> None:
+    """See a command run on for longer than two holds."""
+    end = time.monotonic() + 2 * HOLD + 1
+    while time.monotonic() < end:
+        assert is_running(pid), "its hold was not renewed"
+        time.sleep(0.2)
+
+
+def test_with_the_control_planes_disk_full_the_holds_of_all_nodes_are_renewed(
+    small_disk: Callable[..., SmallDisk], far_grid: Make, tmp_path: Path
+) -> None:
+    disk = small_disk(tmp_path / "state0")
+    grid = far_grid("gpu1", "gpu2", hold=HOLD)
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    ends = grid.detach(*grid.on("gpu1"), "--workdir", "none", "sh", "-c", f"read x < {gate}; exit 3")
+    goes_on = grid.detach(*grid.on("gpu2"), "--workdir", "none", "sleep", "1000")
+    grid.pid_of(ends)
+    pid = grid.pid_of(goes_on)
+    disk.fill()
+    gate.write_text("go\n")  # from now on the end of a job waits to be stored
+    outlive_holds(pid)
+    grid.agents["gpu2"].kill()
+    grid.agents["gpu2"].start()
+    outlive_holds(pid)
+
+    disk.free()
+    assert grid("jobs", "wait", ends, "--timeout", "20").returncode == 3
+    assert grid.job(goes_on)["state"] == "running"
+    assert len(grid.job(goes_on)["attempts"]) == 1
+    grid("jobs", "cancel", goes_on, check=0)
+    wait_until(lambda: not is_running(pid))
+
+
+def test_with_a_nodes_disk_full_its_holds_are_renewed_also_by_the_next_agent(
+    small_disk: Callable[..., SmallDisk], far_grid: Make
+) -> None:
+    grid = far_grid("gpu2", hold=HOLD)
+    agent = grid.agents["gpu2"]
+    agent.kill()
+    disk = small_disk(agent.folder)
+    agent.plug_in()
+    agent.start()
+    grid.until_alive("gpu2")
+    job = grid.detach(*grid.on("gpu2"), "--workdir", "none", "sleep", "1000")
+    pid = grid.pid_of(job)
+    disk.fill()
+    outlive_holds(pid)
+    agent.kill()
+    agent.start()
+    outlive_holds(pid)
+    grid.kill_daemon()  # the next one has another epoch, which cannot be recorded
+    grid.until_alive("gpu2")
+    outlive_holds(pid)
+
+    disk.free()
+    assert grid.job(job)["state"] == "running"
+    assert len(grid.job(job)["attempts"]) == 1
+    grid("jobs", "cancel", job, check=0)
+    wait_until(lambda: not is_running(pid))
