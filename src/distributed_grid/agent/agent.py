@@ -133,6 +133,7 @@ class Agent:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks = []
         self._outbox.stop()
+        self._reading.close()
         self.guard.release()
         if self._memory is not None:
             await self._memory.stop()

@@ -229,11 +229,14 @@ class AttemptFiles:
             fd = open_file(self._jobs, attempt.lease_id, name)
         except (FileNotFoundError, NotADirectoryError):
             return 0, b""
-        try:
-            start = max(os.fstat(fd).st_size - offset, 0) if from_end else offset
-            return start, os.pread(fd, most, start)
-        finally:
+        except OSError as failure:
+            raise NotFound(f"{display_path(name)} of {attempt.lease_id} cannot be read: {failure.strerror}") from None
+        size = os.fstat(fd).st_size
+        start = max(size - offset, 0) if from_end else offset
+        if start >= size:
             os.close(fd)
+            return start, b""
+        return start, await asyncio.to_thread(_read_and_close, fd, most, start)
 
     async def find(self, attempt: Attempt, patterns: tuple[str, ...]) -> AttemptOutputFile:
         """The files that fit the patterns in the directory the attempt ran in."""
@@ -251,6 +254,13 @@ class AttemptFiles:
         return AttemptOutputFile(
             found.entries, tuple(f"{display_path(one.path)}: {one.reason}" for one in found.skipped)
         )
+
+
+def _read_and_close(fd: int, most: int, start: int) -> bytes:
+    try:
+        return os.pread(fd, most, start)
+    finally:
+        os.close(fd)
 
 
 def in_work(entry: ManifestEntry) -> bytes:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
+import os
 from pathlib import Path
 
 import pytest
 
 from distributed_grid import wire
 from distributed_grid.agent.files.attempt_files import AttemptFileReader
-from distributed_grid.control.agent_files import MAX_STREAMS, ContentSender, RemoteFiles
+from distributed_grid.control.agent_files import MAX_STREAMS, AttemptFiles, ContentSender, RemoteFiles
+from distributed_grid.domain.jobs import Attempt
 from distributed_grid.errors import GridError, NotFound, ProtocolError, Unreachable
+from tests.support import odd_files
 
 
 class Wire:
@@ -79,6 +83,65 @@ def test_nothing_outside_an_attempts_own_files_can_be_read(root: Path, name: byt
     async def story() -> None:
         with pytest.raises(NotFound, match="gpu2: "):
             await Wire(root).files.read("gpu2", "a.1", name, 0, 1000)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("kind", odd_files.KINDS)
+@pytest.mark.parametrize("local", [True, False], ids=["local", "remote"])
+def test_whatever_a_job_puts_in_place_of_its_output_hangs_nobody(root: Path, kind: str, local: bool) -> None:
+    odd_files.put(kind, root / "a.1" / "stdout")
+    odd_files.put(kind, root / "a.1" / "work" / "odd")
+    attempt = Attempt(1, "a.1", "gpu2", 1, 0)
+
+    async def story() -> None:
+        files = AttemptFiles(root, Wire(root).files, lambda node: local)
+        for name in (b"stdout", b"work/odd"):
+            if kind == "huge file":
+                assert await files.read(attempt, name, 5, 100) == (5, bytes(100))
+                assert await files.read(attempt, name, 7, 100, from_end=True) == ((1 << 40) - 7, bytes(7))
+                continue
+            with contextlib.suppress(NotFound):
+                assert (await files.read(attempt, name, 0, 100))[1] == b""
+        listed = await files.find(attempt, ("**",))
+        assert {entry.path for entry in listed.entries} >= {"model"}
+        assert (await files.read(attempt, b"work/model", 0, 100))[1] == b"weights"
+
+    asyncio.run(asyncio.wait_for(story(), 20))
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["local", "remote"])
+def test_a_working_directory_that_became_a_link_is_not_listed(root: Path, local: bool) -> None:
+    (root / "a.1" / "work").rename(root / "a.1" / "moved")
+    (root / "a.1" / "work").symlink_to("/etc")
+    attempt = Attempt(1, "a.1", "gpu2", 1, 0)
+
+    async def story() -> None:
+        files = AttemptFiles(root, Wire(root).files, lambda node: local)
+        with pytest.raises(NotFound, match="not there any more"):
+            await files.find(attempt, ("**",))
+        with contextlib.suppress(NotFound):
+            assert (await files.read(attempt, b"work/passwd", 0, 100))[1] == b""
+
+    asyncio.run(story())
+
+
+def test_a_stream_that_is_closed_while_it_is_read_leaves_nothing_open(root: Path) -> None:
+    async def story() -> None:
+        sent: list[object] = []
+        reading = AttemptFileReader(root, sent.append)
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(50):
+            reading.received(wire.ReadFile(number, "a.1", b"stdout", 0, 1_000_000))
+            if number % 2:
+                await asyncio.sleep(0)
+            reading.received(wire.ListFiles(number, "a.1", ("**",)))
+            reading.received(wire.CloseStream(number))
+        reading.received(wire.ReadFile(99, "a.1", b"stdout", 0, 1000))
+        reading.close()
+        while asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.sleep(0.01)
+        assert len(os.listdir("/proc/self/fd")) == before
 
     asyncio.run(story())
 

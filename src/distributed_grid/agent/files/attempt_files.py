@@ -5,6 +5,7 @@ Nothing outside an attempt's own directory can be named, not even through a link
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from collections.abc import Callable
@@ -36,24 +37,30 @@ from distributed_grid.wire import (
     ReadFile,
 )
 
-MAX_STREAMS = 256
+MAX_STREAMS, MAX_LISTINGS = 256, 16
 KEEP_SECONDS = 30 * 86_400.0
 OUTPUT = (STDOUT.encode(), STDERR.encode())
 
 
 class _Stream:
-    def __init__(self, fd: int, credit: int) -> None:
+    def __init__(self, fd: int, at: int, credit: int) -> None:
         self.fd = fd
+        self.at = at
         self.credit = credit
+        self.task: asyncio.Task[None] | None = None
 
 
 class AttemptFileReader:
-    """Streams on which output and working directories are read; none sends more than it has credit for."""
+    """Streams on which output and working directories are read; none sends more than it has credit for.
+
+    Reading and listing take place in threads: a disk may be slow, and a directory large.
+    """
 
     def __init__(self, root: Path, send: Callable[[FileChunk | FileListing], None]) -> None:
         self._root = str(root.absolute())
         self._send = send
         self._streams: dict[int, _Stream] = {}
+        self._listings: dict[int, asyncio.Task[None]] = {}
 
     def received(self, order: ReadFile | ReadCredit | CloseStream | ListFiles) -> None:
         """Begin, continue or end a stream; failures are sent as the answer."""
@@ -64,20 +71,18 @@ class AttemptFileReader:
                 self._streams[order.stream].credit += order.credit
                 self._continue(order.stream)
         elif isinstance(order, ListFiles):
-            self._send(self._listing(order))
+            self._list(order)
         else:
             self._begin(order)
 
     def close(self) -> None:
         """The link these streams went over is gone."""
-        for stream in list(self._streams):
+        for stream in [*self._streams, *self._listings]:
             self._end(stream)
 
     def _begin(self, order: ReadFile) -> None:
         try:
             fd = open_file(self._root, order.lease_id, order.name)
-            start = max(os.fstat(fd).st_size - order.offset, 0) if order.from_end else order.offset
-            os.lseek(fd, start, os.SEEK_SET)
         except FileNotFoundError:
             problem = "" if order.name in OUTPUT else f"there is no {display_path(order.name)}"
             self._send(FileChunk(order.stream, b"", problem))
@@ -90,31 +95,58 @@ class AttemptFileReader:
             self._send(FileChunk(order.stream, b"", "too many files are being read at once"))
             return
         self._end(order.stream)
-        self._streams[order.stream] = _Stream(fd, order.credit)
+        start = max(os.fstat(fd).st_size - order.offset, 0) if order.from_end else order.offset
+        self._streams[order.stream] = _Stream(fd, start, order.credit)
         self._continue(order.stream)
 
     def _continue(self, number: int) -> None:
         stream = self._streams[number]
-        while stream.credit > 0:
-            at = os.lseek(stream.fd, 0, os.SEEK_CUR)
-            data = os.read(stream.fd, min(stream.credit, MAX_CHUNK_BYTES))
+        if stream.task is None or stream.task.done():
+            stream.task = asyncio.get_running_loop().create_task(self._read(number, stream))
+
+    async def _read(self, number: int, stream: _Stream) -> None:
+        problem = ""
+        while stream.credit > 0 and self._streams.get(number) is stream:
+            try:
+                data = await asyncio.to_thread(os.pread, stream.fd, min(stream.credit, MAX_CHUNK_BYTES), stream.at)
+            except (OSError, OverflowError) as failure:
+                data, problem = b"", f"it cannot be read: {failure}"
+            if self._streams.get(number) is not stream:
+                break
             stream.credit -= len(data)
-            self._send(FileChunk(number, data, at=at))
+            self._send(FileChunk(number, data, problem, at=stream.at))
+            stream.at += len(data)
             if not data:
-                self._end(number)
-                return
+                self._streams.pop(number)
+        if self._streams.get(number) is not stream:
+            os.close(stream.fd)
 
     def _end(self, number: int) -> None:
+        """The descriptor is closed here, or by whoever reads from it at this moment."""
         ended = self._streams.pop(number, None)
-        if ended is not None:
+        if ended is not None and (ended.task is None or ended.task.done()):
             os.close(ended.fd)
+        listing = self._listings.pop(number, None)
+        if listing is not None:
+            listing.cancel()
+
+    def _list(self, order: ListFiles) -> None:
+        if len(self._listings) >= MAX_LISTINGS:
+            self._send(FileListing(order.stream, problem="too many directories are being listed at once"))
+            return
+        self._listings[order.stream] = asyncio.get_running_loop().create_task(self._send_listing(order))
+
+    async def _send_listing(self, order: ListFiles) -> None:
+        listing = await asyncio.to_thread(self._listing, order)
+        if self._listings.pop(order.stream, None) is not None:
+            self._send(listing)
 
     def _listing(self, order: ListFiles) -> FileListing:
         try:
             found = file_selection.select_files(work_dir(self._root, order.lease_id), order.patterns)
         except FileNotFoundError:
             return FileListing(order.stream, problem="its directory is not there any more")
-        except (GridError, OSError, ValueError) as failure:
+        except (GridError, OSError, ValueError, RecursionError) as failure:
             return FileListing(order.stream, problem=str(failure))
         files = manifest.encode_listing(found.entries)
         if len(files) > MAX_LISTING_BYTES:

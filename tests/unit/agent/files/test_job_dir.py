@@ -12,6 +12,7 @@ import pytest
 
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir, is_safe_name
+from tests.support import odd_files
 
 
 @pytest.fixture
@@ -124,6 +125,33 @@ def test_an_attempt_is_listed_as_live_without_a_new_file(root: str) -> None:
     JobDir.make(root, "a.1").close()
     JobDir.make(root, "a.1").close()
     assert Path(root, job_dir.LIVE, "a.1").samefile(Path(root, job_dir.HOST_LOCK))
+
+
+@pytest.mark.parametrize("kind", odd_files.KINDS)
+def test_what_is_no_file_of_ours_counts_as_absent_and_is_replaced(root: str, kind: str) -> None:
+    names = (job_dir.SPEC, job_dir.STOP, job_dir.GROUPS)
+    with JobDir.make(root, "a.1") as job:
+        for name in (*names, job_dir.LOCK, job_dir.EXIT):
+            odd_files.put(kind, Path(root, job_dir.CONTROL, "a.1", name))
+        assert [job.read(name) for name in (*names, job_dir.LOCK, job_dir.STARTED, job_dir.EXIT)] == [None] * 6
+        assert (job.read_end(), job.is_locked()) == (None, False)
+        for name in names:
+            odd_files.put(kind, Path(root, job_dir.CONTROL, f"a.1/.{name}.{os.getpid()}"))  # where it is written aside
+            job.write(name, {"whole": name})
+            assert job.read(name) == {"whole": name}
+
+
+@pytest.mark.parametrize("kind", odd_files.KINDS)
+def test_a_hold_in_the_place_of_which_is_something_else_is_none(root: str, kind: str) -> None:
+    odd_files.put(kind, Path(root, job_dir.ROOT_HOLD))
+    assert job_dir.read_hold(root, "boot") == 0
+
+
+def test_nonsense_is_no_json_however_deep(root: str) -> None:
+    with JobDir.make(root, "a.1") as job:
+        for text in (b"[" * 100_000, b'{"a": ' * 100_000, b"1" * 10_000, b"\xff\xfe", b"NaN x", b""):
+            Path(root, job_dir.CONTROL, "a.1", "x.json").write_bytes(text)
+            assert job.read("x.json") is None
 
 
 def test_links_are_not_followed(root: str, tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
 
 import pytest
 
-from distributed_grid.agent.files.job_signals import REPORT_EVERY_MS, CheckpointMarks
+from distributed_grid.agent.files.job_signals import REPORT_EVERY_MS, CheckpointMarks, give_notice, withdraw_notice
 from distributed_grid.wire import CheckpointAge
+from tests.support import odd_files
 
 
 class Clock:
@@ -124,3 +126,21 @@ def test_a_link_to_a_file_elsewhere_says_nothing_of_that_file(attempts: Attempts
     age_ms = attempts.marks.age_ms("a.1")
     assert age_ms is not None
     assert age_ms < 3_600_000
+
+
+@pytest.mark.parametrize("kind", odd_files.KINDS)
+def test_a_notice_replaces_whatever_a_job_put_there(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "a.1").mkdir()
+    odd_files.put(kind, tmp_path / "a.1" / "notice")
+    odd_files.put(kind, tmp_path / f"a.1/.notice.{os.getpid()}")
+    assert give_notice(str(tmp_path), "a.1", "why", 5000) == 5000
+    assert json.loads((tmp_path / "a.1/notice").read_text())["reason"] == "why"
+    odd_files.put(kind, tmp_path / "a.1" / "notice")
+    withdraw_notice(str(tmp_path), "a.1")
+    withdraw_notice(str(tmp_path), "a.2")
+
+
+@pytest.mark.parametrize("kind", odd_files.KINDS)
+def test_a_mark_is_a_name_whatever_has_it(attempts: Attempts, kind: str) -> None:
+    odd_files.put(kind, attempts.root / "a.1" / "checkpoint")
+    attempts.beat()
