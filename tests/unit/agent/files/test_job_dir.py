@@ -143,7 +143,7 @@ def test_what_is_no_file_of_ours_counts_as_absent_and_is_replaced(root: str, kin
 
 @pytest.mark.parametrize("kind", odd_files.KINDS)
 def test_a_hold_in_the_place_of_which_is_something_else_is_none(root: str, kind: str) -> None:
-    odd_files.put(kind, Path(root, job_dir.ROOT_HOLD))
+    odd_files.put(kind, Path(root, job_dir.HOLD))
     assert job_dir.read_hold(root, "boot") == 0
 
 
