@@ -66,6 +66,7 @@ MAX_FILE_BYTES = 1 << 20
 
 # The files that may hold each part of the journal, and its key there; EXIT may be a file of its own.
 _JOURNAL_PARTS = {LOCK: ((LOCK, SPEC), "shim"), STARTED: ((LOCK,), "started"), EXIT: ((EXIT,), "ended")}
+MAX_HOLD_BYTES = 200
 HOLD_READS = 1000  # until none was cut in two by the agent that wrote meanwhile
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -230,40 +231,48 @@ def open_job_folder(root: str, attempt_id: str) -> int:
 
 def make_hold(root: str) -> None:
     """Have a place for the hold deadline of the root, so that writing one needs no room; what is there stays."""
-    try:
-        fd = os.open(f"{root}/{HOLD}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        return
-    try:
-        os.pwrite(fd, _hold_record(0, ""), 0)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    if not read_regular(f"{root}/{HOLD}", None, MAX_FILE_BYTES):
+        _replace_hold(root, _hold_record(0, ""))
 
 
 def write_hold(root: str, until_boot_ms: int, boot: str) -> None:
     """Write the hold deadline of everything below the root, in place."""
-    make_hold(root)
-    fd = os.open(f"{root}/{HOLD}", os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    record = _hold_record(until_boot_ms, boot)
     try:
-        os.pwrite(fd, _hold_record(until_boot_ms, boot), 0)
+        fd = open_regular(f"{root}/{HOLD}", os.O_WRONLY)
+    except OSError as error:
+        if error.errno not in DAMAGE:
+            raise
+        _replace_hold(root, record)
+        return
+    try:
+        os.pwrite(fd, record, 0)
+        os.ftruncate(fd, len(record))
     finally:
         os.close(fd)
+
+
+def _replace_hold(root: str, record: bytes) -> None:
+    folder = os.open(f"{root}/{CONTROL}", _DIRECTORY)
+    try:
+        replace_file(HOLD.rpartition("/")[2], record, folder, durable=True)
+    finally:
+        os.close(folder)
 
 
 def read_hold(root: str, boot: str) -> int:
     """The hold deadline of the root; 0 where none was written in this boot: the boot clock begins anew."""
     for _ in range(HOLD_READS):
-        text = read_regular(f"{root}/{HOLD}", None, MAX_FILE_BYTES).decode("ascii", "replace")
-        first, *written, last = text.split() or ("", "")
-        if first == last:
-            return int(first) if written == [boot] and first.isdecimal() else 0
+        words = read_regular(f"{root}/{HOLD}", None, MAX_FILE_BYTES)[:MAX_HOLD_BYTES].decode("ascii", "replace").split()
+        if len(words) != 3 or words[0] == words[2]:
+            is_valid = len(words) == 3 and words[1] == boot and words[0].isdecimal()
+            return int(words[0]) if is_valid else 0
     return 0
 
 
 def _hold_record(until_boot_ms: int, boot: str) -> bytes:
     """The deadline twice, with the boot in between: who reads while it is written sees that they differ."""
-    return f"{until_boot_ms:020} {boot:<40.40} {until_boot_ms:020}\n".encode()
+    return f"{until_boot_ms:020} {boot or '-':<40.40} {until_boot_ms:020}\n".encode()
 
 
 def _list_as_live(root: str, attempt_id: str) -> None:

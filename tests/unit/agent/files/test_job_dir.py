@@ -145,6 +145,22 @@ def test_what_is_no_file_of_ours_counts_as_absent_and_is_replaced(root: str, kin
 def test_a_hold_in_the_place_of_which_is_something_else_is_none(root: str, kind: str) -> None:
     odd_files.put(kind, Path(root, job_dir.HOLD))
     assert job_dir.read_hold(root, "boot") == 0
+    job_dir.write_hold(root, 5, "boot")
+    assert (job_dir.read_hold(root, "boot"), job_dir.read_hold(root, "other")) == (5, 0)
+    Path(root, job_dir.HOLD).unlink()
+    odd_files.put(kind, Path(root, job_dir.HOLD))
+    job_dir.make_hold(root)
+    assert job_dir.read_hold(root, "boot") == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "1", "1 2", "1 boot", f"{'9' * 5000} boot {'9' * 5000}", "1 boot 1 boot 1", "{}"]
+)
+def test_a_hold_that_is_none_is_none_and_does_not_stay(root: str, text: str) -> None:
+    Path(root, job_dir.HOLD).write_text(text)
+    assert job_dir.read_hold(root, "boot") == 0
+    job_dir.write_hold(root, 5, "boot")
+    assert job_dir.read_hold(root, "boot") == 5
 
 
 def test_nonsense_is_no_json_however_deep(root: str) -> None:
