@@ -49,8 +49,8 @@ class Clock:
 def measure() -> list[Line]:
     """How many of the verdicts were the same, and what kinds of verdict there were."""
     same, kinds = asyncio.run(compare(REQUESTS, seed=1))
-    told = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
-    print(f"  verdicts: {told}", file=sys.stderr)
+    verdicts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
+    print(f"  verdicts: {verdicts}", file=sys.stderr)
     return [Line(f"dry runs that were the verdict, of {REQUESTS:,}", same, REQUESTS, "")]
 
 

@@ -54,8 +54,8 @@ def measure() -> list[Line]:
             with _servers(lab, with_peers=peers is not None) as clients:
                 for _ in range(TIMES):
                     for kind, client in clients.items():
-                        told = client()
-                        for one, row in (told if kind == "beside" else {kind: told}).items():
+                        measured = client()
+                        for one, row in (measured if kind == "beside" else {kind: measured}).items():
                             found.setdefault(one, []).append(row)
             with _ray(lab.host(LENDER), lab.host(USER)) as ray:  # alone: its processes are busy while nobody asks
                 if ray:
@@ -71,8 +71,8 @@ def measure() -> list[Line]:
 
 def _lines(found: Found) -> list[Line]:
     for verb in ("write", "new", "again", "read", "into"):
-        told = (f"{kind} {_rate(found, kind, verb):.2f} GB/s" for kind, rows in found.items() if rows[0][verb])
-        print(f"{verb}: {', '.join(told)}", file=sys.stderr)
+        rates = (f"{kind} {_rate(found, kind, verb):.2f} GB/s" for kind, rows in found.items() if rows[0][verb])
+        print(f"{verb}: {', '.join(rates)}", file=sys.stderr)
     for kind in BARS.keys() - found.keys():
         print(f"{kind} is not here, so ours was not compared with it", file=sys.stderr)
 

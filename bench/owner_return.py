@@ -86,7 +86,7 @@ async def lent_machine(cores: int) -> AsyncIterator[AttemptHost]:
     """A machine on which one attempt keeps every core busy, with a guard over it."""
     folder = Path(tempfile.mkdtemp(prefix="grid-bench-"))
     host = AttemptHost(folder, report=lambda report: None)
-    guard = OwnerGuard(HostedWork(host, UsageMeter(MachineProbe())), boot_ms, report_pause=lambda *told: None)
+    guard = OwnerGuard(HostedWork(host, UsageMeter(MachineProbe())), boot_ms, report_pause=lambda *report: None)
     guard.rules = RULES
     await host.start()
     watching = asyncio.create_task(guard.watch(AsyncioTasks().sleep))

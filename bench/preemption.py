@@ -72,11 +72,11 @@ def _decide(size: int, kind: str, seed: int) -> float:
             tries.append((1000 * (time.thread_time() - began), 1000 * (time.perf_counter() - clock)))
         times.append(min(tries))
         victims.append(len(way.victims) if way is not None else 0)
-    told = f"{min(victims)} to {max(victims)}"
+    span = f"{min(victims)} to {max(victims)}"
     middle = statistics.median(cpu for cpu, _ in times)
     slowest, clock = max(times)
     leases = f"{len(ledger.leases):>8,}"
-    print(f"{size:>7,} {kind:>6} {leases} {middle:>8.2f} {slowest:>8.2f} {clock:>8.2f}  {told}", file=sys.stderr)
+    print(f"{size:>7,} {kind:>6} {leases} {middle:>8.2f} {slowest:>8.2f} {clock:>8.2f}  {span}", file=sys.stderr)
     return slowest
 
 

@@ -155,10 +155,10 @@ def test_two_boosts_never_get_the_same_gpu_and_the_refusal_names_each_node(clust
         assert reason in refused
     waiting = cluster.start("boost", "request", "gpu-master", "gpu", "1", "--wait", "60")
 
-    def told() -> list[str]:
+    def warnings_shown() -> list[str]:
         return [note for note in cluster.json("resource-sharing", "status")["notes"] if note.startswith("Tasks not")]
 
-    assert wait_until(told)[0].startswith("Tasks not scheduling: 1 request waits; `grid explain ID` says why")
+    assert wait_until(warnings_shown)[0].startswith("Tasks not scheduling: 1 request waits; `grid explain ID` says why")
     waiting.kill()
     waiting.wait()
     wait_until(lambda: cluster.json("status")["waiting"] == 0)
@@ -292,8 +292,8 @@ def test_without_the_database_boosts_are_recovered_from_the_file(own: Shell) -> 
     for name in times:
         shift = datetime.fromisoformat(again[name]) - datetime.fromisoformat(one[name])
         assert abs(shift.total_seconds()) < 1
-    told = [json.loads(line) for line in own("events", "--json", check=0).stdout.splitlines()]
-    about = [event["type"] for event in told if event["subject"] == one["boost_id"]]
+    events = [json.loads(line) for line in own("events", "--json", check=0).stdout.splitlines()]
+    about = [event["type"] for event in events if event["subject"] == one["boost_id"]]
     assert about == ["recovered", "confirmed"]
     assert "gpu2: 1 GPU free" in own("boost", "request", "gpu-master", "gpu", "2", "--source", "gpu2", check=1).stderr
     own("boost", "release", one["boost_id"], check=0)

@@ -139,11 +139,11 @@ class PageReader:
             return
         commands = commands_of(block)
         for command, (code, said) in zip(commands, self._type(block, commands), strict=True):
-            told = f"{block}: $ {command.words}\nexit {code}\n{said}"
-            assert code == command.exit_code, told
-            assert "Traceback" not in said, told
+            context = f"{block}: $ {command.words}\nexit {code}\n{said}"
+            assert code == command.exit_code, context
+            assert "Traceback" not in said, context
             if command.shows is not None:
-                self._compare(command.shows, said.splitlines(), told)
+                self._compare(command.shows, said.splitlines(), context)
 
     def _type(self, block: Block, commands: list[Command]) -> list[tuple[int, str]]:
         """All commands of a block in one shell; how each ended and what it showed."""
@@ -175,11 +175,11 @@ class PageReader:
         )
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
 
-    def _compare(self, shown: list[str], said: list[str], told: str) -> None:
+    def _compare(self, shown: list[str], said: list[str], context: str) -> None:
         wanted = [_pattern(line) for line in shown if line.strip()]
         rest = [self._anonymous(line) for line in said if line.strip()]
         assert re.fullmatch("".join(wanted), "".join(f"{line}\n" for line in rest)), (
-            f"{told}\nThe page shows:\n" + "\n".join(shown) + "\nCompared as:\n" + "\n".join(rest)
+            f"{context}\nThe page shows:\n" + "\n".join(shown) + "\nCompared as:\n" + "\n".join(rest)
         )
 
     def _anonymous(self, line: str) -> str:

@@ -111,9 +111,9 @@ def test_an_ended_job_is_explained_after_a_restart_too(cluster: Shell) -> None:
     before = cluster.json("explain", "done")
     cluster("daemon", "stop", check=0)
     after = cluster.json("explain", "done")
-    told, again = (found["placements"][0]["decision"] for found in (before, after))
-    assert again["reasoning"] == told["reasoning"]
-    assert (again["node_id"], again["confidence"]) == ("gpu2", told["confidence"])
+    explained, again = (found["placements"][0]["decision"] for found in (before, after))
+    assert again["reasoning"] == explained["reasoning"]
+    assert (again["node_id"], again["confidence"]) == ("gpu2", explained["confidence"])
     assert [event["type"] for event in after["events"]] == [event["type"] for event in before["events"]]
     assert after["end"]["reason"] == "exited"
     assert cluster("explain", "failed", check=0).stdout.startswith("failed is over: exit 1\n")
@@ -163,8 +163,8 @@ def test_rest_explains_and_keeps_the_ledger_too(cluster: Shell) -> None:
         assert dry["decision"]["node_id"] == "gpu2"
         lease = owner.post("/v1/leases", json={"resource_type": "cpu", "amount": 1}).json()["allocation"]
         assert owner.get("/v1/jobs/mine/explain").json()["placements"][0]["decision"]["strategy"] == "load_balanced"
-        told = owner.get(f"/v1/leases/{lease['allocation_id']}/explain").json()
-        assert (told["kind"], told["state"]) == ("lease", "active")
+        explained = owner.get(f"/v1/leases/{lease['allocation_id']}/explain").json()
+        assert (explained["kind"], explained["state"]) == ("lease", "active")
         assert owner.get("/v1/jobs/nothing/explain").status_code == 404
         assert owner.get("/v1/leases/mine/explain").status_code == 404
         ledger = owner.get("/v1/ledger", params={"since_seconds": 3600, "by": "user"}).json()

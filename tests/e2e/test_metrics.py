@@ -51,13 +51,13 @@ def test_a_program_sees_what_the_agent_measured(grid: Shell, monkeypatch: pytest
 
 def test_an_alert_reaches_its_command_and_the_log(grid: Shell, tmp_path: Path) -> None:
     script = tmp_path / "tell"
-    script.write_text(f"#!/bin/sh\ncat > {tmp_path}/new && mv {tmp_path}/new {tmp_path}/told\n")
+    script.write_text(f"#!/bin/sh\ncat > {tmp_path}/new && mv {tmp_path}/new {tmp_path}/alert\n")
     script.chmod(0o700)
     config = tmp_path / "c.yaml"
     config.write_text(f"nodes: [{{name: desk, host: local}}]\nalerts: {{memory: 0.0001, command: {script}}}\n")
     grid("--config", str(config), "status", check=0)
-    told = json.loads(wait_until(lambda: (tmp_path / "told").exists() and (tmp_path / "told").read_text()))
-    assert (told["node_id"], told["resource_type"], told["state"]) == ("desk", "memory", "raised")
+    alert = json.loads(wait_until(lambda: (tmp_path / "alert").exists() and (tmp_path / "alert").read_text()))
+    assert (alert["node_id"], alert["resource_type"], alert["state"]) == ("desk", "memory", "raised")
     assert "alert raised: desk: memory at" in (grid.host_dir / "daemon.log").read_text()
 
 

@@ -66,7 +66,7 @@ def borrowed(grid: Shell) -> list[dict[str, Any]]:
     return [lease for lease in grid.json("shared-status")["allocations"] if lease["user"] == "grid"]
 
 
-def told(grid: Shell, kind: str) -> list[dict[str, Any]]:
+def events_of(grid: Shell, kind: str) -> list[dict[str, Any]]:
     lines = grid("events", "--type", kind, "--json", check=0).stdout.splitlines()
     return [json.loads(line) for line in lines]
 
@@ -84,7 +84,7 @@ def test_memory_pressure_makes_an_automatic_lease_appear_and_its_end_makes_it_go
         assert "SHOULD MOVE" in grid("status", check=0).stdout
         assert _over_rest(grid, "/v1/recommendations")["recommendations"] == [advice]
     wait_until(lambda: not borrowed(grid), seconds=40, pause=0.2)
-    actions = [line["data"]["action"] for line in told(grid, "rebalanced")]
+    actions = [line["data"]["action"] for line in events_of(grid, "rebalanced")]
     count = len(actions) // 2  # the memory fills up while it is looked at, so it may have been asked for in parts
     assert actions == [*(count * ["asked"]), *(count * ["given_back"])]
     counted = _over_rest(grid, "/v1/metrics/rebalancing")["rebalancing"]
@@ -97,8 +97,8 @@ def test_a_mode_that_only_recommends_borrows_nothing(grid: Shell) -> None:
         wait_until(lambda: grid.json("status")["recommendations"], seconds=40, pause=0.2)
     wait_until(lambda: not grid.json("status")["recommendations"], seconds=40, pause=0.2)
     assert borrowed(grid) == []
-    assert len(told(grid, "recommended")) == 1
-    assert told(grid, "rebalanced") == []
+    assert len(events_of(grid, "recommended")) == 1
+    assert events_of(grid, "rebalanced") == []
 
 
 def test_what_the_grid_holds_neither_keeps_a_user_from_running_nor_another_config_from_being_used(grid: Shell) -> None:
@@ -109,7 +109,7 @@ def test_what_the_grid_holds_neither_keeps_a_user_from_running_nor_another_confi
         (left,) = [one["amount"] for one in offers if (one["node_id"], one["resource_type"]) == ("large", "memory")]
         more = f"{left + lease['amount'] / 2:.3f}"
         grid("run-shared", "-r", "memory", "-a", more, "-n", "large", "-w", "0", "true", check=0)
-        assert "made room for medium request" in told(grid, "preempted")[0]["reason"]
+        assert "made room for medium request" in events_of(grid, "preempted")[0]["reason"]
         wait_until(lambda: borrowed(grid), seconds=40, pause=0.2)
         (grid.cwd / "other.yaml").write_text("nodes: [{name: other, host: local}]")
         assert grid.json("status", "--config", "other.yaml")["nodes"]

@@ -249,8 +249,8 @@ def test_events_are_lines_and_are_followed(owner: httpx.Client) -> None:
     last = json.loads(lines[-1])["seq"]
     with owner.stream("GET", "/v1/events", params={"after": last, "follow": True, "type": "stopped"}) as answer:
         uid = submit(owner, "true")["uid"]
-        told = (json.loads(line) for line in answer.iter_lines())
-        event = next(event for event in told if event["subject"] == uid)
+        logged = (json.loads(line) for line in answer.iter_lines())
+        event = next(event for event in logged if event["subject"] == uid)
     assert event["type"] == "stopped"
     assert event["seq"] > last
 
@@ -475,10 +475,10 @@ def test_a_node_of_the_config_cannot_be_joined_as(shared_grid: Shell, owner: htt
 def test_secrets_are_in_no_log_and_no_event(shared_grid: Shell, owner: httpx.Client) -> None:
     owners = (shared_grid.host_dir / "token").read_text().strip().rpartition("_")[2]
     made = shared_grid.json("daemon", "token", "create", "--user", "fay")["token"].rpartition("_")[2]
-    told = (shared_grid.host_dir / "daemon.log").read_text() + owner.get("/v1/events", params={"limit": 10000}).text
+    logged = (shared_grid.host_dir / "daemon.log").read_text() + owner.get("/v1/events", params={"limit": 10000}).text
     stored = (shared_grid.host_dir / "tokens.json").read_text()
     for secret in (owners, made):
-        assert secret not in told + stored
+        assert secret not in logged + stored
 
 
 def test_openapi_is_whole(owner: httpx.Client) -> None:

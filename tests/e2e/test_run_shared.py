@@ -228,9 +228,9 @@ def test_a_second_control_c_does_not_wait(grid: Shell) -> None:
     process.send_signal(signal.SIGINT)
     wait_until(lambda: grid.job("stubborn")["state"] == "stopping")
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=20)
     assert process.returncode == 130
-    assert told.decode().splitlines()[-1] == "grid: the job is being stopped; not waiting for it"
+    assert errors.decode().splitlines()[-1] == "grid: the job is being stopped; not waiting for it"
     pid = grid.job("stubborn")["attempts"][0]["pid"]
     os.killpg(pid, signal.SIGKILL)
 

@@ -114,10 +114,10 @@ def test_the_figures_of_a_small_log_are_what_one_works_out_by_hand(shell: Shell,
 def test_what_the_table_says_is_what_the_json_says(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "two.swf").write_text(TWO)
     rows = [line.rsplit("  ", 1) for line in shell("simulate", "two.swf", check=0).stdout.splitlines()[1:]]
-    told = {name.strip(): value.strip() for name, value in rows}
-    assert (told["requests"], told["mean wait"], told["95 % wait less than"]) == ("2", "25.0 s", "47.5 s")
-    assert (told["mean bounded slowdown"], told["CPU in use"], told["GPU in use"]) == ("1.83", "66.7 %", "-")
-    assert (told["makespan"], told["evenness between users (Jain)"]) == ("90.0 s", "0.829")
+    figures = {name.strip(): value.strip() for name, value in rows}
+    assert (figures["requests"], figures["mean wait"], figures["95 % wait less than"]) == ("2", "25.0 s", "47.5 s")
+    assert (figures["mean bounded slowdown"], figures["CPU in use"], figures["GPU in use"]) == ("1.83", "66.7 %", "-")
+    assert (figures["makespan"], figures["evenness between users (Jain)"]) == ("90.0 s", "0.829")
 
 
 def test_pods_run_on_the_nodes_that_are_listed_beside_them(shell: Shell, tmp_path: Path) -> None:

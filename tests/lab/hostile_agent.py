@@ -52,7 +52,7 @@ async def main() -> None:
     hello = wire.encode(HELLO)
     beat = wire.encode(wire.Heartbeat("gpu1", Usage(), 1))
     lie = wire.encode(wire.AttemptEndedReport(1, lease, fence, Outcome(Ending.EXITED, exit_code=0)))
-    told = {
+    outcomes = {
         "absurd capacity": await answers_to(
             path, wire.encode(replace(HELLO, capacity=Capacity(10**30 % 2**62, 2**61)))
         ),
@@ -62,8 +62,8 @@ async def main() -> None:
         "too large": await answers_to(path, hello, b"\0" * (wire.MAX_MESSAGE_BYTES + 1)),
     }
     await answers_to(path, hello, beat, lie)
-    told["somebody else's job"] = "no effect seen"
-    print(json.dumps(told))
+    outcomes["somebody else's job"] = "no effect seen"
+    print(json.dumps(outcomes))
 
 
 asyncio.run(main())

@@ -92,14 +92,14 @@ def test_the_messages_in_troubleshooting_are_those_of_the_code() -> None:
     known = [literal for literal in literals() if len(literal) >= 8]
     patterns = [re.escape(literal).replace("\0", ".+") for literal in known if "\0" in literal]
 
-    def is_told(line: str) -> bool:
+    def is_documented(line: str) -> bool:
         parts = [part for part in (part.strip(" ();,:") for part in line.split("…")) if part]
         if all(any(part in literal for literal in known) for part in parts):
             return True
         return any(re.fullmatch(pattern, line) for pattern in patterns)
 
     assert len(messages) > 25
-    assert [line for line in messages if not is_told(line)] == []
+    assert [line for line in messages if not is_documented(line)] == []
 
 
 def test_the_fields_that_are_shown_are_written_down() -> None:

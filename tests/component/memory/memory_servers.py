@@ -64,9 +64,9 @@ class Lender:
     def open(self) -> MemoryServedReport:
         before = len(self.reports)
         self.run(self.supervisor.serve(ServeMemoryOrder(self.node, **self._order)))
-        told = [one for one in self.reports[before:] if isinstance(one, MemoryServedReport | MemoryFailedReport)][-1]
-        assert isinstance(told, MemoryServedReport), told
-        return told
+        report = [one for one in self.reports[before:] if isinstance(one, MemoryServedReport | MemoryFailedReport)][-1]
+        assert isinstance(report, MemoryServedReport), report
+        return report
 
     @property
     def served(self) -> MemoryServedReport | None:
@@ -98,13 +98,13 @@ class Lender:
         before = len(self.reports)
         self.call(lambda: self.supervisor.make_copy(order))
 
-        def told() -> CopyMadeReport | None:
+        def copy_made() -> CopyMadeReport | None:
             for report in self.reports[before:]:
                 if isinstance(report, CopyMadeReport) and report.generation == order.generation:
                     return report
             return None
 
-        return wait_for(told)
+        return wait_for(copy_made)
 
     def leave(self) -> None:
         """The supervisor goes, and leaves what it held with the server."""

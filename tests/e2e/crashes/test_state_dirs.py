@@ -93,12 +93,12 @@ def _empty(database: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "told"),
+    ("harm", "message"),
     [(_damage, "is not a database"), (_age, "has schema version 999"), (_empty, "is not a database")],
     ids=["damaged", "newer", "empty"],
 )
 def test_an_unusable_database_is_told_to_whoever_starts_the_daemon_and_left_alone(
-    grid: Shell, harm: Callable[[Path], None], told: str
+    grid: Shell, harm: Callable[[Path], None], message: str
 ) -> None:
     grid("status", check=0)
     grid("daemon", "stop", check=0)
@@ -109,7 +109,7 @@ def test_an_unusable_database_is_told_to_whoever_starts_the_daemon_and_left_alon
 
     said = one_line(grid("status"))
     assert str(database) in said
-    assert told in said
+    assert message in said
     assert {path: path.read_bytes() for path in database.parent.glob("grid.db*")} == before
     assert daemon_pid(grid) is None
 

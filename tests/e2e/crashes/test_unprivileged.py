@@ -89,8 +89,8 @@ def nobody() -> Iterator[Nobody]:
 
 
 def test_a_job_runs_pinned_as_the_user_who_asked(nobody: Nobody) -> None:
-    told = "id -u; grep Cpus_allowed_list /proc/self/status; exit 3"
-    done = nobody("run-shared", "-r", "cpu", "-a", "1", "sh", "-c", told)
+    script = "id -u; grep Cpus_allowed_list /proc/self/status; exit 3"
+    done = nobody("run-shared", "-r", "cpu", "-a", "1", "sh", "-c", script)
     assert (done.returncode, done.stderr) == (3, "")
     user, cores = done.stdout.splitlines()
     assert user == str(NOBODY)

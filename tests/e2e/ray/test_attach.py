@@ -347,13 +347,13 @@ def test_a_wrong_address_or_token_is_told_in_one_line_and_changes_nothing(
     (tmp_path / "here").mkdir()
     another = Shell(tmp_path / "state", tmp_path / "here")
     try:
-        for address, token, told in (
+        for address, token, message in (
             (f"127.0.0.1:{free_port()}", "x", "nothing answers"),
             (ray.address, "wrong", "does not accept this token"),
             ("nowhere", "x", "nothing answers"),
         ):
             refused = another("cluster", "attach", address, env={"RAY_AUTH_TOKEN": token}, timeout=100)
-            assert (refused.returncode, told in refused.stderr) == (1, True), refused.stderr
+            assert (refused.returncode, message in refused.stderr) == (1, True), refused.stderr
             assert len(refused.stderr.strip().splitlines()) == 1
         assert another("cluster", "detach").stderr.strip().endswith("no Ray cluster is attached")
         assert not list(another.state_dir.rglob("ray-attached.token"))

@@ -231,8 +231,8 @@ def test_a_link_whose_host_has_changed_says_so_and_comes_back_when_that_is_settl
     host.new_host_key()
     for pid in session:
         host.kill(pid)
-    told = wait_until(lambda: (row := grid.node("gpu1"))["link"] == "down" and "changed" in row["detail"] and row)
-    assert f"the host key of {host.address} has changed" in told["detail"]
+    row = wait_until(lambda: (row := grid.node("gpu1"))["link"] == "down" and "changed" in row["detail"] and row)
+    assert f"the host key of {host.address} has changed" in row["detail"]
     lab.trust()
     began = time.monotonic()
     grid.results("start", "gpu1")

@@ -45,9 +45,9 @@ def said(host: Host, *words: str) -> str:
 def test_three_hosts_have_names_and_addresses_of_their_own(lab: Lab) -> None:
     hosts = list(lab)
     assert [host.name for host in hosts] == ["gpu-master", "gpu1", "gpu2"]
-    told = [said(host, "sh", "-c", "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id") for host in hosts]
-    assert [lines.splitlines()[0] for lines in told] == [host.name for host in hosts]
-    assert len({line for lines in told for line in lines.splitlines()}) == 9
+    texts = [said(host, "sh", "-c", "hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id") for host in hosts]
+    assert [lines.splitlines()[0] for lines in texts] == [host.name for host in hosts]
+    assert len({line for lines in texts for line in lines.splitlines()}) == 9
     assert len({host.address for host in hosts} | {lab.address}) == 4
 
 
@@ -266,8 +266,8 @@ def test_a_skewed_clock_is_wrong_for_logins_and_jumps_while_they_run(lab: Lab) -
         return float(wall) - time.time()
 
     host.skew_seconds(3600)
-    for told in (said(host, "python3", "-c", CLOCKS), host.run(["python3", "-c", CLOCKS]).stdout):
-        wall, boot, steady = told.split()
+    for output in (said(host, "python3", "-c", CLOCKS), host.run(["python3", "-c", CLOCKS]).stdout):
+        wall, boot, steady = output.split()
         assert abs(off(wall) - 3600) < 5
         assert abs(float(boot) - time.clock_gettime(time.CLOCK_BOOTTIME)) < 5
         assert abs(float(steady) - time.monotonic()) < 5

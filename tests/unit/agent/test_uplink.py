@@ -28,7 +28,7 @@ class Agent:
     def __init__(self) -> None:
         self.welcomes = 0
         self.unlinks = 0
-        self.told: list[wire.ToAgent] = []
+        self.received: list[wire.ToAgent] = []
 
     def hello(self, node: str) -> wire.AgentHello:
         return wire.AgentHello(wire.PROTOCOL, "0.2.0", node)
@@ -40,7 +40,7 @@ class Agent:
         raise AssertionError(why)
 
     def send(self, message: wire.ToAgent) -> None:
-        self.told.append(message)
+        self.received.append(message)
 
     def unlinked(self) -> None:
         self.unlinks += 1
@@ -83,7 +83,7 @@ def test_it_waits_for_a_way_greets_and_passes_orders_on(tmp_path: Path) -> None:
         await link.send(wire.encode(wire.HeartbeatReply(beat.beat, 60_000)))
         await link.wait_closed()
 
-    agent = play(tmp_path / "s", behave, lambda agent: wire.HeartbeatReply(5, 60_000) in agent.told)
+    agent = play(tmp_path / "s", behave, lambda agent: wire.HeartbeatReply(5, 60_000) in agent.received)
     assert agent.welcomes == 1
 
 

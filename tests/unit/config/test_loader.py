@@ -149,7 +149,7 @@ def test_a_problem_carries_its_parts_and_the_callers_mistake():
 )
 def test_each_slip_has_a_clear_line(text, line):
     lines = problems_of(text)
-    assert any(line in told for told in lines), lines
+    assert any(line in shown for shown in lines), lines
 
 
 def test_a_hopeless_file_is_told_in_part():

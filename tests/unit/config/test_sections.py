@@ -284,7 +284,7 @@ def test_ray_without_a_token_is_warned_about():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("ray: {port: 0}", "a port number 1-65535"),
         ("ray: {auth: password}", "one of token, none"),
@@ -298,8 +298,8 @@ def test_ray_without_a_token_is_warned_about():
         ("nodes: [{name: a, ray_address: 'ana@b'}]", "a host name or address alone"),
     ],
 )
-def test_what_makes_no_sense_is_told(text, told):
-    with pytest.raises(ConfigProblems, match=told):
+def test_what_makes_no_sense_is_reported(text, message):
+    with pytest.raises(ConfigProblems, match=message):
         ClusterConfig.from_text(text)
 
 
@@ -322,7 +322,7 @@ def test_every_server_key_can_be_set():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("server: {host: 0.0.0.0, tls: false}", "leave tls on, or add force_plain: true"),
         ("server: {host: box, tls: no}", "leave tls on"),
@@ -334,8 +334,8 @@ def test_every_server_key_can_be_set():
         ("server: {prot: 1}", "did you mean 'port'?"),
     ],
 )
-def test_what_contradicts_itself_is_told(text, told):
-    with pytest.raises(ConfigProblems, match=told):
+def test_what_contradicts_itself_is_reported(text, message):
+    with pytest.raises(ConfigProblems, match=message):
         ClusterConfig.from_text(text)
 
 

@@ -89,10 +89,10 @@ def test_task_times_are_those_of_the_jobs_that_ran() -> None:
     trail = Trail()
     for seconds in range(1, 21):
         trail.end_job(ran_s=seconds)
-    told = trail.figures()
-    assert told["jobs_measured"] == 20
-    assert told["task_time_mean_seconds"] == 10.5
-    assert told["task_time_p95_seconds"] == 19.0
+    figures = trail.figures()
+    assert figures["jobs_measured"] == 20
+    assert figures["task_time_mean_seconds"] == 10.5
+    assert figures["task_time_p95_seconds"] == 19.0
 
 
 def test_all_attempts_of_a_job_count_together() -> None:
@@ -107,9 +107,9 @@ def test_all_attempts_of_a_job_count_together() -> None:
         "j1", "job-j1", a_command(), request, 1, JobState.ENDED, (first, last), outcome=last.outcome, ended_at_ms=NOW
     )
     trail.note(Record("stopped", "ada", "j1"), rows=(job,))
-    told = trail.figures()
-    assert told["task_time_mean_seconds"] == 3 + 1
-    assert told["resource_efficiency"] == 3 / (2 * (4 + 2))
+    figures = trail.figures()
+    assert figures["task_time_mean_seconds"] == 3 + 1
+    assert figures["resource_efficiency"] == 3 / (2 * (4 + 2))
 
 
 def test_a_job_that_never_ran_has_no_time_and_no_efficiency() -> None:
@@ -130,9 +130,9 @@ def test_efficiency_is_cpu_time_of_core_time_and_leaves_out_who_held_no_cores() 
 def test_the_success_rate_is_granted_of_all_that_was_settled() -> None:
     trail = Trail()
     trail.tell("requested", "granted", "granted", "granted", "refused", "withdrawn", "queued", "released")
-    told = trail.figures()
-    assert (told["granted"], told["refused"], told["withdrawn"]) == (3, 1, 1)
-    assert told["allocation_success_rate"] == 0.6
+    figures = trail.figures()
+    assert (figures["granted"], figures["refused"], figures["withdrawn"]) == (3, 1, 1)
+    assert figures["allocation_success_rate"] == 0.6
 
 
 def test_refusing_to_extend_or_to_cancel_refuses_no_resources() -> None:
@@ -189,11 +189,11 @@ def test_reading_again_counts_nothing_twice_and_a_restart_forgets_nothing(kind: 
             trail.tell(step, user=GRID_USER, action="asked")
         else:
             trail.tell(step)
-    told = metrics.read(trail.now)
-    assert told["granted"] > 10
-    assert told["jobs_measured"] > 10
-    assert metrics.read(trail.now) == told
-    assert trail.figures() == told
+    figures = metrics.read(trail.now)
+    assert figures["granted"] > 10
+    assert figures["jobs_measured"] > 10
+    assert metrics.read(trail.now) == figures
+    assert trail.figures() == figures
     trail.store.close()
 
 
@@ -205,9 +205,9 @@ def test_only_so_much_is_kept_and_the_newest_counts() -> None:
     assert metrics.read(trail.now)["task_time_p95_seconds"] == 100
     for _ in range(50):
         trail.end_job(ran_s=1)
-    told = metrics.read(trail.now)
-    assert (told["jobs_measured"], told["task_time_mean_seconds"]) == (50, 1)
-    assert SchedulingMetrics(trail.store, max_jobs=50).read(trail.now) == told
+    figures = metrics.read(trail.now)
+    assert (figures["jobs_measured"], figures["task_time_mean_seconds"]) == (50, 1)
+    assert SchedulingMetrics(trail.store, max_jobs=50).read(trail.now) == figures
 
 
 def test_a_long_history_is_begun_near_its_end() -> None:
@@ -215,8 +215,8 @@ def test_a_long_history_is_begun_near_its_end() -> None:
     for _ in range(3):
         trail.note(*(Record("refused", "ada", f"r{number}") for number in range(MAX_FIRST_EVENTS // 2)))
     trail.tell("granted")
-    told = trail.figures()
-    assert (told["granted"], told["refused"]) == (1, MAX_FIRST_EVENTS - 1)
+    figures = trail.figures()
+    assert (figures["granted"], figures["refused"]) == (1, MAX_FIRST_EVENTS - 1)
 
 
 def test_what_comes_between_two_reads_is_taken_in_however_much_it_is() -> None:

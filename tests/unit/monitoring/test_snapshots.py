@@ -69,21 +69,21 @@ def test_the_summary_counts_what_silent_nodes_have_as_unknown() -> None:
     scenario.heartbeat("idle", busy(0, 0, 0))
     scenario.advance(0, heard=False)
     scenario.ask(a_request(cores=2))
-    told = summarise(scenario.ledger, scenario.now)
-    assert told["nodes"] == {"total": 3, "known": 2, "unknown": 1, "by_state": {"alive": 2, "suspect": 1}}
-    assert told["cpu"] == {"total": 12.0, "used": 3.0, "idle": 5.0, "unknown": 4.0, "lent": 2.0}
-    assert told["memory_gb"] == {"total": 96.0, "used": 12.0, "idle": 20.0, "unknown": 64.0, "lent": 0.0}
-    assert told["gpu"] == {"total": 4.0, "used": 1.0, "idle": 1.0, "unknown": 2.0, "lent": 0.0}
-    assert told["pressure"] == {"mean": 0.425, "max": 0.85, "max_node": "busy"}
-    assert told["unknown_nodes"] == [{"node_id": "silent", "state": "suspect", "seconds_since_heard": 10.0}]
+    summary = summarise(scenario.ledger, scenario.now)
+    assert summary["nodes"] == {"total": 3, "known": 2, "unknown": 1, "by_state": {"alive": 2, "suspect": 1}}
+    assert summary["cpu"] == {"total": 12.0, "used": 3.0, "idle": 5.0, "unknown": 4.0, "lent": 2.0}
+    assert summary["memory_gb"] == {"total": 96.0, "used": 12.0, "idle": 20.0, "unknown": 64.0, "lent": 0.0}
+    assert summary["gpu"] == {"total": 4.0, "used": 1.0, "idle": 1.0, "unknown": 2.0, "lent": 0.0}
+    assert summary["pressure"] == {"mean": 0.425, "max": 0.85, "max_node": "busy"}
+    assert summary["unknown_nodes"] == [{"node_id": "silent", "state": "suspect", "seconds_since_heard": 10.0}]
 
 
 def test_where_nobody_is_known_there_is_no_pressure() -> None:
     scenario = Scenario(a_node("gpu1"))
     scenario.advance(7, heard=False)
-    told = summarise(scenario.ledger, scenario.now)
-    assert told["pressure"] is None
-    assert (told["cpu"]["used"], told["cpu"]["idle"], told["cpu"]["unknown"]) == (0.0, 0.0, 4.0)
+    summary = summarise(scenario.ledger, scenario.now)
+    assert summary["pressure"] is None
+    assert (summary["cpu"]["used"], summary["cpu"]["idle"], summary["cpu"]["unknown"]) == (0.0, 0.0, 4.0)
 
 
 usages = st.builds(busy, st.floats(0, 1.5), st.floats(0, 99), st.floats(0, 1))
@@ -96,8 +96,8 @@ def test_total_is_used_and_idle_and_unknown(nodes: list[tuple[Usage | None, int]
     for place, (usage, _) in enumerate(nodes):
         if usage is not None:
             scenario.heartbeat(f"n{place}", usage)
-    told = summarise(scenario.ledger, scenario.now)
-    for part in (told["cpu"], told["memory_gb"], told["gpu"]):
+    summary = summarise(scenario.ledger, scenario.now)
+    for part in (summary["cpu"], summary["memory_gb"], summary["gpu"]):
         assert part["total"] == pytest.approx(part["used"] + part["idle"] + part["unknown"], abs=0.003)
         assert min(part["used"], part["idle"], part["unknown"], part["lent"]) >= 0
-    assert told["nodes"]["unknown"] == len(told["unknown_nodes"]) == sum(usage is None for usage, _ in nodes)
+    assert summary["nodes"]["unknown"] == len(summary["unknown_nodes"]) == sum(usage is None for usage, _ in nodes)

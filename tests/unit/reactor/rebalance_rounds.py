@@ -77,18 +77,18 @@ class Rounds(Scenario):
         """One round at this moment, the nodes that are not named being idle; what it wrote into the audit trail."""
         named = {reading.node for reading in readings}
         others = tuple(a_reading(name) for name in self.ledger.nodes if name not in named)
-        told = self.handle(PressureRead((*readings, *others), self.rules)).records
+        records = self.handle(PressureRead((*readings, *others), self.rules)).records
         self.ledger.check()
-        self.records += told
-        return told
+        self.records += records
+        return records
 
     def round(self, *readings: PressureReading, times: int = 1) -> list[Record]:
         """So many rounds, each an interval after the last; what they wrote."""
-        told: list[Record] = []
+        records: list[Record] = []
         for _ in range(times):
-            told += self.read(*readings)
+            records += self.read(*readings)
             self.advance(self.rules.interval_ms / 1000)
-        return told
+        return records
 
     @property
     def leases(self) -> list[Lease]:

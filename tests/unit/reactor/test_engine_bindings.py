@@ -71,8 +71,8 @@ def test_a_lease_is_active_only_when_the_engine_has_its_group():
 def test_a_group_that_cannot_be_had_ends_the_lease_with_the_reason():
     scenario = with_ray()
     scenario.ask(a_request("r1"))
-    told = scenario.handle(GroupRefused(only_binding(scenario).key, "gpu1: Ray has 0 of 1 CPU free there"))
-    (over,) = [row for row in told.changes if getattr(row, "id", "") == "r1"]
+    result = scenario.handle(GroupRefused(only_binding(scenario).key, "gpu1: Ray has 0 of 1 CPU free there"))
+    (over,) = [row for row in result.changes if getattr(row, "id", "") == "r1"]
     assert (over.end, over.detail) == (LeaseEnd.FAILED, "gpu1: Ray has 0 of 1 CPU free there")
     assert not scenario.ledger.bindings
     assert "gpu1" not in scenario.ledger.offers  # until it is heard again
@@ -179,8 +179,8 @@ def test_a_node_that_the_engine_loses_keeps_its_leases_until_its_hold_is_over():
     assert scenario.ledger.leases["r1"].state is LeaseState.RESERVING
     scenario.advance(20)
     assert "r1" in scenario.ledger.leases
-    told = scenario.advance(11)
-    assert [(row.id, row.end) for row in told.changes if getattr(row, "end", None)] == [("r1", LeaseEnd.LOST)]
+    result = scenario.advance(11)
+    assert [(row.id, row.end) for row in result.changes if getattr(row, "end", None)] == [("r1", LeaseEnd.LOST)]
     assert scenario.ledger.nodes["gpu1"].engine == ""
     scenario.ledger.check()
 

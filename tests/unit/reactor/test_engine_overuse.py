@@ -19,16 +19,16 @@ BUSY = a_usage(cpu_outside=0.9)
 @pytest.fixture
 def scenario(new_scenario) -> Scenario:
     """A node of four cores and two GPUs with an owner, in Ray, lending to three requests."""
-    told = new_scenario(a_node("gpu1", cores=4, gpus=2, thresholds=thresholds(cpu_busy_max=0.3, dwell_s=0)))
-    told.handle(EngineRegistered("ray", "attached", "head"))
-    told.handle(EngineObserved("ray", "s", told.now, (EngineNode("n1", name="gpu1", room=ROOM),)))
-    told.heartbeat("gpu1", IDLE)
+    scenario = new_scenario(a_node("gpu1", cores=4, gpus=2, thresholds=thresholds(cpu_busy_max=0.3, dwell_s=0)))
+    scenario.handle(EngineRegistered("ray", "attached", "head"))
+    scenario.handle(EngineObserved("ray", "s", scenario.now, (EngineNode("n1", name="gpu1", room=ROOM),)))
+    scenario.heartbeat("gpu1", IDLE)
     for name, asked in (("old", {"cores": 1}), ("gpu", {"gpus": 1}), ("young", {"cores": 1})):
-        told.advance(1, heard=False)
-        told.heartbeat("gpu1", IDLE)
-        told.ask(a_request(name, **asked))
-        told.handle(GroupBound(next(key for key in told.ledger.bindings if key.startswith(name))))
-    return told
+        scenario.advance(1, heard=False)
+        scenario.heartbeat("gpu1", IDLE)
+        scenario.ask(a_request(name, **asked))
+        scenario.handle(GroupBound(next(key for key in scenario.ledger.bindings if key.startswith(name))))
+    return scenario
 
 
 def heartbeat(scenario: Scenario, usage, seconds: float) -> list[tuple[str, LeaseEnd]]:
@@ -36,8 +36,8 @@ def heartbeat(scenario: Scenario, usage, seconds: float) -> list[tuple[str, Leas
     over = []
     for _ in range(int(seconds / 2)):
         scenario.now += 2000
-        told = scenario.heartbeat("gpu1", usage)
-        over += [(row.id, row.end) for row in told.changes if getattr(row, "end", None)]
+        result = scenario.heartbeat("gpu1", usage)
+        over += [(row.id, row.end) for row in result.changes if getattr(row, "end", None)]
     return over
 
 
@@ -62,8 +62,8 @@ def test_an_owner_on_a_gpu_gets_that_gpu(scenario):
 
 
 def test_a_node_without_an_owner_takes_nothing_back(new_scenario):
-    told = new_scenario(a_node("gpu1"))
-    told.handle(EngineRegistered("ray", "attached", "head"))
-    told.handle(EngineObserved("ray", "s", told.now, (EngineNode("n1", name="gpu1", room=ROOM),)))
-    told.ask(a_request("r1"))
-    assert heartbeat(told, BUSY, 60) == []
+    scenario = new_scenario(a_node("gpu1"))
+    scenario.handle(EngineRegistered("ray", "attached", "head"))
+    scenario.handle(EngineObserved("ray", "s", scenario.now, (EngineNode("n1", name="gpu1", room=ROOM),)))
+    scenario.ask(a_request("r1"))
+    assert heartbeat(scenario, BUSY, 60) == []

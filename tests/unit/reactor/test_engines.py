@@ -43,7 +43,7 @@ def test_an_engine_that_was_come_by_in_another_way_has_to_be_given_up_first(new_
 def test_giving_up_twice_is_harmless(new_scenario):
     scenario = new_scenario()
     scenario.handle(WANTED)
-    told = scenario.handle(EngineRemoved("ray", "asked to"))
-    assert [record.type for record in told.records] == ["engine-removed"]
+    result = scenario.handle(EngineRemoved("ray", "asked to"))
+    assert [record.type for record in result.records] == ["engine-removed"]
     assert scenario.ledger.engines == {}
     assert scenario.handle(EngineRemoved("ray")).changes == []

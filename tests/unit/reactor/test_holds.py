@@ -31,9 +31,9 @@ HOLD = 60
 
 @pytest.fixture
 def new_scenario():
-    told = Scenario(a_node("gpu2", cores=4, hold_s=HOLD))
-    yield told
-    told.ledger.check()
+    scenario = Scenario(a_node("gpu2", cores=4, hold_s=HOLD))
+    yield scenario
+    scenario.ledger.check()
 
 
 def _state(new_scenario: Scenario, name: str = "gpu2") -> NodeState:
@@ -70,10 +70,10 @@ def test_a_lost_job_ends_as_lost_and_runs_again_only_with_retries(new_scenario: 
     new_scenario.submit(a_request("r1"), starts=True)
     new_scenario.submit(a_request("r2"), retries=1, starts=True)
     new_scenario.advance(7, heard=False)
-    told = new_scenario.advance(HOLD, heard=False)
+    result = new_scenario.advance(HOLD, heard=False)
     assert "r1" not in new_scenario.ledger.jobs
     assert new_scenario.job("r2").state is JobState.QUEUED
-    ended = next(record for record in told.records if record.type == "stopped" and record.subject == "r1")
+    ended = next(record for record in result.records if record.type == "stopped" and record.subject == "r1")
     assert ended.data["ending"] == "lost"
 
 
@@ -90,8 +90,8 @@ def test_a_report_after_the_node_was_given_up_is_history_and_nothing_else(new_sc
     new_scenario.advance(7, heard=False)
     new_scenario.advance(HOLD, heard=False)
     before = new_scenario.ledger.rows()
-    told = new_scenario.handle(AttemptEnded("r1", attempt.number, attempt.fence, an_exit(), ("gpu2",)))
-    assert [record.type for record in told.records] == ["late-report"]
+    result = new_scenario.handle(AttemptEnded("r1", attempt.number, attempt.fence, an_exit(), ("gpu2",)))
+    assert [record.type for record in result.records] == ["late-report"]
     assert new_scenario.ledger.rows() == before
 
 
@@ -128,8 +128,8 @@ def test_nobody_reports_about_another_nodes_attempts(new_scenario: Scenario) -> 
 def test_what_is_paused_for_the_owner_is_shown_and_goes_on(new_scenario: Scenario) -> None:
     attempt = new_scenario.submit(a_request("r1"), starts=True).attempt
     assert attempt is not None
-    told = new_scenario.handle(AttemptPaused("r1", 1, attempt.fence, True, "its owner is back", ("gpu2",)))
-    assert (new_scenario.job("r1").state, told.records[0].type) == (JobState.PAUSED, "paused")
+    result = new_scenario.handle(AttemptPaused("r1", 1, attempt.fence, True, "its owner is back", ("gpu2",)))
+    assert (new_scenario.job("r1").state, result.records[0].type) == (JobState.PAUSED, "paused")
     new_scenario.handle(AttemptPaused("r1", 1, attempt.fence, True, "", ("gpu2",)))
     new_scenario.handle(AttemptPaused("r1", 1, attempt.fence, False, "", ("gpu2",)))
     assert new_scenario.job("r1").state is JobState.RUNNING

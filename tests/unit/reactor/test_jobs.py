@@ -50,12 +50,14 @@ def preempted(scenario: Scenario) -> Scenario:
 
 def test_a_job_runs_from_queue_to_exit(new_scenario):
     scenario = new_scenario()
-    told = scenario.handle(a_submission(a_request("j1", cores=2)))
+    result = scenario.handle(a_submission(a_request("j1", cores=2)))
     job, lease = scenario.job("j1"), scenario.lease_of("j1")
-    assert isinstance(told.answer, JobAnswer)
-    assert (told.answer.job, told.answer.lease, told.answer.reasons) == (job, lease, ())
+    assert isinstance(result.answer, JobAnswer)
+    assert (result.answer.job, result.answer.lease, result.answer.reasons) == (job, lease, ())
     assert (job.state, lease.state) == (JobState.ASSIGNED, LeaseState.RESERVING)
-    assert pending(scenario.ledger) == pending_for(scenario.ledger, told.changes) == [StartAttempt("gpu1", job, lease)]
+    assert (
+        pending(scenario.ledger) == pending_for(scenario.ledger, result.changes) == [StartAttempt("gpu1", job, lease)]
+    )
     scenario.now += 500
     running = scenario.start("j1", pid=77)
     assert (running.state, scenario.lease_of("j1").state) == (JobState.RUNNING, LeaseState.ACTIVE)
@@ -71,8 +73,8 @@ def test_a_job_runs_from_queue_to_exit(new_scenario):
 
 def test_a_job_that_does_not_fit_waits_and_then_gets_its_attempt(new_scenario):
     scenario = full(new_scenario())
-    told = scenario.handle(a_submission(a_request("j1")))
-    assert told.answer.reasons == ("gpu1: 0 cores free, 1 core asked",)
+    result = scenario.handle(a_submission(a_request("j1")))
+    assert result.answer.reasons == ("gpu1: 0 cores free, 1 core asked",)
     assert scenario.job("j1").state is JobState.QUEUED
     assert pending(scenario.ledger) == []
     scenario.release("full")
@@ -166,17 +168,17 @@ def test_a_start_that_is_reported_twice_counts_once(new_scenario):
 def test_the_record_of_a_start_names_the_cores(new_scenario):
     scenario = new_scenario()
     attempt = scenario.submit(a_request("j1", cores=2)).attempt
-    told = scenario.handle(AttemptStarted("j1", 1, attempt.fence, 7, (2, 3)))
-    assert told.records[0].data == {"job_id": "job-j1", "attempt": 1, "pid": 7, "cores": ["2", "3"]}
+    result = scenario.handle(AttemptStarted("j1", 1, attempt.fence, 7, (2, 3)))
+    assert result.records[0].data == {"job_id": "job-j1", "attempt": 1, "pid": 7, "cores": ["2", "3"]}
     assert scenario.job("j1").attempt.cores == (2, 3)
 
 
 def test_an_end_without_a_start_is_an_end(new_scenario):
     scenario = new_scenario()
     scenario.submit(a_request("j1"))
-    told = scenario.end("j1", Outcome(Ending.NEVER_STARTED, detail="no such program"))
-    assert over(told).outcome.ending is Ending.NEVER_STARTED
-    assert lease_end(told) is LeaseEnd.FAILED
+    result = scenario.end("j1", Outcome(Ending.NEVER_STARTED, detail="no such program"))
+    assert over(result).outcome.ending is Ending.NEVER_STARTED
+    assert lease_end(result) is LeaseEnd.FAILED
 
 
 @pytest.mark.parametrize(
@@ -192,18 +194,18 @@ def test_an_end_without_a_start_is_an_end(new_scenario):
 def test_a_job_ends_exactly_as_its_attempt_did(new_scenario, outcome, end):
     scenario = new_scenario()
     scenario.submit(a_request("j1"), starts=True)
-    told = scenario.end("j1", outcome)
-    assert over(told).outcome == over(told).attempts[-1].outcome == outcome
-    assert lease_end(told) is end
-    assert told.records[-1].reason == (outcome.detail or str(outcome.ending))
+    result = scenario.end("j1", outcome)
+    assert over(result).outcome == over(result).attempts[-1].outcome == outcome
+    assert lease_end(result) is end
+    assert result.records[-1].reason == (outcome.detail or str(outcome.ending))
 
 
 def test_retries_run_a_failed_job_again_until_they_are_used_up(new_scenario):
     scenario = new_scenario()
     scenario.submit(a_request("j1"), retries=2, starts=True)
     for left in (1, 0):
-        told = scenario.end("j1", an_exit(1))
-        assert [record.type for record in told.records if record.type == "requeued"] == ["requeued"]
+        result = scenario.end("j1", an_exit(1))
+        assert [record.type for record in result.records if record.type == "requeued"] == ["requeued"]
         assert scenario.job("j1").retries_left == left
         scenario.start("j1")
     job = over(scenario.end("j1", an_exit(1)))
@@ -242,21 +244,21 @@ def test_a_retry_keeps_its_age_and_does_not_give_up_waiting(new_scenario):
 def test_a_queued_job_that_is_cancelled_is_over_at_once(new_scenario):
     scenario = full(new_scenario())
     scenario.submit(a_request("j1"))
-    told = scenario.cancel("j1")
-    assert over(told).outcome == Outcome(Ending.CANCELLED, detail="cancelled by ada")
-    assert lease_end(told) is LeaseEnd.WITHDRAWN
-    assert told.answer.job.is_over
+    result = scenario.cancel("j1")
+    assert over(result).outcome == Outcome(Ending.CANCELLED, detail="cancelled by ada")
+    assert lease_end(result) is LeaseEnd.WITHDRAWN
+    assert result.answer.job.is_over
 
 
 @pytest.mark.parametrize("starts", [False, True])
 def test_a_job_that_has_its_attempt_is_stopped_and_over_when_that_is_proven(new_scenario, starts):
     scenario = new_scenario()
     scenario.submit(a_request("j1"), retries=3, starts=starts)
-    told = scenario.cancel("j1")
+    result = scenario.cancel("j1")
     assert (scenario.job("j1").state, scenario.lease_of("j1").state) == (JobState.STOPPING, LeaseState.RELEASING)
     assert (
         pending(scenario.ledger)
-        == pending_for(scenario.ledger, told.changes)
+        == pending_for(scenario.ledger, result.changes)
         == [StopAttempt("gpu1", scenario.job("j1"))]
     )
     job = over(scenario.end("j1", Outcome(Ending.SIGNALLED, signal=15)))
@@ -291,15 +293,15 @@ def test_a_job_whose_term_is_over_is_stopped_and_ends_expired(new_scenario):
     scenario.submit(a_request("j1", duration_s=10), starts=True)
     scenario.advance(10)
     assert effects(scenario) == [("StopAttempt", "j1")]
-    told = scenario.end("j1", Outcome(Ending.SIGNALLED, signal=15))
-    assert (over(told).outcome.ending, lease_end(told)) == (Ending.EXPIRED, LeaseEnd.EXPIRED)
+    result = scenario.end("j1", Outcome(Ending.SIGNALLED, signal=15))
+    assert (over(result).outcome.ending, lease_end(result)) == (Ending.EXPIRED, LeaseEnd.EXPIRED)
 
 
 def test_a_job_that_waits_too_long_ends_with_the_reasons(new_scenario):
     scenario = full(new_scenario())
     scenario.submit(a_request("j1", wait_s=5))
-    told = scenario.advance(5)
-    job = over(told)
+    result = scenario.advance(5)
+    job = over(result)
     assert job.outcome == Outcome(Ending.WAITED_TOO_LONG, detail="waited 5 s: gpu1: 0 cores free, 1 core asked")
     assert job.attempts == ()
 
@@ -313,12 +315,12 @@ def test_a_preempted_job_is_stopped_first_and_the_preemptor_waits_for_it(new_sce
 
 def test_a_preempted_job_is_queued_again_with_its_age_and_all_its_retries(new_scenario):
     scenario = preempted(new_scenario())
-    told = scenario.end("j1", Outcome(Ending.SIGNALLED, signal=15))
+    result = scenario.end("j1", Outcome(Ending.SIGNALLED, signal=15))
     job = scenario.job("j1")
     assert (job.state, job.retries_left, job.stop) == (JobState.QUEUED, 1, None)
     assert job.attempts[0].outcome.ending is Ending.PREEMPTED
     assert scenario.lease_of("j1").asked_at_ms == job.submitted_at_ms == NOW
-    assert lease_end(told) is LeaseEnd.PREEMPTED
+    assert lease_end(result) is LeaseEnd.PREEMPTED
     assert effects(scenario) == [("StartAttempt", "vip")]
     scenario.advance(10**6)
     assert scenario.job("j1").state is JobState.QUEUED
@@ -331,8 +333,8 @@ def test_a_preempted_job_that_is_cancelled_does_not_come_back(new_scenario):
     scenario = preempted(new_scenario())
     scenario.cancel("j1")
     assert scenario.job("j1").stop.ending is Ending.CANCELLED
-    told = scenario.end("j1", Outcome(Ending.SIGNALLED, signal=15))
-    assert over(told).outcome.ending is Ending.CANCELLED
+    result = scenario.end("j1", Outcome(Ending.SIGNALLED, signal=15))
+    assert over(result).outcome.ending is Ending.CANCELLED
     assert effects(scenario) == [("StartAttempt", "vip")]
 
 
@@ -362,9 +364,9 @@ def test_an_agent_that_evicts_for_its_owner_requeues_without_using_a_retry(new_s
 def test_an_attempt_its_agent_has_no_trace_of_is_lost(new_scenario):
     scenario = new_scenario()
     scenario.submit(a_request("j1"), starts=True)
-    told = scenario.handle(AttemptsListed("gpu1", ()))
-    assert over(told).outcome == Outcome(Ending.LOST, detail="gpu1 has no trace of it")
-    assert lease_end(told) is LeaseEnd.LOST
+    result = scenario.handle(AttemptsListed("gpu1", ()))
+    assert over(result).outcome == Outcome(Ending.LOST, detail="gpu1 has no trace of it")
+    assert lease_end(result) is LeaseEnd.LOST
 
 
 def test_a_lost_attempt_is_run_again_only_with_retries(new_scenario):

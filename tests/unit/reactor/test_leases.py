@@ -50,8 +50,8 @@ def test_an_ask_that_fits_is_active_at_once(ledger):
 
 def test_the_record_of_a_grant_names_its_gpus(new_scenario):
     scenario = new_scenario(a_node(gpus=2))
-    told = scenario.handle(LeaseAsked(a_request("r1", gpus=2)))
-    assert told.records[1].data["gpus"] == ["0", "1"]
+    result = scenario.handle(LeaseAsked(a_request("r1", gpus=2)))
+    assert result.records[1].data["gpus"] == ["0", "1"]
 
 
 def test_a_lease_without_a_term_never_ends_by_itself(new_scenario):
@@ -129,9 +129,9 @@ def test_a_lease_given_back_is_free_for_the_next(new_scenario):
     scenario = new_scenario()
     scenario.ask(a_request("r1", cores=4))
     scenario.ask(a_request("r2", cores=4))
-    told = scenario.release("r1")
-    assert ended(told) == [("r1", LeaseEnd.RELEASED)]
-    assert told.answer.lease.detail == "by ada"
+    result = scenario.release("r1")
+    assert ended(result) == [("r1", LeaseEnd.RELEASED)]
+    assert result.answer.lease.detail == "by ada"
     assert scenario.ledger.leases["r2"].state is LeaseState.ACTIVE
 
 
@@ -149,17 +149,17 @@ def test_a_wait_given_up_is_withdrawn(new_scenario):
     scenario = new_scenario()
     scenario.ask(a_request("r1", cores=4))
     scenario.ask(a_request("r2", cores=4))
-    told = scenario.handle(LeaseReleased("r2", "ada", "changed my mind"))
-    assert ended(told) == [("r2", LeaseEnd.WITHDRAWN)]
-    assert told.answer.lease.detail == "changed my mind"
-    assert told.records[0].type == "withdrawn"
+    result = scenario.handle(LeaseReleased("r2", "ada", "changed my mind"))
+    assert ended(result) == [("r2", LeaseEnd.WITHDRAWN)]
+    assert result.answer.lease.detail == "changed my mind"
+    assert result.records[0].type == "withdrawn"
 
 
 def test_releasing_the_lease_of_a_job_stops_the_job_first(new_scenario):
     scenario = new_scenario()
     scenario.submit(a_request("j1"), starts=True)
-    told = scenario.release("j1.1")
-    assert told.answer.lease.state is LeaseState.RELEASING
+    result = scenario.release("j1.1")
+    assert result.answer.lease.state is LeaseState.RELEASING
     assert scenario.job("j1").stop.detail == "its lease was released by ada"
     assert scenario.release("j1.1").changes == []
     assert ended(scenario.end("j1")) == [("j1.1", LeaseEnd.RELEASED)]
@@ -170,9 +170,9 @@ def test_releasing_the_lease_a_job_waits_for_ends_the_job(new_scenario):
     scenario = new_scenario()
     scenario.ask(a_request("r1", cores=4))
     scenario.submit(a_request("j1"))
-    told = scenario.release("j1.1")
-    assert ended(told) == [("j1.1", LeaseEnd.WITHDRAWN)]
-    assert told.answer.lease.is_over
+    result = scenario.release("j1.1")
+    assert ended(result) == [("j1.1", LeaseEnd.WITHDRAWN)]
+    assert result.answer.lease.is_over
     assert scenario.ledger.jobs == {}
 
 
@@ -195,18 +195,18 @@ def test_a_wait_that_is_over_is_withdrawn_with_the_reasons(new_scenario):
     scenario = new_scenario()
     scenario.ask(a_request("r1", cores=4))
     scenario.ask(a_request("r2", cores=1, wait_s=5))
-    told = scenario.advance(5)
-    assert ended(told) == [("r2", LeaseEnd.WITHDRAWN)]
-    (over,) = (row for row in told.changes if isinstance(row, Lease))
+    result = scenario.advance(5)
+    assert ended(result) == [("r2", LeaseEnd.WITHDRAWN)]
+    (over,) = (row for row in result.changes if isinstance(row, Lease))
     assert over.detail == "waited 5 s: gpu1: 0 cores free, 1 core asked"
 
 
 def test_more_time_moves_the_end_of_the_term(new_scenario):
     scenario = new_scenario()
     scenario.ask(a_request("r1", duration_s=60))
-    told = scenario.handle(LeaseExtended("r1", "ada", 30_000))
-    assert told.answer.lease.ends_at_ms == NOW + 90_000
-    assert told.records[0].reason == "30 s more"
+    result = scenario.handle(LeaseExtended("r1", "ada", 30_000))
+    assert result.answer.lease.ends_at_ms == NOW + 90_000
+    assert result.records[0].reason == "30 s more"
     assert ended(scenario.advance(60)) == []
     assert ended(scenario.advance(30)) == [("r1", LeaseEnd.EXPIRED)]
 

@@ -206,8 +206,8 @@ def test_an_epoch_that_cannot_be_true_is_refused(new_scenario, epoch):
 def test_an_agent_that_is_turned_away_is_why_its_node_lends_nothing(new_scenario):
     scenario = new_scenario(a_node("gpu1"), a_node("gpu2"))
     scenario.advance(20, heard=False)
-    told = scenario.handle(AgentRejected("gpu1", "it has seen epoch 99"))
-    assert [(record.type, record.node, record.reason) for record in told.records] == [
+    result = scenario.handle(AgentRejected("gpu1", "it has seen epoch 99"))
+    assert [(record.type, record.node, record.reason) for record in result.records] == [
         ("agent-rejected", "gpu1", "it has seen epoch 99")
     ]
     assert scenario.handle(AgentRejected("gpu1", "and 98")).records == [], "the audit trail is not flooded"
@@ -246,10 +246,10 @@ def test_a_node_declared_smaller_lends_less_at_once(new_scenario):
 def test_a_node_declared_smaller_than_what_it_lent_keeps_its_old_limits(new_scenario):
     scenario = new_scenario(a_node("gpu1", cores=4, caps=caps(cores=3)))
     scenario.ask(a_request("r1", cores=3))
-    told = scenario.handle(NodeDeclared(a_node("gpu1", cores=2, rank=7)))
+    result = scenario.handle(NodeDeclared(a_node("gpu1", cores=2, rank=7)))
     node = scenario.ledger.nodes["gpu1"]
     assert (node.capacity, node.caps, node.rank) == (a_capacity(cores=4), caps(cores=3), 7)
-    assert [(record.type, record.reason) for record in told.records] == [
+    assert [(record.type, record.reason) for record in result.records] == [
         ("node-kept", "still 3000 of 2000 millicores lent: keeps its old limits until the next start")
     ]
 
@@ -257,9 +257,9 @@ def test_a_node_declared_smaller_than_what_it_lent_keeps_its_old_limits(new_scen
 def test_a_gpu_declared_exclusive_while_it_is_shared_stays_as_it_was(new_scenario):
     scenario = new_scenario(a_node("gpu1", gpus=1))
     scenario.ask(a_request("r1", gpus=0.5))
-    told = scenario.handle(NodeDeclared(a_node("gpu1", gpus=1, exclusive=True)))
+    result = scenario.handle(NodeDeclared(a_node("gpu1", gpus=1, exclusive=True)))
     assert not scenario.ledger.nodes["gpu1"].capacity.gpus[0].exclusive
-    assert "GPU 0 lent in parts, though exclusive" in told.records[0].reason
+    assert "GPU 0 lent in parts, though exclusive" in result.records[0].reason
 
 
 def test_declaring_the_same_limits_while_somebody_makes_room_is_no_excess(new_scenario):
@@ -288,9 +288,9 @@ def test_a_node_declared_before_it_was_heard_has_no_offer_to_renew(new_scenario)
 
 def test_a_forgotten_node_that_lends_nothing_leaves_at_once(new_scenario):
     scenario = new_scenario(a_node("gpu1"), a_node("gpu2"))
-    told = scenario.handle(NodeForgotten("gpu1"))
+    result = scenario.handle(NodeForgotten("gpu1"))
     assert set(scenario.ledger.nodes) == {"gpu2"}
-    assert [record.type for record in told.records] == ["node-forgotten"]
+    assert [record.type for record in result.records] == ["node-forgotten"]
 
 
 def test_a_forgotten_node_that_never_joined_leaves_too(new_scenario):

@@ -42,11 +42,11 @@ def test_a_plain_lease_is_taken_away_at_once_and_says_for_whom(new_scenario):
     scenario = new_scenario()
     scenario.ask(a_request("r1", cores=4, priority="low"))
     scenario.advance(2)
-    told = scenario.handle(LeaseAsked(a_request("vip", cores=4, priority="urgent")))
-    gone = told.changes[0]
+    result = scenario.handle(LeaseAsked(a_request("vip", cores=4, priority="urgent")))
+    gone = result.changes[0]
     assert (gone.id, gone.end, gone.detail) == ("r1", LeaseEnd.PREEMPTED, "made room for urgent request vip")
     assert scenario.ledger.leases["vip"].state is LeaseState.ACTIVE
-    assert [record.type for record in told.records] == ["requested", "granted", "preempted"]
+    assert [record.type for record in result.records] == ["requested", "granted", "preempted"]
 
 
 def test_what_a_victim_held_beyond_the_need_goes_to_the_line(new_scenario):

@@ -39,11 +39,11 @@ class Contest:
         self.scenario.handle(PolicySet(SchedulingPolicy(preemptions_max=CAP)))
         self.displaced: list[tuple[str, str]] = []
 
-    def note(self, told: StepResult) -> None:
+    def note(self, result: StepResult) -> None:
         """Remember each one that began to yield, and to whom."""
-        for row in told.changes:
+        for row in result.changes:
             if isinstance(row, Job) and row.stop is not None and row.stop.ending is Ending.PREEMPTED:
-                leaving = [one for one in told.changes if isinstance(one, Lease) and one.id == row.lease_id]
+                leaving = [one for one in result.changes if isinstance(one, Lease) and one.id == row.lease_id]
                 self.displaced.append((leaving[-1].preempted_by.split(".")[0], row.uid))
 
     def comes(self, uid: str, cores: int, priority: str) -> None:

@@ -31,14 +31,14 @@ def a_scenario(policy: str = "aggressive", mode: str = SHARE, **numbers) -> Roun
 
 def test_a_node_above_its_high_mark_gets_a_lease_with_itself_as_the_target():
     scenario = a_scenario()
-    told = scenario.round(HARD)
+    records = scenario.round(HARD)
     (lease,) = scenario.leases
     assert lease.request.target == "master"
     assert lease.node in {"gpu1", "gpu2"}
     assert lease.request.user == "grid"
     assert lease.request.wait_ms == 0
     assert lease.request.ask.memory_bytes == 30 * GB * 350 // 1000 // 1024**2 * 1024**2  # down to the middle, 550
-    (line,) = [record for record in told if record.type == "rebalanced"]
+    (line,) = [record for record in records if record.type == "rebalanced"]
     assert (line.node, line.subject, line.data["source_node"]) == ("master", lease.id, lease.node)
     assert line.reason == "memory at 90 %, above the mark of 80 %: 10.5 GB of 10.5 GB in excess"
 
@@ -48,10 +48,10 @@ def test_it_is_given_back_below_the_low_mark_and_not_before():
     scenario.round(HARD, times=3)
     assert actions(scenario.round(CALM, times=20)) == []
     assert len(scenario.leases) == 1
-    told = scenario.round(IDLE, times=2)
+    records = scenario.round(IDLE, times=2)
     assert scenario.leases == []
-    assert actions(told) == ["given_back"]
-    assert "memory of master at 10 %, below the mark of 30 %" in told[-1].reason
+    assert actions(records) == ["given_back"]
+    assert "memory of master at 10 %, below the mark of 30 %" in records[-1].reason
 
 
 @pytest.mark.parametrize("level", [300, 550, 800])
@@ -128,9 +128,9 @@ def test_a_lease_is_renewed_while_it_is_needed_and_runs_out_when_nobody_hears_of
     (lease,) = scenario.leases
     assert lease.granted_at_ms < scenario.now - 99 * INTERVAL_MS
     assert lease.ends_at_ms > scenario.now + SHARING_POLICIES["aggressive"].renew_at * INTERVAL_MS - INTERVAL_MS
-    told = scenario.round(a_reading("master", memory=None), times=41)
+    records = scenario.round(a_reading("master", memory=None), times=41)
     assert scenario.leases == []
-    assert actions(told) == []
+    assert actions(records) == []
 
 
 def test_after_a_restart_what_is_held_is_kept_and_given_back_below_the_low_mark():
@@ -151,9 +151,9 @@ def test_another_policy_after_a_restart_gives_back_what_is_too_much_for_it():
     scenario.round(HARD, times=20)
     assert len(scenario.leases) > 2
     scenario.rules = rules("conservative", SHARE)
-    told = scenario.read(HARD)
+    records = scenario.read(HARD)
     assert len(scenario.leases) == 2
-    assert "2 leases for one node are enough" in told[-1].reason
+    assert "2 leases for one node are enough" in records[-1].reason
 
 
 def test_a_mode_that_only_recommends_gives_back_what_another_borrowed():
@@ -184,8 +184,8 @@ def test_nothing_is_taken_from_a_node_above_its_own_marks():
     scenario.round(HARD, a_reading("gpu1", cpu=850), a_reading("gpu2", memory=810))
     assert scenario.leases == []
     assert actions(scenario.records) == 3 * ["refused"]  # each needs something, and none can help another
-    (told,) = [record.reason for record in scenario.records if record.node == "master"]
-    assert told == (
+    (reason,) = [record.reason for record in scenario.records if record.node == "master"]
+    assert reason == (
         "memory at 90 %, above the mark of 80 %, and nobody can help: "
         "gpu1: cpu at 85 % itself, above the mark of 80 %; gpu2: memory at 81 % itself, above the mark of 80 %"
     )
@@ -243,8 +243,8 @@ def test_a_lender_that_comes_above_its_own_mark_gets_its_part_back():
     scenario = a_scenario()
     scenario.round(HARD)
     (lease,) = scenario.leases
-    told = scenario.round(HARD, a_reading(lease.node, memory=850))
-    assert f"{lease.node} needs it itself: memory at 85 %" in told[1].reason
+    records = scenario.round(HARD, a_reading(lease.node, memory=850))
+    assert f"{lease.node} needs it itself: memory at 85 %" in records[1].reason
     assert lease.id not in scenario.ledger.leases
     scenario.round(HARD, a_reading(lease.node, memory=850))
     assert scenario.leases[0].node != lease.node
@@ -287,8 +287,8 @@ def test_a_user_who_waits_gets_what_the_grid_holds():
     (lease,) = scenario.leases
     assert lease.node == "gpu2"
     scenario.ledger.apply([Lease("r3", a_request("r3", memory_gb=20, require=("gpu2",)), scenario.now)])
-    told = scenario.read(HARD)
-    assert "ada waits for it: request r3" in told[1].reason
+    records = scenario.read(HARD)
+    assert "ada waits for it: request r3" in records[1].reason
     assert scenario.ledger.leases["r3"].node == "gpu2"
     assert scenario.leases == []
 
@@ -383,9 +383,9 @@ VAGUE = Forecast(820, 200)
 
 def test_predictive_acts_before_the_mark_is_crossed():
     scenario = a_scenario("predictive")
-    told = scenario.round(a_reading("master", memory=(600, SURE)), times=3)
+    records = scenario.round(a_reading("master", memory=(600, SURE)), times=3)
     assert len(scenario.leases) == 1
-    assert told[2].reason.startswith(
+    assert records[2].reason.startswith(
         "memory at 60 %, expected at 90 % (± 5 %) in 300 s, above the mark of 80 %: 5.2 GB of 10.5 GB in excess"
     )
 
@@ -436,11 +436,11 @@ def test_a_job_of_a_pressed_node_is_recommended_to_move_in_every_mode(mode):
     scenario = Rounds(rules=rules("aggressive", mode))
     scenario.handle(a_submission(a_request("r1", memory_gb=4, prefer=("master",)), name="train"))
     scenario.start("r1")
-    told = [record for record in scenario.round(HARD) if record.type == "recommended"]
-    assert len(told) == 1
-    assert (told[0].node, told[0].subject, told[0].data["job_id"]) == ("master", "r1", "train")
-    assert (told[0].data["from"], told[0].data["to"], told[0].data["cause"]) == ("master", "gpu1", "memory")
-    assert told[0].reason == "memory at 90 %, above the mark of 80 %; gpu1 is at 0 %; job train holds 4.0 GB"
+    records = [record for record in scenario.round(HARD) if record.type == "recommended"]
+    assert len(records) == 1
+    assert (records[0].node, records[0].subject, records[0].data["job_id"]) == ("master", "r1", "train")
+    assert (records[0].data["from"], records[0].data["to"], records[0].data["cause"]) == ("master", "gpu1", "memory")
+    assert records[0].reason == "memory at 90 %, above the mark of 80 %; gpu1 is at 0 %; job train holds 4.0 GB"
     assert (scenario.leases == []) is (mode == "offload_only")
 
 
@@ -500,10 +500,10 @@ def a_small_job(scenario: Rounds) -> None:
 def test_dynamic_balancing_evens_out_below_the_marks():
     scenario = Rounds(rules=rules("aggressive"))
     a_small_job(scenario)
-    told = scenario.round(a_reading("master", memory=700, cpu=700), a_reading("gpu1", memory=100, cpu=100))
-    assert actions(told) == ["recommended"]
-    assert told[0].data["cause"] == "spread"
-    assert told[0].reason == "master works at 70 %, gpu2 at 0 %, may differ by 20 %; job job-r1 holds 2 cores"
+    records = scenario.round(a_reading("master", memory=700, cpu=700), a_reading("gpu1", memory=100, cpu=100))
+    assert actions(records) == ["recommended"]
+    assert records[0].data["cause"] == "spread"
+    assert records[0].reason == "master works at 70 %, gpu2 at 0 %, may differ by 20 %; job job-r1 holds 2 cores"
 
 
 @pytest.mark.parametrize(("policy", "mode"), [("aggressive", SHARE), ("conservative", "dynamic_balancing")])
@@ -545,9 +545,9 @@ def test_a_refusal_by_the_grid_itself_is_a_line_and_nothing_else():
     (lease,) = scenario.leases
     taken = Lease("auto-master-memory-2", a_request("auto-master-memory-2", memory_gb=1), scenario.now)
     scenario.ledger.apply([taken])  # somebody used that id before: the grid's own request is refused
-    told = scenario.round(a_reading("master", memory=1000), times=3)
-    assert "refused" in actions(told)
-    assert actions(told).count("refused") == 1
+    records = scenario.round(a_reading("master", memory=1000), times=3)
+    assert "refused" in actions(records)
+    assert actions(records).count("refused") == 1
     assert [lease.id for lease in scenario.leases] == [lease.id]
 
 

@@ -84,25 +84,25 @@ class Watched(Rounds):
         super().__init__(*nodes, rules=rules(policy, mode))
         self.actions: dict[tuple[str, str], list[tuple[int, str, str]]] = defaultdict(list)
         self.last: dict[str, PressureReading] = {}
-        self.rounds_told = 0
+        self.rounds_read = 0
 
     def live(self, readings: tuple[PressureReading, ...]) -> list[Record]:
         before = {lease.id for lease in self.leases}
         self.last = {reading.node: reading for reading in readings}
-        told = self.round(*readings)
+        records = self.round(*readings)
         for lease in self.leases:
             if lease.id not in before:
                 self._was_fair(lease.id)
         for name in NODES_HERE:
             mine = [lease for lease in self.leases if lease.request.target == name]
             assert len(mine) <= self.rules.policy.leases_max
-        for record in told:
+        for record in records:
             if record.type == "rebalanced":
                 key = (str(record.data["target_node"]), str(record.data["resource_type"]))
-                action = (self.rounds_told, str(record.data["action"]), str(record.data.get("source_node", "")))
+                action = (self.rounds_read, str(record.data["action"]), str(record.data.get("source_node", "")))
                 self.actions[key].append(action)
-        self.rounds_told += 1
-        return told
+        self.rounds_read += 1
+        return records
 
     def _was_fair(self, lease_id: str) -> None:
         """Nothing is asked of the target itself, of an unknown node, or of one that has less to spare."""
@@ -176,8 +176,8 @@ def test_a_constant_load_leads_to_a_fixed_point(policy, mode, load):
     for _ in range(SETTLES):
         scenario.live(load[-1])
     for _ in range(25):
-        told = scenario.live(load[-1])
-        assert {record.type for record in told} <= {"extended"}
+        records = scenario.live(load[-1])
+        assert {record.type for record in records} <= {"extended"}
 
 
 @every_type
@@ -217,8 +217,8 @@ def test_borrowing_that_really_relieves_a_node_settles_too(policy, demand, high,
 
     for _ in range(SETTLES):
         scenario.round(*(level(name) for name in NODES_HERE))
-    told = [record for _ in range(25) for record in scenario.round(*(level(name) for name in NODES_HERE))]
-    assert {record.type for record in told} <= {"extended"}
+    records = [record for _ in range(25) for record in scenario.round(*(level(name) for name in NODES_HERE))]
+    assert {record.type for record in records} <= {"extended"}
 
 
 # ------------------------------------------------------------------ among everything else that may happen

@@ -234,8 +234,8 @@ def test_a_command_says_what_it_does() -> None:
 
 
 def test_a_quiet_world_runs_a_job_once() -> None:
-    told = lines(a_world([a_job(10, 5)]))
-    assert [line for line in told if "job" in line] == [
+    history = lines(a_world([a_job(10, 5)]))
+    assert [line for line in history if "job" in line] == [
         "grid requested job 1 core",
         "ash granted job",
         "ash job.1 begins under fence 100000001",
@@ -259,21 +259,21 @@ def test_a_short_cut_changes_nothing_and_a_long_one_loses_the_job() -> None:
 
 @pytest.mark.parametrize("kind", [FaultKind.CUT_UP, FaultKind.CUT_DOWN])
 def test_a_cut_in_one_direction_loses_the_job_too(kind: FaultKind) -> None:
-    told = lines(a_world([a_job(10, 100)], [a_fault(kind, 40, 60)]))
-    assert told.index("ash job.1 is gone") < told.index("ash node-lost ash its holds have run out")
+    history = lines(a_world([a_job(10, 100)], [a_fault(kind, 40, 60)]))
+    assert history.index("ash job.1 is gone") < history.index("ash node-lost ash its holds have run out")
 
 
 def test_a_job_outlives_its_agent() -> None:
-    told = lines(a_world([a_job(10, 60)], [a_fault(FaultKind.AGENT_DIES, 30, 8)]))
-    assert told.count("ash the agent starts") == 2
-    assert [line for line in told if "begins" in line] == ["ash job.1 begins under fence 100000001"]
-    assert "ash stopped job exited" in told
+    history = lines(a_world([a_job(10, 60)], [a_fault(FaultKind.AGENT_DIES, 30, 8)]))
+    assert history.count("ash the agent starts") == 2
+    assert [line for line in history if "begins" in line] == ["ash job.1 begins under fence 100000001"]
+    assert "ash stopped job exited" in history
 
 
 def test_a_job_outlives_the_control_plane() -> None:
-    told = lines(a_world([a_job(10, 60)], [a_fault(FaultKind.CONTROL_DIES, 30, 6, node="")]))
-    assert [line for line in told if "begins" in line] == ["ash job.1 begins under fence 100000001"]
-    assert "ash stopped job exited" in told
+    history = lines(a_world([a_job(10, 60)], [a_fault(FaultKind.CONTROL_DIES, 30, 6, node="")]))
+    assert [line for line in history if "begins" in line] == ["ash job.1 begins under fence 100000001"]
+    assert "ash stopped job exited" in history
 
 
 def test_a_job_dies_with_its_machine_and_runs_again_with_retries_only() -> None:
@@ -285,8 +285,8 @@ def test_a_job_dies_with_its_machine_and_runs_again_with_retries_only() -> None:
 
 def test_what_is_asked_of_a_control_plane_that_is_down_is_asked_again() -> None:
     world = a_world([a_job(31, 5)], [a_fault(FaultKind.CONTROL_DIES, 30, 10, node="")])
-    told = lines(world)
-    assert (world.users.accepted, told.count("ash stopped job exited")) == (1, 1)
+    history = lines(world)
+    assert (world.users.accepted, history.count("ash stopped job exited")) == (1, 1)
 
 
 def test_what_is_asked_again_in_the_batch_in_which_it_ended_is_not_asked_for_anew() -> None:
@@ -298,16 +298,16 @@ def test_what_is_asked_again_in_the_batch_in_which_it_ended_is_not_asked_for_ane
             world.control.handle(event)
 
     world.queue.at(BEGIN_MS + 30_000, at_once)
-    told = [line for line in lines(world) if "job" in line]
-    assert told[-1] == "grid stopped job cancelled by ada"
-    assert [line for line in told if line.startswith("grid requested")] == ["grid requested job 1 core"]
+    history = [line for line in lines(world) if "job" in line]
+    assert history[-1] == "grid stopped job cancelled by ada"
+    assert [line for line in history if line.startswith("grid requested")] == ["grid requested job 1 core"]
 
 
 def test_a_full_disk_delays_and_loses_nothing() -> None:
     world = a_world([a_job(29.999, 5), a_job(33, 5, uid="other")], [a_fault(FaultKind.DISK_FULL, 30, 8, node="")])
-    told = lines(world)
+    history = lines(world)
     assert world.users.accepted == 2
-    assert told.count("ash stopped job exited") == told.count("ash stopped other exited") == 1
+    assert history.count("ash stopped job exited") == history.count("ash stopped other exited") == 1
 
 
 def test_borrowed_work_stands_still_for_an_owner_and_goes_when_the_owner_stays() -> None:
@@ -320,18 +320,18 @@ def test_borrowed_work_stands_still_for_an_owner_and_goes_when_the_owner_stays()
 
 
 def test_an_owner_who_needs_memory_gets_it_at_once() -> None:
-    told = lines(a_world([a_job(10, 60, on="")], [a_fault(FaultKind.OWNER, 30, 60, strength=1.0)]))
-    assert any(line.startswith("birch job.2 begins") for line in told)
+    history = lines(a_world([a_job(10, 60, on="")], [a_fault(FaultKind.OWNER, 30, 60, strength=1.0)]))
+    assert any(line.startswith("birch job.2 begins") for line in history)
 
 
 def test_a_drained_node_gives_its_jobs_to_others() -> None:
-    told = lines(a_world([a_job(10, 60, on="")], [a_fault(FaultKind.DRAINED, 30, 60)]))
-    assert any(line.startswith("birch job.2 begins") for line in told)
+    history = lines(a_world([a_job(10, 60, on="")], [a_fault(FaultKind.DRAINED, 30, 60)]))
+    assert any(line.startswith("birch job.2 begins") for line in history)
 
 
 def test_a_cancelled_job_is_stopped_wherever_it_is() -> None:
-    told = lines(a_world([a_job(10, 60), a_cancel(30)]))
-    assert "ash stopped job cancelled by ada" in told
+    history = lines(a_world([a_job(10, 60), a_cancel(30)]))
+    assert "ash stopped job cancelled by ada" in history
 
 
 BUSY = [a_job(at, 7, uid=f"job{at}", on="" if at % 3 else "ash", workdir=at % 2 == 0) for at in range(10, 80, 6)]

@@ -172,9 +172,9 @@ def test_a_port_that_somebody_else_has_is_named_and_nothing_is_started(ray_node:
         taken.listen()
         port = taken.getsockname()[1]
         for step in ("ray-inspect", "ray-start"):
-            told = ray_node.do(step, ports={"port": port})["failed"]
-            assert f"port {port} is taken by pid {os.getpid()} (python" in told
-            assert "set `ray.port`" in told
+            problem = ray_node.do(step, ports={"port": port})["failed"]
+            assert f"port {port} is taken by pid {os.getpid()} (python" in problem
+            assert "set `ray.port`" in problem
     assert ray_node.processes() == []
 
 

@@ -203,8 +203,8 @@ def test_a_key_with_a_passphrase_comes_from_the_agent(a_server, ssh_agent, tmp_p
     locked = make_key(tmp_path / "locked", passphrase="secret")
     with open(server.folder / "authorized", "a") as file:
         file.write(locked.with_suffix(".pub").read_text())
-    told = str(refusal(server.hop(key=str(locked))))
-    assert told == f"the key {locked} has a passphrase: load it with ssh-add, then type the command again"
+    message = str(refusal(server.hop(key=str(locked))))
+    assert message == f"the key {locked} has a passphrase: load it with ssh-add, then type the command again"
     (tmp_path / "ask").write_text("#!/bin/sh\necho secret\n")
     (tmp_path / "ask").chmod(0o700)
     load(ssh_agent, locked, SSH_ASKPASS=str(tmp_path / "ask"), SSH_ASKPASS_REQUIRE="force", DISPLAY=":0")

@@ -219,17 +219,17 @@ def test_a_killed_agent_leaves_its_server_to_the_next(
 
 
 def test_a_second_supervisor_reports_that_the_folder_is_in_use(folder: Path, lender: Lender) -> None:
-    told: list[object] = []
+    reports: list[object] = []
 
     async def second() -> None:
-        other = ServerSupervisor(folder, report=told.append)
+        other = ServerSupervisor(folder, report=reports.append)
         try:
             await other.serve(ServeMemoryOrder("gpu2"))
         finally:
             await other.stop()
 
     lender.run(second())
-    (report,) = told
+    (report,) = reports
     assert isinstance(report, MemoryFailedReport)
     assert "another agent" in report.problem
     assert lender.served is not None
@@ -268,8 +268,8 @@ def test_a_hold_that_runs_out_lets_go_of_memory_and_begins_another_life(
     lender.call(lambda: lender.supervisor.extend_hold(boot_ms() + 100))
     wait_for(lambda: lender.served.endpoint.incarnation != life)
     assert (lender.served.copies, lender.served.on_disk) == ((), ("d:1",))
-    told = [one for one in lender.reports if isinstance(one, MemoryServedReport)][-1]
-    assert told.endpoint.incarnation == lender.served.endpoint.incarnation
+    report = [one for one in lender.reports if isinstance(one, MemoryServedReport)][-1]
+    assert report.endpoint.incarnation == lender.served.endpoint.incarnation
     wait_for(lambda: lender.supervisor.resident_bytes == 0)
     assert blocks.read("d", 3) == b"yyy"
 

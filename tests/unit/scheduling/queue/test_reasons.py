@@ -165,13 +165,17 @@ def test_a_node_nobody_has_heard_yet_may_still_serve():
 
 def test_of_very_many_nodes_only_some_are_told_of() -> None:
     ledger = Ledger([a_node(f"n{number}") for number in range(MAX_NODES_LISTED + 23)])
-    told = why_not_now(ledger, a_request(), 0)
-    assert (len(told), told[0], told[-1]) == (MAX_NODES_LISTED + 1, "n0: not heard from yet", "and 23 more nodes")
+    reasons = why_not_now(ledger, a_request(), 0)
+    assert (len(reasons), reasons[0], reasons[-1]) == (
+        MAX_NODES_LISTED + 1,
+        "n0: not heard from yet",
+        "and 23 more nodes",
+    )
 
 
 def test_of_very_many_nodes_that_never_could_only_some_are_told_of() -> None:
     ledger = Ledger([a_node(f"n{number}", cores=2) for number in range(MAX_NODES_LISTED + 23)])
-    told = never_fits(ledger, a_request(cores=4))
-    assert told is not None
-    assert (len(told), told[-1]) == (MAX_NODES_LISTED + 1, "and 23 more nodes")
-    assert told[0] == "n0: 2 cores at most, 4 cores asked"
+    reasons = never_fits(ledger, a_request(cores=4))
+    assert reasons is not None
+    assert (len(reasons), reasons[-1]) == (MAX_NODES_LISTED + 1, "and 23 more nodes")
+    assert reasons[0] == "n0: 2 cores at most, 4 cores asked"

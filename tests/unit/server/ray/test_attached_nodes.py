@@ -77,5 +77,5 @@ def test_a_newcomer_lends_no_more_than_ray_has_there():
     node = new_node(config, map_nodes(Ledger(), [place])[0])
     assert (node.host, node.role, node.engine, node.engine_node) == (RAY_HOST, "head", "ray", place.id)
     assert (node.joined, node.wanted, node.hold_ms) == (True, True, 60_000)
-    told = replace(node, capacity=a_node(cores=64, memory_gb=512, gpus=8).capacity)
-    assert (told.lendable.cpu_milli, told.lendable.memory_bytes, len(told.lendable.gpus)) == (1000, 2**30, 2)
+    larger = replace(node, capacity=a_node(cores=64, memory_gb=512, gpus=8).capacity)
+    assert (larger.lendable.cpu_milli, larger.lendable.memory_bytes, len(larger.lendable.gpus)) == (1000, 2**30, 2)

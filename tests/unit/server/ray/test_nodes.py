@@ -12,14 +12,14 @@ from tests.support.builders import a_capacity
 RAY = Ray(object_store_memory_bytes=123)
 
 
-def told(words: list[str]) -> dict[str, str]:
+def options_of(words: list[str]) -> dict[str, str]:
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
 def test_the_head_is_told_its_ports_and_the_workers_where_it_is() -> None:
     has = a_capacity(cores=2.5, memory_gb=4, gpus=2, custom={"tpu": 3})
     first, *words = start_options("gpu1", "10.0.0.1", "", RAY, has)
-    head = told(words)
+    head = options_of(words)
     assert first == "--head"
     assert (head["--num-cpus"], head["--num-gpus"], head["--memory"]) == ("2", "2", str(4 * 1024**3))
     assert (head["--node-name"], head["--labels"], head["--resources"]) == ("gpu1", "grid-node=gpu1", '{"tpu": 3}')
@@ -28,7 +28,7 @@ def test_the_head_is_told_its_ports_and_the_workers_where_it_is() -> None:
         "127.0.0.1",
         "10001",
     )
-    worker = told(start_options("gpu2", "10.0.0.2", "10.0.0.1:6379", RAY, a_capacity(cores=0.5)))
+    worker = options_of(start_options("gpu2", "10.0.0.2", "10.0.0.1:6379", RAY, a_capacity(cores=0.5)))
     assert (worker["--address"], worker["--num-cpus"]) == ("10.0.0.1:6379", "1")
     assert not {"--port", "--dashboard-host", "--include-dashboard"} & set(worker)
 

@@ -116,8 +116,8 @@ def test_a_refusal_begins_with_the_guides_words_and_names_every_node(run_scenari
             await cluster.names("x")
         with pytest.raises(BadInput, match="more than zero"):
             await cluster.boost("b3", amount=0)
-        told = [row for row in cluster.store.events(limit=100) if row.type == "refused"]
-        assert {row.subject for row in told} == {"b1", "b2", "b3"}
+        refusals = [row for row in cluster.store.events(limit=100) if row.type == "refused"]
+        assert {row.subject for row in refusals} == {"b1", "b2", "b3"}
 
     run_scenario(scenario)
 

@@ -18,14 +18,14 @@ Scenario = Callable[[InProcessGrid], Awaitable[None]]
 
 
 def run_scenario(scenario: Scenario, **cluster: bool) -> None:
-    async def told() -> None:
+    async def run() -> None:
         opened = InProcessGrid(**cluster)
         try:
             await scenario(opened)
         finally:
             await opened.grid.stop()
 
-    asyncio.run(asyncio.wait_for(told(), 20))
+    asyncio.run(asyncio.wait_for(run(), 20))
 
 
 def test_a_job_that_waits_is_told_node_by_node_with_its_place_in_line() -> None:

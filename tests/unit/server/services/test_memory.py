@@ -50,7 +50,7 @@ class MemoryGrid(InProcessGrid):
         lender = MemoryServerRow(
             node, "10.0.0.1", 7000, incarnation=f"{node}-life", key_bytes=KEY, gone=bool(self.problem)
         )
-        self.told = asyncio.ensure_future(self.grid.handle(MemoryServed(lender, problem=self.problem)))
+        self.reported = asyncio.ensure_future(self.grid.handle(MemoryServed(lender, problem=self.problem)))
 
     async def allocate(self, block_id: str, size: int = MB, caller: Caller = ANN, **fields: Any) -> dict[str, Any]:
         op = requests.convert({"request_id": block_id, "size": size, **fields}, requests.AllocateBlock)

@@ -130,21 +130,21 @@ def in_hours(sums: list[int]) -> list[float]:
 def test_every_row_is_the_sum_of_its_leases(kind: str, seed: int, tmp_path: Path) -> None:
     async def scenario() -> None:
         store = a_store(kind, tmp_path)
-        told = Scenario(store, seed)
-        await told.happen(60)
+        history = Scenario(store, seed)
+        await history.happen(60)
         viewer = Viewer(0)
-        for since_ms in (BEGIN_MS, told.clock.ms - 30 * HOUR_MS):
+        for since_ms in (BEGIN_MS, history.clock.ms - 30 * HOUR_MS):
             for by, keys in (
                 ("", ("node_id", "user", "target_node")),
                 ("user", ("user",)),
                 ("node", ("node_id",)),
             ):
-                found = await lending_report(told.grid, viewer, since_ms=since_ms, by=by)
-                expected = told.by_hand(since_ms, *keys)
+                found = await lending_report(history.grid, viewer, since_ms=since_ms, by=by)
+                expected = history.by_hand(since_ms, *keys)
                 shown = {tuple(row[key] for key in keys): amounts(row) for row in found["rows"]}
                 assert shown == {key: in_hours(sums) for key, sums in expected.items()}
-                assert amounts(found["total"]) == in_hours(told.by_hand(since_ms)[()])
-        await told.grid.stop()
+                assert amounts(found["total"]) == in_hours(history.by_hand(since_ms)[()])
+        await history.grid.stop()
         store.close()
 
     asyncio.run(scenario())
@@ -152,13 +152,13 @@ def test_every_row_is_the_sum_of_its_leases(kind: str, seed: int, tmp_path: Path
 
 def test_by_day_each_lease_is_on_the_day_it_ended_and_what_is_held_is_todays() -> None:
     async def scenario() -> None:
-        told = Scenario(InMemoryStore(), 7)
-        await told.happen(40)
-        found = await lending_report(told.grid, Viewer(0), since_ms=BEGIN_MS, by="day")
-        expected = told.by_hand(BEGIN_MS, "day")
+        history = Scenario(InMemoryStore(), 7)
+        await history.happen(40)
+        found = await lending_report(history.grid, Viewer(0), since_ms=BEGIN_MS, by="day")
+        expected = history.by_hand(BEGIN_MS, "day")
         assert [row["day"] for row in found["rows"]] == sorted(row["day"] for row in found["rows"])
         assert [amounts(row) for row in found["rows"]] == [in_hours(expected[key]) for key in sorted(expected)]
-        await told.grid.stop()
+        await history.grid.stop()
 
     asyncio.run(scenario())
 
@@ -166,14 +166,14 @@ def test_by_day_each_lease_is_on_the_day_it_ended_and_what_is_held_is_todays() -
 def test_folding_history_changes_no_sum_of_whole_days() -> None:
     async def scenario() -> None:
         store = InMemoryStore()
-        told = Scenario(store, 8)
-        await told.happen(60)
-        before = await lending_report(told.grid, Viewer(0), since_ms=BEGIN_MS, by="")
-        while store.summarise(before_ms=told.clock.ms - DAY_MS):
+        history = Scenario(store, 8)
+        await history.happen(60)
+        before = await lending_report(history.grid, Viewer(0), since_ms=BEGIN_MS, by="")
+        while store.summarise(before_ms=history.clock.ms - DAY_MS):
             pass
         assert store.summaries()
-        assert await lending_report(told.grid, Viewer(0), since_ms=BEGIN_MS, by="") == before
-        await told.grid.stop()
+        assert await lending_report(history.grid, Viewer(0), since_ms=BEGIN_MS, by="") == before
+        await history.grid.stop()
 
     asyncio.run(scenario())
 

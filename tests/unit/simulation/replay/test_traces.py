@@ -148,7 +148,7 @@ def test_what_is_no_pod_is_told_with_its_line(tmp_path: Path, text: str, said: s
 # ------------------------------------------------------------------ our own events
 
 
-def as_lines(told: list[tuple[int, Record]]) -> str:
+def as_lines(records: list[tuple[int, Record]]) -> str:
     """Records as `grid events --json` prints them."""
 
     def line(at_ms: int, record: Record) -> str:
@@ -157,17 +157,17 @@ def as_lines(told: list[tuple[int, Record]]) -> str:
         data = json.loads(msgspec.json.encode(record.data))
         return json.dumps(event | {"job_id": data.get("job_id"), "node_id": record.node or None, "data": data})
 
-    return "\n".join(line(at_ms, record) for at_ms, record in told) + "\n"
+    return "\n".join(line(at_ms, record) for at_ms, record in records) + "\n"
 
 
 @pytest.fixture
 def log() -> str:
     """A job that waited and ran for 40 seconds, a lease that was held for 60, one that never got anything."""
     scenario = Scenario()
-    told: list[tuple[int, Record]] = []
+    records: list[tuple[int, Record]] = []
 
     def handle(event):
-        told.extend((scenario.now, record) for record in scenario.handle(event).records)
+        records.extend((scenario.now, record) for record in scenario.handle(event).records)
 
     handle(NodeDeclared(a_node("gpu1", cores=4, gpus=1, hold_s=20)))
     scenario.heartbeat("gpu1")
@@ -185,17 +185,17 @@ def log() -> str:
     handle(a_submission(request, retries=2))
     handle(LeaseAsked(a_request("r2", cores=4, gpus=1, user="bob", wait_s=30)))
     for _ in range(10):
-        told.extend((scenario.now, record) for record in scenario.advance(6).records)
+        records.extend((scenario.now, record) for record in scenario.advance(6).records)
     assert "r2" not in scenario.ledger.leases
-    told.extend((scenario.now, record) for record in scenario.release("r0").records)
+    records.extend((scenario.now, record) for record in scenario.release("r0").records)
     if scenario.job("r1").attempt is None:
-        told.extend((scenario.now, record) for record in scenario.heartbeat("gpu1").records)
+        records.extend((scenario.now, record) for record in scenario.heartbeat("gpu1").records)
     attempt = scenario.job("r1").attempt
     handle(AttemptStarted("r1", 1, attempt.fence, 7))
     for _ in range(8):
-        told.extend((scenario.now, record) for record in scenario.advance(5).records)
+        records.extend((scenario.now, record) for record in scenario.advance(5).records)
     handle(AttemptEnded("r1", 1, attempt.fence, an_exit()))
-    return as_lines(told)
+    return as_lines(records)
 
 
 def test_our_own_events_can_be_asked_for_again(tmp_path: Path, log: str) -> None:
@@ -222,24 +222,24 @@ def test_nodes_that_the_log_does_not_declare_have_what_was_lent_there_at_once(tm
     assert (node.name, node.capacity.cpu_milli) == ("gpu1", 4000)
 
 
-def told_by(*events: tuple[int, Event]) -> str:
+def log_of(*events: tuple[int, Event]) -> str:
     """The log of a grid of two nodes that were told of this."""
     scenario = Scenario()
-    told: list[tuple[int, Record]] = []
+    records: list[tuple[int, Record]] = []
     for name in ("gpu1", "gpu2"):
         scenario.handle(NodeDeclared(a_node(name, cores=4)))
     for later_s, event in events:
         scenario.advance(later_s)
         for name in ("gpu1", "gpu2"):
             scenario.heartbeat(name)
-        told.extend((scenario.now, record) for record in scenario.handle(event).records)
-    return as_lines(told)
+        records.extend((scenario.now, record) for record in scenario.handle(event).records)
+    return as_lines(records)
 
 
 def test_a_plain_lease_that_was_displaced_was_held_until_then(tmp_path: Path) -> None:
     low = replace(a_request("low", cores=4, priority="low"), require=("gpu1",))
     urgent = replace(a_request("now", cores=4, priority="urgent"), require=("gpu1",))
-    log = told_by((0, LeaseAsked(low)), (30, LeaseAsked(urgent)), (10, LeaseReleased("now", "ada")))
+    log = log_of((0, LeaseAsked(low)), (30, LeaseAsked(urgent)), (10, LeaseReleased("now", "ada")))
     assert [(one.request.id, one.run_ms) for one in read(tmp_path, log).work] == [("low", 30_000), ("now", 10_000)]
     (node,) = read(tmp_path, log).nodes
     assert (node.name, node.capacity.cpu_milli) == ("gpu1", 4000)
@@ -247,7 +247,7 @@ def test_a_plain_lease_that_was_displaced_was_held_until_then(tmp_path: Path) ->
 
 def test_a_gang_is_one_request_on_all_of_its_nodes(tmp_path: Path) -> None:
     gang = replace(a_request("gang", cores=3), gang=2)
-    log = told_by((0, LeaseAsked(gang)), (20, LeaseReleased("gang:2", "ada")))
+    log = log_of((0, LeaseAsked(gang)), (20, LeaseReleased("gang:2", "ada")))
     trace = read(tmp_path, log)
     (one,) = trace.work
     assert (one.request.gang, one.run_ms) == (2, 20_000)
