@@ -49,6 +49,7 @@ class AgentDir:
         self.path = Path(path).expanduser().absolute()
         self.jobs = self.path / "jobs"
         self.locks = (self.path / "agent.lock", self.path / "memory" / SERVER_LOCK)
+        self._lock = -1
 
     def make(self) -> None:
         """Make it, readable by its owner only."""
@@ -67,6 +68,7 @@ class AgentDir:
         if not try_lock(fd):
             os.close(fd)
             return False
+        self._lock = fd
         me = process_tree.read_process(os.getpid())
         assert me is not None
         try:
@@ -74,6 +76,11 @@ class AgentDir:
         except OSError as failure:  # a full disk: the lock says that this one runs
             print(f"grid agent: {self.path / 'agent.pid'}: {failure.strerror}", file=sys.stderr)
         return True
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the locked directory was removed: another agent may have one of that name, this one has none."""
+        return self._lock >= 0 and os.fstat(self._lock).st_nlink == 0
 
     def read(self, name: str) -> dict[str, object]:
         """The content of a JSON file; empty where it is missing or broken."""
@@ -145,10 +152,14 @@ async def _serve(agent_dir: AgentDir, declare_gpus: int) -> None:
 
 
 async def _wait_until_abandoned(agent_dir: AgentDir, uplink: Uplink, host: AttemptHost) -> None:
-    """Return when there was no link for as long as link.json says (`linger`) and nothing runs; else never."""
+    """Return when there was no link for as long as link.json says (`linger`) and nothing runs, or when the directory
+    was removed; else never."""
     linger: object = 0
     while True:
         await asyncio.sleep(POLL_SECONDS)
+        if agent_dir.is_removed:
+            log.warning("stopping: %s was removed", agent_dir.path)
+            return
         linger = agent_dir.read("link.json").get("linger", linger)  # the file may be gone with all the others
         if isinstance(linger, int | float) and 0 < linger < uplink.seconds_disconnected and not host.running():
             log.info("stopping: no control plane for %g s and nothing runs", linger)
@@ -173,8 +184,8 @@ def _addresses(agent_dir: AgentDir) -> list[str]:
 
 
 async def _wait_for_node_name(agent_dir: AgentDir, stopping: asyncio.Event) -> str | None:
-    """The node this agent serves; None where it was stopped before that was known."""
-    while not stopping.is_set():
+    """The node this agent serves; None where it was stopped, or its directory removed, before that was known."""
+    while not stopping.is_set() and not agent_dir.is_removed:
         key = join_client.read_joined_key(agent_dir.path)
         name = key.node if key is not None else agent_dir.read("link.json").get("node")
         if isinstance(name, str) and name:

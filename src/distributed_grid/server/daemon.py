@@ -15,6 +15,7 @@ import getpass
 import logging
 import os
 import signal
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -73,6 +74,7 @@ from distributed_grid.server.services.nodes import NodeService, Report
 from distributed_grid.server.services.reports import ReportService
 from distributed_grid.state_dir import StateDir
 
+REMOVED_POLL_SECONDS = 2.0
 log = logging.getLogger(__name__)
 
 
@@ -222,6 +224,7 @@ class Daemon:
             startup.send("ready", config=self._selected.path, notes=self._selected.notes())
             rules = rebalance_rules(self._config)
             background = [
+                asyncio.create_task(stop_when_removed(self._instance_lock, self._idle_timer.stop)),
                 asyncio.create_task(trim_content_forever(self._grid, self._content)),
                 asyncio.create_task(rebalance_forever(self._grid, self._monitor, rules)),
                 asyncio.create_task(self._boost_file.run()),
@@ -312,6 +315,14 @@ class Daemon:
     def _is_stopping(self) -> bool:
         """Whether connections end because the daemon does, so that their clients will reconnect."""
         return self._stopping
+
+
+async def stop_when_removed(lock: InstanceLock, stop: Callable[[], None]) -> None:
+    """End the daemon when its state directory was removed: nobody can reach it any more."""
+    while not lock.is_removed:
+        await asyncio.sleep(REMOVED_POLL_SECONDS)
+    log.warning("the state directory was removed: stopping")
+    stop()
 
 
 async def rebalance_forever(grid: Grid, monitor: Monitor, rules: RebalanceRules | None) -> None:

@@ -64,6 +64,11 @@ class InstanceLock:
         self.listener = listener
         return listener
 
+    @property
+    def is_removed(self) -> bool:
+        """Whether the lock file was removed, and with it the state directory: the next daemon will not find this."""
+        return self._lock >= 0 and os.fstat(self._lock).st_nlink == 0
+
     def unlink_socket(self) -> None:
         """Refuse new connections; safe to call twice."""
         with contextlib.suppress(FileNotFoundError):

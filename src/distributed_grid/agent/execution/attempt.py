@@ -128,6 +128,11 @@ class StopRequest(msgspec.Struct):
     recorded: bool = False
 
     @property
+    def record(self) -> dict[str, Any]:
+        """The record of an end by this stop that no shim has written."""
+        return exit_record(self.kind, self.detail)
+
+    @property
     def content(self) -> dict[str, Any]:
         """What the shim reads."""
         return {"kind": self.kind, "detail": self.detail, "kill_at_boot_ms": self.kill_at_boot_ms}
@@ -289,19 +294,29 @@ async def kill_leftovers(attempt: RunningAttempt, job: JobDir) -> None:
         return
     name = group_name(job.attempt_id, shim.pid)
     session, since = (started.pid, started.start) if started is not None else (0, 0)
-    work, beyond = f"{job.path}/{job_dir.WORK}", set[process_tree.Proc]()
+    await _kill_processes(attempt, job.path, session, since, name)
+    for group in read_groups(job, name):
+        for pid in group.members():
+            if process_tree.is_in_group(pid, name):
+                group.release(pid)
+        group.remove()
+
+
+async def kill_without_record(attempt: RunningAttempt, root: str) -> None:
+    """The same where the directory is gone, and with it what it would have said."""
+    name = group_name(attempt.id, attempt.shim.pid) if attempt.shim is not None else ""
+    await _kill_processes(attempt, f"{root}/{attempt.id}", 0, 0, name)
+
+
+async def _kill_processes(attempt: RunningAttempt, path: str, session: int, since: int, group: str) -> None:
+    work, beyond = f"{path}/{job_dir.WORK}", set[process_tree.Proc]()
     seen = {(proc.pid, proc.start) for proc in attempt.meter.seen}
     empty_scans = 0
     while empty_scans < EMPTY_SCANS:  # one scan may miss a tree that forks and exits without end
-        left = set(process_tree.find_attempt_processes(job.attempt_id, work, attempt.exempt, session, since, name))
+        left = set(process_tree.find_attempt_processes(attempt.id, work, attempt.exempt, session, since, group))
         known = (proc for proc in map(process_tree.read_process, (pid for pid, _ in seen)) if proc is not None)
         left.update(proc for proc in known if (proc.pid, proc.start) in seen and not proc.dead)
         left -= beyond
         empty_scans = 0 if left else empty_scans + 1
         beyond.update(process_tree.signal_all(left, signal.SIGKILL))
         await asyncio.sleep(0.005)
-    for group in read_groups(job, name):
-        for pid in group.members():
-            if process_tree.is_in_group(pid, name):
-                group.release(pid)
-        group.remove()

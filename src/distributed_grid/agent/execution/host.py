@@ -11,6 +11,7 @@ and what it has reported is in the attempt's directory.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -34,6 +35,7 @@ from distributed_grid.agent.execution.attempt import (
     exit_from_record,
     exit_record,
     kill_leftovers,
+    kill_without_record,
     may_have_run,
     read_exit,
     read_unacknowledged,
@@ -240,7 +242,7 @@ class AttemptHost:
         return True
 
     async def _wait_for_shim(self, attempt: RunningAttempt) -> None:
-        with JobDir(self._root, attempt.id) as job:
+        with contextlib.suppress(FileNotFoundError), JobDir(self._root, attempt.id) as job:
             while job.is_locked():
                 if self._watch_shim(attempt):
                     return
@@ -259,7 +261,14 @@ class AttemptHost:
         An attempt whose command cannot have run is sent again; one whose command may have run is not. Its end is
         recorded before it is reported.
         """
-        with JobDir(self._root, attempt.id) as job:
+        try:
+            job = JobDir(self._root, attempt.id)
+        except FileNotFoundError:
+            await kill_without_record(attempt, self._root)
+            detail = "its directory was removed; nothing of it is left"
+            self._finish(attempt, attempt.stop.record if attempt.stop is not None else exit_record("lost", detail))
+            return
+        with job:
             await wait_until(lambda: not job.is_locked())
             record = job.read_end()
             began = may_have_run(job)
@@ -447,7 +456,7 @@ def _checked_stop_kind(kind: str) -> ExitKind:
 def _exit_without_shim(attempt: RunningAttempt, *, began: bool) -> dict[str, Any]:
     """The end of an attempt whose shim died: as what it was being stopped, or else what is known."""
     if attempt.stop is not None:
-        return exit_record(attempt.stop.kind, attempt.stop.detail)
+        return attempt.stop.record
     if began:
         return exit_record("lost", "its supervisor died; nothing of it is left")
     return exit_record("never_started", "could not be started: its supervisor died first")

@@ -4,6 +4,7 @@
   the boot id that such an attempt may have run, and does not order it again.
 - The end is reported only when nothing of the tree is left, and it is on the disk before it is reported.
 - Time-out, hold and memory limit are enforced without agent and control plane.
+- Where its directory is removed nobody can ever read its record: it kills its tree and ends.
 - A stop is signalled first, with its kind, and written afterwards, when there is room: it needs no disk.
 
 It runs in a process that was forked before its attempt was known (`spawner.py`), so it imports only the standard
@@ -32,6 +33,9 @@ SETTLE_MS: Final = 200  # what a command leaves behind may finish by itself for 
 LEFTOVER_GRACE_MS: Final = 1000
 ALONE_SCANS, MAX_KILL_ROUNDS = 5, 500
 MAX_RECORD_TRIES: Final = 60_000  # about a week
+REMOVED_POLL_MS: Final = 5_000  # how often to see whether the directory is still there
+REMOVED_GRACE_MS: Final = 1_000
+REMOVED: Final = "its directory was removed"
 HOLD_EXPIRED: Final = "its hold expired: no answer from the control plane"
 
 
@@ -68,13 +72,21 @@ class Shim:
         """Run the attempt; whether this process is afterwards as it was before."""
         job_dir.append_entry(self.lock, job_dir.journal_entry("shim", identity))
         self.identity, self.timer, self.controllers = identity, timer, controllers
-        with JobDir(self.root, self.attempt_id) as self.job:
+        try:
+            self.job = JobDir(self.root, self.attempt_id)
+        except FileNotFoundError:
+            self._report(job_dir.journal_entry("ended", {"kind": "never_started", "detail": REMOVED}))
+            return False
+        with self.job:
             self._run_to_completion()
         return self.stop is None and self.memory is None and not self.groups and self.main > 0 and not self._reap()
 
     def _run_to_completion(self) -> None:
         self.spec: dict[str, Any] = self.job.read(job_dir.SPEC)
         self.began = self.ended = boot_ms()
+        if self.spec is None:
+            self._conclude("never_started", REMOVED if self.job.is_removed else "its record is damaged")
+            return
         self._read_stop_request()
         if self.stop is None and 0 < self._hold_deadlines()[1] <= self.began:  # it took too long to get here
             self._begin_stop("hold_expired", HOLD_EXPIRED, self.began)
@@ -82,13 +94,16 @@ class Shim:
             self._conclude(self.stop.kind, self.stop.detail)
             return
         cores = self.job.read(job_dir.CORES) or self.spec.get("cores") or []
-        self._make_groups(len(cores))
-        self.began = self.ended = boot_ms()
         try:
+            self._make_groups(len(cores))
+            self.began = self.ended = boot_ms()
             self.main = start_command(self.spec, self.job, cores, self.groups)
         except LaunchFailed as error:
             self.main_status = error.exit_code << 8
-            self._conclude("never_started", str(error))
+            self._conclude("never_started", REMOVED if self.job.is_removed else str(error))
+            return
+        except OSError as error:  # its groups could not be recorded
+            self._conclude("never_started", f"could not be recorded: {error.strerror}")
             return
         if cores and not self.controllers.cpu:
             own = os.getpriority(os.PRIO_PROCESS, 0)  # nobody but root may be less nice than it was
@@ -98,7 +113,7 @@ class Shim:
             self._check_limits()
             self._reap()
             if self.main_status is None:
-                self.timer.wait(self._next_check_ms())
+                self.timer.wait(self._next_check_ms(), REMOVED_POLL_MS)
         self.ended = boot_ms()
         self._stop_leftovers()
         self._conclude(*self._exit_reason())
@@ -148,6 +163,10 @@ class Shim:
         """Stop the tree where a request or a limit demands it; the first reason stays."""
         self._read_stop_request()
         now = boot_ms()
+        if self.job.is_removed and self.stop is None:
+            self._begin_stop("lost", REMOVED, now + min(self.spec["grace_ms"], REMOVED_GRACE_MS))
+        elif self.job.is_removed and self.stop is not None:
+            self.stop.kill_at = min(self.stop.kill_at, now + REMOVED_GRACE_MS)
         if self.memory:
             overrun = self.memory.overrun(os.getpid(), self._is_exempt)
             if overrun is not None and self.stop is not None:
@@ -268,6 +287,8 @@ class Shim:
                 term_at, kill_at = min(term_at, now), request["kill_at_boot_ms"]
             if KILL_SIGNAL in self.timer.received:
                 term_at, kill_at = min(term_at, now), min(kill_at, now)
+            elif self.job.is_removed:
+                term_at, kill_at = min(term_at, now), min(kill_at, now + REMOVED_GRACE_MS)
             kill_at = self._kill_at(kill_at)
             left = self._signal_tree(*([signal.SIGKILL] if now >= kill_at else []))
             if not left and self._is_alone():
@@ -346,6 +367,8 @@ class Shim:
             except OSError:
                 if attempt == 0:
                     self._report(job_dir.journal_entry("ended", record))
+                if self.job.is_removed:
+                    return
                 time.sleep(min(attempt + 1, 10))
             else:
                 if attempt == 0:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import select
 import signal
@@ -30,7 +29,7 @@ from typing import Final, NoReturn
 
 from distributed_grid.agent.execution.shim import Shim
 from distributed_grid.agent.files import job_dir
-from distributed_grid.agent.files.job_dir import JobDir
+from distributed_grid.agent.files.job_dir import JobDir, journal_entry
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.limits.cgroups import Controllers, probe_controllers
 from distributed_grid.agent.limits.process_tree import GridProcesses
@@ -173,7 +172,13 @@ class Spawner:
     def launch(self, attempt_id: bytes, channel: int) -> PreforkedShim | None:
         """Give an attempt its shim; what is locked or has been run already is left alone. Returns as `fork_shim`."""
         spare = None
-        with JobDir(self.root, attempt_id.decode()) as job:
+        try:
+            job = JobDir(self.root, attempt_id.decode())
+        except FileNotFoundError:
+            _report_refusal(channel, "its directory was removed")
+            os.close(channel)
+            return None
+        with job:
             lock = job.take_lock()
             if lock is not None:
                 assigned = self._assign(attempt_id, lock, channel)
@@ -263,9 +268,14 @@ def _is_waiting(spare: socket.socket) -> bool:
 
 def _refuse(job: JobDir, channel: int, detail: str) -> None:
     """Record and report that an attempt could not be started."""
-    record = {"kind": "never_started", "detail": detail}
-    job.write_exit(record)
-    os.write(channel, json.dumps({"ended": record}).encode() + b"\n")
+    with contextlib.suppress(OSError):  # a full disk: the agent hears of it all the same
+        job.write_exit({"kind": "never_started", "detail": detail})
+    _report_refusal(channel, detail)
+
+
+def _report_refusal(channel: int, detail: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        os.write(channel, journal_entry("ended", {"kind": "never_started", "detail": detail}))
 
 
 def main() -> None:

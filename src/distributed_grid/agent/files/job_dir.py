@@ -123,6 +123,11 @@ class JobDir:
         finally:
             os.close(folder)
 
+    @property
+    def is_removed(self) -> bool:
+        """Whether the directory was removed: nobody can ever read what is written here."""
+        return os.fstat(self.fd).st_nlink == 0
+
     def has(self, name: str) -> bool:
         try:
             os.stat(name, dir_fd=self.fd, follow_symlinks=False)

@@ -58,11 +58,11 @@ class DeadlineTimer:
         self._poll = select.poll()
         self._poll.register(self._woken, select.POLLIN)
 
-    def wait(self, until_boot_ms: int) -> None:
-        """Until then (0: for ever) or until something happens."""
+    def wait(self, until_boot_ms: int, at_most_ms: int | None = None) -> None:
+        """Until then (0: for ever) or until something happens; and no longer than `at_most_ms` of being awake."""
         if until_boot_ms or self._timer >= 0:
             self._set_timer(until_boot_ms)
-        for fd, _ in self._poll.poll():
+        for fd, _ in self._poll.poll(at_most_ms):
             if fd == self._woken:
                 self.received.update(os.read(fd, 512))
             else:

@@ -74,6 +74,7 @@ class MemoryServer:
         self._control: ControlSocket | None = None
         self._unsupervised_since = time.monotonic()
         self._folder = Path(configuration.folder)
+        self._folder_fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._configuration = configuration
         self._hold_until_boot_ms = configuration.hold_until_boot_ms
         spill = self._folder / SPILL_DIR
@@ -240,6 +241,10 @@ class MemoryServer:
 
     def _tick(self) -> None:
         now = boot_ms()
+        if os.fstat(self._folder_fd).st_nlink == 0:
+            log.warning("the folder was removed, nobody can find this server any more: ending")
+            self._loop.stop()
+            return
         self._store.expire(now)
         if 0 < self._hold_until_boot_ms <= now:
             self._expire_hold(now)
