@@ -39,6 +39,7 @@ STOP_GRACE_MS = 5_000
 STOP_SECONDS = 30.0
 MAX_LOG_BYTES = 5 * 1024 * 1024
 POLL_SECONDS = 5.0
+RAY_RECORD = "ray/started.json"
 log = logging.getLogger(__name__)
 
 
@@ -155,11 +156,14 @@ async def _wait_until_abandoned(agent_dir: AgentDir, uplink: Uplink, host: Attem
     """Return when there was no link for as long as link.json says (`linger`) and nothing runs, or when the directory
     was removed; else never."""
     linger: object = 0
+    ray = agent_dir.read(RAY_RECORD)
     while True:
         await asyncio.sleep(POLL_SECONDS)
         if agent_dir.is_removed:
             log.warning("stopping: %s was removed", agent_dir.path)
+            await asyncio.to_thread(_stop_ray, ray)
             return
+        ray = agent_dir.read(RAY_RECORD) or ray
         linger = agent_dir.read("link.json").get("linger", linger)  # the file may be gone with all the others
         if isinstance(linger, int | float) and 0 < linger < uplink.seconds_disconnected and not host.running():
             log.info("stopping: no control plane for %g s and nothing runs", linger)
@@ -172,6 +176,16 @@ def _save_epoch(agent_dir: AgentDir, epoch: int) -> None:
         agent_dir.write("epoch.json", {"epoch": epoch})
     except OSError as failure:
         log.warning("the epoch %d could not be recorded: %s", epoch, failure.strerror)
+
+
+def _stop_ray(record: dict[str, object]) -> None:
+    """Stop the Ray that the grid has started here: with the directory, nobody knows of it any more."""
+    from distributed_grid.adapters.node.node_script_ray import stop_processes
+
+    try:
+        stop_processes(record)
+    except Exception as failure:  # the agent ends all the same
+        log.warning("Ray could not be stopped: %s", failure)
 
 
 def _addresses(agent_dir: AgentDir) -> list[str]:
