@@ -139,7 +139,7 @@ def test_the_agent_hears_that_an_attempt_is_lost_with_its_directory(driver: Driv
     driver.launch("a.1", *python(STUBBORN_FAMILY))
     pids = driver.numbers("a.1", 3)
     remove(driver.root)
-    ended = driver.until(lambda: next((one for one in driver.reports if type(one).__name__ == "AttemptExit"), None))
+    ended = driver.ended("a.1")
     assert ended.kind == "lost"
     assert "removed" in ended.detail
     assert not any(map(is_alive, pids))
