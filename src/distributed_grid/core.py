@@ -22,7 +22,7 @@ from distributed_grid.client.job_payload import (
     FileDownload,
     WorkdirUpload,
     caller_environment,
-    require_utf8,
+    check_command,
     upload_workdir,
 )
 from distributed_grid.client.placement_arguments import PlacementArguments, placement_fields
@@ -108,7 +108,8 @@ class GridOrchestrator:
         if not math.isfinite(amount):
             raise BadInput(f"the amount must be a number, not {amount:g}")
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else [str(word) for word in command]
-        require_utf8(*argv)
+        variables = caller_environment(dict(env or {}))
+        check_command(argv, variables, env or {})
         fields = placement_fields(placing, preferred_nodes)
         here = os.path.abspath(cwd or os.getcwd())
         upload = await self._upload(workdir, here, isolated=isolated, require=fields["require"])
@@ -126,7 +127,7 @@ class GridOrchestrator:
             wait_seconds=wait_seconds,
             timeout_seconds=timeout,
             retries=retries,
-            env=caller_environment(dict(env or {})),
+            env=variables,
             cwd="" if isolated else here,
         )
         uid = accepted["job"]["uid"]

@@ -3,7 +3,10 @@
 Every order carries the fence of its lease; an agent refuses one older than it has seen. A report stays in the agent's
 outbox until its number is acknowledged, and is sent again after a reconnection. Clocks are never compared: a heartbeat
 has a number, the reply names that number and a duration, and the agent counts the duration from when it sent that
-heartbeat. Every message has a maximum size, and a stream sends no more bytes than it was given credit for.
+heartbeat. A stream sends no more bytes than it was given credit for.
+
+Every field has a bound in its type, and the largest message of each type fits into `MAX_MESSAGE_BYTES`. What can be
+longer is sent in pages, each of which says whether there is `more`; it counts only when the last one is there.
 """
 
 from __future__ import annotations
@@ -12,28 +15,43 @@ from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from distributed_grid.domain.fences import MAX_EPOCH, MAX_FENCE
-from distributed_grid.domain.jobs import Command, Outcome
-from distributed_grid.domain.nodes import Usage
-from distributed_grid.domain.resources import MAX_AMOUNT, Capacity, Claim
+from distributed_grid.domain.jobs import MAX_RUN_MS, Command, Outcome
+from distributed_grid.domain.nodes import MAX_GPUS, Milli, Usage
+from distributed_grid.domain.resources import MAX_AMOUNT, Capacity, Claim, GpuDevice
 from distributed_grid.errors import ProtocolError
 
 PROTOCOL = 2
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_CHUNK_BYTES = 256 * 1024
 STREAM_CREDIT_BYTES = 512 * 1024
-MAX_ATTEMPTS = 20_000
-MAX_COPIES = 50_000
+MAX_IDS = 4_000
+"""In one message; lists of ids that can be longer are sent in pages."""
+MAX_ATTEMPTS = 200_000
+MAX_COPIES = 200_000
 MAX_QUERY_BYTES = 64 * 1024
-MAX_LISTING_BYTES = 3 * 1024 * 1024
+MAX_REPLY_BYTES = 32 * 1024 * 1024
+MAX_LISTING_BYTES = 1024 * 1024
+MAX_SKIPPED, MAX_SKIPPED_CHARS = 100, 1000
+MAX_PATTERNS, MAX_PATTERN_CHARS = 500, 1024
+MAX_MARKS = 2_000
 HEARTBEAT_MS = 2_000
 T = TypeVar("T")
 
 Id = Annotated[str, Meta(max_length=200)]
 Name = Annotated[str, Meta(max_length=128)]
-Text = Annotated[str, Meta(max_length=8192)]
+MAX_TEXT_CHARS = 8192
+Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 Count = Annotated[int, Meta(ge=0, lt=2**62)]
+Amount = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
+Milliseconds = Annotated[int, Meta(ge=0, le=MAX_RUN_MS)]
+Pid = Annotated[int, Meta(ge=0, lt=2**31)]
+Index = Annotated[int, Meta(ge=0, lt=2**16)]
+Cores = Annotated[tuple[Index, ...], Meta(max_length=4096)]
+Credit = Annotated[int, Meta(ge=0, le=STREAM_CREDIT_BYTES)]
+Ids = Annotated[tuple[Id, ...], Meta(max_length=MAX_IDS)]
 Epoch = Annotated[int, Meta(ge=0, le=MAX_EPOCH)]
 Fence = Annotated[int, Meta(ge=0, le=MAX_FENCE)]
 Bytes = Annotated[bytes, Meta(max_length=MAX_CHUNK_BYTES)]
@@ -47,17 +65,54 @@ class _ToAgent(Struct, frozen=True, tag=True):
     """Message to an agent."""
 
 
+class ReportedGpu(Struct, frozen=True):
+    """A GPU of an agent's machine."""
+
+    index: Index
+    memory_bytes: Amount = 0
+    name: Name = ""
+    exclusive: bool = False
+
+
+class ReportedCapacity(Struct, frozen=True):
+    """What an agent's machine has."""
+
+    cpu_milli: Annotated[int, Meta(ge=0, le=10**9)] = 0
+    memory_bytes: Amount = 0
+    gpus: Annotated[tuple[ReportedGpu, ...], Meta(max_length=MAX_GPUS)] = ()
+    custom: Annotated[tuple[tuple[Name, Amount], ...], Meta(max_length=256)] = ()
+
+    @classmethod
+    def of(cls, capacity: Capacity) -> ReportedCapacity:
+        gpus = (ReportedGpu(gpu.index, gpu.memory_bytes, gpu.name[:128], gpu.exclusive) for gpu in capacity.gpus)
+        return cls(capacity.cpu_milli, capacity.memory_bytes, tuple(gpus), capacity.custom)
+
+    def value(self) -> Capacity:
+        gpus = (GpuDevice(gpu.index, gpu.memory_bytes, gpu.name, gpu.exclusive) for gpu in self.gpus)
+        return Capacity(self.cpu_milli, self.memory_bytes, tuple(gpus), self.custom)
+
+
 class AgentHello(_FromAgent, frozen=True):
     """First message of an agent: the attempts it has a record of (by lease id), the capacity of its machine, the
-    highest control-plane epoch it has seen, and the boot id of the machine."""
+    highest control-plane epoch it has seen, and the boot id of the machine. Attempts beyond the first page follow, in
+    `AttemptsPage`, before anything else."""
 
-    protocol: int
+    protocol: Annotated[int, Meta(ge=0, lt=2**31)]
     version: Name
     node: Name
-    attempts: Annotated[tuple[Id, ...], Meta(max_length=MAX_ATTEMPTS)] = ()
-    capacity: Capacity | None = None
+    attempts: Ids = ()
+    capacity: ReportedCapacity | None = None
     epoch: Epoch = 0
     boot: Name = ""
+    more: bool = False
+
+
+class AttemptsPage(_FromAgent, frozen=True):
+    """More attempts of a greeting."""
+
+    node: Name
+    attempts: Ids
+    more: bool = False
 
 
 class CheckpointAge(Struct, frozen=True):
@@ -65,7 +120,7 @@ class CheckpointAge(Struct, frozen=True):
 
     lease_id: Id
     fence: Fence
-    age_ms: Count
+    age_ms: Milliseconds
 
 
 class Heartbeat(_FromAgent, frozen=True):
@@ -77,7 +132,7 @@ class Heartbeat(_FromAgent, frozen=True):
     beat: Count = 0
     generation: Count = 0
     yields: bool = False
-    marks: Annotated[tuple[CheckpointAge, ...], Meta(max_length=MAX_ATTEMPTS)] = ()
+    marks: Annotated[tuple[CheckpointAge, ...], Meta(max_length=MAX_MARKS)] = ()
 
 
 class AttemptStartedReport(_FromAgent, frozen=True):
@@ -86,8 +141,8 @@ class AttemptStartedReport(_FromAgent, frozen=True):
     seq: Count
     lease_id: Id
     fence: Fence
-    pid: Count
-    cores: Annotated[tuple[int, ...], Meta(max_length=4096)]
+    pid: Pid
+    cores: Cores
 
 
 class AttemptPausedReport(_FromAgent, frozen=True):
@@ -108,9 +163,9 @@ class AttemptEndedReport(_FromAgent, frozen=True):
     lease_id: Id
     fence: Fence
     outcome: Outcome
-    pid: Count = 0
-    cores: Annotated[tuple[int, ...], Meta(max_length=4096)] = ()
-    mark_age_ms: Count | None = None
+    pid: Pid = 0
+    cores: Cores = ()
+    mark_age_ms: Milliseconds | None = None
 
 
 class FileChunk(_FromAgent, frozen=True):
@@ -124,12 +179,15 @@ class FileChunk(_FromAgent, frozen=True):
 
 
 class FileListing(_FromAgent, frozen=True):
-    """Answer to `ListFiles`: a manifest (`adapters/workdir/manifest.py`), and what was skipped."""
+    """Answer to `ListFiles`, in pages: a manifest (`adapters/workdir/manifest.py`), and what was skipped."""
 
     stream: Count
     files: Annotated[bytes, Meta(max_length=MAX_LISTING_BYTES)] = b""
-    skipped: Annotated[tuple[Text, ...], Meta(max_length=1000)] = ()
+    skipped: Annotated[
+        tuple[Annotated[str, Meta(max_length=MAX_SKIPPED_CHARS)], ...], Meta(max_length=MAX_SKIPPED)
+    ] = ()
     problem: Text = ""
+    more: bool = False
 
 
 class FetchContent(_FromAgent, frozen=True):
@@ -137,14 +195,14 @@ class FetchContent(_FromAgent, frozen=True):
 
     stream: Count
     digest: Name
-    credit: Count
+    credit: Credit
 
 
 class FetchCredit(_FromAgent, frozen=True):
     """More credit for content that the agent fetches, in bytes; 0 closes the stream."""
 
     stream: Count
-    credit: Count
+    credit: Credit
 
 
 class Endpoint(Struct, frozen=True):
@@ -152,9 +210,9 @@ class Endpoint(Struct, frozen=True):
     Unix socket for programs of its own machine, and the incarnation of its memory."""
 
     host: Name
-    port: Count
+    port: Index
     fingerprint: Name = ""
-    path: Text = ""
+    path: Annotated[str, Meta(max_length=4096)] = ""
     incarnation: Name = ""
 
 
@@ -170,16 +228,26 @@ class Ticket(Struct, frozen=True):
 
 class MemoryServedReport(_FromAgent, frozen=True):
     """The memory server of a node is up: its endpoint, the key that signs tickets, and the copies it has in memory and
-    on disk."""
+    on disk. Copies beyond the first page follow in `CopiesPage`."""
 
     node: Name
     endpoint: Endpoint
     key: Annotated[bytes, Meta(max_length=64)]
-    copies: Annotated[tuple[Id, ...], Meta(max_length=MAX_COPIES)] = ()
-    on_disk: Annotated[tuple[Id, ...], Meta(max_length=MAX_COPIES)] = ()
+    copies: Annotated[tuple[Id, ...], Meta(max_length=MAX_IDS // 2)] = ()
+    on_disk: Annotated[tuple[Id, ...], Meta(max_length=MAX_IDS // 2)] = ()
+    more: bool = False
 
     def __repr__(self) -> str:
         return f"MemoryServedReport({self.node}, {self.endpoint})"
+
+
+class CopiesPage(_FromAgent, frozen=True):
+    """More copies of a `MemoryServedReport`."""
+
+    node: Name
+    copies: Annotated[tuple[Id, ...], Meta(max_length=MAX_IDS // 2)] = ()
+    on_disk: Annotated[tuple[Id, ...], Meta(max_length=MAX_IDS // 2)] = ()
+    more: bool = False
 
 
 class MemoryFailedReport(_FromAgent, frozen=True):
@@ -200,14 +268,14 @@ class CopyMadeReport(_FromAgent, frozen=True):
 class CopiesFreedReport(_FromAgent, frozen=True):
     """These copies are freed; nothing of them is left."""
 
-    copies: Annotated[tuple[Id, ...], Meta(max_length=MAX_COPIES)]
+    copies: Annotated[tuple[Id, ...], Meta(min_length=1, max_length=MAX_IDS)]
 
 
 class MemoryReclaimReport(_FromAgent, frozen=True):
     """The owner of a node needs so much of the memory back that blocks hold there."""
 
     node: Name
-    memory_bytes: Count
+    memory_bytes: Amount
 
 
 class MemoryQuery(_FromAgent, frozen=True):
@@ -220,7 +288,7 @@ class MemoryQuery(_FromAgent, frozen=True):
 class Welcome(_ToAgent, frozen=True):
     """The control plane accepts the agent, and sends its settings."""
 
-    protocol: int
+    protocol: Annotated[int, Meta(ge=0, lt=2**31)]
     version: Name
     epoch: Epoch
     hold_ms: Count
@@ -231,16 +299,16 @@ class Welcome(_ToAgent, frozen=True):
 class OwnerRules(Struct, frozen=True):
     """Yielding to the owner: the thresholds of outside use, and the steps that are allowed."""
 
-    cpu_busy_max_milli: int
-    memory_used_max_milli: int
-    memory_min_bytes: int
-    gpu_busy_max_milli: int
-    gpu_memory_min_bytes: int
+    cpu_busy_max_milli: Milli
+    memory_used_max_milli: Milli
+    memory_min_bytes: Count
+    gpu_busy_max_milli: Milli
+    gpu_memory_min_bytes: Count
     throttle: bool = True
     pause: bool = True
     evict: bool = True
-    notice_ms: int = 5_000
-    grace_ms: int = 10_000
+    notice_ms: Count = 5_000
+    grace_ms: Count = 10_000
 
 
 class RejectAgent(_ToAgent, frozen=True):
@@ -306,7 +374,7 @@ class ReadFile(_ToAgent, frozen=True):
     lease_id: Id
     name: Annotated[bytes, Meta(max_length=8192)]
     offset: Count
-    credit: Count
+    credit: Credit
     from_end: bool = False
 
 
@@ -314,7 +382,7 @@ class ReadCredit(_ToAgent, frozen=True):
     """More credit for a file that the control plane reads, in bytes."""
 
     stream: Count
-    credit: Count
+    credit: Credit
 
 
 class CloseStream(_ToAgent, frozen=True):
@@ -328,7 +396,7 @@ class ListFiles(_ToAgent, frozen=True):
 
     stream: Count
     lease_id: Id
-    patterns: Annotated[tuple[Text, ...], Meta(max_length=1000)]
+    patterns: Annotated[tuple[Annotated[str, Meta(max_length=MAX_PATTERN_CHARS)], ...], Meta(max_length=MAX_PATTERNS)]
 
 
 class FetchedChunk(_ToAgent, frozen=True):
@@ -365,23 +433,27 @@ class MakeCopyOrder(_ToAgent, frozen=True):
 class FreeCopiesOrder(_ToAgent, frozen=True):
     """Free these copies; those that are not there are reported as freed, too."""
 
-    copies: Annotated[tuple[Id, ...], Meta(max_length=MAX_COPIES)]
+    copies: Ids
 
 
 class MemoryReply(_ToAgent, frozen=True):
-    """Answer to a `MemoryQuery`."""
+    """Answer to a `MemoryQuery`, or a part of it where there is more."""
 
     number: Count
-    body: Annotated[bytes, Meta(max_length=MAX_CHUNK_BYTES)]
+    body: Bytes
+    more: bool = False
 
     def __repr__(self) -> str:
         return f"MemoryReply({self.number})"
 
 
-MemoryReport = MemoryServedReport | MemoryFailedReport | CopyMadeReport | CopiesFreedReport | MemoryReclaimReport
+MemoryReport = (
+    MemoryServedReport | CopiesPage | MemoryFailedReport | CopyMadeReport | CopiesFreedReport | MemoryReclaimReport
+)
 MemoryOrder = ServeMemoryOrder | MakeCopyOrder | FreeCopiesOrder
 FromAgent = (
     AgentHello
+    | AttemptsPage
     | Heartbeat
     | AttemptStartedReport
     | AttemptPausedReport
@@ -433,6 +505,35 @@ _to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
 _greeting = msgspec.msgpack.Decoder(_Greeting)
 
 
+def pages(count: int, size: int) -> list[slice]:
+    """The pages of a sequence with so many items; one that is empty where there are none."""
+    return [slice(at, at + size) for at in range(0, count or 1, size)]
+
+
+def greeting(hello: AgentHello) -> list[AgentHello | AttemptsPage]:
+    """The messages of a greeting, however many attempts it names."""
+    first, *others = [hello.attempts[page] for page in pages(len(hello.attempts), MAX_IDS)]
+    found: list[AgentHello | AttemptsPage] = [replace(hello, attempts=first, more=bool(others))]
+    found += [AttemptsPage(hello.node, page, number < len(others)) for number, page in enumerate(others, 1)]
+    return found
+
+
+def served_pages(report: MemoryServedReport) -> list[MemoryServedReport | CopiesPage]:
+    """The messages of a report, however many copies it names."""
+    longest = max(len(report.copies), len(report.on_disk))
+    first, *others = [(report.copies[page], report.on_disk[page]) for page in pages(longest, MAX_IDS // 2)]
+    found: list[MemoryServedReport | CopiesPage] = [
+        replace(report, copies=first[0], on_disk=first[1], more=bool(others))
+    ]
+    found += [CopiesPage(report.node, *page, number < len(others)) for number, page in enumerate(others, 1)]
+    return found
+
+
+def clipped(text: str) -> str:
+    """A text that a message can carry."""
+    return text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 1] + "…"
+
+
 def encode(message: FromAgent | ToAgent) -> bytes:
     """Encode a message as msgpack."""
     return _encoder.encode(message)
@@ -442,9 +543,9 @@ def decode_from_agent(data: bytes) -> FromAgent:
     """Decode and check a message of an agent; raises ProtocolError for anything else."""
     message = _decoded(data, _from_agent)
     if isinstance(message, AgentHello) and message.capacity is not None:
-        _check_capacity(message.capacity)
-    if isinstance(message, Heartbeat):
-        _check_usage(message.usage)
+        gpus, custom = message.capacity.gpus, message.capacity.custom
+        if len({gpu.index for gpu in gpus}) < len(gpus) or len(dict(custom)) < len(custom):
+            raise ProtocolError("a GPU or another resource is named twice")
     return message
 
 
@@ -474,28 +575,3 @@ def _decoded(data: bytes, decoder: msgspec.msgpack.Decoder[T]) -> T:
         return decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ProtocolError(f"not a message of this protocol: {error}") from None
-
-
-def _check_capacity(capacity: Capacity) -> None:
-    """Raise ProtocolError for a capacity that no machine has."""
-    amounts = [capacity.cpu_milli, capacity.memory_bytes, *(count for _, count in capacity.custom)]
-    amounts += [device.memory_bytes for device in capacity.gpus] + [device.index for device in capacity.gpus]
-    if len(capacity.gpus) > 1024 or len(capacity.custom) > 1024 or capacity.cpu_milli > 10**9:
-        raise ProtocolError("no machine has that much")
-    if any(not 0 <= amount <= MAX_AMOUNT for amount in amounts):
-        raise ProtocolError("no machine has that much")
-    if len({device.index for device in capacity.gpus}) < len(capacity.gpus):
-        raise ProtocolError("a GPU is named twice")
-
-
-def _check_usage(usage: Usage) -> None:
-    """Raise ProtocolError for a measurement that no machine reports."""
-    milli = [usage.cpu_busy_milli, usage.cpu_outside_milli]
-    sizes = [usage.memory_bytes, usage.memory_outside_bytes]
-    for gpu in usage.gpus:
-        milli += [gpu.busy_milli, gpu.all_busy_milli]
-        sizes += [gpu.memory_bytes, gpu.all_memory_bytes]
-    if any(not 0 <= one <= 1000 for one in milli) or any(not 0 <= one <= MAX_AMOUNT for one in sizes):
-        raise ProtocolError("invalid measurement")
-    if len(usage.gpus) > 1024:
-        raise ProtocolError("no machine has that much")

@@ -42,16 +42,16 @@ class Pool:
         return found
 
     def nodes(self, block_id: str) -> list[str]:
-        (found,) = [block for block in self.desk.call("list_blocks")["blocks"] if block["block_id"] == block_id]
+        (found,) = [block for block in self.desk.list_blocks() if block["block_id"] == block_id]
         return list(found["nodes"])
 
     def free_all(self) -> None:
-        alive = {block["block_id"] for block in self.desk.call("list_blocks")["blocks"]}
+        alive = {block["block_id"] for block in self.desk.list_blocks()}
         for block_id in self._mine:
             if block_id in alive:
                 self.desk.call("free_block", block_id=block_id)
         self._mine.clear()
-        wait_until(lambda: not self.desk.call("list_blocks")["blocks"], 30)
+        wait_until(lambda: not self.desk.list_blocks(), 30)
 
     def close(self) -> None:
         self.free_all()

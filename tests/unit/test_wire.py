@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -14,8 +16,10 @@ from distributed_grid.domain.resources import Capacity, Claim, GpuDevice, GpuSha
 from distributed_grid.errors import ProtocolError
 
 ENDPOINT = wire.Endpoint("10.0.0.1", 7000, "ab" * 32, "/run/memory.sock", "life")
+CAPACITY = wire.ReportedCapacity.of(Capacity(4000, 2**34, (GpuDevice(0, 2**33, "A"),), (("fpga", 2),)))
 FROM_AGENT: list[wire.FromAgent] = [
-    wire.AgentHello(1, "0.2.0", "gpu1", ("a.1",), Capacity(4000, 2**34, (GpuDevice(0, 2**33, "A"),)), 7, "boot"),
+    wire.AgentHello(1, "0.2.0", "gpu1", ("a.1",), CAPACITY, 7, "boot"),
+    wire.AttemptsPage("gpu1", ("a.2",), True),
     wire.Heartbeat(
         "gpu1", Usage(10, 5, 2**30, 2**29, (GpuUsage(0, 1, 2, 3, 4),)), 12, 3, True, (wire.CheckpointAge("a.1", 5, 9),)
     ),
@@ -27,6 +31,7 @@ FROM_AGENT: list[wire.FromAgent] = [
     wire.FetchContent(6, "ab" * 32, 100),
     wire.FetchCredit(6, 50),
     wire.MemoryServedReport("gpu1", ENDPOINT, b"k" * 32, ("b1:1",), ("b2:3",)),
+    wire.CopiesPage("gpu1", ("b1:2",), (), True),
     wire.MemoryFailedReport("gpu1", "no space left"),
     wire.CopyMadeReport("b1:1", 2, "refused"),
     wire.CopiesFreedReport(("b1:1",)),
@@ -156,17 +161,66 @@ def test_a_message_beyond_the_largest_size_is_refused_unread() -> None:
         Capacity(0, 0, (GpuDevice(0), GpuDevice(0))),
         Capacity(0, 0, tuple(GpuDevice(number) for number in range(2000))),
         Capacity(custom=(("tpu", -1),)),
+        Capacity(custom=(("tpu", 1), ("tpu", 2))),
     ],
 )
 def test_a_machine_that_cannot_be_is_refused(capacity: Capacity) -> None:
-    with pytest.raises(ProtocolError, match=r"no machine has|named twice"):
-        wire.decode_from_agent(wire.encode(wire.AgentHello(1, "0", "gpu1", (), capacity)))
+    with pytest.raises(ProtocolError, match=r"not a message|named twice"):
+        wire.decode_from_agent(wire.encode(wire.AgentHello(1, "0", "gpu1", (), wire.ReportedCapacity.of(capacity))))
 
 
 @pytest.mark.parametrize("usage", [Usage(1001), Usage(-1), Usage(0, 0, -1), Usage(gpus=(GpuUsage(0, 5000),))])
 def test_a_measurement_that_cannot_be_is_refused(usage: Usage) -> None:
-    with pytest.raises(ProtocolError, match="invalid measurement"):
+    with pytest.raises(ProtocolError, match=r"not a message.*usage"):
         wire.decode_from_agent(wire.encode(wire.Heartbeat("gpu1", usage)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pid": 2**31},
+        {"cores": [-1]},
+        {"cores": [2**16]},
+        {"cores": [0] * 5000},
+        {"fence": 2**61},
+        {"mark_age_ms": 2**53 + 1},
+        {"outcome": {"ending": "exited", "exit_code": 2**31}},
+        {"outcome": {"ending": "exited", "cpu_ms": 2**54}},
+        {"outcome": {"ending": "exited", "cpu_ms": -1}},
+        {"outcome": {"ending": "exited", "wall_ms": 2**63}},
+        {"outcome": {"ending": "exited", "max_memory_bytes": 2**51}},
+        {"outcome": {"ending": "exited", "detail": "x" * 8001}},
+    ],
+    ids=str,
+)
+def test_an_end_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
+    end = msgspec.to_builtins(wire.AttemptEndedReport(3, "a.1", 5, Outcome(Ending.EXITED, exit_code=3), 7, (0,), 1))
+    assert isinstance(wire.decode_from_agent(msgspec.msgpack.encode(end)), wire.AttemptEndedReport)
+    with pytest.raises(ProtocolError):
+        wire.decode_from_agent(msgspec.msgpack.encode({**end, **change}))
+
+
+def test_an_outcome_is_within_its_bounds_whoever_made_it() -> None:
+    beyond = Outcome(Ending.EXITED, 2**40, -(2**40), "é" * 100_000, 2**70, 2**70, -1)
+    ended = wire.AttemptEndedReport(1, "a.1", 5, beyond)
+    assert wire.decode_from_agent(wire.encode(ended)) == ended
+    assert beyond.detail.endswith("…")
+
+
+def test_a_greeting_and_a_list_of_copies_of_any_length_are_sent_in_pages() -> None:
+    for count in (0, 1, wire.MAX_IDS, wire.MAX_IDS + 1, 3 * wire.MAX_IDS):
+        ids = tuple(f"job{number}.1" for number in range(count))
+        said: list[Any] = [
+            wire.decode_from_agent(wire.encode(one))
+            for one in wire.greeting(wire.AgentHello(wire.PROTOCOL, "0", "gpu1", ids))
+        ]
+        assert [one.more for one in said] == [True] * (len(said) - 1) + [False]
+        assert tuple(name for one in said for name in one.attempts) == ids
+        report = wire.MemoryServedReport("gpu1", ENDPOINT, b"k" * 32, ids, ids[: count // 3])
+        listed: list[Any] = [wire.decode_from_agent(wire.encode(one)) for one in wire.served_pages(report)]
+        assert [one.more for one in listed] == [True] * (len(listed) - 1) + [False]
+        assert tuple(name for one in listed for name in one.copies) == ids
+        assert tuple(name for one in listed for name in one.on_disk) == ids[: count // 3]
 
 
 def test_an_agent_from_before_there_were_marks_is_understood() -> None:

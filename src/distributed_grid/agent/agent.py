@@ -37,6 +37,7 @@ from distributed_grid.wire import (
     AcknowledgeMarks,
     AcknowledgeReport,
     AgentHello,
+    AttemptsPage,
     CloseStream,
     ControlSide,
     FetchedChunk,
@@ -48,10 +49,12 @@ from distributed_grid.wire import (
     MemoryReply,
     ReadCredit,
     ReadFile,
+    ReportedCapacity,
     StartAttemptOrder,
     StopAttemptOrder,
     ToAgent,
     Welcome,
+    greeting,
 )
 
 SWEEP_SECONDS = 3600.0
@@ -117,7 +120,8 @@ class Agent:
         await self.host.start()
         await self._observe_attempts()
         for node in self.nodes:
-            self._send_to_control(self.hello(node))
+            for message in self.greeting(node):
+                self._send_to_control(message)
         self._send_heartbeats()
         if self._memory is not None:
             await self._memory.start()
@@ -139,10 +143,11 @@ class Agent:
             await self._memory.stop()
         await self.host.stop()
 
-    def hello(self, node: str) -> AgentHello:
+    def greeting(self, node: str) -> list[AgentHello | AttemptsPage]:
         """The greeting for a new link: all that runs or is being prepared, and every end that is not acknowledged."""
-        capacity = self._capacity() if self._capacity is not None else None
-        return AgentHello(PROTOCOL, __version__, node, self._orders.listed(), capacity, self._epoch, boot_id())
+        capacity = ReportedCapacity.of(self._capacity()) if self._capacity is not None else None
+        attempts = self._orders.listed()
+        return greeting(AgentHello(PROTOCOL, __version__, node, attempts, capacity, self._epoch, boot_id()))
 
     def welcomed(self, welcome: Welcome) -> None:
         """A new link is there: report again what may have been lost with the last one."""

@@ -20,6 +20,7 @@ from distributed_grid.agent.memory_proxy import MemoryQueryProxy
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.memory.supervisor.supervisor import ServerSupervisor
 from distributed_grid.wire import (
+    MAX_IDS,
     CopiesFreedReport,
     CopyMadeReport,
     Endpoint,
@@ -34,6 +35,9 @@ from distributed_grid.wire import (
     MemoryServedReport,
     OwnerRules,
     ServeMemoryOrder,
+    clipped,
+    pages,
+    served_pages,
 )
 
 QUERY_SOCKET = "query.sock"
@@ -114,7 +118,7 @@ class LentMemory:
         for node in self._nodes:
             served = self._supervisor.served(node)
             if served is not None:
-                self._send(served)
+                self._send_served(served)
 
     def extend_hold(self, until_boot_ms: int) -> None:
         """Hold everything until then; 0 is without end."""
@@ -130,9 +134,16 @@ class LentMemory:
     def _report(self, report: MemoryServedReport | MemoryFailedReport | CopyMadeReport | CopiesFreedReport) -> None:
         if isinstance(report, MemoryServedReport):
             for node in self._nodes:
-                self._send(replace(report, node=node))
+                self._send_served(replace(report, node=node))
+        elif isinstance(report, CopiesFreedReport):
+            for page in pages(len(report.copies), MAX_IDS):
+                self._send(CopiesFreedReport(report.copies[page]))
         else:
-            self._send(report)
+            self._send(replace(report, problem=clipped(report.problem)))
+
+    def _send_served(self, report: MemoryServedReport) -> None:
+        for page in served_pages(report):
+            self._send(page)
 
     async def _process_orders(self) -> None:
         while True:
@@ -142,7 +153,7 @@ class LentMemory:
             except Exception as failure:  # the outermost loop: the next order may well succeed
                 log.warning("a memory order failed", exc_info=failure)
                 if isinstance(order, ServeMemoryOrder):
-                    self._send(MemoryFailedReport(order.node, str(failure) or type(failure).__name__))
+                    self._send(MemoryFailedReport(order.node, clipped(str(failure) or type(failure).__name__)))
 
     async def _carry_out(self, order: MemoryOrder) -> None:
         if isinstance(order, ServeMemoryOrder):

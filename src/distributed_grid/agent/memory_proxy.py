@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distributed_grid.posix.unix_sockets import is_own_peer, short_path
-from distributed_grid.wire import MAX_QUERY_BYTES, MemoryQuery, MemoryReply
+from distributed_grid.wire import MAX_QUERY_BYTES, MAX_REPLY_BYTES, MemoryQuery, MemoryReply
 
 REPLY_SECONDS = 60.0
 MAX_CONNECTIONS = 256
@@ -30,6 +30,7 @@ class MemoryQueryProxy:
         self._send = send
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._parts: dict[int, bytearray] = {}
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -53,13 +54,21 @@ class MemoryQueryProxy:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def deliver(self, reply: MemoryReply) -> None:
-        """Pass a reply on; one that nobody waits for any more is dropped."""
-        waiting = self._waiting.pop(reply.number, None)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(reply.body)
+        """Pass a reply on when its last part is there; one that nobody waits for any more is dropped."""
+        if reply.number not in self._waiting:
+            return
+        parts = self._parts.setdefault(reply.number, bytearray())
+        parts += reply.body
+        if reply.more and len(parts) <= MAX_REPLY_BYTES:
+            return
+        waiting = self._waiting.pop(reply.number)
+        del self._parts[reply.number]
+        if not waiting.done():
+            waiting.set_result(_unreachable("the answer is too long") if reply.more else bytes(parts))
 
     def fail_pending(self) -> None:
         """The link is gone, and with it the replies: whoever waits may ask again."""
+        self._parts.clear()
         for number in tuple(self._waiting):
             self.deliver(MemoryReply(number, _unreachable("the link to the control plane was lost")))
 
@@ -98,6 +107,7 @@ class MemoryQueryProxy:
             return _unreachable("the control plane did not answer")
         finally:
             self._waiting.pop(number, None)
+            self._parts.pop(number, None)
 
 
 def _unreachable(why: str) -> bytes:

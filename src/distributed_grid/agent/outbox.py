@@ -12,7 +12,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from distributed_grid.domain.jobs import Outcome
-from distributed_grid.wire import AttemptEndedReport, AttemptPausedReport, AttemptStartedReport
+from distributed_grid.wire import AttemptEndedReport, AttemptPausedReport, AttemptStartedReport, clipped
 
 SHORT_MS = 30
 """What ends within this time after its start is over at once."""
@@ -59,7 +59,7 @@ class Outbox:
 
     def paused(self, attempt_id: str, fence: int, paused: bool, detail: str) -> None:
         """Report that an attempt stands still, or goes on."""
-        self._post(AttemptPausedReport(next(self._numbers), attempt_id, fence, paused, detail))
+        self._post(AttemptPausedReport(next(self._numbers), attempt_id, fence, paused, clipped(detail)))
 
     def acknowledged(self, seq: int) -> Report | None:
         """Forget the report of this number, and return it; None the second time."""

@@ -12,7 +12,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -23,6 +23,7 @@ from distributed_grid.errors import GridError, ProtocolError
 from distributed_grid.wire import (
     AgentHello,
     AgentSide,
+    AttemptsPage,
     FromAgent,
     RejectAgent,
     ToAgent,
@@ -56,7 +57,9 @@ Dial = Callable[[], Awaitable[ClientConnection]]
 class UplinkClient(Protocol):
     """The agent behind the link."""
 
-    def hello(self, node: str) -> AgentHello: ...
+    def greeting(self, node: str) -> Sequence[FromAgent]:
+        """What is said first of all; the first of it is the hello."""
+
     def welcomed(self, welcome: Welcome) -> None: ...
     def send(self, message: ToAgent) -> None: ...
     def unlinked(self) -> None:
@@ -82,7 +85,7 @@ class Uplink:
 
     def received(self, message: FromAgent, via: AgentSide) -> None:
         """Send a message; without a link it is dropped, because everything that matters is told again."""
-        if self._is_up and not isinstance(message, AgentHello):
+        if self._is_up and not isinstance(message, AgentHello | AttemptsPage):
             self._outbox.append(encode(message))
             self._waiting.set()
 
@@ -113,7 +116,8 @@ class Uplink:
             pause = min(1.5 * pause, max(pause, timing.max_pause))
 
     async def _serve(self, connection: ClientConnection, agent: UplinkClient) -> None:
-        await connection.send(encode(agent.hello(self._node)))
+        for part in agent.greeting(self._node):
+            await connection.send(encode(part))
         async with asyncio.timeout(self._timing.greeting):
             first = await connection.recv(decode=False)
         welcome = _welcome(first)

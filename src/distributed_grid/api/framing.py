@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 PROTOCOL = 2
 MAX_FRAME_BYTES = 64 * 1024 * 1024
+MAX_REQUEST_BYTES = 16 * 1024 * 1024
 JSON, STDOUT, STDERR = b"J", b"O", b"E"
 _HEAD = struct.Struct(">I1s")
 

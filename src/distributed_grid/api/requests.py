@@ -13,11 +13,13 @@ from typing import Annotated, Any, Literal, TypeVar, Union
 import msgspec
 from msgspec import Meta, Struct, field
 
+from distributed_grid.api.command_limits import command_problem
 from distributed_grid.errors import BadInput
 
 Text = Annotated[str, Meta(max_length=4096)]
 Id = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 Name = Annotated[str, Meta(max_length=128)]
+Names = Annotated[tuple[Name, ...], Meta(max_length=20_000)]
 TokenId = Annotated[str, Meta(pattern=r"^[0-9a-f]{8,32}$")]
 Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Meta(ge=0, le=3.2e9)]
@@ -39,13 +41,13 @@ class PlacementOptions(Message, frozen=True, kw_only=True):
     affinity names a node, a job or a group. `deadline` is a moment, in seconds since 1970.
     """
 
-    resources: dict[Name, float] = {}
-    gpu_models: tuple[Name, ...] = ()
+    resources: Annotated[dict[Name, float], Meta(max_length=256)] = {}
+    gpu_models: Names = ()
     gpu_memory_gb: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     strategy: Name = ""
-    labels: tuple[Name, ...] = ()
-    affinity: tuple[Name, ...] = ()
-    anti_affinity: tuple[Name, ...] = ()
+    labels: Names = ()
+    affinity: Names = ()
+    anti_affinity: Names = ()
     group: Name = ""
     expects_seconds: Seconds = 0.0
     deadline: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
@@ -112,7 +114,7 @@ class ListEvents(Message, frozen=True):
     after: Annotated[int, Meta(ge=0)] | None = None
     follow: bool = False
     subject: Name | None = None
-    types: tuple[Name, ...] = ()
+    types: Names = ()
     limit: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
 
 
@@ -138,8 +140,8 @@ class RequestLease(PlacementOptions, frozen=True):
     resource_type: Name
     amount: float
     priority: Name = "medium"
-    prefer: tuple[Name, ...] = ()
-    require: tuple[Name, ...] = ()
+    prefer: Names = ()
+    require: Names = ()
     wait_seconds: Seconds = 300.0
     duration_seconds: Seconds = 0.0
     target: Name = ""
@@ -217,13 +219,13 @@ class SubmitJob(PlacementOptions, frozen=True):
     amount: float = 1.0
     job_id: Name = ""
     priority: Name = "medium"
-    prefer: tuple[Name, ...] = ()
-    require: tuple[Name, ...] = ()
+    prefer: Names = ()
+    require: Names = ()
     wait_seconds: Seconds = 300.0
     env: dict[str, str] = field(default_factory=dict)
     cwd: Text = ""
     workdir: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
-    given: tuple[Name, ...] = ()
+    given: Names = ()
     timeout_seconds: Seconds = 0.0
     grace_seconds: Seconds = 5.0
     retries: Annotated[int, Meta(ge=0, le=1000)] = 0
@@ -243,7 +245,7 @@ class RunInBoost(Message, frozen=True, kw_only=True):
     env: dict[str, str] = field(default_factory=dict)
     cwd: Text = ""
     workdir: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
-    given: tuple[Name, ...] = ()
+    given: Names = ()
 
     def problem(self) -> str | None:
         """What the types do not check."""
@@ -257,7 +259,7 @@ def _problem_of(op: SubmitJob | RunInBoost) -> str | None:
         return "a command, directory or variable must not contain a NUL byte"
     if any("=" in name or not name for name in op.env):
         return "the name of a variable must not be empty or contain '='"
-    return None
+    return command_problem(op.argv, op.env, op.given)
 
 
 class ListJobs(Message, frozen=True):
@@ -302,7 +304,7 @@ class FetchFiles(Message, frozen=True):
     """The files in a job's directory that match one of the patterns."""
 
     job_id: Name
-    patterns: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=1000)]
+    patterns: Annotated[tuple[Annotated[str, Meta(max_length=1024)], ...], Meta(min_length=1, max_length=500)]
 
 
 # ------------------------------------------------------------------ blocks of the memory pool
@@ -354,7 +356,9 @@ class RenewBlocks(Message, frozen=True):
 
 
 class ListBlocks(Message, frozen=True):
-    """Every block."""
+    """Every block, in pages by their ids: those `after` an id; the answer says whether there are `more`."""
+
+    after: Name = ""
 
 
 class GetMemoryStats(Message, frozen=True):
@@ -371,7 +375,7 @@ class ManageCluster(Message, frozen=True):
     """
 
     verb: Literal["install", "start", "stop", "status", "env"]
-    nodes: tuple[Name, ...] = ()
+    nodes: Names = ()
     force: bool = False
     purge: bool = False
     ray: bool = False

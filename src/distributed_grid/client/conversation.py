@@ -12,7 +12,7 @@ from collections import deque
 from typing import Any
 
 from distributed_grid import __version__
-from distributed_grid.api.framing import JSON, PROTOCOL, BrokenFrame, Unpacker, frame
+from distributed_grid.api.framing import JSON, MAX_REQUEST_BYTES, PROTOCOL, BrokenFrame, Unpacker, frame
 from distributed_grid.errors import BadInput, Unreachable, error_from
 
 READ_BYTES = 1 << 18
@@ -101,8 +101,11 @@ def hello(config: ClientConfig, *, query_only: bool = False) -> Message:
 
 
 def encode(message: Message) -> bytes:
-    """A message as a frame."""
-    return frame(JSON, json.dumps(message).encode())
+    """A message as a frame; BadInput where it is longer than the control plane takes."""
+    body = json.dumps(message).encode()
+    if len(body) > MAX_REQUEST_BYTES:
+        raise BadInput(f"the request has {len(body):,} bytes, {MAX_REQUEST_BYTES:,} are allowed")
+    return frame(JSON, body)
 
 
 def check_answer(message: Message) -> Message:

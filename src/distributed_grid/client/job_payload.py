@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from distributed_grid.api.command_limits import command_problem
 from distributed_grid.api.framing import JSON
 from distributed_grid.errors import BadInput, ProtocolError
 from distributed_grid.state_dir import StateDir
@@ -53,6 +54,14 @@ def require_utf8(*words: str) -> None:
     for word in words:
         if not is_utf8(word):
             raise BadInput(f"only UTF-8 text can be passed on, not {os.fsencode(word)!r}")
+
+
+def check_command(argv: Sequence[str], env: Mapping[str, str], given: Collection[str] = ()) -> None:
+    """Raise BadInput for a command that no node can start."""
+    require_utf8(*argv)
+    problem = command_problem(argv, env, given)
+    if problem is not None:
+        raise BadInput(problem)
 
 
 class WorkdirUpload(NamedTuple):

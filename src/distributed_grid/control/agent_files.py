@@ -69,7 +69,8 @@ class ContentSender:
                 via.send(FetchedChunk(message.stream, b"", problem))
                 return
         elif message.stream in streams and message.credit:
-            streams[message.stream].credit += message.credit
+            sending = streams[message.stream]
+            sending.credit = min(sending.credit + message.credit, STREAM_CREDIT_BYTES)
         else:
             self._end(streams, message.stream)
             return
@@ -106,7 +107,17 @@ class ContentSender:
 
 
 ANSWER_SECONDS = 30.0
+MAX_ANSWERS = 1000
+"""On their way to one reader; more than anybody sends who goes by the credit."""
+MAX_SKIPPED_FILES = 1000
 Answer = FileChunk | FileListing | GridError
+
+
+class AttemptOutputFile(Struct, frozen=True):
+    """Files of an attempt's working directory, and those that cannot be had, with the reason."""
+
+    entries: tuple[ManifestEntry, ...]
+    skipped: tuple[str, ...]
 
 
 class RemoteFiles:
@@ -120,8 +131,12 @@ class RemoteFiles:
     def received(self, message: FileChunk | FileListing, via: AgentSide) -> None:
         """Pass an answer on to whoever asked; what nobody asked for is dropped."""
         answers = self._streams.get((via, message.stream))
-        if answers is not None:
+        if answers is None:
+            return
+        if answers.qsize() < MAX_ANSWERS:
             answers.put_nowait(message)
+        elif answers.qsize() == MAX_ANSWERS:
+            answers.put_nowait(ProtocolError(f"{', '.join(via.nodes)} sent more than it was asked for"))
 
     def gone(self, via: AgentSide) -> None:
         """Break every stream of this connection. Safe twice."""
@@ -159,17 +174,28 @@ class RemoteFiles:
         finally:
             self._close(agent, stream)
 
-    async def find(self, node: str, lease_id: str, patterns: tuple[str, ...]) -> FileListing:
-        """The files of an attempt's working directory that fit the patterns."""
+    async def find(self, node: str, lease_id: str, patterns: tuple[str, ...]) -> AttemptOutputFile:
+        """The files of an attempt's working directory that fit the patterns, once all pages of them are here."""
         agent, stream, answers = self._open(node)
         agent.send(ListFiles(stream, lease_id, patterns))
+        entries: list[ManifestEntry] = []
+        skipped: list[str] = []
         try:
-            answer = await self._answer(answers, node)
-            if not isinstance(answer, FileListing):
-                raise ProtocolError(f"{node} sent something else than what was asked for")
-            if answer.problem:
-                raise NotFound(f"{node}: {answer.problem}")
-            return answer
+            while True:
+                answer = await self._answer(answers, node)
+                if not isinstance(answer, FileListing):
+                    raise ProtocolError(f"{node} sent something else than what was asked for")
+                if answer.problem:
+                    raise NotFound(f"{node}: {answer.problem}")
+                if answer.files:
+                    room = file_selection.FETCH_LIMIT_FILES - len(entries)
+                    entries += decode_listing(answer.files, limit_files=room)
+                skipped += answer.skipped[: MAX_SKIPPED_FILES - len(skipped)]
+                if not answer.more:
+                    break
+            if len({entry.path for entry in entries}) < len(entries):
+                raise ProtocolError(f"{node} lists a file twice")
+            return AttemptOutputFile(tuple(entries), tuple(skipped))
         finally:
             self._close(agent, stream)
 
@@ -194,13 +220,6 @@ class RemoteFiles:
         if isinstance(answer, GridError):
             raise answer
         return answer
-
-
-class AttemptOutputFile(Struct, frozen=True):
-    """Files of an attempt's working directory, and those that cannot be had, with the reason."""
-
-    entries: tuple[ManifestEntry, ...]
-    skipped: tuple[str, ...]
 
 
 class AttemptFiles:
@@ -241,11 +260,7 @@ class AttemptFiles:
     async def find(self, attempt: Attempt, patterns: tuple[str, ...]) -> AttemptOutputFile:
         """The files that fit the patterns in the directory the attempt ran in."""
         if not self.is_here(attempt):
-            listing = await self._remote.find(attempt.node, attempt.lease_id, patterns)
-            entries = (
-                decode_listing(listing.files, limit_files=file_selection.FETCH_LIMIT_FILES) if listing.files else ()
-            )
-            return AttemptOutputFile(entries, listing.skipped)
+            return await self._remote.find(attempt.node, attempt.lease_id, patterns)
         try:
             work = work_dir(self._jobs, attempt.lease_id)
         except OSError:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from distributed_grid import __version__
 from distributed_grid.domain.events import (
@@ -42,6 +43,7 @@ from distributed_grid.reactor import overdue, pending
 from distributed_grid.reactor.effects import Effect, StartAttempt
 from distributed_grid.wire import (
     HEARTBEAT_MS,
+    MAX_ATTEMPTS,
     PROTOCOL,
     AcknowledgeMarks,
     AcknowledgeReport,
@@ -49,6 +51,7 @@ from distributed_grid.wire import (
     AgentSide,
     AttemptEndedReport,
     AttemptPausedReport,
+    AttemptsPage,
     AttemptStartedReport,
     CheckpointAge,
     FromAgent,
@@ -60,6 +63,7 @@ from distributed_grid.wire import (
     StopAttemptOrder,
     ToAgent,
     Welcome,
+    clipped,
 )
 
 UNWANTED_GRACE_MS = 5_000
@@ -68,10 +72,11 @@ RESEND_MS = 5_000
 """After so long without a report an order is sent again, and no agent gets orders again more often than that."""
 MAX_RESENT = 200
 """So many at once; the others have their turn the next time."""
+MAX_NUMBER_DIGITS = 10
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Report = AttemptStartedReport | AttemptPausedReport | AttemptEndedReport
-SessionMessage = AgentHello | Heartbeat | Report
+SessionMessage = AgentHello | AttemptsPage | Heartbeat | Report
 
 
 class LedgerOwner(Protocol):
@@ -167,6 +172,8 @@ class AgentSessions:
             await self._act_on(message, via)
         elif isinstance(message, AgentHello):
             await self._welcome(message, via)
+        elif isinstance(message, AttemptsPage):
+            await self._add_page(message, via)
         else:
             await self._grid.handle_with_retry(event_of(message, via.nodes))
             via.send(AcknowledgeReport(message.seq))
@@ -206,8 +213,11 @@ class AgentSessions:
             if not failure.retryable:
                 raise
             return
-        hello = self._greeted.pop((via, message.node), None)
+        hello = self._greeted.get((via, message.node))
+        if hello is not None and hello.more:
+            return  # its greeting is not complete
         if hello is not None:  # the first one on this connection: orders count from it
+            del self._greeted[via, message.node]
             self._agents[message.node] = via
             await self._catch_up(hello, via)
             if self._memory is not None:
@@ -230,7 +240,7 @@ class AgentSessions:
             await self.record_rejection(why, via)
             return
         if hello.capacity is not None:
-            await self._grid.handle_with_retry(NodeDeclared(self._registry.described(node, hello.capacity)))
+            await self._grid.handle_with_retry(NodeDeclared(self._registry.described(node, hello.capacity.value())))
         if hello.epoch > epoch:  # restored from a backup: its fences begin above what this agent has seen of us
             await self._grid.handle_with_retry(EpochReported(hello.node, hello.epoch))
         epoch = await self._grid.read(lambda ledger, now: epoch_on(ledger, hello.node))
@@ -238,7 +248,23 @@ class AgentSessions:
             await self._memory.unknown(hello.node)
         if (via, hello.node) not in self._greeted:
             self._send_welcome(hello, node, epoch, via)
-        await self._grid.handle_with_retry(AttemptsListed(hello.node, hello.attempts, hello.boot))
+        if not hello.more:
+            await self._grid.handle_with_retry(AttemptsListed(hello.node, hello.attempts, hello.boot))
+
+    async def _add_page(self, page: AttemptsPage, via: AgentSide) -> None:
+        """Go on with a greeting; attempts are compared, and orders sent, only when its last page is there."""
+        hello = self._greeted.get((via, page.node))
+        if hello is None or not hello.more:
+            return
+        hello = replace(hello, attempts=hello.attempts + page.attempts, more=page.more)
+        self._greeted[via, page.node] = hello
+        if len(hello.attempts) > MAX_ATTEMPTS:
+            del self._greeted[via, page.node]
+            why = f"it lists more than {MAX_ATTEMPTS} attempts"
+            via.send(RejectAgent(why))
+            await self.record_rejection(why, via)
+        elif not hello.more:
+            await self._grid.handle_with_retry(AttemptsListed(hello.node, hello.attempts, hello.boot))
 
     async def record_rejection(self, why: str, via: AgentSide) -> None:
         """An agent is turned away: say so where somebody looks for the reason that its node is not alive."""
@@ -264,7 +290,9 @@ class AgentSessions:
 
     def _stop_unwanted(self, lease_id: str, fence: int, via: AgentSide) -> None:
         """Have an attempt stopped that the ledger does not have; that is ordered again until its end is reported."""
-        self._unwanted.setdefault(via, {})[lease_id] = fence
+        unwanted = self._unwanted.setdefault(via, {})
+        if len(unwanted) < MAX_ATTEMPTS:
+            unwanted[lease_id] = fence
         why = "nobody waits for it any more"
         via.send(StopAttemptOrder(lease_id, fence, str(Ending.CANCELLED), why, UNWANTED_GRACE_MS))
 
@@ -402,13 +430,14 @@ def order_of(ledger: Ledger, effect: Effect) -> ToAgent:
     stop = effect.job.stop
     assert stop is not None
     ending = stop.ending if stop.ending in (Ending.PREEMPTED, Ending.RECLAIMED) else Ending.CANCELLED
-    return StopAttemptOrder(attempt.lease_id, attempt.fence, str(ending), stop.detail, effect.job.command.grace_ms)
+    grace_ms = effect.job.command.grace_ms
+    return StopAttemptOrder(attempt.lease_id, attempt.fence, str(ending), clipped(stop.detail), grace_ms)
 
 
 def event_of(message: Report | CheckpointAge, nodes: tuple[str, ...]) -> Event:
     """What the report of an agent that serves these nodes means."""
     uid, _, number = message.lease_id.rpartition(".")
-    attempt = int(number) if number.isdecimal() else 0
+    attempt = int(number) if number.isdecimal() and len(number) < MAX_NUMBER_DIGITS else 0
     if isinstance(message, AttemptStartedReport):
         return AttemptStarted(uid, attempt, message.fence, message.pid, message.cores, nodes)
     if isinstance(message, AttemptPausedReport):

@@ -16,6 +16,8 @@ from distributed_grid.control.memory_gateway import MemoryGateway
 from distributed_grid.errors import GridError
 from distributed_grid.reactor.effects import Effect
 from distributed_grid.wire import (
+    MAX_CHUNK_BYTES,
+    MAX_REPLY_BYTES,
     AgentHello,
     AgentSide,
     FetchContent,
@@ -27,6 +29,7 @@ from distributed_grid.wire import (
     MemoryQuery,
     MemoryReply,
     MemoryReport,
+    pages,
 )
 
 MAX_QUESTIONS = 64
@@ -109,7 +112,11 @@ class AgentGateway:
 
     async def _answer(self, question: MemoryQuery, via: AgentSide) -> None:
         answer = self._answer_program or _refuse_program
-        via.send(MemoryReply(question.number, await answer(via.nodes[0], question.body)))
+        body = await answer(via.nodes[0], question.body)
+        if len(body) > MAX_REPLY_BYTES:
+            body = _refusal("the answer is longer than a program on a node can be sent")
+        for part in pages(len(body), MAX_CHUNK_BYTES):
+            via.send(MemoryReply(question.number, body[part], part.stop < len(body)))
 
     def _answered(self, task: asyncio.Task[None], via: AgentSide) -> None:
         asked = self._questions.get(via, set())
@@ -132,6 +139,7 @@ class AgentGateway:
         if via in self._greeting:  # what it said before the next greeting must not count after it
             self._intakes[via].cancel()
         self.files.gone(via)
+        self.memory.gone(via)
         self._content.gone(via)
 
     async def settled(self) -> None:

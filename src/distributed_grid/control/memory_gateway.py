@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain import events
@@ -21,8 +24,11 @@ from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.reactor import overdue_memory, pending_memory
 from distributed_grid.reactor.effects import FreeCopies, MakeCopy, MemoryEffect, ServeMemory
 from distributed_grid.wire import (
+    MAX_COPIES,
+    MAX_IDS,
     AgentSide,
     CopiesFreedReport,
+    CopiesPage,
     CopyMadeReport,
     Endpoint,
     FreeCopiesOrder,
@@ -34,11 +40,12 @@ from distributed_grid.wire import (
     MemoryServedReport,
     ServeMemoryOrder,
     Ticket,
+    pages,
 )
 
-MAX_COPIES_PER_ORDER = 10_000
 MAX_COPIES_PER_EVENT = 200
 """Between two events others get at the ledger."""
+log = logging.getLogger(__name__)
 
 
 class IssueCertificate(Protocol):
@@ -57,6 +64,7 @@ class MemoryGateway:
         self._issue_certificate: IssueCertificate = lambda node: (b"", b"")
         self._local: AgentSide | None = None
         self._unwanted: dict[str, dict[str, None]] = {}  # by node, copies that no block has
+        self._listing: dict[tuple[AgentSide, str], MemoryServedReport] = {}
 
     def start(self, grid: Grid, issue_certificate: IssueCertificate | None = None) -> None:
         self._grid = grid
@@ -85,7 +93,7 @@ class MemoryGateway:
         agent = self._agent(node)
         for name in (node, "") if agent is self._local else (node,):
             self.perform(overdue_memory(self._grid.ledger, name))
-        unwanted = tuple(self._unwanted.get(node, ()))[:MAX_COPIES_PER_ORDER]
+        unwanted = tuple(self._unwanted.get(node, ()))[:MAX_IDS]
         if agent is not None and unwanted:
             agent.send(FreeCopiesOrder(unwanted))
 
@@ -95,15 +103,22 @@ class MemoryGateway:
         if node in self._grid.ledger.memory_servers:
             await self._grid.handle_with_retry(events.MemoryServed(MemoryServerRow(node, gone=True)))
 
+    def gone(self, via: AgentSide) -> None:
+        """An agent's connection has ended: what it was listing is not complete. Safe twice."""
+        for key in [key for key in self._listing if key[0] is via]:
+            del self._listing[key]
+
     async def received(self, message: MemoryReport, via: AgentSide) -> None:
-        """Handle a report; a repeated one changes nothing."""
+        """Handle a report; a repeated one changes nothing. One in pages counts when the last is there."""
         assert self._grid is not None
         nodes = (*via.nodes, "") if via is self._local else via.nodes
-        if (
-            isinstance(message, MemoryServedReport | MemoryFailedReport | MemoryReclaimReport)
-            and message.node not in nodes
-        ):
+        if not isinstance(message, CopyMadeReport | CopiesFreedReport) and message.node not in nodes:
             return
+        if isinstance(message, MemoryServedReport | CopiesPage):
+            whole = self._completed(message, via)
+            if whole is None:
+                return
+            message = whole
         if isinstance(message, CopiesFreedReport):
             for at in range(0, len(message.copies), MAX_COPIES_PER_EVENT):
                 await self._grid.handle_with_retry(
@@ -118,8 +133,30 @@ class MemoryGateway:
         if isinstance(message, MemoryServedReport):
             unknown = await self._grid.read(lambda ledger, now: _unknown_copies(ledger, message))
             self._unwanted[message.node] = dict.fromkeys(unknown)
-            for at in range(0, len(unknown), MAX_COPIES_PER_ORDER):
-                via.send(FreeCopiesOrder(tuple(unknown[at : at + MAX_COPIES_PER_ORDER])))
+            self._free(unknown, via)
+
+    def _completed(self, page: MemoryServedReport | CopiesPage, via: AgentSide) -> MemoryServedReport | None:
+        """The report with all of its pages; None while one is missing."""
+        before = self._listing.pop((via, page.node), None)
+        if isinstance(page, MemoryServedReport):
+            whole = page
+        elif before is None:
+            return None
+        else:
+            copies, on_disk = before.copies + page.copies, before.on_disk + page.on_disk
+            whole = replace(before, copies=copies, on_disk=on_disk, more=page.more)
+        if len(whole.copies) + len(whole.on_disk) > MAX_COPIES:
+            log.warning("%s lists more than %d copies: none of them counts", page.node, MAX_COPIES)
+            return None
+        if whole.more:
+            self._listing[via, page.node] = whole
+            return None
+        return whole
+
+    @staticmethod
+    def _free(copies: Sequence[str], agent: AgentSide) -> None:
+        for page in pages(len(copies), MAX_IDS) if copies else ():
+            agent.send(FreeCopiesOrder(tuple(copies[page])))
 
     def _agent(self, node: str) -> AgentSide | None:
         return self._agents.get(node) or (self._local if not node else None)
@@ -127,8 +164,7 @@ class MemoryGateway:
     def _send_order(self, effect: MemoryEffect, agent: AgentSide) -> None:
         assert self._grid is not None
         if isinstance(effect, FreeCopies):
-            for at in range(0, len(effect.copies), MAX_COPIES_PER_ORDER):
-                agent.send(FreeCopiesOrder(effect.copies[at : at + MAX_COPIES_PER_ORDER]))
+            self._free(effect.copies, agent)
             return
         agent.send(self._order_for(effect))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
 
 from distributed_grid.domain.leases import Request
+from distributed_grid.domain.resources import MAX_AMOUNT
 from distributed_grid.domain.states import JobState
 
 
@@ -27,16 +29,34 @@ class Ending(enum.StrEnum):
     WAITED_TOO_LONG = "waited_too_long"
 
 
+MAX_DETAIL_CHARS = 8_000
+MAX_RUN_MS = 2**53
+MAX_STATUS = 2**31 - 1
+Status = Annotated[int, Meta(ge=-MAX_STATUS, le=MAX_STATUS)]
+RunTime = Annotated[int, Meta(ge=0, le=MAX_RUN_MS)]
+
+
 class Outcome(Struct, frozen=True):
-    """How a run ended: exactly, with the exit code or signal where there was one."""
+    """How a run ended: exactly, with the exit code or signal where there was one.
+
+    Whoever makes one, it is within its bounds: what is stored can be read again, and what is reported is understood.
+    """
 
     ending: Ending
-    exit_code: int | None = None
-    signal: int | None = None
-    detail: str = ""
-    cpu_ms: int = 0
-    max_memory_bytes: int = 0
-    wall_ms: int = 0
+    exit_code: Status | None = None
+    signal: Status | None = None
+    detail: Annotated[str, Meta(max_length=MAX_DETAIL_CHARS)] = ""
+    cpu_ms: RunTime = 0
+    max_memory_bytes: Annotated[int, Meta(ge=0, le=MAX_AMOUNT)] = 0
+    wall_ms: RunTime = 0
+
+    def __post_init__(self) -> None:
+        if len(self.detail) > MAX_DETAIL_CHARS:
+            force_setattr(self, "detail", self.detail[: MAX_DETAIL_CHARS - 1] + "…")
+        for name, least, most in _BOUNDS:
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                force_setattr(self, name, min(max(value, least), most))
 
     @property
     def succeeded(self) -> bool:
@@ -48,6 +68,13 @@ class Outcome(Struct, frozen=True):
         return not self.succeeded and self.ending in _RETRIED
 
 
+_BOUNDS = (
+    ("exit_code", -MAX_STATUS, MAX_STATUS),
+    ("signal", -MAX_STATUS, MAX_STATUS),
+    ("cpu_ms", 0, MAX_RUN_MS),
+    ("max_memory_bytes", 0, MAX_AMOUNT),
+    ("wall_ms", 0, MAX_RUN_MS),
+)
 _RETRIED = frozenset({Ending.EXITED, Ending.SIGNALLED, Ending.LOST, Ending.TIMED_OUT})
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from distributed_grid.domain.resources import NOTHING, Capacity
+from distributed_grid.domain.resources import MAX_AMOUNT, NOTHING, Capacity
 from distributed_grid.domain.states import NodeState
 from distributed_grid.domain.statistics import Idleness, UsageVolatility
+
+Milli = Annotated[int, Meta(ge=0, le=1000)]
+Bytes = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
+MAX_GPUS = 1024
 
 
 class Caps(Struct, frozen=True):
@@ -106,11 +110,11 @@ class Node(Struct, frozen=True):
 class GpuUsage(Struct, frozen=True):
     """Usage of one device: outside the grid, and in all."""
 
-    index: int
-    busy_milli: int = 0
-    memory_bytes: int = 0
-    all_busy_milli: int = 0
-    all_memory_bytes: int = 0
+    index: Annotated[int, Meta(ge=0, lt=2**16)]
+    busy_milli: Milli = 0
+    memory_bytes: Bytes = 0
+    all_busy_milli: Milli = 0
+    all_memory_bytes: Bytes = 0
 
     @property
     def in_use_milli(self) -> int:
@@ -126,11 +130,11 @@ class GpuUsage(Struct, frozen=True):
 class Usage(Struct, frozen=True):
     """Measured usage of a node: in all, and outside the grid."""
 
-    cpu_busy_milli: int = 0
-    cpu_outside_milli: int = 0
-    memory_bytes: int = 0
-    memory_outside_bytes: int = 0
-    gpus: tuple[GpuUsage, ...] = ()
+    cpu_busy_milli: Milli = 0
+    cpu_outside_milli: Milli = 0
+    memory_bytes: Bytes = 0
+    memory_outside_bytes: Bytes = 0
+    gpus: Annotated[tuple[GpuUsage, ...], Meta(max_length=MAX_GPUS)] = ()
 
 
 class NodeObservation(Struct, frozen=True):

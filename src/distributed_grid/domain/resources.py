@@ -14,8 +14,8 @@ from msgspec import Struct
 from distributed_grid.errors import BadInput
 
 WHOLE_GPU = 1000
-MAX_AMOUNT = 2**60
-"""Amounts above this are refused, so that sums stay far from the edge of 64 bits."""
+MAX_AMOUNT = 2**50
+"""Amounts above this are refused, so that sums over thousands of nodes stay far from the edge of 64 bits."""
 
 
 class ResourceType(enum.StrEnum):

@@ -13,7 +13,7 @@ import msgspec
 
 from distributed_grid import __version__
 from distributed_grid.api import requests
-from distributed_grid.api.framing import JSON, PROTOCOL, STDOUT, BrokenFrame, Unpacker, frame
+from distributed_grid.api.framing import JSON, MAX_REQUEST_BYTES, PROTOCOL, STDOUT, BrokenFrame, Unpacker, frame
 from distributed_grid.control.views import View
 from distributed_grid.errors import GridError, ProtocolError, Refused, error_view
 from distributed_grid.posix.unix_sockets import is_own_peer, peer_uid
@@ -27,7 +27,6 @@ from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
 from distributed_grid.server.services.reports import ReportService
 
-MAX_REQUEST_BYTES = 8 * 1024 * 1024
 log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 
@@ -179,7 +178,7 @@ def _memory_table(memory: MemoryService) -> AnswerTable:
         requests.FreeBlock: memory.free,
         requests.NameBlock: memory.name,
         requests.RenewBlocks: memory.renew,
-        requests.ListBlocks: lambda op, caller: memory.list(),
+        requests.ListBlocks: lambda op, caller: memory.list(op),
         requests.GetMemoryStats: lambda op, caller: memory.stats(),
     }
 

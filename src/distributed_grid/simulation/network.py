@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
@@ -218,7 +219,7 @@ class LinkedAgent(Protocol):
     queue: EventQueue
     random: Random
 
-    def hello(self) -> AgentHello: ...
+    def greeting(self) -> Sequence[FromAgent]: ...
     def received(self, message: ToAgent) -> None: ...
 
 
@@ -252,7 +253,8 @@ class SimulatedUplink:
             self._dial_later()
             return
         self._received_at = self._queue.now
-        link.send_up(self._agent.hello())
+        for message in self._agent.greeting():
+            link.send_up(message)
         self._queue.after(SILENCE_MS, lambda: self._check_silence(link))
 
     def _dial_later(self) -> None:

@@ -24,13 +24,16 @@ from distributed_grid.wire import (
     PROTOCOL,
     AcknowledgeReport,
     AgentHello,
+    AttemptsPage,
     CheckpointAge,
     Heartbeat,
     HeartbeatReply,
+    ReportedCapacity,
     StartAttemptOrder,
     StopAttemptOrder,
     ToAgent,
     Welcome,
+    greeting,
 )
 
 FETCH_MS = 1_000
@@ -99,10 +102,11 @@ class SimulatedAgent:
 
     # ------------------------------------------------------------------ the link
 
-    def hello(self) -> AgentHello:
+    def greeting(self) -> list[AgentHello | AttemptsPage]:
         machine = self.machine
-        attempts, capacity = self._orders.listed(), machine.node.capacity
-        return AgentHello(PROTOCOL, __version__, self.name, attempts, capacity, machine.epoch_on_disk, machine.boot)
+        attempts, capacity = self._orders.listed(), ReportedCapacity.of(machine.node.capacity)
+        epoch = machine.epoch_on_disk
+        return greeting(AgentHello(PROTOCOL, __version__, self.name, attempts, capacity, epoch, machine.boot))
 
     def received(self, message: ToAgent) -> None:
         """Take in what the control plane says."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from distributed_grid.agent.memory_proxy import HEADER, MemoryQueryProxy
-from distributed_grid.wire import MAX_QUERY_BYTES, MemoryQuery, MemoryReply
+from distributed_grid.wire import MAX_CHUNK_BYTES, MAX_QUERY_BYTES, MemoryQuery, MemoryReply
 
 
 class SentQueries(list[MemoryQuery]):
@@ -73,6 +73,21 @@ def test_a_question_goes_over_the_link_as_it_is_and_its_answer_comes_back(tmp_pa
             writer.close()
             assert proxy.path.stat().st_mode & 0o777 == 0o600
         assert not proxy.path.exists()
+
+    asyncio.run(story())
+
+
+def test_an_answer_in_parts_is_passed_on_as_one(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with a_proxy(tmp_path) as (proxy, queries):
+            reader, writer = await send(proxy, b"{}")
+            question = await queries.next()
+            body = json.dumps({"blocks": ["x" * 600_000]}).encode()
+            parts = [body[at : at + MAX_CHUNK_BYTES] for at in range(0, len(body), MAX_CHUNK_BYTES)]
+            for part in parts:
+                proxy.deliver(MemoryReply(question.number, part, part is not parts[-1]))
+            assert await received(reader) == json.loads(body)
+            writer.close()
 
     asyncio.run(story())
 

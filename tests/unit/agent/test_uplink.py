@@ -30,8 +30,8 @@ class Agent:
         self.unlinks = 0
         self.received: list[wire.ToAgent] = []
 
-    def hello(self, node: str) -> wire.AgentHello:
-        return wire.AgentHello(wire.PROTOCOL, "0.2.0", node)
+    def greeting(self, node: str) -> list[wire.AgentHello]:
+        return [wire.AgentHello(wire.PROTOCOL, "0.2.0", node)]
 
     def welcomed(self, welcome: wire.Welcome) -> None:
         self.welcomes += 1

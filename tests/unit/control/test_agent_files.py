@@ -12,7 +12,7 @@ import pytest
 
 from distributed_grid import wire
 from distributed_grid.agent.files.attempt_files import AttemptFileReader
-from distributed_grid.control.agent_files import MAX_STREAMS, AttemptFiles, ContentSender, RemoteFiles
+from distributed_grid.control.agent_files import MAX_ANSWERS, MAX_STREAMS, AttemptFiles, ContentSender, RemoteFiles
 from distributed_grid.domain.jobs import Attempt
 from distributed_grid.errors import GridError, NotFound, ProtocolError, Unreachable
 from tests.support import odd_files
@@ -38,6 +38,7 @@ class Wire:
         asyncio.get_running_loop().call_soon(self.reading.received, message)
 
     def _answer(self, message: wire.FileChunk | wire.FileListing) -> None:
+        assert wire.decode_from_agent(wire.encode(message)) == message
         if isinstance(message, wire.FileChunk):
             assert len(message.data) <= wire.MAX_CHUNK_BYTES
             self.sent += len(message.data)
@@ -191,6 +192,44 @@ def test_a_link_that_breaks_breaks_its_streams() -> None:
     asyncio.run(story())
 
 
+def test_a_listing_of_any_length_arrives_in_pages(tmp_path: Path) -> None:
+    work = tmp_path / "a.1" / "work"
+    folder = work / ("d" * 200) / ("e" * 200)
+    folder.mkdir(parents=True)
+    names = {f"{number:05}-{'x' * 200}" for number in range(3000)}
+    for name in names:
+        (folder / name).touch()
+    for number in range(250):
+        os.mkfifo(work / f"pipe{number}")
+
+    async def story() -> None:
+        link = Wire(tmp_path)
+        found = await link.files.find("gpu2", "a.1", ("**",))
+        assert {entry.path.rpartition("/")[2] for entry in found.entries} == names
+        assert len(found.skipped) == 250
+
+    asyncio.run(story())
+
+
+def test_an_agent_that_answers_without_end_does_not_fill_the_memory() -> None:
+    class Liar:
+        nodes = ("gpu2",)
+
+        def __init__(self) -> None:
+            self.files = RemoteFiles({"gpu2": self})
+
+        def send(self, message: wire.ToAgent) -> None:
+            if isinstance(message, wire.ListFiles):
+                for _ in range(5 * MAX_ANSWERS):
+                    self.files.received(wire.FileListing(message.stream, more=True), self)
+
+    async def story() -> None:
+        with pytest.raises(ProtocolError, match="more than it was asked for"):
+            await Liar().files.find("gpu2", "a.1", ("**",))
+
+    asyncio.run(story())
+
+
 class Fetcher:
     """An agent that fetches, and keeps what it is sent."""
 
@@ -232,6 +271,8 @@ def test_content_is_sent_as_far_as_the_credit_goes_and_closed_at_its_end() -> No
     supply.received(wire.FetchCredit(1, 100_000), agent)
     assert agent.size == 400_000
     supply.received(wire.FetchCredit(1, 10_000_000), agent)
+    assert agent.size == 400_000 + wire.STREAM_CREDIT_BYTES, "no more is on its way than a reader has room for"
+    supply.received(wire.FetchCredit(1, 400_000), agent)
     assert agent.size == 1_000_000
     assert agent.pieces[-1].data == b""
     assert contents.opened[0].closed

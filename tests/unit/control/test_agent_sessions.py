@@ -19,18 +19,23 @@ from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.states import NodeState
 from distributed_grid.wire import (
+    MAX_ATTEMPTS,
+    MAX_IDS,
     PROTOCOL,
     AgentHello,
     AttemptEndedReport,
+    AttemptsPage,
     AttemptStartedReport,
     Heartbeat,
     RejectAgent,
+    ReportedCapacity,
     StartAttemptOrder,
     StopAttemptOrder,
     ToAgent,
     Welcome,
     decode_to_agent,
     encode,
+    greeting,
 )
 from tests.support.builders import NOW, a_capacity, a_node, a_request, a_submission
 
@@ -65,7 +70,7 @@ class Agent:
 
 
 def hello(node: str, epoch: int = 0) -> AgentHello:
-    return AgentHello(PROTOCOL, "0.2.0", node, capacity=a_capacity(), epoch=epoch, boot="boot")
+    return AgentHello(PROTOCOL, "0.2.0", node, capacity=ReportedCapacity.of(a_capacity()), epoch=epoch, boot="boot")
 
 
 async def joined(gateway: AgentGateway, greeting: AgentHello) -> Agent:
@@ -137,6 +142,46 @@ def test_an_epoch_that_cannot_be_true_turns_that_agent_away_and_says_why(epoch: 
         honest = await joined(gateway, hello("ash", 1))
         assert honest.of(Welcome)
         assert grid.ledger.nodes["ash"].state is NodeState.ALIVE
+
+    with_a_grid(story)
+
+
+def test_attempts_are_compared_only_when_the_last_page_is_there() -> None:
+    async def story(grid: Grid, gateway: AgentGateway) -> None:
+        ash = await joined(gateway, hello("ash"))
+        await grid.handle(a_submission(a_request("job", cores=1, require=["ash"])))
+        (start,) = ash.of(StartAttemptOrder)
+        assert isinstance(start, StartAttemptOrder)
+        gateway.received(AttemptStartedReport(1, start.lease_id, start.fence, 77, (0,)), ash)
+        await gateway.settled()
+        gateway.gone(ash)
+        gone = tuple(f"gone{number}.1" for number in range(2 * MAX_IDS))
+        pages = greeting(replace(hello("ash"), attempts=(*gone, start.lease_id)))
+        again = Agent("ash")
+        for page in pages[:-1]:
+            gateway.received(page, again)
+        gateway.received(Heartbeat("ash", Usage(), 2), again)
+        await gateway.settled()
+        assert again.of(Welcome)
+        assert not again.of(StopAttemptOrder)
+        assert grid.ledger.jobs["job"].attempt is not None, "it is on the last page"
+        gateway.received(pages[-1], again)
+        gateway.received(Heartbeat("ash", Usage(), 3), again)
+        await gateway.settled()
+        assert grid.ledger.jobs["job"].attempt is not None
+        assert {stop.lease_id for stop in again.of(StopAttemptOrder) if isinstance(stop, StopAttemptOrder)} == set(gone)
+
+    with_a_grid(story)
+
+
+def test_an_agent_that_lists_without_end_is_turned_away() -> None:
+    async def story(grid: Grid, gateway: AgentGateway) -> None:
+        ash = Agent("ash")
+        gateway.received(replace(hello("ash"), more=True), ash)
+        for _ in range(MAX_ATTEMPTS // MAX_IDS + 1):
+            gateway.received(AttemptsPage("ash", ("x.1",) * MAX_IDS, True), ash)
+        await gateway.settled()
+        assert len(ash.of(RejectAgent)) == 1
 
     with_a_grid(story)
 

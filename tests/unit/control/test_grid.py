@@ -120,7 +120,7 @@ def test_an_event_that_cannot_be_stored_fails_alone_and_is_not_insisted_upon(tmp
         grid = await a_grid(store)
         await grid.handle(a_submission(a_request("job", cores=1)))
         fence = await grid.read(lambda ledger, now: ledger.jobs["job"].attempts[-1].fence)
-        beyond = AttemptEnded("job", 1, fence, Outcome(Ending.EXITED, exit_code=0, cpu_ms=2**70))
+        beyond = AttemptEnded("job", 1, fence, Outcome(Ending.EXITED, exit_code=0), pid=2**70)
         asked = [LeaseAsked(a_request(f"r{number}", cores=0.1)) for number in range(5)]
         events: list[Event] = [*asked[:2], beyond, *asked[2:], LeaseAsked(a_request("big", cores=100))]
         answers = await asyncio.gather(*map(grid.handle, events), return_exceptions=True)

@@ -14,6 +14,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.memory.protocol.authentication import FILL, read_claims
 from distributed_grid.wire import (
+    MAX_IDS,
     CopiesFreedReport,
     CopyMadeReport,
     Endpoint,
@@ -23,6 +24,9 @@ from distributed_grid.wire import (
     MemoryServedReport,
     ServeMemoryOrder,
     ToAgent,
+    decode_to_agent,
+    encode,
+    served_pages,
 )
 from tests.support.builders import NOW, a_node
 
@@ -187,5 +191,29 @@ def test_thousands_of_freed_copies_are_settled_a_few_at_a_time() -> None:
         found = await ledger_of(grid)
         assert not found.blocks
         assert not found.leases
+
+    in_a_pool(story)
+
+
+def test_copies_are_compared_only_when_the_last_page_is_there() -> None:
+    async def story(grid: Grid, lending: MemoryGateway, ash: Agent, birch: Agent) -> None:
+        names = tuple(f"old{number}:1" for number in range(MAX_IDS))
+        report = MemoryServedReport("ash", served("ash").endpoint, b"k" * 32, names, (*names, "gone:1"))
+        pages = served_pages(report)
+        assert len(pages) == 3
+        await lending.received(pages[1], ash)
+        assert ash.orders == [], "a page without its report"
+        for page in pages[:-1]:
+            await lending.received(page, ash)
+        assert not (await ledger_of(grid)).memory_servers
+        lending.gone(ash)
+        await lending.received(pages[-1], ash)
+        assert not (await ledger_of(grid)).memory_servers, "the link broke in between"
+        for page in pages:
+            await lending.received(page, ash)
+        assert list((await ledger_of(grid)).memory_servers) == ["ash"]
+        freed = [copy for order in ash.orders if isinstance(order, FreeCopiesOrder) for copy in order.copies]
+        assert sorted(freed) == sorted((*report.copies, *report.on_disk))
+        assert all(decode_to_agent(encode(order)) == order for order in ash.orders)
 
     in_a_pool(story)

@@ -24,6 +24,7 @@ LIMIT_FILES = 10_000
 MAX_ENCODED_BYTES = 16 << 20
 MAX_ENTRIES = 200_000  # checked before any of them is read
 PLAIN, EXECUTABLE = 0o600, 0o700
+_LIST_HEAD_BYTES = 5
 
 Kind = Literal["file", "dir", "link"]
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -103,9 +104,18 @@ def decode(data: bytes, *, limit_bytes: int = LIMIT_BYTES, limit_files: int = LI
     return manifest
 
 
-def encode_listing(entries: Iterable[ManifestEntry]) -> bytes:
-    """A list of files as bytes."""
-    return _encode(entries)
+def encode_listing_pages(entries: Iterable[ManifestEntry], max_bytes: int) -> list[bytes]:
+    """A list of files as bytes, in parts of at most so many, which are lists themselves."""
+    found: list[list[bytes]] = [[]]
+    size = 0
+    for entry in entries:
+        row = msgspec.msgpack.encode(_row(entry))
+        if found[-1] and size + len(row) > max_bytes - _LIST_HEAD_BYTES:
+            found.append([])
+            size = 0
+        found[-1].append(row)
+        size += len(row)
+    return [msgspec.msgpack.encode([msgspec.Raw(row) for row in rows]) if rows else b"" for rows in found]
 
 
 def decode_listing(data: bytes, *, limit_files: int) -> tuple[ManifestEntry, ...]:
@@ -166,18 +176,18 @@ def _check_count(found: int, limit: int, noun: str) -> None:
 
 
 def _encode(entries: Iterable[ManifestEntry]) -> bytes:
-    rows = [
-        _Row(
-            entry.kind[0],
-            to_bytes(entry.path),
-            entry.size,
-            entry.mode == EXECUTABLE,
-            bytes.fromhex(entry.digest),
-            to_bytes(entry.target),
-        )
-        for entry in entries
-    ]
-    return msgspec.msgpack.encode(rows)
+    return msgspec.msgpack.encode([_row(entry) for entry in entries])
+
+
+def _row(entry: ManifestEntry) -> _Row:
+    return _Row(
+        entry.kind[0],
+        to_bytes(entry.path),
+        entry.size,
+        entry.mode == EXECUTABLE,
+        bytes.fromhex(entry.digest),
+        to_bytes(entry.target),
+    )
 
 
 def _decode(data: bytes) -> tuple[ManifestEntry, ...]:

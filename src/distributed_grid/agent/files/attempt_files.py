@@ -29,12 +29,16 @@ from distributed_grid.posix.private_files import open_regular
 from distributed_grid.wire import (
     MAX_CHUNK_BYTES,
     MAX_LISTING_BYTES,
+    MAX_SKIPPED,
+    MAX_SKIPPED_CHARS,
     CloseStream,
     FileChunk,
     FileListing,
     ListFiles,
     ReadCredit,
     ReadFile,
+    clipped,
+    pages,
 )
 
 MAX_STREAMS, MAX_LISTINGS = 256, 16
@@ -84,11 +88,11 @@ class AttemptFileReader:
         try:
             fd = open_file(self._root, order.lease_id, order.name)
         except FileNotFoundError:
-            problem = "" if order.name in OUTPUT else f"there is no {display_path(order.name)}"
+            problem = "" if order.name in OUTPUT else clipped(f"there is no {display_path(order.name)}")
             self._send(FileChunk(order.stream, b"", problem))
             return
         except (OSError, ValueError) as failure:
-            self._send(FileChunk(order.stream, b"", f"{display_path(order.name)} cannot be read: {failure}"))
+            self._send(FileChunk(order.stream, b"", clipped(f"{display_path(order.name)} cannot be read: {failure}")))
             return
         if len(self._streams) >= MAX_STREAMS:
             os.close(fd)
@@ -110,7 +114,7 @@ class AttemptFileReader:
             try:
                 data = await asyncio.to_thread(os.pread, stream.fd, min(stream.credit, MAX_CHUNK_BYTES), stream.at)
             except (OSError, OverflowError) as failure:
-                data, problem = b"", f"it cannot be read: {failure}"
+                data, problem = b"", clipped(f"it cannot be read: {failure}")
             if self._streams.get(number) is not stream:
                 break
             stream.credit -= len(data)
@@ -139,20 +143,23 @@ class AttemptFileReader:
     async def _send_listing(self, order: ListFiles) -> None:
         listing = await asyncio.to_thread(self._listing, order)
         if self._listings.pop(order.stream, None) is not None:
-            self._send(listing)
+            for page in listing:
+                self._send(page)
 
-    def _listing(self, order: ListFiles) -> FileListing:
+    def _listing(self, order: ListFiles) -> list[FileListing]:
         try:
             found = file_selection.select_files(work_dir(self._root, order.lease_id), order.patterns)
         except FileNotFoundError:
-            return FileListing(order.stream, problem="its directory is not there any more")
+            return [FileListing(order.stream, problem="its directory is not there any more")]
         except (GridError, OSError, ValueError, RecursionError) as failure:
-            return FileListing(order.stream, problem=str(failure))
-        files = manifest.encode_listing(found.entries)
-        if len(files) > MAX_LISTING_BYTES:
-            return FileListing(order.stream, problem=f"{len(found.entries)} files are too many to list at once")
-        skipped = tuple(f"{display_path(one.path)}: {one.reason}" for one in found.skipped[:1000])
-        return FileListing(order.stream, files, skipped)
+            return [FileListing(order.stream, problem=clipped(str(failure)))]
+        skipped = [f"{display_path(one.path)}: {one.reason}"[:MAX_SKIPPED_CHARS] for one in found.skipped[:1000]]
+        files = manifest.encode_listing_pages(found.entries, MAX_LISTING_BYTES)
+        files += [b""] * (len(pages(len(skipped), MAX_SKIPPED)) - len(files))
+        return [
+            FileListing(order.stream, listed, tuple(skipped[page]), more=page.stop < MAX_SKIPPED * len(files))
+            for listed, page in zip(files, pages(MAX_SKIPPED * len(files), MAX_SKIPPED), strict=True)
+        ]
 
 
 def open_file(root: str, lease_id: str, name: bytes) -> int:

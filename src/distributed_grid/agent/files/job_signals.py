@@ -12,7 +12,7 @@ from typing import NamedTuple
 from distributed_grid.agent.files import job_dir
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.posix.private_files import DAMAGE, read_regular, replace_file
-from distributed_grid.wire import CheckpointAge
+from distributed_grid.wire import MAX_MARKS, CheckpointAge
 
 REPORT_EVERY_MS = 10_000
 log = logging.getLogger(__name__)
@@ -128,11 +128,13 @@ class CheckpointMarks:
         self._marks = seen
 
     def take_unreported(self, node: str, beat: int) -> tuple[CheckpointAge, ...]:
-        """The marks of a node that this heartbeat should report."""
+        """The marks of a node that this heartbeat should report; what it has no room for, the next one does."""
         seen, now = self._marks, self._now_ms()
-        found = []
+        found: list[CheckpointAge] = []
         for attempt_id, mark in seen.items():
             is_due = now - self._reported_ms.get(attempt_id, -REPORT_EVERY_MS) >= REPORT_EVERY_MS
+            if len(found) == MAX_MARKS:
+                break
             if mark.node == node and is_due and self._confirmed.get(attempt_id) != mark.at_ns:
                 found.append(CheckpointAge(attempt_id, mark.fence, _age_ms(mark.at_ns)))
                 self._reported_ms[attempt_id] = now

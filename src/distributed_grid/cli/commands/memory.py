@@ -73,7 +73,7 @@ def allocate(session: CliSession, size: int, node: str, copies: int, ttl: float,
 def deallocate(session: CliSession, names: tuple[str, ...]) -> None:
     """Free blocks; their bytes are gone. Where one is not found, none is freed."""
     with directory_of(session) as directory:
-        blocks = directory.call("list_blocks")["blocks"]
+        blocks = directory.list_blocks()
         meant = {block["block_id"]: block for block in (find_block(blocks, name) for name in names)}
         freed = [directory.call("free_block", block_id=block_id)["block"] for block_id in meant]
     print_answer(
@@ -121,7 +121,7 @@ def retrieve(session: CliSession, name: str, output: str) -> None:
 def list_(session: CliSession) -> None:
     """The blocks there are, where they are, and when they end."""
     with directory_of(session, query_only=True) as directory:
-        blocks = directory.call("list_blocks")["blocks"]
+        blocks = directory.list_blocks()
     print_answer(session, blocks, list_text(blocks, datetime.now(UTC)))
 
 

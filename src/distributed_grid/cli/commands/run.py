@@ -17,7 +17,14 @@ from distributed_grid.cli.output import echo, format_amount, print_answer, print
 from distributed_grid.cli.request_options import job_options, placement_fields, placement_options, wait_option
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
-from distributed_grid.client.job_payload import NONE, FileDownload, caller_environment, require_utf8, upload_workdir
+from distributed_grid.client.job_payload import (
+    NONE,
+    FileDownload,
+    caller_environment,
+    check_command,
+    require_utf8,
+    upload_workdir,
+)
 from distributed_grid.errors import BadInput, GridError, TimedOut
 
 CANCEL_SECONDS = 3.0
@@ -87,13 +94,15 @@ def _submission(options: dict[str, Any]) -> dict[str, Any]:
 
 def job_fields(argv: list[str], options: dict[str, Any]) -> dict[str, Any]:
     """The fields of a submission that every job has, with a new request id."""
-    require_utf8(*argv, options["job_id"])
+    require_utf8(options["job_id"])
     variables = parse_variables(options["env"])
+    env = caller_environment(variables)
+    check_command(argv, env, variables)
     return {
         "request_id": os.urandom(16).hex(),
         "argv": argv,
         "job_id": options["job_id"],
-        "env": caller_environment(variables),
+        "env": env,
         "given": list(variables),
         "cwd": "" if options["isolated"] else current_directory(),
     }

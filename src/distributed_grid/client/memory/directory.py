@@ -65,6 +65,15 @@ class BlockDirectoryClient:
         self._release(client)
         return answer
 
+    def list_blocks(self) -> list[dict[str, Any]]:
+        """Every block, page by page."""
+        page = self.call("list_blocks")
+        found: list[dict[str, Any]] = page["blocks"]
+        while page["more"]:
+            page = self.call("list_blocks", after=found[-1]["block_id"])
+            found += page["blocks"]
+        return found
+
     def close(self) -> None:
         """Close all connections; safe to call twice."""
         with self._lock:

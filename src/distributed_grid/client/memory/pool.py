@@ -222,7 +222,8 @@ class MemoryPool(PoolMapping):
 
     def list_blocks(self) -> list[BlockRow]:
         """Every block there is."""
-        return cast("list[BlockRow]", self._call("list_blocks")["blocks"])
+        self._check_open()
+        return cast("list[BlockRow]", self._directory.list_blocks())
 
     def stats(self) -> MemoryStats:
         """How much of the pool is used and where, and what this program has moved."""
@@ -358,9 +359,12 @@ class MemoryPool(PoolMapping):
         return block_id if len(block_id) == ID_LENGTH else self.find(block_id)["block_id"]
 
     def _call(self, op: str, **arguments: Any) -> dict[str, Any]:
+        self._check_open()
+        return self._directory.call(op, **arguments)
+
+    def _check_open(self) -> None:
         if self._closed:
             raise Refused("the memory pool is shut down")
-        return self._directory.call(op, **arguments)
 
 
 def check_name(name: str) -> str:

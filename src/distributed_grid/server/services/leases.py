@@ -15,7 +15,7 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import LeaseAsked, LeaseExtended, LeaseReleased, RequestRefused
 from distributed_grid.domain.leases import Lease, Request
-from distributed_grid.domain.resources import Amounts, Priority, ResourceType
+from distributed_grid.domain.resources import MAX_AMOUNT, Amounts, Priority, ResourceType
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.domain.states import LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, GridError, NotFound, Refused, TimedOut
@@ -69,7 +69,7 @@ def _milli(amount: float, of: str) -> int:
 
 
 def _whole(number: float, of: str) -> int:
-    if number > 2**60:
+    if number > MAX_AMOUNT:
         raise BadInput(f"no machine has that much: {of} {number:g}")
     if round(number) == 0:
         raise BadInput(f"that is too little {of} to lend")

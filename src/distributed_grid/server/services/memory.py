@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import builtins
 import contextlib
+import heapq
 from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from distributed_grid.api import requests
 from distributed_grid.api.id_prefixes import fits, not_found
@@ -30,6 +34,7 @@ TERM_SECONDS = 3600.0
 OPEN_SECONDS = 30.0
 """How long a node may take to serve its memory for the first time, or an engine to reserve it."""
 POLL_SECONDS = 0.2
+MAX_PAGE_BLOCKS, MAX_PAGE_BYTES = 1000, 128 * 1024
 ALLOCATION_FAILED = "Failed to allocate memory block"
 
 
@@ -154,13 +159,23 @@ class MemoryService:
         await self._grid.handle(BlocksRenewed(op.session, caller.user))
         return {"renewed": await self._grid.read(count)}
 
-    async def list(self) -> View:
-        """All blocks that are not being freed."""
+    async def list(self, op: requests.ListBlocks) -> View:
+        """The next page of the blocks that are not being freed, by their ids."""
 
-        def rows(ledger: Ledger, now: int) -> list[View]:
-            return [self.view(block) for block in ledger.blocks.values() if not block.freeing]
+        def page(ledger: Ledger, now: int) -> View:
+            left = (block.id for block in ledger.blocks.values() if block.id > op.after and not block.freeing)
+            ids = heapq.nsmallest(MAX_PAGE_BLOCKS + 1, left)
+            rows: builtins.list[View] = []
+            size = 0
+            for block_id in ids[:MAX_PAGE_BLOCKS]:
+                row = self.view(ledger.blocks[block_id])
+                size += len(msgspec.json.encode(row))
+                if rows and size > MAX_PAGE_BYTES:
+                    break
+                rows.append(row)
+            return {"blocks": rows, "more": len(rows) < len(ids)}
 
-        return {"blocks": await self._grid.read(rows)}
+        return await self._grid.read(page)
 
     async def stats(self) -> View:
         """Usage of the pool, in all and by node."""

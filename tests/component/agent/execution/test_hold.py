@@ -145,7 +145,7 @@ def test_what_is_prepared_until_its_hold_is_over_is_refused(tmp_path: Path) -> N
     async def scenario(agent: Agent, host: AttemptHost, control: Control, files: Files) -> None:
         agent.send(with_workdir(a_start("a.1", "sleep", "1000"), hold_ms=400))
         await until(lambda: files.asked)
-        assert agent.hello("gpu1").attempts == ("a.1",)
+        assert agent.greeting("gpu1")[0].attempts == ("a.1",)
         await asyncio.sleep(0.6)
         files.arrive.set()
         await until(control.ends)

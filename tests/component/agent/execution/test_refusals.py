@@ -75,11 +75,11 @@ def test_an_order_in_time_runs_and_is_told_until_it_is_acknowledged(tmp_path: Pa
         await until(control.ends)
         report = control.ends()[0]
         assert report.outcome.exit_code == 0
-        assert "a.1" in agent.hello("gpu1").attempts
+        assert "a.1" in agent.greeting("gpu1")[0].attempts
         agent.welcomed(wire.Welcome(wire.PROTOCOL, "0", 1, HOLD_MS, 2000))
         assert control.ends() == [report, report]
         agent.send(wire.AcknowledgeReport(report.seq))
-        assert agent.hello("gpu1").attempts == ()
+        assert agent.greeting("gpu1")[0].attempts == ()
 
     with_an_agent(tmp_path / "jobs", scenario)
 

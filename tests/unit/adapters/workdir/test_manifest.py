@@ -16,7 +16,7 @@ from distributed_grid.adapters.workdir.manifest import (
     decode,
     decode_listing,
     encode,
-    encode_listing,
+    encode_listing_pages,
     manifest_of,
 )
 from distributed_grid.errors import BadInput, GridError, ProtocolError
@@ -158,9 +158,17 @@ def test_what_gets_through_the_door_keeps_every_law(rows: list[tuple[object, ...
 
 def test_a_listing_comes_back_and_holds_files_only() -> None:
     entries = (ManifestEntry("out/caf\udce9", "file", 7, EXECUTABLE), a_file("b"))
-    assert decode_listing(encode_listing(entries), limit_files=2) == entries
+    assert decode_listing(*encode_listing_pages(entries, 9999), limit_files=2) == entries
     for bad in ([a_dir("a")], [a_link("a", "b")], [a_file("../x")], [a_file("a"), a_file("a")]):
         with pytest.raises(ProtocolError):
-            decode_listing(encode_listing(bad), limit_files=9)
+            decode_listing(*encode_listing_pages(bad, 9999), limit_files=9)
     with pytest.raises(BadInput, match="allowed"):
-        decode_listing(encode_listing(entries), limit_files=1)
+        decode_listing(*encode_listing_pages(entries, 9999), limit_files=1)
+
+
+def test_a_listing_of_any_length_is_encoded_in_parts_of_bounded_size() -> None:
+    entries = tuple(ManifestEntry(f"{number:03}-{'x' * number}", "file", number) for number in range(200))
+    parts = encode_listing_pages(entries, 1000)
+    assert max(map(len, parts)) <= 1000
+    assert tuple(entry for part in parts for entry in decode_listing(part, limit_files=99)) == entries
+    assert encode_listing_pages((), 1000) == [b""]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distributed_grid.agent.files.job_signals import REPORT_EVERY_MS, CheckpointMarks, give_notice, withdraw_notice
-from distributed_grid.wire import CheckpointAge
+from distributed_grid.wire import MAX_MARKS, CheckpointAge
 from tests.support import odd_files
 
 
@@ -144,3 +144,13 @@ def test_a_notice_replaces_whatever_a_job_put_there(tmp_path: Path, kind: str) -
 def test_a_mark_is_a_name_whatever_has_it(attempts: Attempts, kind: str) -> None:
     odd_files.put(kind, attempts.root / "a.1" / "checkpoint")
     attempts.beat()
+
+
+def test_marks_beyond_what_a_heartbeat_carries_come_with_the_next(tmp_path: Path) -> None:
+    attempts = Attempts(tmp_path, MAX_MARKS + 5)
+    for attempt_id, _, _ in attempts.running:
+        attempts.mark(attempt_id)
+    first = attempts.beat()
+    assert len(first) == MAX_MARKS
+    assert len(attempts.beat()) == 5
+    assert attempts.beat() == []

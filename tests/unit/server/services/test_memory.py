@@ -7,6 +7,7 @@ import base64
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from distributed_grid.api import requests
@@ -19,6 +20,7 @@ from distributed_grid.memory.protocol.authentication import READ, WRITE, derive_
 from distributed_grid.reactor.effects import MemoryEffect, ServeMemory
 from distributed_grid.server.access.tokens import Caller, Forbidden
 from distributed_grid.server.services.memory import MemoryService
+from distributed_grid.wire import MAX_CHUNK_BYTES
 from tests.support.builders import a_node
 from tests.unit.server.in_process_grid import InProcessGrid
 
@@ -128,7 +130,7 @@ def test_a_node_that_cannot_open_its_memory_is_a_refusal_and_nothing_is_held(run
         with pytest.raises(Refused, match=r"^Failed to allocate memory block: .*ash.*no space left.*; nothing of it"):
             await cluster.allocate("b1", preferred_node="ash")
         assert not (await cluster.grid.read(lambda ledger, now: (dict(ledger.leases), dict(ledger.blocks))))[0]
-        assert (await cluster.memory.list())["blocks"] == []
+        assert (await cluster.memory.list(requests.ListBlocks()))["blocks"] == []
 
     run_scenario(scenario, problem="no space left")
 
@@ -152,7 +154,7 @@ def test_an_invalid_request_is_refused_and_changes_nothing(
     async def scenario(cluster: MemoryGrid) -> None:
         with pytest.raises(kind, match=words):
             await cluster.allocate("b1", **fields)
-        assert (await cluster.memory.list())["blocks"] == []
+        assert (await cluster.memory.list(requests.ListBlocks()))["blocks"] == []
 
     run_scenario(scenario)
 
@@ -171,7 +173,7 @@ def test_a_lost_block_says_what_was_lost_and_where(run_scenario: Any) -> None:
         await cluster.grid.handle(LeaseLost(found["places"][0]["copy"], "ash was not heard from"))
         with pytest.raises(BlockLost, match=r"b1 \(1,048,576 bytes, 'dear'\) is lost with ash: ash was not heard from"):
             await cluster.find("b1")
-        assert (await cluster.memory.list())["blocks"][0]["state"] == "lost"
+        assert (await cluster.memory.list(requests.ListBlocks()))["blocks"][0]["state"] == "lost"
         assert (await cluster.memory.stats())["lost"] == 1
         await cluster.memory.free(requests.FreeBlock("b1"), ANN)
         with pytest.raises(NotFound):
@@ -201,7 +203,7 @@ def test_an_allocation_whose_client_hangs_up_is_undone(run_scenario: Any) -> Non
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        assert (await cluster.memory.list())["blocks"] == []
+        assert (await cluster.memory.list(requests.ListBlocks()))["blocks"] == []
 
     run_scenario(scenario)
 
@@ -214,6 +216,26 @@ def test_a_session_renews_its_own_blocks_and_no_others(run_scenario: Any) -> Non
         await cluster.later(500)
         assert await cluster.memory.renew(requests.RenewBlocks("s1"), ANN) == {"renewed": 1}
         await cluster.later(3300)
-        assert [block["block_id"] for block in (await cluster.memory.list())["blocks"]] == ["b1"]
+        assert [block["block_id"] for block in (await cluster.memory.list(requests.ListBlocks()))["blocks"]] == ["b1"]
+
+    run_scenario(scenario)
+
+
+def test_blocks_are_listed_in_pages_that_an_agent_can_be_sent(run_scenario: Any) -> None:
+    async def scenario(cluster: MemoryGrid) -> None:
+        made = [f"b{number:02}" for number in range(40)]
+        for name in made:
+            await cluster.allocate(name, size=1, ttl_seconds=600, meta="\x01" * 4000, name=f"{name}-" + "\x02" * 500)
+        found: list[str] = []
+        pages = 0
+        while True:
+            page = await cluster.memory.list(requests.ListBlocks(found[-1] if found else ""))
+            assert len(msgspec.json.encode(page)) <= MAX_CHUNK_BYTES
+            found += [block["block_id"] for block in page["blocks"]]
+            pages += 1
+            if not page["more"]:
+                break
+        assert found == made
+        assert pages > 5
 
     run_scenario(scenario)
