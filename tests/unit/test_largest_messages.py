@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from distributed_grid import wire
+from distributed_grid.adapters.child_process import MAX_FRAME_BYTES as MAX_CHILD_FRAME_BYTES
+from distributed_grid.adapters.ray import driver_messages
+from distributed_grid.adapters.ssh import process as ssh_process
 from distributed_grid.api import requests
 from distributed_grid.api.command_limits import MAX_COMMAND_BYTES, MAX_STRING_BYTES, command_problem
 from distributed_grid.api.framing import JSON, MAX_REQUEST_BYTES, Unpacker
@@ -14,6 +19,7 @@ from distributed_grid.domain.jobs import MAX_RUN_MS, Command
 from distributed_grid.domain.nodes import MAX_GPUS
 from distributed_grid.domain.resources import MAX_AMOUNT, Claim, GpuShare
 from distributed_grid.errors import BadInput
+from distributed_grid.memory.protocol import control_messages
 from tests.support.largest_messages import MOST_WIDELY_ESCAPED, WIDEST, largest, members
 
 
@@ -56,6 +62,27 @@ def test_an_agent_understands_the_largest_message_of_the_control_plane(kind: typ
     for letter in (WIDEST, "x"):
         message = largest(kind, {Command: largest_command(letter), Claim: CLAIM}, letter=letter)
         assert wire.decode_to_agent(wire.encode(message)) == message
+
+
+@pytest.mark.parametrize("kind", members(control_messages.Message), ids=lambda kind: kind.__name__)
+def test_a_memory_server_and_its_supervisor_understand_each_others_largest_messages(kind: type) -> None:
+    raw = msgspec.msgpack.encode(largest(kind))
+    assert len(raw) <= control_messages.MAX_MESSAGE_BYTES
+    assert type(control_messages.decode(raw)) is kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "decoder"),
+    [
+        *((kind, driver_messages.REPORTS) for kind in members(driver_messages.RayReport)),
+        *((kind, ssh_process.REPORTS) for kind in members(ssh_process.SshReport)),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_the_control_plane_understands_the_largest_report_of_its_children(kind: type, decoder: Any) -> None:
+    raw = msgspec.msgpack.encode(largest(kind))
+    assert len(raw) <= MAX_CHILD_FRAME_BYTES, len(raw)
+    assert type(decoder.decode(raw)) is kind
 
 
 @pytest.mark.parametrize("letter", [WIDEST, MOST_WIDELY_ESCAPED, "x"])

@@ -17,10 +17,11 @@ import struct
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
 
 from distributed_grid.errors import Unreachable
 from distributed_grid.posix.unix_sockets import short_path
@@ -32,6 +33,11 @@ STDIO = "stdio"
 log = logging.getLogger(__name__)
 Say = Callable[[str], None]
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+MAX_TEXT_CHARS = 8192
+Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
+MAX_NAME_CHARS = 256
+Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
+Number = Annotated[int, Meta(ge=0, lt=2**62)]
 _encoder = msgspec.msgpack.Encoder()
 _LENGTH = struct.Struct(">I")
 
@@ -41,20 +47,27 @@ class ChildCommand(Struct, frozen=True, tag=True):
 
 
 class Report(Struct, frozen=True, tag=True):
-    """Base of what a child says."""
+    """Base of what a child says. It may pass on what others say, so every field has a bound in its type; a text that is
+    longer is cut where the report is made."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if type(value) is str and len(value) > MAX_TEXT_CHARS:
+                force_setattr(self, name, value[: MAX_TEXT_CHARS - 1] + "…")
 
 
 class StepDone(Report, frozen=True):
     """A request has come to this step."""
 
-    number: int
-    step: str
+    number: Number
+    step: Text
 
 
 class Answer(Report, frozen=True):
     """Base of the reports that finish the request of this number."""
 
-    number: int
+    number: Number
 
 
 T = TypeVar("T")
@@ -68,12 +81,14 @@ def encode_frame(message: ChildCommand | Report) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[T]) -> T | None:
-    """The next message; None when the connection has ended."""
+    """The next message; None when the connection has ended. Raises ValueError for what is no message."""
     try:
         (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if size > MAX_FRAME_BYTES:
             raise ValueError(f"a frame of {size} bytes is larger than {MAX_FRAME_BYTES}")
         return decoder.decode(await reader.readexactly(size))
+    except (msgspec.DecodeError, RecursionError) as broken:
+        raise ValueError(f"not a message of this protocol: {broken}") from None
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
 

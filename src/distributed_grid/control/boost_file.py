@@ -19,7 +19,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from distributed_grid.domain.resources import WHOLE_GPU, Claim, Priority
+from distributed_grid.domain.fences import MAX_FENCE
+from distributed_grid.domain.nodes import MAX_GPUS
+from distributed_grid.domain.resources import MAX_AMOUNT, WHOLE_GPU, Claim, GpuShare, Priority
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.posix.private_files import try_lock, write_private
 from distributed_grid.state_dir import StateDir
@@ -27,40 +29,64 @@ from distributed_grid.state_dir import StateDir
 FILE = "resource_boosts.json"
 VERSION = 1
 LOCK_SECONDS = 5.0
-Moment = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z$")]
-Count = Annotated[int, Meta(ge=0, le=2**62)]
+MAX_FILE_BYTES = 64 * 1024 * 1024
+Moment = Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z$")]
+Name = Annotated[str, Meta(max_length=256)]
+Amount = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
 
 
 class Corrupted(GridError):
     """The file is there, and is not what the grid writes."""
 
 
+class StoredShare(Struct, frozen=True):
+    """A part of a device."""
+
+    index: Annotated[int, Meta(ge=0, lt=2**16)]
+    milli: Annotated[int, Meta(gt=0, le=WHOLE_GPU)]
+    memory_bytes: Amount = 0
+
+
+class StoredClaim(Struct, frozen=True):
+    """What a boost holds on its node."""
+
+    cpu_milli: Amount = 0
+    memory_bytes: Amount = 0
+    gpus: Annotated[tuple[StoredShare, ...], Meta(max_length=MAX_GPUS)] = ()
+    custom: Annotated[tuple[tuple[Name, Amount], ...], Meta(max_length=256)] = ()
+
+    @classmethod
+    def of(cls, claim: Claim) -> StoredClaim:
+        gpus = (StoredShare(share.index, share.milli, share.memory_bytes) for share in claim.gpus)
+        return cls(claim.cpu_milli, claim.memory_bytes, tuple(gpus), claim.custom)
+
+    def value(self) -> Claim:
+        gpus = (GpuShare(share.index, share.milli, share.memory_bytes) for share in self.gpus)
+        return Claim(self.cpu_milli, self.memory_bytes, tuple(gpus), self.custom)
+
+
 class StoredBoost(Struct, frozen=True, kw_only=True):
     """A boost as it is written down; times are ISO 8601 in UTC, the claim is in the ledger's own units."""
 
     boost_id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
-    source_node: str
-    target_node: str
-    resource_type: str
-    amount: float
+    source_node: Name
+    target_node: Name
+    resource_type: Name
+    amount: Annotated[float, Meta(ge=0, le=MAX_AMOUNT)]
     allocated_at: Moment
     expires_at: Moment | None
     is_active: bool
     state: Literal["reserving", "active", "releasing"] = "active"
-    user: str
-    team: str = ""
-    priority: str
-    fence: Count
-    claim: Claim
-    machine_id: str
+    user: Name
+    team: Name = ""
+    priority: Name
+    fence: Annotated[int, Meta(ge=0, le=MAX_FENCE)]
+    claim: StoredClaim
+    machine_id: Name
 
     def problem(self) -> str | None:
         """Why this cannot be a boost, or None."""
         claim = self.claim
-        counts = [claim.cpu_milli, claim.memory_bytes, *(count for _, count in claim.custom)]
-        counts += [number for share in claim.gpus for number in (share.index, share.memory_bytes)]
-        if min(counts) < 0 or any(not 0 < share.milli <= WHOLE_GPU for share in claim.gpus):
-            return "its amounts are invalid"
         if not (claim.cpu_milli or claim.memory_bytes or claim.gpus or claim.custom):
             return "it is a boost of nothing"
         if self.source_node == self.target_node:
@@ -76,7 +102,7 @@ class StoredBoost(Struct, frozen=True, kw_only=True):
 
 class _Document(Struct, frozen=True):
     version: int
-    boosts: list[msgspec.Raw]
+    boosts: Annotated[list[msgspec.Raw], Meta(max_length=100_000)]
 
 
 class BoostFileContents(Struct, frozen=True):
@@ -104,7 +130,11 @@ class ResourceBoostPersistence:
     def read(self) -> BoostFileContents:
         """What can be made of the file, however broken; OSError where it cannot be read at all."""
         try:
-            document = msgspec.json.decode(self.path.read_bytes(), type=_Document)
+            with self.path.open("rb") as file:
+                content = file.read(MAX_FILE_BYTES + 1)
+            if len(content) > MAX_FILE_BYTES:
+                return BoostFileContents(problem=f"it has more than {MAX_FILE_BYTES:,} bytes")
+            document = msgspec.json.decode(content, type=_Document)
         except FileNotFoundError:
             return BoostFileContents()
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -93,7 +93,7 @@ def test_answers_come_to_those_who_asked_and_stopping_twice_is_harmless() -> Non
         owner.child.start()
         owner.child.start()
         found = await asyncio.gather(waiting, *(owner.resolve() for _ in range(3)))
-        assert [one.data for one in found] == [{"address": "127.0.0.1"}] * 4
+        assert [one.answer for one in found] == [{"address": "127.0.0.1"}] * 4
         await owner.child.stop()
         await owner.child.stop()
         assert (owner.connected, owner.lost) == (1, 1)
@@ -111,7 +111,7 @@ def test_a_lost_child_fails_its_requests_and_the_next_one_answers(slow_once: tup
         kill_child()
         with pytest.raises(Unreachable, match="the SSH process ended while it worked; try again"):
             await waiting
-        assert (await owner.resolve()).data == {"address": "127.0.0.1"}
+        assert (await owner.resolve()).answer == {"address": "127.0.0.1"}
         assert (owner.connected, owner.lost) == (2, 1)
         await owner.child.stop()
 
@@ -125,7 +125,7 @@ def test_a_request_that_is_to_survive_is_sent_again_to_the_next_child(slow_once:
         waiting = asyncio.create_task(owner.resolve(slow_once[0], resend=True))
         await until(slow_once[1].exists)
         kill_child()
-        assert (await waiting).data == {"address": "127.0.0.1"}
+        assert (await waiting).answer == {"address": "127.0.0.1"}
         assert owner.connected == 2
         await owner.child.stop()
 
@@ -138,7 +138,7 @@ def test_a_request_that_takes_too_long_is_given_up(slow_once: tuple[str, Path]) 
         owner.child.start()
         with pytest.raises(TimeoutError):
             await owner.resolve(slow_once[0], seconds=1)
-        assert (await owner.resolve()).data == {"address": "127.0.0.1"}
+        assert (await owner.resolve()).answer == {"address": "127.0.0.1"}
         await owner.child.stop()
 
     asyncio.run(story())

@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from distributed_grid.control.boost_file import Corrupted, ResourceBoostPersistence, StoredBoost
-from distributed_grid.domain.resources import Claim, GpuShare
+from distributed_grid.control.boost_file import (
+    Corrupted,
+    ResourceBoostPersistence,
+    StoredBoost,
+    StoredClaim,
+    StoredShare,
+)
 
 BOOST = StoredBoost(
     boost_id="b1",
@@ -23,7 +28,7 @@ BOOST = StoredBoost(
     user="ada",
     priority="high",
     fence=(1 << 32) + 1,
-    claim=Claim(500, 0, (GpuShare(0, 1000, 8),), (("fpga", 1),)),
+    claim=StoredClaim(500, 0, (StoredShare(0, 1000, 8),), (("fpga", 1),)),
     machine_id="here",
 )
 
@@ -91,6 +96,18 @@ def test_a_file_that_makes_no_sense_is_set_aside_and_kept(kept: ResourceBoostPer
         {"claim": {}},
         {"claim": {"gpus": [{"index": 0, "milli": 1001}]}},
         {"fence": -1},
+        {"fence": 2**61},
+        {"fence": 2**70},
+        {"claim": {"cpu_milli": 2**51}},
+        {"claim": {"cpu_milli": 2**70}},
+        {"claim": {"memory_bytes": 2**63}},
+        {"claim": {"gpus": [{"index": 2**16, "milli": 1000}]}},
+        {"claim": {"gpus": [{"index": 0, "milli": 1}] * 1025}},
+        {"claim": {"custom": [["x" * 257, 1]]}},
+        {"amount": 1e300},
+        {"user": "x" * 257},
+        {"source_node": "x" * 257},
+        {"allocated_at": "2026-01-01T00:00:00." + "0" * 1000 + "Z"},
         {"source_node": "gpu-master"},
         {"amount": "much"},
     ],

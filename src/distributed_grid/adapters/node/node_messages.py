@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct, field
+import msgspec
+from msgspec import Meta, Struct
 
-from distributed_grid.adapters.child_process import Answer, ChildCommand, Report
-from distributed_grid.errors import GridError
+from distributed_grid.adapters.child_process import Answer, ChildCommand, Name, Report, Text
+from distributed_grid.errors import GridError, Refused
 
+MAX_DATA_BYTES = 1024 * 1024
 log = logging.getLogger(__name__)
 
 
@@ -36,13 +38,13 @@ class NodeTarget(Struct, frozen=True, kw_only=True):
 class NodeFacts(Struct, frozen=True):
     """What was seen on a node."""
 
-    python: str = ""
-    machine: str = ""
-    libc: str = ""
-    libc_version: str = ""
-    executable: str = ""
-    version: str = ""
-    running: str = ""
+    python: Name = ""
+    machine: Name = ""
+    libc: Name = ""
+    libc_version: Name = ""
+    executable: Annotated[str, Meta(max_length=4096)] = ""
+    version: Name = ""
+    running: Name = ""
 
 
 class DropAgentLink(ChildCommand, frozen=True):
@@ -54,9 +56,9 @@ class DropAgentLink(ChildCommand, frozen=True):
 class AgentLinkChanged(Report, frozen=True):
     """How a link is: `connecting`, `up` or `down`, and why. `final`: trying again will not help by itself."""
 
-    node: str
-    state: str
-    detail: str = ""
+    node: Name
+    state: Name
+    detail: Text = ""
     final: bool = False
     facts: NodeFacts | None = None
 
@@ -64,10 +66,26 @@ class AgentLinkChanged(Report, frozen=True):
 class RunFinished(Answer, frozen=True):
     """An operation on a node is over; `problem` says why it failed, `summary` what was done."""
 
-    problem: str = ""
-    summary: str = ""
+    problem: Text = ""
+    summary: Text = ""
     facts: NodeFacts | None = None
-    data: dict[str, Any] = field(default_factory=dict)
+    data: Annotated[bytes, Meta(max_length=MAX_DATA_BYTES)] = b""
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """What the node answered, as `pack_answer` packed it."""
+        try:
+            return msgspec.msgpack.decode(self.data, type=dict[str, Any]) if self.data else {}
+        except (msgspec.DecodeError, RecursionError) as broken:
+            raise Refused(f"the answer of the node is damaged: {broken}") from None
+
+
+def pack_answer(answer: dict[str, Any]) -> bytes:
+    """The answer of a node, as `RunFinished` carries it."""
+    packed = msgspec.msgpack.encode(answer)
+    if len(packed) > MAX_DATA_BYTES:
+        raise NodeOperationFailed(f"the node answered with {len(packed):,} bytes, {MAX_DATA_BYTES:,} are allowed")
+    return packed
 
 
 class LinkStates:

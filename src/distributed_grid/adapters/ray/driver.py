@@ -10,13 +10,13 @@ import asyncio
 import hashlib
 import importlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from distributed_grid.adapters.child_process import Report, Say, encode_frame, read_frame, run_child
+from distributed_grid.adapters.child_process import MAX_NAME_CHARS, Report, Say, encode_frame, read_frame, run_child
 from distributed_grid.adapters.node import installation
 from distributed_grid.adapters.node.node_messages import AgentLinkChanged, DropAgentLink, NodeTarget, RunFinished
 from distributed_grid.adapters.node.node_worker import NodeWorker
@@ -26,6 +26,8 @@ from distributed_grid.adapters.ray.cluster_connection import RayConnectError, co
 from distributed_grid.adapters.ray.driver_messages import (
     AWAY,
     COMMANDS,
+    MAX_GROUPS,
+    MAX_NODES,
     AttachedNode,
     Close,
     Closed,
@@ -40,11 +42,14 @@ from distributed_grid.adapters.ray.driver_messages import (
     PlacementGroupFreed,
     PlacementGroupReserved,
     RayCommand,
+    RayNode,
     RayRefused,
+    RayView,
     ReserveGroups,
     RunOnAttachedNode,
 )
 from distributed_grid.adapters.ray.node_transport import NodeActorConnection
+from distributed_grid.domain.resources import MAX_AMOUNT
 
 ACTOR_NAME = "grid-placement-groups"
 CALL_SECONDS, CONNECT_SECONDS, CLOSE_SECONDS = 20.0, 60.0, 60.0
@@ -76,7 +81,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     except Exception as failure:  # Ray raises what it likes while it is being met
         report(RayRefused(f"Ray at {first.address} failed: {_one_line(failure)}"))
     else:
-        report(replace(connected, session=seen["session"]))
+        report(replace(connected, session=seen.session))
         handling = asyncio.create_task(_handle_all(reader, driver))
         broken = asyncio.create_task(driver.until_broken())
         await asyncio.wait((handling, broken), return_when=asyncio.FIRST_COMPLETED)
@@ -205,17 +210,16 @@ class RayDriver:
         for name in names:
             self._report(PlacementGroupFreed(name, problem))
 
-    async def observe(self, *, full: bool) -> dict[str, Any]:
+    async def observe(self, *, full: bool) -> RayView:
         """What the placement group actor sees."""
-        view: dict[str, Any] = await self._call("observe", full)
-        return view
+        return bounded_view(await self._call("observe", full))
 
     async def _report_view(self, command: ObserveGroups) -> None:
         try:
             self._report(GroupsObserved(command.number, await self.observe(full=command.full)))
         except RayFailed as failure:
             self._misses += 1
-            self._report(GroupsObserved(command.number, {}, str(failure)))
+            self._report(GroupsObserved(command.number, None, str(failure)))
         else:
             self._misses = 0
 
@@ -235,6 +239,31 @@ class RayDriver:
         except RayFailed as failure:
             problem = str(failure)
         self._report(Closed(command.number, problem))
+
+
+def bounded_view(view: Mapping[str, Any]) -> RayView:
+    """What the actor reports, within the bounds of a message: Ray's names and amounts are anybody's."""
+    nodes = tuple(
+        RayNode(
+            node["id"][:MAX_NAME_CHARS],
+            node["name"][:MAX_NAME_CHARS],
+            node["address"][:MAX_NAME_CHARS],
+            node["hostname"][:MAX_NAME_CHARS],
+            node["head"],
+            _bounded_amounts(node["has"]),
+            _bounded_amounts(node["room"]),
+        )
+        for node in view["nodes"][:MAX_NODES]
+    )
+    groups = view["groups"]
+    if groups is not None:  # a longer name is not one of ours
+        groups = tuple((name, place) for name, place in groups if max(len(name), len(place)) <= MAX_NAME_CHARS)
+    return RayView(str(view["session"])[:MAX_NAME_CHARS], nodes, groups and groups[:MAX_GROUPS])
+
+
+def _bounded_amounts(amounts: Sequence[int]) -> tuple[int, int, int]:
+    cpu, memory, gpu = (min(max(int(amount), 0), MAX_AMOUNT) for amount in amounts)
+    return cpu, memory, gpu
 
 
 def _one_line(failure: Exception) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
-from distributed_grid.adapters.child_process import Answer, ChildCommand, Report, StepDone
+from distributed_grid.adapters.child_process import Answer, ChildCommand, Name, Report, StepDone, Text
 from distributed_grid.adapters.node.node_messages import AgentLinkChanged, DropAgentLink, NodeTarget, RunFinished
+from distributed_grid.domain.resources import MAX_AMOUNT
 
 AWAY = "away: "
 """What a problem begins with that is no refusal: nobody knows what became of it."""
@@ -97,44 +98,70 @@ class RunOnAttachedNode(ChildCommand, frozen=True):
 class Connected(Report, frozen=True):
     """The child is connected with Ray."""
 
-    session: str
-    ray: str
-    python: str
+    session: Text
+    ray: Name
+    python: Name
     authenticated: bool
 
 
 class RayRefused(Report, frozen=True):
     """Why there is no connection with Ray (any more); `final`: trying again will not help by itself. The child ends."""
 
-    why: str
+    why: Text
     final: bool = False
 
 
 class PlacementGroupReserved(Report, frozen=True):
     """A group is made, or why not."""
 
-    name: str
-    problem: str = ""
+    name: Name
+    problem: Text = ""
 
 
 class PlacementGroupFreed(Report, frozen=True):
     """A group is gone, or why nobody knows."""
 
-    name: str
-    problem: str = ""
+    name: Name
+    problem: Text = ""
+
+
+Amount = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
+MAX_NODES, MAX_GROUPS = 5_000, 15_000
+
+
+class RayNode(Struct, frozen=True):
+    """A node of the cluster: Ray's names of it, its resources, and what others have not taken of them (CPU in
+    thousandths, memory in bytes, GPUs in thousandths)."""
+
+    id: Name
+    name: Name
+    address: Name
+    hostname: Name
+    head: bool
+    has: tuple[Amount, Amount, Amount]
+    room: tuple[Amount, Amount, Amount]
+
+
+class RayView(Struct, frozen=True):
+    """The cluster as the placement group actor sees it; `groups` are those that are named as ours are, each with the
+    node it is on, where they were asked for."""
+
+    session: Name
+    nodes: Annotated[tuple[RayNode, ...], Meta(max_length=MAX_NODES)] = ()
+    groups: Annotated[tuple[tuple[Name, Name], ...], Meta(max_length=MAX_GROUPS)] | None = None
 
 
 class GroupsObserved(Answer, frozen=True):
     """What is there."""
 
-    view: dict[str, Any]
-    problem: str = ""
+    view: RayView | None
+    problem: Text = ""
 
 
 class Closed(Answer, frozen=True):
     """Nothing of this grid is left in Ray, or why something is."""
 
-    problem: str = ""
+    problem: Text = ""
 
 
 RayCommand = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from distributed_grid.adapters.child_process import Answer, ChildCommand, ChildProcess, Say
 from distributed_grid.adapters.node.node_messages import AgentLinkChanged, RunFinished
@@ -32,6 +32,7 @@ from distributed_grid.adapters.ray.driver_messages import (
     PlacementGroupReserved,
     RayRefused,
     RayReport,
+    RayView,
     ReserveGroups,
     RunOnAttachedNode,
 )
@@ -143,7 +144,7 @@ class RayEngine:
 
     async def observe(self, *, full: bool) -> EngineView:
         seen = await self._request(GroupsObserved, lambda number: ObserveGroups(number, full), OBSERVE_SECONDS)
-        if seen.problem:
+        if seen.problem or seen.view is None:
             raise Unreachable(f"Ray does not answer: {seen.problem}")
         return parse_view(seen.view)
 
@@ -229,21 +230,18 @@ def group_spec(group: EngineGroup) -> GroupSpec:
     return GroupSpec(group.name, group.place, {kind: amount for kind, amount in resources.items() if amount})
 
 
-def parse_view(seen: Mapping[str, Any]) -> EngineView:
+def parse_view(seen: RayView) -> EngineView:
     """What the placement group actor says, in the grid's terms."""
     nodes = tuple(
         EngineNode(
-            node["id"],
-            node["name"],
-            node["address"],
-            node["hostname"],
-            node["head"],
-            EngineResources(*node["has"]),
-            EngineResources(*node["room"]),
+            node.id,
+            node.name,
+            node.address,
+            node.hostname,
+            node.head,
+            EngineResources(*node.has),
+            EngineResources(*node.room),
         )
-        for node in seen["nodes"]
+        for node in seen.nodes
     )
-    groups = seen["groups"]
-    return EngineView(
-        seen["session"], nodes, None if groups is None else tuple((name, place) for name, place in groups)
-    )
+    return EngineView(seen.session, nodes, seen.groups)

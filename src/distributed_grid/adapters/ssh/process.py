@@ -7,12 +7,12 @@ between the two are here, too.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
-from distributed_grid.adapters.child_process import ChildCommand, ChildProcess, Report, Say, StepDone
+from distributed_grid.adapters.child_process import ChildCommand, ChildProcess, Name, Report, Say, StepDone
 from distributed_grid.adapters.node.node_messages import (
     AgentLinkChanged,
     DropAgentLink,
@@ -104,8 +104,10 @@ class RunRayDriver(ChildCommand, frozen=True):
 class PortsForwarded(Report, frozen=True):
     """Which ports of this machine lead to those of a node now, by their names; none while the connection is down."""
 
-    node: str
-    ports: dict[str, int] = field(default_factory=dict)
+    node: Name
+    ports: Annotated[dict[Name, Annotated[int, Meta(ge=0, lt=2**16)]], Meta(max_length=256)] = field(
+        default_factory=dict
+    )
 
 
 SshCommand = Settings | KeepAgentLink | DropAgentLink | RunOnNode | ForwardPorts | RunRayDriver
@@ -192,7 +194,7 @@ class SshProcess(LinkStates):
         self, operation: str, target: SshTarget, data: dict[str, Any], say: Say = lambda step: None
     ) -> dict[str, Any]:
         """Run an operation that has arguments; what the node answered. Raises Refused as `run` does."""
-        return (await self._finish(operation, target, data, say)).data
+        return (await self._finish(operation, target, data, say)).answer
 
     async def _finish(self, operation: str, target: SshTarget, data: dict[str, Any], say: Say) -> RunFinished:
         self._child.start()

@@ -13,7 +13,7 @@ import asyncssh
 
 from distributed_grid.adapters.child_process import Report, Say, encode_frame, read_frame, run_child
 from distributed_grid.adapters.node import installation
-from distributed_grid.adapters.node.node_messages import DropAgentLink, NodeOperationFailed, RunFinished
+from distributed_grid.adapters.node.node_messages import DropAgentLink, NodeOperationFailed, RunFinished, pack_answer
 from distributed_grid.adapters.node.node_worker import NodeWorker, relay
 from distributed_grid.adapters.node.script_session import RAY_OPERATIONS, local_session, ray_script
 from distributed_grid.adapters.ssh.process import (
@@ -109,7 +109,9 @@ class SshWorker:
         async with self._nodes.slots:
             if command.operation in RAY_OPERATIONS and target.hop.host == "local":
                 async with local_session(target.grid, target.name, target.python, ray_script()) as local:
-                    return RunFinished(command.number, data=await local.ask(command.operation, say=say, **command.data))
+                    return RunFinished(
+                        command.number, data=pack_answer(await local.ask(command.operation, say=say, **command.data))
+                    )
             connection = self._nodes.connection_to(target)
             if not connection.is_open:
                 say("connecting")
@@ -125,7 +127,9 @@ class SshWorker:
     async def _run_ray(self, command: RunOnNode, session: SshScriptSession, say: Say) -> RunFinished:
         if command.operation == "ray-install":
             return RunFinished(command.number, summary=await installation.install_ray(session, self._sources, say))
-        return RunFinished(command.number, data=await session.ask(command.operation, say=say, **command.data))
+        return RunFinished(
+            command.number, data=pack_answer(await session.ask(command.operation, say=say, **command.data))
+        )
 
     async def _run_agent(self, command: RunOnNode, session: SshScriptSession, say: Say) -> RunFinished:
         match command.operation:

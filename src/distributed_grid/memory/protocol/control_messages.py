@@ -10,17 +10,20 @@ import os
 import socket
 from collections import deque
 from collections.abc import Iterable
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from distributed_grid.errors import ProtocolError
-from distributed_grid.wire import Endpoint, Ticket
+from distributed_grid.wire import Count, Endpoint, Id, Index, Name, Pid, Text, Ticket
 
 MAX_MESSAGE_BYTES: Final = 128 * 1024
 BATCH_SIZE: Final = 64  # names or descriptors in one message
 JOURNAL: Final = "journal"
+Copies = Annotated[tuple[Id, ...], Meta(max_length=BATCH_SIZE)]
+Key = Annotated[bytes, Meta(max_length=64)]
+Pem = Annotated[bytes, Meta(max_length=16384)]
 
 
 class _ControlMessage(Struct, frozen=True, tag=True):
@@ -33,15 +36,17 @@ class _ControlMessage(Struct, frozen=True, tag=True):
 class ConfigureServer(_ControlMessage, frozen=True):
     """To a new server: who it is. What it is to hold comes next, in `HeldCopy`, and then `StartServing`."""
 
-    folder: str
-    host: str
-    port: int
-    incarnation: str
-    key: bytes
-    certificate: bytes = b""
-    private_key: bytes = b""
-    hold_until_boot_ms: int = 0
-    unsupervised_ms: int = 60_000  # how long it waits for a supervisor before it frees what has ended, and ends itself
+    folder: Annotated[str, Meta(max_length=4096)]
+    host: Name
+    port: Index
+    incarnation: Name
+    key: Key
+    certificate: Pem = b""
+    private_key: Pem = b""
+    hold_until_boot_ms: Count = 0
+    unsupervised_ms: Count = (
+        60_000  # how long it waits for a supervisor before it frees what has ended, and ends itself
+    )
 
 
 class StartServing(_ControlMessage, frozen=True):
@@ -51,62 +56,62 @@ class StartServing(_ControlMessage, frozen=True):
 class HeldCopy(_ControlMessage, frozen=True):
     """These copies are held in memory; their descriptors come along, in this order. `journal` is the journal."""
 
-    copies: tuple[str, ...]
+    copies: Copies
 
 
 class CopyOnDisk(_ControlMessage, frozen=True):
     """These copies are on disk."""
 
-    copies: tuple[str, ...]
+    copies: Copies
 
 
 class ServerReady(_ControlMessage, frozen=True):
     """From a server: it has listed all that it holds, and serves."""
 
     endpoint: Endpoint
-    key: bytes
-    certificate: bytes
-    private_key: bytes
-    hold_until_boot_ms: int
-    pid: int
+    key: Key
+    certificate: Pem
+    private_key: Pem
+    hold_until_boot_ms: Count
+    pid: Pid
 
 
 class CommandFailed(_ControlMessage, frozen=True):
     """From a server that cannot start, and why."""
 
-    problem: str
+    problem: Text
 
 
 class NewIncarnation(_ControlMessage, frozen=True):
     """The hold has expired: nothing is in memory any more, and earlier tickets are void."""
 
-    incarnation: str
-    key: bytes
+    incarnation: Name
+    key: Key
 
 
 class SetHold(_ControlMessage, frozen=True):
     """Hold what is in memory until then (0: without end)."""
 
-    until_boot_ms: int
+    until_boot_ms: Count
 
 
 class FreeCopy(_ControlMessage, frozen=True):
     """Free these copies."""
 
-    copies: tuple[str, ...]
+    copies: Copies
 
 
 class CopyFreed(_ControlMessage, frozen=True):
     """These copies are freed."""
 
-    copies: tuple[str, ...]
+    copies: Copies
 
 
 class MakeReplica(_ControlMessage, frozen=True):
     """Make a copy of a copy on another server."""
 
-    source: str
-    generation: int
+    source: Id
+    generation: Count
     target: Endpoint
     ticket: Ticket
 
@@ -114,23 +119,23 @@ class MakeReplica(_ControlMessage, frozen=True):
 class ReplicaMade(_ControlMessage, frozen=True):
     """A copy was made, or why it was not."""
 
-    source: str
-    generation: int
-    problem: str
+    source: Id
+    generation: Count
+    problem: Text
 
 
 class ServerStats(_ControlMessage, frozen=True):
     """What a server holds and has done."""
 
-    resident_bytes: int = 0
-    copies: int = 0
-    reads: int = 0
-    writes: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    wire_in: int = 0
-    wire_out: int = 0
-    connections: int = 0
+    resident_bytes: Count = 0
+    copies: Count = 0
+    reads: Count = 0
+    writes: Count = 0
+    bytes_in: Count = 0
+    bytes_out: Count = 0
+    wire_in: Count = 0
+    wire_out: Count = 0
+    connections: Count = 0
 
 
 class SupervisorLeaving(_ControlMessage, frozen=True):
@@ -155,6 +160,14 @@ Message = (
 )
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def decode(packed: bytes) -> Message:
+    """The message in these bytes. Raises ProtocolError."""
+    try:
+        return _decoder.decode(packed)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        raise ProtocolError("invalid message on the control socket of a memory server") from None
 
 
 class ControlSocket:
@@ -219,10 +232,10 @@ class ControlSocket:
                     return found  # the end is seen again next time
                 raise EOFError
             try:
-                found.append((_decoder.decode(packed), fds))
-            except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+                found.append((decode(packed), fds))
+            except ProtocolError:
                 close_all(fds)
-                raise ProtocolError("invalid message on the control socket of a memory server") from None
+                raise
         return found
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ from distributed_grid.memory.server.replication import CopyReplicator
 from distributed_grid.memory.server.write_journal import WriteJournal
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.posix.unix_sockets import is_own_peer
-from distributed_grid.wire import Endpoint
+from distributed_grid.wire import Endpoint, clipped
 
 START_SECONDS: Final = 20.0
 DATA_SOCKET: Final = "memory.sock"
@@ -235,7 +235,7 @@ class MemoryServer:
     def _report_replica(self, source: str, generation: int, problem: str) -> None:
         if problem:
             log.warning("could not make a copy of %s: %s", source, problem)
-        self._send(ReplicaMade(source, generation, problem))
+        self._send(ReplicaMade(source, generation, clipped(problem)))
 
     # ------------------------------------------------------------------ timers
 
@@ -317,7 +317,7 @@ def start_server(sock: socket.socket) -> MemoryServer | None:
     except (OSError, ValueError, ProtocolError) as error:
         log.error("cannot start: %s", error)
         with contextlib.suppress(OSError):
-            control.send(CommandFailed(f"the memory server cannot start: {error}"))
+            control.send(CommandFailed(clipped(f"the memory server cannot start: {error}")))
         return None
 
 

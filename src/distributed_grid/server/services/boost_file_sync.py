@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from distributed_grid.control.boost_file import ResourceBoostPersistence, StoredBoost
+from distributed_grid.control.boost_file import ResourceBoostPersistence, StoredBoost, StoredClaim
 from distributed_grid.control.grid import BOOSTS, Grid
 from distributed_grid.control.views import headline
 from distributed_grid.domain.events import ClaimsRead, LeaseClaimed
@@ -163,7 +163,7 @@ def _stored(lease: Lease, claim: Claim, offset_ms: int, machine: str) -> StoredB
         team=lease.request.team,
         priority=lease.request.priority.name.lower(),
         fence=lease.fence,
-        claim=claim,
+        claim=StoredClaim.of(claim),
         machine_id=machine,
     )
 
@@ -177,7 +177,7 @@ _STATES: dict[LeaseState, Literal["reserving", "active", "releasing"]] = {
 
 def claim_of(boost: StoredBoost, offset_ms: int) -> LeaseClaimed:
     """A boost of the file as an event for the ledger."""
-    claim = boost.claim
+    claim = boost.claim.value()
     granted_at_ms = _ms(boost.allocated_at) - offset_ms
     ends_at_ms = _ms(boost.expires_at) - offset_ms if boost.expires_at is not None else 0
     gpu_milli = sum(share.milli for share in claim.gpus)

@@ -10,12 +10,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
-from distributed_grid.control.boost_file import ResourceBoostPersistence, StoredBoost
+from distributed_grid.control.boost_file import ResourceBoostPersistence, StoredBoost, StoredClaim
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked, LeaseExtended, LeaseReleased, NodeDeclared
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.nodes import Usage
-from distributed_grid.domain.resources import Claim
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.server.services.boost_file_sync import BoostFileSync, claim_of
 from tests.support.builders import a_node, a_request
@@ -233,6 +232,6 @@ BOOST = StoredBoost(
     user="ada",
     priority="low",
     fence=1,
-    claim=Claim(1000),
+    claim=StoredClaim(1000),
     machine_id="here",
 )
