@@ -14,10 +14,9 @@ from websockets.asyncio.client import ClientConnection, unix_connect
 from distributed_grid import __version__, wire
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage
-from distributed_grid.domain.resources import Capacity
 
 BEAT_SECONDS = wire.HEARTBEAT_MS / 1000
-CAPACITY = Capacity(4000, 16 * 1024**3)
+CAPACITY = wire.ReportedCapacity(4000, 16 * 1024**3)
 
 
 class SimulatedAgents:

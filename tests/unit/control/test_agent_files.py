@@ -218,6 +218,9 @@ def test_an_agent_that_answers_without_end_does_not_fill_the_memory() -> None:
         def __init__(self) -> None:
             self.files = RemoteFiles({"gpu2": self})
 
+        def close(self, why: str) -> None:
+            raise AssertionError(why)
+
         def send(self, message: wire.ToAgent) -> None:
             if isinstance(message, wire.ListFiles):
                 for _ in range(5 * MAX_ANSWERS):

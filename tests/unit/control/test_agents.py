@@ -195,7 +195,8 @@ def test_what_an_agent_says_with_its_greeting_does_not_count_once_it_is_gone() -
         world.store.full = True
         await world.grid.read(lambda ledger, now: None)
         late = FarAgent(world.gateway, "ash")
-        late.say(wire.AgentHello(wire.PROTOCOL, "0.2.0", "ash", (), a_node("ash", cores=2).capacity, boot="new"))
+        capacity = wire.ReportedCapacity.of(a_node("ash", cores=2).capacity)
+        late.say(wire.AgentHello(wire.PROTOCOL, "0.2.0", "ash", (), capacity, boot="new"))
         await asyncio.sleep(0.05)
         world.gateway.gone(late)
         world.store.full = False
