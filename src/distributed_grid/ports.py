@@ -6,7 +6,7 @@ and agents (`AgentSide`, `ControlSide`) is in `wire.py`, with its messages.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypedDict, Unpack
 
 from msgspec import Struct
 
@@ -106,6 +106,25 @@ class LoadedRows(Struct):
     schema_version: int
 
 
+class EndedFilters(TypedDict, total=False):
+    """Which ended rows; None is any, `since_ms` is included."""
+
+    key: str | None
+    key_prefix: str | None
+    request_id: str | None
+    user: str | None
+    since_ms: int | None
+
+
+class EventFilters(TypedDict, total=False):
+    """Which events; None and no types are any, `since_ms` is included."""
+
+    after_seq: int
+    since_ms: int | None
+    subject: str | None
+    types: Sequence[str]
+
+
 class Store(Protocol):
     """Keeps what is alive and what has been; knows rows, not their meaning.
 
@@ -125,32 +144,10 @@ class Store(Protocol):
         when the cause is gone.
         """
 
-    def ended(
-        self,
-        kind: str,
-        *,
-        key: str | None = None,
-        key_prefix: str | None = None,
-        request_id: str | None = None,
-        user: str | None = None,
-        since_ms: int | None = None,
-        limit: int = 100,
-    ) -> list[EndedRow]:
-        """What ended and fits all that is given, newest first, `since_ms` included.
+    def ended(self, kind: str, *, limit: int = 100, **filters: Unpack[EndedFilters]) -> list[EndedRow]:
+        """What ended and fits all that is given, newest first. A key may have been used several times."""
 
-        A key may have been used several times.
-        """
-
-    def events(
-        self,
-        *,
-        after_seq: int = 0,
-        since_ms: int | None = None,
-        subject: str | None = None,
-        types: Sequence[str] = (),
-        limit: int = 1000,
-        newest: bool = False,
-    ) -> list[EventRow]:
+    def events(self, *, limit: int = 1000, newest: bool = False, **filters: Unpack[EventFilters]) -> list[EventRow]:
         """What happened, in the order it did; when there is more than `limit`, the first, or the newest."""
 
     def summarise(self, *, before_ms: int, limit: int = 5000) -> int:

@@ -24,7 +24,7 @@ from distributed_grid.adapters.stores.rollup import (
     merge_totals,
     summary_rows,
 )
-from distributed_grid.ports import EndedRow, EventRow, LentRow, SummaryRow
+from distributed_grid.ports import EndedFilters, EndedRow, EventFilters, EventRow, LentRow, SummaryRow
 
 ENDED_COLUMNS = ", ".join(EndedRow.__struct_fields__)
 EVENT_COLUMNS = ", ".join(EventRow.__struct_fields__)
@@ -62,58 +62,40 @@ class WhereClause:
         return " AND ".join(self._terms) or "TRUE"
 
 
-def select_ended(
-    db: sqlite3.Connection,
-    kind: str,
-    *,
-    key: str | None,
-    key_prefix: str | None,
-    request_id: str | None,
-    user: str | None,
-    since_ms: int | None,
-    limit: int,
-) -> list[EndedRow]:
+def select_ended(db: sqlite3.Connection, kind: str, filters: EndedFilters, limit: int) -> list[EndedRow]:
     """Ended rows that match, newest first."""
-    index = _index_for(has_key=bool(key or key_prefix), has_request=bool(request_id), has_user=bool(user))
+    index = _index_for(filters)
     where = WhereClause()
     where.add("kind = ?", kind)
-    where.add("key = ?", key)
-    if key_prefix:
-        where.add("key >= ?", key_prefix)
-        where.add("key < ?", end_of_prefix(key_prefix))
-    where.add("request_id = ?", request_id)
-    where.add("user = ?", user)
-    where.add("ended_at_ms >= ?", since_ms)
+    where.add("key = ?", filters.get("key"))
+    if prefix := filters.get("key_prefix"):
+        where.add("key >= ?", prefix)
+        where.add("key < ?", end_of_prefix(prefix))
+    where.add("request_id = ?", filters.get("request_id"))
+    where.add("user = ?", filters.get("user"))
+    where.add("ended_at_ms >= ?", filters.get("since_ms"))
     sql = (
         f"SELECT {ENDED_COLUMNS} FROM ended INDEXED BY {index} WHERE {where} ORDER BY ended_at_ms DESC, id DESC LIMIT ?"
     )
     return [EndedRow(*row) for row in db.execute(sql, (*where.values, max(0, limit)))]
 
 
-def _index_for(*, has_key: bool, has_request: bool, has_user: bool) -> str:
-    if has_request:
+def _index_for(filters: EndedFilters) -> str:
+    if filters.get("request_id"):
         return "ended_by_request"
-    if has_key:
+    if filters.get("key") or filters.get("key_prefix"):
         return "ended_by_key"
-    return "ended_by_user" if has_user else "ended_by_time"
+    return "ended_by_user" if filters.get("user") else "ended_by_time"
 
 
-def select_events(
-    db: sqlite3.Connection,
-    *,
-    after_seq: int,
-    since_ms: int | None,
-    subject: str | None,
-    types: Sequence[str],
-    limit: int,
-    newest: bool,
-) -> list[EventRow]:
+def select_events(db: sqlite3.Connection, filters: EventFilters, limit: int, *, newest: bool) -> list[EventRow]:
     """Events that match, in order; the first `limit`, or the newest."""
+    after_seq, since_ms = filters.get("after_seq", 0), filters.get("since_ms")
     where = WhereClause()
     where.add("seq > ?", after_seq if since_ms is None else max(after_seq, _last_before(db, since_ms)))
     where.add("+at_ms >= ?", since_ms)  # the plus keeps SQLite from using the index on at_ms
-    where.add("subject = ?", subject)
-    where.add_any_of("type", types)
+    where.add("subject = ?", filters.get("subject"))
+    where.add_any_of("type", filters.get("types", ()))
     order = "DESC" if newest else "ASC"
     sql = f"SELECT {EVENT_COLUMNS} FROM events WHERE {where} ORDER BY seq {order} LIMIT ?"
     rows = [EventRow(*row) for row in db.execute(sql, (*where.values, max(0, limit)))]

@@ -1,8 +1,8 @@
 """In-memory store, for tests and simulation."""
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable
+from typing import TypeVar, Unpack
 
 from distributed_grid.adapters.stores.rollup import (
     DAY_MS,
@@ -20,7 +20,17 @@ from distributed_grid.adapters.stores.rollup import (
     merge_totals,
     summary_rows,
 )
-from distributed_grid.ports import Batch, EndedRow, EventRow, LentRow, LiveRow, LoadedRows, SummaryRow
+from distributed_grid.ports import (
+    Batch,
+    EndedFilters,
+    EndedRow,
+    EventFilters,
+    EventRow,
+    LentRow,
+    LiveRow,
+    LoadedRows,
+    SummaryRow,
+)
 
 SCHEMA_VERSION = 3
 Row = TypeVar("Row")
@@ -55,24 +65,16 @@ class InMemoryStore:
             self._events.extend(batch.events)
             self._last_event_seq = last
 
-    def ended(
-        self,
-        kind: str,
-        *,
-        key: str | None = None,
-        key_prefix: str | None = None,
-        request_id: str | None = None,
-        user: str | None = None,
-        since_ms: int | None = None,
-        limit: int = 100,
-    ) -> list[EndedRow]:
+    def ended(self, kind: str, *, limit: int = 100, **filters: Unpack[EndedFilters]) -> list[EndedRow]:
         """Ended rows that match every filter given, newest first."""
+        key, request_id, user = filters.get("key"), filters.get("request_id"), filters.get("user")
+        prefix, since_ms = filters.get("key_prefix") or "", filters.get("since_ms")
 
         def matches(row: EndedRow) -> bool:
             return (
                 row.kind == kind
                 and key in (None, row.key)
-                and row.key.startswith(key_prefix or "")
+                and row.key.startswith(prefix)
                 and request_id in (None, row.request_id)
                 and user in (None, row.user)
                 and (since_ms is None or row.ended_at_ms >= since_ms)
@@ -82,17 +84,10 @@ class InMemoryStore:
             found = [row for row in reversed(self._ended) if matches(row)]
         return sorted(found, key=lambda row: row.ended_at_ms, reverse=True)[:limit]
 
-    def events(
-        self,
-        *,
-        after_seq: int = 0,
-        since_ms: int | None = None,
-        subject: str | None = None,
-        types: Sequence[str] = (),
-        limit: int = 1000,
-        newest: bool = False,
-    ) -> list[EventRow]:
+    def events(self, *, limit: int = 1000, newest: bool = False, **filters: Unpack[EventFilters]) -> list[EventRow]:
         """Events in order; the first `limit`, or the newest."""
+        after_seq, types = filters.get("after_seq", 0), filters.get("types")
+        subject, since_ms = filters.get("subject"), filters.get("since_ms")
 
         def matches(row: EventRow) -> bool:
             return (

@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Unpack
 
 from msgspec.structs import astuple
 
@@ -28,7 +29,17 @@ from distributed_grid.adapters.stores.database import (
 )
 from distributed_grid.adapters.stores.rollup import last_seq_after
 from distributed_grid.errors import StoreFailed, StoreRefused
-from distributed_grid.ports import Batch, EndedRow, EventRow, LentRow, LiveRow, LoadedRows, SummaryRow
+from distributed_grid.ports import (
+    Batch,
+    EndedFilters,
+    EndedRow,
+    EventFilters,
+    EventRow,
+    LentRow,
+    LiveRow,
+    LoadedRows,
+    SummaryRow,
+)
 
 _TRANSIENT = {
     sqlite3.SQLITE_FULL,
@@ -137,51 +148,15 @@ class SqliteStore:
                 db.executemany(history_queries.INSERT_EVENT, map(astuple, batch.events))
             self._last_event_seq = last_seq
 
-    def ended(
-        self,
-        kind: str,
-        *,
-        key: str | None = None,
-        key_prefix: str | None = None,
-        request_id: str | None = None,
-        user: str | None = None,
-        since_ms: int | None = None,
-        limit: int = 100,
-    ) -> list[EndedRow]:
+    def ended(self, kind: str, *, limit: int = 100, **filters: Unpack[EndedFilters]) -> list[EndedRow]:
         """Ended rows that match every filter given, newest first."""
         with self._reading, translate_sqlite_errors(self._path, "read it"):
-            return history_queries.select_ended(
-                self._reader,
-                kind,
-                key=key,
-                key_prefix=key_prefix,
-                request_id=request_id,
-                user=user,
-                since_ms=since_ms,
-                limit=limit,
-            )
+            return history_queries.select_ended(self._reader, kind, filters, limit)
 
-    def events(
-        self,
-        *,
-        after_seq: int = 0,
-        since_ms: int | None = None,
-        subject: str | None = None,
-        types: Sequence[str] = (),
-        limit: int = 1000,
-        newest: bool = False,
-    ) -> list[EventRow]:
+    def events(self, *, limit: int = 1000, newest: bool = False, **filters: Unpack[EventFilters]) -> list[EventRow]:
         """Events in order; the first `limit`, or the newest."""
         with self._reading, translate_sqlite_errors(self._path, "read it"):
-            return history_queries.select_events(
-                self._reader,
-                after_seq=after_seq,
-                since_ms=since_ms,
-                subject=subject,
-                types=types,
-                limit=limit,
-                newest=newest,
-            )
+            return history_queries.select_events(self._reader, filters, limit, newest=newest)
 
     def summarise(self, *, before_ms: int, limit: int = 5000) -> int:
         """Fold at most `limit` old rows into summaries, in short transactions; then free some pages."""
