@@ -125,7 +125,7 @@ async def _serve(agent_dir: AgentDir, declare_gpus: int) -> None:
     detector = HardwareDetector(probe, gpus, declare_gpus)
     uplink = Uplink(node, _dial(agent_dir))
     epoch = agent_dir.read("epoch.json").get("epoch", 0)
-    meter = UsageMeter(probe, None if declare_gpus else gpus)
+    meter = UsageMeter(probe, None if declare_gpus else gpus, agent_dir.path / "ray" / "started.json")
     agent = Agent(
         (node,),
         agent_dir.jobs,

@@ -400,6 +400,15 @@ class AttemptHost:
         return self._spawner.pid
 
     @property
+    def exempt(self) -> process_tree.Exempt:
+        """Which processes belong to the grid itself."""
+        return self._grid.besides(0)
+
+    def shim_pids(self) -> set[int]:
+        """The shims of all running attempts."""
+        return {attempt.shim.pid for attempt in self._running.values() if attempt.shim is not None}
+
+    @property
     def is_held(self) -> bool:
         """Whether the current hold has not run out."""
         return self._hold.lasts

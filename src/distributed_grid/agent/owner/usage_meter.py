@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from distributed_grid.adapters.probes.gpu_probe import GpuProbe
@@ -17,7 +19,7 @@ from distributed_grid.agent.execution.attempt import AttemptUsage
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.owner.eviction import OwnerOnGpu
 from distributed_grid.domain.nodes import GpuUsage, Usage
-from distributed_grid.posix.boot_clock import boot_ms
+from distributed_grid.posix.boot_clock import boot_id, boot_ms
 
 RAYLET = b"raylet"
 FIND_MS = 10_000
@@ -39,19 +41,23 @@ class UsageSnapshot(Struct, frozen=True):
 class UsageMeter:
     """Measures this machine; remembers the CPU time of attempts that have ended, so that it is never the owner's."""
 
-    def __init__(self, probe: MachineProbe, gpus: GpuProbe | None = None) -> None:
+    def __init__(self, probe: MachineProbe, gpus: GpuProbe | None = None, ray_record: Path | None = None) -> None:
         self.probe = probe
         self._gpus = gpus
         self._on_gpus: tuple[GpuUsage, ...] = ()
         self._ended_cpu_ms = 0
         self._capacity: MachineCapacity | None = None
         self._last: tuple[int, int] | None = None  # when, and own CPU time until then
-        self._ray = RayWorkers()
+        self._ray = RayWorkers(ray_record)
         self._lent_memory_bytes: Callable[[], int] = lambda: 0
 
     def set_ray_loan(self, loan: RayLoan) -> None:
         """So much is lent through Ray on this machine: what Ray's workers use of it is not the owner's."""
         self._ray.loan = loan
+
+    def set_jobs(self, shims: Callable[[], Collection[int]], exempt: process_tree.Exempt) -> None:
+        """What is below these shims is a job, never Ray; and what is exempt from jobs is none of Ray's workers."""
+        self._ray.shims, self._ray.exempt = shims, exempt
 
     def count_lent_memory(self, measure: Callable[[], int]) -> None:
         """The copies of memory blocks that are held here use so much: that is not the owner's either."""
@@ -142,11 +148,17 @@ def total_loan(loans: Iterable[RayLoan]) -> RayLoan:
 
 
 class RayWorkers:
-    """Counts the CPU time and the memory of Ray's workers, as far as they are lent."""
+    """Counts the CPU time and the memory of Ray's workers, as far as they are lent.
 
-    def __init__(self, find: Callable[[], list[int]] | None = None) -> None:
+    A raylet is one of those that the grid has started, where `record` says so (the file that its start has left); else
+    any that is not part of a job. A job that calls itself a raylet is none.
+    """
+
+    def __init__(self, record: Path | None = None) -> None:
         self.loan = RayLoan()
-        self._find = find or raylets
+        self.shims: Callable[[], Collection[int]] = tuple
+        self.exempt: process_tree.Exempt = process_tree.nobody
+        self._record = record
         self._raylets: list[int] = []
         self._found_at = -FIND_MS
         self._last: tuple[int, dict[tuple[int, int], int]] | None = None
@@ -173,14 +185,12 @@ class RayWorkers:
         if not self.loan.gpu_milli:
             return set()
         return {
-            proc.pid
-            for pid in self._known(boot_ms())
-            for proc in process_tree.listed_descendants(pid, process_tree.nobody)
+            proc.pid for pid in self._known(boot_ms()) for proc in process_tree.listed_descendants(pid, self.exempt)
         }
 
     def _known(self, at_ms: int) -> list[int]:
         if at_ms - self._found_at >= FIND_MS or any(process_tree.read_process(pid) is None for pid in self._raylets):
-            self._raylets, self._found_at = self._find(), at_ms
+            self._raylets, self._found_at = find_raylets(self._record, self.shims()), at_ms
         return self._raylets
 
     def _used(self, at_ms: int) -> tuple[dict[tuple[int, int], int], int]:
@@ -188,16 +198,55 @@ class RayWorkers:
         used: dict[tuple[int, int], int] = {}
         memory = 0
         for raylet in self._known(at_ms):
-            for proc in process_tree.listed_descendants(raylet, process_tree.nobody):
+            for proc in process_tree.listed_descendants(raylet, self.exempt):
                 used[proc.pid, proc.start] = (proc.own_ticks + proc.waited_ticks) * _TICK_MS
                 memory += _private_bytes(proc.pid)
         return used, memory
 
 
-def raylets() -> list[int]:
-    """The pids of all raylets on this machine."""
-    pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())
-    return [pid for pid in pids if (process_tree.read_proc_file(f"/proc/{pid}/comm") or b"").strip() == RAYLET]
+def find_raylets(record: Path | None, shims: Collection[int]) -> list[int]:
+    """The raylets of this machine that may have been lent: see `RayWorkers`."""
+    started = _read_record(record)
+    procs = process_tree.read_processes()
+    named = (proc for proc in procs.values() if process_tree.read_proc_file(f"/proc/{proc.pid}/comm").strip() == RAYLET)
+    outside = (proc for proc in named if not _is_below(proc, shims, procs))
+    return [proc.pid for proc in outside if started is None or started.includes(proc, procs)]
+
+
+def _read_record(path: Path | None) -> _RayRecord | None:
+    """What was recorded when the grid started Ray here; None where nothing was, or it does not run any more."""
+    try:
+        record = msgspec.json.decode(path.read_bytes(), type=_RayRecord) if path is not None else None
+    except (OSError, msgspec.DecodeError):
+        return None
+    if record is None or record.boot != boot_id() or not record.leader:
+        return None
+    leader = process_tree.read_process(record.leader)
+    return record if leader is None or leader.start == record.leader_start else None
+
+
+class _RayRecord(Struct):
+    """The note that `adapters/node/node_script_ray.py` leaves: in which session, and with which mark, Ray was started."""
+
+    boot: str = ""
+    leader: int = 0
+    leader_start: int = 0
+    mark: str = ""
+
+    def includes(self, proc: process_tree.Proc, procs: Mapping[int, process_tree.Proc]) -> bool:
+        if proc.session == self.leader or _is_below(proc, (self.leader,), procs):
+            return True
+        return bool(self.mark) and f"GRID_RAY_MARK={self.mark}".encode() in process_tree.read_environ(proc.pid)
+
+
+def _is_below(proc: process_tree.Proc | None, roots: Collection[int], procs: Mapping[int, process_tree.Proc]) -> bool:
+    seen: set[int] = set()
+    while proc is not None and proc.pid not in seen:
+        if proc.pid in roots:
+            return True
+        seen.add(proc.pid)
+        proc = procs.get(proc.parent)
+    return False
 
 
 def _private_bytes(pid: int) -> int:
