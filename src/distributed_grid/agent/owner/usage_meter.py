@@ -226,7 +226,7 @@ def _read_record(path: Path | None) -> _RayRecord | None:
 
 
 class _RayRecord(Struct):
-    """The note that `adapters/node/node_script_ray.py` leaves: in which session, and with which mark, Ray was started."""
+    """The note of `adapters/node/node_script_ray.py`: in which session, and with which mark, Ray was started."""
 
     boot: str = ""
     leader: int = 0

@@ -103,16 +103,19 @@ def test_a_job_that_calls_itself_a_raylet_is_none(raylet: int, tmp_path: Path) -
 def test_where_the_grid_started_ray_no_other_raylet_counts(raylet: int, record: Path) -> None:
     assert found(raylet, record)
     content = json.loads(record.read_text())
-    record.write_text(json.dumps(content | {"leader": os.getsid(0), "leader_start": start_of(os.getsid(0))}))
-    assert not found(raylet, record)
-    mark = {"mark": "m", "leader": os.getsid(0), "leader_start": start_of(os.getsid(0))}
-    record.write_text(json.dumps(content | mark))
-    assert found(raylet, record)
-    for changes in ({"leader": os.getsid(0)}, {"boot": "another"}):  # what is not there any more says nothing
-        record.write_text(json.dumps(content | changes))
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as other:
+        elsewhere = content | {"leader": other.pid, "leader_start": start_of(other.pid)}
+        record.write_text(json.dumps(elsewhere))
+        is_found = found(raylet, record)
+        record.write_text(json.dumps(elsewhere | {"mark": "m"}))
+        is_found_by_mark = found(raylet, record)
+        record.write_text(json.dumps(elsewhere | {"leader_start": 1}))  # what is not there any more says nothing
+        is_found_without = found(raylet, record)
+        other.kill()
+    assert (is_found, is_found_by_mark, is_found_without) == (False, True, True)
+    for text in (json.dumps(content | {"boot": "another"}), "{", "[]"):
+        record.write_text(text)
         assert found(raylet, record)
-    record.write_text("{")
-    assert found(raylet, record)
 
 
 def start_of(pid: int) -> int:
