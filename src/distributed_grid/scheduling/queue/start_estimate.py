@@ -7,6 +7,8 @@ unknown length the estimate is None, with the reason.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from heapq import nsmallest
 from itertools import islice
 
 import numpy as np
@@ -15,12 +17,12 @@ from msgspec import Struct
 from distributed_grid.domain.indexes.node_claims import NodeClaims
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.resources import Claim
+from distributed_grid.domain.resources import Amounts, Capacity
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.scheduling.placement.placement import find_placement
 from distributed_grid.scheduling.queue.backfill import NEVER, StartForecast, could_serve, expected_ms, readiness
 from distributed_grid.scheduling.queue.fairness import Quotas
-from distributed_grid.scheduling.queue.queue import queue_order
+from distributed_grid.scheduling.queue.queue import fit_key, queue_order
 
 MAX_PLANNED = 100
 """Queue positions that are planned."""
@@ -53,6 +55,55 @@ def estimate_start(ledger: Ledger, lease: Lease, now: int) -> StartEstimate:
     return StartEstimate(position, None if at_ms == NEVER else at_ms, why)
 
 
+class _Releases:
+    """What is held on a node until when, by leases and by planned requests, soonest end first.
+
+    For each ask it remembers how many of them have to be over first. More that is planned never makes that fewer, so
+    all requests of one ask together pass over the ends once.
+    """
+
+    def __init__(self, ends: list[tuple[int, Lease]], lends: Capacity) -> None:
+        self.ends = list(ends)
+        self._lends = lends
+        self._over: dict[Amounts, int] = {}
+        self._left: dict[Amounts, NodeClaims] = {}
+
+    def add(self, end: int, planned: Lease) -> None:
+        """Something more is held."""
+        at = bisect_right(self.ends, end, key=_end_of)
+        self.ends.insert(at, (end, planned))
+        for ask, over in self._over.items():
+            if at < over:
+                self._over[ask] = over + 1
+            elif planned.claim is not None:
+                self._left[ask].add(planned.claim)
+
+    def fits_at(self, ask: Amounts, now: int) -> int:
+        """When an ask fits; NEVER where that depends on something of unknown length."""
+        left = self._left.get(ask)
+        if left is None:
+            left = self._left[ask] = NodeClaims(lease.claim for _, lease in self.ends if lease.claim is not None)
+        over = self._over.get(ask, 0)
+        while left.claim_for(ask, self._lends) is None:
+            end, lease = self.ends[over] if over < len(self.ends) else (NEVER, None)
+            if end == NEVER or lease is None or lease.claim is None:
+                self._over[ask] = over
+                return NEVER
+            left.remove(lease.claim)
+            over += 1
+        self._over[ask] = over
+        return self.ends[over - 1][0] if over else now
+
+    def claims_after(self, at_ms: int) -> NodeClaims:
+        """What is still held at a moment; without a moment, when everybody is gone."""
+        ends = self.ends[bisect_right(self.ends, at_ms, key=_end_of) :] if at_ms != NEVER else []
+        return NodeClaims(lease.claim for _, lease in ends if lease.claim is not None)
+
+
+def _end_of(entry: tuple[int, Lease]) -> int:
+    return entry[0]
+
+
 class _StartPlan:
     """What is held on each node until when: by leases, and by the requests planned so far."""
 
@@ -61,25 +112,26 @@ class _StartPlan:
         self._now = now
         self._forecast = StartForecast(ledger, now)
         self._quotas = Quotas(ledger)
-        self._ends: dict[str, list[tuple[int, Lease]]] = {}
+        self._nodes: dict[str, _Releases] = {}
+        self._candidates: dict[object, list[tuple[int, str]]] = {}
 
     def add(self, lease: Lease) -> None:
         """Plan one of the queue; who is beyond its quota, or fits nowhere, takes nothing."""
         if self._quotas.exceeded(lease.request) is not None:
             return
-        found = sorted(self._soonest(lease.request))[: lease.request.gang]
+        found = nsmallest(lease.request.gang, self._soonest(lease.request))
         if not found:
             return
         start, length = found[-1][0], expected_ms(self._ledger, lease)
         end = start + length if start != NEVER and length else NEVER
         for _, _, node in found:
-            claim = self._claim_at(lease.request, node, start)
-            planned = Lease(lease.id, lease.request, lease.asked_at_ms, node=node, claim=claim)
-            self._ends[node] = sorted([*self._held(node), (end, planned)], key=lambda entry: entry[0])
+            releases, lendable = self._releases(node), self._ledger.nodes[node].lendable
+            claim = releases.claims_after(start).claim_for(lease.request.ask, lendable)
+            releases.add(end, Lease(lease.id, lease.request, lease.asked_at_ms, node=node, claim=claim))
 
     def start_of(self, lease: Lease) -> tuple[int, str]:
         """When a request can start after all that was planned, and what it waits for."""
-        found = sorted(self._soonest(lease.request))[: lease.request.gang]
+        found = nsmallest(lease.request.gang, self._soonest(lease.request))
         if len(found) < lease.request.gang:
             return NEVER, "no open node could serve it"
         at_ms, _, node = found[-1]
@@ -90,36 +142,25 @@ class _StartPlan:
 
     def _soonest(self, request: Request) -> list[tuple[int, int, str]]:
         """The candidate nodes: when they could serve, and how much is free already."""
-        ready = readiness(self._ledger, request.ask)
-        rows = np.flatnonzero(could_serve(self._ledger, request))
-        rows = rows[np.argsort(-ready[rows], kind="stable")[: CANDIDATE_NODES + request.gang]]
-        names = [(int(ready[row]), self._ledger.columns.names[row]) for row in rows.tolist()]
-        return [(self._fits_at(request, name), -ready_now, name) for ready_now, name in names]
+        key = fit_key(request)
+        names = self._candidates.get(key)
+        if names is None:
+            ready = readiness(self._ledger, request.ask)
+            rows = np.flatnonzero(could_serve(self._ledger, request))
+            rows = rows[np.argsort(-ready[rows], kind="stable")[: CANDIDATE_NODES + request.gang]]
+            names = [(-int(ready[row]), self._ledger.columns.names[row]) for row in rows.tolist()]
+            self._candidates[key] = names
+        return [(self._releases(name).fits_at(request.ask, self._now), ready, name) for ready, name in names]
 
-    def _held(self, node: str) -> list[tuple[int, Lease]]:
-        return self._ends.get(node) or self._forecast.releases(node).ends
-
-    def _fits_at(self, request: Request, node: str) -> int:
-        lends, held = self._ledger.lends(node), self._held(node)
-        claims = NodeClaims(lease.claim for _, lease in held if lease.claim is not None)
-        at_ms = self._now
-        for end, lease in held:
-            if claims.claim_for(request.ask, lends) is not None:
-                break
-            if end == NEVER or lease.claim is None:
-                return NEVER
-            claims.remove(lease.claim)
-            at_ms = end
-        return at_ms if claims.claim_for(request.ask, lends) is not None else NEVER
-
-    def _claim_at(self, request: Request, node: str, at_ms: int) -> Claim | None:
-        """What a request gets on a node at a moment; without a moment, when everybody there is gone."""
-        still = [lease.claim for end, lease in self._held(node) if end > at_ms and lease.claim is not None]
-        return NodeClaims(still if at_ms != NEVER else ()).claim_for(request.ask, self._ledger.nodes[node].lendable)
+    def _releases(self, node: str) -> _Releases:
+        found = self._nodes.get(node)
+        if found is None:
+            found = self._nodes[node] = _Releases(self._forecast.releases(node).ends, self._ledger.lends(node))
+        return found
 
     def _waits_for(self, request: Request, node: str) -> str:
         """What has to be over on a node first, or what nobody knows the end of."""
-        lends, held = self._ledger.lends(node), self._held(node)
+        lends, held = self._ledger.lends(node), self._releases(node).ends
         if NodeClaims().claim_for(request.ask, lends) is None:
             return f"{node} does not lend enough at the moment, whatever is held there"
         claims = NodeClaims(lease.claim for _, lease in held if lease.claim is not None)
