@@ -109,7 +109,7 @@ class CliSession:
 
     def find_config(self) -> str | None:
         """The config at one of the usual places, unless somebody else could have written it."""
-        from distributed_grid.posix.trusted_files import distrust_of  # most commands find a control plane
+        from distributed_grid.posix.private_files import distrust_of  # most commands find a control plane
 
         for path in (DEFAULT_CONFIG, self.state_dir.cluster_file):
             if os.path.exists(path):  # False, not an error, where we may not look

@@ -28,8 +28,7 @@ from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import Refused
 from distributed_grid.ports import Store
-from distributed_grid.posix.private_files import write_private
-from distributed_grid.posix.trusted_files import distrust_of
+from distributed_grid.posix.private_files import distrust_of, write_private
 from distributed_grid.server.access.certificates import make_certificate
 from distributed_grid.state_dir import StateDir
 from distributed_grid.wire import OwnerRules

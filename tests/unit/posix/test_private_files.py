@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distributed_grid.posix.trusted_files import distrust_of
+from distributed_grid.posix.private_files import distrust_of
 
 OTHER = 12345
 
