@@ -5,7 +5,7 @@ behind the port. Every adapter passes the contract suite of its port (`tests/con
 and agents (`AgentSide`, `ControlSide`) is in `wire.py`, with its messages.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, TypedDict, Unpack
 
 from msgspec import Struct
@@ -171,7 +171,10 @@ class Store(Protocol):
 
 
 class EngineGroup(Struct, frozen=True):
-    """What an engine is to reserve under a name, on the node that it calls `place`."""
+    """What an engine is to reserve under a name, on the node that it calls `place`.
+
+    `left_seconds` is how long its lease has still to go (0: without end).
+    """
 
     name: str
     place: str
@@ -179,6 +182,7 @@ class EngineGroup(Struct, frozen=True):
     memory_bytes: int = 0
     gpu_milli: int = 0
     custom: tuple[tuple[str, int], ...] = ()
+    left_seconds: float = 0.0
 
 
 class EngineView(Struct, frozen=True):
@@ -211,9 +215,12 @@ class Engine(Protocol):
     async def observe(self, *, full: bool) -> EngineView:
         """What is there; `full` with the groups. Changes nothing."""
 
-    async def extend_hold(self, seconds: float, terms: Mapping[str, float]) -> None:
+    async def extend_hold(self, seconds: float, terms: Mapping[str, float]) -> Collection[str]:
         """Say that the grid is there. Groups that are not held again within so many seconds go by themselves, and
-        those of `terms` when so many seconds are over; each call takes the place of the one before."""
+        those of `terms` when so many seconds are over; a term that ends before the known one changes nothing.
+
+        Returns when the engine knows it: those of `terms` that it has no group of.
+        """
 
     async def clear(self) -> None:
         """Have nothing of ours any more. Clearing twice is not an error."""

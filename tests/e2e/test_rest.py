@@ -205,8 +205,12 @@ def test_leases_are_asked_for_extended_and_given_back(owner: httpx.Client) -> No
     assert first["state"] == "active"
     lease = f"/v1/leases/{first['allocation_id']}"
     assert first["allocation_id"] in [one["allocation_id"] for one in owner.get("/v1/leases").json()["allocations"]]
-    later = owner.post(f"{lease}/extend", json={"seconds": 60}).json()["allocation"]
-    assert later["expires_at"] > first["expires_at"]
+    for _ in range(2):  # the same request counts once
+        longer = owner.post(f"{lease}/extend", json={"seconds": 60}, headers={"Idempotency-Key": "more-1"})
+        later = longer.json()["allocation"]
+        assert later["expires_at"] > first["expires_at"]
+    assert owner.get(lease).json()["allocation"]["expires_at"] == later["expires_at"]
+    error(owner.post(f"{lease}/extend", json={"seconds": 61, "request_id": "more-1"}), 409)
     for _ in range(2):
         assert owner.delete(lease).json()["allocation"]["reason"] == "released"
     assert owner.get(lease).json()["allocation"]["state"] == "ended"

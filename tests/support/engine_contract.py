@@ -98,6 +98,14 @@ class EngineContract(ABC):
     def test_freeing_what_is_not_there_is_harmless(self, engine: Engine) -> None:
         self.run(engine.free(GROUP_PREFIX + "never-1"))
 
+    def test_extending_the_hold_says_which_groups_are_not_there(self, engine: Engine) -> None:
+        group = self.group(engine)
+        self.run(engine.reserve(group, seconds=SECONDS))
+        gone = GROUP_PREFIX + "never-1"
+        assert list(self.run(engine.extend_hold(60, {group.name: 60, gone: 60}))) == [gone]
+        self.run(engine.free(group.name))
+        assert list(self.run(engine.extend_hold(60, {group.name: 60}))) == [group.name]
+
     def test_many_at_once_are_all_there(self, engine: Engine) -> None:
         groups = [self.group(engine, cpu_milli=1) for _ in range(50)]
 

@@ -21,6 +21,7 @@ class LocalEngine:
         self._session = session
         self.away = False
         self.held: tuple[float, Mapping[str, float]] = (0.0, {})
+        self.terms: dict[str, float] = {}
 
     async def reserve(self, group: EngineGroup, *, seconds: float) -> None:
         self._answer()
@@ -37,6 +38,8 @@ class LocalEngine:
         ):
             raise Refused("the engine has less than that free there")
         self._groups[group.name] = group
+        if group.left_seconds:
+            self.terms[group.name] = group.left_seconds
 
     async def free(self, name: str) -> None:
         self._answer()
@@ -48,9 +51,13 @@ class LocalEngine:
         groups = tuple((group.name, group.place) for group in self._groups.values())
         return EngineView(self._session, nodes, groups if full else None)
 
-    async def extend_hold(self, seconds: float, terms: Mapping[str, float]) -> None:
+    async def extend_hold(self, seconds: float, terms: Mapping[str, float]) -> list[str]:
         self._answer()
         self.held = (seconds, dict(terms))
+        for name, left in terms.items():
+            if name in self._groups:
+                self.terms[name] = max(self.terms.get(name, left), left)
+        return [name for name in terms if name not in self._groups]
 
     async def clear(self) -> None:
         self._answer()

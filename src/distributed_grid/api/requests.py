@@ -157,8 +157,9 @@ class ReleaseLease(Message, frozen=True):
 
 
 class ExtendLease(Message, frozen=True):
-    """More time for a lease."""
+    """More time for a lease; the same request id counts once."""
 
+    request_id: Id
     allocation_id: Name
     seconds: Seconds
 
@@ -199,8 +200,9 @@ class ReleaseBoost(Message, frozen=True):
 
 
 class ExtendBoost(Message, frozen=True):
-    """More time for a boost, counted from its end."""
+    """More time for a boost, counted from its end; the same request id counts once."""
 
+    request_id: Id
     boost_id: Name
     seconds: Seconds
 

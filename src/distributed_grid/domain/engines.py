@@ -77,6 +77,7 @@ class Binding(Struct, frozen=True):
 
     `bound_at_ms` is when the engine said that it is made (0: not yet). `again`: the lease was bound before, so this
     one waits however long the engine is away. `dropped`: its place is gone, and so it is not wanted any more.
+    `term_ms` is the end of the lease that the engine has acknowledged (0: none); by that it removes the group itself.
     """
 
     kind: ClassVar[str] = "binding"
@@ -90,6 +91,7 @@ class Binding(Struct, frozen=True):
     again: bool = False
     dropped: bool = False
     gone: bool = False
+    term_ms: int = 0
 
     @property
     def key(self) -> str:

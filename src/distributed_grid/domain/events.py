@@ -140,9 +140,17 @@ class EngineObserved(Struct, frozen=True):
 
 
 class GroupBound(Struct, frozen=True):
-    """The engine has made the group of a binding."""
+    """The engine has made the group of a binding, and knows that its lease ends then (0: not known to end)."""
 
     key: str
+    term_ms: int = 0
+
+
+class GroupTermSet(Struct, frozen=True):
+    """The engine knows that the lease of a binding ends then."""
+
+    key: str
+    term_ms: int
 
 
 class GroupRefused(Struct, frozen=True):
@@ -230,11 +238,12 @@ class LeaseReleased(Struct, frozen=True):
 
 
 class LeaseExtended(Struct, frozen=True):
-    """The holder asks for this much more time."""
+    """The holder asks for this much more time; the same request id counts once."""
 
     lease_id: str
     by: str
     extra_ms: int
+    request_id: str = ""
 
 
 class JobSubmitted(Struct, frozen=True):
@@ -456,6 +465,7 @@ Event = (
     | EngineRemoved
     | EngineObserved
     | GroupBound
+    | GroupTermSet
     | GroupRefused
     | GroupFreed
     | LeaseAsked

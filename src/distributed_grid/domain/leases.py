@@ -75,7 +75,7 @@ class Lease(Struct, frozen=True):
     are held together, on `gang_nodes`: when one of them ends, all do. `engine` names what has to reserve it, too
     (`ray`): until that has, it is not active and nothing is started under it. `recovered`: the
     ledger did not know it, so it is a claim, which counts against its node but not yet by the node's limits, until the
-    node was heard.
+    node was heard. `extensions` are the last requests for more time that count in its end, with their milliseconds.
     """
 
     kind: ClassVar[str] = "lease"
@@ -100,6 +100,7 @@ class Lease(Struct, frozen=True):
     gang_nodes: tuple[str, ...] = ()
     engine: str = ""
     recovered: bool = False
+    extensions: tuple[tuple[str, int], ...] = ()
 
     @property
     def key(self) -> str:

@@ -121,9 +121,13 @@ class ResourceBoostManager(GridSession):
         self.last_refusal = None
         return True
 
-    async def extend_boost(self, boost_id: str, seconds: float) -> ResourceBoost:
-        """The boost with so much more time, counted from its end; NotFound where it is over."""
-        found = await self._client.call("extend_boost", boost_id=boost_id, seconds=seconds)
+    async def extend_boost(self, boost_id: str, seconds: float, *, request_id: str | None = None) -> ResourceBoost:
+        """The boost with so much more time, counted from its end; NotFound where it is over.
+
+        The same request id again counts once.
+        """
+        asked = {"request_id": request_id or uuid.uuid4().hex, "boost_id": boost_id, "seconds": seconds}
+        found = await self._client.call("extend_boost", **asked)
         return _boost(found["boost"])
 
     async def get_active_boosts(self, target_node: str | None = None) -> list[ResourceBoost]:

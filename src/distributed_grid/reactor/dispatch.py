@@ -34,6 +34,7 @@ DECIDERS: dict[type, Decider] = {
     events.EngineRemoved: engines.on_removed,
     events.EngineObserved: engines.on_observed,
     events.GroupBound: engines.on_bound,
+    events.GroupTermSet: engines.on_term_set,
     events.GroupRefused: engines.on_refused,
     events.GroupFreed: engines.on_freed,
     events.LeaseAsked: leases.on_asked,

@@ -40,6 +40,13 @@ class BindLease(Struct, frozen=True):
     lease: Lease
 
 
+class SetGroupTerm(Struct, frozen=True):
+    """Have the engine know when the lease of a group ends."""
+
+    binding: Binding
+    lease: Lease
+
+
 class FreeBinding(Struct, frozen=True):
     """Have nothing of that name in the engine any more."""
 
@@ -68,7 +75,7 @@ class FreeCopies(Struct, frozen=True):
 
 MemoryEffect = ServeMemory | MakeCopy | FreeCopies
 Effect = StartAttempt | StopAttempt
-EngineEffect = BindLease | FreeBinding
+EngineEffect = BindLease | SetGroupTerm | FreeBinding
 
 
 def pending(ledger: Ledger, node: str | None = None) -> list[Effect]:
@@ -146,8 +153,10 @@ def _binding_effect(ledger: Ledger, binding: Binding) -> EngineEffect | None:
     lease = ledger.leases.get(binding.lease_id)
     if lease is None or ledger.binding_of(lease) != binding:
         return FreeBinding(binding)
+    if binding.bound_at_ms:
+        return SetGroupTerm(binding, lease) if lease.ends_at_ms > binding.term_ms else None
     alone = len(ledger.bindings_of[lease.id]) == 1
-    return BindLease(binding, lease) if alone and not binding.bound_at_ms and not lease.awaits else None
+    return BindLease(binding, lease) if alone and not lease.awaits else None
 
 
 def pending_memory(ledger: Ledger, node: str | None = None) -> list[MemoryEffect]:

@@ -25,6 +25,7 @@ from distributed_grid.domain.events import (
     GroupBound,
     GroupFreed,
     GroupRefused,
+    GroupTermSet,
     LeaseLost,
 )
 from distributed_grid.domain.fences import above, epoch_of, fence_on, is_plausible
@@ -48,7 +49,15 @@ def on_bound(ledger: Ledger, event: GroupBound, now: int) -> Decision:
     lease = ledger.leases.get(binding.lease_id) if binding is not None else None
     if binding is None or lease is None or binding.bound_at_ms or ledger.binding_of(lease) != binding:
         return Decision()
-    return Decision([replace(binding, bound_at_ms=now), *_activate(lease)], [_binding_record("bound", lease, binding)])
+    bound = replace(binding, bound_at_ms=now, term_ms=event.term_ms)
+    return Decision([bound, *_activate(lease)], [_binding_record("bound", lease, binding)])
+
+
+def on_term_set(ledger: Ledger, event: GroupTermSet, now: int) -> Decision:
+    """Record the end that the engine knows; an earlier one than it knows already says nothing."""
+    binding = ledger.bindings.get(event.key)
+    is_news = binding is not None and binding.term_ms < event.term_ms
+    return Decision([replace(binding, term_ms=event.term_ms)] if binding is not None and is_news else [])
 
 
 def _activate(lease: Lease) -> list[Row]:

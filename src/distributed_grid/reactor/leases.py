@@ -28,6 +28,8 @@ from distributed_grid.scheduling.queue.queue import fit_key, next_grant, place_n
 
 MAX_GRANTS_PER_STEP = 64
 """Grants of one scan of the queue, so that no step takes long."""
+MAX_EXTENSIONS = 32
+"""Requests for more time that a lease remembers; a retry comes soon or never."""
 MAX_PREEMPTION_TRIES = 16
 """Different waiting requests that are tried where automatic leases could make room."""
 
@@ -193,14 +195,22 @@ def held_lease(ledger: Ledger, lease_id: str) -> Lease:
 
 
 def on_extended(ledger: Ledger, event: LeaseExtended, now: int) -> Decision:
-    """Extend an active lease."""
+    """Extend an active lease; a request that was counted already changes nothing."""
     lease = ledger.leases.get(event.lease_id)
     if lease is None or not lease.ends_at_ms:
         raise NotFound(f"no lease {event.lease_id} with an end is held")
     if not 0 < event.extra_ms <= MAX_DURATION_MS:
         raise BadInput("the extra time must be more than zero and less than 200 years")
+    counted = dict(lease.extensions)
+    if event.request_id in counted:
+        if counted[event.request_id] != event.extra_ms:
+            raise Conflict(f"request {event.request_id} was used before for another extension")
+        return Decision(answer=LeaseAnswer(lease))
     members = [ledger.leases[member] for member in ledger.gangs.get(lease.gang, ()) if member != lease.id]
     longer, *others = (replace(one, ends_at_ms=one.ends_at_ms + event.extra_ms) for one in (lease, *members))
+    if event.request_id:
+        kept = (*lease.extensions, (event.request_id, event.extra_ms))[-MAX_EXTENSIONS:]
+        longer = replace(longer, extensions=kept)
     record = Record("extended", event.by, lease.id, lease.node, f"{event.extra_ms // 1000} s more")
     follow = [QueueScanned()] if ledger.waiting else []
     return Decision([longer, *others], [record], LeaseAnswer(longer), [*follow])

@@ -188,7 +188,8 @@ def draw_requests(
         if random.random() < 0.3:
             requests.append(UserRequest(at + random.randrange(20_000), LeaseReleased(request.id, request.user)))
         if random.random() < 0.2:
-            requests.append(UserRequest(at + random.randrange(5_000), LeaseExtended(request.id, request.user, 10_000)))
+            longer = LeaseExtended(request.id, request.user, 10_000, f"{request.id}-longer")
+            requests.append(UserRequest(at + random.randrange(5_000), longer))
     return requests
 
 

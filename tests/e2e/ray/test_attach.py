@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Coroutine, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +293,24 @@ def test_a_ray_program_uses_a_boost_inside_use_and_when_it_is_run_in_it(grid: Sh
     )
     assert json.loads(run.stdout.splitlines()[-1]) is True
     grid("boost", "release", found["boost_id"], check=0)
+
+
+def test_a_boost_that_is_extended_just_before_its_end_keeps_its_group(grid: Shell, ray: RayHost) -> None:
+    boost = grid.json("boost", "request", HEAD, "cpu", "0.5", "--duration", "4")
+    group = boost["placement_group"]
+    assert group
+    ends = datetime.fromisoformat(boost["expires_at"])
+    wait_until(lambda: datetime.now(UTC) > ends - timedelta(seconds=1.5))
+    longer = grid.json("boost", "extend", boost["boost_id"], "120")
+    assert datetime.fromisoformat(longer["expires_at"]) == ends + timedelta(seconds=120)
+    wait_until(lambda: datetime.now(UTC) > ends + timedelta(seconds=9))  # past the old end, and all patience of Ray's
+    assert grid.json("boost", "status")["boosts"][0]["placement_group"] == group, "not even bound again"
+    events = [json.loads(line) for line in grid("events", "--subject", boost["boost_id"], "--json").stdout.splitlines()]
+    assert [event["type"] for event in events if event["type"] in ("rebinding", "extended", "bound")] == [
+        "bound",
+        "extended",
+    ]
+    grid("boost", "release", boost["boost_id"], check=0)
 
 
 def test_a_node_that_joins_gets_an_agent_and_one_that_leaves_is_let_go(grid: Shell, ray: RayHost) -> None:

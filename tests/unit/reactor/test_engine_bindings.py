@@ -13,12 +13,14 @@ from distributed_grid.domain.events import (
     GroupBound,
     GroupFreed,
     GroupRefused,
+    GroupTermSet,
     LeaseAsked,
+    LeaseExtended,
 )
 from distributed_grid.domain.fences import MAX_EPOCH_LEAD
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
-from distributed_grid.reactor import pending, pending_bindings
-from distributed_grid.reactor.effects import BindLease, FreeBinding, StartAttempt
+from distributed_grid.reactor import pending, pending_bindings, pending_bindings_for
+from distributed_grid.reactor.effects import BindLease, FreeBinding, SetGroupTerm, StartAttempt
 from tests.support.builders import GB, Scenario, a_node, a_request
 
 ROOM = EngineResources(4000, 16 * GB, 1000)
@@ -97,6 +99,34 @@ def test_a_lease_that_ends_while_it_is_being_bound_is_freed():
     scenario.release("r1")
     scenario.handle(GroupBound(binding.key))
     assert pending_bindings(scenario.ledger) == [FreeBinding(binding)]
+
+
+def test_every_change_of_an_end_is_called_for_until_the_engine_knows_it():
+    scenario = with_ray()
+    scenario.ask(a_request("r1", duration_s=60))
+    binding = only_binding(scenario)
+    first = scenario.ledger.leases["r1"].ends_at_ms
+    scenario.handle(GroupBound(binding.key, first))
+    assert pending_bindings(scenario.ledger) == []
+    told = scenario.handle(LeaseExtended("r1", "ada", 30_000, "e1"))
+    lease = scenario.ledger.leases["r1"]
+    called_for = [SetGroupTerm(only_binding(scenario), lease)]
+    assert pending_bindings_for(scenario.ledger, told.changes) == pending_bindings(scenario.ledger) == called_for
+    scenario.handle(GroupTermSet(binding.key, first))  # of what was sent before
+    assert pending_bindings(scenario.ledger) == called_for
+    scenario.handle(GroupTermSet(binding.key, lease.ends_at_ms))
+    scenario.handle(GroupTermSet(binding.key, first))  # late
+    scenario.handle(GroupTermSet("gone-1", 1))
+    assert pending_bindings(scenario.ledger) == []
+    scenario.ledger.check()
+
+
+def test_a_lease_that_was_extended_while_it_was_being_bound_is_not_forgotten():
+    scenario = with_ray()
+    first = scenario.ask(a_request("r1", duration_s=60)).ends_at_ms
+    scenario.handle(LeaseExtended("r1", "ada", 30_000, "e1"))
+    scenario.handle(GroupBound(only_binding(scenario).key, first))
+    assert pending_bindings(scenario.ledger) == [SetGroupTerm(only_binding(scenario), scenario.ledger.leases["r1"])]
 
 
 def test_a_command_starts_only_under_a_reservation():

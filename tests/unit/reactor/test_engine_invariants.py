@@ -16,13 +16,15 @@ from distributed_grid.domain.events import (
     GroupBound,
     GroupFreed,
     GroupRefused,
+    GroupTermSet,
+    LeaseExtended,
 )
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import decode_row, encode_row
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import GridError
 from distributed_grid.reactor import pending_bindings
-from distributed_grid.reactor.effects import BindLease
+from distributed_grid.reactor.effects import BindLease, SetGroupTerm
 from tests.support.builders import GB, Scenario, a_node, a_request
 
 NODES = ("gpu1", "gpu2")
@@ -91,7 +93,12 @@ class Scene:
             binding = effect.binding
             if isinstance(effect, BindLease):
                 made = self.engine.reserve(binding)
-                event: Event = GroupBound(binding.key) if made else GroupRefused(binding.key, "no such node")
+                term = effect.lease.ends_at_ms
+                event: Event = GroupBound(binding.key, term) if made else GroupRefused(binding.key, "no such node")
+            elif isinstance(effect, SetGroupTerm):
+                if binding.group not in self.engine.groups:
+                    continue
+                event = GroupTermSet(binding.key, effect.lease.ends_at_ms)
             else:
                 self.engine.groups.pop(binding.group, None)
                 event = GroupFreed(binding.key)
@@ -119,6 +126,11 @@ class Scene:
                     pass
             case "release" if live:
                 self.scenario.release(live[which % len(live)])
+            case "extend" if live:
+                try:
+                    self.scenario.handle(LeaseExtended(live[which % len(live)], "ada", 1000 + which, f"e{which}"))
+                except GridError:
+                    pass
             case "perform":
                 self.perform(backwards=which % 2 == 1)
             case "perform, unheard":
@@ -139,8 +151,8 @@ class Scene:
                 self.restart()
 
 
-ACTIONS = ("ask", "ask", "release", "perform", "perform", "perform, unheard", "look", "time", "die", "lose", "find",
-         "away", "restart")  # fmt: skip
+ACTIONS = ("ask", "ask", "release", "extend", "perform", "perform", "perform, unheard", "look", "time", "die", "lose",
+         "find", "away", "restart")  # fmt: skip
 
 
 @example([(action, 1) for action in ("ask", "perform", "lose", "look", "find", "look", "perform")])
@@ -165,3 +177,5 @@ def test_ledger_and_engine_agree_in_the_end_whatever_happened_in_between(script)
     backed = {binding.group for lease in held if (binding := ledger.binding_of(lease)) is not None}
     assert set(scene.engine.groups) == backed == {binding.group for binding in ledger.bindings.values()}
     assert {lease.id for lease in held} == {binding.lease_id for binding in ledger.bindings.values()}
+    terms = {binding.lease_id: binding.term_ms for binding in ledger.bindings.values()}
+    assert terms == {lease.id: lease.ends_at_ms for lease in held}, "the engine knows when each of them ends"

@@ -16,6 +16,7 @@ from distributed_grid.domain.states import LeaseEnd, LeaseState
 from distributed_grid.errors import BadInput, Conflict, GridError, NotFound, Refused
 from distributed_grid.reactor import LeaseAnswer, decide, step
 from distributed_grid.reactor.dispatch import StepResult
+from distributed_grid.reactor.leases import MAX_EXTENSIONS
 from tests.support.builders import NOW, a_node, a_request, caps
 
 
@@ -209,6 +210,27 @@ def test_more_time_moves_the_end_of_the_term(new_scenario):
     assert result.records[0].reason == "30 s more"
     assert ended(scenario.advance(60)) == []
     assert ended(scenario.advance(30)) == [("r1", LeaseEnd.EXPIRED)]
+
+
+def test_an_extension_that_is_asked_for_twice_counts_once(new_scenario):
+    scenario = new_scenario()
+    scenario.ask(a_request("r1", duration_s=60))
+    for _ in range(3):
+        told = scenario.handle(LeaseExtended("r1", "ada", 30_000, "e1"))
+        assert told.answer.lease.ends_at_ms == NOW + 90_000
+    assert told.records == []
+    with pytest.raises(Conflict, match="request e1 was used before for another extension"):
+        scenario.handle(LeaseExtended("r1", "ada", 30_001, "e1"))
+    told = scenario.handle(LeaseExtended("r1", "ada", 30_000, "e2"))
+    assert told.answer.lease.ends_at_ms == NOW + 120_000
+
+
+def test_a_lease_remembers_its_last_extensions_only(new_scenario):
+    scenario = new_scenario()
+    scenario.ask(a_request("r1", duration_s=60))
+    for number in range(MAX_EXTENSIONS + 5):
+        told = scenario.handle(LeaseExtended("r1", "ada", 1000, f"e{number}"))
+    assert [key for key, _ in told.answer.lease.extensions] == [f"e{n}" for n in range(5, MAX_EXTENSIONS + 5)]
 
 
 @pytest.mark.parametrize("lease_id", ["endless", "waiting", "nobody"])

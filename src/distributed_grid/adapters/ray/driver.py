@@ -36,6 +36,7 @@ from distributed_grid.adapters.ray.driver_messages import (
     FreeGroups,
     GroupsObserved,
     GroupSpec,
+    HoldExtended,
     KeepAttachedNode,
     ObserveGroups,
     PackageSettings,
@@ -190,7 +191,7 @@ class RayDriver:
         wait_seconds = FIRST_WAIT_SECONDS
         try:
             while items:
-                asked = [(item.name, item.node, item.resources) for item in items]
+                asked = [(item.name, item.node, item.resources, item.left_seconds) for item in items]
                 answers = await self._call("reserve", asked, seconds, wait_seconds, seconds=seconds + CALL_SECONDS)
                 for item, answer in zip(items, answers, strict=True):
                     if answer is not None:
@@ -225,9 +226,10 @@ class RayDriver:
 
     async def _extend_hold(self, command: ExtendGroupHold) -> None:
         try:
-            await self._call("extend_hold", command.seconds, command.terms)
+            missing = await self._call("extend_hold", command.seconds, command.terms)
+            self._report(HoldExtended(command.number, tuple(missing)))
         except RayFailed as failure:
-            log.warning("the hold of the placement groups could not be extended: %s", failure)
+            self._report(HoldExtended(command.number, problem=str(failure)))
 
     async def _close(self, command: Close) -> None:
         problem = ""

@@ -27,11 +27,13 @@ class Connect(ChildCommand, frozen=True):
 
 
 class GroupSpec(Struct, frozen=True):
-    """A placement group: its name, Ray's id of the node it belongs on, and what it takes there."""
+    """A placement group: its name, Ray's id of the node it belongs on, what it takes there, and for how long (0: no
+    end)."""
 
     name: str
     node: str
     resources: dict[str, float]
+    left_seconds: float = 0.0
 
 
 class ReserveGroups(ChildCommand, frozen=True):
@@ -57,6 +59,7 @@ class ObserveGroups(ChildCommand, frozen=True):
 class ExtendGroupHold(ChildCommand, frozen=True):
     """The grid is there: its groups hold for so long; `terms` are those that end in so many seconds."""
 
+    number: int
     seconds: float
     terms: dict[str, float] = field(default_factory=dict)
 
@@ -158,6 +161,13 @@ class GroupsObserved(Answer, frozen=True):
     problem: Text = ""
 
 
+class HoldExtended(Answer, frozen=True):
+    """The actor knows it, or why nobody knows; `missing` are those of the terms that it has no group of."""
+
+    missing: Annotated[tuple[Name, ...], Meta(max_length=MAX_GROUPS)] = ()
+    problem: Text = ""
+
+
 class Closed(Answer, frozen=True):
     """Nothing of this grid is left in Ray, or why something is."""
 
@@ -182,6 +192,7 @@ RayReport = (
     | PlacementGroupReserved
     | PlacementGroupFreed
     | GroupsObserved
+    | HoldExtended
     | Closed
     | AgentLinkChanged
     | StepDone

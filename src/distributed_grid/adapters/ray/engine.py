@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
 from distributed_grid.adapters.child_process import Answer, ChildCommand, ChildProcess, Say
@@ -26,6 +26,7 @@ from distributed_grid.adapters.ray.driver_messages import (
     FreeGroups,
     GroupsObserved,
     GroupSpec,
+    HoldExtended,
     ObserveGroups,
     PackageSettings,
     PlacementGroupFreed,
@@ -148,9 +149,13 @@ class RayEngine:
             raise Unreachable(f"Ray does not answer: {seen.problem}")
         return parse_view(seen.view)
 
-    async def extend_hold(self, seconds: float, terms: Mapping[str, float]) -> None:
-        self._check_connected()
-        self.send(ExtendGroupHold(seconds, dict(terms)))
+    async def extend_hold(self, seconds: float, terms: Mapping[str, float]) -> Collection[str]:
+        held = await self._request(
+            HoldExtended, lambda number: ExtendGroupHold(number, seconds, dict(terms)), OBSERVE_SECONDS
+        )
+        if held.problem:
+            raise Unreachable(f"Ray does not answer: {held.problem}")
+        return held.missing
 
     async def clear(self) -> None:
         closed = await self._request(Closed, Close, CLOSE_SECONDS)
@@ -227,7 +232,8 @@ def group_spec(group: EngineGroup) -> GroupSpec:
     """A group in Ray's terms: cores and GPUs as fractions, memory in bytes."""
     resources = {"CPU": group.cpu_milli / 1000, "memory": float(group.memory_bytes), "GPU": group.gpu_milli / 1000}
     resources |= {name: float(count) for name, count in group.custom}
-    return GroupSpec(group.name, group.place, {kind: amount for kind, amount in resources.items() if amount})
+    used = {kind: amount for kind, amount in resources.items() if amount}
+    return GroupSpec(group.name, group.place, used, group.left_seconds)
 
 
 def parse_view(seen: RayView) -> EngineView:

@@ -52,23 +52,28 @@ class PlacementGroupActor:
 
     # ------------------------------------------------------------------ reserving and freeing
 
-    def reserve(self, items: list[tuple[str, str, Resources]], seconds: float, wait_seconds: float) -> list[str | None]:
-        """Have these groups, each on its node; for each "" (made), why not, or None where it is still under way."""
+    def reserve(
+        self, items: list[tuple[str, str, Resources, float]], seconds: float, wait_seconds: float
+    ) -> list[str | None]:
+        """Have these groups, each on its node and for so many seconds (0: without end); for each "" (made), why not, or
+        None where it is still under way."""
         with self._lock:
             futures = [self._begin(item, seconds) for item in items]
         wait(futures, timeout=wait_seconds)
         results: list[str | None] = []
-        for (name, _, _), future in zip(items, futures, strict=True):
+        for (name, *_), future in zip(items, futures, strict=True):
             results.append(future.result() if future.done() else None)
             if future.done():
                 with self._lock:
                     self._under_way.pop(name, None)
         return results
 
-    def _begin(self, item: tuple[str, str, Resources], seconds: float) -> Future[str]:
-        name = item[0]
+    def _begin(self, item: tuple[str, str, Resources, float], seconds: float) -> Future[str]:
+        name, node, resources, left = item
         if name not in self._under_way:
-            self._under_way[name] = self._pool.submit(self._reserve, *item, seconds)
+            self._under_way[name] = self._pool.submit(self._reserve, name, node, resources, seconds)
+        if left:
+            self._lengthen(name, left)
         return self._under_way[name]
 
     def _reserve(self, name: str, node: str, resources: Resources, seconds: float) -> str:
@@ -170,13 +175,26 @@ class PlacementGroupActor:
 
     def _free_one(self, name: str) -> None:
         with self._lock:
+            self._terms.pop(name, None)
             under_way = self._under_way.pop(name, None)
         if under_way is not None:
             wait([under_way])
-        made = self._made.pop(name, None)
+        with self._lock:
+            made = self._made.pop(name, None)
+        self._remove_made(name, made)
+
+    def _free_if_over(self, name: str) -> None:
+        """Free a group whose term is over; one that was given more time meanwhile stays."""
+        with self._lock:
+            if name in self._under_way or self._terms.get(name, 0.0) >= time.monotonic():
+                return
+            self._terms.pop(name, None)
+            made = self._made.pop(name, None)
+        self._remove_made(name, made)
+
+    def _remove_made(self, name: str, made: tuple[Any, str, Resources] | None) -> None:
         if made is not None:
             self._returning.append((time.monotonic(), *made[1:]))
-        self._terms.pop(name, None)
         try:
             self._remove(made[0] if made is not None else self._ray.util.get_placement_group(name))
         except ValueError:
@@ -262,11 +280,20 @@ class PlacementGroupActor:
 
     # ------------------------------------------------------------------ removing what nobody holds
 
-    def extend_hold(self, seconds: float, terms: dict[str, float]) -> None:
-        """The grid is there, and its groups hold for so long; `terms` are those that end in so many seconds."""
+    def extend_hold(self, seconds: float, terms: dict[str, float]) -> list[str]:
+        """The grid is there, and its groups hold for so long; `terms` are those that end in so many seconds. Those of
+        them that are not here: a group that is being removed does not get more time."""
         self._heard, self._hold = time.monotonic(), seconds
-        for name, left in terms.items():
-            self._terms[name] = time.monotonic() + left + GRACE
+        with self._lock:
+            missing = [name for name in terms if name not in self._made and name not in self._under_way]
+            for name in terms.keys() - set(missing):
+                self._lengthen(name, terms[name])
+        return missing
+
+    def _lengthen(self, name: str, left: float) -> None:
+        """Let a group go on for so long; calls may overtake each other, so the longest term counts."""
+        until = time.monotonic() + left + GRACE
+        self._terms[name] = max(self._terms.get(name, until), until)
 
     def close(self) -> None:
         """Remove every group of ours and make no more."""
@@ -284,9 +311,8 @@ class PlacementGroupActor:
             self.free([name for name, _ in self._list_groups()])
             self._heard = now
             return
-        over = [name for name, until in list(self._terms.items()) if until < now]
-        if over:
-            self.free(over)
+        for name in [name for name, until in list(self._terms.items()) if until < now]:
+            self._free_if_over(name)
 
 
 def _room(has: Resources, free: Resources, ours: Resources) -> list[int]:

@@ -122,7 +122,7 @@ def _state(boost: dict[str, Any]) -> str:
 @boost.command(Argument("boost_id", metavar="ID"), Argument("seconds", type=FloatRange(above=0)))
 def extend(session: CliSession, boost_id: str, seconds: float) -> None:
     """Give a boost SECONDS more, counted from its end."""
-    found = session.call("extend_boost", boost_id=boost_id, seconds=seconds)["boost"]
+    found = session.call("extend_boost", request_id=uuid.uuid4().hex, boost_id=boost_id, seconds=seconds)["boost"]
     print_answer(session, found, f"boost {found['boost_id']} ends at {format_time(found['expires_at'])}")
 
 

@@ -15,13 +15,13 @@ from typing import Any
 
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.engines import Binding, parse_group_name
-from distributed_grid.domain.events import EngineObserved, GroupBound, GroupFreed, GroupRefused
+from distributed_grid.domain.events import EngineObserved, GroupBound, GroupFreed, GroupRefused, GroupTermSet
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import Refused, Unreachable
 from distributed_grid.ports import Engine, EngineGroup, EngineView
 from distributed_grid.reactor import pending_bindings
-from distributed_grid.reactor.effects import BindLease, EngineEffect
+from distributed_grid.reactor.effects import BindLease, EngineEffect, SetGroupTerm
 
 NAME = "ray"
 BIND_SECONDS, RETRY_SECONDS = 10.0, 0.25
@@ -63,6 +63,9 @@ class EngineReconciler:
         for effect in effects:
             if isinstance(effect, BindLease):
                 self._begin(effect.binding.key, partial(self._bind, effect.binding, effect.lease))
+            elif isinstance(effect, SetGroupTerm):
+                key = f"term {effect.binding.key} {effect.lease.ends_at_ms}"
+                self._begin(key, partial(self._set_term, effect.binding, effect.lease.ends_at_ms))
             else:
                 self._begin(f"free {effect.binding.key}", partial(self._free, effect.binding))
 
@@ -84,7 +87,7 @@ class EngineReconciler:
         until = loop.time() + BIND_SECONDS
         while True:
             try:
-                await self._engine.reserve(group_of(binding, lease), seconds=BIND_SECONDS)
+                await self._engine.reserve(group_of(binding, lease, self._grid.now_ms()), seconds=BIND_SECONDS)
             except Refused as refusal:
                 await self._grid.handle_with_retry(GroupRefused(binding.key, f"{binding.node}: {refusal}"))
             except Unreachable as away:
@@ -94,8 +97,22 @@ class EngineReconciler:
                 if not binding.again:
                     await self._grid.handle_with_retry(GroupRefused(binding.key, f"{binding.node}: {away}"))
             else:
-                await self._grid.handle_with_retry(GroupBound(binding.key))
+                await self._grid.handle_with_retry(GroupBound(binding.key, lease.ends_at_ms))
             return
+
+    async def _set_term(self, binding: Binding, ends_at_ms: int) -> None:
+        """Have the engine know when a lease ends; while it is away the next `_extend_hold` says so, too."""
+        assert self._grid is not None
+        left = max(ends_at_ms - self._grid.now_ms(), 0) / 1000
+        try:
+            missing = await self._engine.extend_hold(self._hold_seconds, {binding.group: left})
+        except Unreachable as away:
+            log.info("%s hears of its longer term when the engine is back: %s", binding.group, away)
+            return
+        if missing:
+            self._compare_now.set()  # it is gone: what the engine has forgotten is bound again
+        else:
+            await self._grid.handle_with_retry(GroupTermSet(binding.key, ends_at_ms))
 
     async def _free(self, binding: Binding) -> None:
         """Have the group of a binding no more; while the engine is away the binding stays and is freed later."""
@@ -120,7 +137,7 @@ class EngineReconciler:
             full = self._compare_now.is_set() or loop.time() - compared >= COMPARE_SECONDS
             self._compare_now.clear()
             try:
-                if loop.time() - held >= self._hold_seconds / 6:
+                if full or loop.time() - held >= self._hold_seconds / 6:
                     await self._extend_hold()
                     held = loop.time()
                 await self.compare(full=full)
@@ -156,15 +173,17 @@ class EngineReconciler:
         """Say that the grid is there, and when each lease ends: should nobody come back, the engine goes by that."""
         assert self._grid is not None
 
-        def terms(ledger: Ledger, now: int) -> dict[str, float]:
-            bound = ((one, ledger.leases.get(one.lease_id)) for one in ledger.bindings.values())
-            return {
-                binding.group: max(lease.ends_at_ms - now, 0) / 1000
-                for binding, lease in bound
-                if lease is not None and lease.ends_at_ms
-            }
+        def terms(ledger: Ledger, now: int) -> tuple[dict[str, float], list[tuple[Binding, int]]]:
+            pairs = ((one, ledger.leases.get(one.lease_id)) for one in ledger.bindings.values())
+            bound = [(one, lease.ends_at_ms) for one, lease in pairs if lease is not None and lease.ends_at_ms]
+            left = {binding.group: max(ends_at_ms - now, 0) / 1000 for binding, ends_at_ms in bound}
+            return left, [(one, ends_at_ms) for one, ends_at_ms in bound if one.term_ms < ends_at_ms]
 
-        await self._engine.extend_hold(self._hold_seconds, await self._grid.read(terms))
+        left, news = await self._grid.read(terms)
+        missing = await self._engine.extend_hold(self._hold_seconds, left)
+        for binding, ends_at_ms in news:
+            if binding.bound_at_ms and binding.group not in missing:
+                await self._grid.handle_with_retry(GroupTermSet(binding.key, ends_at_ms))
 
 
 async def _ignore(view: EngineView) -> None:
@@ -177,9 +196,10 @@ def find_strays(ledger: Ledger, view: EngineView) -> list[str]:
     return [name for name, key in named if key is not None and f"{key[0]}-{key[1]}" not in ledger.bindings]
 
 
-def group_of(binding: Binding, lease: Lease) -> EngineGroup:
+def group_of(binding: Binding, lease: Lease, now: int) -> EngineGroup:
     """What the engine is to reserve for a lease."""
     claim = lease.claim
     assert claim is not None
     gpus = sum(share.milli for share in claim.gpus)
-    return EngineGroup(binding.group, binding.place, claim.cpu_milli, claim.memory_bytes, gpus, claim.custom)
+    left = max(lease.ends_at_ms - now, 1) / 1000 if lease.ends_at_ms else 0.0
+    return EngineGroup(binding.group, binding.place, claim.cpu_milli, claim.memory_bytes, gpus, claim.custom, left)

@@ -115,9 +115,9 @@ async def release_lease(call: Authenticated, name: LeaseName) -> JsonResponse:
     openapi_extra=takes(requests.ExtendLease, "allocation_id"),
     tags=["leases"],
 )
-async def extend_lease(call: Authenticated, name: LeaseName) -> JsonResponse:
+async def extend_lease(call: Authenticated, name: LeaseName, _key: Key = None) -> JsonResponse:
     """More time for a lease, counted from its end. Only its owner or the admin may."""
-    op = requests.convert({**await call.fields(), "allocation_id": name}, requests.ExtendLease)
+    op = requests.convert({**await call.fields_with_id(), "allocation_id": name}, requests.ExtendLease)
     return JsonResponse(await call.services.leases.extend(op, call.caller))
 
 
@@ -168,9 +168,9 @@ async def release_boost(call: Authenticated, name: BoostName) -> JsonResponse:
     openapi_extra=takes(requests.ExtendBoost, "boost_id"),
     tags=["boosts"],
 )
-async def extend_boost(call: Authenticated, name: BoostName) -> JsonResponse:
+async def extend_boost(call: Authenticated, name: BoostName, _key: Key = None) -> JsonResponse:
     """More time for a boost, counted from its end. Only its owner or the admin may."""
-    op = requests.convert({**await call.fields(), "boost_id": name}, requests.ExtendBoost)
+    op = requests.convert({**await call.fields_with_id(), "boost_id": name}, requests.ExtendBoost)
     return JsonResponse(await call.services.boosts.extend(op, call.caller))
 
 

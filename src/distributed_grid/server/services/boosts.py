@@ -113,7 +113,7 @@ class BoostService:
 
     async def extend(self, op: requests.ExtendBoost, caller: Caller) -> View:
         boost = await self.find(op.boost_id)
-        await self._leases.extend(requests.ExtendLease(boost.id, op.seconds), caller)
+        await self._leases.extend(requests.ExtendLease(op.request_id, boost.id, op.seconds), caller)
         return {"boost": await self._view(await self.find(boost.id))}
 
     async def get(self, name: str) -> View:

@@ -7,6 +7,7 @@ units (`cpu`, 1.5) and are converted to the ledger's (1500 millicores).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Collection
 
@@ -15,15 +16,17 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import LeaseAsked, LeaseExtended, LeaseReleased, RequestRefused
 from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import MAX_AMOUNT, Amounts, Priority, ResourceType
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.domain.states import LeaseEnd, LeaseState
-from distributed_grid.errors import BadInput, GridError, NotFound, Refused, TimedOut
+from distributed_grid.errors import BadInput, GridError, NotFound, Refused, TimedOut, Unreachable
 from distributed_grid.reactor import LeaseAnswer
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.services.records import decision_on, find_lease
 
 GB = 1024**3
+ENGINE_SECONDS, CHANGE_SECONDS = 15.0, 1.0
 
 
 def amounts_of(resource_type: str, amount: float, custom: Collection[str] = ()) -> Amounts:
@@ -141,6 +144,7 @@ class LeaseService:
     """Answers the requests about leases.
 
     `is_stopping` tells a client that hung up from a daemon that stops: only the former loses what it waited for.
+    `engine_seconds` is how long an engine has to acknowledge a longer term.
     """
 
     def __init__(
@@ -150,11 +154,13 @@ class LeaseService:
         converter: RequestConverter,
         *,
         is_stopping: Callable[[], bool],
+        engine_seconds: float = ENGINE_SECONDS,
     ) -> None:
         self._grid = grid
         self._viewer = viewer
         self._converter = converter
         self._is_stopping = is_stopping
+        self._engine_seconds = engine_seconds
 
     async def request(self, op: requests.RequestLease, caller: Caller) -> View:
         """The lease as it was decided: granted, or still queued."""
@@ -220,9 +226,41 @@ class LeaseService:
     async def extend(self, op: requests.ExtendLease, caller: Caller) -> View:
         lease = await find_lease(self._grid, op.allocation_id)
         caller.must_own(lease.request.user, f"the lease {lease.id}")
-        answer = await self._grid.handle(LeaseExtended(lease.id, caller.user, round(1000 * op.seconds)))
+        extended = LeaseExtended(lease.id, caller.user, round(1000 * op.seconds), op.request_id)
+        answer = await self._grid.handle(extended)
         assert isinstance(answer, LeaseAnswer)
+        await self._until_engine_knows(answer.lease)
         return {"allocation": self._viewer().lease(answer.lease)}
+
+    async def _until_engine_knows(self, lease: Lease) -> None:
+        """Wait until the engine that reserves a lease has acknowledged its end, or the lease is over."""
+
+        def unaware(ledger: Ledger, now: int) -> str:
+            current = ledger.leases.get(lease.id)
+            if current is None or not current.engine:
+                return ""
+            binding = ledger.binding_of(current)
+            is_known = binding is not None and binding.bound_at_ms and binding.term_ms >= lease.ends_at_ms
+            return "" if is_known else (binding.key if binding is not None else lease.id)
+
+        try:
+            async with asyncio.timeout(self._engine_seconds):
+                while key := await self._grid.read(unaware):
+                    await self._until_changed(key)
+        except TimeoutError:
+            raise Unreachable(
+                f"{lease.engine} has not acknowledged it within {self._engine_seconds:g} s: {lease.id} ends at "
+                f"{self._viewer().time(lease.ends_at_ms)}, and {lease.engine} hears of it when it answers"
+            ) from None
+
+    async def _until_changed(self, key: str) -> None:
+        """Wait for a change of a row, a moment at most: it may have changed before we looked."""
+        changed = self._grid.watch(key)
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), CHANGE_SECONDS)
+        finally:
+            self._grid.unwatch(key, changed)
 
 
 def _is_pending(lease: Lease) -> bool:

@@ -219,7 +219,7 @@ def test_any_unique_prefix_names_a_boost_and_releasing_twice_is_harmless(run_sce
 def test_a_boost_is_extended_and_expires_without_anybody_asking(run_scenario: Any) -> None:
     async def scenario(cluster: BoostGrid) -> None:
         first = await cluster.boost("b1", duration_seconds=10)
-        longer = (await cluster.boosts.extend(requests.ExtendBoost("b1", 20), ANN))["boost"]
+        longer = (await cluster.boosts.extend(requests.ExtendBoost("e1", "b1", 20), ANN))["boost"]
         assert longer["expires_at"] > first["expires_at"]
         await cluster.later(29)
         assert await cluster.names() == ["b1"]
@@ -227,7 +227,7 @@ def test_a_boost_is_extended_and_expires_without_anybody_asking(run_scenario: An
         assert await cluster.names() == []
         assert (await cluster.boosts.get("b1"))["boost"]["reason"] == "expired"
         with pytest.raises(NotFound):
-            await cluster.boosts.extend(requests.ExtendBoost("b1", 20), ANN)
+            await cluster.boosts.extend(requests.ExtendBoost("e1", "b1", 20), ANN)
 
     run_scenario(scenario)
 
