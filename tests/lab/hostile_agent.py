@@ -14,7 +14,6 @@ from websockets.exceptions import ConnectionClosed
 from distributed_grid import __version__, wire
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage
-from distributed_grid.domain.resources import Capacity
 
 HELLO = wire.AgentHello(wire.PROTOCOL, __version__, "gpu1", boot="liar")
 
@@ -54,7 +53,7 @@ async def main() -> None:
     lie = wire.encode(wire.AttemptEndedReport(1, lease, fence, Outcome(Ending.EXITED, exit_code=0)))
     outcomes = {
         "absurd capacity": await answers_to(
-            path, wire.encode(replace(HELLO, capacity=Capacity(10**30 % 2**62, 2**61)))
+            path, wire.encode(replace(HELLO, capacity=wire.ReportedCapacity(10**30 % 2**62, 2**61)))
         ),
         "another node": await answers_to(path, wire.encode(replace(HELLO, node="gpu2"))),
         "garbage": await answers_to(path, hello, b"\xc1" * 100),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, Union
+from typing import Any
 
 import msgspec
 from msgspec import inspect
@@ -72,9 +72,37 @@ def _largest(info: inspect.Type, where: str, given: dict[type, Any], letter: str
     raise Unbounded(f"{where}: {info}")
 
 
+def typical(kind: Any, strings: dict[str, str]) -> Any:
+    """A small value of this type, with one item in each list; `strings` has the texts of fields by their names."""
+    return _typical(inspect.type_info(kind), "", strings)
+
+
+def _typical(info: inspect.Type, name: str, strings: dict[str, str]) -> Any:
+    match info:
+        case inspect.StructType():
+            return info.cls(**{field.name: _typical(field.type, field.name, strings) for field in info.fields})
+        case inspect.IntType():
+            return max(info.ge or 0, 1)
+        case inspect.BoolType():
+            return False
+        case inspect.StrType():
+            return strings.get(name, "")
+        case inspect.BytesType():
+            return b"x"
+        case inspect.VarTupleType():
+            return (_typical(info.item_type, name, strings),)
+        case inspect.TupleType():
+            return tuple(_typical(item, name, strings) for item in info.item_types)
+        case inspect.EnumType():
+            return next(iter(info.cls))
+        case inspect.UnionType():
+            return _typical(next(one for one in info.types if not isinstance(one, inspect.NoneType)), name, strings)
+    raise AssertionError(info)
+
+
 def members(union: Any) -> tuple[type, ...]:
     """The types of a union of messages."""
-    return tuple(getattr(union, "__args__", (union,))) if union is not Union else ()
+    return tuple(getattr(union, "__args__", (union,)))
 
 
 NUMBERS = (-1, 0, 1, 2**29 - 1, 2**29, 2**31, 2**32, 2**53, 2**61, 2**62, 2**63 - 1, 2**64 - 1, -(2**63))

@@ -236,8 +236,7 @@ class AgentSessions:
         if not is_plausible(hello.epoch, epoch):
             why = f"it has seen epoch {hello.epoch} of a control plane, and this one is only at {epoch}"
             why += ": its epoch.json is damaged or another grid's; remove that file and start the agent again"
-            via.send(RejectAgent(why))
-            await self.record_rejection(why, via)
+            await self._reject(why, via)
             return
         if hello.capacity is not None:
             await self._grid.handle_with_retry(NodeDeclared(self._registry.described(node, hello.capacity.value())))
@@ -261,10 +260,13 @@ class AgentSessions:
         if len(hello.attempts) > MAX_ATTEMPTS:
             del self._greeted[via, page.node]
             why = f"it lists more than {MAX_ATTEMPTS} attempts"
-            via.send(RejectAgent(why))
-            await self.record_rejection(why, via)
+            await self._reject(why, via)
         elif not hello.more:
             await self._grid.handle_with_retry(AttemptsListed(hello.node, hello.attempts, hello.boot))
+
+    async def _reject(self, why: str, via: AgentSide) -> None:
+        await self.record_rejection(why, via)  # before its connection is closed, and what is under way on it ends
+        via.send(RejectAgent(why))
 
     async def record_rejection(self, why: str, via: AgentSide) -> None:
         """An agent is turned away: say so where somebody looks for the reason that its node is not alive."""

@@ -45,6 +45,7 @@ class NodeRow(TypedDict):
     cpu_percent: float | None
     memory_used_gb: float | None
     seconds_since_heard: float | None
+    rejected: str | None
 
 
 class OfferRow(TypedDict):

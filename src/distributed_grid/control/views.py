@@ -90,6 +90,7 @@ class Viewer:
             "cpu_percent": usage.cpu_busy_milli / 10 if fresh and usage is not None else None,
             "memory_used_gb": _gb(usage.memory_bytes) if fresh and usage is not None else None,
             "seconds_since_heard": (now - seen.at_ms) / 1000 if seen is not None and seen.at_ms else None,
+            "rejected": seen.rejected if seen is not None and seen.is_rejected else None,
         }
 
     def offers(self, ledger: Ledger) -> list[View]:

@@ -172,6 +172,11 @@ class NodeObservation(Struct, frozen=True):
     def is_over(self) -> bool:
         return False
 
+    @property
+    def is_rejected(self) -> bool:
+        """Whether the last that was heard of its agent is that it was turned away."""
+        return bool(self.rejected) and self.rejected_at_ms >= self.at_ms
+
 
 class Offer(Struct, frozen=True):
     """What a node lends in all (what is lent already included), and why it withholds the rest."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distributed_grid.cli.command_line import command
-from distributed_grid.cli.output import format_amount, format_time, print_answer, table
+from distributed_grid.cli.output import format_amount, format_time, print_answer, printable, table
 from distributed_grid.cli.session import CliSession
 
 
@@ -15,6 +15,10 @@ def status(session: CliSession) -> None:
     found = session.query("get_status")
     jobs = found["jobs"]
     parts = [_nodes(found["nodes"])]
+    rejected = [node for node in found["nodes"] if node["rejected"]]
+    if rejected:
+        lines = (f"{node['node_id']}: its agent is turned away: {node['rejected']}" for node in rejected)
+        parts.append("\n".join(map(printable, lines)))
     running = sum(1 for job in jobs if job["state"] == "running")
     parts.append(f"{len(found['allocations'])} leases, {running} jobs running, {found['waiting']} waiting")
     if jobs:

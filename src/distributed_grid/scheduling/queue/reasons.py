@@ -152,7 +152,7 @@ def _absence(ledger: Ledger, node: Node, now: int) -> str:
     if node.state is NodeState.DRAINING:
         return "cooling down" if node.cooling else "draining"
     seen = ledger.observations.get(node.name)
-    if seen is not None and seen.rejected and seen.rejected_at_ms >= seen.at_ms:
+    if seen is not None and seen.is_rejected:
         return f"its agent is turned away: {seen.rejected}"
     if seen is None or not seen.at_ms:
         return "not heard from yet"
