@@ -29,8 +29,9 @@ def main() -> int:
         f"seed {report.seed}: {report.violated or 'every invariant held'}{': ' * bool(report.violated)}{report.detail}"
     )
     print(
-        f"{report.accepted} accepted, {report.refused} refused, {report.runs} runs, {report.faults} faults, "
-        f"{report.steps} steps, {report.checks} checks, {report.simulated_ms} ms, fingerprint {report.fingerprint}"
+        f"{report.accepted} accepted, {report.refused} refused, {report.runs} runs, "
+        f"{sum(report.faults.values())} faults, {report.steps} steps, {sum(report.checks.values())} checks, "
+        f"{report.simulated_ms} ms, fingerprint {report.fingerprint}"
     )
     return 1 if report.violated else 0
 

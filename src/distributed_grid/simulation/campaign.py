@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections import Counter as Tally
 from collections.abc import Iterator
 from multiprocessing import get_context
 
 from msgspec import Struct, field
 
+from distributed_grid.simulation.faults import FaultKind
 from distributed_grid.simulation.scenario import draw_scenario
 from distributed_grid.simulation.world import RunReport, World
 
@@ -21,27 +23,41 @@ class Summary(Struct):
 
     seeds: int = 0
     runs: int = 0
-    faults: int = 0
+    faults: Tally[str] = field(default_factory=Tally)
     steps: int = 0
-    checks: int = 0
+    checks: Tally[str] = field(default_factory=Tally)
     simulated_ms: int = 0
     broken: list[RunReport] = field(default_factory=list)
 
     def count(self, report: RunReport) -> None:
         self.seeds += 1
         self.runs += report.runs
-        self.faults += report.faults
+        self.faults.update(report.faults)
         self.steps += report.steps
-        self.checks += report.checks
+        self.checks.update(report.checks)
         self.simulated_ms += report.simulated_ms
         if report.violated:
             self.broken.append(report)
 
     def __str__(self) -> str:
         return (
-            f"{self.seeds:,} seeds, {len(self.broken)} broken; {self.runs:,} runs of jobs, {self.faults:,} faults, "
-            f"{self.steps:,} steps, {self.checks:,} checks, {self.simulated_ms / 3_600_000:,.1f} simulated hours"
+            f"{self.seeds:,} seeds, {len(self.broken)} broken; {self.runs:,} runs of jobs, "
+            f"{self.faults.total():,} faults, {self.steps:,} steps, {self.checks.total():,} checks, "
+            f"{self.simulated_ms / 3_600_000:,.1f} simulated hours"
         )
+
+    def coverage(self) -> str:
+        """How often each kind of fault was injected and each invariant checked; 0 where it never was."""
+        faults = {str(kind): self.faults[kind] for kind in FaultKind}
+        lines = ["faults injected"]
+        lines += [f"{count:14,}  {name}" for name, count in sorted(faults.items(), key=_by_count)]
+        lines += ["", "invariants checked"]
+        lines += [f"{count:14,}  {name}" for name, count in sorted(self.checks.items(), key=_by_count)]
+        return "\n".join(lines)
+
+
+def _by_count(item: tuple[str, int]) -> tuple[int, str]:
+    return (-item[1], item[0])
 
 
 def run_seed(seed: int) -> RunReport:
@@ -69,7 +85,7 @@ def run_campaign(seeds: range, processes: int) -> int:
             print(
                 f"{summary.seeds:6,} of {len(seeds):,}  {time.monotonic() - began:5.0f} s", file=sys.stderr, flush=True
             )
-    print(f"{summary}; {time.monotonic() - began:.0f} s")
+    print(f"{summary.coverage()}\n\n{summary}; {time.monotonic() - began:.0f} s")
     return 1 if summary.broken else 0
 
 

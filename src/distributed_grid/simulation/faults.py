@@ -39,11 +39,21 @@ class FaultKind(enum.StrEnum):
     SCRAMBLED = "messages overtake each other"
     DISK_FULL = "the control plane's disk is full"
     DISK_SLOW = "the control plane's disk is slow"
+    SIGTERM_IGNORED = "jobs ignore SIGTERM"
+    CLOCK_STEPPED = "the machine's wall clock is stepped"
     OWNER = "the owner comes"
     DRAINED = "the node is drained"
 
 
-LOCAL = frozenset({FaultKind.OWNER, FaultKind.DRAINED, FaultKind.SLOW_NODE})
+LOCAL = frozenset(
+    {
+        FaultKind.OWNER,
+        FaultKind.DRAINED,
+        FaultKind.SLOW_NODE,
+        FaultKind.SIGTERM_IGNORED,
+        FaultKind.CLOCK_STEPPED,
+    }
+)
 """What can happen to the node of the control plane's own machine; its agent and its links live and die with it."""
 EVERYWHERE = frozenset(
     {FaultKind.CONTROL_DIES, FaultKind.CONTROL_MACHINE_DIES, FaultKind.DISK_FULL, FaultKind.DISK_SLOW}
@@ -92,6 +102,8 @@ def draw_faults(random: Random, nodes: tuple[str, ...], local: str, *, count: in
 AGENT_STARTS_MS = 2_000
 JUMPS_FROM, JUMP_MS = 0.7, 3_600_000
 """From this strength on, a machine that is started again has a clock that is ahead, by part of this."""
+STEP_MS = 3_600_000
+"""A wall clock is stepped by as much as this, ahead or back."""
 CONTROL = (FaultKind.CONTROL_DIES, FaultKind.CONTROL_MACHINE_DIES)
 CUTS = {FaultKind.CUT: (UP, DOWN), FaultKind.CUT_UP: (UP,), FaultKind.CUT_DOWN: (DOWN,)}
 
@@ -169,6 +181,10 @@ class FaultInjector:
                 world.machines[node].slowness = 1 if strength is None else 2 + round(18 * strength)
             case FaultKind.CLOCK_SKEWED:
                 world.machines[node].skew(0.0 if strength is None else 2 * strength - 1)
+            case FaultKind.SIGTERM_IGNORED:
+                world.machines[node].ignores_sigterm = strength is not None
+            case FaultKind.CLOCK_STEPPED:
+                world.machines[node].step_wall_clock(0 if strength is None else round((2 * strength - 1) * STEP_MS))
             case FaultKind.OWNER:
                 self._owner(node, strength)
             case _:

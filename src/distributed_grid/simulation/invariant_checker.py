@@ -7,6 +7,8 @@ Checked when                    what
                                 an attempt ends once, and as it did on its machine; a job is not run more often than was
                                 asked for
 - a commit, a restart           nothing that was acknowledged is lost; a job ends once; what is stored is the ledger
+- a job is cancelled            after the answer it gets no other attempt, it ends as cancelled, and soon after the last
+                                fault nothing of it runs
 - everything is quiet           whatever was submitted is over, or waits for a reason that still holds
 """
 
@@ -35,6 +37,7 @@ from distributed_grid.simulation.machine import Machine, SimulatedProcess
 
 EVERY = 16
 """A step that changes no more than an observation leaves the ledger as it was: it is built anew every so many times."""
+STOPPED = "a stop that was acknowledged is carried out"
 Note = Callable[[str, str], None]
 """Takes down what happened where."""
 
@@ -60,9 +63,18 @@ class InvariantChecker:
         self.acknowledged: dict[str, None] = {}
         self.over: dict[str, None] = {}
         self.allowed_runs: dict[str, int] = {}
-        self.steps = self.checks = 0
+        self.stopped: dict[str, str] = {}
+        """Jobs whose cancellation was acknowledged before they were over, with the attempt that may still begin."""
+        self.steps = 0
+        self.held: Tally[str] = Tally()
+        """How often each invariant was checked."""
         self.visited: Tally[str] = Tally()
         """How often something of each type was told to the ledger, or by it."""
+
+    def _hold(self, true: bool, invariant: str, detail: str) -> None:
+        self.held[invariant] += 1
+        if not true:
+            raise InvariantViolated(invariant, detail)
 
     # ------------------------------------------------------------------ on the machines
 
@@ -70,27 +82,32 @@ class InvariantChecker:
         """A process begins: nothing else may make a second run of a job, or fill a machine beyond its limits."""
         name, lease_id = machine.node.name, run.lease_id
         self._note(name, f"{lease_id} begins under fence {run.fence:x}")
-        _hold(lease_id not in self.ran, "an attempt runs once", f"{lease_id} runs again, on {name}")
+        self._hold(lease_id not in self.ran, "an attempt runs once", f"{lease_id} runs again, on {name}")
         job = lease_id.rpartition(".")[0]
         for other in self.running:
-            _hold(
+            self._hold(
                 other.rpartition(".")[0] != job,
                 "a job runs once at a time",
                 f"{lease_id} begins on {name} while {other} runs on {self._where(other)}",
             )
+        self._hold(self.stopped.get(job, lease_id) == lease_id, STOPPED, f"{lease_id} begins on {name} after that")
         self.ran[lease_id] = run
         self.running[lease_id] = (machine, run)
         claims = [one.claim for there, one in self.running.values() if there is machine]
         excess = NodeClaims(claims).excess_over(machine.node.lendable)
         excess = excess or shared_though_exclusive(claims, machine.node.lendable)
-        _hold(excess is None, "a machine runs no more than its node lends", f"{name}: {excess}")
+        self._hold(excess is None, "a machine runs no more than its node lends", f"{name}: {excess}")
         held = not run.order.hold_ms or machine.boot_ms < machine.holds_until(run)
-        _hold(held, "nothing begins when its hold is over", f"{lease_id} on {name}")
+        self._hold(held, "nothing begins when its hold is over", f"{lease_id} on {name}")
         lease = self._watch.ledger.leases.get(lease_id)
-        _hold(lease is not None and lease.holds, "what runs is held in the ledger", f"{lease_id} on {name} is not")
+        self._hold(lease is not None and lease.holds, "what runs is held in the ledger", f"{lease_id} on {name} is not")
         assert lease is not None
-        _hold(lease.fence == run.fence, "no stale fence acts", f"{lease_id}: {run.fence:x}, held under {lease.fence:x}")
-        _hold(lease.node == name, "what runs is held in the ledger", f"{lease_id} runs on {name}, held on {lease.node}")
+        self._hold(
+            lease.fence == run.fence, "no stale fence acts", f"{lease_id}: {run.fence:x}, held under {lease.fence:x}"
+        )
+        self._hold(
+            lease.node == name, "what runs is held in the ledger", f"{lease_id} runs on {name}, held on {lease.node}"
+        )
 
     def ended(self, machine: Machine, run: SimulatedProcess) -> None:
         self._note(machine.node.name, f"{run.lease_id} is gone")
@@ -98,6 +115,18 @@ class InvariantChecker:
 
     def _where(self, lease_id: str) -> str:
         return self.running[lease_id][0].node.name
+
+    def stop_acknowledged(self, uid: str) -> None:
+        """Somebody was answered that a job is cancelled."""
+        job = self._watch.ledger.jobs.get(uid)
+        if job is not None:
+            self.stopped[uid] = job.lease_id
+
+    def stop_is_over(self, uid: str) -> None:
+        """Time enough has passed since then, and since the last fault."""
+        left = [one for one in self.running if one.rpartition(".")[0] == uid]
+        where = ", ".join(f"{one} on {self._where(one)}" for one in left)
+        self._hold(uid not in self.stopped or not left, STOPPED, f"{where} still runs")
 
     # ------------------------------------------------------------------ in the control plane
 
@@ -114,9 +143,14 @@ class InvariantChecker:
         for row in stepped.changes:
             if isinstance(row, Lease) and row.is_over:
                 running = row.id in self.running
-                _hold(not running, "what the ledger calls free is free", f"{row.id} ended ({row.end}), and still runs")
+                self._hold(
+                    not running, "what the ledger calls free is free", f"{row.id} ended ({row.end}), and still runs"
+                )
             elif isinstance(row, Job):
                 self._attempts_end_once(row)
+                if row.is_over and row.uid in self.stopped and row.outcome is not None:
+                    ending = row.outcome.ending
+                    self._hold(ending is Ending.CANCELLED, STOPPED, f"{row.uid} is over, but {ending}")
         self._look(stepped)
 
     def refused(self, refusal: GridError) -> None:
@@ -134,18 +168,18 @@ class InvariantChecker:
         for invariant in INVARIANTS:
             if is_quiet and invariant in REBUILDING_INVARIANTS:
                 continue
-            self.checks += 1
+            name = invariant.__name__.replace("_", " ")
+            self.held[name] += 1
             try:
                 invariant(self._watch, moment)
             except AssertionError as wrong:
-                name = invariant.__name__.replace("_", " ")
                 raise InvariantViolated(name, f"{_words(wrong)}, after {moment.event}") from None
 
     def _attempts_end_once(self, job: Job) -> None:
         """An end is as it was on the machine, it is told of nothing that runs, and each attempt has one."""
         over = [attempt for attempt in job.attempts if attempt.outcome is not None]
         for attempt in over:
-            _hold(
+            self._hold(
                 attempt.lease_id not in self.running,
                 "an attempt is over when nothing of it runs",
                 f"{attempt.lease_id} ended, and still runs on {attempt.node}",
@@ -154,13 +188,13 @@ class InvariantChecker:
             if outcome is not None and outcome.ending is Ending.EXITED:
                 real = run.outcome if run is not None else None
                 told = real is not None and (real.ending, real.exit_code) == (outcome.ending, outcome.exit_code)
-                _hold(told, "an end is told as it was", f"{attempt.lease_id}: {outcome}, really {real}")
+                self._hold(told, "an end is told as it was", f"{attempt.lease_id}: {outcome}, really {real}")
         numbers = [attempt.number for attempt in job.attempts]
-        _hold(numbers == [*range(1, len(numbers) + 1)], "attempts are numbered", f"{job.uid}: {numbers}")
-        _hold(len(over) >= len(numbers) - 1, "one attempt after the other", f"{job.uid}: {len(numbers)} attempts")
+        self._hold(numbers == [*range(1, len(numbers) + 1)], "attempts are numbered", f"{job.uid}: {numbers}")
+        self._hold(len(over) >= len(numbers) - 1, "one attempt after the other", f"{job.uid}: {len(numbers)} attempts")
         counted = sum(1 for one in over if one.outcome is not None and one.outcome.ending not in DISPLACED)
         most = self.allowed_runs.get(job.uid, 1)
-        _hold(counted <= most, "a job runs as often as was asked", f"{job.uid}: {counted} runs, {most} allowed")
+        self._hold(counted <= most, "a job runs as often as was asked", f"{job.uid}: {counted} runs, {most} allowed")
 
     def committed(self, changes: list[Row]) -> None:
         """A batch is durable: what is over now stays over, once."""
@@ -168,7 +202,7 @@ class InvariantChecker:
         for row in changes:
             if isinstance(row, Lease | Job) and row.is_over and row.key == row.request.id:
                 once = row.key not in self.over or is_automatic(row.request)
-                _hold(once, "everything ends once", f"{row.kind} {row.key} ended again")
+                self._hold(once, "everything ends once", f"{row.kind} {row.key} ended again")
                 self.over[row.key] = None
         self._nothing_is_lost(self._watch.ledger)
 
@@ -184,7 +218,7 @@ class InvariantChecker:
         self._nothing_is_lost(ledger)
         there = {(row.kind, row.key): row for row in ledger.rows(durable_only=True)}
         kept = {(row.kind, row.key): row for row in watch.rebuilt().rows(durable_only=True)}
-        _hold(there == kept, "what was committed is stored", f"{len(kept)} rows were, {len(there)} are there")
+        self._hold(there == kept, "what was committed is stored", f"{len(kept)} rows were, {len(there)} are there")
         self.what_runs_is_held()
 
     def what_runs_is_held(self) -> None:
@@ -193,14 +227,14 @@ class InvariantChecker:
         for lease_id, (machine, _) in self.running.items():
             lease = ledger.leases.get(lease_id)
             there = lease is not None and lease.holds and lease.node == machine.node.name
-            _hold(
+            self._hold(
                 there, "what the ledger calls free is free", f"{lease_id} runs on {machine.node.name}, not held there"
             )
 
     def _nothing_is_lost(self, ledger: Ledger) -> None:
         for request_id in self.acknowledged:
             known = request_id in ledger.by_request or request_id in self.over
-            _hold(known, "what was acknowledged is never lost", f"{request_id} is gone")
+            self._hold(known, "what was acknowledged is never lost", f"{request_id} is gone")
 
     def unsettled(self, now: int) -> str | None:
         """What has not come to its end and could, in words; whatever no node can ever serve may wait."""
@@ -217,12 +251,7 @@ class InvariantChecker:
     def settled(self, now: int) -> None:
         """Faults have ceased and time enough has passed: everything is over, or waits for a reason that holds."""
         left = self.unsettled(now)
-        _hold(left is None, "everything comes to its end", left or "")
-
-
-def _hold(true: bool, invariant: str, detail: str) -> None:
-    if not true:
-        raise InvariantViolated(invariant, detail)
+        self._hold(left is None, "everything comes to its end", left or "")
 
 
 def _words(wrong: AssertionError) -> str:

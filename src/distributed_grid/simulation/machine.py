@@ -117,6 +117,8 @@ class Machine:
         self.host: SimulatedHost | None = None
         self.owner = Owner.AWAY
         self.slowness = 1
+        self.ignores_sigterm = False
+        self._stepped: tuple[int, int] = (0, 0)
         self._booted_at = 0
         self._uptime_ms = 0
         self._drift = 0
@@ -147,6 +149,10 @@ class Machine:
         for run in self.running:  # whoever sleeps until a moment of this clock looks at it anew
             self.await_kill(run)
             self.watch_hold(run)
+
+    def step_wall_clock(self, by_ms: int) -> None:
+        """The wall clock jumps, ahead or back: files that were written before seem older, or of the future."""
+        self._stepped = (self.queue.now, by_ms)
 
     # ------------------------------------------------------------------ power
 
@@ -241,7 +247,10 @@ class Machine:
     def mark_age_ms(self, run: SimulatedProcess) -> int | None:
         """How long ago it last marked a checkpoint, as it does every so often; None where it never did."""
         every, ran = run.work.marks_ms, self.wall_ms(run)
-        return ran % every if every and run.began_at and ran >= every else None
+        if not every or not run.began_at or ran < every:
+            return None
+        age, (at, by) = ran % every, self._stepped
+        return max(age + by, 0) if self.queue.now - age < at else age
 
     def note_lost(self, run: SimulatedProcess) -> None:
         """Its process is gone without an end: nobody knows how it would have ended."""
@@ -262,7 +271,7 @@ class Machine:
             self._carry_out_stop(run, ask=asked is None)
 
     def _carry_out_stop(self, run: SimulatedProcess, *, ask: bool) -> None:
-        if ask and run.work.heeds:
+        if ask and run.work.heeds and not self.ignores_sigterm:
             run.plans.append(self.queue.after(self.random.randint(5, 900), lambda: self._killed(run)))
         self.await_kill(run)
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import traceback
+from collections import Counter as Tally
 from collections import deque
 from pathlib import PurePath
 
 from msgspec import Struct
 
 from distributed_grid.agent.orders import OrderExecutor
-from distributed_grid.domain.events import Event, JobSubmitted, LeaseAsked
+from distributed_grid.domain.events import Event, JobCancelled, JobSubmitted, LeaseAsked
 from distributed_grid.errors import GridError
 from distributed_grid.simulation.event_queue import EventQueue, SimulatedTask
 from distributed_grid.simulation.faults import Fault, FaultInjector
@@ -26,6 +27,8 @@ from distributed_grid.simulation.simulated_control_plane import SimulatedControl
 
 ANSWER_MS = 3_000
 """Who has not heard back by then asks again."""
+STOP_MS = 60_000
+"""What a stop takes besides the grace of the job, when nothing breaks: a lost agent is there again by then."""
 LAST = 80
 
 
@@ -70,9 +73,9 @@ class RunReport(Struct, frozen=True):
     accepted: int
     refused: int
     runs: int
-    faults: int
+    faults: dict[str, int]
     steps: int
-    checks: int
+    checks: dict[str, int]
     simulated_ms: int
 
 
@@ -89,12 +92,14 @@ class Users:
     held against the grid from then on."""
 
     def __init__(
-        self, queue: EventQueue, control: SimulatedControlPlane, checker: InvariantChecker, note: Note
+        self, queue: EventQueue, control: SimulatedControlPlane, checker: InvariantChecker, note: Note, quiet_at: int
     ) -> None:
         self._queue = queue
         self._control = control
         self._checker = checker
         self._note = note
+        self._quiet_at = quiet_at
+        self._graces: dict[str, int] = {}
         self.accepted = self.refused = self.waiting = 0
 
     def plan(self, requests: list[UserRequest], begin_ms: int) -> None:
@@ -104,6 +109,7 @@ class Users:
             event = request.event_at(at_ms)
             if isinstance(event, JobSubmitted):
                 self._checker.allowed_runs[event.request.id] = 1 + event.retries
+                self._graces[event.request.id] = event.command.grace_ms
             self._plan(at_ms, _Asked(event))
 
     def submit(self, event: Event) -> None:
@@ -128,6 +134,8 @@ class Users:
         asked.is_answered = True
         self.waiting -= 1
         event = asked.event
+        if isinstance(event, JobCancelled) and failure is None:
+            self._stop_acknowledged(event.uid)
         if not isinstance(event, JobSubmitted | LeaseAsked):
             return
         if failure is None:
@@ -136,6 +144,12 @@ class Users:
         else:
             self.refused += 1
             self._note(event.request.user, f"{event.request.id} is refused: {failure}")
+
+    def _stop_acknowledged(self, uid: str) -> None:
+        """A job is cancelled for all its user knows: when nothing keeps it from that any more it soon is."""
+        self._checker.stop_acknowledged(uid)
+        over_at = max(self._queue.now, self._quiet_at) + self._graces[uid] + STOP_MS
+        self._queue.at(over_at, lambda: self._checker.stop_is_over(uid))
 
 
 class World:
@@ -168,7 +182,7 @@ class World:
             rules=scenario.rules,
             observer=self.checker,
         )
-        self.users = Users(self.queue, self.control, self.checker, self.note)
+        self.users = Users(self.queue, self.control, self.checker, self.note, BEGIN_MS + scenario.quiet_ms)
         self.machines = {node.name: machine(node, self.queue, random, self.checker) for node in scenario.nodes}
         self.agents: dict[str, SimulatedAgent] = {}
         self._orders = orders
@@ -259,8 +273,8 @@ class World:
             self.users.accepted,
             self.users.refused,
             len(self.checker.ran),
-            len(self.scenario.faults),
+            dict(Tally(str(fault.kind) for fault in self.scenario.faults)),
             self.checker.steps,
-            self.checker.checks,
+            dict(self.checker.held),
             self.queue.now - BEGIN_MS,
         )
