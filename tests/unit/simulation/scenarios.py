@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from distributed_grid.domain.events import JobCancelled, JobSubmitted
 from distributed_grid.domain.leases import Request
@@ -30,7 +31,7 @@ def a_scenario(
 
 
 def a_job(
-    at_s: float, run_s: float, *, uid: str = "job", on: str = "ash", retries: int = 2, grace_s: float = 5, **work: int
+    at_s: float, run_s: float, *, uid: str = "job", on: str = "ash", retries: int = 2, grace_s: float = 5, **work: Any
 ) -> UserRequest:
     """Somebody submits a job of one core for one of the machines; an empty name is any of them."""
     command = ScriptedJob(round(1000 * run_s), **work).command(grace_ms=round(1000 * grace_s))

@@ -36,7 +36,7 @@ FEW = 36
 def some_seeds() -> list[int]:
     """A dozen small seeds, and more where those do not have every kind of fault."""
     small = [seed for seed in range(200) if len(draw_scenario(seed).requests) <= FEW]
-    chosen, seen = [], set[FaultKind]()
+    chosen, seen = list[int](), set[FaultKind]()
     for seed in small:
         kinds = {fault.kind for fault in draw_scenario(seed).faults}
         if len(chosen) < 12 or kinds - seen:
