@@ -178,6 +178,10 @@ class StoreContract(ABC):
         events = [an_event(seq, type=kind) for seq, kind in enumerate(["A", "B", "C", "B"], start=1)]
         store.commit(Batch(events=events))
         assert store.events(types=["B", "C"]) == events[1:]
+        assert store.events(types=["C", "B"], limit=2) == events[1:3]
+        assert store.events(types=["C", "B", "A"], limit=2, newest=True) == events[2:]
+        assert store.events(types=["B", "B"], after_seq=2) == [events[3]]
+        assert store.events(types=["B", "C"], subject="L1", limit=1, newest=True) == [events[3]]
         assert store.events(types=["nothing"]) == []
 
     def test_events_are_found_by_time_even_when_times_cross(self, store: Store) -> None:

@@ -120,13 +120,13 @@ class BatchSettler:
         self.ledger = Ledger()
         self._history = history
         self._step = step
-        self._last_seq = 0
+        self.last_seq = 0
         self._ended: dict[str, Lease | Job] = {}
 
     def load(self, loaded: LoadedRows, *, keep_volatile: bool = True) -> None:
         """Go on from what is stored; what is never stored is kept, unless this is another process."""
         volatile = [row for row in self.ledger.rows() if row.kind in VOLATILE] if keep_volatile else []
-        self._last_seq = loaded.last_event_seq
+        self.last_seq = loaded.last_event_seq
         self.ledger = Ledger(decode_row(row.kind, row.blob) for row in loaded.live if row.blob is not None)
         self.ledger.apply(volatile)
 
@@ -198,11 +198,11 @@ class BatchSettler:
         """What the store must keep before anybody hears of this batch; None where nothing durable has changed."""
         if not batch.records and all(row.kind in VOLATILE for row in batch.changes):
             return None
-        return batch_of(batch.changes, batch.records, batch.now, self._last_seq)
+        return batch_of(batch.changes, batch.records, batch.now, self.last_seq)
 
     def committed(self, stored: Batch) -> None:
         """The store has it."""
-        self._last_seq += len(stored.events)
+        self.last_seq += len(stored.events)
 
     def effects(self, batch: DecidedBatch) -> Effects:
         """What a batch that is durable calls for."""

@@ -25,6 +25,7 @@ from distributed_grid.control.batch import (
     Question,
 )
 from distributed_grid.domain.events import ControlPlaneStarted, Event, HeartbeatReceived, TimePassed
+from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import VOLATILE
@@ -39,8 +40,15 @@ RETRY_SECONDS, MAX_RETRY_SECONDS = 0.5, 2.0
 KEEP_HISTORY_MS = 30 * 86_400_000
 STEP_SECONDS = 0.02
 """CPU time for deciding one batch before others get the event loop; the last entry may take it a little further."""
+HISTORY_READERS = 4
+RECENT_JOBS = 256
 BOOSTS = "boosts"
 log = logging.getLogger(__name__)
+
+
+def event_key(*, type_: str = "", subject: str = "") -> str:
+    """What to watch for audit records: all, those of a type, or those about a subject."""
+    return f"events/{type_}/{subject}"
 
 
 class Clock(Protocol):
@@ -81,6 +89,8 @@ class Grid:
         self._arrived = asyncio.Event()
         self._watchers: dict[str, set[asyncio.Event]] = {}
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="grid-writer")
+        self._readers = ThreadPoolExecutor(HISTORY_READERS, thread_name_prefix="grid-reader")
+        self._recently_ended: dict[str, Job] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -99,6 +109,7 @@ class Grid:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
         self._writer.shutdown()
+        self._readers.shutdown(cancel_futures=True)
 
     async def handle(self, event: Event) -> Answer:
         """What became of an event, once that is durable. Raises the refusal."""
@@ -140,10 +151,23 @@ class Grid:
         answer: T = await self._enter(None, question)
         return answer
 
-    def watch(self, key: str) -> asyncio.Event:
-        """An event that is set whenever the row of this key has changed (`events`: when an audit record was written;
-        `BOOSTS`: when anything that is lent to a node has changed); end it with `unwatch`."""
-        watcher = asyncio.Event()
+    async def query(self, question: Callable[[Store], T]) -> T:
+        """The answer of a function that reads the history, in another thread: it may take long."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, question, self._store)
+
+    def recently_ended(self, name: str) -> Job | None:
+        """The job of this uid or id, if it was one of the last to end."""
+        return self._recently_ended.get(name)
+
+    @property
+    def last_event_seq(self) -> int:
+        """The number of the last audit record that is durable."""
+        return self._settler.last_seq
+
+    def watch(self, key: str, watcher: asyncio.Event | None = None) -> asyncio.Event:
+        """An event that is set whenever the row of this key has changed (`event_key`: when an audit record was
+        written; `BOOSTS`: when anything that is lent to a node has changed); end it with `unwatch`."""
+        watcher = watcher or asyncio.Event()
         self._watchers.setdefault(key, set()).add(watcher)
         return watcher
 
@@ -196,6 +220,7 @@ class Grid:
             await self._discard(entries, failure)
             return
         self._perform(self._settler.effects(batch))
+        self._keep_ended(batch)
         for entry in entries:
             entry.resolve()
         self._wake_watchers(batch)
@@ -266,10 +291,22 @@ class Grid:
                 await asyncio.sleep(TICK_SECONDS)
         self._settler.load(loaded)
 
+    def _keep_ended(self, batch: DecidedBatch) -> None:
+        """Remember the jobs that ended last: whoever waits for one asks for it now."""
+        for row in batch.changes:
+            if isinstance(row, Job) and row.is_over:
+                for name in (row.uid, row.id):
+                    self._recently_ended.pop(name, None)
+                    self._recently_ended[name] = row
+        while len(self._recently_ended) > 2 * RECENT_JOBS:
+            del self._recently_ended[next(iter(self._recently_ended))]
+
     def _wake_watchers(self, batch: DecidedBatch) -> None:
         keys = {row.key for row in batch.changes if row.kind not in VOLATILE}
         if batch.records:
-            keys.add("events")
+            keys.add(event_key())
+            keys.update(event_key(type_=record.type) for record in batch.records)
+            keys.update(event_key(subject=record.subject) for record in batch.records)
         if BOOSTS in self._watchers and any(isinstance(row, Lease) and row.request.target for row in batch.changes):
             keys.add(BOOSTS)
         for key in keys:

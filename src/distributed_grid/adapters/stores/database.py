@@ -52,6 +52,7 @@ CREATE TABLE events (
     subject TEXT NOT NULL, node TEXT NOT NULL, reason TEXT NOT NULL, blob BLOB NOT NULL);
 CREATE INDEX events_by_time ON events (at_ms);
 CREATE INDEX events_by_subject ON events (subject);
+CREATE INDEX events_by_type ON events (type);
 
 CREATE TABLE summaries (
     day INTEGER NOT NULL, kind TEXT NOT NULL, user TEXT NOT NULL, node TEXT NOT NULL, reason TEXT NOT NULL,

@@ -91,15 +91,26 @@ def _index_for(filters: EndedFilters) -> str:
 def select_events(db: sqlite3.Connection, filters: EventFilters, limit: int, *, newest: bool) -> list[EventRow]:
     """Events that match, in order; the first `limit`, or the newest."""
     after_seq, since_ms = filters.get("after_seq", 0), filters.get("since_ms")
-    where = WhereClause()
-    where.add("seq > ?", after_seq if since_ms is None else max(after_seq, _last_before(db, since_ms)))
-    where.add("+at_ms >= ?", since_ms)  # the plus keeps SQLite from using the index on at_ms
-    where.add("subject = ?", filters.get("subject"))
-    where.add_any_of("type", filters.get("types", ()))
+    if since_ms is not None:
+        after_seq = max(after_seq, _last_before(db, since_ms))
+    subject, types = filters.get("subject"), dict.fromkeys(filters.get("types", ()))
+    index = "NOT INDEXED" if not types else "INDEXED BY events_by_type"
     order = "DESC" if newest else "ASC"
-    sql = f"SELECT {EVENT_COLUMNS} FROM events WHERE {where} ORDER BY seq {order} LIMIT ?"
-    rows = [EventRow(*row) for row in db.execute(sql, (*where.values, max(0, limit)))]
-    return rows[::-1] if newest else rows
+    rows: list[EventRow] = []
+    # One type at a time: with several, SQLite would sort all their events ever to find the first.
+    for kind in types if types and subject is None else (None,):
+        where = WhereClause()
+        where.add("seq > ?", after_seq)
+        where.add("+at_ms >= ?", since_ms)  # the plus keeps SQLite from using the index on at_ms
+        where.add("subject = ?", subject)
+        where.add("type = ?", kind)
+        if subject is not None:
+            index = "INDEXED BY events_by_subject"
+            where.add_any_of("type", tuple(types))
+        sql = f"SELECT {EVENT_COLUMNS} FROM events {index} WHERE {where} ORDER BY seq {order} LIMIT ?"
+        rows += [EventRow(*row) for row in db.execute(sql, (*where.values, max(0, limit)))]
+    rows.sort(key=lambda row: row.seq)
+    return rows[-limit:] if newest and limit > 0 else rows[: max(0, limit)]
 
 
 def _last_before(db: sqlite3.Connection, since_ms: int) -> int:

@@ -1,9 +1,9 @@
 """SQLite store: `grid.db`, one file in WAL mode, synced on every commit.
 
 When `commit` returns, the batch survives a crash and a power cut; when it raises, the store is unchanged and works
-again once the cause is gone. One connection writes and one reads, each behind its own lock: reading history never
-delays a commit, and a commit that waits for the disk never delays a reader. One `SqliteStore` per file and process:
-SQLite's locks belong to the process.
+again once the cause is gone. One connection writes, and every read has one of its own: reading history delays neither
+a commit nor another reader, and a commit that waits for the disk delays no reader. One `SqliteStore` per file and
+process: SQLite's locks belong to the process.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ def low_space_note(directory: Path) -> str:
     return f" ({free} bytes free on that disk)" if free < LOW_SPACE_BYTES else ""
 
 
+IDLE_READERS = 4
 FOLD_STEP_ROWS = 200
 VACUUM_STEP_PAGES = 200
 VACUUM_STEPS = 10
@@ -114,13 +115,14 @@ class SqliteStore:
         """Open or create; `StoreRefused` says in one line what is wrong and what to do."""
         self._path = path
         self._writing = threading.Lock()
-        self._reading = threading.Lock()
+        self._readers: list[sqlite3.Connection] = []
+        self._closed = threading.Event()
         with refuse_on_failure(path):
             prepare_database(path, migrations)
             self._writer = connect(path, writable=True)
             try:
                 self._check_writable()
-                self._reader = connect(path, writable=False)
+                self._readers.append(connect(path, writable=False))
                 self._last_event_seq = history_queries.last_event_seq(self._writer)
             except sqlite3.Error:
                 self._writer.close()
@@ -128,7 +130,7 @@ class SqliteStore:
 
     def load(self) -> LoadedRows:
         """All live rows, by kind and key, from one snapshot."""
-        with self._reading, translate_sqlite_errors(self._path, "read it"), self._reader as db:
+        with self._reader() as db, db:
             db.execute("BEGIN")
             live = [LiveRow(*row) for row in db.execute(_LIVE)]
             return LoadedRows(live, history_queries.last_event_seq(db), version_of(db))
@@ -150,13 +152,13 @@ class SqliteStore:
 
     def ended(self, kind: str, *, limit: int = 100, **filters: Unpack[EndedFilters]) -> list[EndedRow]:
         """Ended rows that match every filter given, newest first."""
-        with self._reading, translate_sqlite_errors(self._path, "read it"):
-            return history_queries.select_ended(self._reader, kind, filters, limit)
+        with self._reader() as db:
+            return history_queries.select_ended(db, kind, filters, limit)
 
     def events(self, *, limit: int = 1000, newest: bool = False, **filters: Unpack[EventFilters]) -> list[EventRow]:
         """Events in order; the first `limit`, or the newest."""
-        with self._reading, translate_sqlite_errors(self._path, "read it"):
-            return history_queries.select_events(self._reader, filters, limit, newest=newest)
+        with self._reader() as db:
+            return history_queries.select_events(db, filters, limit, newest=newest)
 
     def summarise(self, *, before_ms: int, limit: int = 5000) -> int:
         """Fold at most `limit` old rows into summaries, in short transactions; then free some pages."""
@@ -173,12 +175,12 @@ class SqliteStore:
 
     def summaries(self) -> list[SummaryRow]:
         """All summaries."""
-        with self._reading, translate_sqlite_errors(self._path, "read it"):
-            return history_queries.select_summaries(self._reader)
+        with self._reader() as db:
+            return history_queries.select_summaries(db)
 
     def lent(self, *, since_ms: int, by_day: bool = False) -> list[LentRow]:
         """What leases that ended since then held, from then on."""
-        with self._reading, translate_sqlite_errors(self._path, "read it"), self._reader as db:
+        with self._reader() as db, db:
             db.execute("BEGIN")  # rows being folded meanwhile are then seen once, never twice
             return history_queries.select_lent(db, since_ms=since_ms, by_day=by_day)
 
@@ -192,11 +194,30 @@ class SqliteStore:
         return () if found == ("ok",) else found
 
     def close(self) -> None:
-        """Checkpoint the log and close both connections. Closing twice is not an error."""
-        with self._reading:
-            self._reader.close()
+        """Checkpoint the log and close all connections. Closing twice is not an error."""
+        self._closed.set()
+        while self._readers:
+            self._readers.pop().close()
         with self._writing, translate_sqlite_errors(self._path, "close it"):
             self._writer.close()
+
+    @contextmanager
+    def _reader(self) -> Iterator[sqlite3.Connection]:
+        """A connection for reading that nobody else uses meanwhile; some are kept for the next."""
+        with translate_sqlite_errors(self._path, "read it"):
+            if self._closed.is_set():
+                raise sqlite3.ProgrammingError("the store is closed")
+            try:
+                db = self._readers.pop()
+            except IndexError:
+                db = connect(self._path, writable=False)
+            try:
+                yield db
+            finally:
+                if self._closed.is_set() or len(self._readers) >= IDLE_READERS:
+                    db.close()
+                else:
+                    self._readers.append(db)
 
     def _fold(self, before_ms: int, limit: int) -> int:
         with self._writing, translate_sqlite_errors(self._path, "summarise it"), self._writer as db:

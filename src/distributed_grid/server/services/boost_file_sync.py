@@ -74,17 +74,17 @@ class BoostFileSync:
                 self._unwritten = self._problem(failure)
                 log.warning("%s", self._unwritten)
                 return
-            mine = [boost for boost in contents.boosts if self._is_recoverable(boost)]
+            mine = [boost for boost in contents.boosts if await self._is_recoverable(boost)]
             await self._grid.handle(ClaimsRead(tuple(claim_of(boost, self._offset_ms()) for boost in mine)))
             if mine:
                 log.warning("recovered from %s, to be confirmed: %s", self.path, ", ".join(b.boost_id for b in mine))
         await self.write()
 
-    def _is_recoverable(self, boost: StoredBoost) -> bool:
+    async def _is_recoverable(self, boost: StoredBoost) -> bool:
         """Whether a boost is of this machine, was not being released, and has not ended."""
         if boost.machine_id != self._machine or boost.state == "releasing":
             return False
-        return not self._grid.store.ended("lease", key=boost.boost_id, limit=1)
+        return not await self._grid.query(lambda store: store.ended("lease", key=boost.boost_id, limit=1))
 
     async def run(self) -> None:
         """Write the file whenever a boost has changed, until cancelled."""

@@ -6,7 +6,6 @@ shown as it is now.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Sequence
 from itertools import islice
 from typing import TypeVar
@@ -93,10 +92,10 @@ def _names(one: Job | Lease) -> tuple[str, ...]:
 
 async def _refusal(grid: Grid, name: str) -> list[DecisionRecord]:
     """What was refused under this request id, or the id that begins so, or the job name that was asked for."""
-    exact = [one for one in history_of(grid, name) if one.row.type == "refused"]
+    exact = [one for one in await history_of(grid, name) if one.row.type == "refused"]
     if exact:
         return exact
-    newest = await asyncio.to_thread(grid.store.events, types=("refused",), limit=MAX_REFUSALS, newest=True)
+    newest = await grid.query(lambda store: store.events(types=("refused",), limit=MAX_REFUSALS, newest=True))
     history = [read_event(row) for row in newest]
     fitting = [one for one in history if one.data.get("job_id") == name][-1:] or [
         one for one in history if fits(one.row.subject, name)
@@ -111,7 +110,7 @@ async def _refusal(grid: Grid, name: str) -> list[DecisionRecord]:
 
 
 async def _explain_job(grid: Grid, viewer: Viewer, job: Job) -> View:
-    history = history_of(grid, job.uid)
+    history = await history_of(grid, job.uid)
     lease = await grid.read(lambda ledger, now: ledger.leases.get(job.lease_id))
     placements = []
     for attempt in job.attempts:
@@ -134,7 +133,7 @@ async def _explain_job(grid: Grid, viewer: Viewer, job: Job) -> View:
 
 
 async def _explain_lease(grid: Grid, viewer: Viewer, lease: Lease) -> View:
-    history = history_of(grid, lease.job or lease.gang or lease.id)
+    history = await history_of(grid, lease.job or lease.gang or lease.id)
     grant = next(iter(grants_of(history, lease.gang or lease.id)), None)
     shown = viewer.lease(lease)
     placements = []

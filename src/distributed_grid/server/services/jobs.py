@@ -200,7 +200,8 @@ class JobService:
 
         living = await self._grid.read(living_jobs)
         room = op.limit if op.all else max(op.limit - len(living), 0)
-        ended = [ended_job(row) for row in self._grid.store.ended("job", user=op.user, limit=room)] if room else []
+        rows = await self._grid.query(lambda store: store.ended("job", user=op.user, limit=room)) if room else []
+        ended = [ended_job(row) for row in rows]
         shown = {job.uid: job for job in (*reversed(ended), *living) if op.state in (None, str(job.state))}
         viewer = self._viewer()
         return {"jobs": [viewer.job(job) for job in shown.values()]}

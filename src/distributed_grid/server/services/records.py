@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from collections.abc import AsyncGenerator, Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 import msgspec
 from msgspec import Struct
 
 from distributed_grid.api.id_prefixes import fits, is_prefix, not_found
 from distributed_grid.api.requests import ListEvents
-from distributed_grid.control.grid import Grid
+from distributed_grid.control.grid import Grid, event_key
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
@@ -18,7 +20,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import decode_row
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import Ambiguous, NotFound
-from distributed_grid.ports import EndedRow, EventRow
+from distributed_grid.ports import EndedFilters, EndedRow, EventFilters, EventRow, Store
 from distributed_grid.scheduling.placement.explanation import Choice, reasoning, runners_up
 from distributed_grid.scheduling.placement.placement import strategy_of
 from distributed_grid.scheduling.queue.start_estimate import estimate_start
@@ -32,7 +34,14 @@ async def find_job(grid: Grid, name: str) -> Job:
     """The job of this id or uid, alive or ended; else of this unique prefix, living ones before ended ones."""
 
     def exact(ledger: Ledger, now: int) -> Job | None:
-        return ledger.jobs.get(ledger.job_uids.get(name, name))
+        return ledger.jobs.get(ledger.job_uids.get(name, name)) or grid.recently_ended(name)
+
+    def ended(store: Store) -> list[Job]:
+        rows = store.ended("job", key=name, limit=1) or store.ended("job", request_id=name, limit=1)
+        return [ended_job(row) for row in rows]
+
+    def ended_beginning(store: Store) -> list[Job]:
+        return [ended_job(row) for row in store.ended("job", key_prefix=name, limit=5)]
 
     def beginning(ledger: Ledger, now: int) -> list[Job]:
         return [job for job in ledger.jobs.values() if fits(job.id, name) or fits(job.uid, name)]
@@ -40,13 +49,9 @@ async def find_job(grid: Grid, name: str) -> Job:
     job = await grid.read(exact)
     if job is not None:
         return job
-    store = grid.store
-    rows = store.ended("job", key=name, limit=1) or store.ended("job", request_id=name, limit=1)
-    found = [ended_job(row) for row in rows]
+    found = await grid.query(ended)
     if not found and is_prefix(name):
-        found = await grid.read(beginning)
-    if not found and is_prefix(name):
-        found = [ended_job(row) for row in store.ended("job", key_prefix=name, limit=5)]
+        found = await grid.read(beginning) or await grid.query(ended_beginning)
     return _only_match({job.uid: job for job in found}, name, "job", lambda job: job.id)
 
 
@@ -56,15 +61,15 @@ async def find_lease(grid: Grid, name: str, *, exact: bool = False) -> Lease:
     def beginning(ledger: Ledger, now: int) -> list[Lease]:
         return [lease for key, lease in ledger.leases.items() if fits(key, name)]
 
+    def ended(store: Store, **which: Unpack[EndedFilters]) -> list[Lease]:
+        return [_ended_lease(row) for row in store.ended("lease", limit=5 if "key_prefix" in which else 1, **which)]
+
     lease = await grid.read(lambda ledger, now: ledger.leases.get(name))
     if lease is not None:
         return lease
-    store = grid.store
-    found = [_ended_lease(row) for row in store.ended("lease", key=name, limit=1)]
+    found = await grid.query(lambda store: ended(store, key=name))
     if not found and is_prefix(name) and not exact:
-        found = await grid.read(beginning)
-    if not found and is_prefix(name) and not exact:
-        found = [_ended_lease(row) for row in store.ended("lease", key_prefix=name, limit=5)]
+        found = await grid.read(beginning) or await grid.query(lambda store: ended(store, key_prefix=name))
     return _only_match({lease.id: lease for lease in found}, name, "lease", lambda lease: lease.id)
 
 
@@ -91,28 +96,42 @@ def _only_match(found: dict[str, T], name: str, what: str, shown: Callable[[T], 
 
 
 async def stream_events(grid: Grid, viewer: Viewer, op: ListEvents) -> AsyncGenerator[View, None]:
-    """The newest events (or those after a number), and with `follow` what comes, until nobody asks any more."""
-    store = grid.store
+    """The newest events (or those after a number), and with `follow` what comes, until nobody asks any more.
+
+    A follower is woken by events of its types or subject only, and reads what is new since its last look.
+    """
     if op.subject is not None:
         op = msgspec.structs.replace(op, subject=await _uid_of(grid, op.subject))
-    woken = grid.watch("events")
+    keys = [event_key(type_=name) for name in op.types] if op.subject is None else [event_key(subject=op.subject)]
+    woken = asyncio.Event()
+    for key in keys or [event_key()]:
+        grid.watch(key, woken)
+    seen, limit, newest = op.after or 0, op.limit, op.after is None
     try:
-        newest = op.after is None
-        rows = store.events(after_seq=op.after or 0, subject=op.subject, types=op.types, limit=op.limit, newest=newest)
-        seen = op.after or 0
         while True:
+            woken.clear()
+            known = grid.last_event_seq
+            rows = await grid.query(
+                functools.partial(
+                    _events, after_seq=seen, limit=limit, newest=newest, subject=op.subject, types=op.types
+                )
+            )
             for row in rows:
                 seen = row.seq
                 yield event_view(row, viewer)
             if not op.follow:
                 break
-            woken.clear()
-            rows = store.events(after_seq=seen, subject=op.subject, types=op.types, limit=EVENTS_PER_PAGE)
-            if not rows:
+            if newest or len(rows) < limit:
+                seen = max(seen, known)
                 await woken.wait()
-                rows = store.events(after_seq=seen, subject=op.subject, types=op.types, limit=EVENTS_PER_PAGE)
+            limit, newest = EVENTS_PER_PAGE, False
     finally:
-        grid.unwatch("events", woken)
+        for key in keys or [event_key()]:
+            grid.unwatch(key, woken)
+
+
+def _events(store: Store, *, limit: int, newest: bool, **filters: Unpack[EventFilters]) -> list[EventRow]:
+    return store.events(limit=limit, newest=newest, **filters)
 
 
 async def _uid_of(grid: Grid, name: str) -> str:
@@ -155,9 +174,10 @@ def decode_record(row: EventRow) -> DecisionRecord:
     return DecisionRecord(row, record.get("reason", ""), record.get("data") or {})
 
 
-def history_of(grid: Grid, subject: str) -> list[DecisionRecord]:
+async def history_of(grid: Grid, subject: str) -> list[DecisionRecord]:
     """What happened to it, in order."""
-    return [decode_record(row) for row in grid.store.events(subject=subject, limit=MAX_EVENTS, newest=True)]
+    rows = await grid.query(lambda store: store.events(subject=subject, limit=MAX_EVENTS, newest=True))
+    return [decode_record(row) for row in rows]
 
 
 def grants_of(history: Iterable[DecisionRecord], lease_id: str) -> list[DecisionRecord]:
@@ -184,7 +204,7 @@ async def decision_on(
         strategy, starts_at_ms = await grid.read(look)
         return _undecided(strategy, list(why), viewer.time(starts_at_ms or 0))
     if choice is None:
-        earlier = history_of(grid, subject)
+        earlier = await history_of(grid, subject)
         found = grants_of(earlier, lease.gang or lease.id) if lease is not None else []
         last = found or [one for one in earlier if one.row.type == "granted" and lease is None]
         choice = choice_in(last[-1]) if last else None

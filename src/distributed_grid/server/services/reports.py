@@ -7,7 +7,6 @@ hours are computed last.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable
 from datetime import UTC, datetime
 
@@ -110,11 +109,11 @@ class LentEntry(Struct, frozen=True):
 async def lending_report(grid: Grid, viewer: Viewer, *, since_ms: int, by: str) -> View:
     """The answer to `grid ledger`: lender by borrower, or summed up by one of them or by day."""
     now, living = await grid.read(lambda ledger, now: (now, _living(ledger, now, since_ms)))
-    over = await asyncio.to_thread(grid.store.lent, since_ms=since_ms)
+    over = await grid.query(lambda store: store.lent(since_ms=since_ms))
     entries = [*map(_entry, over), *living]
     rows = _rows(entries, by)
     if by == "day":
-        days = await asyncio.to_thread(grid.store.lent, since_ms=since_ms, by_day=True)
+        days = await grid.query(lambda store: store.lent(since_ms=since_ms, by_day=True))
         rows = _summed([*map(_entry, days), *living], lambda one: (_date(one.day),), ("day",))
     return {
         "since": viewer.time(since_ms),

@@ -4,20 +4,23 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from distributed_grid.adapters.stores.sqlite import SqliteStore
-from distributed_grid.ports import Batch, LiveRow
+from distributed_grid.ports import Batch, EventRow, LiveRow
 from tests.support.store_contract import DAY_MS, an_ended, an_event
 
 WRITER = """
 import sys
 from pathlib import Path
 from distributed_grid.adapters.stores.sqlite import SqliteStore
-from distributed_grid.ports import Batch, LiveRow
+from distributed_grid.ports import Batch, EventRow, LiveRow
 from tests.support.store_contract import an_ended, an_event
 
 store = SqliteStore(Path(sys.argv[1]))
@@ -41,6 +44,36 @@ def test_a_number_beyond_64_bits_leaves_the_store_as_it_was_and_is_not_worth_try
         store.commit(Batch([LiveRow("k", "other", b"2")], [an_ended("a", at_ms=2**63)], [an_event(2)]))
     store.commit(Batch([], [], [an_event(2)]))
     assert [row.key for row in store.load().live] == ["kept"]
+    store.close()
+
+
+class HeldTypes(Sequence[str]):
+    """Types of events that are read out only when the test says so."""
+
+    def __init__(self) -> None:
+        self.is_read, self.may_go_on = threading.Event(), threading.Event()
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, at: Any) -> Any:
+        self.is_read.set()
+        assert self.may_go_on.wait(20)
+        return ["LeaseGranted"][at]
+
+
+def test_a_long_read_delays_neither_a_commit_nor_another_read(tmp_path: Path) -> None:
+    store, types, found = SqliteStore(tmp_path / "grid.db"), HeldTypes(), list[EventRow]()
+    store.commit(Batch([], [], [an_event(1)]))
+    reading = threading.Thread(target=lambda: found.extend(store.events(types=types)))
+    reading.start()
+    assert types.is_read.wait(20)
+    store.commit(Batch([], [an_ended("L9", at_ms=9)], [an_event(2)]))
+    assert [row.key for row in store.ended("lease")] == ["L9"]
+    assert [row.seq for row in store.events()] == [1, 2]
+    types.may_go_on.set()
+    reading.join(20)
+    assert found[0].seq == 1
     store.close()
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
+from typing import Unpack
 
 import pytest
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
-from distributed_grid.control.grid import Grid
+from distributed_grid.api.requests import ListEvents
+from distributed_grid.control.grid import RECENT_JOBS, Grid
+from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import (
+    AttemptEnded,
     HeartbeatReceived,
     JobCancelled,
     JobSubmitted,
@@ -17,12 +22,13 @@ from distributed_grid.domain.events import (
     LeaseReleased,
     NodeDeclared,
 )
-from distributed_grid.domain.jobs import Command
+from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import Conflict, NotFound
+from distributed_grid.ports import EndedFilters, EndedRow, EventFilters, EventRow
 from distributed_grid.reactor import LeaseAnswer
-from distributed_grid.server.services.records import find_job, find_lease
+from distributed_grid.server.services.records import find_job, find_lease, stream_events
 from tests.support.builders import a_node, a_request
 
 
@@ -33,9 +39,25 @@ class Standing:
         return 1_000_000
 
 
-def run(scenario: Callable[[Grid], Awaitable[None]]) -> None:
+class CountingStore(InMemoryStore):
+    """A store that notes in which thread its history is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readers: list[str] = []
+
+    def events(self, *, limit: int = 1000, newest: bool = False, **filters: Unpack[EventFilters]) -> list[EventRow]:
+        self.readers.append(threading.current_thread().name)
+        return super().events(limit=limit, newest=newest, **filters)
+
+    def ended(self, kind: str, *, limit: int = 100, **filters: Unpack[EndedFilters]) -> list[EndedRow]:
+        self.readers.append(threading.current_thread().name)
+        return super().ended(kind, limit=limit, **filters)
+
+
+def run(scenario: Callable[[Grid], Awaitable[None]], store: InMemoryStore | None = None) -> None:
     async def run_whole() -> None:
-        grid = Grid(InMemoryStore(), Standing())
+        grid = Grid(store or InMemoryStore(), Standing())
         await grid.start()
         await grid.handle(NodeDeclared(a_node("here", cores=4)))
         await grid.handle(HeartbeatReceived("here", Usage()))
@@ -111,3 +133,46 @@ def test_the_only_thing_there_is_is_not_found_by_nearly_nothing(name: str) -> No
         assert (await find_job(grid, "job-abcd")).uid == (await find_job(grid, "abcd")).uid == "abcdef"
 
     run(scenario)
+
+
+def test_a_follower_reads_only_when_something_of_its_type_has_happened() -> None:
+    store = CountingStore()
+
+    async def scenario(grid: Grid) -> None:
+        followed = stream_events(grid, Viewer(0), ListEvents(follow=True, types=("released",), limit=1))
+        first = asyncio.ensure_future(anext(followed))
+        while not store.readers:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
+        for number in range(20):
+            await ask(grid, f"task{number}", cores=0.1)
+        before = [name for name in store.readers if name.startswith("grid-reader")]
+        await grid.handle(LeaseReleased("task7", "ada"))
+        assert (await first)["subject"] == "task7"
+        again = asyncio.ensure_future(anext(followed))
+        await grid.handle(LeaseReleased("task8", "ada"))
+        assert (await again)["subject"] == "task8"
+        assert len(before) == 1
+        await followed.aclose()
+
+    run(scenario, store)
+
+
+def test_a_job_that_has_just_ended_is_found_without_reading_history_and_an_older_one_in_another_thread() -> None:
+    store = CountingStore()
+
+    async def scenario(grid: Grid) -> None:
+        for number in range(RECENT_JOBS + 1):
+            await grid.handle(JobSubmitted(f"j{number}", Command(("true",)), a_request(f"u{number}", cores=1)))
+            await grid.handle(JobCancelled(f"u{number}", "ada"))
+            fence = grid.ledger.jobs[f"u{number}"].attempts[0].fence
+            await grid.handle(AttemptEnded(f"u{number}", 1, fence, Outcome(Ending.CANCELLED)))
+        store.readers.clear()
+        for name in (f"j{RECENT_JOBS}", f"u{RECENT_JOBS}"):
+            assert (await find_job(grid, name)).uid == f"u{RECENT_JOBS}"
+        assert store.readers == []
+        assert (await find_job(grid, "j0")).uid == "u0"
+        assert store.readers
+        assert all(name.startswith("grid-reader") for name in store.readers)
+
+    run(scenario, store)
