@@ -9,7 +9,9 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome
+from msgspec.structs import replace
+
+from distributed_grid.domain.jobs import Attempt, Command, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, pressure
@@ -20,6 +22,8 @@ from distributed_grid.monitoring.snapshots import utc
 from distributed_grid.scheduling.queue.reasons import why_not_lent
 
 GB = 1024**3
+MAX_LISTED_CHARS, MAX_LISTED_VARIABLES, MAX_LISTED_ATTEMPTS = 1000, 200, 50
+"""Of one job in a list."""
 View = dict[str, Any]
 
 
@@ -42,7 +46,7 @@ class Viewer:
             "nodes": [self.node(ledger, node, now) for node in ledger.nodes.values()],
             "offers": self.offers(ledger),
             "allocations": self.allocations(ledger),
-            "jobs": [self.job(job) for job in ledger.jobs.values()],
+            "jobs": [self.listed_job(job) for job in ledger.jobs.values()],
             "waiting": len(ledger.waiting),
             "recommendations": self.recommendations(ledger),
         }
@@ -198,6 +202,13 @@ class Viewer:
             **_outcome(job.outcome),
         }
 
+    def listed_job(self, job: Job) -> View:
+        """A job among many: of what is long, only the beginning of its command and the last of its attempts."""
+        view = self.job(replace(job, command=_short_command(job.command), attempts=job.attempts[-MAX_LISTED_ATTEMPTS:]))
+        if len(view["command"]) > MAX_LISTED_CHARS:
+            view["command"] = view["command"][:MAX_LISTED_CHARS] + "…"
+        return view
+
     def attempt(self, attempt: Attempt) -> View:
         return {
             "number": attempt.number,
@@ -212,6 +223,19 @@ class Viewer:
             "ended_at": self.time(attempt.ended_at_ms),
             **_outcome(attempt.outcome),
         }
+
+
+def _short_command(command: Command) -> Command:
+    """So much of a command as a list shows."""
+    words: list[str] = []
+    left = MAX_LISTED_CHARS
+    for word in command.argv:
+        if left < 0:
+            break
+        words.append(word[: MAX_LISTED_CHARS + 1])
+        left -= len(word) + 1
+    env = tuple((name, "") for name, _ in command.env[:MAX_LISTED_VARIABLES])
+    return replace(command, argv=tuple(words), env=env)
 
 
 def _lends(ledger: Ledger, node: Node, now: int) -> View:

@@ -13,7 +13,16 @@ import msgspec
 
 from distributed_grid import __version__
 from distributed_grid.api import requests
-from distributed_grid.api.framing import JSON, MAX_REQUEST_BYTES, PROTOCOL, STDOUT, BrokenFrame, Unpacker, frame
+from distributed_grid.api.framing import (
+    JSON,
+    MAX_FRAME_BYTES,
+    MAX_REQUEST_BYTES,
+    PROTOCOL,
+    STDOUT,
+    BrokenFrame,
+    Unpacker,
+    frame,
+)
 from distributed_grid.control.views import View
 from distributed_grid.errors import GridError, ProtocolError, Refused, error_view
 from distributed_grid.posix.unix_sockets import is_own_peer, peer_uid
@@ -102,8 +111,12 @@ class Connection(asyncio.Protocol):
                 self._busy = False
 
     def send(self, message: Any) -> None:
-        """Send a JSON message."""
-        self.send_frame(JSON, encode_answer(message))
+        """Send a JSON message; where a client could not take it, that is the answer."""
+        body = encode_answer(message)
+        if len(body) > MAX_FRAME_BYTES:
+            why = f"the answer has {len(body):,} bytes, {MAX_FRAME_BYTES:,} can be sent: ask for less"
+            body = encode_answer({"error": error_view(Refused(why))})
+        self.send_frame(JSON, body)
 
     def send_frame(self, kind: bytes, body: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
+from distributed_grid.api.framing import MAX_FRAME_BYTES
 from distributed_grid.control.view_types import AllocationRow, AttemptRow, BoostRow, JobRow, NodeRow, OfferRow
 from distributed_grid.control.views import Viewer
 from distributed_grid.domain.events import NodeDrained
@@ -82,3 +84,19 @@ def test_the_rows_have_exactly_the_fields_of_their_types() -> None:
     ]
     for kind, row in rows:
         assert set(kind.__required_keys__) == set(row), kind
+
+
+def test_a_list_of_jobs_with_the_longest_commands_can_be_sent() -> None:
+    scenario = Scenario(a_node("gpu1", cores=4))
+    words = ("x" * 131_000,) * 14
+    for number in range(60):
+        submitted = a_submission(a_request(f"j{number}", cores=1))
+        scenario.handle(replace(submitted, command=replace(submitted.command, argv=("echo", *words))))
+    status = Viewer(0).status(scenario.ledger, NOW)
+    assert len(msgspec.json.encode(status)) < MAX_FRAME_BYTES
+    assert all(job["command"].startswith("echo xxx") and job["command"].endswith("…") for job in status["jobs"])
+    whole = Viewer(0).job(next(iter(scenario.ledger.jobs.values())))
+    assert len(whole["command"]) > 14 * 131_000
+    scenario.handle(a_submission(a_request("short", cores=1)))
+    job = scenario.ledger.jobs["short"]
+    assert Viewer(0).listed_job(job) == Viewer(0).job(job)

@@ -204,7 +204,7 @@ class JobService:
         ended = [ended_job(row) for row in rows]
         shown = {job.uid: job for job in (*reversed(ended), *living) if op.state in (None, str(job.state))}
         viewer = self._viewer()
-        return {"jobs": [viewer.job(job) for job in shown.values()]}
+        return {"jobs": [viewer.listed_job(job) for job in shown.values()]}
 
     async def get(self, name: str) -> View:
         return {"job": self._viewer().job(await find_job(self._grid, name))}
