@@ -15,9 +15,14 @@ The directory D (0700) holds all its state:
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from typing import NoReturn
 
-from distributed_grid.errors import GridError
+from distributed_grid.errors import BadInput, GridError
+
+JOIN_VARIABLE = "GRID_JOIN_TOKEN"
+MAX_TOKEN_BYTES = 65536
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,16 +32,58 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--end", action="store_true", help="stop every job that is left here, then exit")
     parser.add_argument("--declare-gpus", type=int, default=0, help="pretend to have so many GPUs (for labs)")
     parser.add_argument("--join", metavar="TOKEN", help="join a grid with this token")
+    parser.add_argument("--join-file", metavar="FILE", help="the same, with the token in a file; - is standard input")
+    parser.add_argument("--join-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--address", help="HOST:PORT of the control plane, where the token's is not to be used")
     parser.add_argument("--name", help="the name of this node when joining (default: the host name)")
     options = parser.parse_args(arguments)
-    from distributed_grid.agent import agent_process
-
     try:
+        if options.join or JOIN_VARIABLE in os.environ:
+            _restart_without_token(options)
+        options.join = _read_token(options)
+        from distributed_grid.agent import agent_process
+
         return agent_process.stop_jobs(options.dir) if options.end else agent_process.serve(options)
     except GridError as failure:
         print(f"grid agent: {failure}", file=sys.stderr)
         return failure.exit_code
+
+
+def _restart_without_token(options: argparse.Namespace) -> NoReturn:
+    """Go on in this process as one whose command line and environment, which others may see, have no join token.
+
+    One in the environment is for the first time only: it may stay there for good, and is good once.
+    """
+    command = [sys.executable, "-m", "distributed_grid.agent", "--dir", options.dir]
+    command += ["--declare-gpus", str(options.declare_gpus)] if options.declare_gpus else []
+    command += ["--end"] if options.end else []
+    for option, value in (("--join-file", options.join_file), ("--address", options.address), ("--name", options.name)):
+        command += [option, value] if value else []
+    environ = dict(os.environ)
+    first = environ.pop(JOIN_VARIABLE, "")
+    has_joined = os.path.exists(os.path.join(options.dir, "joined.json"))
+    token = options.join or ("" if has_joined or options.join_file else first)
+    if token:
+        descriptor = os.memfd_create("join-token", 0)
+        os.write(descriptor, token.encode())
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        command += ["--join-fd", str(descriptor)]
+    os.execve(sys.executable, command, environ)
+
+
+def _read_token(options: argparse.Namespace) -> str:
+    """The join token where one was given; read once, and then nowhere but in memory."""
+    source = options.join_fd if options.join_fd is not None else options.join_file
+    if source is None:
+        return ""
+    try:
+        with open(0 if source == "-" else source, closefd=source != "-") as file:
+            token = file.read(MAX_TOKEN_BYTES).strip()
+    except (OSError, ValueError) as failure:
+        raise BadInput(f"the join token cannot be read from {source}: {failure}") from failure
+    if not token:
+        raise BadInput(f"there is no join token in {source}")
+    return token
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def serve(options: argparse.Namespace) -> int:
     if options.join:
         asyncio.run(join_client.join(options.address, options.join, options.name, agent_dir.path))
     elif join_client.read_joined_key(agent_dir.path) is None and options.name:
-        raise BadInput("--name goes with --join: over SSH the control plane names the node")
+        raise BadInput("--name goes with --join or --join-file: over SSH the control plane names the node")
     _configure_logging(agent_dir.path / "agent.log", to_terminal=sys.stderr.isatty())
     _raise_file_limit()
     asyncio.run(_serve(agent_dir, options.declare_gpus))

@@ -275,6 +275,7 @@ class ServerConfig(Section):
     certificate: str | None = setting(PATH, None, acts=True)
     key: str | None = setting(PATH, None, acts=True)
     force_plain: bool = setting(FLAG, False, acts=True)
+    max_connections_per_peer: Whole = setting(Count(1, 100_000), 128)
 
 
 class Ray(Section):

@@ -200,24 +200,27 @@ def _live_lines() -> Iterator[Show]:
 @command(
     Option("--dir", "directory", metavar="DIR", help="Where it keeps everything (default: agent in the state dir)."),
     Option("--join", "token", metavar="TOKEN", help="Join a grid with this token of `grid daemon join-token create`."),
+    Option("--join-file", "token_file", metavar="FILE", help="The same, with the token in FILE; - is standard input."),
     Option("--address", metavar="HOST:PORT", help="Where the control plane is, if not where the token says."),
     Option("--name", help="The name of this node when joining (default: the host name)."),
     Option("--declare-gpus", type=IntRange(0, 1024), default=0, help="Pretend to have so many GPUs (for labs)."),
     Option("--end", is_flag=True, help="Stop every job that is left there, then exit."),
 )
 def agent(
-    session: CliSession, directory: str | None, token: str | None, address: str | None, name: str | None,
-    declare_gpus: int, end: bool,
+    session: CliSession, directory: str | None, token: str | None, token_file: str | None, address: str | None,
+    name: str | None, declare_gpus: int, end: bool,
 ) -> int:  # fmt: skip
     """Serve as a node until stopped; what runs goes on, and the next agent finds it again.
 
-    Over SSH nobody types this: `grid cluster start` does it. On other machines, join with a token once; after that
+    Over SSH nobody types this: `grid cluster start` does it. On other machines, join with a token once, from a file or
+    $GRID_JOIN_TOKEN (a token on the command line is seen by others until the agent has hidden it); after that
     `grid agent` alone is enough.
     """
     from distributed_grid.agent.__main__ import main
 
     words = ["--dir", directory or str(session.state_dir.root / "agent")]
     words += ["--declare-gpus", str(declare_gpus)] if declare_gpus else []
-    for flag, value in (("--join", token), ("--address", address), ("--name", name)):
+    given = (("--join", token), ("--join-file", token_file), ("--address", address), ("--name", name))
+    for flag, value in given:
         words += [flag, value] if value else []
     return main([*words, "--end"] if end else words)

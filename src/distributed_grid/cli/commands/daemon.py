@@ -96,7 +96,7 @@ def join_token() -> None:
     name="create",
 )
 def create_join(session: CliSession, node: str, ttl: float, address: tuple[str, ...]) -> None:
-    """Make a join token; it is shown this once. On the machine type: grid agent --join TOKEN"""
+    """Make a join token; it is shown this once. On the machine type: grid agent --join-file FILE"""
     from distributed_grid.agent.join_client import JoinToken
     from distributed_grid.server.access.tokens import hash_of, new_secret, new_token_id
 

@@ -44,6 +44,10 @@ from distributed_grid.wire import (
 
 MAX_UNSENT_BYTES = 32 * 1024 * 1024
 HELLO_SECONDS = 15.0
+MAX_CONNECTIONS = 4
+"""Connections of one node: the newest ones stay, since its agent may not know yet that an older one is dead."""
+MAX_STRANGERS = 16
+"""Connections to one node's socket that have not said what they want yet."""
 BACKLOG = 64
 log = logging.getLogger(__name__)
 Admit = Callable[[str, Mapping[str, str]], str | None]
@@ -70,8 +74,11 @@ class AgentWebSocket(asyncio.Protocol):
         admit: Admit,
         *,
         hello_seconds: float = HELLO_SECONDS,
+        on_admitted: Callable[[AgentWebSocket], None] | None = None,
         on_close: Callable[[AgentWebSocket], None] | None = None,
+        refusal: str = "",
     ) -> None:
+        """With a `refusal` the connection is told so, and closed."""
         self._agents = agents
         self._admit = admit
         self._hello_seconds = hello_seconds
@@ -81,16 +88,27 @@ class AgentWebSocket(asyncio.Protocol):
         self._greeted = False
         self._parts: list[bytes] = []
         self._deadline: asyncio.TimerHandle | None = None
+        self._on_admitted = on_admitted
         self._on_close = on_close
+        self._refusal = refusal
 
     @property
     def nodes(self) -> tuple[str, ...]:
         return (self._node,) if self._node else ()
 
+    @property
+    def descriptor(self) -> int:
+        """Of its socket; -1 where it is closed."""
+        return -1 if self._transport is None else int(self._transport.get_extra_info("socket").fileno())
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
+        if self._refusal:
+            transport.write(_refusal_answer(self._refusal))
+            transport.close()
+            return
         self._deadline = asyncio.get_running_loop().call_later(self._hello_seconds, self._hang_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -165,6 +183,8 @@ class AgentWebSocket(asyncio.Protocol):
             return
         self._node = node
         self._socket.send_response(self._socket.accept(request))
+        if self._on_admitted is not None:
+            self._on_admitted(self)
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.opcode in (Opcode.PING, Opcode.PONG, Opcode.CLOSE):
@@ -201,6 +221,40 @@ class AgentWebSocket(asyncio.Protocol):
         self.send(RejectAgent(message[:1000]))
 
 
+def _refusal_answer(why: str) -> bytes:
+    body = f"{why}\n".encode()
+    head = f"HTTP/1.1 429 Too Many Requests\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    return head.encode() + body
+
+
+class AgentConnections:
+    """The connections of agents that were admitted; of each node the newest few."""
+
+    def __init__(self) -> None:
+        self._of_node: dict[str, list[AgentWebSocket]] = {}
+
+    def add(self, websocket: AgentWebSocket) -> None:
+        """One more connection of its node; the oldest one beyond the limit is closed."""
+        (node,) = websocket.nodes
+        connections = self._of_node.setdefault(node, [])
+        connections.append(websocket)
+        if len(connections) > MAX_CONNECTIONS:
+            log.warning("%s has more than %d connections: the oldest is closed", node, MAX_CONNECTIONS)
+            connections[0].close(f"more than {MAX_CONNECTIONS} connections of {node}")
+
+    def discard(self, websocket: AgentWebSocket) -> None:
+        """A connection has ended; harmless for one that was never admitted."""
+        for node in websocket.nodes:
+            left = [one for one in self._of_node.pop(node, ()) if one is not websocket]
+            if left:
+                self._of_node[node] = left
+
+    def close(self, node: str, why: str) -> None:
+        """End the connections of a node."""
+        for websocket in list(self._of_node.get(node, ())):
+            websocket.close(why)
+
+
 class AgentSockets:
     """The sockets of a daemon's nodes on other machines, below one folder."""
 
@@ -208,7 +262,8 @@ class AgentSockets:
         self._folder = folder
         self._agents = agents
         self._servers: dict[str, asyncio.Server] = {}
-        self._websockets: set[AgentWebSocket] = set()
+        self._websockets: dict[str, set[AgentWebSocket]] = {}
+        self._admitted = AgentConnections()
 
     def path_of(self, node: str) -> Path:
         return self._folder / f"{node}.sock"
@@ -238,8 +293,21 @@ class AgentSockets:
             self.path_of(node).unlink(missing_ok=True)
 
     def _accept(self, node: str) -> AgentWebSocket:
-        websocket = AgentWebSocket(self._agents, lambda path, headers: node, on_close=self._websockets.discard)
-        self._websockets.add(websocket)
+        here = self._websockets.setdefault(node, set())
+        is_full = len(here) >= MAX_CONNECTIONS + MAX_STRANGERS
+
+        def closed(websocket: AgentWebSocket) -> None:
+            here.discard(websocket)
+            self._admitted.discard(websocket)
+
+        websocket = AgentWebSocket(
+            self._agents,
+            lambda path, headers: node,
+            on_admitted=self._admitted.add,
+            on_close=closed,
+            refusal=f"too many connections to the socket of {node}" if is_full else "",
+        )
+        here.add(websocket)
         return websocket
 
     async def close(self) -> None:
@@ -247,7 +315,7 @@ class AgentSockets:
         for server in self._servers.values():
             server.close()
         self._servers = {}
-        for websocket in list(self._websockets):
+        for websocket in [one for here in self._websockets.values() for one in here]:
             websocket.close("the control plane is leaving")
         for left in self._folder.glob("*.sock"):
             with contextlib.suppress(OSError):

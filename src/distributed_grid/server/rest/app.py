@@ -10,10 +10,11 @@ import contextlib
 import gc
 import socket
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import h11
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -24,6 +25,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from distributed_grid import __version__
 from distributed_grid.control.view_types import ErrorAnswer
 from distributed_grid.errors import BadInput, GridError
+from distributed_grid.posix.peer_limits import LimitedListener, PeerLimits
 from distributed_grid.server.access.admission import Admission
 from distributed_grid.server.rest import routes
 from distributed_grid.server.rest.auth import Authenticated, HostCheck, IsKnownHost
@@ -32,7 +34,8 @@ from distributed_grid.server.rest.responses import JsonResponse, error_response,
 
 ABOUT = "Lends what is idle on your machines, for a while. Field names, once shipped, do not change."
 ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorAnswer, "description": "Why the request failed."}}
-FIRST_REQUEST_SECONDS = 15.0
+ARRIVAL_SECONDS = {"headers": 15.0, "body": 30.0}
+"""How long each part of a request may take to arrive."""
 SHUTDOWN_SECONDS = 0.5
 MAX_CONCURRENT_REQUESTS = 2000
 AgentEndpoint = Callable[[], asyncio.Protocol]
@@ -96,14 +99,15 @@ class UvicornServer:
 
     def __init__(
         self,
-        listener: socket.socket,
+        listener: LimitedListener,
         app: FastAPI,
         *,
         agent_endpoint: AgentEndpoint,
         certificate: tuple[Path, Path] | None,
+        arrival_seconds: Mapping[str, float] = ARRIVAL_SECONDS,
     ) -> None:
         def connection(**given: Any) -> asyncio.Protocol:
-            return _HttpConnection(self._server.transports, **given)
+            return _HttpConnection(self._server.transports, listener.limits, arrival_seconds, **given)
 
         def websocket(**_: Any) -> asyncio.Protocol:
             return agent_endpoint()
@@ -178,18 +182,72 @@ class _Server(uvicorn.Server):
 
 
 class _HttpConnection(H11Protocol):
-    """A connection that is remembered, and that has to ask something within a while."""
+    """A connection that is remembered, whose peer does not have too many, and whose requests arrive within a while."""
 
-    def __init__(self, known: weakref.WeakSet[asyncio.Transport], **given: Any) -> None:
+    def __init__(
+        self,
+        known: weakref.WeakSet[asyncio.Transport],
+        limits: PeerLimits,
+        arrival_seconds: Mapping[str, float],
+        **given: Any,
+    ) -> None:
         super().__init__(**given)
         self._known = known
+        self._limits = limits
+        self._arrival_seconds = arrival_seconds
+        self._is_refused = False
+        self._awaits = ""
+        self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._known.add(transport)
-        self.loop.call_later(FIRST_REQUEST_SECONDS, self._give_up)
+        peer = transport.get_extra_info("peername")
+        if self._limits.exceeded_by(peer[0] if peer else ""):
+            self._is_refused = True
+            transport.write(_too_many(peer[0], self._limits.max_per_peer))
+            transport.close()
+        else:
+            self._await("headers")
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_refused:
+            super().data_received(data)
+            self._await(self._awaited())
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._await(self._awaited())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._await("")
+        super().connection_lost(exc)
+
+    def _awaited(self) -> str:
+        """What of a request has begun and is not there yet; between requests nothing is."""
+        if self.conn.their_state is h11.SEND_BODY:
+            return "body"
+        return "headers" if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0] else ""
+
+    def _await(self, part: str) -> None:
+        """Let the other side go on with this part, for so long at most."""
+        if part == self._awaits:
+            return
+        self._awaits = part
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        if part:
+            self._deadline = self.loop.call_later(self._arrival_seconds[part], self._give_up)
 
     def _give_up(self) -> None:
-        asked: object = self.cycle
-        if asked is None and self in self.connections:
+        if self in self.connections:  # an agent's WebSocket has its own deadline
             self.transport.abort()
+
+
+def _too_many(peer: str, limit: int) -> bytes:
+    """The whole answer to a connection too many."""
+    message = f"{peer} has {limit} connections already, which is the limit (server.max_connections_per_peer)"
+    body = http_error_response(429, "Refused", message).body
+    head = f"HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    return f"{head}connection: close\r\n\r\n".encode() + bytes(body)

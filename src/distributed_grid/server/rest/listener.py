@@ -14,7 +14,6 @@ import ipaddress
 import logging
 import socket
 import struct
-import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,9 +25,10 @@ from msgspec.structs import replace
 from distributed_grid.api.requests import KeepRunning
 from distributed_grid.config.sections import ServerConfig
 from distributed_grid.errors import BadInput, GridError, Refused
+from distributed_grid.posix.peer_limits import LimitedListener
 from distributed_grid.posix.private_files import write_private
 from distributed_grid.server.access.admission import Admission, AdvertisedAddress
-from distributed_grid.server.access.agent_websocket import AgentMessageSink, AgentWebSocket
+from distributed_grid.server.access.agent_websocket import AgentConnections, AgentMessageSink, AgentWebSocket
 from distributed_grid.server.access.tokens import TokenStore
 from distributed_grid.server.services.boosts import BoostService
 from distributed_grid.server.services.jobs import JobService
@@ -174,13 +174,13 @@ class RestListener:
         self._agents = agents
         self._on_request = on_request
         self._address = Address()
-        self._listener: socket.socket | None = None
+        self._listener: LimitedListener | None = None
         self._bound_to: tuple[str, int] = ("", 0)
         self._known_hosts: frozenset[str] = frozenset()
         self._certificate: Certificate | None = None
         self._server: UvicornServer | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._agent_sockets: weakref.WeakSet[AgentWebSocket] = weakref.WeakSet()
+        self._agent_connections = AgentConnections()
         self.admission = Admission(
             TokenStore(folder), configured=configured, advertised=self._advertised, disconnect=self._disconnect
         )
@@ -228,7 +228,7 @@ class RestListener:
         before = replace(self._address, port=self._bound_to[1]) if self._listener is not None else None
         await self._close()  # first: the new address may be another one of the same port
         try:
-            listener = address.bind()
+            listener = LimitedListener.of(address.bind(), self._settings.max_connections_per_peer)
         except GridError:
             if before is not None:
                 await self._open(before)
@@ -253,12 +253,12 @@ class RestListener:
         if listener is not None:
             listener.close()
 
-    def _on_first_connection(self, listener: socket.socket) -> None:
+    def _on_first_connection(self, listener: LimitedListener) -> None:
         """Load the HTTP server, and let it accept."""
         asyncio.get_running_loop().remove_reader(listener.fileno())
         self._loading = asyncio.create_task(self._serve(listener))
 
-    async def _serve(self, listener: socket.socket) -> None:
+    async def _serve(self, listener: LimitedListener) -> None:
         try:
             make_app, server_class = await asyncio.to_thread(_load_server)
             if self._listener is not listener:
@@ -282,14 +282,19 @@ class RestListener:
             self._loading = None
 
     def _accept_agent(self) -> AgentWebSocket:
-        websocket = AgentWebSocket(self._agents, self.admission.admit)
-        self._agent_sockets.add(websocket)
-        return websocket
+        listener = self._listener
+
+        def admitted(websocket: AgentWebSocket) -> None:
+            self._agent_connections.add(websocket)
+            if listener is not None:  # from now on it counts for its node: many nodes may share an address
+                listener.limits.remove(websocket.descriptor)
+
+        return AgentWebSocket(
+            self._agents, self.admission.admit, on_admitted=admitted, on_close=self._agent_connections.discard
+        )
 
     def _disconnect(self, node: str) -> None:
-        for websocket in list(self._agent_sockets):
-            if node in websocket.nodes:
-                websocket.close("revoked")
+        self._agent_connections.close(node, "revoked")
 
     def _configured_address(self) -> Address:
         settings = self._settings

@@ -7,14 +7,22 @@ import random
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from distributed_grid import wire
+from distributed_grid.control.agents import AgentGateway
 from distributed_grid.domain.nodes import Usage
-from distributed_grid.server.access.agent_websocket import AgentWebSocket
+from distributed_grid.server.access.agent_websocket import (
+    MAX_CONNECTIONS,
+    MAX_STRANGERS,
+    AgentConnections,
+    AgentSockets,
+    AgentWebSocket,
+)
 
 HELLO = wire.AgentHello(wire.PROTOCOL, "0.2.0", "gpu1")
 
@@ -210,5 +218,51 @@ def test_who_does_not_read_is_cut_off() -> None:
                 while not reception.lost:
                     await asyncio.sleep(0.02)
             link.transport.abort()
+
+    asyncio.run(story())
+
+
+def test_of_the_connections_of_one_node_the_newest_stay() -> None:
+    async def story() -> None:
+        connections = AgentConnections()
+        server = await asyncio.get_running_loop().create_server(
+            lambda: AgentWebSocket(Reception(), admit, on_admitted=connections.add, on_close=connections.discard),
+            "127.0.0.1",
+            0,
+        )
+        port = server.sockets[0].getsockname()[1]
+        links = [await a_link(port) for _ in range(MAX_CONNECTIONS + 2)]
+        for oldest in links[:2]:
+            with pytest.raises(ConnectionClosed, match="more than 4 connections of gpu1"):
+                await asyncio.wait_for(oldest.recv(), 5)
+        for link in links[2:]:
+            await (await link.ping())
+        connections.close("gpu1", "revoked")
+        for link in links[2:]:
+            with pytest.raises(ConnectionClosed, match="revoked"):
+                await asyncio.wait_for(link.recv(), 5)
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_a_nodes_socket_takes_so_many_strangers_and_says_so_to_the_next(tmp_path: Path) -> None:
+    async def story() -> None:
+        sockets = AgentSockets(tmp_path / "links", AgentGateway())
+        await sockets.open(["gpu1", "gpu2"])
+        path = str(sockets.path_of("gpu1"))
+        silent = [await asyncio.open_unix_connection(path) for _ in range(MAX_CONNECTIONS + MAX_STRANGERS)]
+        await asyncio.sleep(0.1)
+        reader, writer = await asyncio.open_unix_connection(path)
+        answer = (await asyncio.wait_for(reader.read(), 5)).decode()
+        assert answer.startswith("HTTP/1.1 429 ")
+        assert answer.endswith("too many connections to the socket of gpu1\n")
+        writer.close()
+        other, its_writer = await asyncio.open_unix_connection(str(sockets.path_of("gpu2")))
+        its_writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert not (await asyncio.wait_for(other.readline(), 5)).startswith(b"HTTP/1.1 429")
+        for _, one in (*silent, (other, its_writer)):
+            one.close()
+        await sockets.close()
 
     asyncio.run(story())
