@@ -66,13 +66,13 @@ class BlockDirectoryClient:
         return answer
 
     def list_blocks(self) -> list[dict[str, Any]]:
-        """Every block, page by page."""
+        """Every block, the oldest first; they come page by page, in the order of their ids."""
         page = self.call("list_blocks")
         found: list[dict[str, Any]] = page["blocks"]
         while page["more"]:
             page = self.call("list_blocks", after=found[-1]["block_id"])
             found += page["blocks"]
-        return found
+        return sorted(found, key=lambda block: str(block["created_at"]))
 
     def close(self) -> None:
         """Close all connections; safe to call twice."""
