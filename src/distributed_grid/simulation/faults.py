@@ -39,6 +39,7 @@ class FaultKind(enum.StrEnum):
     SCRAMBLED = "messages overtake each other"
     DISK_FULL = "the control plane's disk is full"
     DISK_SLOW = "the control plane's disk is slow"
+    AGENT_LIES = "the agent lies"
     SIGTERM_IGNORED = "jobs ignore SIGTERM"
     CLOCK_STEPPED = "the machine's wall clock is stepped"
     OWNER = "the owner comes"
@@ -122,6 +123,9 @@ class FaultInjector:
         match fault.kind:
             case FaultKind.AGENT_DIES:
                 world.end_agent(node, with_machine=False)
+            case FaultKind.AGENT_LIES:
+                world.checker.liars.add(node)
+                world.machines[node].lies = True
             case FaultKind.MACHINE_DIES:
                 self._power_off(node)
             case FaultKind.CONTROL_DIES | FaultKind.CONTROL_MACHINE_DIES:
@@ -142,6 +146,8 @@ class FaultInjector:
         match fault.kind:
             case FaultKind.AGENT_DIES:
                 world.start_agent(node)
+            case FaultKind.AGENT_LIES:
+                self._make_honest(node)
             case FaultKind.MACHINE_DIES:
                 self._power_on(node)
             case FaultKind.CONTROL_DIES | FaultKind.CONTROL_MACHINE_DIES:
@@ -210,6 +216,13 @@ class FaultInjector:
             agent.observe_owner_soon()
 
     # ------------------------------------------------------------------ power and processes
+
+    def _make_honest(self, node: str) -> None:
+        """The agent that lied is replaced by an honest one, which finds what there is."""
+        if not self._is_at_work(node, FaultKind.AGENT_LIES):
+            self._world.machines[node].lies = False
+            self._world.end_agent(node, with_machine=False)
+            self._world.start_agent(node)
 
     def _power_off(self, node: str) -> None:
         if self._world.machines[node].is_on:

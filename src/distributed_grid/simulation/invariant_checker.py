@@ -63,6 +63,8 @@ class InvariantChecker:
         self.acknowledged: dict[str, None] = {}
         self.over: dict[str, None] = {}
         self.allowed_runs: dict[str, int] = {}
+        self.liars: set[str] = set()
+        """Nodes whose agents have lied: what really runs there is nobody's fault but theirs."""
         self.stopped: dict[str, str] = {}
         """Jobs whose cancellation was acknowledged before they were over, with the attempt that may still begin."""
         self.steps = 0
@@ -82,9 +84,13 @@ class InvariantChecker:
         """A process begins: nothing else may make a second run of a job, or fill a machine beyond its limits."""
         name, lease_id = machine.node.name, run.lease_id
         self._note(name, f"{lease_id} begins under fence {run.fence:x}")
+        if name in self.liars:
+            self.ran[lease_id] = run
+            self.running[lease_id] = (machine, run)
+            return
         self._hold(lease_id not in self.ran, "an attempt runs once", f"{lease_id} runs again, on {name}")
         job = lease_id.rpartition(".")[0]
-        for other in self.running:
+        for other in self._honest():
             self._hold(
                 other.rpartition(".")[0] != job,
                 "a job runs once at a time",
@@ -111,7 +117,11 @@ class InvariantChecker:
 
     def ended(self, machine: Machine, run: SimulatedProcess) -> None:
         self._note(machine.node.name, f"{run.lease_id} is gone")
-        del self.running[run.lease_id]
+        self.running.pop(run.lease_id, None)  # what a liar was ordered to run may have begun twice
+
+    def _honest(self) -> list[str]:
+        """What runs where the agent has never lied."""
+        return [one for one, (machine, _) in self.running.items() if machine.node.name not in self.liars]
 
     def _where(self, lease_id: str) -> str:
         return self.running[lease_id][0].node.name
@@ -142,7 +152,7 @@ class InvariantChecker:
             self._note(record.node or "grid", f"{record.type} {record.subject} {record.reason}".rstrip())
         for row in stepped.changes:
             if isinstance(row, Lease) and row.is_over:
-                running = row.id in self.running
+                running = row.id in self._honest()
                 self._hold(
                     not running, "what the ledger calls free is free", f"{row.id} ended ({row.end}), and still runs"
                 )
@@ -179,6 +189,8 @@ class InvariantChecker:
         """An end is as it was on the machine, it is told of nothing that runs, and each attempt has one."""
         over = [attempt for attempt in job.attempts if attempt.outcome is not None]
         for attempt in over:
+            if attempt.node in self.liars:
+                continue
             self._hold(
                 attempt.lease_id not in self.running,
                 "an attempt is over when nothing of it runs",
@@ -224,8 +236,8 @@ class InvariantChecker:
     def what_runs_is_held(self) -> None:
         """Whatever runs anywhere has a lease that counts, under the fence it was started with."""
         ledger = self._watch.ledger
-        for lease_id, (machine, _) in self.running.items():
-            lease = ledger.leases.get(lease_id)
+        for lease_id in self._honest():
+            machine, lease = self.running[lease_id][0], ledger.leases.get(lease_id)
             there = lease is not None and lease.holds and lease.node == machine.node.name
             self._hold(
                 there, "what the ledger calls free is free", f"{lease_id} runs on {machine.node.name}, not held there"

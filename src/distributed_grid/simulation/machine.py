@@ -118,6 +118,8 @@ class Machine:
         self.owner = Owner.AWAY
         self.slowness = 1
         self.ignores_sigterm = False
+        self.lies = False
+        self.neighbours: tuple[str, ...] = ()
         self._stepped: tuple[int, int] = (0, 0)
         self._booted_at = 0
         self._uptime_ms = 0

@@ -220,6 +220,9 @@ class LinkedAgent(Protocol):
     random: Random
 
     def greeting(self) -> Sequence[FromAgent]: ...
+    def said(self, message: FromAgent) -> FromAgent:
+        """What it says instead, if it lies."""
+
     def received(self, message: ToAgent) -> None: ...
 
 
@@ -254,7 +257,7 @@ class SimulatedUplink:
             return
         self._received_at = self._queue.now
         for message in self._agent.greeting():
-            link.send_up(message)
+            link.send_up(self._agent.said(message))
         self._queue.after(SILENCE_MS, lambda: self._check_silence(link))
 
     def _dial_later(self) -> None:
@@ -272,7 +275,7 @@ class SimulatedUplink:
 
     def send(self, message: FromAgent) -> None:
         if self._link is not None and self.is_up:
-            self._link.send_up(message)
+            self._link.send_up(self._agent.said(message))
 
     def received(self, message: ToAgent, via: SimulatedLink) -> None:
         """Pass on what the control plane says; what comes on an older link is void."""

@@ -17,6 +17,7 @@ from distributed_grid.domain.jobs import Ending
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.errors import StaleFence
 from distributed_grid.simulation.event_queue import ScheduledEvent, SimulatedTask, SimulatedTasks
+from distributed_grid.simulation.lies import Liar
 from distributed_grid.simulation.machine import Machine, Owner, SimulatedProcess
 from distributed_grid.simulation.network import Dialer, SimulatedUplink
 from distributed_grid.wire import (
@@ -26,6 +27,7 @@ from distributed_grid.wire import (
     AgentHello,
     AttemptsPage,
     CheckpointAge,
+    FromAgent,
     Heartbeat,
     HeartbeatReply,
     ReportedCapacity,
@@ -42,6 +44,8 @@ OBSERVE_MS = 1_000
 """Coarser than a real guard, which may observe its machine four times a second."""
 MIN_PROCESS_BYTES = 256 * 1024**2
 PID = 7
+LIES = 0.3
+"""How often an agent that lies does."""
 
 
 class SimulatedAgent:
@@ -107,6 +111,13 @@ class SimulatedAgent:
         attempts, capacity = self._orders.listed(), ReportedCapacity.of(machine.node.capacity)
         epoch = machine.epoch_on_disk
         return greeting(AgentHello(PROTOCOL, __version__, self.name, attempts, capacity, epoch, machine.boot))
+
+    def said(self, message: FromAgent) -> FromAgent:
+        """What it says instead, while it lies: often something else."""
+        if not self.machine.lies or self.random.random() > LIES:
+            return message
+        others = (*self.machine.neighbours, *self.machine.records, *(f"job{self.random.randrange(20)}.1" for _ in "12"))
+        return Liar(self.random, others).lie(message)
 
     def received(self, message: ToAgent) -> None:
         """Take in what the control plane says."""

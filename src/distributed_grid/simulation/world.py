@@ -184,6 +184,8 @@ class World:
         )
         self.users = Users(self.queue, self.control, self.checker, self.note, BEGIN_MS + scenario.quiet_ms)
         self.machines = {node.name: machine(node, self.queue, random, self.checker) for node in scenario.nodes}
+        for one in self.machines.values():
+            one.neighbours = names
         self.agents: dict[str, SimulatedAgent] = {}
         self._orders = orders
         self.injector = FaultInjector(self)

@@ -433,6 +433,17 @@ def test_a_stepped_wall_clock_makes_marks_older_or_of_now_until_the_next_one() -
     assert all((seen[name, at_s] or 0) < 30_000 for name in ("back", "ahead") for at_s in (44, 75))
 
 
+def test_an_agent_that_lies_harms_its_own_jobs_at_most() -> None:
+    jobs = [a_job(at, 40, uid=f"{on}{at}", on=on) for at in (10, 15, 20) for on in ("ash", "birch")]
+    for strength in (0.1, 0.5, 0.9):
+        world = a_world(jobs, [a_fault(FaultKind.AGENT_LIES, 5, 80, strength=strength)])
+        told = lines(world)
+        assert world.checker.liars == {"ash"}
+        for at in (10, 15, 20):
+            assert told.count(f"birch stopped birch{at} exited") == 1
+            assert sum(line.startswith(f"birch birch{at}.") and "begins" in line for line in told) == 1
+
+
 def test_jobs_that_ignore_sigterm_have_all_of_their_grace() -> None:
     def gone(*faults: Fault) -> float:
         world = a_world([a_job(10, 100, grace_s=20), a_cancel(30)], faults)
