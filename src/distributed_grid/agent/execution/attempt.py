@@ -35,7 +35,7 @@ ExitKind = Literal[
     "never_started",
 ]
 
-ProcessNumber = Annotated[int, msgspec.Meta(gt=0, lt=1 << 62)]
+ProcessNumber = Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
 T = TypeVar("T")
 STOP_KINDS = frozenset(get_args(ExitKind)) - {"exited", "signalled", "never_started"}
 
@@ -56,6 +56,15 @@ class AttemptSpec(msgspec.Struct, frozen=True):
     timeout_ms: int = 0
     grace_ms: int = 10_000
     hold_ms: int = 0
+
+
+class SpecRecord(AttemptSpec, frozen=True, kw_only=True):
+    """An attempt as it is recorded before it is launched; its shim repeats `nonce` in all that it records."""
+
+    launched_boot_ms: int
+    boot: str
+    nonce: str
+    cores: tuple[int, ...] = ()
 
 
 class AttemptLaunch(msgspec.Struct, frozen=True, tag=True):
@@ -94,7 +103,7 @@ class ShimIdentity(msgspec.Struct, frozen=True):
 
     boot: str
     pid: ProcessNumber
-    start: ProcessNumber
+    start: int
     waited_ticks: int = 0
 
 
@@ -108,15 +117,35 @@ class StartRecord(msgspec.Struct, frozen=True):
     cores: tuple[int, ...] = ()
 
 
-def exit_record(kind: ExitKind, detail: str) -> dict[str, Any]:
-    """The record of an end that no shim has written."""
-    return {"kind": kind, "detail": detail}
+class ExitRecord(msgspec.Struct, frozen=True):
+    """How an attempt ended, as its shim or its host wrote it."""
+
+    kind: ExitKind
+    exit_code: int | None = None
+    signal: int | None = None
+    detail: str = ""
+    cpu_ms: int = 0
+    max_memory_bytes: int = 0
+    wall_ms: int = 0
+
+    def report(self, attempt_id: str, fence: int) -> AttemptExit:
+        """The report of this end."""
+        content = msgspec.structs.asdict(self) | {"detail": self.detail.encode("utf-8", "replace").decode()}
+        return AttemptExit(attempt_id=attempt_id, fence=fence, **content)
 
 
-def exit_from_record(attempt_id: str, fence: int, record: dict[str, Any]) -> AttemptExit:
-    """The report of a recorded end."""
-    assert record["kind"] in get_args(ExitKind)
-    return AttemptExit(attempt_id=attempt_id, fence=fence, **record)
+class FenceRecord(msgspec.Struct, frozen=True):
+    """A fence newer than the one in the spec."""
+
+    fence: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+    nonce: str
+
+
+class ShimReport(msgspec.Struct, frozen=True):
+    """A line on the channel of a shim: one of the two."""
+
+    started: StartRecord | None = None
+    ended: ExitRecord | None = None
 
 
 class StopRequest(msgspec.Struct):
@@ -128,9 +157,9 @@ class StopRequest(msgspec.Struct):
     recorded: bool = False
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> ExitRecord:
         """The record of an end by this stop that no shim has written."""
-        return exit_record(self.kind, self.detail)
+        return ExitRecord(self.kind, detail=self.detail)
 
     @property
     def content(self) -> dict[str, Any]:
@@ -150,6 +179,7 @@ class RunningAttempt:
         self.stop: StopRequest | None = None
         self.cores: tuple[int, ...] = ()
         self.started: AttemptLaunch | None = None
+        self.start_record: StartRecord | None = None
         self.shim: process_tree.Proc | None = None
         self.watch_fd: int | None = None  # the channel, or the pidfd of an adopted shim
         self.received = b""
@@ -207,29 +237,52 @@ class RunningAttempt:
 # ------------------------------------------------------------------ recovery from disk
 
 
-def read_unacknowledged(root: str, grid: GridProcesses) -> list[RunningAttempt]:
-    """The attempts whose end is not acknowledged, oldest first, each as it was ordered."""
-    found = []
+DAMAGED = "its record is damaged; nothing of it is left"
+
+
+def read_unacknowledged(root: str, grid: GridProcesses) -> tuple[list[RunningAttempt], list[str]]:
+    """The attempts whose end is not acknowledged, oldest first, each as ordered; and those whose record is damaged."""
+    found, damaged = [], []
     for live in tuple(Path(root, job_dir.LIVE).iterdir()):
         try:
             with JobDir(root, live.name) as job:
-                spec = job.read(job_dir.SPEC)
-        except (FileNotFoundError, NotADirectoryError):
-            spec = None
-        if spec is None:  # the last agent died before it had written what to run
+                spec = read_spec(job)
+                began = any(map(job.has, (job_dir.SPEC, job_dir.LOCK, job_dir.EXIT)))
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            spec, began = None, False
+        if spec is not None:
+            found.append(RunningAttempt(spec, spec.fence, spec.launched_boot_ms, grid))
+        elif began:
+            damaged.append(live.name)
+        else:  # the last agent died before it had written what to run
             live.unlink(missing_ok=True)
-        else:
-            found.append((spec["launched_boot_ms"], live.name, msgspec.convert(spec, AttemptSpec)))
-    found.sort(key=lambda item: item[:2])
-    return [RunningAttempt(spec, spec.fence, launched, grid) for launched, _, spec in found]
+    return sorted(found, key=lambda one: (one.launched_boot_ms, one.id)), damaged
 
 
 def restore_state(attempt: RunningAttempt, job: JobDir) -> None:
     """Set what changed after the order: a newer fence, other cores, a request to stop."""
-    attempt.fence = max(attempt.fence, job.read(job_dir.FENCE) or 0)
-    attempt.cores = tuple(job.read(job_dir.CORES) or job.read(job_dir.SPEC).get("cores") or ())
+    spec = read_spec(job)
+    attempt.fence = max(attempt.fence, read_fence(job))
+    attempt.cores = _convert(job.read(job_dir.CORES), tuple[int, ...]) or (spec.cores if spec is not None else ())
     attempt.stop = read_stop(job)
     attempt.recorded = True
+
+
+def read_spec(job: JobDir) -> SpecRecord | None:
+    """What was ordered; None where nothing valid says so."""
+    spec = _convert(job.read(job_dir.SPEC), SpecRecord)
+    return spec if spec is not None and spec.attempt_id == job.attempt_id else None
+
+
+def read_fence(job: JobDir) -> int:
+    """The newest fence that was seen after the order; 0 where none was."""
+    record = _convert(job.read(job_dir.FENCE), FenceRecord)
+    return record.fence if record is not None and record.nonce == job.nonce() else 0
+
+
+def read_end(job: JobDir) -> ExitRecord | None:
+    """How it ended; None where nothing valid says so."""
+    return _convert(job.read_end(), ExitRecord)
 
 
 def read_stop(job: JobDir) -> StopRequest | None:
@@ -243,14 +296,19 @@ def read_stop(job: JobDir) -> StopRequest | None:
 
 
 def read_exit(root: str, attempt_id: str) -> AttemptExit | None:
-    """The recorded end of an attempt; None where there is none, or nothing of it."""
+    """The recorded end of an attempt; None where there is none, or nothing of it.
+
+    What may have run and has no valid record has ended, too: it is never run again.
+    """
     try:
         with JobDir(root, attempt_id) as job:
-            spec, record = job.read(job_dir.SPEC), job.read_end()
-            fence = job.read(job_dir.FENCE) or 0
+            spec, record, fence = read_spec(job), read_end(job), read_fence(job)
+            is_damaged = spec is None and (job.has(job_dir.LOCK) or job.has(job_dir.EXIT))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return exit_from_record(attempt_id, max(fence, spec["fence"]), record) if spec and record else None
+    if is_damaged:
+        return ExitRecord("lost", detail=DAMAGED).report(attempt_id, fence)
+    return record.report(attempt_id, max(fence, spec.fence)) if spec is not None and record is not None else None
 
 
 def read_shim(job: JobDir) -> ShimIdentity | None:
@@ -278,9 +336,10 @@ def _convert(content: object, kind: type[T]) -> T | None:
 
 def may_have_run(job: JobDir) -> bool:
     """Whether the command may have run: a shim writes its identity first, and only a power failure undoes that."""
-    if job.read(job_dir.LOCK) is not None:
+    if read_shim(job) is not None:
         return True
-    return job.has(job_dir.LOCK) and job.read(job_dir.SPEC)["boot"] != boot_id()
+    spec = read_spec(job)
+    return job.has(job_dir.LOCK) and (spec is None or spec.boot != boot_id())
 
 
 async def kill_leftovers(attempt: RunningAttempt, job: JobDir) -> None:
@@ -289,7 +348,8 @@ async def kill_leftovers(attempt: RunningAttempt, job: JobDir) -> None:
     The files say where to look, never whom to kill: a process is killed if the kernel says that it belongs to the
     attempt's session or control group, if its environment does, if it was seen in the attempt's tree, or below those.
     """
-    shim, started = read_shim(job), read_started(job)
+    started = attempt.start_record or read_started(job)
+    shim = started.shim if started is not None else read_shim(job)
     if shim is None or shim.boot != boot_id():  # another boot: pids mean nothing, all is gone
         return
     name = group_name(job.attempt_id, shim.pid)
@@ -300,6 +360,14 @@ async def kill_leftovers(attempt: RunningAttempt, job: JobDir) -> None:
             if process_tree.is_in_group(pid, name):
                 group.release(pid)
         group.remove()
+
+
+async def kill_damaged(job: JobDir, root: str, grid: GridProcesses) -> None:
+    """Kill whoever holds the lock of an attempt whose record says nothing, and all that is left of the attempt."""
+    for shim in process_tree.holders_of(f"{root}/{job_dir.CONTROL}/{job.attempt_id}/{job_dir.LOCK}"):
+        process_tree.signal_all([shim, *process_tree.descendants(shim.pid, grid.besides(0))], signal.SIGKILL)
+    spec = AttemptSpec(attempt_id=job.attempt_id, job_id="", node="", fence=0, argv=())
+    await kill_without_record(RunningAttempt(spec, 0, 0, grid), root)
 
 
 async def kill_without_record(attempt: RunningAttempt, root: str) -> None:

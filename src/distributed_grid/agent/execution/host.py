@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -25,19 +24,24 @@ import msgspec
 
 from distributed_grid.agent.execution import cpu_control
 from distributed_grid.agent.execution.attempt import (
+    DAMAGED,
     STOP_KINDS,
     AttemptExit,
     AttemptLaunch,
     AttemptSpec,
     AttemptUsage,
     ExitKind,
+    ExitRecord,
     RunningAttempt,
-    exit_from_record,
-    exit_record,
+    ShimReport,
+    StartRecord,
+    kill_damaged,
     kill_leftovers,
     kill_without_record,
     may_have_run,
+    read_end,
     read_exit,
+    read_started,
     read_unacknowledged,
     restore_state,
 )
@@ -94,8 +98,11 @@ class AttemptHost:
         self._stopped = False
         self._hold.restore()
         self._spawner.start()
-        for attempt in read_unacknowledged(self._root, self._grid):
+        attempts, damaged = read_unacknowledged(self._root, self._grid)
+        for attempt in attempts:
             self._adopt(attempt)
+        for attempt_id in damaged:
+            await self._give_up(attempt_id)
         cpu_control.clear_throttled(self._root)
 
     async def stop(self) -> None:
@@ -137,10 +144,11 @@ class AttemptHost:
                     self._hold.begin(now, spec.hold_ms)
                 job.remove(job_dir.CORES)  # of an earlier order that came to nothing
                 record = {"launched_boot_ms": now, "boot": self._boot_id, "cores": attempt.cores}
-                job.write(job_dir.SPEC, msgspec.to_builtins(spec) | record)
+                nonce = os.urandom(16).hex()
+                job.write(job_dir.SPEC, msgspec.to_builtins(spec) | record | {"nonce": nonce})
             attempt.recorded = True
         except OSError as error:
-            self._finish(attempt, exit_record("never_started", f"could not be recorded: {error.strerror}"))
+            self._finish(attempt, ExitRecord("never_started", detail=f"could not be recorded: {error.strerror}"))
             return
         await self._send_to_spawner(attempt)
 
@@ -150,7 +158,7 @@ class AttemptHost:
         if spec.fence > known.fence:
             try:
                 with JobDir(self._root, spec.attempt_id) as job:
-                    job.write(job_dir.FENCE, spec.fence)
+                    job.write(job_dir.FENCE, {"fence": spec.fence, "nonce": job.nonce()})
             except OSError as error:  # a full disk: the next agent hears of it with the order that comes again
                 log.warning("the fence of %s could not be recorded: %s", spec.attempt_id, error.strerror)
             if isinstance(known, AttemptExit):
@@ -178,26 +186,31 @@ class AttemptHost:
         data = os.read(attempt.watch_fd, 65536)
         *lines, attempt.received = (attempt.received + data).split(b"\n")
         for line in lines:
-            message = json.loads(line)
-            if "started" in message:
-                self._on_started(attempt, message["started"])
-            else:
-                self._finish(attempt, message["ended"])
-        if not data:
+            try:
+                message = msgspec.json.decode(line, type=ShimReport)
+            except msgspec.DecodeError as error:  # its journal will say it
+                log.warning("the shim of %s sent an invalid report: %s", attempt.id, error)
+                continue
+            if message.started is not None:
+                self._on_started(attempt, message.started)
+            if message.ended is not None:
+                self._finish(attempt, message.ended)
+        if not data and attempt.id in self._running:
             self._on_shim_exit(attempt)
 
-    def _on_started(self, attempt: RunningAttempt, started: dict[str, Any]) -> None:
+    def _on_started(self, attempt: RunningAttempt, started: StartRecord) -> None:
+        attempt.start_record = started
         attempt.started = AttemptLaunch(
             attempt_id=attempt.id,
             fence=attempt.fence,
-            pid=started["pid"],
-            cores=tuple(started["cores"]),
-            at_boot_ms=started["at_boot_ms"],
+            pid=started.pid,
+            cores=started.cores,
+            at_boot_ms=started.at_boot_ms,
         )
-        shim = process_tree.read_process(started["shim"]["pid"])
-        if shim is not None and shim.start == started["shim"]["start"]:
-            attempt.shim = shim._replace(waited_ticks=started["shim"].get("waited_ticks", 0))
-        self._affinity.on_started(attempt, attempt.started.cores, started["shim"]["pid"])
+        shim = process_tree.read_process(started.shim.pid)
+        if shim is not None and shim.start == started.shim.start:
+            attempt.shim = shim._replace(waited_ticks=started.shim.waited_ticks)
+            self._affinity.on_started(attempt, attempt.started.cores, shim.pid)
         self._report(attempt.started)
         attempt.signal_stop(boot_ms())
 
@@ -206,7 +219,7 @@ class AttemptHost:
     def _adopt(self, attempt: RunningAttempt) -> None:
         """Watch what the last host left, or report its end; what was never begun is forgotten."""
         with JobDir(self._root, attempt.id) as job:
-            record = job.read_end()
+            record = read_end(job)
             if record is None and not job.is_locked() and not may_have_run(job):
                 job.remove(job_dir.LOCK)  # recorded but never started: the order comes again
                 self.forget(attempt.id)
@@ -221,24 +234,36 @@ class AttemptHost:
         if not self._watch_shim(attempt):
             self._create_task(self._wait_for_shim(attempt))
 
+    async def _give_up(self, attempt_id: str) -> None:
+        """Nothing says what an attempt was: it is ended and not listed any more, so the control plane calls it lost."""
+        log.warning("the record of %s is damaged: what is left of it is killed", attempt_id)
+        with JobDir(self._root, attempt_id) as job:
+            await kill_damaged(job, self._root, self._grid)
+        self._record_exit(attempt_id, ExitRecord("lost", detail=DAMAGED))
+        self.forget(attempt_id)
+
     def _watch_shim(self, attempt: RunningAttempt) -> bool:
         """Watch a shim of an earlier host; False when it is gone or has not started its command yet."""
         with JobDir(self._root, attempt.id) as job:
             if not job.is_locked():
                 return False
-            started = job.read(job_dir.STARTED)
+            started = read_started(job)
         if started is None:
             return False
         try:
-            pidfd = os.pidfd_open(started["shim"]["pid"])
+            pidfd = os.pidfd_open(started.shim.pid)
         except ProcessLookupError:
+            return False
+        shim = process_tree.read_process(started.shim.pid)
+        if shim is None or shim.start != started.shim.start:  # the pid is somebody else's by now, or always was
+            os.close(pidfd)
             return False
         attempt.watch_fd = pidfd
         asyncio.get_running_loop().add_reader(pidfd, self._on_shim_exit, attempt)
         self._on_started(attempt, started)
         if cpu_control.is_marked_throttled(self._root):  # the last agent died while this gave way to the owner
-            self._affinity.pin(attempt, started["shim"]["pid"])
-            process_tree.signal_all(process_tree.descendants(started["shim"]["pid"], attempt.exempt), signal.SIGCONT)
+            self._affinity.pin(attempt, shim.pid)
+            process_tree.signal_all(process_tree.descendants(shim.pid, attempt.exempt), signal.SIGCONT)
         return True
 
     async def _wait_for_shim(self, attempt: RunningAttempt) -> None:
@@ -266,12 +291,14 @@ class AttemptHost:
         except FileNotFoundError:
             await kill_without_record(attempt, self._root)
             detail = "its directory was removed; nothing of it is left"
-            self._finish(attempt, attempt.stop.record if attempt.stop is not None else exit_record("lost", detail))
+            self._finish(
+                attempt, attempt.stop.record if attempt.stop is not None else ExitRecord("lost", detail=detail)
+            )
             return
         with job:
             await wait_until(lambda: not job.is_locked())
-            record = job.read_end()
-            began = may_have_run(job)
+            record = read_end(job)
+            began = attempt.started is not None or may_have_run(job)
             if record is None and not began and attempt.sends < MAX_SENDS:
                 job.remove(job_dir.LOCK)
                 await self._send_to_spawner(attempt)  # spawner or shim died before it was taken up
@@ -283,20 +310,20 @@ class AttemptHost:
                 self._record_exit(attempt.id, record)
         self._finish(attempt, record)
 
-    def _record_exit(self, attempt_id: str, record: dict[str, Any]) -> None:
+    def _record_exit(self, attempt_id: str, record: ExitRecord) -> None:
         """Record an end that no shim has written: now, or on a full disk when there is room."""
         if not self._try_record_exit(attempt_id, record):
             self._create_task(self._record_exit_later(attempt_id, record))
 
-    async def _record_exit_later(self, attempt_id: str, record: dict[str, Any]) -> None:
+    async def _record_exit_later(self, attempt_id: str, record: ExitRecord) -> None:
         while not self._try_record_exit(attempt_id, record):
             await asyncio.sleep(REPEAT_S)
 
-    def _try_record_exit(self, attempt_id: str, record: dict[str, Any]) -> bool:
+    def _try_record_exit(self, attempt_id: str, record: ExitRecord) -> bool:
         """False where there is no room; where there is no directory nobody can read it."""
         try:
             with JobDir(self._root, attempt_id) as job:
-                job.write_exit(record)
+                job.write_exit(msgspec.to_builtins(record))
         except FileNotFoundError:
             pass
         except OSError as error:
@@ -304,12 +331,12 @@ class AttemptHost:
             return False
         return True
 
-    def _finish(self, attempt: RunningAttempt, record: dict[str, Any]) -> None:
+    def _finish(self, attempt: RunningAttempt, record: ExitRecord) -> None:
         """Free its cores and report its end."""
         if self._running.pop(attempt.id, None) is None:
             return
         attempt.unwatch()
-        ended = exit_from_record(attempt.id, attempt.fence, record)
+        ended = record.report(attempt.id, attempt.fence)
         if attempt.stop is not None and ended.kind == attempt.stop.kind and not ended.detail:
             ended = msgspec.structs.replace(ended, detail=attempt.stop.detail)  # a signal had no room for it
         if attempt.meter.peak_bytes > ended.max_memory_bytes:
@@ -462,10 +489,10 @@ def _checked_stop_kind(kind: str) -> ExitKind:
     return cast("ExitKind", kind)
 
 
-def _exit_without_shim(attempt: RunningAttempt, *, began: bool) -> dict[str, Any]:
+def _exit_without_shim(attempt: RunningAttempt, *, began: bool) -> ExitRecord:
     """The end of an attempt whose shim died: as what it was being stopped, or else what is known."""
     if attempt.stop is not None:
         return attempt.stop.record
     if began:
-        return exit_record("lost", "its supervisor died; nothing of it is left")
-    return exit_record("never_started", "could not be started: its supervisor died first")
+        return ExitRecord("lost", detail="its supervisor died; nothing of it is left")
+    return ExitRecord("never_started", detail="could not be started: its supervisor died first")

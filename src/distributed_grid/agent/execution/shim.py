@@ -67,10 +67,10 @@ class Shim:
         self.beyond: set[int] = set()
         self.used_s = 0.0
         self.peak_bytes = 0
+        self.nonce = ""
 
     def run(self, identity: dict[str, str | int], timer: DeadlineTimer, controllers: Controllers) -> bool:
         """Run the attempt; whether this process is afterwards as it was before."""
-        job_dir.append_entry(self.lock, job_dir.journal_entry("shim", identity))
         self.identity, self.timer, self.controllers = identity, timer, controllers
         try:
             self.job = JobDir(self.root, self.attempt_id)
@@ -84,16 +84,19 @@ class Shim:
     def _run_to_completion(self) -> None:
         self.spec: dict[str, Any] = self.job.read(job_dir.SPEC)
         self.began = self.ended = boot_ms()
-        if self.spec is None:
+        if not is_valid_spec(self.spec, self.attempt_id):
             self._conclude("never_started", REMOVED if self.job.is_removed else "its record is damaged")
             return
+        self.nonce = self.spec["nonce"]
+        job_dir.append_entry(self.lock, job_dir.journal_entry("shim", self.identity, self.nonce))
         self._read_stop_request()
         if self.stop is None and 0 < self._hold_deadlines()[1] <= self.began:  # it took too long to get here
             self._begin_stop("hold_expired", HOLD_EXPIRED, self.began)
         if self.stop is not None:
             self._conclude(self.stop.kind, self.stop.detail)
             return
-        cores = self.job.read(job_dir.CORES) or self.spec.get("cores") or []
+        moved = self.job.read(job_dir.CORES)
+        cores = moved if moved and is_list_of(int, moved) else self.spec["cores"]
         try:
             self._make_groups(len(cores))
             self.began = self.ended = boot_ms()
@@ -152,7 +155,7 @@ class Shim:
             "cores": cores,
             "shim": self.identity,
         }
-        line = job_dir.journal_entry("started", started)
+        line = job_dir.journal_entry("started", started, self.nonce)
         with contextlib.suppress(OSError):  # a full disk: a host that adopts it waits for its end instead
             job_dir.append_entry(self.lock, line)
         self._report(line)
@@ -188,7 +191,7 @@ class Shim:
 
     def _read_stop_request(self) -> None:
         """Begin the stop that was written or signalled; a signal says only its kind, a later file the rest."""
-        request = self.job.read(job_dir.STOP)
+        request = self._recorded_stop()
         if request is not None:
             kill_at = request["kill_at_boot_ms"]
             if self.stop is None:
@@ -202,6 +205,11 @@ class Shim:
             self._begin_stop(kind, "", boot_ms() + self.spec["grace_ms"], signalled=True)
         if self.stop is not None and KILL_SIGNAL in self.timer.received:
             self.stop.kill_at = min(self.stop.kill_at, boot_ms())
+
+    def _recorded_stop(self) -> dict[str, Any] | None:
+        """The request to stop that was written, if it is one."""
+        request = self.job.read(job_dir.STOP)
+        return request if isinstance(request, dict) and has_fields(request, STOP_FIELDS) else None
 
     def _signalled_kind(self) -> str | None:
         return next((kind for kind, signum in STOP_SIGNALS.items() if signum in self.timer.received), None)
@@ -282,7 +290,7 @@ class Shim:
         pause_ms = 1
         while self._reap():
             now = boot_ms()
-            request = self.job.read(job_dir.STOP)
+            request = self._recorded_stop()
             if request is not None and request["kill_at_boot_ms"] < kill_at:
                 term_at, kill_at = min(term_at, now), request["kill_at_boot_ms"]
             if KILL_SIGNAL in self.timer.received:
@@ -363,7 +371,7 @@ class Shim:
         """Write the end, then report it; on a full disk report first and retry: it must not be lost."""
         for attempt in range(MAX_RECORD_TRIES):
             try:
-                self.job.write_end(self.lock, record)
+                self.job.write_end(self.lock, record, self.nonce)
             except OSError:
                 if attempt == 0:
                     self._report(job_dir.journal_entry("ended", record))
@@ -380,6 +388,44 @@ class Shim:
             os.write(self.channel, line)
         except BrokenPipeError:  # no reader; the directory says it too
             pass
+
+
+SPEC_FIELDS: Final = {
+    "job_id": str,
+    "node": str,
+    "env": dict,
+    "cpu_milli": int,
+    "memory_bytes": int,
+    "timeout_ms": int,
+    "grace_ms": int,
+    "hold_ms": int,
+    "launched_boot_ms": int,
+    "boot": str,
+    "nonce": str,
+}
+STOP_FIELDS: Final = {"kind": str, "detail": str, "kill_at_boot_ms": int}
+
+
+def is_valid_spec(spec: Any, attempt_id: str) -> bool:
+    """Whether this is the spec of that attempt, and not something else that lies in its place."""
+    return (
+        isinstance(spec, dict)
+        and spec.get("attempt_id") == attempt_id
+        and has_fields(spec, SPEC_FIELDS)
+        and (spec.get("cwd") is None or isinstance(spec["cwd"], str))
+        and is_list_of(str, spec.get("argv"))
+        and is_list_of(str, [*spec["env"].keys(), *spec["env"].values()])
+        and is_list_of(int, spec.get("gpu_indexes"))
+        and is_list_of(int, spec.get("cores"))
+    )
+
+
+def has_fields(content: dict[str, Any], fields: dict[str, type]) -> bool:
+    return all(type(content.get(name)) is kind for name, kind in fields.items())
+
+
+def is_list_of(kind: type, content: Any) -> bool:
+    return isinstance(content, list) and all(type(one) is kind for one in content)
 
 
 def signal_name(signum: int) -> str:

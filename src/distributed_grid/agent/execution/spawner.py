@@ -174,12 +174,16 @@ class Spawner:
         spare = None
         try:
             job = JobDir(self.root, attempt_id.decode())
-        except FileNotFoundError:
+        except OSError:
             _report_refusal(channel, "its directory was removed")
             os.close(channel)
             return None
         with job:
-            lock = job.take_lock()
+            try:
+                lock = job.take_lock()
+            except OSError as error:
+                _refuse(job, channel, f"could not be started: its record is damaged: {error.strerror}")
+                lock = None
             if lock is not None:
                 assigned = self._assign(attempt_id, lock, channel)
                 if not assigned:  # the waiting ones were just killed

@@ -16,7 +16,7 @@ Below the root, mode 0700 (files 0600):
                               command runs: its pid and start time, when, on which cores
             exit.json         how it ended; durable, written once
             cores.json        the cores it was moved to, once it was
-            fence.json        a fence newer than the one in spec.json, once one was seen
+            fence.json        with the nonce: a fence newer than the one in spec.json, once one was seen
             groups.json       control groups made for it, so that leftover ones can be found and removed
             stop.json         the request to stop it: kind, detail, when to kill
     <attempt id>/             the job's: whatever is found here is not believed
@@ -27,9 +27,9 @@ Below the root, mode 0700 (files 0600):
 
 spec.json, shim.lock and exit.json are names of one file, the journal: making a file may cost more than writing it.
 Where there are no hard links they are files of their own. The journal is appended to: its first line is the spec, and
-each later line is a JSON object with one key: `shim`, `started` or `ended`. Every line begins by ending the one
-before, so a line cut short by a crash or a full disk counts as absent and hides none that follows. Nothing is written
-twice unless it is the same.
+each later line is a JSON object with the key `shim`, `started` or `ended`, and with the attempt's nonce, which is also
+in the spec: a line without it counts as absent. Every line begins by ending the one before, so a line cut short by a
+crash or a full disk counts as absent and hides none that follows. Nothing is written twice unless it is the same.
 
 Any other file is written aside and renamed, so a reader never sees half of anything. Names come from outside: they are
 checked, and opened relative to an open directory, through no link. A file is read only if it is a regular one, without
@@ -142,8 +142,15 @@ class JobDir:
         if name not in _JOURNAL_PARTS:
             return parse_json(self._contents(name))
         files, key = _JOURNAL_PARTS[name]
-        found = (find_entry(text, key) for text in map(self._contents, files))
+        nonce = self.nonce()
+        found = (find_entry(text, key, nonce) for text in map(self._contents, files))
         return next((entry for entry in found if entry is not None), None)
+
+    def nonce(self) -> str:
+        """What the attempt's shim and host write beside all that they record; empty where the spec is damaged."""
+        spec = self.read(SPEC)
+        nonce = spec.get("nonce") if isinstance(spec, dict) else None
+        return nonce if isinstance(nonce, str) else ""
 
     def read_end(self) -> Any:
         """How it ended; None while it has not. What a dead shim wrote but did not show is shown first."""
@@ -151,7 +158,7 @@ class JobDir:
         if record is not None or self.is_locked():
             return record
         file = LOCK if self.has(LOCK) else SPEC
-        record = find_entry(self._contents(file), "ended")
+        record = find_entry(self._contents(file), "ended", self.nonce())
         if record is not None:
             with contextlib.suppress(OSError):  # no room: it will be found again as it was found now
                 fd = self.open(file, os.O_RDONLY)
@@ -162,9 +169,9 @@ class JobDir:
                 self._show_end(file, record)
         return record or self.read(EXIT)
 
-    def write_end(self, lock: int, record: Any) -> None:
+    def write_end(self, lock: int, record: Any, nonce: str = "") -> None:
         """Put the end into the journal, durably, then show it; after an `OSError` it may be done again."""
-        append_entry(lock, journal_entry("ended", record))
+        append_entry(lock, journal_entry("ended", record, nonce))
         os.fsync(lock)  # and with it, on ext4, xfs and btrfs, the names of a file this new
         self._show_end(LOCK, record)
 
@@ -178,7 +185,7 @@ class JobDir:
 
     def write_exit(self, record: Any) -> None:
         """Show how it ended in a file of its own, durably: no shim has written it."""
-        self.write(EXIT, {"ended": record}, durable=True)
+        self.write(EXIT, {"ended": record, "nonce": self.nonce()}, durable=True)
 
     def _contents(self, name: str) -> bytes:
         """All of a file; nothing where there is none, or something else than a regular file of plausible size."""
@@ -312,9 +319,9 @@ def live_shim_locks(root: str) -> list[str]:
         return []
 
 
-def journal_entry(key: str, content: Any) -> bytes:
+def journal_entry(key: str, content: Any, nonce: str = "") -> bytes:
     """One line, for `append_entry` or for the channel to the host."""
-    return json.dumps({key: content}).encode() + b"\n"
+    return json.dumps({key: content, "nonce": nonce}).encode() + b"\n"
 
 
 def append_entry(fd: int, line: bytes) -> None:
@@ -322,11 +329,11 @@ def append_entry(fd: int, line: bytes) -> None:
     write_all(fd, b"\n" + line)
 
 
-def find_entry(text: bytes, key: str) -> Any:
-    """The value of `key` in a journal; None where no whole line has it."""
+def find_entry(text: bytes, key: str, nonce: str = "") -> Any:
+    """The value of `key` in a journal; None where no whole line has it together with the nonce."""
     start = f'{{"{key}": '.encode()
     found = (parse_json(line) for line in text.split(b"\n") if line.startswith(start))
-    return next((line[key] for line in found if line is not None), None)
+    return next((line[key] for line in found if line is not None and line.get("nonce") == nonce), None)
 
 
 def first_entry(text: bytes) -> Any:

@@ -186,6 +186,12 @@ def held_locks(pid: int) -> set[tuple[int, int]]:
     return held - {_NO_FILE}
 
 
+def holders_of(path: str) -> list[Proc]:
+    """The processes, leaders of their sessions, that have this file exclusively locked."""
+    leaders = (proc for proc in read_processes().values() if proc.pid == proc.session and not proc.dead)
+    return [proc for proc in leaders if _file_id(path) in held_locks(proc.pid)]
+
+
 _EXCLUSIVE = re.compile(rb"^lock:\s*\d+: FLOCK\s+ADVISORY\s+WRITE\s", re.MULTILINE)
 _NO_FILE = (0, 0)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 import time
@@ -18,6 +17,7 @@ from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
+from distributed_grid.posix.private_files import read_regular
 
 T = TypeVar("T")
 TIMEOUT_S = 30.0
@@ -125,8 +125,9 @@ def root(tmp_path: Path) -> Iterator[Path]:
         for proc in process_tree.read_processes().values()
         if any(pair.startswith(mark) for pair in process_tree.read_environ(proc.pid)) and not proc.dead
     ]
-    recorded = [json.loads(path.read_text()) for path in root.glob(".control/*/groups.json")]
-    groups = [path for listed in recorded for _, path in listed if Path(path).exists()]
+    recorded = [read_regular(str(path), None, 1 << 20) for path in root.glob(".control/*/groups.json")]
+    listed = [groups for groups in map(job_dir.parse_json, recorded) if isinstance(groups, list)]
+    groups = [path for groups in listed for _, path in groups if Path(path).exists()]
     log = root / ".control/.spawner.log"
     errors = log.read_text() if log.exists() else ""
     process_tree.signal_all(left, 9)
