@@ -59,11 +59,13 @@ class AttemptSpec(msgspec.Struct, frozen=True):
 
 
 class SpecRecord(AttemptSpec, frozen=True, kw_only=True):
-    """An attempt as it is recorded before it is launched; its shim repeats `nonce` in all that it records."""
+    """An attempt as it is recorded before it is launched; its shim repeats `nonce` in all that it records, and
+    believes the hold that has `hold_key`."""
 
     launched_boot_ms: int
     boot: str
     nonce: str
+    hold_key: str
     cores: tuple[int, ...] = ()
 
 
@@ -257,6 +259,12 @@ def read_unacknowledged(root: str, grid: GridProcesses) -> tuple[list[RunningAtt
         else:  # the last agent died before it had written what to run
             live.unlink(missing_ok=True)
     return sorted(found, key=lambda one: (one.launched_boot_ms, one.id)), damaged
+
+
+def find_hold_key(attempts: list[RunningAttempt]) -> str:
+    """The key of the hold that these attempts believe, of this boot; empty where there is none."""
+    specs = (one.spec for one in attempts if isinstance(one.spec, SpecRecord))
+    return next((spec.hold_key for spec in specs if spec.boot == boot_id()), "")
 
 
 def restore_state(attempt: RunningAttempt, job: JobDir) -> None:

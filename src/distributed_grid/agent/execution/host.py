@@ -35,6 +35,7 @@ from distributed_grid.agent.execution.attempt import (
     RunningAttempt,
     ShimReport,
     StartRecord,
+    find_hold_key,
     kill_damaged,
     kill_leftovers,
     kill_without_record,
@@ -79,7 +80,7 @@ class AttemptHost:
         self._ended: dict[str, AttemptExit] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._boot_id = boot_id()
-        self._hold = HoldDeadline(self._root, self._boot_id)
+        self._hold = HoldDeadline(self._root)
         self._affinity = CoreAffinity(self._root, self._running, real_cores)
         locks = (f"{self._root}/{job_dir.HOST_LOCK}", *map(str, grid_locks))
         self._grid = process_tree.GridProcesses(locks, partial(job_dir.live_shim_locks, self._root))
@@ -96,9 +97,9 @@ class AttemptHost:
         job_dir.make_root(self._root)
         await self._spawner.lock_root()
         self._stopped = False
-        self._hold.restore()
-        self._spawner.start()
         attempts, damaged = read_unacknowledged(self._root, self._grid)
+        self._hold.restore(find_hold_key(attempts) or os.urandom(16).hex())
+        self._spawner.start()
         for attempt in attempts:
             self._adopt(attempt)
         for attempt_id in damaged:
@@ -143,9 +144,9 @@ class AttemptHost:
                 if spec.hold_ms:
                     self._hold.begin(now, spec.hold_ms)
                 job.remove(job_dir.CORES)  # of an earlier order that came to nothing
-                record = {"launched_boot_ms": now, "boot": self._boot_id, "cores": attempt.cores}
-                nonce = os.urandom(16).hex()
-                job.write(job_dir.SPEC, msgspec.to_builtins(spec) | record | {"nonce": nonce})
+                record: dict[str, Any] = {"launched_boot_ms": now, "boot": self._boot_id, "cores": attempt.cores}
+                record |= {"nonce": os.urandom(16).hex(), "hold_key": self._hold.key}
+                job.write(job_dir.SPEC, msgspec.to_builtins(spec) | record)
             attempt.recorded = True
         except OSError as error:
             self._finish(attempt, ExitRecord("never_started", detail=f"could not be recorded: {error.strerror}"))

@@ -68,6 +68,7 @@ class Shim:
         self.used_s = 0.0
         self.peak_bytes = 0
         self.nonce = ""
+        self.held_until = 0  # it never gets earlier, whatever becomes of the file
 
     def run(self, identity: dict[str, str | int], timer: DeadlineTimer, controllers: Controllers) -> bool:
         """Run the attempt; whether this process is afterwards as it was before."""
@@ -219,7 +220,8 @@ class Shim:
         hold_ms = self.spec["hold_ms"]
         if not hold_ms:
             return 0, 0
-        until = job_dir.read_hold(self.root, self.spec["boot"]) or self.spec["launched_boot_ms"] + hold_ms
+        self.held_until = max(self.held_until, job_dir.read_hold(self.root, self.spec["hold_key"]))
+        until = self.held_until or self.spec["launched_boot_ms"] + hold_ms
         return until - min(self.spec["grace_ms"], hold_ms // 4), until
 
     def _kill_at(self, kill_at: int) -> int:
@@ -402,6 +404,7 @@ SPEC_FIELDS: Final = {
     "launched_boot_ms": int,
     "boot": str,
     "nonce": str,
+    "hold_key": str,
 }
 STOP_FIELDS: Final = {"kind": str, "detail": str, "kill_at_boot_ms": int}
 

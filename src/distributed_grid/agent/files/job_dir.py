@@ -247,9 +247,9 @@ def make_hold(root: str) -> None:
         _replace_hold(root, _hold_record(0, ""))
 
 
-def write_hold(root: str, until_boot_ms: int, boot: str) -> None:
+def write_hold(root: str, until_boot_ms: int, key: str) -> None:
     """Write the hold deadline of everything below the root, in place."""
-    record = _hold_record(until_boot_ms, boot)
+    record = _hold_record(until_boot_ms, key)
     try:
         fd = open_regular(f"{root}/{HOLD}", os.O_WRONLY)
     except OSError as error:
@@ -272,19 +272,19 @@ def _replace_hold(root: str, record: bytes) -> None:
         os.close(folder)
 
 
-def read_hold(root: str, boot: str) -> int:
-    """The hold deadline of the root; 0 where none was written in this boot: the boot clock begins anew."""
+def read_hold(root: str, key: str) -> int:
+    """The hold deadline of the root; 0 where none was written with this key, which is that of the attempts of a boot."""
     for _ in range(HOLD_READS):
         words = read_regular(f"{root}/{HOLD}", None, MAX_FILE_BYTES)[:MAX_HOLD_BYTES].decode("ascii", "replace").split()
         if len(words) != 3 or words[0] == words[2]:
-            is_valid = len(words) == 3 and words[1] == boot and words[0].isdecimal()
+            is_valid = len(words) == 3 and words[1] == key and words[0].isdecimal()
             return int(words[0]) if is_valid else 0
     return 0
 
 
-def _hold_record(until_boot_ms: int, boot: str) -> bytes:
-    """The deadline twice, with the boot in between: who reads while it is written sees that they differ."""
-    return f"{until_boot_ms:020} {boot or '-':<40.40} {until_boot_ms:020}\n".encode()
+def _hold_record(until_boot_ms: int, key: str) -> bytes:
+    """The deadline twice, with the key in between: who reads while it is written sees that they differ."""
+    return f"{until_boot_ms:020} {key or '-':<40.40} {until_boot_ms:020}\n".encode()
 
 
 def _list_as_live(root: str, attempt_id: str) -> None:

@@ -19,16 +19,16 @@ log = logging.getLogger(__name__)
 
 
 class HoldDeadline:
-    """Hold deadline of a root, in this boot: attempts stop at it unless the control plane extends it.
+    """Hold deadline of a root: attempts stop at it unless the control plane extends it.
 
     It never gets earlier. It is on disk while something runs, for each shim to read by itself; there it is written in
     place, so that a full disk ends nothing. What cannot be written counts as not extended: work is stopped in time
     rather than late.
     """
 
-    def __init__(self, root: str, boot_id: str) -> None:
+    def __init__(self, root: str) -> None:
         self._root = root
-        self._boot_id = boot_id
+        self.key = ""
         self._until = self._on_disk = 0
 
     @property
@@ -36,13 +36,14 @@ class HoldDeadline:
         """Whether the deadline is still to come."""
         return self._until > boot_ms()
 
-    def restore(self) -> None:
-        """Read it from disk, and have room for it there."""
+    def restore(self, key: str) -> None:
+        """Read it from disk, if it was written with this key, and have room for it there."""
+        self.key = key
         try:
             job_dir.make_hold(self._root)
         except OSError as error:
             log.warning("there is no room for holds: %s", error.strerror)
-        self._until = self._on_disk = job_dir.read_hold(self._root, self._boot_id)
+        self._until = self._on_disk = job_dir.read_hold(self._root, key)
 
     def begin(self, now: int, hold_ms: int) -> None:
         """Something with a hold is launched now: it has the one that lasts, or else its own begins."""
@@ -61,7 +62,7 @@ class HoldDeadline:
         if self._until == self._on_disk:
             return
         try:
-            job_dir.write_hold(self._root, self._until, self._boot_id)
+            job_dir.write_hold(self._root, self._until, self.key)
             self._on_disk = self._until
         except OSError as error:  # a broken disk: what runs is stopped in time, as if nobody had extended it
             log.warning("the hold could not be renewed: %s", error.strerror)

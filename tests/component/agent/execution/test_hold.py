@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import threading
@@ -22,6 +23,7 @@ from distributed_grid.domain.jobs import Ending
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from tests.component.agent.execution.conftest import Driver, a_spec, is_alive
 from tests.component.agent.execution.test_refusals import Control, a_start, until
+from tests.support import odd_files
 from tests.support.small_disks import SmallDisk, small_disk
 
 pytestmark = pytest.mark.e2e
@@ -34,8 +36,36 @@ def test_a_hold_of_an_earlier_boot_says_nothing_about_this_one(root: Path, new_d
     driver = new_driver()
     driver.launch("a.1", "sleep", "1000", hold_ms=800, grace_ms=100)
     assert driver.ended("a.1").kind == "hold_expired"
-    assert job_dir.read_hold(str(root), boot_id()) > 0
+    key = json.loads((root / ".control/a.1/spec.json").read_text().splitlines()[0])["hold_key"]
+    assert job_dir.read_hold(str(root), key) > 0
     assert job_dir.read_hold(str(root), "another boot") == 0
+
+
+def test_a_forged_hold_keeps_nothing_alive(driver: Driver) -> None:
+    driver.launch("a.1", "sleep", "1000", hold_ms=1500, grace_ms=100)
+    for name in (boot_id(), "x", "-"):
+        job_dir.write_hold(str(driver.root), boot_ms() + 1_000_000, name)
+    assert driver.ended("a.1").kind == "hold_expired"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "full directory"])
+def test_a_hold_that_was_replaced_is_renewed_all_the_same(new_driver: Callable[..., Driver], kind: str) -> None:
+    driver = new_driver(use_cgroups=False)
+    driver.launch("a.1", "sleep", "1000", hold_ms=2000, grace_ms=100, memory_bytes=1 << 30)  # which polls
+    for _ in range(4):
+        driver.pass_time(0.5)
+        hold = driver.root / job_dir.HOLD
+        hold.unlink()
+        odd_files.put(kind, hold)
+        driver.pass_time(0.3)
+        driver.host.extend_hold(boot_ms() + 2000)
+    assert driver.host.running() == ("a.1",)
+    driver.close()
+    driver = new_driver(use_cgroups=False)
+    driver.host.extend_hold(boot_ms() + 2000)
+    driver.pass_time(1.5)
+    assert driver.host.running() == ("a.1",)
+    assert driver.ended("a.1").kind == "hold_expired"
 
 
 def test_a_hold_is_renewed_on_a_full_disk(
