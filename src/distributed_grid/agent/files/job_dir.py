@@ -273,7 +273,7 @@ def _replace_hold(root: str, record: bytes) -> None:
 
 
 def read_hold(root: str, key: str) -> int:
-    """The hold deadline of the root; 0 where none was written with this key, which is that of the attempts of a boot."""
+    """The hold deadline of the root; 0 where none was written with this key, that of the attempts of a boot."""
     for _ in range(HOLD_READS):
         words = read_regular(f"{root}/{HOLD}", None, MAX_FILE_BYTES)[:MAX_HOLD_BYTES].decode("ascii", "replace").split()
         if len(words) != 3 or words[0] == words[2]:
