@@ -24,6 +24,7 @@ from distributed_grid.domain.resources import MAX_AMOUNT, Capacity, Claim, GpuDe
 from distributed_grid.errors import ProtocolError
 
 PROTOCOL = 2
+MAX_CONNECTIONS_PER_PEER = 128
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 MAX_CHUNK_BYTES = 256 * 1024
 STREAM_CREDIT_BYTES = 512 * 1024
@@ -409,12 +410,13 @@ class FetchedChunk(_ToAgent, frozen=True):
 
 class ServeMemoryOrder(_ToAgent, frozen=True):
     """Start the memory server of a node; if it runs already, report it again. Without a certificate connections are
-    plain: the network is trusted."""
+    plain: the network is trusted. One address may have so many of them."""
 
     node: Name
     certificate: Annotated[bytes, Meta(max_length=16384)] = b""
     private_key: Annotated[bytes, Meta(max_length=16384)] = b""
     host: Name = ""
+    max_connections_per_peer: Annotated[int, Meta(ge=1, le=100_000)] = MAX_CONNECTIONS_PER_PEER
 
     def __repr__(self) -> str:
         return f"ServeMemoryOrder({self.node})"

@@ -44,6 +44,7 @@ from distributed_grid.reactor.effects import Effect, StartAttempt
 from distributed_grid.wire import (
     HEARTBEAT_MS,
     MAX_ATTEMPTS,
+    MAX_CONNECTIONS_PER_PEER,
     PROTOCOL,
     AcknowledgeMarks,
     AcknowledgeReport,
@@ -104,6 +105,9 @@ class LedgerOwner(Protocol):
 class NodeRegistry:
     """What the ledger does not know of nodes: how their owners are to be treated, what the config says about a machine
     that has reported its capacity."""
+
+    max_connections_per_peer = MAX_CONNECTIONS_PER_PEER
+    """Connections of one address to the memory server of a node."""
 
     def described(self, node: Node, capacity: Capacity) -> Node:
         """The node with the capacity that counts."""

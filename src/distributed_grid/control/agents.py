@@ -62,7 +62,7 @@ class AgentGateway:
         registry = registry or NodeRegistry()
         self._answer_program = answer_program
         self._sessions = AgentSessions(grid, registry, self._agents, self.memory)
-        self.memory.start(grid, registry.memory_certificate)
+        self.memory.start(grid, registry.memory_certificate, registry.max_connections_per_peer)
 
     async def stop(self) -> None:
         """Stop taking reports in; the agents keep what was not acknowledged. Safe to call twice."""

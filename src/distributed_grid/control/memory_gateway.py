@@ -24,6 +24,7 @@ from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.reactor import overdue_memory, pending_memory
 from distributed_grid.reactor.effects import FreeCopies, MakeCopy, MemoryEffect, ServeMemory
 from distributed_grid.wire import (
+    MAX_CONNECTIONS_PER_PEER,
     MAX_COPIES,
     MAX_IDS,
     AgentSide,
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class IssueCertificate(Protocol):
-    """Issues the issue_certificate of memory servers."""
+    """Issues the certificates of memory servers."""
 
     def __call__(self, node: str) -> tuple[bytes, bytes]:
         """A certificate for the memory server of a node and its key, as PEM; empty where the network is trusted."""
@@ -62,13 +63,20 @@ class MemoryGateway:
         self._agents = agents
         self._grid: Grid | None = None
         self._issue_certificate: IssueCertificate = lambda node: (b"", b"")
+        self._max_connections_per_peer = MAX_CONNECTIONS_PER_PEER
         self._local: AgentSide | None = None
         self._unwanted: dict[str, dict[str, None]] = {}  # by node, copies that no block has
         self._listing: dict[tuple[AgentSide, str], MemoryServedReport] = {}
 
-    def start(self, grid: Grid, issue_certificate: IssueCertificate | None = None) -> None:
+    def start(
+        self,
+        grid: Grid,
+        issue_certificate: IssueCertificate | None = None,
+        max_connections_per_peer: int = MAX_CONNECTIONS_PER_PEER,
+    ) -> None:
         self._grid = grid
         self._issue_certificate = issue_certificate or self._issue_certificate
+        self._max_connections_per_peer = max_connections_per_peer
 
     def attach_local(self, agent: AgentSide) -> None:
         """The agent of the control plane's own machine is there: it serves the node without a name, too."""
@@ -174,7 +182,8 @@ class MemoryGateway:
         if isinstance(effect, ServeMemory):
             certificate, key = self._issue_certificate(effect.node)
             node = ledger.nodes.get(effect.node)
-            return ServeMemoryOrder(effect.node, certificate, key, node.host if node is not None else "local")
+            host = node.host if node is not None else "local"
+            return ServeMemoryOrder(effect.node, certificate, key, host, self._max_connections_per_peer)
         moving = effect.block.moving
         assert moving is not None
         target = endpoint_of(ledger.memory_servers[moving.place.node])

@@ -139,6 +139,7 @@ class ConfigRegistry(NodeRegistry):
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
         self._nodes = {node.name: node for node in config.nodes}
+        self.max_connections_per_peer = config.server.max_connections_per_peer
 
     def described(self, node: Node, capacity: Capacity) -> Node:
         """The node with what its agent detected; where the declaration is trusted, with that."""

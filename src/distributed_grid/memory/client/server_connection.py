@@ -123,7 +123,12 @@ class ServerConnection:
         connection = cls(sock, is_local=is_local)
         connection._set_timeout(ANSWER_SECONDS)
         nonce = connection._nonces[0]
-        body = connection._request(Op.HELLO, body=nonce + VERSION.to_bytes(2, "little"))
+        try:
+            body = connection._request(Op.HELLO, body=nonce + VERSION.to_bytes(2, "little"))
+        except StatusError as refusal:
+            if refusal.status is not FrameStatus.FULL:
+                raise
+            raise ConnectionBroken("the memory server has too many connections of this machine") from None
         if len(body) != NONCE_BYTES + 2:
             raise ConnectionBroken("the memory server does not speak this protocol")
         connection._nonces = (nonce, body[:NONCE_BYTES])

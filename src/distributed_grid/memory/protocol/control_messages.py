@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from distributed_grid.errors import ProtocolError
-from distributed_grid.wire import Count, Endpoint, Id, Index, Name, Pid, Text, Ticket
+from distributed_grid.wire import MAX_CONNECTIONS_PER_PEER, Count, Endpoint, Id, Index, Name, Pid, Text, Ticket
 
 MAX_MESSAGE_BYTES: Final = 128 * 1024
 BATCH_SIZE: Final = 64  # names or descriptors in one message
@@ -44,6 +44,7 @@ class ConfigureServer(_ControlMessage, frozen=True):
     certificate: Pem = b""
     private_key: Pem = b""
     hold_until_boot_ms: Count = 0
+    max_connections_per_peer: Count = MAX_CONNECTIONS_PER_PEER
     unsupervised_ms: Count = (
         60_000  # how long it waits for a supervisor before it frees what has ended, and ends itself
     )

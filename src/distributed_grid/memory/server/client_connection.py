@@ -168,6 +168,7 @@ class ClientConnection(ClientStream):
     ) -> None:
         super().__init__(sock, store.staging)
         self.is_local = is_local
+        self.is_refused = False  # its peer has too many: it is told so, and nothing else
         self.opened_at = self.progress_at = now
         self._store = store
         self._server = server
@@ -284,7 +285,7 @@ class ClientConnection(ClientStream):
             if op == Op.WRITE and slot is not None:
                 self._answer(self._write(header, slot), seq)
             elif op == Op.HELLO:
-                status, body = self._handles.hello(bytes(payload))
+                status, body = (FrameStatus.FULL, b"") if self.is_refused else self._handles.hello(bytes(payload))
                 self._answer(status, seq, body)
             elif op == Op.OPEN:
                 status, body = self._handles.open(bytes(payload))

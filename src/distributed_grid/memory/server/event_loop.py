@@ -19,6 +19,7 @@ from typing import Final
 
 from distributed_grid.memory.server.client_connection import ClientConnection
 from distributed_grid.memory.server.stream import ConnectionClosed
+from distributed_grid.posix.peer_limits import PeerLimits
 from distributed_grid.posix.unix_sockets import short_path
 
 MAX_CONNECTIONS: Final = 1024
@@ -35,8 +36,11 @@ log = logging.getLogger(__name__)
 class EventLoop:
     """The connections of one server, and whatever else has a descriptor to watch."""
 
-    def __init__(self, make_connection: Callable[[socket.socket, bool, float], ClientConnection | None]) -> None:
+    def __init__(
+        self, make_connection: Callable[[socket.socket, bool, float], ClientConnection | None], max_per_peer: int
+    ) -> None:
         self._make_connection = make_connection
+        self._limits = PeerLimits(max_per_peer)
         self._poll = select.epoll()
         self._watchers: dict[int, Watcher] = {}
         self.connections: dict[int, ClientConnection] = {}
@@ -117,25 +121,30 @@ class EventLoop:
     def _accept(self, listener: socket.socket, is_local: bool) -> None:
         for _ in range(64):
             try:
-                sock, _ = listener.accept()
+                sock, address = listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:  # out of descriptors: drop an idle connection
                 log.warning("cannot accept a connection: %s", error.strerror)
                 self._make_room()
                 return
-            if not self._has_room():
+            peer = "" if is_local else address[0]
+            if not self._has_room() or (peer and not self._limits.add(sock.fileno(), peer)):
                 sock.close()
                 continue
+            descriptor = sock.fileno()
             try:
                 sock.setblocking(False)
                 connection = self._make_connection(sock, is_local, time.monotonic())
             except (OSError, ssl.SSLError):
                 sock.close()
+                connection = None
+            if connection is None:
+                self._limits.remove(descriptor)
                 continue
-            if connection is not None:
-                self.connections[connection.fd] = connection
-                self._poll.register(connection.fd, select.EPOLLIN)
+            connection.is_refused = self._limits.exceeded_by(peer)
+            self.connections[connection.fd] = connection
+            self._poll.register(connection.fd, select.EPOLLIN)
 
     def _has_room(self) -> bool:
         if len(self.connections) < MAX_UNAUTHENTICATED:
@@ -163,6 +172,7 @@ class EventLoop:
     def drop(self, connection: ClientConnection) -> None:
         """End a connection; safe twice."""
         if self.connections.pop(connection.fd, None) is not None:
+            self._limits.remove(connection.fd)
             self._sending.discard(connection.fd)
             with contextlib.suppress(OSError, ValueError):
                 self._poll.unregister(connection.fd)

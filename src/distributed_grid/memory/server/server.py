@@ -88,7 +88,7 @@ class MemoryServer:
         if configuration.certificate:
             self._tls = tls_context(configuration.certificate, configuration.private_key)
             self._fingerprint = fingerprint_of(configuration.certificate)
-        self._loop = EventLoop(self._make_connection)
+        self._loop = EventLoop(self._make_connection, configuration.max_connections_per_peer)
         self._listen()
         self._replicator = CopyReplicator(self._loop, self._report_replica)
         self._last_stats = ServerStats()

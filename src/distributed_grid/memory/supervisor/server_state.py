@@ -89,6 +89,7 @@ class ServerIdentity:
             certificate=order.certificate,
             private_key=order.private_key,
             hold_until_boot_ms=self.hold_until_boot_ms,
+            max_connections_per_peer=order.max_connections_per_peer,
             unsupervised_ms=self._unsupervised_ms,
         )
 

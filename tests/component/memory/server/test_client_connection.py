@@ -39,7 +39,7 @@ from distributed_grid.memory.server.stream import ConnectionClosed
 from distributed_grid.memory.server.write_journal import SLOTS, WriteJournal
 from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import Ticket
-from tests.component.memory.memory_servers import FakeDirectory, Lender, lenders
+from tests.component.memory.memory_servers import FakeDirectory, Lender, lenders, wait_for
 
 KEY = b"k" * 32
 SIZE = 2 * CHUNK_BYTES + 100
@@ -74,6 +74,32 @@ def said_to(lender: Lender, ticket: Ticket) -> FrameStatus:
 
 def test_a_ticket_opens_its_copy_and_the_server_proves_itself(lender: Lender) -> None:
     assert said_to(lender, issue_ticket(lender.served.key, some_claims(lender))) is FrameStatus.OK
+
+
+def test_one_address_gets_so_many_connections_and_hears_why_there_are_no_more(tmp_path: Path) -> None:
+    with lenders(tmp_path / "memory", max_connections_per_peer=3) as (one,):
+        endpoint = one.served.endpoint
+        kept = [a_channel(one) for _ in range(3)]
+        for _ in range(2):
+            with pytest.raises(ConnectionBroken, match="the memory server has too many connections of this machine"):
+                a_channel(one)
+        flood = [socket.create_connection((endpoint.host, endpoint.port)) for _ in range(50)]
+        wait_for(lambda: any(_is_closed(sock) for sock in flood))
+        ServerConnection.connect_local(endpoint.path, seconds=5).close()  # programs of this machine are not counted
+        for sock in flood:
+            sock.close()
+        kept.pop().close()
+        ticket = issue_ticket(one.served.key, some_claims(one))
+        wait_for(lambda: _opens(one, ticket))
+        for channel in kept:
+            channel.open(ticket)
+            channel.close()
+
+
+def _opens(lender: Lender, ticket: Ticket) -> bool:
+    with contextlib.suppress(ConnectionBroken):
+        return said_to(lender, ticket) is FrameStatus.OK
+    return False
 
 
 def test_a_wrong_secret_is_denied_without_a_reason(lender: Lender) -> None:
