@@ -95,8 +95,8 @@ class ReportedCapacity(Struct, frozen=True):
 
 class AgentHello(_FromAgent, frozen=True):
     """First message of an agent: the attempts it has a record of (by lease id), the capacity of its machine, the
-    highest control-plane epoch it has seen, and the boot id of the machine. Attempts beyond the first page follow, in
-    `AttemptsPage`, before anything else."""
+    highest control-plane epoch it has seen, the boot id of the machine, and a name for the machine and the directory
+    that the attempts are recorded in. Attempts beyond the first page follow in `AttemptsPage`, before anything else."""
 
     protocol: Annotated[int, Meta(ge=0, lt=2**31)]
     version: Name
@@ -105,6 +105,7 @@ class AgentHello(_FromAgent, frozen=True):
     capacity: ReportedCapacity | None = None
     epoch: Epoch = 0
     boot: Name = ""
+    machine: Name = ""
     more: bool = False
 
 
@@ -137,13 +138,14 @@ class Heartbeat(_FromAgent, frozen=True):
 
 
 class AttemptStartedReport(_FromAgent, frozen=True):
-    """The command of an attempt runs."""
+    """The command of an attempt runs; `pid_start` is when its process began, in clock ticks since boot."""
 
     seq: Count
     lease_id: Id
     fence: Fence
     pid: Pid
     cores: Cores
+    pid_start: Count = 0
 
 
 class AttemptPausedReport(_FromAgent, frozen=True):
@@ -167,6 +169,7 @@ class AttemptEndedReport(_FromAgent, frozen=True):
     pid: Pid = 0
     cores: Cores = ()
     mark_age_ms: Milliseconds | None = None
+    pid_start: Count = 0
 
 
 class FileChunk(_FromAgent, frozen=True):

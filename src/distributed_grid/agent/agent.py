@@ -147,8 +147,8 @@ class Agent:
     def greeting(self, node: str) -> list[AgentHello | AttemptsPage]:
         """The greeting for a new link: all that runs or is being prepared, and every end that is not acknowledged."""
         capacity = ReportedCapacity.of(self._capacity()) if self._capacity is not None else None
-        attempts = self._orders.listed()
-        return greeting(AgentHello(PROTOCOL, __version__, node, attempts, capacity, self._epoch, boot_id()))
+        attempts, seen = self._orders.listed(), (self._epoch, boot_id(), self.host.machine)
+        return greeting(AgentHello(PROTOCOL, __version__, node, attempts, capacity, *seen))
 
     def welcomed(self, welcome: Welcome) -> None:
         """A new link is there: report again what may have been lost with the last one."""
@@ -205,7 +205,7 @@ class Agent:
     def _report(self, report: AttemptLaunch | AttemptExit) -> None:
         """Pass on what the host says of an attempt."""
         if isinstance(report, AttemptLaunch):
-            self._outbox.started(report.attempt_id, report.fence, report.pid, tuple(report.cores))
+            self._outbox.started(report.attempt_id, report.fence, report.pid, tuple(report.cores), report.pid_start)
             return
         self._meter.ended(report.cpu_ms)
         self._orders.ended(report.attempt_id)

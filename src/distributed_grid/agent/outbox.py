@@ -27,6 +27,7 @@ class _Launched(Struct, frozen=True):
     fence: int
     pid: int
     cores: tuple[int, ...]
+    pid_start: int
 
 
 class Outbox:
@@ -40,9 +41,9 @@ class Outbox:
         self._ends: dict[str, int] = {}  # by attempt, the number of its end
         self._launched: dict[str, _Launched] = {}
 
-    def started(self, attempt_id: str, fence: int, pid: int, cores: tuple[int, ...] = ()) -> None:
+    def started(self, attempt_id: str, fence: int, pid: int, cores: tuple[int, ...] = (), pid_start: int = 0) -> None:
         """Report in a moment that an attempt's command runs."""
-        launched = self._launched[attempt_id] = _Launched(fence, pid, cores)
+        launched = self._launched[attempt_id] = _Launched(fence, pid, cores, pid_start)
         self._call_later(SHORT_MS, lambda: self._report_started(attempt_id, launched))
 
     def ended(self, attempt_id: str, fence: int, outcome: Outcome, mark_age_ms: int | None = None) -> None:
@@ -52,10 +53,10 @@ class Outbox:
         if isinstance(known, AttemptEndedReport) and (known.fence, known.outcome) == (fence, outcome):
             self._send(known)
             return
-        launched = self._launched.pop(attempt_id, None)
-        pid, cores = (launched.pid, launched.cores) if launched is not None else (0, ())
+        launched = self._launched.pop(attempt_id, None) or _Launched(fence, 0, (), 0)
         seq = self._ends[attempt_id] = next(self._numbers)
-        self._post(AttemptEndedReport(seq, attempt_id, fence, outcome, pid, cores, mark_age_ms=mark_age_ms))
+        start = (launched.pid, launched.cores, mark_age_ms, launched.pid_start)
+        self._post(AttemptEndedReport(seq, attempt_id, fence, outcome, *start))
 
     def paused(self, attempt_id: str, fence: int, paused: bool, detail: str) -> None:
         """Report that an attempt stands still, or goes on."""
@@ -85,7 +86,9 @@ class Outbox:
         if self._launched.get(attempt_id) is launched:
             del self._launched[attempt_id]
             self._post(
-                AttemptStartedReport(next(self._numbers), attempt_id, launched.fence, launched.pid, launched.cores)
+                AttemptStartedReport(
+                    next(self._numbers), attempt_id, launched.fence, launched.pid, launched.cores, launched.pid_start
+                )
             )
 
     def _post(self, report: Report) -> None:

@@ -24,6 +24,7 @@ from distributed_grid.domain.events import (
     AttemptEnded,
     AttemptMarked,
     AttemptPaused,
+    AttemptsGone,
     AttemptsListed,
     AttemptStarted,
     EpochReported,
@@ -34,7 +35,7 @@ from distributed_grid.domain.events import (
 )
 from distributed_grid.domain.fences import first_fence, is_plausible
 from distributed_grid.domain.indexes.node_claims import NodeClaims
-from distributed_grid.domain.jobs import Ending
+from distributed_grid.domain.jobs import Attempt, Ending
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Capacity
@@ -77,6 +78,7 @@ MAX_NUMBER_DIGITS = 10
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Report = AttemptStartedReport | AttemptPausedReport | AttemptEndedReport
+Greeting = AgentHello | AttemptsPage
 SessionMessage = AgentHello | AttemptsPage | Heartbeat | Report
 
 
@@ -120,6 +122,10 @@ class NodeRegistry:
     def newcomer(self, name: str) -> Node | None:
         """A node that was let in and that the ledger does not know yet; None: it is not one of ours."""
         return None
+
+    def is_running(self, attempt: Attempt) -> bool:
+        """Whether something of an attempt is seen on this machine, though its agent has no trace of it."""
+        return False
 
     def memory_certificate(self, node: str) -> tuple[bytes, bytes]:
         """What proves the memory of a node to those who use it, and its key; nothing where the network is trusted."""
@@ -195,16 +201,22 @@ class AgentSessions:
         """Send the orders that make the effects happen."""
         for effect in effects:
             agent = self._agents.get(effect.node)
-            if agent is not None:
+            if agent is not None and not self._is_missing(effect):
                 agent.send(order_of(self._grid.ledger, effect))
+
+    def _is_missing(self, effect: Effect) -> bool:
+        """Whether another agent than this node's may run the attempt: then it gets no orders about it."""
+        seen, attempt = self._grid.ledger.observations.get(effect.node), effect.job.attempt
+        return seen is not None and any(one.lease_id == attempt.lease_id for one in seen.missing if attempt is not None)
 
     def _is_served_by(self, node: str, via: AgentSide) -> bool:
         return (via, node) in self._greeted or self._agents.get(node) is via
 
     async def _act_on(self, message: Heartbeat, via: AgentSide) -> None:
         """Do what a heartbeat calls for. What cannot be made durable is dropped: the next one comes soon."""
-        if not self._is_served_by(message.node, via):
-            return
+        greeted = self._greeted.get((via, message.node))
+        if not self._is_served_by(message.node, via) or (greeted is not None and greeted.more):
+            return  # not ours, or its greeting is not complete
         seen = self._grid.ledger.observations.get(message.node)
         if seen is None or seen.usage is None:  # it was said before its greeting could be answered
             self.answer(message, via)
@@ -218,8 +230,6 @@ class AgentSessions:
                 raise
             return
         hello = self._greeted.get((via, message.node))
-        if hello is not None and hello.more:
-            return  # its greeting is not complete
         if hello is not None:  # the first one on this connection: orders count from it
             del self._greeted[via, message.node]
             self._agents[message.node] = via
@@ -228,6 +238,18 @@ class AgentSessions:
                 self._memory.catch_up(message.node)
         else:
             await self._resend_overdue(message.node, via)
+        await self._check_missing(message.node)
+
+    async def _check_missing(self, node: str) -> None:
+        """Give up what was seen on this machine, though its agent had no trace of it, when it is seen no more."""
+        seen = self._grid.ledger.observations.get(node)
+        if seen is None or all(one.until_ms for one in seen.missing):
+            return
+        missing = {one.lease_id for one in seen.missing if not one.until_ms}
+        attempts = [job.attempt for job in self._grid.ledger.jobs_of(node) if job.attempt is not None]
+        running = {one.lease_id for one in attempts if one.lease_id in missing and self._registry.is_running(one)}
+        if missing - running:
+            await self._grid.handle_with_retry(AttemptsGone(node, tuple(sorted(missing - running))))
 
     async def _welcome(self, hello: AgentHello, via: AgentSide) -> None:
         """Take an agent in: what it has, what it runs. Orders follow with its first heartbeat: they count from it."""
@@ -252,7 +274,7 @@ class AgentSessions:
         if (via, hello.node) not in self._greeted:
             self._send_welcome(hello, node, epoch, via)
         if not hello.more:
-            await self._grid.handle_with_retry(AttemptsListed(hello.node, hello.attempts, hello.boot))
+            await self._compare_listed(hello)
 
     async def _add_page(self, page: AttemptsPage, via: AgentSide) -> None:
         """Go on with a greeting; attempts are compared, and orders sent, only when its last page is there."""
@@ -266,7 +288,14 @@ class AgentSessions:
             why = f"it lists more than {MAX_ATTEMPTS} attempts"
             await self._reject(why, via)
         elif not hello.more:
-            await self._grid.handle_with_retry(AttemptsListed(hello.node, hello.attempts, hello.boot))
+            await self._compare_listed(hello)
+
+    async def _compare_listed(self, hello: AgentHello) -> None:
+        """All attempts of an agent are listed: compare them with the ledger's."""
+        unlisted = await self._grid.read(lambda ledger, now: unlisted_attempts(ledger, hello))
+        running = tuple(attempt.lease_id for attempt in unlisted if self._registry.is_running(attempt))
+        listed = AttemptsListed(hello.node, hello.attempts, hello.boot, hello.machine, running)
+        await self._grid.handle_with_retry(listed)
 
     async def _reject(self, why: str, via: AgentSide) -> None:
         await self.record_rejection(why, via)  # before its connection is closed, and what is under way on it ends
@@ -281,6 +310,10 @@ class AgentSessions:
             log.warning("that was not recorded: %s", failure)
 
     def _send_welcome(self, hello: AgentHello, node: Node, epoch: int, via: AgentSide) -> None:
+        """Let this agent serve its node. From now on no other one is answered: what that runs ends with its hold."""
+        self._agents.pop(hello.node, None)
+        for other, name in [one for one in self._greeted if one[1] == hello.node]:
+            del self._greeted[other, name]
         self._greeted[via, hello.node] = hello
         rules = self._registry.owner_rules(hello.node)
         via.send(Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, rules))
@@ -331,6 +364,13 @@ class AgentSessions:
             self._memory.resend(node)
 
 
+def unlisted_attempts(ledger: Ledger, hello: AgentHello) -> list[Attempt]:
+    """The attempts on a node of this machine, where what runs can be seen, that its agent has not listed."""
+    node, listed = ledger.nodes.get(hello.node), set(hello.attempts)
+    attempts = (job.attempt for job in ledger.jobs_of(hello.node) if node is not None and not node.hold_ms)
+    return [one for one in attempts if one is not None and one.lease_id not in listed]
+
+
 class AgentInbox:
     """What one agent has said and the ledger has not taken in yet, in order and bounded.
 
@@ -357,11 +397,11 @@ class AgentInbox:
         return not self.has_overflowed
 
     def take(self) -> list[FromAgent]:
-        """What may be handled together: all that waits, or a greeting alone, since what comes with it counts after
-        it."""
+        """What may be handled together: all that waits, or a page of a greeting alone, since what comes with it counts
+        after it."""
         waiting = self._waiting
-        hellos = [at for at, message in enumerate(waiting) if isinstance(message, AgentHello)]
-        count = len(waiting) if not hellos else max(hellos[0], 1)
+        greetings = [at for at, message in enumerate(waiting) if isinstance(message, Greeting)]
+        count = len(waiting) if not greetings else max(greetings[0], 1)
         taken, self._waiting = waiting[:count], waiting[count:]
         return [self._last_heartbeats.pop(one.node) if isinstance(one, Heartbeat) else one for one in taken]
 
@@ -445,10 +485,10 @@ def event_of(message: Report | CheckpointAge, nodes: tuple[str, ...]) -> Event:
     uid, _, number = message.lease_id.rpartition(".")
     attempt = int(number) if number.isdecimal() and len(number) < MAX_NUMBER_DIGITS else 0
     if isinstance(message, AttemptStartedReport):
-        return AttemptStarted(uid, attempt, message.fence, message.pid, message.cores, nodes)
+        return AttemptStarted(uid, attempt, message.fence, message.pid, message.cores, nodes, message.pid_start)
     if isinstance(message, AttemptPausedReport):
         return AttemptPaused(uid, attempt, message.fence, message.paused, message.detail, nodes)
     if isinstance(message, CheckpointAge):
         return AttemptMarked(uid, attempt, message.fence, message.age_ms, nodes)
-    pid, cores = message.pid, message.cores
-    return AttemptEnded(uid, attempt, message.fence, message.outcome, nodes, pid, cores, message.mark_age_ms)
+    started = (message.pid, message.cores, message.mark_age_ms, message.pid_start)
+    return AttemptEnded(uid, attempt, message.fence, message.outcome, nodes, *started)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from distributed_grid.control.agent_files import ContentSender, RemoteFiles
-from distributed_grid.control.agent_sessions import AgentInbox, AgentSessions, NodeRegistry, SessionMessage
+from distributed_grid.control.agent_sessions import AgentInbox, AgentSessions, Greeting, NodeRegistry, SessionMessage
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.memory_gateway import MemoryGateway
 from distributed_grid.errors import GridError
@@ -156,7 +156,7 @@ class AgentGateway:
         """Every report in its order; one that could not be made durable is tried again, not dropped."""
         try:
             while messages := inbox.take():
-                if isinstance(messages[0], AgentHello):
+                if isinstance(messages[0], Greeting):
                     self._greeting.add(via)
                 await asyncio.gather(*(self._process(message, via) for message in messages))
                 self._greeting.discard(via)

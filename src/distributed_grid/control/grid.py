@@ -316,17 +316,19 @@ class Grid:
     async def _advance_time(self) -> None:
         """Make time pass for the ledger: when something is due, and once a second; fold old history."""
         ticks = 0
+        wait = TICK_SECONDS
         while True:
-            now = self._clock.now_ms()
-            due = self.ledger.next_due_ms()
-            wait = TICK_SECONDS if due is None else min(max((due - now) / 1000, 0.005), TICK_SECONDS)
             await asyncio.sleep(wait)
             try:
                 await self.handle(TimePassed())
                 if ticks % 3600 == 0:
                     await self._fold_history()
-            except Exception:  # the outermost loop: time goes on
+                due = self.ledger.next_due_ms()
+                left = TICK_SECONDS if due is None else (due - self._clock.now_ms()) / 1000
+                wait = min(max(left, 0.005), TICK_SECONDS)
+            except Exception:  # the outermost loop: time goes on, and what is due does not hurry a store that fails
                 log.exception("a tick failed")
+                wait = TICK_SECONDS
             ticks += 1
 
     async def _fold_history(self) -> None:

@@ -272,6 +272,7 @@ class AttemptStarted(Struct, frozen=True):
     pid: int
     cores: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
+    pid_start: int = 0
 
 
 class AttemptPaused(Struct, frozen=True):
@@ -311,14 +312,25 @@ class AttemptEnded(Struct, frozen=True):
     pid: int = 0
     cores: tuple[int, ...] = ()
     mark_age_ms: int | None = None
+    pid_start: int = 0
 
 
 class AttemptsListed(Struct, frozen=True):
-    """An agent came (back) and said which attempts it has a record of, by lease id."""
+    """An agent came (back) and said which attempts it has a record of, by lease id. `running` are others of which
+    something was seen to run on this machine."""
 
     node: str
     attempts: tuple[str, ...]
     boot: str = ""
+    machine: str = ""
+    running: tuple[str, ...] = ()
+
+
+class AttemptsGone(Struct, frozen=True):
+    """Nothing is seen any more of attempts that their agent had no trace of."""
+
+    node: str
+    attempts: tuple[str, ...]
 
 
 class BlockAsked(Struct, frozen=True):
@@ -485,6 +497,7 @@ Event = (
     | AttemptMarked
     | AttemptEnded
     | AttemptsListed
+    | AttemptsGone
     | BlockAsked
     | CopyAdded
     | BlockReleased

@@ -96,8 +96,9 @@ class Command(Struct, frozen=True):
 
 
 class Attempt(Struct, frozen=True):
-    """One run of a job under one lease; `boot` is the node's at the time: what a restart of the machine interrupts
-    may have run, and is not simply ordered again. `marked_at_ms` is when it last marked a checkpoint; 0 is never."""
+    """One run of a job under one lease; `boot` and `machine` are the node's at the time: what a restart of the machine
+    interrupts, or what an agent of another machine or directory was ordered, may have run, and is not simply ordered
+    again. `pid` and `pid_start` name its process. `marked_at_ms` is when it last marked a checkpoint; 0 is never."""
 
     number: int
     lease_id: str
@@ -111,6 +112,8 @@ class Attempt(Struct, frozen=True):
     outcome: Outcome | None = None
     boot: str = ""
     marked_at_ms: int = 0
+    machine: str = ""
+    pid_start: int = 0
 
 
 class StopOrder(Struct, frozen=True):

@@ -137,15 +137,24 @@ class Usage(Struct, frozen=True):
     gpus: Annotated[tuple[GpuUsage, ...], Meta(max_length=MAX_GPUS)] = ()
 
 
+class MissingAttempt(Struct, frozen=True):
+    """An attempt (by its lease id) that the agent of its node has no trace of, which does not prove that it is over:
+    until then it may run on. 0 is for as long as something of it is seen on this machine."""
+
+    lease_id: str
+    until_ms: int
+
+
 class NodeObservation(Struct, frozen=True):
     """The last heartbeat of a node, and what follows from it. Never stored: after a restart no node was heard.
 
-    `beat` is the heartbeat's number. Until `held_until_ms` what was lent there may still run; after it nothing
-    can, whatever became of the node. `generation` counts how often its agent has withdrawn what it offered, and
-    `yields` says that it does so now, because the owner is using it. `boot` names the time since its machine was
-    started. `idleness` is what thresholds make of all that was measured so far, `volatility` how its owner's use
-    has moved, `overused_since_ms` since when the owner wants back what an engine holds there for others (0: no).
-    `rejected` is why its agent was last turned away, at `rejected_at_ms`.
+    `beat` is the heartbeat's number. Until `held_until_ms` what was lent there may still run; after it nothing can,
+    whatever became of the node. `generation` counts how often its agent has withdrawn what it offered, and `yields`
+    says that it does so now, because the owner is using it. `boot` names the time since its machine was started,
+    `machine` the machine and directory of its agent. `missing` is what may still run there unseen. `idleness` is
+    what thresholds make of all that was measured so far, `volatility` how its owner's use has moved,
+    `overused_since_ms` since when the owner wants back what an engine holds there for others (0: no). `rejected` is
+    why its agent was last turned away, at `rejected_at_ms`.
     """
 
     kind: ClassVar[str] = "observation"
@@ -158,6 +167,8 @@ class NodeObservation(Struct, frozen=True):
     generation: int = 0
     yields: bool = False
     boot: str = ""
+    machine: str = ""
+    missing: tuple[MissingAttempt, ...] = ()
     idleness: Idleness | None = None
     volatility: UsageVolatility | None = None
     overused_since_ms: int = 0

@@ -55,6 +55,7 @@ DECIDERS: dict[type, Decider] = {
     events.AttemptMarked: jobs.on_marked,
     events.AttemptEnded: jobs.on_ended,
     events.AttemptsListed: jobs.on_listed,
+    events.AttemptsGone: jobs.on_gone,
     events.BlockAsked: blocks.on_asked,
     events.CopyAdded: blocks.on_copy_added,
     events.BlockReleased: blocks.on_released,

@@ -8,17 +8,20 @@ from distributed_grid.domain.events import (
     AttemptEnded,
     AttemptMarked,
     AttemptPaused,
+    AttemptsGone,
     AttemptsListed,
     AttemptStarted,
+    Event,
     JobCancelled,
     JobSubmitted,
+    LeaseLost,
     LeaseReleased,
     QueueScanned,
 )
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome, StopOrder
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import NodeObservation
+from distributed_grid.domain.nodes import MissingAttempt, NodeObservation
 from distributed_grid.domain.resources import Claim
 from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, Step, advance_job, advance_lease
@@ -165,7 +168,7 @@ def on_started(ledger: Ledger, event: AttemptStarted, now: int) -> Decision:
     job, attempt = _reported_attempt(ledger, event)
     if job is None or attempt is None or attempt.pid or ledger.leases[attempt.lease_id].awaits:
         return Decision()
-    running = replace(attempt, started_at_ms=now, pid=event.pid, cores=event.cores)
+    running = replace(attempt, started_at_ms=now, pid=event.pid, cores=event.cores, pid_start=event.pid_start)
     state = advance_job(job.state, Step.START) if job.state is JobState.ASSIGNED else job.state
     changes: list[Row] = [replace(job, state=state, attempts=(*job.attempts[:-1], running))]
     lease = ledger.leases[attempt.lease_id]
@@ -225,7 +228,7 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
     decision = end_lease(ledger, lease, end, outcome.detail, now)
     if event.pid and not attempt.pid:
         began = max(attempt.assigned_at_ms, now - outcome.wall_ms)
-        attempt = replace(attempt, started_at_ms=began, pid=event.pid, cores=event.cores)
+        attempt = replace(attempt, started_at_ms=began, pid=event.pid, cores=event.cores, pid_start=event.pid_start)
         decision.records.insert(0, _start_record(job, attempt))
     if event.mark_age_ms is not None and attempt.pid:
         attempt = _with_mark(attempt, event.mark_age_ms, now)
@@ -286,26 +289,63 @@ def _requeue(job: Job, now: int, *, counts: bool) -> list[Row]:
 
 
 def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:
-    """Compare what an agent has with what should run there: what it does not know of is lost.
+    """Compare what an agent has with what should run there. That it has no trace of an attempt proves nothing: it may
+    be another agent than the one that runs it. The attempt is lost
 
-    What was only assigned is ordered again, unless the machine was restarted in between: then it may have run.
+    - at once, when the same agent's machine was started anew, or when nothing of it is seen on this machine;
+    - when the node's hold is over, as it was when this agent came: until then something may keep it running.
+
+    What was only assigned is ordered again, unless another agent or an earlier boot may have run it.
     """
-    known = set(event.attempts)
+    node, known, running = ledger.nodes.get(event.node), set(event.attempts), set(event.running)
     seen = ledger.observations.get(event.node) or NodeObservation(event.node, 0)
-    lost = [
-        AttemptEnded(
-            job.uid,
-            attempt.number,
-            attempt.fence,
-            Outcome(Ending.LOST, detail=f"{event.node} has no trace of it"),
-        )
-        for job in ledger.jobs_of(event.node)
-        if (attempt := job.attempt) is not None
-        and attempt.lease_id not in known
-        and (job.state is not JobState.ASSIGNED or (attempt.boot and attempt.boot != event.boot))
-    ]
-    changes: list[Row] = [replace(seen, boot=event.boot)] if seen.boot != event.boot else []
-    return Decision(changes, follow=[*lost])
+    before = {one.lease_id: one.until_ms for one in seen.missing}
+    lost: list[Event] = []
+    missing: list[MissingAttempt] = []
+    for job in ledger.jobs_of(event.node):
+        attempt = job.attempt
+        if attempt is None or attempt.lease_id in known:
+            continue
+        lease_id, was_started = attempt.lease_id, job.state is not JobState.ASSIGNED
+        has_hold = node is not None and node.hold_ms > 0
+        is_same = attempt.machine == event.machine or not has_hold
+        if is_same and attempt.boot and attempt.boot != event.boot:
+            lost.append(LeaseLost(lease_id, _no_trace(event.node)))
+        elif has_hold:
+            if was_started or not (is_same or ledger.leases[lease_id].awaits):
+                until = seen.held_until_ms or now
+                missing.append(MissingAttempt(lease_id, min(before.get(lease_id, until), until)))
+        elif lease_id in running:
+            missing.append(MissingAttempt(lease_id, 0))
+        elif was_started:
+            lost.append(LeaseLost(lease_id, _no_trace(event.node)))
+    listed = replace(seen, boot=event.boot, machine=event.machine, missing=tuple(missing))
+    return Decision([listed] if listed != seen else [], follow=lost)
+
+
+def on_gone(ledger: Ledger, event: AttemptsGone, now: int) -> Decision:
+    """Give up attempts that were kept because something of them was seen, and now is not."""
+    seen = ledger.observations.get(event.node)
+    if seen is None:
+        return Decision()
+    gone = {one.lease_id for one in seen.missing if not one.until_ms} & set(event.attempts)
+    left = tuple(one for one in seen.missing if one.lease_id not in gone)
+    lost: list[Event] = [LeaseLost(lease_id, _no_trace(event.node)) for lease_id in sorted(gone)]
+    return Decision([replace(seen, missing=left)] if gone else [], follow=lost)
+
+
+def expire_missing(seen: NodeObservation, now: int) -> Decision:
+    """Give up what was missing until now: the hold that it had is over, so nothing of it can still run."""
+    over = [one for one in seen.missing if 0 < one.until_ms <= now]
+    if not over:
+        return Decision()
+    left = tuple(one for one in seen.missing if one not in over)
+    lost: list[Event] = [LeaseLost(one.lease_id, _no_trace(seen.node)) for one in over]
+    return Decision([replace(seen, missing=left)], follow=lost)
+
+
+def _no_trace(node: str) -> str:
+    return f"{node} has no trace of it"
 
 
 def give_up_waiting(ledger: Ledger, job: Job, detail: str, now: int) -> Decision:

@@ -34,7 +34,7 @@ from distributed_grid.reactor.block_copies import overdue
 from distributed_grid.reactor.blocks import release
 from distributed_grid.reactor.decision import Decision
 from distributed_grid.reactor.engines import expire_lost_nodes
-from distributed_grid.reactor.jobs import give_up_waiting, requeue_unstarted, stop_job
+from distributed_grid.reactor.jobs import expire_missing, give_up_waiting, requeue_unstarted, stop_job
 from distributed_grid.reactor.lease_transitions import FENCE, binding_for, cancel_dependents, end_lease, lease_record
 from distributed_grid.reactor.nodes import check_liveness
 from distributed_grid.scheduling.queue import reasons
@@ -156,9 +156,10 @@ def on_time_passed(ledger: Ledger, event: TimePassed, now: int) -> Decision:
     if due:
         return _expire_next(ledger, due, event, now)
     decision = check_liveness(ledger, now)
-    lost = expire_lost_nodes(ledger, now)
-    decision.changes += lost.changes
-    decision.follow += lost.follow
+    missing = [expire_missing(seen, now) for seen in ledger.observations.values() if seen.missing]
+    for lost in (*missing, expire_lost_nodes(ledger, now)):
+        decision.changes += lost.changes
+        decision.follow += lost.follow
     orphaned = [lease_id for lease_id in ledger.dependents if lease_id not in ledger.leases]
     decision.follow += [event for lease_id in orphaned for event in cancel_dependents(ledger, lease_id)]
     if ledger.blocks:

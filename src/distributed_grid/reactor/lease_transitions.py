@@ -68,8 +68,8 @@ def grant(
     if job is None:
         return decision, granted, None
     seen = ledger.observations.get(place.node)
-    boot = seen.boot if seen is not None else ""
-    attempt = Attempt(len(job.attempts) + 1, lease.id, place.node, granted.fence, now, boot=boot)
+    boot, machine = (seen.boot, seen.machine) if seen is not None else ("", "")
+    attempt = Attempt(len(job.attempts) + 1, lease.id, place.node, granted.fence, now, boot=boot, machine=machine)
     assigned = replace(job, state=advance_job(job.state, Step.ASSIGN), attempts=(*job.attempts, attempt))
     decision.changes.append(assigned)
     return decision, granted, assigned

@@ -194,6 +194,8 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
         event.generation,
         event.yields,
         boot=last.boot if last is not None else "",
+        machine=last.machine if last is not None else "",
+        missing=last.missing if last is not None else (),
         idleness=update_idleness(node, event.usage, last, now),
         volatility=update_volatility(node, event.usage, last, now),
         overused_since_ms=overused_since if engine_leases_to_reclaim(ledger, node, event.usage) else 0,
@@ -325,8 +327,11 @@ def on_stopped(ledger: Ledger, event: NodeStopped, now: int) -> Decision:
         state = advance_node(advance_node(state, Step.LEAVE), Step.JOIN)
     stopped = replace(node, state=state, wanted=False)
     offer = ledger.offers.get(node.name)
-    decision.changes = [stopped, NodeObservation(node.name, 0)]
+    seen = ledger.observations.get(node.name)
+    missing = seen.missing if seen is not None else ()  # of another agent: nobody stopped that
+    decision.changes = [stopped, NodeObservation(node.name, 0, missing=missing)]
     decision.changes += [] if offer is None else [replace(offer, withdrawn=True)]
     why = f"the agent of {node.name} was stopped"
-    decision.follow += [LeaseLost(lease.id, why) for lease in ledger.leases_of(node.name)]
+    kept = {one.lease_id for one in missing}
+    decision.follow += [LeaseLost(lease.id, why) for lease in ledger.leases_of(node.name) if lease.id not in kept]
     return decision

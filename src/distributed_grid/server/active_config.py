@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from distributed_grid.agent.files import job_dir
+from distributed_grid.agent.limits import process_tree
 from distributed_grid.client.conversation import digest_of
 from distributed_grid.config import ClusterConfig, NodeConfig
 from distributed_grid.config.yaml_document import read_content
@@ -24,6 +26,7 @@ from distributed_grid.config_mapping import effective_capacity, joined_node, nod
 from distributed_grid.control.agent_sessions import NodeRegistry
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import NodeDeclared, NodeForgotten, PolicySet
+from distributed_grid.domain.jobs import Attempt
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.errors import Refused
@@ -136,8 +139,9 @@ def _note_path(state_dir: StateDir) -> Path:
 class ConfigRegistry(NodeRegistry):
     """What the config says about nodes, for agents that connect."""
 
-    def __init__(self, config: ClusterConfig) -> None:
+    def __init__(self, config: ClusterConfig, jobs: Path) -> None:
         self._config = config
+        self._jobs = jobs
         self._nodes = {node.name: node for node in config.nodes}
         self.max_connections_per_peer = config.server.max_connections_per_peer
 
@@ -154,9 +158,21 @@ class ConfigRegistry(NodeRegistry):
         """A node that joined with a token, as the cluster treats machines it does not name."""
         return joined_node(self._config, name)
 
+    def is_running(self, attempt: Attempt) -> bool:
+        """Whether its process is there, by its start too, or one that says it belongs to it."""
+        found = process_tree.read_process(attempt.pid) if attempt.pid else None
+        if found is not None and not found.dead and found.start == attempt.pid_start:
+            return True
+        work = str(self._jobs / attempt.lease_id / job_dir.WORK)
+        return bool(process_tree.find_attempt_processes(attempt.lease_id, work, _is_nobody))
+
     def memory_certificate(self, node: str) -> tuple[bytes, bytes]:
         """A certificate made for this memory server alone; none where the config says that the network is trusted."""
         return (b"", b"") if self._config.trusted_network else make_certificate(f"grid memory {node}", ())
+
+
+def _is_nobody(proc: process_tree.Proc, *, fresh: bool = False) -> bool:
+    return False
 
 
 async def declare_nodes(grid: Grid, config: ClusterConfig, machine: Capacity) -> None:

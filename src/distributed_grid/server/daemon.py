@@ -201,7 +201,7 @@ class Daemon:
         agent: Agent | None = None
         try:
             await self._grid.start()
-            registry = ConfigRegistry(self._config)
+            registry = ConfigRegistry(self._config, self._state_dir.jobs)
             self._agents.start(self._grid, registry, answer_program=self._node_memory.serve)
             self._reconciler.start(self._grid, on_view=self._attachment.nodes.update)
             await self._monitor.start()

@@ -39,6 +39,9 @@ class FaultKind(enum.StrEnum):
     SCRAMBLED = "messages overtake each other"
     DISK_FULL = "the control plane's disk is full"
     DISK_SLOW = "the control plane's disk is slow"
+    DISK_HANGS = "the control plane's disk does not answer"
+    NODE_DISK_FULL = "the node's disk is full"
+    DIRECTORY_LOST = "the node joins again with an empty directory"
     AGENT_LIES = "the agent lies"
     SIGTERM_IGNORED = "jobs ignore SIGTERM"
     CLOCK_STEPPED = "the machine's wall clock is stepped"
@@ -56,9 +59,18 @@ LOCAL = frozenset(
     }
 )
 """What can happen to the node of the control plane's own machine; its agent and its links live and die with it."""
-EVERYWHERE = frozenset(
-    {FaultKind.CONTROL_DIES, FaultKind.CONTROL_MACHINE_DIES, FaultKind.DISK_FULL, FaultKind.DISK_SLOW}
-)
+_STORE = frozenset({FaultKind.DISK_FULL, FaultKind.DISK_SLOW, FaultKind.DISK_HANGS})
+EVERYWHERE = frozenset({FaultKind.CONTROL_DIES, FaultKind.CONTROL_MACHINE_DIES}) | _STORE
+HARMLESS = _STORE | {
+    FaultKind.NODE_DISK_FULL,
+    FaultKind.OWNER,
+    FaultKind.DRAINED,
+    FaultKind.REPEATING,
+    FaultKind.SCRAMBLED,
+    FaultKind.SIGTERM_IGNORED,
+    FaultKind.CLOCK_STEPPED,
+}
+"""What must not keep the hold of a node from being renewed."""
 _LASTS_MS = {
     FaultKind.AGENT_DIES: (500, 15_000),
     FaultKind.MACHINE_DIES: (5_000, 90_000),
@@ -67,7 +79,10 @@ _LASTS_MS = {
     FaultKind.CUT: (1_000, 150_000),
     FaultKind.CUT_UP: (1_000, 120_000),
     FaultKind.CUT_DOWN: (1_000, 120_000),
-    FaultKind.DISK_FULL: (500, 10_000),
+    FaultKind.DISK_FULL: (500, 120_000),
+    FaultKind.DISK_HANGS: (500, 120_000),
+    FaultKind.NODE_DISK_FULL: (500, 120_000),
+    FaultKind.DIRECTORY_LOST: (1, 1),
     FaultKind.OWNER: (3_000, 120_000),
     FaultKind.DRAINED: (5_000, 60_000),
 }
@@ -115,11 +130,13 @@ class FaultInjector:
     def __init__(self, world: World) -> None:
         self._world = world
         self._at_work: list[Fault] = []
+        self._disturbed_at: dict[str, int] = {}
 
     def begin(self, fault: Fault) -> None:
         world, node = self._world, fault.node
         world.note(node or "grid", f"{fault.kind}, for {fault.lasts_ms / 1000:g} s")
         self._at_work.append(fault)
+        self._disturb_until_now(fault)
         match fault.kind:
             case FaultKind.AGENT_DIES:
                 world.end_agent(node, with_machine=False)
@@ -133,6 +150,8 @@ class FaultInjector:
             case FaultKind.CUT | FaultKind.CUT_UP | FaultKind.CUT_DOWN:
                 for direction in CUTS[fault.kind]:
                     world.network.block(node, direction)
+            case FaultKind.DIRECTORY_LOST:
+                world.join_again(node)
             case FaultKind.DRAINED:
                 if world.control.is_up:
                     world.control.handle(NodeDrained(node))
@@ -143,6 +162,7 @@ class FaultInjector:
         world, node = self._world, fault.node
         world.note(node or "grid", f"no more: {fault.kind}")
         self._at_work.remove(fault)
+        self._disturb_until_now(fault)
         match fault.kind:
             case FaultKind.AGENT_DIES:
                 world.start_agent(node)
@@ -155,10 +175,23 @@ class FaultInjector:
             case FaultKind.CUT | FaultKind.CUT_UP | FaultKind.CUT_DOWN:
                 for direction in CUTS[fault.kind]:
                     world.network.unblock(node, direction)
+            case FaultKind.DIRECTORY_LOST:
+                pass
             case FaultKind.DRAINED:
                 world.users.submit(AgentRequested(node, True))
             case _:
                 self._set(fault)
+
+    def undisturbed_ms(self, node: str) -> int:
+        """For how long nothing has happened that may keep the hold of a node from being renewed."""
+        if any(fault.node in ("", node) and fault.kind not in HARMLESS for fault in self._at_work):
+            return 0
+        since = max(self._disturbed_at.get(node, 0), self._disturbed_at.get("", 0))
+        return self._world.queue.now - since
+
+    def _disturb_until_now(self, fault: Fault) -> None:
+        if fault.kind not in HARMLESS:
+            self._disturbed_at[fault.node] = self._world.queue.now
 
     def keeps_down(self, node: str) -> bool:
         """Whether a fault keeps the agent of a node from running."""
@@ -181,6 +214,10 @@ class FaultInjector:
         match fault.kind:
             case FaultKind.DISK_FULL:
                 world.control.disk_is_full = strength is not None
+            case FaultKind.DISK_HANGS:
+                world.control.disk_hangs = strength is not None
+            case FaultKind.NODE_DISK_FULL:
+                world.machines[node].fill_disk(strength is not None)
             case FaultKind.DISK_SLOW:
                 world.control.disk_slowness = 1 if strength is None else 2 + round(500 * strength)
             case FaultKind.SLOW_NODE:

@@ -3,6 +3,7 @@
 Checked when                    what
 - a process begins              one run at a time of a job; an attempt runs once; what runs on a machine is within what
                                 its node may lend; its lease is held there under this very fence; its hold is not over
+- a hold runs out               something kept its agent from renewing it, and be it only for a moment
 - a step of the control plane   all of `invariants.py`, the ledger's own; under a lease that ended nothing runs;
                                 an attempt ends once, and as it did on its machine; a job is not run more often than was
                                 asked for
@@ -37,6 +38,8 @@ from distributed_grid.simulation.machine import Machine, SimulatedProcess
 
 EVERY = 16
 """A step that changes no more than an observation leaves the ledger as it was: it is built anew every so many times."""
+RECONNECT_MS = 45_000
+"""Within this time after the last disturbance an agent has a link again, and its first heartbeat is answered."""
 STOPPED = "a stop that was acknowledged is carried out"
 Note = Callable[[str, str], None]
 """Takes down what happened where."""
@@ -54,8 +57,9 @@ class InvariantViolated(BaseException):
 class InvariantChecker:
     """Sees everything that happens, and raises at the first moment a invariant is broken."""
 
-    def __init__(self, note: Note, now: int) -> None:
+    def __init__(self, note: Note, now: int, undisturbed_ms: Callable[[str], int]) -> None:
         self._note = note
+        self._undisturbed_ms = undisturbed_ms
         self._watch = LedgerWatch(now)
         self._moment: ObservedStep | None = None
         self.running: dict[str, tuple[Machine, SimulatedProcess]] = {}
@@ -122,6 +126,15 @@ class InvariantChecker:
     def _honest(self) -> list[str]:
         """What runs where the agent has never lied."""
         return [one for one, (machine, _) in self.running.items() if machine.node.name not in self.liars]
+
+    def hold_expired(self, machine: Machine, run: SimulatedProcess) -> None:
+        """A process is stopped because its hold is over: something must have kept its agent from renewing it."""
+        undisturbed = self._undisturbed_ms(machine.node.name)
+        self._hold(
+            undisturbed < run.order.hold_ms + RECONNECT_MS,
+            "a healthy agent's holds are renewed",
+            f"{run.lease_id} on {machine.node.name}, undisturbed for {undisturbed} ms",
+        )
 
     def _where(self, lease_id: str) -> str:
         return self.running[lease_id][0].node.name

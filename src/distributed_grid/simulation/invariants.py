@@ -16,7 +16,7 @@ from distributed_grid.domain.fences import epoch_of
 from distributed_grid.domain.jobs import Ending, Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Node, Offer
+from distributed_grid.domain.nodes import Node, NodeObservation, Offer
 from distributed_grid.domain.rebalancing import is_automatic
 from distributed_grid.domain.resources import WHOLE_GPU
 from distributed_grid.domain.rows import VOLATILE, Counter, Row, decode_row, encode_row
@@ -321,13 +321,18 @@ def an_offer_is_within_what_its_node_may_lend(watch: LedgerWatch, moment: Observ
 
 def nothing_is_given_up_before_its_hold_is_over(watch: LedgerWatch, moment: ObservedStep) -> None:
     """What silence alone ends was silent for longer than its node's hold, counted from the last sign of life, or from
-    the start of a control plane that has heard none; of a gang, one member was."""
+    the start of a control plane that has heard none; of a gang, one member was. What its node's agent had no trace of
+    was kept until the hold was over that it may have had."""
     if not isinstance(moment.event, TimePassed):
         return
     held = {row.id: row.node for row in moment.rows_before if isinstance(row, Lease) and row.holds}
     nodes = {row.name: row for row in moment.rows_before if isinstance(row, Node)}
     lost: dict[str, list[Node]] = {}
+    seen = [row for row in moment.rows_before if isinstance(row, NodeObservation)]
+    missing = {one.lease_id: one for row in seen for one in row.missing}
     for row in moment.changes:
+        if isinstance(row, Lease) and row.id in missing and 0 < missing[row.id].until_ms <= watch.now:
+            continue
         if isinstance(row, Lease) and row.end is LeaseEnd.LOST and row.id in held:
             lost.setdefault(row.gang or row.id, []).append(nodes[held[row.id]])
     for lease_id, silent in lost.items():

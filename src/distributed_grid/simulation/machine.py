@@ -73,6 +73,8 @@ class SimulatedProcess:
         self.stop: tuple[str, str, int] | None = None
         self.left_ms = self.work.run_ms
         self.began_at = self.resumed_at = 0
+        self.orphaned_hold: int | None = None
+        """Its hold, once its record is lost with the directory: nobody renews that."""
         self.plans: list[ScheduledEvent] = []
         self.finish: ScheduledEvent | None = None
 
@@ -90,6 +92,7 @@ class Witness(Protocol):
 
     def began(self, machine: Machine, run: SimulatedProcess) -> None: ...
     def ended(self, machine: Machine, run: SimulatedProcess) -> None: ...
+    def hold_expired(self, machine: Machine, run: SimulatedProcess) -> None: ...
 
 
 class SimulatedHost(Protocol):
@@ -112,8 +115,12 @@ class Machine:
         self.records: dict[str, SimulatedProcess] = {}
         self.live: dict[str, None] = {}
         self.launching: dict[str, ScheduledEvent] = {}
+        self.orphans: list[SimulatedProcess] = []
         self.hold_on_disk = (0, "")
         self.epoch_on_disk = 0
+        self.disk_is_full = False
+        self.unrecorded: set[str] = set()
+        self.directories = 1
         self.host: SimulatedHost | None = None
         self.owner = Owner.AWAY
         self.slowness = 1
@@ -148,7 +155,7 @@ class Machine:
         now = self.boot_ms
         self._uptime_ms, self._booted_at = now, self.queue.now
         self._drift = round(much * MAX_SKEW) or self.random.randint(-USUAL_DRIFT, USUAL_DRIFT)
-        for run in self.running:  # whoever sleeps until a moment of this clock looks at it anew
+        for run in (*self.running, *self.orphans):  # whoever sleeps until a moment of this clock looks at it anew
             self.await_kill(run)
             self.watch_hold(run)
 
@@ -176,8 +183,15 @@ class Machine:
             run = self.records[lease_id]
             if run.runs:
                 self._gone(run)
+            if lease_id in self.unrecorded:
+                run.outcome = None
             if run.outcome is None and self.random.random() < 0.3:
                 del self.records[lease_id], self.live[lease_id]
+        self.unrecorded.clear()
+        for run in self.orphans:
+            if run.runs:
+                self._gone(run)
+        self.orphans.clear()
 
     def agent_died(self) -> None:
         """What was handed to the agent's spawner is started or is not; nobody hands it over again."""
@@ -186,6 +200,29 @@ class Machine:
             if self.random.random() < 0.5:
                 self._begin(self.records[lease_id])
         self.launching.clear()
+
+    @property
+    def directory(self) -> str:
+        """Names this machine and the directory of its agent."""
+        return f"{self.node.name}-directory-{self.directories}"
+
+    def lose_directory(self) -> None:
+        """The agent's directory is lost, with all that is recorded in it; what runs goes on until its hold is over."""
+        for run in self.running:
+            if run.runs:
+                run.orphaned_hold = self.holds_until(run)
+                self.orphans.append(run)
+        self.directories += 1
+        self.records.clear()
+        self.live.clear()
+        self.unrecorded.clear()
+        self.hold_on_disk, self.epoch_on_disk = (0, ""), 0
+
+    def fill_disk(self, is_full: bool) -> None:
+        """From now on nothing can be recorded, or everything can again."""
+        self.disk_is_full = is_full
+        if not is_full:
+            self.unrecorded.clear()  # shims try again until their ends are on the disk
 
     # ------------------------------------------------------------------ running
 
@@ -241,9 +278,13 @@ class Machine:
         self.witness.ended(self, run)
 
     def _conclude(self, run: SimulatedProcess, outcome: Outcome) -> None:
-        """Have the end on the disk, then report it."""
+        """Have the end on the disk, then report it; on a full disk it is reported first."""
         run.outcome = outcome
-        if self.host is not None:
+        if self.disk_is_full:
+            self.unrecorded.add(run.lease_id)
+        if run in self.orphans:
+            self.orphans.remove(run)
+        elif self.host is not None:
             self.host.run_ended(run)
 
     def mark_age_ms(self, run: SimulatedProcess) -> int | None:
@@ -312,6 +353,8 @@ class Machine:
 
     def holds_until(self, run: SimulatedProcess) -> int:
         """When a run must be gone by."""
+        if run.orphaned_hold is not None:
+            return run.orphaned_hold
         return self.held_until or run.launched_boot_ms + run.order.hold_ms
 
     def watch_hold(self, run: SimulatedProcess) -> None:
@@ -324,6 +367,8 @@ class Machine:
         if self.boot_ms < term_at:
             self._schedule(run, self.moment(term_at), self.watch_hold)
             return
+        if run.orphaned_hold is None:
+            self.witness.hold_expired(self, run)
         run.stop = ("hold_expired", "its hold expired: no answer from the control plane", until)
         self._carry_out_stop(run, ask=True)
 

@@ -193,6 +193,11 @@ class Network:
             for link in links:
                 link.drop(silently=silently)
 
+    def cut(self, node: str) -> None:
+        """The control plane ends every link of a node."""
+        for link in self._links[node]:
+            link.close("")
+
     def block(self, node: str, direction: int) -> None:
         self.routes[node].blocked[direction] += 1
 

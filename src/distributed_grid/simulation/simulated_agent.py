@@ -109,8 +109,8 @@ class SimulatedAgent:
     def greeting(self) -> list[AgentHello | AttemptsPage]:
         machine = self.machine
         attempts, capacity = self._orders.listed(), ReportedCapacity.of(machine.node.capacity)
-        epoch = machine.epoch_on_disk
-        return greeting(AgentHello(PROTOCOL, __version__, self.name, attempts, capacity, epoch, machine.boot))
+        seen = (machine.epoch_on_disk, machine.boot, machine.directory)
+        return greeting(AgentHello(PROTOCOL, __version__, self.name, attempts, capacity, *seen))
 
     def said(self, message: FromAgent) -> FromAgent:
         """What it says instead, while it lies: often something else."""
@@ -122,7 +122,8 @@ class SimulatedAgent:
     def received(self, message: ToAgent) -> None:
         """Take in what the control plane says."""
         if isinstance(message, Welcome):
-            self.machine.epoch_on_disk = max(self.machine.epoch_on_disk, message.epoch)
+            if not self.machine.disk_is_full:
+                self.machine.epoch_on_disk = max(self.machine.epoch_on_disk, message.epoch)
             self._guard.rules = message.owner
             self._marks_reported.clear()
             self._outbox.resend()
@@ -255,10 +256,16 @@ class SimulatedAttempts:
         await self._tasks.sleep(self._machine.random.randint(50, 4_000) * self._machine.slowness)
         while not self._uplink.is_up or self._uplink.silent_ms > HEARTBEAT_MS + FETCH_MS:
             await self._tasks.sleep(FETCH_MS)
+        self._need_room()
+
+    def _need_room(self) -> None:
+        if self._machine.disk_is_full:
+            raise OSError("No space left on device")
 
     async def launch(self, order: StartAttemptOrder) -> None:
         run = self._machine.records.get(order.lease_id)
         if run is None:
+            self._need_room()
             self._machine.launch(order)
             return
         if order.fence < run.fence:

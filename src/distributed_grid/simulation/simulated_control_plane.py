@@ -7,13 +7,14 @@ crash can cut it off: it forgets everything but the store, and the next start be
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from random import Random
 from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
-from distributed_grid.control.agent_sessions import AgentInbox, AgentSessions, NodeRegistry, SessionMessage
+from distributed_grid.control.agent_sessions import AgentInbox, AgentSessions, Greeting, NodeRegistry, SessionMessage
 from distributed_grid.control.batch import BatchSettler, DecidedBatch, DecisionFailed, Entry, Question
 from distributed_grid.domain.events import (
     ControlPlaneStarted,
@@ -39,7 +40,10 @@ from distributed_grid.simulation.event_queue import EventQueue, Resume, Schedule
 from distributed_grid.simulation.network import Network, SimulatedLink
 from distributed_grid.wire import AgentHello, FromAgent, Heartbeat, OwnerRules
 
-TICK_MS, RETRY_MS = 1_000, 500
+TICK_MS = 1_000
+RETRY_MS, MAX_RETRY_MS = 500, 2_000
+HANGING_MS = 200
+"""How often a commit that hangs looks whether the disk goes on."""
 T = TypeVar("T")
 Then = Callable[[Entry], None]
 
@@ -91,6 +95,7 @@ class SimulatedControlPlane:
         self.starts = 0
         self.clock_ahead_ms = 0
         self.disk_is_full = False
+        self.disk_hangs = False
         self.disk_slowness = 1
         self.gateway = SimulatedGateway(self)
         self._inbox: list[_WaitingEntry] = []
@@ -143,12 +148,14 @@ class SimulatedControlPlane:
         """Make time pass for the ledger: when something is due, and once a second."""
         if not self.is_up or life != self.starts:
             return
-        self.handle(TimePassed())
+        self.handle(TimePassed(), lambda entry: self._tick_later(life, entry.failure))
         if self.rules is not None and self.queue.now >= self._read_at + self.rules.interval_ms:
             self._read_at = self.queue.now
             self.handle(PressureRead(self._readings(), self.rules))
+
+    def _tick_later(self, life: int, failure: Exception | None) -> None:
         due = self.ledger.next_due_ms()
-        wait = TICK_MS if due is None else min(max(due - self.now, 5), TICK_MS)
+        wait = TICK_MS if due is None or failure is not None else min(max(due - self.now, 5), TICK_MS)
         self.queue.after(wait, lambda: self._tick(life))
 
     def _readings(self) -> tuple[PressureReading, ...]:
@@ -216,6 +223,9 @@ class SimulatedControlPlane:
 
     def _commit(self) -> None:
         assert self._batch is not None
+        if self.disk_hangs:
+            self._settling = self.queue.after(HANGING_MS, self._commit)
+            return
         if not self.disk_is_full:
             self._make_durable()
             self._finish()
@@ -320,7 +330,7 @@ class SimulatedGateway:
         for message in messages:
             assert isinstance(message, SessionMessage)
             task = SimulatedTask(self._process(message, via), done)
-            if isinstance(message, AgentHello):
+            if isinstance(message, Greeting):
                 self._greeting[via] = task
             task.start()
 
@@ -359,6 +369,7 @@ class SimulatedGateway:
         await Suspension(begin)
 
     async def handle_with_retry(self, event: Event) -> None:
+        pause_ms = RETRY_MS
         while True:
             try:
                 await self.handle(event)
@@ -366,18 +377,19 @@ class SimulatedGateway:
             except GridError as failure:
                 if not failure.retryable:
                     raise
-            await Suspension(self._retry_later)
+            await Suspension(partial(self._retry_later, pause_ms))
+            pause_ms = min(2 * pause_ms, MAX_RETRY_MS)
 
     async def read(self, question: Callable[[Ledger, int], T]) -> T:
         answer: T = await Suspension(lambda resume: self._control.read(question, _resuming(resume)))
         return answer
 
-    def _retry_later(self, resume: Resume) -> None:
+    def _retry_later(self, pause_ms: int, resume: Resume) -> None:
         def retry() -> None:
             if self._control.gateway is self and self._control.is_up:
                 resume(None, None)
 
-        self._control.queue.after(RETRY_MS, retry)
+        self._control.queue.after(pause_ms, retry)
 
 
 def _resuming(resume: Resume) -> Then:

@@ -166,7 +166,8 @@ class World:
         self.scenario = scenario
         self.queue = EventQueue(BEGIN_MS)
         self.log = RunLog(keep_all=keep_all)
-        self.checker = InvariantChecker(self.note, BEGIN_MS)
+        self.injector = FaultInjector(self)
+        self.checker = InvariantChecker(self.note, BEGIN_MS, self.injector.undisturbed_ms)
         random = scenario.random
         names = tuple(node.name for node in scenario.nodes)
         self.network = Network(self.queue, random, names)
@@ -188,7 +189,6 @@ class World:
             one.neighbours = names
         self.agents: dict[str, SimulatedAgent] = {}
         self._orders = orders
-        self.injector = FaultInjector(self)
 
     def note(self, who: str, what: str) -> None:
         self.log.note(self.queue.now - BEGIN_MS, who, what)
@@ -261,6 +261,15 @@ class World:
         agent = self.agents.get(name)
         if agent is not None and agent.alive:
             agent.die(with_machine=with_machine)
+
+    def join_again(self, name: str) -> None:
+        """The node joins with an empty directory: its old agent is cut off, and its jobs run on until their hold is
+        over."""
+        self.end_agent(name, with_machine=False)
+        self.network.cut(name)
+        self.machines[name].lose_directory()
+        if self.machines[name].is_on:
+            self.start_agent(name)
 
     # ------------------------------------------------------------------ the end
 

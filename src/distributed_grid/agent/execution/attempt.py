@@ -77,6 +77,7 @@ class AttemptLaunch(msgspec.Struct, frozen=True, tag=True):
     pid: int
     cores: tuple[int, ...]
     at_boot_ms: int
+    pid_start: int = 0
 
 
 class AttemptExit(msgspec.Struct, frozen=True, tag=True):

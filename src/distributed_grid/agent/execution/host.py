@@ -54,6 +54,7 @@ from distributed_grid.agent.files.job_signals import HoldDeadline
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.errors import BadInput, StaleFence
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
+from distributed_grid.state_dir import machine_id
 
 LOCK_TIMEOUT_S = 10.0
 REPEAT_S = 1.0  # how often a stop, or a record that found no room, is tried again
@@ -88,6 +89,8 @@ class AttemptHost:
             self._root, use_cgroups=use_cgroups, lock_timeout_s=lock_timeout_s, grid_locks=locks
         )
         self._stopped = True
+        self.machine = ""
+        """Names this machine and the root: an agent with another one knows nothing of what is recorded here."""
         self._repeats_stops = False
 
     async def start(self) -> None:
@@ -99,6 +102,7 @@ class AttemptHost:
         self._stopped = False
         attempts, damaged = read_unacknowledged(self._root, self._grid)
         self._hold.restore(find_hold_key(attempts) or os.urandom(16).hex())
+        self.machine = job_dir.machine_name(self._root, machine_id())
         self._spawner.start()
         for attempt in attempts:
             self._adopt(attempt)
@@ -207,6 +211,7 @@ class AttemptHost:
             pid=started.pid,
             cores=started.cores,
             at_boot_ms=started.at_boot_ms,
+            pid_start=started.start,
         )
         shim = process_tree.read_process(started.shim.pid)
         if shim is not None and shim.start == started.shim.start:

@@ -8,6 +8,7 @@ Below the root, mode 0700 (files 0600):
         .throttled            there while something here may be stopped or confined because the owner needs the machine
         .hold                 the hold deadline of all attempts that have a hold; made with the root and then written
                               in place, which a full disk has room for
+        .machine              a name for this root, made with it
         .live/<attempt id>    a link to .host.lock; exists from before the launch until the end has been acknowledged
         <attempt id>/
             spec.json         everything needed to run it, its first cores included; there before the shim
@@ -58,6 +59,7 @@ HOLD = f"{CONTROL}/.hold"
 THROTTLED = f"{CONTROL}/.throttled"
 SPAWNER_LOG = f"{CONTROL}/.spawner.log"
 LIVE = f"{CONTROL}/.live"
+MACHINE = f"{CONTROL}/.machine"
 SPEC, CORES, FENCE, LOCK, GROUPS = "spec.json", "cores.json", "fence.json", "shim.lock", "groups.json"
 STARTED, STOP, EXIT = "started", "stop.json", "exit.json"
 STDOUT, STDERR, WORK, NOTICE, CHECKPOINT = "stdout", "stderr", "work", "notice", "checkpoint"
@@ -239,6 +241,21 @@ def open_job_folder(root: str, attempt_id: str) -> int:
     if not is_safe_name(attempt_id):
         raise ValueError(f"not a safe attempt id: {attempt_id!r}")
     return os.open(f"{root}/{attempt_id}", _DIRECTORY)
+
+
+def machine_name(root: str, machine: str) -> str:
+    """A name for this machine and this very root, the same for as long as both last."""
+    path, fresh = f"{root}/{MACHINE}", os.urandom(12).hex()
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, fresh.encode())
+        finally:
+            os.close(fd)
+    except OSError:  # it is there, or there is no room: then it lasts as long as this process
+        pass
+    found = read_regular(path, None, MAX_FILE_BYTES).decode("ascii", "replace")
+    return f"{machine}-{found if len(found) == len(fresh) else fresh}"
 
 
 def make_hold(root: str) -> None:

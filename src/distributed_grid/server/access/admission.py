@@ -32,7 +32,7 @@ class Admission:
     """Authenticates nodes, and answers the requests about tokens.
 
     `configured` are the names that no node may join under, `advertised` is how the port is reached now, and
-    `disconnect` ends the connections of a node whose key was revoked.
+    `disconnect` ends the connections of a node whose key was revoked or replaced.
     """
 
     def __init__(
@@ -107,6 +107,7 @@ class Admission:
             hostname=self._free(op.hostname),
             key_hash=op.key_hash,
         )
+        self._disconnect(used.used_by)  # who connected with the key that this one replaces
         log.info("%s joined with the token %s", used.used_by, used.id)
         return {"node": used.used_by, "joined_at": iso_time(used.used_ms)}
 
