@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -46,7 +48,7 @@ class Agent:
         self.unlinks += 1
 
 
-def play(path: Path, behave: Behave, until: Callable[[Agent], bool]) -> Agent:
+def play(path: Path, behave: Behave, until: Callable[[Agent], bool], timing: Timing = HASTY) -> Agent:
     """Run a link against a control plane that behaves like this, until something is true; it must come."""
 
     async def story() -> Agent:
@@ -57,7 +59,7 @@ def play(path: Path, behave: Behave, until: Callable[[Agent], bool]) -> Agent:
                 raise EndpointUnknown
             return await unix_connect(str(path), "ws://grid/v1/agent", compression=None, ping_interval=None)
 
-        link = Uplink("gpu1", dial, HASTY)
+        link = Uplink("gpu1", dial, timing)
         running = asyncio.create_task(link.run(agent))
         await asyncio.sleep(0.05)
         async with unix_serve(behave, str(path), compression=None, ping_interval=None):
@@ -139,6 +141,23 @@ def test_a_refusal_is_logged_and_asked_again(
     agent = play(tmp_path / "s", refuse, lambda agent: len(came) >= 2)
     assert agent.welcomes == 0
     assert any(word in caplog.text for word in ("no node is called", "did not welcome", "upgrade"))
+
+
+def test_who_is_refused_after_a_welcome_does_not_hammer(tmp_path: Path) -> None:
+    came: list[float] = []
+
+    async def refuse(link: ServerConnection) -> None:
+        came.append(time.monotonic())
+        await link.recv()
+        await link.send(wire.encode(WELCOME))
+        await link.recv()
+        await link.send(wire.encode(wire.RejectAgent("that cannot be true")))
+        await link.wait_closed()
+
+    timing = Timing(first_pause=0.01, max_pause=0.01, refused_pause=0.5)
+    agent = play(tmp_path / "s", refuse, lambda agent: len(came) >= 3, timing)
+    assert agent.welcomes >= 2
+    assert min(later - earlier for earlier, later in itertools.pairwise(came)) >= 0.35
 
 
 def test_garbage_ends_the_link_and_nothing_else(tmp_path: Path) -> None:

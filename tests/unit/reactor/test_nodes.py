@@ -17,6 +17,9 @@ from distributed_grid.domain.events import (
 )
 from distributed_grid.domain.fences import MAX_EPOCH, MAX_EPOCH_LEAD
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Usage
+from distributed_grid.domain.resources import MAX_AMOUNT, Capacity, GpuDevice
+from distributed_grid.domain.rows import VOLATILE, decode_row, encode_row
 from distributed_grid.domain.states import NodeState
 from distributed_grid.errors import Refused
 from distributed_grid.reactor import pending
@@ -352,3 +355,23 @@ def test_a_node_that_left_may_come_back(new_scenario):
     scenario.handle(NodeDeclared(a_node("gpu1", cores=2)))
     scenario.heartbeat("gpu1")
     assert scenario.ask(a_request("r1")).node == "gpu1"
+
+
+def test_nodes_with_the_most_that_can_be_reported_are_summed_and_stored(new_scenario):
+    gpus = tuple(GpuDevice(index, MAX_AMOUNT) for index in range(64))
+    most = Capacity(10**9, MAX_AMOUNT, gpus, (("fpga", MAX_AMOUNT),))
+    usage = Usage(1000, 0, MAX_AMOUNT, 0)
+    nodes = [replace(a_node(f"n{number}"), capacity=most) for number in range(300)]
+    scenario = new_scenario(*nodes)
+    for node in nodes:
+        scenario.heartbeat(node.name, usage)
+    for number in range(20):
+        scenario.ask(a_request(f"r{number}", cores=10**6, memory_gb=2**19, user="ann"))
+    scenario.advance(60)
+    scenario.ledger.check()
+    columns = scenario.ledger.columns
+    total = sum(int(columns.memory[columns.row_of(node.name)]) for node in nodes)
+    assert int(columns.memory.sum()) == total > 2**50
+    for row in scenario.ledger.rows():
+        if row.kind not in VOLATILE:
+            assert decode_row(row.kind, encode_row(row)) == row

@@ -37,7 +37,7 @@ from distributed_grid.agent.limits.timer import DeadlineTimer, become_subreaper,
 from distributed_grid.posix.boot_clock import boot_id
 
 BOOT_ID: Final = boot_id()
-PACKET_BYTES: Final = 512
+PACKET_BYTES: Final = 1024  # the longest id of an attempt takes 800
 SPARES: Final = 2  # enough that one forks while the other is taken
 MAX_SPARES: Final = SPARES + len(os.sched_getaffinity(0))  # of those that come back
 REFILL_MS, RETRY_FORK_MS, SHRINK_MS = 1, 100, 1000
