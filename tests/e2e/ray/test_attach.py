@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 CONFIG = """
 name: attached
-hold_seconds: 10
+hold_seconds: 20
 nodes:
 - {name: here, host: local}
 - {name: w1, host: 198.51.100.1, dedicated: true}
