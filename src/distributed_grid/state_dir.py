@@ -43,6 +43,11 @@ class StateDir:
         return self.host_dir / "daemon.log"
 
     @property
+    def failure_report(self) -> Path:
+        """Why the last daemon that could not go on has ended."""
+        return self.host_dir / "failure.txt"
+
+    @property
     def jobs(self) -> Path:
         return self.host_dir / "jobs"
 

@@ -31,6 +31,7 @@ from distributed_grid.agent.owner.usage_meter import RayLoan, UsageMeter, total_
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
+from distributed_grid.supervision import start_logged, start_restarted
 from distributed_grid.wire import (
     HEARTBEAT_MS,
     PROTOCOL,
@@ -127,8 +128,13 @@ class Agent:
         if self._memory is not None:
             await self._memory.start()
             self._memory.report_served()
-        watching = self.guard.watch(AsyncioTasks().sleep)
-        self._tasks = [asyncio.create_task(work) for work in (self._obey(), self._beat(), self._sweep(), watching)]
+        loops: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+            "carrying out orders": self._obey,
+            "the heartbeat": self._beat,
+            "removal of old files": self._sweep,
+            "the watch for the owner": lambda: self.guard.watch(AsyncioTasks().sleep),
+        }
+        self._tasks = [start_restarted(loop, name) for name, loop in loops.items()]
 
     async def stop(self) -> None:
         """Stop measuring and obeying; what runs goes on. Safe to call twice."""
@@ -320,7 +326,7 @@ class AsyncioTasks:
     """Tasks of the running event loop."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return asyncio.create_task(work)
+        return start_logged(work, "work beside orders")
 
     def cancel(self, task: asyncio.Task[None]) -> None:
         task.cancel()

@@ -12,6 +12,7 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Awaitable
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from distributed_grid.memory.supervisor.supervisor import SERVER_LOCK, ServerSup
 from distributed_grid.posix.boot_clock import boot_id
 from distributed_grid.posix.private_files import try_lock, write_private
 from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.supervision import end_process_on_failure, start_essential
 from distributed_grid.wire import MAX_MESSAGE_BYTES
 
 STOP_GRACE_MS = 5_000
@@ -108,6 +110,7 @@ def serve(options: argparse.Namespace) -> int:
     elif join_client.read_joined_key(agent_dir.path) is None and options.name:
         raise BadInput("--name goes with --join or --join-file: over SSH the control plane names the node")
     _configure_logging(agent_dir.path / "agent.log", to_terminal=sys.stderr.isatty())
+    end_process_on_failure(agent_dir.path / "failure.txt")
     _raise_file_limit()
     asyncio.run(_serve(agent_dir, options.declare_gpus))
     return 0
@@ -143,7 +146,7 @@ async def _serve(agent_dir: AgentDir, declare_gpus: int) -> None:
     await agent.start()
     log.info("serving %s, pid %d", node, os.getpid())
     endings = (uplink.run(agent), stopping.wait(), _wait_until_abandoned(agent_dir, uplink, agent.host))
-    tasks = {asyncio.create_task(work) for work in endings}
+    tasks = {start_essential(_until(work), "the agent") for work in endings}
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
@@ -168,6 +171,10 @@ async def _wait_until_abandoned(agent_dir: AgentDir, uplink: Uplink, host: Attem
         if isinstance(linger, int | float) and 0 < linger < uplink.seconds_disconnected and not host.running():
             log.info("stopping: no control plane for %g s and nothing runs", linger)
             return
+
+
+async def _until(work: Awaitable[object]) -> None:
+    await work
 
 
 def _save_epoch(agent_dir: AgentDir, epoch: int) -> None:

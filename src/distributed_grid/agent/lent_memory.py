@@ -19,6 +19,7 @@ from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.memory_proxy import MemoryQueryProxy
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.memory.supervisor.supervisor import ServerSupervisor
+from distributed_grid.supervision import start_restarted
 from distributed_grid.wire import (
     MAX_IDS,
     CopiesFreedReport,
@@ -85,7 +86,10 @@ class LentMemory:
         self._meter.count_lent_memory(self._supervisor.measure_bytes)
         if self.proxy is not None:
             await self.proxy.start()
-        self._tasks = [asyncio.create_task(work) for work in (self._process_orders(), self._watch_owner())]
+        self._tasks = [
+            start_restarted(self._process_orders, "orders about memory"),
+            start_restarted(self._watch_owner, "the watch of memory for the owner"),
+        ]
 
     async def stop(self) -> None:
         """Stop; a memory server that holds something goes on. Safe to call twice."""

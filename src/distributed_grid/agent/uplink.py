@@ -20,6 +20,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import WebSocketException
 
 from distributed_grid.errors import GridError, ProtocolError
+from distributed_grid.supervision import start_logged
 from distributed_grid.wire import (
     AgentHello,
     AgentSide,
@@ -105,6 +106,8 @@ class Uplink:
                 refused = True
             except (OSError, WebSocketException, TimeoutError, GridError, EOFError) as failure:
                 log.info("no link to the control plane: %s", str(failure) or type(failure).__name__)
+            except Exception:  # a bug in what one message led to: the next link may well do better
+                log.exception("the link to the control plane failed")
             if self._is_up:
                 pause = timing.first_pause
                 self._is_up = False
@@ -125,7 +128,7 @@ class Uplink:
         self._outbox.clear()
         self._is_up = True
         agent.welcomed(welcome)
-        sender = asyncio.create_task(self._send_all(connection))
+        sender = start_logged(self._send_all(connection), "sending to the control plane")
         try:
             while True:
                 async with asyncio.timeout(self._timing.silence):

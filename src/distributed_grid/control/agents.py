@@ -15,6 +15,7 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.control.memory_gateway import MemoryGateway
 from distributed_grid.errors import GridError
 from distributed_grid.reactor.effects import Effect
+from distributed_grid.supervision import start_logged
 from distributed_grid.wire import (
     MAX_CHUNK_BYTES,
     MAX_REPLY_BYTES,
@@ -96,7 +97,7 @@ class AgentGateway:
         if not inbox.put(message) and not was_full:
             log.warning("%s says more than can be stored: it will say the rest again", ", ".join(via.nodes))
         if via not in self._intakes:
-            self._intakes[via] = asyncio.create_task(self._process_inbox(inbox, via))
+            self._intakes[via] = start_logged(self._process_inbox(inbox, via), f"the intake of {via.nodes}")
 
     def _forward(self, question: MemoryQuery, via: AgentSide) -> None:
         """Have a program's question answered; that may take a while, and others do not wait for it."""
@@ -106,7 +107,7 @@ class AgentGateway:
         if len(asked) >= MAX_QUESTIONS:
             via.send(MemoryReply(question.number, _refusal(f"{MAX_QUESTIONS} questions of this node wait already")))
             return
-        task = asyncio.create_task(self._answer(question, via))
+        task = start_logged(self._answer(question, via), f"the answer to a program on {via.nodes}")
         asked.add(task)
         task.add_done_callback(lambda done: self._answered(done, via))
 
@@ -123,13 +124,12 @@ class AgentGateway:
         asked.discard(task)
         if not asked:
             self._questions.pop(via, None)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("a question of %s could not be answered", ", ".join(via.nodes), exc_info=task.exception())
 
     def rejected(self, why: str, via: AgentSide) -> None:
         """An agent broke the protocol, and is being disconnected: record why."""
         if self._sessions is not None and via.nodes not in self._rejections:
-            task = self._rejections[via.nodes] = asyncio.create_task(self._sessions.record_rejection(why, via))
+            recording = self._sessions.record_rejection(why, via)
+            task = self._rejections[via.nodes] = start_logged(recording, f"the rejection of {via.nodes}")
             task.add_done_callback(lambda done: self._rejections.pop(via.nodes, None))
 
     def gone(self, via: AgentSide) -> None:

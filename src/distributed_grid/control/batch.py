@@ -52,6 +52,12 @@ class Effects(msgspec.Struct, frozen=True):
     engine: list[EngineEffect] = []
     memory: list[MemoryEffect] = []
 
+    def each(self) -> list[Effects]:
+        """Every effect by itself."""
+        attempts = [Effects(attempts=[effect]) for effect in self.attempts]
+        engine = [Effects(engine=[effect]) for effect in self.engine]
+        return [*attempts, *engine, *(Effects(memory=[effect]) for effect in self.memory)]
+
 
 class EffectSink(Protocol):
     """Performs effects. It returns at once; an effect that could not be performed is derived again from the ledger."""

@@ -33,6 +33,7 @@ from distributed_grid.errors import GridError, StoreFailed, StoreRefused
 from distributed_grid.ports import Store
 from distributed_grid.reactor import decide, pending
 from distributed_grid.reactor.decision import Answer
+from distributed_grid.supervision import start_essential
 
 T = TypeVar("T")
 TICK_SECONDS = 1.0
@@ -92,17 +93,21 @@ class Grid:
         self._readers = ThreadPoolExecutor(HISTORY_READERS, thread_name_prefix="grid-reader")
         self._recently_ended: dict[str, Job] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self._failure: GridError | None = None
 
     async def start(self) -> None:
         """Load the ledger and begin a new epoch; what is pending is performed again."""
         await self._reload()
-        self._tasks = [asyncio.create_task(self._settle_batches()), asyncio.create_task(self._advance_time())]
+        self._tasks = [
+            start_essential(self._settle_batches(), "the owner of the ledger"),
+            start_essential(self._advance_time(), "the clock of the ledger"),
+        ]
         await self.handle(ControlPlaneStarted(self.ledger.counters.get("epoch", 0) + 1))
-        self._perform(Effects(pending(self.ledger)))
+        self._perform(lambda: Effects(pending(self.ledger)))
 
     async def stop(self) -> None:
         """Finish what has arrived, then stop; safe to call twice."""
-        if self._tasks:
+        if self._tasks and self._failure is None:
             await self.read(lambda ledger, now: None)
         for task in self._tasks:
             task.cancel()
@@ -191,17 +196,28 @@ class Grid:
         return self._clock.now_ms()
 
     def _enter(self, event: Event | None, question: Question | None) -> asyncio.Future[Any]:
+        if self._failure is not None:
+            raise self._failure
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._inbox.append(_PendingEntry(future, event, question))
         self._arrived.set()
         return future
 
     async def _settle_batches(self) -> None:
-        while True:
-            await self._arrived.wait()
-            self._arrived.clear()
-            entries, self._inbox = self._inbox, []
-            await self._settle(entries)
+        """Settle one batch after another. If that cannot go on, whoever waits hears it, and so does everybody later."""
+        entries: list[_PendingEntry] = []
+        try:
+            while True:
+                await self._arrived.wait()
+                self._arrived.clear()
+                entries, self._inbox = self._inbox, []
+                await self._settle(entries)
+        except Exception as failure:
+            self._failure = GridError(f"the control plane cannot go on: {failure}")
+            for entry in (*entries, *self._inbox):
+                entry.failure = self._failure
+                entry.resolve()
+            raise
 
     async def _settle(self, entries: list[_PendingEntry]) -> None:
         """One batch: decide as many as there is time for, commit once, then act and answer. The others come next."""
@@ -219,7 +235,7 @@ class Grid:
         except Exception as failure:  # whatever keeps it from being durable, nothing of it has happened
             await self._discard(entries, failure)
             return
-        self._perform(self._settler.effects(batch))
+        self._perform(lambda: self._settler.effects(batch))
         self._keep_ended(batch)
         for entry in entries:
             entry.resolve()
@@ -232,9 +248,21 @@ class Grid:
             self._inbox[:0] = entries
             self._arrived.set()
 
-    def _perform(self, effects: Effects) -> None:
-        if self._sink is not None:
-            self._sink.perform(effects)
+    def _perform(self, derive: Callable[[], Effects]) -> None:
+        """Perform effects one by one: one that fails keeps no other from being performed, and nobody from being
+        answered. It is derived again from the ledger."""
+        if self._sink is None:
+            return
+        try:
+            effects = derive().each()
+        except Exception:
+            log.exception("what has to be done could not be derived")
+            return
+        for effect in effects:
+            try:
+                self._sink.perform(effect)
+            except Exception:
+                log.exception("an effect could not be performed: %s", effect)
 
     async def _commit(self, batch: DecidedBatch) -> None:
         stored = self._settler.to_commit(batch)

@@ -32,6 +32,7 @@ from distributed_grid.config.sections import Alerts
 from distributed_grid.errors import BadInput
 from distributed_grid.monitoring.alerts import Alert
 from distributed_grid.monitoring.snapshots import utc
+from distributed_grid.supervision import start_restarted
 
 COMMAND_DEADLINE_SECONDS = 10.0
 POLL_SECONDS = 0.02
@@ -202,7 +203,7 @@ class AlertDelivery:
     async def start(self) -> None:
         if self._task is None and (self._command or self._webhook is not None):
             self._stopping.clear()
-            self._task = asyncio.create_task(self._deliver())
+            self._task = start_restarted(self._deliver, "delivery of alerts")
 
     async def stop(self) -> None:
         """Stop at once: what runs is ended, what waits is dropped."""

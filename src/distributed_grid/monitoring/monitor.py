@@ -38,6 +38,7 @@ from distributed_grid.monitoring.snapshots import (
 from distributed_grid.monitoring.trends import ResourceTrend
 from distributed_grid.monitoring.usage_history import ClusterHistory, MinuteRow
 from distributed_grid.ports import Store
+from distributed_grid.supervision import start_restarted
 
 POLL_SECONDS = 2.0
 T = TypeVar("T")
@@ -99,7 +100,7 @@ class Monitor:
         """Poll the ledger in the background."""
         await self._delivery.start()
         if self._task is None:
-            self._task = asyncio.create_task(self._poll_forever())
+            self._task = start_restarted(self._poll_forever, "polling of nodes")
 
     async def stop(self) -> None:
         """Stop polling; alerts that wait to be delivered are dropped."""

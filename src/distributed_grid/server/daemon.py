@@ -15,7 +15,7 @@ import getpass
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -73,6 +73,7 @@ from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
 from distributed_grid.server.services.reports import ReportService
 from distributed_grid.state_dir import StateDir
+from distributed_grid.supervision import end_process, end_process_on_failure, start_logged, start_restarted
 
 REMOVED_POLL_SECONDS = 2.0
 log = logging.getLogger(__name__)
@@ -81,12 +82,15 @@ log = logging.getLogger(__name__)
 def serve(state_dir: StateDir, instance_lock: InstanceLock, options: argparse.Namespace, startup: StartupReport) -> int:
     """Serve until stopped or idle, holding the lock; the exit code of the process."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    end_process_on_failure(state_dir.failure_report)
     try:
         asyncio.run(Daemon(state_dir, instance_lock, options).run(startup))
     except GridError as failure:
         log.error("%s", failure)
         startup.send("failed", message=str(failure), bad_input=isinstance(failure, BadInput))
         return 1
+    except Exception as failure:  # a bug: as loud as that of any part
+        end_process("the daemon", failure)
     return 0
 
 
@@ -223,12 +227,15 @@ class Daemon:
             log.info("serving, version %s, pid %d, config %s", __version__, os.getpid(), self._selected.path)
             startup.send("ready", config=self._selected.path, notes=self._selected.notes())
             rules = rebalance_rules(self._config)
-            background = [
-                asyncio.create_task(stop_when_removed(self._instance_lock, self._idle_timer.stop)),
-                asyncio.create_task(trim_content_forever(self._grid, self._content)),
-                asyncio.create_task(rebalance_forever(self._grid, self._monitor, rules)),
-                asyncio.create_task(self._boost_file.run()),
-            ]
+            loops: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+                "the watch of the state directory": partial(
+                    stop_when_removed, self._instance_lock, self._idle_timer.stop
+                ),
+                "trimming of contents": partial(trim_content_forever, self._grid, self._content),
+                "rebalancing": partial(rebalance_forever, self._grid, self._monitor, rules),
+                "the file of boosts": self._boost_file.run,
+            }
+            background = [start_restarted(loop, name) for name, loop in loops.items()]
             await self._idle_timer.wait(self._is_idle)
             for task in background:
                 task.cancel()
@@ -286,7 +293,7 @@ class Daemon:
     def _record_alert(self, alert: Alert) -> None:
         """Record an alert in the audit trail, without waiting for it."""
         event = AlertChanged(alert.node, alert.resource, alert.raised, alert.detail)
-        asyncio.ensure_future(self._grid.handle(event)).add_done_callback(_log_failure)
+        start_logged(self._grid.handle_with_retry(event), "the record of an alert")
 
     def _accept(self) -> Connection:
         return Connection(self._dispatcher.serve, self._connections)
@@ -352,11 +359,6 @@ def _addresses(config: ClusterConfig) -> list[str]:
     """From where this machine reaches the others; itself alone where there are none."""
     far = [node.host or node.name for node in config.nodes if not node.is_local]
     return [*(found for name in far if (found := address_towards(name))), "local"]
-
-
-def _log_failure(done: asyncio.Future[Any]) -> None:
-    if not done.cancelled() and done.exception() is not None:
-        log.error("an alert is not in the audit trail: %s", done.exception())
 
 
 def login_name() -> str:

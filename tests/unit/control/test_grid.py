@@ -12,7 +12,7 @@ import pytest
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
-from distributed_grid.control.batch import EffectRouter
+from distributed_grid.control.batch import EffectRouter, Effects
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import (
     AttemptEnded,
@@ -24,7 +24,7 @@ from distributed_grid.domain.events import (
 )
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage
-from distributed_grid.errors import Conflict, NotFound, Refused, StoreFailed
+from distributed_grid.errors import Conflict, GridError, NotFound, Refused, StoreFailed, StoreRefused
 from distributed_grid.ports import Batch, LoadedRows, Store
 from distributed_grid.reactor import LeaseAnswer
 from distributed_grid.reactor.effects import Effect, StartAttempt
@@ -39,6 +39,7 @@ class ShakyStore(InMemoryStore):
         super().__init__()
         self.full = False
         self.unreadable = 0
+        self.damaged = False
         self.batches: list[Batch] = []
         self.may_commit = threading.Event()
         self.may_commit.set()
@@ -51,6 +52,8 @@ class ShakyStore(InMemoryStore):
         super().commit(batch)
 
     def load(self) -> LoadedRows:
+        if self.damaged:
+            raise StoreRefused("the file is damaged")
         if self.unreadable:
             self.unreadable -= 1
             raise StoreFailed("the disk does not answer")
@@ -216,6 +219,53 @@ def test_a_new_owner_goes_on_where_the_last_one_was() -> None:
         epochs = await heir.read(lambda ledger, now: ledger.counters["epoch"])
         assert epochs == 2
         await heir.stop()
+
+    run(story)
+
+
+class FailingSink:
+    """Performs what it is given, but for one job, of which it knows nothing but a bug."""
+
+    def __init__(self, poison: str) -> None:
+        self.poison = poison
+        self.performed: list[str] = []
+
+    def perform(self, effects: Effects) -> None:
+        for effect in effects.attempts:
+            if effect.job.uid == self.poison:
+                raise ZeroDivisionError(self.poison)
+            self.performed.append(effect.job.uid)
+
+
+def test_an_effect_that_fails_keeps_no_other_from_being_performed_and_nobody_from_being_answered() -> None:
+    async def story() -> None:
+        sink = FailingSink("bad")
+        grid = Grid(ShakyStore(), Ticking(), sink)
+        await grid.start()
+        await grid.handle(NodeDeclared(a_node("here", cores=4)))
+        await grid.handle(HeartbeatReceived("here", Usage()))
+        await grid.handle_all(a_submission(a_request(uid, cores=0.1)) for uid in ("first", "bad", "last"))
+        assert sink.performed == ["first", "last"]
+        assert await leases_of(grid) == {"first.1", "bad.1", "last.1"}
+        await grid.stop()
+
+    run(story)
+
+
+def test_an_owner_that_cannot_go_on_leaves_nobody_without_an_answer() -> None:
+    async def story() -> None:
+        store = ShakyStore()
+        grid = await a_grid(store)
+        store.full, store.damaged = True, True
+        waiting = [asyncio.ensure_future(grid.handle(LeaseAsked(a_request(f"r{i}", cores=1)))) for i in range(3)]
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(answer, GridError) for answer in answers)
+        for _ in range(2):
+            with pytest.raises(GridError, match="the control plane cannot go on"):
+                await grid.read(lambda ledger, now: None)
+            with pytest.raises(GridError, match="the control plane cannot go on"):
+                await grid.handle_with_retry(LeaseAsked(a_request("later", cores=1)))
+        await grid.stop()
 
     run(story)
 

@@ -18,6 +18,7 @@ from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.limits.core_allocation import CoreClaim, allocate_cores, allowed_cores
+from distributed_grid.supervision import start_restarted
 
 if TYPE_CHECKING:
     from distributed_grid.agent.execution.host import AttemptHost
@@ -121,7 +122,7 @@ class Throttler:
         self._host.confine(None if cores is None else self._host.cores_by_use[: max(1, cores)])
         self._running_milli = running_milli
         if running_milli < FULL_SPEED_MILLI and self._cycling is None:
-            self._cycling = asyncio.get_running_loop().create_task(self._cycle())
+            self._cycling = start_restarted(self._cycle, "throttling for the owner")
         elif running_milli >= FULL_SPEED_MILLI:
             self._stop_cycling()
 

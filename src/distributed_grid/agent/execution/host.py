@@ -55,6 +55,7 @@ from distributed_grid.agent.limits import process_tree
 from distributed_grid.errors import BadInput, StaleFence
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.state_dir import machine_id
+from distributed_grid.supervision import start_logged
 
 LOCK_TIMEOUT_S = 10.0
 REPEAT_S = 1.0  # how often a stop, or a record that found no room, is tried again
@@ -125,7 +126,7 @@ class AttemptHost:
         self._ended.clear()
 
     def _create_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = start_logged(work, "the watch of an attempt")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from distributed_grid.agent.files import job_dir
 from distributed_grid.errors import BadInput
 from distributed_grid.posix.private_files import open_regular, try_lock
+from distributed_grid.supervision import start_restarted
 
 MAX_RESTART_DELAY_S = 5.0
 YOUNG_S = 1.0
@@ -129,7 +130,7 @@ class SpawnerClient:
     def _on_exit(self) -> None:
         """The socket closed (the spawner never writes to it): start another."""
         self._disconnect()
-        self._restart = asyncio.get_running_loop().create_task(self._start_again())
+        self._restart = start_restarted(self._start_again, "the restart of the spawner")
 
     def _disconnect(self) -> None:
         """Close the socket, which ends the spawner. Safe twice."""

@@ -46,6 +46,7 @@ from distributed_grid.memory.supervisor.server_state import (
     raise_descriptor_limit,
 )
 from distributed_grid.posix.boot_clock import boot_ms
+from distributed_grid.supervision import start_restarted
 from distributed_grid.wire import (
     CopiesFreedReport,
     CopyMadeReport,
@@ -302,7 +303,7 @@ class ServerSupervisor:
 
     def _schedule_restart(self) -> None:
         if self._identity.order is not None and not self._stopped and (self._restart is None or self._restart.done()):
-            self._restart = asyncio.create_task(self._restart_until_ready())
+            self._restart = start_restarted(self._restart_until_ready, "the restart of the memory server")
 
     async def _restart_until_ready(self) -> None:
         pause = 0.0

@@ -23,6 +23,7 @@ from distributed_grid.server.ray.endpoints import DesiredRayCluster, RayConnecto
 from distributed_grid.server.ray.ray_nodes import CONTROL_PLANE, RayNodes, check_versions, own_versions
 from distributed_grid.server.ray.reconciler import EngineReconciler
 from distributed_grid.state_dir import StateDir
+from distributed_grid.supervision import start_restarted
 
 POLL_SECONDS, MAX_PAUSE = 10.0, 60.0
 log = logging.getLogger(__name__)
@@ -180,7 +181,7 @@ class RayCluster:
         if await self.desired.row() is not None:
             self._supervise()
             self.endpoints.open()
-        self._connecting = asyncio.create_task(self._connector.run())
+        self._connecting = start_restarted(self._connector.run, "the connection to Ray")
 
     async def stop_supervision(self) -> None:
         """Let it run by itself. Safe to call twice."""
@@ -192,7 +193,7 @@ class RayCluster:
     def _supervise(self) -> None:
         """Keep it running from now on; calling it twice changes nothing."""
         if self._supervising is None or self._supervising.done():
-            self._supervising = asyncio.create_task(self._run())
+            self._supervising = start_restarted(self._run, "the supervision of Ray")
 
     async def _unsupervise(self) -> None:
         if self._supervising is not None and self._supervising is not asyncio.current_task():

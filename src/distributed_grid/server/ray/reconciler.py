@@ -22,6 +22,7 @@ from distributed_grid.errors import Refused, Unreachable
 from distributed_grid.ports import Engine, EngineGroup, EngineView
 from distributed_grid.reactor import pending_bindings
 from distributed_grid.reactor.effects import BindLease, EngineEffect, SetGroupTerm
+from distributed_grid.supervision import start_restarted
 
 NAME = "ray"
 BIND_SECONDS, RETRY_SECONDS = 10.0, 0.25
@@ -44,7 +45,7 @@ class EngineReconciler:
     def start(self, grid: Grid, *, on_view: Callable[[EngineView], Awaitable[None]]) -> None:
         """Begin to reconcile; `on_view` gets each view of the engine before the ledger does."""
         self._grid, self._on_view = grid, on_view
-        self._loop = asyncio.create_task(self._run())
+        self._loop = start_restarted(self._run, "the comparison with Ray")
 
     async def stop(self) -> None:
         """Leave everything as it is; the next one compares. Safe to call twice."""

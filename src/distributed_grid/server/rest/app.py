@@ -31,6 +31,7 @@ from distributed_grid.server.rest import routes
 from distributed_grid.server.rest.auth import Authenticated, HostCheck, IsKnownHost
 from distributed_grid.server.rest.listener import RestServices
 from distributed_grid.server.rest.responses import JsonResponse, error_response, http_error_response
+from distributed_grid.supervision import start_essential
 
 ABOUT = "Lends what is idle on your machines, for a while. Field names, once shipped, do not change."
 ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorAnswer, "description": "Why the request failed."}}
@@ -133,7 +134,7 @@ class UvicornServer:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._server.serve([self._listener]))
+        self._task = start_essential(self._server.serve([self._listener]), "the REST server")
         gc.freeze()
 
     async def stop(self) -> None:
