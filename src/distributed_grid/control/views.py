@@ -75,7 +75,8 @@ class Viewer:
         seen = ledger.observations.get(node.name)
         usage = seen.usage if seen is not None else None
         book = ledger.claims_on(node.name)
-        fresh = node.state is NodeState.ALIVE and usage is not None
+        is_alive = node.state is NodeState.ALIVE
+        fresh = is_alive and usage is not None
         return {
             "node_id": node.name,
             "host": node.host,
@@ -94,7 +95,7 @@ class Viewer:
             "cpu_percent": usage.cpu_busy_milli / 10 if fresh and usage is not None else None,
             "memory_used_gb": _gb(usage.memory_bytes) if fresh and usage is not None else None,
             "seconds_since_heard": (now - seen.at_ms) / 1000 if seen is not None and seen.at_ms else None,
-            "rejected": seen.rejected if seen is not None and seen.is_rejected else None,
+            "rejected": seen.rejected if seen is not None and seen.is_rejected and not is_alive else None,
         }
 
     def offers(self, ledger: Ledger) -> list[View]:
