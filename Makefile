@@ -71,8 +71,9 @@ test-ray: setup system-packages ## a real Ray cluster on three hosts of a lab (d
 system-packages:
 	@scripts/install_system_packages faketime:faketime ip:iproute2 ssh:openssh-client sshd:openssh-server cc:gcc,libc6-dev
 
-chaos: setup ## break 1,000 simulated grids, a different way each, and check every invariant after every step (docs/internals/simulator.md)
+chaos: setup ## break 1,000 simulated grids and check every invariant after every step (docs/internals/simulator.md); send 1,000,000 mutated frames to real processes (docs/internals/fuzzing.md)
 	$(BIN)/python -m distributed_grid.simulation $(CHAOS_ARGS)
+	$(BIN)/python -m tests.fuzz $(FUZZ_ARGS)
 	$(BIN)/pytest tests/lab/ray -m chaos $(PYTEST_ARGS)
 
 bench: setup ## measure, and print the table with the ratios

@@ -506,3 +506,27 @@ def test_curl_as_the_docs_show_it(shared_grid: Shell, owner: httpx.Client) -> No
     env = {**os.environ, "T": str(shared_grid.host_dir / "token"), "U": address_of(shared_grid)}
     done = subprocess.run(["sh", "-c", command], env=env, capture_output=True, text=True, timeout=30, check=True)
     assert json.loads(done.stdout)["nodes"]
+
+
+# ------------------------------------------------------------------ what is hardly HTTP
+
+
+@pytest.mark.parametrize(
+    "rest_of_request",
+    [
+        b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"Content-Length: 100\r\n\r\nonly this",
+        b"Host: another.example\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n",
+    ],
+)
+def test_a_request_that_breaks_off_is_no_bug(shared_grid: Shell, owner: httpx.Client, rest_of_request: bytes) -> None:
+    at = httpx.URL(address_of(shared_grid))
+    token = (shared_grid.host_dir / "token").read_text().strip().encode()
+    with socket.create_connection((at.host, at.port or 0), 30) as raw:
+        raw.sendall(b"POST /v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer " + token + b"\r\n")
+        raw.sendall(rest_of_request)
+        raw.shutdown(socket.SHUT_WR)
+        while raw.recv(4096):
+            pass
+    assert owner.get("/v1/health").status_code == 200
+    assert "Traceback" not in (shared_grid.host_dir / "daemon.log").read_text()

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.memory_proxy import MemoryQueryProxy
 from distributed_grid.agent.owner.usage_meter import UsageMeter
+from distributed_grid.errors import GridError
 from distributed_grid.memory.supervisor.supervisor import ServerSupervisor
 from distributed_grid.supervision import start_restarted
 from distributed_grid.wire import (
@@ -155,7 +156,8 @@ class LentMemory:
             try:
                 await self._carry_out(order)
             except Exception as failure:  # the outermost loop: the next order may well succeed
-                log.warning("a memory order failed", exc_info=failure)
+                is_expected = isinstance(failure, GridError | OSError)
+                log.warning("a memory order failed: %s", failure, exc_info=None if is_expected else failure)
                 if isinstance(order, ServeMemoryOrder):
                     self._send(MemoryFailedReport(order.node, clipped(str(failure) or type(failure).__name__)))
 
@@ -238,7 +240,7 @@ def _addresses_of(name: str) -> list[str]:
         return []
     try:
         return [str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
-    except OSError:
+    except (OSError, UnicodeError):  # the latter: nothing that a host can be called
         return []
 
 

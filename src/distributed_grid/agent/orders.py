@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from distributed_grid.agent.outbox import Outbox
 from distributed_grid.domain.jobs import Ending, Outcome
+from distributed_grid.errors import GridError
 from distributed_grid.wire import AttemptEndedReport, StartAttemptOrder, StopAttemptOrder
 
 MIN_HOLD_MS = 200
@@ -131,7 +132,7 @@ class OrderExecutor(Generic[Task]):
             else:
                 await self.stop(order)
         except Exception as failure:  # the outermost place of an order: the next one may well succeed
-            log.warning("order %s failed", type(order).__name__, exc_info=failure)
+            _log_failure(f"order {type(order).__name__} failed", failure)
             if isinstance(order, StartAttemptOrder):
                 self._refuse(order, Ending.NEVER_STARTED, f"{order.node}: {failure}")
 
@@ -201,7 +202,7 @@ class OrderExecutor(Generic[Task]):
             else:
                 await self._attempts.launch(order)
         except Exception as failure:  # the outermost place of this task: it is answered, never swallowed
-            log.warning("%s could not be prepared", order.lease_id, exc_info=failure)
+            _log_failure(f"{order.lease_id} could not be prepared", failure)
             self._refuse(order, Ending.NEVER_STARTED, f"{order.node}: its working directory: {failure}")
         finally:
             self._preparing.pop(order.lease_id, None)
@@ -241,5 +242,11 @@ class OrderExecutor(Generic[Task]):
         try:
             await self._attempts.stop(order)
         except Exception as failure:  # the outermost place of this task: the order comes again
-            log.warning("%s could not be stopped yet", order.lease_id, exc_info=failure)
+            _log_failure(f"{order.lease_id} could not be stopped yet", failure)
             self._displaced.pop(order.lease_id, None)
+
+
+def _log_failure(what: str, failure: Exception) -> None:
+    """What is foreseen takes one line; with anything else comes where it happened."""
+    is_foreseen = isinstance(failure, GridError | OSError)
+    log.warning("%s: %s", what, failure, exc_info=None if is_foreseen else failure)

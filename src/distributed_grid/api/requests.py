@@ -23,6 +23,7 @@ Names = Annotated[tuple[Name, ...], Meta(max_length=20_000)]
 TokenId = Annotated[str, Meta(pattern=r"^[0-9a-f]{8,32}$")]
 Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Meta(ge=0, le=3.2e9)]
+Count = Annotated[int, Meta(ge=0, le=2**62)]
 T = TypeVar("T")
 
 
@@ -111,7 +112,7 @@ class GetLendingReport(Message, frozen=True):
 class ListEvents(Message, frozen=True):
     """The audit trail, and with `follow` what still comes."""
 
-    after: Annotated[int, Meta(ge=0)] | None = None
+    after: Count | None = None
     follow: bool = False
     subject: Name | None = None
     types: Names = ()
@@ -297,9 +298,9 @@ class ReadLogs(Message, frozen=True):
 
     job_id: Name
     follow: bool = False
-    tail_bytes: Annotated[int, Meta(ge=0)] | None = None
-    stdout_seen: Annotated[int, Meta(ge=0)] = 0
-    stderr_seen: Annotated[int, Meta(ge=0)] = 0
+    tail_bytes: Count | None = None
+    stdout_seen: Count = 0
+    stderr_seen: Count = 0
 
 
 class FetchFiles(Message, frozen=True):

@@ -36,18 +36,24 @@ from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
 from distributed_grid.server.services.reports import ReportService
 
+MAX_WAITING_BYTES = 2 * MAX_REQUEST_BYTES  # of requests behind the one being answered
+REQUEST_OVERHEAD_BYTES = 100
 log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 
 
 class Connection(asyncio.Protocol):
-    """Answers one client, one request after the other; a client that hangs up cancels the request being answered."""
+    """Answers one client, one request after the other; a client that hangs up cancels the request being answered.
+
+    A client that does not read its answers gets no more of them, and one with too many requests waiting is cut off.
+    """
 
     def __init__(self, serve: Callable[[Connection, bytes], Awaitable[None]], connections: set[Connection]) -> None:
         self._serve = serve
         self._connections = connections
         self._unpacker = Unpacker(MAX_REQUEST_BYTES)
         self._messages: asyncio.Queue[bytes] = asyncio.Queue()
+        self._waiting_bytes = 0
         self._writable = asyncio.Event()
         self._writable.set()
         self._transport: asyncio.Transport | None = None
@@ -76,6 +82,9 @@ class Connection(asyncio.Protocol):
             for kind, body in self._unpacker.feed(data):
                 if kind != JSON:
                     raise BrokenFrame(f"clients send JSON, not {kind!r}")
+                self._waiting_bytes += len(body) + REQUEST_OVERHEAD_BYTES
+                if self._waiting_bytes > MAX_WAITING_BYTES:
+                    raise BrokenFrame("more requests than may wait for their answers")
                 self._messages.put_nowait(body)
         except BrokenFrame as broken:
             log.warning("a client broke the protocol: %s", broken)
@@ -99,6 +108,7 @@ class Connection(asyncio.Protocol):
     async def _run(self) -> None:
         while True:
             body = await self._messages.get()
+            self._waiting_bytes -= len(body) + REQUEST_OVERHEAD_BYTES
             self._busy = True
             try:
                 await self._serve(self, body)
@@ -109,6 +119,7 @@ class Connection(asyncio.Protocol):
                 self.send({"error": {"type": "Bug", "message": "the control plane has a bug; see its log"}})
             finally:
                 self._busy = False
+            await self.drain()
 
     def send(self, message: Any) -> None:
         """Send a JSON message; where a client could not take it, that is the answer."""

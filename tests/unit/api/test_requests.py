@@ -41,6 +41,8 @@ def test_a_message_that_fits_becomes_its_type() -> None:
         b"\xff\xfe",
         b'{"op": "conquer"}',
         b'{"op": "get_status", "surprise": 1}',
+        b'{"op": "list_events", "after": 9223372036854775808}',
+        b'{"op": "read_logs", "job_id": "a", "stdout_seen": 9223372036854775808}',
         b'{"op": "request_lease", "request_id": "../..", "resource_type": "cpu", "amount": 1}',
         b'{"op": "request_lease", "request_id": "a.1", "resource_type": "cpu", "amount": 1}',
         b'{"op": "submit_job", "request_id": "r1", "argv": []}',

@@ -134,8 +134,7 @@ class AttemptHost:
 
     async def launch(self, spec: AttemptSpec) -> None:
         """Run it, once: a second call reports again what is known. `StaleFence` for an order from the past."""
-        if not job_dir.is_safe_name(spec.attempt_id):
-            raise BadInput(f"not a safe attempt id: {spec.attempt_id!r}")
+        _check_name(spec.attempt_id)
         known = self._running.get(spec.attempt_id) or self._find_exit(spec.attempt_id)
         if known is not None:
             self._report_again(known, spec)
@@ -454,6 +453,7 @@ class AttemptHost:
 
     def work_dir(self, attempt_id: str) -> Path:
         """The working directory of an attempt, made if need be: it may be filled before the launch."""
+        _check_name(attempt_id)
         with JobDir.make(self._root, attempt_id) as job:
             return Path(job.path, job_dir.WORK)
 
@@ -488,6 +488,11 @@ class AttemptHost:
         if attempt_id in self._ended or not job_dir.is_safe_name(attempt_id):
             return self._ended.get(attempt_id)
         return read_exit(self._root, attempt_id)
+
+
+def _check_name(attempt_id: str) -> None:
+    if not job_dir.is_safe_name(attempt_id):
+        raise BadInput(f"not a safe attempt id: {attempt_id!r}")
 
 
 def _checked_stop_kind(kind: str) -> ExitKind:

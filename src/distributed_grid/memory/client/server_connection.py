@@ -86,8 +86,8 @@ class ServerConnection:
         """Connect over the network; the certificate is checked by its fingerprint where the endpoint has one."""
         try:
             sock = socket.create_connection((endpoint.host, endpoint.port), timeout=seconds)
-        except OSError as error:
-            raise ConnectionBroken(f"{endpoint.host}:{endpoint.port}: {error.strerror or error}") from None
+        except (OSError, UnicodeError) as error:  # the latter: nothing that a host can be called
+            raise ConnectionBroken(f"{endpoint.host}:{endpoint.port}: {error}") from None
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if endpoint.fingerprint:

@@ -235,7 +235,8 @@ class ControlSocket:
             try:
                 found.append((decode(packed), fds))
             except ProtocolError:
-                close_all(fds)
+                for received in (fds, *(fds for _, fds in found)):
+                    close_all(received)
                 raise
         return found
 

@@ -197,8 +197,10 @@ class MemoryServer:
         try:
             if control.waits_to_send and control.flush():
                 self._loop.watch_for(control.fileno(), select.EPOLLIN)
-            for message, fds in control.receive():
+            received = control.receive()
+            for _, fds in received:  # all of them before the first is handled: that may end the connection
                 close_all(fds)
+            for message, _ in received:
                 self._handle(message)
         except (EOFError, OSError, ProtocolError):
             if control is self._control:

@@ -20,7 +20,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from distributed_grid import __version__
 from distributed_grid.control.view_types import ErrorAnswer
@@ -240,6 +240,17 @@ class _HttpConnection(H11Protocol):
             self._deadline = None
         if part:
             self._deadline = self.loop.call_later(self._arrival_seconds[part], self._give_up)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP. An answer to an earlier request that is still under way can be sent no more."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def _give_up(self) -> None:
         if self in self.connections:  # an agent's WebSocket has its own deadline

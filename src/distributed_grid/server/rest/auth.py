@@ -6,6 +6,7 @@ host name of its own (DNS rebinding) nor on behalf of another origin. A body has
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distributed_grid.errors import BadInput
@@ -31,6 +33,7 @@ from distributed_grid.server.rest.responses import (
 
 BEARER = HTTPBearer(auto_error=False, description="A token: `grid daemon token create`, or the owner's own.")
 MAX_BODY_BYTES = 1024 * 1024
+log = logging.getLogger(__name__)
 IsKnownHost = Callable[[str], bool]
 IDEMPOTENCY_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
@@ -116,6 +119,8 @@ class HostCheck:
         self._on_request()
         try:
             await self._app(scope, _limited(receive), send)
+        except ClientDisconnect:  # in the middle of its body: there is nobody to answer
+            log.info("a client hung up in the middle of its request")
         finally:
             self._on_request()
 

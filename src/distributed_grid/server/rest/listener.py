@@ -87,6 +87,8 @@ class Address(Struct, frozen=True):
         for port in ports:
             try:
                 return self._bind(port)
+            except UnicodeError:
+                raise BadInput(f"{self.host!r} is no name of a host") from None
             except OSError as failure:
                 if port is not ports[-1]:
                     continue

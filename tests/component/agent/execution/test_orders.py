@@ -58,6 +58,8 @@ def test_what_is_forgotten_is_reported_no_more_and_keeps_its_logs(new_driver: Ca
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "../a", "a b", "x" * 129, "a\n"])
 def test_a_name_that_is_not_safe_is_refused(driver: Driver, name: str) -> None:
+    with pytest.raises(BadInput, match="safe"):
+        driver.host.work_dir(name)
     with pytest.raises(BadInput):
         driver.run_coroutine(driver.host.launch(a_spec(name, "true")))
     driver.host.forget(name)

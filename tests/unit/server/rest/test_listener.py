@@ -66,6 +66,12 @@ def test_an_address_of_another_machine_cannot_be_listened_on() -> None:
         Address("203.0.113.7", 0).bind()
 
 
+@pytest.mark.parametrize("host", ["x" * 64, "a..b", "\U0010ffff"])
+def test_what_no_host_can_be_called_is_refused(host: str) -> None:
+    with pytest.raises(BadInput, match="no name of a host"):
+        Address(host, 0).bind()
+
+
 def test_a_listener_is_passed_on_to_nobody_and_never_blocks() -> None:
     with Address(port=0).bind() as listener:
         assert not listener.get_inheritable()

@@ -1,0 +1,104 @@
+"""What is fuzzed: the interface of a target, its tally, and an exchange of bytes that notices a hang."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol
+
+HANG_SECONDS = 30.0
+READ_BYTES = 256 * 1024
+FRAGMENTS = 40
+
+
+class Hang(AssertionError):
+    """The other end neither answered nor closed the connection in time."""
+
+
+@dataclass
+class Tally:
+    """What was sent to a target, and what became of it. A frame counts once the target has handled it."""
+
+    frames: int = 0
+    connections: int = 0
+    results: Counter[str] = field(default_factory=Counter)
+
+
+class Target(Protocol):
+    """One interface of a process."""
+
+    name: str
+
+    def run(self, frames: int, rng: Random, tally: Tally) -> None:
+        """Send so many mutated frames, as the random numbers say."""
+
+    def check(self) -> None:
+        """One honest exchange; raises where it is not answered as it should be."""
+
+
+def exchange(
+    sock: socket.socket, data: bytes, is_enough: Callable[[bytes], bool], *, pieces: list[int] | None = None
+) -> bool:
+    """Send bytes while receiving, until `is_enough` of what came; whether the other end closed the connection.
+
+    `pieces` are the lengths of the fragments that go out one by one, slowly, before the rest.
+    """
+    deadline = time.monotonic() + HANG_SECONDS
+    waiting = memoryview(data)
+    sock.setblocking(False)
+    try:
+        for length in pieces or ():
+            waiting = waiting[length - len(_send_some(sock, waiting[:length])) :]
+            time.sleep(0.001)
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise Hang(f"no answer and no end within {HANG_SECONDS:g} s")
+            readable, writable, _ = select.select([sock], [sock] if waiting else [], [], left)
+            if writable:
+                waiting = _send_some(sock, waiting)
+            if readable:
+                chunk = _receive_some(sock)
+                if not chunk:
+                    return True
+                if is_enough(chunk):
+                    return False
+    finally:
+        sock.settimeout(HANG_SECONDS)
+
+
+def _send_some(sock: socket.socket, waiting: memoryview) -> memoryview:
+    """What is left to send; nothing where the other end does not take any more."""
+    try:
+        return waiting[sock.send(waiting) :]
+    except BlockingIOError:
+        return waiting
+    except ConnectionError:
+        return waiting[:0]
+
+
+def _receive_some(sock: socket.socket) -> bytes:
+    """What has come; nothing at the end. A reset is reported once, before what was sent earlier."""
+    for _ in range(2):
+        with contextlib.suppress(ConnectionError):
+            return sock.recv(READ_BYTES)
+    return b""
+
+
+def finish(sock: socket.socket, data: bytes, take: Callable[[bytes], bool] = lambda chunk: False) -> None:
+    """Send the last bytes and nothing more, and receive until the other end closes."""
+    with contextlib.suppress(OSError):
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+    exchange(sock, b"", take)
+
+
+def fragments(rng: Random) -> list[int] | None:
+    """For one connection of a hundred: lengths of slow fragments."""
+    return [rng.randrange(1, 9) for _ in range(FRAGMENTS)] if rng.random() < 0.01 else None
