@@ -556,7 +556,24 @@ def decode_from_agent(data: bytes) -> FromAgent:
 
 def decode_to_agent(data: bytes) -> ToAgent:
     """Decode a message of the control plane; raises ProtocolError for anything else."""
-    return _decoded(data, _to_agent)
+    message = _decoded(data, _to_agent)
+    if isinstance(message, StartAttemptOrder):
+        _check_start(message.command, message.claim)
+    return message
+
+
+def _check_start(command: Command, claim: Claim) -> None:
+    """Raise ProtocolError for numbers that no order has."""
+    amounts = [
+        claim.cpu_milli,
+        claim.memory_bytes,
+        command.timeout_ms,
+        command.grace_ms,
+        *(count for _, count in claim.custom),
+    ]
+    amounts += [number for share in claim.gpus for number in (share.index, share.milli)]
+    if any(not 0 <= amount <= MAX_AMOUNT for amount in amounts):
+        raise ProtocolError("an order with a number out of range")
 
 
 def check_greeting(data: bytes, *, mine: str, theirs: str) -> None:

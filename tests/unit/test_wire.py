@@ -200,6 +200,24 @@ def test_an_end_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
         wire.decode_from_agent(msgspec.msgpack.encode({**end, **change}))
 
 
+@pytest.mark.parametrize(
+    ("command", "claim"),
+    [
+        (Command(("true",)), Claim(2**50 + 1)),
+        (Command(("true",)), Claim(-1)),
+        (Command(("true",)), Claim(1000, 2**60)),
+        (Command(("true",)), Claim(1000, 0, (GpuShare(-1, 1000),))),
+        (Command(("true",)), Claim(1000, custom=(("fpga", -1),))),
+        (Command(("true",), timeout_ms=2**63), Claim(1000)),
+        (Command(("true",), grace_ms=-1), Claim(1000)),
+    ],
+)
+def test_an_order_that_no_machine_can_carry_out_is_refused(command: Command, claim: Claim) -> None:
+    order = wire.StartAttemptOrder("gpu1", "a.1", 5, "job", command, claim, 60_000)
+    with pytest.raises(ProtocolError, match="out of range"):
+        wire.decode_to_agent(wire.encode(order))
+
+
 def test_an_outcome_is_within_its_bounds_whoever_made_it() -> None:
     beyond = Outcome(Ending.EXITED, 2**40, -(2**40), "é" * 100_000, 2**70, 2**70, -1)
     ended = wire.AttemptEndedReport(1, "a.1", 5, beyond)

@@ -116,7 +116,8 @@ def _share_cores(claims: Mapping[str, CoreClaim], real_cores: Sequence[int]) -> 
     load = dict.fromkeys(real_cores, 0)
     found = {}
     for name, claim in claims.items():
-        parts = [CORE] * claim.whole + ([claim.rest] if claim.rest else [])
+        whole = min(claim.whole, len(real_cores))
+        parts = [CORE] * whole + ([claim.rest] if claim.rest else [])
         chosen: list[int] = []
         for index, part in enumerate(parts[: len(real_cores)]):
             present = claim.cores[index] if index < len(claim.cores) else None

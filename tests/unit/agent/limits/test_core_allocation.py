@@ -75,6 +75,10 @@ def test_fractions_share_and_make_room() -> None:
     assert packed["a"] == packed["b"] != packed["c"]
 
 
+def test_a_claim_beyond_all_measure_gets_all_cores_and_no_more_memory() -> None:
+    assert allocate_cores({"a": CoreClaim(2**62)}, (0, 1)) == {"a": (0, 1)}
+
+
 def test_a_core_and_a_half_is_one_alone_and_one_shared() -> None:
     placed = allocate_cores({"a": CoreClaim(1500), "b": CoreClaim(500)}, (0, 1))
     assert placed["a"][1] == placed["b"][0]
