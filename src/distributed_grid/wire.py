@@ -564,15 +564,10 @@ def decode_to_agent(data: bytes) -> ToAgent:
 
 def _check_start(command: Command, claim: Claim) -> None:
     """Raise ProtocolError for numbers that no order has."""
-    amounts = [
-        claim.cpu_milli,
-        claim.memory_bytes,
-        command.timeout_ms,
-        command.grace_ms,
-        *(count for _, count in claim.custom),
-    ]
-    amounts += [number for share in claim.gpus for number in (share.index, share.milli)]
-    if any(not 0 <= amount <= MAX_AMOUNT for amount in amounts):
+    amounts = [claim.cpu_milli, claim.memory_bytes, *(count for _, count in claim.custom)]
+    amounts += [number for share in claim.gpus for number in (share.index, share.milli, share.memory_bytes)]
+    times = (command.timeout_ms, command.grace_ms)
+    if any(not 0 <= amount <= MAX_AMOUNT for amount in amounts) or any(not 0 <= time <= MAX_RUN_MS for time in times):
         raise ProtocolError("an order with a number out of range")
 
 
