@@ -7,6 +7,7 @@ state" is from sending a heartbeat until its answer, which the control plane sen
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from distributed_grid.state_dir import StateDir
 AGENTS = 1000
 SECONDS = 20.0
 STARTS = 200
+QUEUED = 10_000
 NODE = "- {{name: n{number}, host: 198.18.0.1, dedicated: true}}\n"
 
 
@@ -53,14 +56,16 @@ def measure() -> list[Line]:
         try:
             agents.stdout.readline()  # all of them are welcome
             time.sleep(4)
-            agents.stdin.write("clear\n")
-            agents.stdin.flush()
-            agents.stdout.readline()
+            _ask(agents, "clear")
             before, began = _cpu_seconds(pid), time.perf_counter()
             time.sleep(SECONDS)
             part = (_cpu_seconds(pid) - before) / (time.perf_counter() - began)
             beats = _ask(agents, "beats")
             sent = asyncio.run(_jobs(state_dir))
+            asyncio.run(_queue(state_dir))
+            _ask(agents, "clear")
+            time.sleep(SECONDS)
+            queued_beats = _ask(agents, "beats")
             arrived: dict[str, float] = dict(_ask(agents, "starts"))
             size = _resident_bytes(pid)
         finally:
@@ -72,6 +77,7 @@ def measure() -> list[Line]:
         Line("control plane with 1,000 agents, of a core", 100 * part, 50, "%", lower_is_better=True),
         Line("control plane with 1,000 agents, memory", size / 1e6, 500, "MB", lower_is_better=True),
         Line("heartbeat to state p99", 1000 * _p99(beats), 200, "ms", lower_is_better=True),
+        Line("the same with 10,000 jobs in the queue", 1000 * _p99(queued_beats), 200, "ms", lower_is_better=True),
         Line("job to its agent p99", 1000 * _p99(ways), 250, "ms", lower_is_better=True),
     ]
 
@@ -84,8 +90,8 @@ def _ask(agents: subprocess.Popen[str], question: str) -> Any:
     return json.loads(agents.stdout.readline())
 
 
-async def _jobs(state_dir: StateDir) -> dict[str, float]:
-    """When each job was submitted, one every 20 ms, each on a node of its own."""
+@contextlib.asynccontextmanager
+async def _connection(state_dir: StateDir) -> AsyncIterator[Callable[[dict[str, object]], Awaitable[None]]]:
     reader, writer = await asyncio.open_unix_connection(str(state_dir.socket))
     unpacker = Unpacker()
     frames: list[tuple[bytes, bytes]] = []
@@ -98,18 +104,42 @@ async def _jobs(state_dir: StateDir) -> dict[str, float]:
         assert "error" not in answer, answer
 
     await call(hello(ClientConfig()))
-    sent = {}
-    for number in random.Random(1).sample(range(AGENTS), STARTS):
-        name = uuid.uuid4().hex
-        sent[f"job-{name[:12]}"] = time.perf_counter()
-        await call(
-            {"op": "submit_job", "request_id": name, "argv": ["true"], "resource_type": "cpu", "amount": 1,
-             "require": [f"n{number}"], "env": {"PATH": os.defpath}}
-        )  # fmt: skip
-        await asyncio.sleep(0.02)
-    await asyncio.sleep(2)
+    yield call
     writer.close()
+
+
+async def _jobs(state_dir: StateDir) -> dict[str, float]:
+    """When each job was submitted, one every 20 ms, each on a node of its own."""
+    sent = {}
+    async with _connection(state_dir) as call:
+        for number in random.Random(1).sample(range(AGENTS), STARTS):
+            name = uuid.uuid4().hex
+            sent[f"job-{name[:12]}"] = time.perf_counter()
+            await call(_submission(name, 1, number))
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(2)
     return sent
+
+
+def _submission(name: str, cores: int, node: int) -> dict[str, object]:
+    return {"op": "submit_job", "request_id": name, "argv": ["true"], "resource_type": "cpu", "amount": cores,
+            "require": [f"n{node}"], "env": {"PATH": os.defpath}, "wait_seconds": 86_400}  # fmt: skip
+
+
+async def _queue(state_dir: StateDir) -> None:
+    """Fill the queue: a core of ten nodes is held, and jobs want more of them than is left, in twenty groups."""
+    async with _connection(state_dir) as call:
+        for node in range(10):
+            name = uuid.uuid4().hex
+            await call({"op": "request_lease", "request_id": name, "resource_type": "cpu", "amount": 2,
+                        "require": [f"n{node}"]})  # fmt: skip
+    await asyncio.gather(*(_fill_queue(state_dir, part) for part in range(4)))
+
+
+async def _fill_queue(state_dir: StateDir, part: int) -> None:
+    async with _connection(state_dir) as call:
+        for number in range(part, QUEUED, 4):
+            await call(_submission(uuid.uuid4().hex, 3 + number % 2, number // 2 % 10))
 
 
 def _p99(values: list[float]) -> float:

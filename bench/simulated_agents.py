@@ -76,7 +76,7 @@ class SimulatedAgents:
         while line := await loop.run_in_executor(None, sys.stdin.readline):
             if line.strip() == "clear":
                 self.beats.clear()
-                print("cleared", flush=True)
+                print('"cleared"', flush=True)
             else:
                 print(json.dumps(self.beats if line.strip() == "beats" else self.starts), flush=True)
 
