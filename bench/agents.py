@@ -63,6 +63,7 @@ def measure() -> list[Line]:
             beats = _ask(agents, "beats")
             sent = asyncio.run(_jobs(state_dir))
             asyncio.run(_queue(state_dir))
+            time.sleep(4)
             _ask(agents, "clear")
             time.sleep(SECONDS)
             queued_beats = _ask(agents, "beats")
