@@ -27,9 +27,10 @@ nodes:
 
 
 @contextlib.contextmanager
-def temporary_grid(config: str | None = None) -> Iterator[tuple[StateDir, ClientConfig]]:
-    """A state directory on a real disk; the control plane that was started in it is stopped afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="grid-bench-"))
+def temporary_grid(config: str | None = None, parent: Path | None = None) -> Iterator[tuple[StateDir, ClientConfig]]:
+    """A state directory, on a real disk unless told otherwise; the control plane that was started in it is stopped
+    afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="grid-bench-", dir=parent))
     client_config = ClientConfig()
     if config is not None:
         (folder / "cluster.yaml").write_text(config)

@@ -52,6 +52,12 @@ def event_key(*, type_: str = "", subject: str = "") -> str:
     return f"events/{type_}/{subject}"
 
 
+def _stopwatch(seconds: float) -> Callable[[], bool]:
+    """Whether this thread has worked for so long since now. Its CPU time is read late, as that is a system call."""
+    until, worked = time.monotonic() + seconds, time.thread_time() + seconds
+    return lambda: time.monotonic() > until and time.thread_time() > worked
+
+
 class Clock(Protocol):
     """The grid's own time."""
 
@@ -221,9 +227,9 @@ class Grid:
 
     async def _settle(self, entries: list[_PendingEntry]) -> None:
         """One batch: decide as many as there is time for, commit once, then act and answer. The others come next."""
-        until = time.thread_time() + STEP_SECONDS
+        is_long = _stopwatch(STEP_SECONDS)
         try:
-            batch = self._settler.decide(entries, self._clock.now_ms(), is_long=lambda: time.thread_time() > until)
+            batch = self._settler.decide(entries, self._clock.now_ms(), is_long=is_long)
         except DecisionFailed as failed:
             log.error("a decision failed: the ledger is loaded again", exc_info=failed.cause)
             await self._start_over(entries, failed)

@@ -119,7 +119,7 @@ class _StartPlan:
         """Plan one of the queue; who is beyond its quota, or fits nowhere, takes nothing."""
         if self._quotas.exceeded(lease.request) is not None:
             return
-        found = nsmallest(lease.request.gang, self._soonest(lease.request))
+        found = self._soonest(lease.request)
         if not found:
             return
         start, length = found[-1][0], expected_ms(self._ledger, lease)
@@ -131,7 +131,7 @@ class _StartPlan:
 
     def start_of(self, lease: Lease) -> tuple[int, str]:
         """When a request can start after all that was planned, and what it waits for."""
-        found = nsmallest(lease.request.gang, self._soonest(lease.request))
+        found = self._soonest(lease.request)
         if len(found) < lease.request.gang:
             return NEVER, "no open node could serve it"
         at_ms, _, node = found[-1]
@@ -141,7 +141,7 @@ class _StartPlan:
         return at_ms, f"{node} has room, and is kept for others at the moment" if room else f"{node} has room"
 
     def _soonest(self, request: Request) -> list[tuple[int, int, str]]:
-        """The candidate nodes: when they could serve, and how much is free already."""
+        """The nodes that could serve first, as many as it needs: when, and how much is free already (negated)."""
         key = fit_key(request)
         names = self._candidates.get(key)
         if names is None:
@@ -150,7 +150,8 @@ class _StartPlan:
             rows = rows[np.argsort(-ready[rows], kind="stable")[: CANDIDATE_NODES + request.gang]]
             names = [(-int(ready[row]), self._ledger.columns.names[row]) for row in rows.tolist()]
             self._candidates[key] = names
-        return [(self._releases(name).fits_at(request.ask, self._now), ready, name) for ready, name in names]
+        found = ((self._releases(name).fits_at(request.ask, self._now), ready, name) for ready, name in names)
+        return nsmallest(request.gang, found) if request.gang > 1 or not names else [min(found)]
 
     def _releases(self, node: str) -> _Releases:
         found = self._nodes.get(node)
