@@ -17,6 +17,7 @@ import struct
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Annotated, Generic, TypeVar
 
 import msgspec
@@ -25,6 +26,7 @@ from msgspec.structs import force_setattr
 
 from distributed_grid.errors import Unreachable
 from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.supervision import start_restarted
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 FIRST_PAUSE, MAX_PAUSE = 0.5, 15.0
@@ -146,7 +148,7 @@ class ChildProcess(Generic[T]):
         before = self._task
         if before is not None:
             before.cancel()
-        self._task = asyncio.create_task(self._run(before, socket_path))
+        self._task = start_restarted(partial(self._run, before, socket_path), f"the {self._label} process")
 
     async def stop(self) -> None:
         """Let the child go. Safe to call twice."""

@@ -32,7 +32,7 @@ from distributed_grid.agent.uplink import Dial, EndpointUnknown, Uplink
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.memory.supervisor.supervisor import SERVER_LOCK, ServerSupervisor
 from distributed_grid.posix.boot_clock import boot_id
-from distributed_grid.posix.private_files import try_lock, write_private
+from distributed_grid.posix.private_files import overwrite_private, try_lock, write_private
 from distributed_grid.posix.unix_sockets import short_path
 from distributed_grid.supervision import end_process_on_failure, start_essential
 from distributed_grid.wire import MAX_MESSAGE_BYTES
@@ -94,8 +94,12 @@ class AgentDir:
         return found if isinstance(found, dict) else {}
 
     def write(self, name: str, content: dict[str, object]) -> None:
-        """Replace a JSON file atomically."""
-        write_private(self.path / name, json.dumps(content).encode(), durable=False)
+        """Replace a JSON file atomically; on a full disk in place."""
+        text = json.dumps(content).encode()
+        try:
+            write_private(self.path / name, text, durable=False)
+        except OSError:
+            overwrite_private(self.path / name, text)
 
 
 def serve(options: argparse.Namespace) -> int:

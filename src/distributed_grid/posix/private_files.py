@@ -44,6 +44,15 @@ def write_private(path: Path, content: bytes, *, durable: bool = True) -> None:
         sync_directory(path.parent)
 
 
+def overwrite_private(path: Path, content: bytes) -> None:
+    """Overwrite the file in place, padded with spaces to its size: where there is no room for a second file."""
+    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.pwrite(fd, content.ljust(os.fstat(fd).st_size), 0)
+    finally:
+        os.close(fd)
+
+
 def sync_directory(path: str | Path) -> None:
     """Have the names in a directory on the disk before this returns."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

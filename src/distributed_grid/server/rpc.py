@@ -35,6 +35,7 @@ from distributed_grid.server.services.leases import LeaseService
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
 from distributed_grid.server.services.reports import ReportService
+from distributed_grid.supervision import start_logged
 
 MAX_WAITING_BYTES = 2 * MAX_REQUEST_BYTES  # of requests behind the one being answered
 REQUEST_OVERHEAD_BYTES = 100
@@ -69,7 +70,7 @@ class Connection(asyncio.Protocol):
             transport.abort()
             return
         self._connections.add(self)
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = start_logged(self._run(), "a connection")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)

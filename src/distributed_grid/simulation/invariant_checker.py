@@ -173,7 +173,8 @@ class InvariantChecker:
                 self._attempts_end_once(row)
                 if row.is_over and row.uid in self.stopped and row.outcome is not None:
                     ending = row.outcome.ending
-                    self._hold(ending is Ending.CANCELLED, STOPPED, f"{row.uid} is over, but {ending}")
+                    is_stopped = ending in (Ending.CANCELLED, Ending.EXPIRED)  # whichever stop came first
+                    self._hold(is_stopped, STOPPED, f"{row.uid} is over, but {ending}")
         self._look(stepped)
 
     def refused(self, refusal: GridError) -> None:

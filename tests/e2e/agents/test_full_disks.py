@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -69,6 +70,7 @@ def test_with_a_nodes_disk_full_its_holds_are_renewed_also_by_the_next_agent(
     agent.kill()
     agent.start()
     outlive_holds(pid)
+    assert json.loads((agent.folder / "agent.pid").read_text())["pid"] == agent.process.pid
     grid.kill_daemon()  # the next one has another epoch, which cannot be recorded
     grid.until_alive("gpu2")
     outlive_holds(pid)

@@ -459,3 +459,36 @@ def test_scenarios_are_drawn_the_same_every_time() -> None:
     assert draw_scenario(5) == draw_scenario(5)
     assert draw_scenario(5) != draw_scenario(6)
     assert {kind for seed in range(60) for kind in {fault.kind for fault in draw_scenario(seed).faults}} == {*FaultKind}
+
+
+@pytest.mark.parametrize("kind", [FaultKind.DISK_FULL, FaultKind.DISK_HANGS])
+def test_a_disk_that_takes_nothing_for_longer_than_a_hold_ends_no_job(kind: FaultKind) -> None:
+    told = lines(a_world([a_job(10, 100)], [a_fault(kind, 30, 90, node="")]))
+    assert [line for line in told if "begins" in line] == ["ash job.1 begins under fence 100000001"]
+    assert "ash stopped job exited" in told
+
+
+def test_a_node_whose_disk_is_full_runs_on_what_it_runs_and_begins_nothing() -> None:
+    world = a_world([a_job(10, 100)], [a_fault(FaultKind.NODE_DISK_FULL, 30, 90)])
+    told = lines(world)
+    assert [line for line in told if "begins" in line] == ["ash job.1 begins under fence 100000001"]
+    assert "ash stopped job exited" in told
+
+
+def test_a_node_that_joins_again_runs_a_job_again_only_when_the_old_one_is_gone() -> None:
+    told = lines(a_world([a_job(10, 100)], [a_fault(FaultKind.DIRECTORY_LOST, 30, 1)]))
+    first, gone = told.index("ash job.1 begins under fence 100000001"), told.index("ash job.1 is gone")
+    again = next(at for at, line in enumerate(told) if "job.2 begins" in line)
+    assert first < gone < again
+    assert any("ash has no trace of it" in line for line in told[gone:again])
+
+
+def test_a_hold_that_runs_out_without_a_disturbance_is_noticed() -> None:
+    class Deaf(Machine):
+        """A machine on whose disk no hold is ever renewed."""
+
+        def hold(self, until_boot_ms: int) -> None:
+            pass
+
+    world = World(a_scenario([a_job(70, 100)]), machine=Deaf, keep_all=True)
+    assert world.run().violated == "a healthy agent's holds are renewed"

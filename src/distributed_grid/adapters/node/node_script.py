@@ -7,6 +7,7 @@ ends. Every operation may be repeated: a new version is built aside and renamed,
 
 # ruff: noqa: UP006, UP031, UP035, UP045 (what newer spellings there are, an old Python cannot read)
 
+import errno
 import hashlib
 import json
 import os
@@ -82,13 +83,21 @@ def read_text(*parts: str) -> str:
 
 
 def write_text(path: str, text: str) -> None:
-    """Whole or not at all."""
+    """Whole or not at all; where there is no room for a second file, in place, which a full disk has room for."""
     fresh = "%s.%s.new" % (path, secrets.token_hex(4))
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
+    try:
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    except OSError as failure:
+        if os.path.lexists(fresh):
+            os.unlink(fresh)
+        if failure.errno not in (errno.ENOSPC, errno.EDQUOT) or not os.path.isfile(path):
+            raise
+        with open(os.open(path, os.O_WRONLY | os.O_NOFOLLOW), "r+b", buffering=0) as old:
+            old.write(text.encode().ljust(os.fstat(old.fileno()).st_size))
 
 
 def list_dir(folder: str) -> List[str]:

@@ -26,6 +26,7 @@ from distributed_grid.agent.files.job_dir import (
 )
 from distributed_grid.errors import GridError
 from distributed_grid.posix.private_files import open_regular
+from distributed_grid.supervision import start_logged
 from distributed_grid.wire import (
     MAX_CHUNK_BYTES,
     MAX_LISTING_BYTES,
@@ -106,7 +107,7 @@ class AttemptFileReader:
     def _continue(self, number: int) -> None:
         stream = self._streams[number]
         if stream.task is None or stream.task.done():
-            stream.task = asyncio.get_running_loop().create_task(self._read(number, stream))
+            stream.task = start_logged(self._read(number, stream), "reading of a file")
 
     async def _read(self, number: int, stream: _Stream) -> None:
         problem = ""
@@ -138,7 +139,7 @@ class AttemptFileReader:
         if len(self._listings) >= MAX_LISTINGS:
             self._send(FileListing(order.stream, problem="too many directories are being listed at once"))
             return
-        self._listings[order.stream] = asyncio.get_running_loop().create_task(self._send_listing(order))
+        self._listings[order.stream] = start_logged(self._send_listing(order), "listing of files")
 
     async def _send_listing(self, order: ListFiles) -> None:
         listing = await asyncio.to_thread(self._listing, order)
