@@ -120,6 +120,15 @@ def _set_aside(name: str, dir_fd: int) -> None:
         os.rename(name, f"{name}.{os.urandom(4).hex()}", src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
+def remove_file(path: str) -> None:
+    """Have no file of that name. Where there is none, or something that is no file, this does nothing."""
+    try:
+        os.unlink(path)
+    except OSError as error:
+        if error.errno not in DAMAGE:
+            raise
+
+
 def write_all(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]

@@ -18,6 +18,7 @@ from distributed_grid.agent.limits.memory_limit import TreeMeter
 from distributed_grid.agent.limits.process_tree import Exempt, GridProcesses
 from distributed_grid.agent.limits.timer import KILL_SIGNAL, STOP_SIGNALS
 from distributed_grid.posix.boot_clock import boot_id
+from distributed_grid.posix.private_files import remove_file
 
 EMPTY_SCANS = 4  # in a row, before nothing counts as left
 TREE_OVERDUE_MS, SHIM_OVERDUE_MS = 2_000, 10_000  # after the grace, before the host kills tree and shim itself
@@ -258,7 +259,7 @@ def read_unacknowledged(root: str, grid: GridProcesses) -> tuple[list[RunningAtt
         elif began:
             damaged.append(live.name)
         else:  # the last agent died before it had written what to run
-            live.unlink(missing_ok=True)
+            remove_file(str(live))
     return sorted(found, key=lambda one: (one.launched_boot_ms, one.id)), damaged
 
 

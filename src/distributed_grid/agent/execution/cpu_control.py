@@ -18,6 +18,7 @@ from distributed_grid.agent.files import job_dir
 from distributed_grid.agent.files.job_dir import JobDir
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.limits.core_allocation import CoreClaim, allocate_cores, allowed_cores
+from distributed_grid.posix.private_files import open_regular, remove_file
 from distributed_grid.supervision import start_restarted
 
 if TYPE_CHECKING:
@@ -185,15 +186,12 @@ def _signal(trees: list[RunningTree], signum: int) -> None:
 
 def mark_throttled(root: str) -> None:
     """Record that something below the root may be stopped or confined."""
-    os.close(os.open(f"{root}/{job_dir.THROTTLED}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    os.close(open_regular(f"{root}/{job_dir.THROTTLED}", os.O_WRONLY | os.O_CREAT))
 
 
 def clear_throttled(root: str) -> None:
     """Record that nothing is. Safe twice."""
-    try:
-        os.unlink(f"{root}/{job_dir.THROTTLED}")
-    except FileNotFoundError:
-        pass
+    remove_file(f"{root}/{job_dir.THROTTLED}")
 
 
 def is_marked_throttled(root: str) -> bool:

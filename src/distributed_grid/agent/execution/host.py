@@ -54,6 +54,7 @@ from distributed_grid.agent.files.job_signals import HoldDeadline
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.errors import BadInput, StaleFence
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
+from distributed_grid.posix.private_files import remove_file
 from distributed_grid.state_dir import machine_id
 from distributed_grid.supervision import start_logged
 
@@ -420,7 +421,7 @@ class AttemptHost:
         """Its end is acknowledged: do not report it unasked any more. The files stay. Safe twice."""
         if attempt_id not in self._running and job_dir.is_safe_name(attempt_id):
             self._ended.pop(attempt_id, None)
-            Path(self._root, job_dir.LIVE, attempt_id).unlink(missing_ok=True)
+            remove_file(f"{self._root}/{job_dir.LIVE}/{attempt_id}")
 
     # ------------------------------------------------------------------ state
 

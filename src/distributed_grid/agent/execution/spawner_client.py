@@ -48,8 +48,10 @@ class SpawnerClient:
     async def lock_root(self) -> None:
         """Become the root's only host; `BadInput` where another one stays."""
         if self._lock < 0:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            self._lock = os.open(f"{self._root}/{job_dir.HOST_LOCK}", flags, 0o600)
+            try:
+                self._lock = open_regular(f"{self._root}/{job_dir.HOST_LOCK}", os.O_RDWR | os.O_CREAT)
+            except OSError as error:
+                raise BadInput(f"cannot use {self._root}/{job_dir.HOST_LOCK}: {error.strerror}") from error
         try:  # a predecessor's spawner may need a moment to see that it is alone
             await asyncio.wait_for(wait_until(lambda: try_lock(self._lock)), self._lock_timeout_s)
         except TimeoutError as error:
@@ -68,7 +70,7 @@ class SpawnerClient:
         command = [sys.executable, "-P", "-S", "-m", "distributed_grid.agent.execution.spawner", self._root]
         command += [str(theirs.fileno()), str(self._lock), "1" if self._use_cgroups else "0", *self._grid_locks]
         inherited = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONHOME") if name in os.environ}
-        log = open_regular(f"{self._root}/{job_dir.SPAWNER_LOG}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        log = self._open_log()
         with theirs:
             self._process = subprocess.Popen(
                 command,
@@ -85,6 +87,12 @@ class SpawnerClient:
         self._started_at = time.monotonic()
         asyncio.get_running_loop().add_reader(ours.fileno(), self._on_exit)
         self._connected.set()
+
+    def _open_log(self) -> int:
+        try:
+            return open_regular(f"{self._root}/{job_dir.SPAWNER_LOG}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        except OSError:  # a full disk, or something in its place
+            return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
     async def stop(self) -> None:
         """Stop the spawner, wait until it has exited, and unlock the root; the shims go on."""

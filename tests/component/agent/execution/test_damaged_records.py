@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from distributed_grid.agent.execution.attempt import AttemptExit, AttemptLaunch
+from distributed_grid.agent.execution.cpu_control import Throttler
 from tests.component.agent.execution.conftest import Driver, a_spec, is_alive, python
 from tests.support import odd_files
 
@@ -190,3 +191,23 @@ def test_a_fence_that_nobody_sent_is_none(new_driver: Callable[..., Driver]) -> 
     report = driver.find(AttemptLaunch, "a.1")
     assert report is not None
     assert report.fence == 5
+
+
+@pytest.mark.parametrize("kind", odd_files.KINDS)
+def test_an_agent_starts_whatever_is_in_place_of_its_own_files(new_driver: Callable[..., Driver], kind: str) -> None:
+    first = new_driver()
+    assert first.run("a.1", "true").exit_code == 0
+    pid = first.launch("a.2", "sleep", "1000").pid
+    first.close()
+    for name in (".throttled", ".spawner.log", ".hold", ".live/a.1", ".live/odd", ".live/.odd"):
+        odd_files.put(kind, first.root / ".control" / name)
+    second = new_driver()
+    assert second.find(AttemptLaunch, "a.2") is not None
+    second.host.forget("a.1")
+    throttler = Throttler(second.host)
+    throttler.pause()
+    throttler.release()
+    assert second.run("a.3", "true").exit_code == 0
+    assert second.stop("a.2").kind == "cancelled"
+    assert not is_alive(pid)
+    (first.root / ".control/.spawner.log").rename(first.root / "odd.log")  # no log to look at
