@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.e2e.crashes.conftest import kill_nine
 from tests.support.processes import is_running
 from tests.support.shell import Shell, wait_until
 
@@ -52,9 +53,23 @@ def test_a_role_in_the_environment_excuses_from_nothing(grid: Shell, role: str) 
 
 
 def test_a_job_that_removes_all_it_finds_next_to_it_loses_itself_only(grid: Shell) -> None:
-    other = grid.detach("--isolated", "sleep", "1000")
+    other = grid.detach("--isolated", "-a", "0.1", "sleep", "1000")
     done = grid("run-shared", "--isolated", "sh", "-c", "cd ..; rm -rf * .[!.]*; mkfifo stop.json spec.json; exit 3")
     assert done.returncode == 3
     assert grid("run-shared", "--isolated", "pwd", check=0).stdout
     assert grid.job(other)["state"] == "running"
     grid("jobs", "cancel", other, check=0)
+
+
+@pytest.mark.parametrize("damage", ["echo '{{}}' >", "rm -f {}; mkfifo", "rm -f {}; mkdir", ":>"])
+def test_a_damaged_record_ends_that_job_as_lost_and_no_other(grid: Shell, damage: str) -> None:
+    jobs = [grid.detach("--isolated", "-a", "0.1", "sleep", "1000") for _ in range(2)]
+    pids = [wait_until(lambda job=job: grid.job(job)["attempts"][-1]["pid"]) for job in jobs]
+    spec = grid.host_dir / "jobs/.control" / f"{grid.job(jobs[0])['uid']}.1" / "spec.json"
+    grid("run-shared", "-a", "0.1", "sh", "-c", f"{damage.format(spec)} {spec}", check=0)
+    kill_nine(grid)
+    wait_until(lambda: grid.job(jobs[0])["outcome"] == "lost")
+    assert not is_running(pids[0])
+    assert is_running(pids[1])
+    assert grid.job(jobs[1])["state"] == "running"
+    grid("jobs", "cancel", jobs[1], check=0)

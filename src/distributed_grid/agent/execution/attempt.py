@@ -37,6 +37,8 @@ ExitKind = Literal[
 ]
 
 ProcessNumber = Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
+Ticks = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+CoreNumber = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 T = TypeVar("T")
 STOP_KINDS = frozenset(get_args(ExitKind)) - {"exited", "signalled", "never_started"}
 
@@ -107,18 +109,18 @@ class ShimIdentity(msgspec.Struct, frozen=True):
 
     boot: str
     pid: ProcessNumber
-    start: int
-    waited_ticks: int = 0
+    start: Ticks
+    waited_ticks: Ticks = 0
 
 
 class StartRecord(msgspec.Struct, frozen=True):
     """That the command runs, as its shim wrote it."""
 
     pid: ProcessNumber
-    start: int
-    at_boot_ms: int
+    start: Ticks
+    at_boot_ms: Ticks
     shim: ShimIdentity
-    cores: tuple[int, ...] = ()
+    cores: tuple[CoreNumber, ...] = ()
 
 
 class ExitRecord(msgspec.Struct, frozen=True):
