@@ -202,7 +202,11 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
         rejected=last.rejected if last is not None else "",
         rejected_at_ms=last.rejected_at_ms if last is not None else 0,
     )
-    return Decision([seen], follow=[NodeHeard(event.name)])
+    offer = ledger.offers.get(event.name)
+    decision = Decision([seen], follow=[NodeHeard(event.name)])
+    if offer is not None and event.yields and not (last is not None and last.yields):
+        decision.changes.append(replace(offer, withdrawn=True))  # nothing more is granted on what the agent withdrew
+    return decision
 
 
 def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:

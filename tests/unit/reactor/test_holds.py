@@ -20,9 +20,10 @@ from distributed_grid.domain.events import (
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Usage
+from distributed_grid.domain.rows import VOLATILE
 from distributed_grid.domain.states import JobState, NodeState
 from distributed_grid.errors import NotFound
-from distributed_grid.reactor import pending
+from distributed_grid.reactor import decide, pending
 from distributed_grid.reactor.nodes import HOLD_GRACE_MS
 from tests.support.builders import Scenario, a_node, a_request, an_exit
 
@@ -152,6 +153,15 @@ def test_a_node_that_gives_way_offers_nothing(new_scenario: Scenario) -> None:
     assert new_scenario.submit(a_request("r1")).state is JobState.QUEUED
     new_scenario.handle(HeartbeatReceived("gpu2", Usage(), generation=6))
     assert new_scenario.lease_of("r1").generation == 6
+
+
+def test_what_an_agent_withdraws_is_withdrawn_with_its_heartbeat_before_anything_else_is_decided(
+    new_scenario: Scenario,
+) -> None:
+    seen = decide(new_scenario.ledger, HeartbeatReceived("gpu2", Usage(), yields=True, generation=5), new_scenario.now)
+    assert all(row.kind in VOLATILE for row in seen.changes)
+    new_scenario.ledger.apply(seen.changes)
+    assert new_scenario.submit(a_request("r1")).state is JobState.QUEUED
 
 
 def test_a_drained_node_gives_everything_back_and_its_jobs_wait(new_scenario: Scenario) -> None:
