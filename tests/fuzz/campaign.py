@@ -128,7 +128,8 @@ class Campaign:
             grid.start_fuzzed_agent("fuzzed", folder / "lying.sock"),
             Watched("memory server", memory.pid, memory.log),
         ]
-        self._reports = StateDir(grid.state_dir).reports
+        agents = [folder / name / "failure.txt" for name in ("honest", "fuzzed")]
+        self._reports = [StateDir(grid.state_dir).failure_report, *agents]
         self.targets: list[Target] = [
             socket,
             LyingAgent(grid.links, seed, socket.check),
@@ -196,7 +197,8 @@ class Campaign:
             assert is_running(process.pid), f"{process.name} (pid {process.pid}) is gone"
             trace = process.new_tracebacks()
             assert not trace, f"{process.name} logged a traceback:\n{trace}"
-        assert not self._reports.is_dir() or not list(self._reports.iterdir()), "there is a bug report"
+        for report in self._reports:
+            assert not report.exists(), report.read_text()
         deadline = time.monotonic() + SETTLE_SECONDS
         for process in self.watched:
             while process.fds() > process.fds_before + MAX_MORE_FDS:

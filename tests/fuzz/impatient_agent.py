@@ -19,6 +19,7 @@ from distributed_grid.agent.lent_memory import LentMemory
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.agent.uplink import Timing, Uplink
 from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.supervision import end_process_on_failure
 from distributed_grid.wire import MAX_MESSAGE_BYTES
 
 TIMING = Timing(first_pause=0.001, max_pause=0.002, refused_pause=0.001)
@@ -64,5 +65,6 @@ async def serve(folder: Path, node: str, path: str) -> None:
 
 if __name__ == "__main__":
     directory = Path(sys.argv[1])
+    end_process_on_failure(directory / "failure.txt")
     logging.basicConfig(level=logging.INFO, filename=directory / "agent.log")
     asyncio.run(serve(directory, sys.argv[2], sys.argv[3]))

@@ -8,6 +8,7 @@ dialled again, but seldom; the reason is in the log.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -142,11 +143,13 @@ class Uplink:
             await asyncio.gather(sender, return_exceptions=True)
 
     async def _send_all(self, connection: ClientConnection) -> None:
-        while True:
-            await self._waiting.wait()
-            self._waiting.clear()
-            while self._outbox:
-                await connection.send(self._outbox.popleft())
+        """Send what comes, until the link breaks: whoever receives on it says why."""
+        with contextlib.suppress(OSError, WebSocketException):
+            while True:
+                await self._waiting.wait()
+                self._waiting.clear()
+                while self._outbox:
+                    await connection.send(self._outbox.popleft())
 
 
 def _welcome(data: bytes) -> Welcome:

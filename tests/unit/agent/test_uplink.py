@@ -173,3 +173,16 @@ def test_garbage_ends_the_link_and_nothing_else(tmp_path: Path) -> None:
 
     agent = play(tmp_path / "s", babble, lambda agent: agent.welcomes >= 20)
     assert agent.unlinks >= 19
+
+
+def test_a_link_that_breaks_while_something_is_sent_is_no_bug(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def behave(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.send(wire.encode(WELCOME))
+        connection.transport.write(b"\x82\x7f" + b"\x7f" + b"\xff" * 7)  # a frame beyond all measure
+        connection.transport.pause_reading()  # what the agent says to that is not heard
+        await asyncio.sleep(0.1)
+        connection.transport.abort()
+
+    play(tmp_path / "s", behave, lambda agent: agent.unlinks >= 12)
+    assert not [record.getMessage() for record in caplog.records if record.exc_info]
