@@ -130,7 +130,7 @@ class SteppedClock:
 
 
 async def _expire(folder: Path, waits: int, event: Callable[[int, int], Event]) -> tuple[float, float, float]:
-    """From the moment when all waits are over until all are durably withdrawn; the loop's CPU time, its longest stall."""
+    """The time until all waits that are over are durably withdrawn; the loop's CPU time, and its longest stall."""
     clock = SteppedClock()
     grid = Grid(SqliteStore(folder / "grid.db"), clock)
     await grid.start()
