@@ -8,7 +8,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from distributed_grid.control.grid import Grid
+from distributed_grid.control.agent_sessions import LedgerOwner
 from distributed_grid.domain import events
 from distributed_grid.domain.blocks import Block, BlockCopy, MemoryServerRow, block_of
 from distributed_grid.domain.ledger import Ledger
@@ -56,12 +56,18 @@ class IssueCertificate(Protocol):
         """A certificate for the memory server of a node and its key, as PEM; empty where the network is trusted."""
 
 
+class GridOwner(LedgerOwner, Protocol):
+    """The owner of the ledger, with the grid's time."""
+
+    def now_ms(self) -> int: ...
+
+
 class MemoryGateway:
     """Sends orders for memory effects to the connected agents, and handles their reports."""
 
     def __init__(self, agents: Mapping[str, AgentSide]) -> None:
         self._agents = agents
-        self._grid: Grid | None = None
+        self._grid: GridOwner | None = None
         self._issue_certificate: IssueCertificate = lambda node: (b"", b"")
         self._max_connections_per_peer = MAX_CONNECTIONS_PER_PEER
         self._local: AgentSide | None = None
@@ -70,7 +76,7 @@ class MemoryGateway:
 
     def start(
         self,
-        grid: Grid,
+        grid: GridOwner,
         issue_certificate: IssueCertificate | None = None,
         max_connections_per_peer: int = MAX_CONNECTIONS_PER_PEER,
     ) -> None:

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter as Tally
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 
+from distributed_grid.domain.blocks import Block
 from distributed_grid.domain.events import Event
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
 from distributed_grid.domain.jobs import Ending, Job
@@ -67,6 +68,7 @@ class InvariantChecker:
         self.acknowledged: dict[str, None] = {}
         self.over: dict[str, None] = {}
         self.allowed_runs: dict[str, int] = {}
+        self.machines: Mapping[str, Machine] = {}
         self.liars: set[str] = set()
         """Nodes whose agents have lied: what really runs there is nobody's fault but theirs."""
         self.stopped: dict[str, str] = {}
@@ -151,6 +153,31 @@ class InvariantChecker:
         where = ", ".join(f"{one} on {self._where(one)}" for one in left)
         self._hold(uid not in self.stopped or not left, STOPPED, f"{where} still runs")
 
+    def use_block(self, block_id: str) -> None:
+        """Whoever has got a block writes to it: from now on its copies are really there."""
+        block = self._watch.ledger.blocks.get(block_id)
+        for place in block.places if block is not None else ():
+            memory = self.machines[place.node].memory
+            if place.incarnation and place.incarnation == memory.incarnation:
+                memory.put(place.copy)
+
+    def _lost_blocks_are_lost(self, before: Iterable[Row], after: Iterable[Row]) -> None:
+        """A block is called lost when no machine has a copy of it any more."""
+        known = {row.id: row for row in before if isinstance(row, Block)}
+        for row in after:
+            if isinstance(row, Block) and row.lost and not known.get(row.id, row).lost:
+                for place in known[row.id].places:
+                    machine = self.machines[place.node]
+                    machine.check_memory_hold()
+                    there = (
+                        place.copy in machine.memory.on_disk
+                        if place.on_disk
+                        else place.copy in machine.memory.in_memory
+                    )
+                    same = place.on_disk or machine.memory.incarnation == place.incarnation
+                    is_there = there and same and machine.is_on and place.node not in self.liars
+                    self._hold(not is_there, "what is called lost is lost", f"{place.copy} is still on {place.node}")
+
     # ------------------------------------------------------------------ in the control plane
 
     def about_to(self, ledger: Ledger, event: Event, now: int) -> None:
@@ -188,6 +215,7 @@ class InvariantChecker:
         self.steps += 1
         self.visited[type(moment.event).__name__] += 1
         self._watch.end(moment, came_of_it)
+        self._lost_blocks_are_lost(moment.rows_before, moment.changes)
         is_quiet = all(isinstance(row, NodeObservation) for row in moment.changes) and self.steps % EVERY
         for invariant in INVARIANTS:
             if is_quiet and invariant in REBUILDING_INVARIANTS:
@@ -271,6 +299,12 @@ class InvariantChecker:
                 return f"{job.uid} is {job.state} on {ledger.leases[job.lease_id].node}"
             if all(map(ledger.nodes_of, request.affinity)) and never_fits(ledger, request) is None:
                 return f"{job.uid} waits: {'; '.join(why_not_now(ledger, request, now))}"
+        for block in ledger.blocks.values():
+            return f"{block.id} is not over"
+        for name, machine in self.machines.items():
+            left = {*machine.memory.in_memory, *machine.memory.on_disk}
+            if left:
+                return f"{name} still holds {', '.join(sorted(left))}"
         held = [lease.id for lease in ledger.leases.values() if lease.holds and not is_automatic(lease.request)]
         return f"still running: {', '.join((*self.running, *held))}" if self.running or held else None
 

@@ -19,6 +19,7 @@ from distributed_grid.domain.jobs import Command, Ending, Outcome
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import Claim
 from distributed_grid.simulation.event_queue import EventQueue, ScheduledEvent
+from distributed_grid.simulation.simulated_memory import SimulatedMemory
 from distributed_grid.wire import StartAttemptOrder
 
 MILLION = 1_000_000
@@ -126,7 +127,8 @@ class Machine:
         self.slowness = 1
         self.ignores_sigterm = False
         self.lies = False
-        self.neighbours: tuple[str, ...] = ()
+        self.memory = SimulatedMemory(node.name)
+        self.neighbours: dict[str, Machine] = {}
         self._stepped: tuple[int, int] = (0, 0)
         self._booted_at = 0
         self._uptime_ms = 0
@@ -176,6 +178,7 @@ class Machine:
     def power_off(self) -> None:
         """Everything that runs is gone at once; of what had not ended, some records are too."""
         self.is_on = False
+        self.memory.lose()
         for planned in self.launching.values():
             planned.cancel()
         self.launching.clear()
@@ -342,8 +345,14 @@ class Machine:
 
     def hold(self, until_boot_ms: int) -> None:
         """Let everything that has a hold go on until then; a hold never gets shorter."""
+        self.check_memory_hold()
         if until_boot_ms > self.held_until:
             self.hold_on_disk = (until_boot_ms, self.boot)
+
+    def check_memory_hold(self) -> None:
+        """The memory server frees what it has when the hold is over; looked at when somebody asks it for something."""
+        if 0 < self.held_until <= self.boot_ms:
+            self.memory.expire()
 
     @property
     def held_until(self) -> int:

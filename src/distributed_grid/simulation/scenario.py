@@ -11,6 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.domain.events import (
+    BlockAsked,
+    BlockReleased,
     Event,
     JobCancelled,
     JobSubmitted,
@@ -107,6 +109,7 @@ def draw_scenario(seed: int) -> Scenario:
     jobs = random.randint(8, 25 * len(names))
     requests = draw_requests(random, names, jobs=jobs, leases=random.randint(0, 12), until_ms=busy_ms)
     faults = draw_faults(random, names, local, count=random.randint(0, 30), until_ms=busy_ms)
+    requests += draw_blocks(Random(f"{seed}/blocks"), names, until_ms=busy_ms)
     quiet_ms = max([busy_ms, *(fault.at_ms + fault.lasts_ms for fault in faults)])
     return Scenario(seed, nodes, local, _policy(random), _rules(random), requests, faults, quiet_ms)
 
@@ -190,6 +193,25 @@ def draw_requests(
         if random.random() < 0.2:
             longer = LeaseExtended(request.id, request.user, 10_000, f"{request.id}-longer")
             requests.append(UserRequest(at + random.randrange(5_000), longer))
+    return requests
+
+
+def draw_blocks(random: Random, nodes: tuple[str, ...], *, until_ms: int) -> list[UserRequest]:
+    """Blocks of the memory pool, for programs on the nodes; some are released before their time is over."""
+    requests = []
+    for number in range(random.choice((0, 0, 2, 6))):
+        at, user, block_id = random.randrange(until_ms), random.choice([*TEAMS]), f"block{number}"
+        asked = BlockAsked(
+            block_id,
+            user,
+            random.choice((GB // 4, GB, 3 * GB)),
+            random.randint(20_000, 150_000),
+            copies=random.choice((1, 1, 2, 3)),
+            home=random.choice(nodes),
+        )
+        requests.append(UserRequest(at, asked))
+        if random.random() < 0.4:
+            requests.append(UserRequest(at + random.randrange(60_000), BlockReleased(block_id, user)))
     return requests
 
 

@@ -20,6 +20,7 @@ from distributed_grid.simulation.event_queue import ScheduledEvent, SimulatedTas
 from distributed_grid.simulation.lies import Liar
 from distributed_grid.simulation.machine import Machine, Owner, SimulatedProcess
 from distributed_grid.simulation.network import Dialer, SimulatedUplink
+from distributed_grid.simulation.simulated_memory import SimulatedLending
 from distributed_grid.wire import (
     HEARTBEAT_MS,
     PROTOCOL,
@@ -30,6 +31,8 @@ from distributed_grid.wire import (
     FromAgent,
     Heartbeat,
     HeartbeatReply,
+    MemoryOrder,
+    MemoryReclaimReport,
     ReportedCapacity,
     StartAttemptOrder,
     StopAttemptOrder,
@@ -69,6 +72,15 @@ class SimulatedAgent:
         )
         attempts = SimulatedAttempts(machine, self._tasks, self._uplink, self.report)
         self._orders = orders(attempts, self._guard, self._outbox, self._tasks, lambda: machine.boot_ms)
+        self._lending = SimulatedLending(
+            {name: one.memory for name, one in machine.neighbours.items()},
+            self.name,
+            self.queue,
+            self.random,
+            send=self._uplink.send,
+            is_alive=lambda: self.alive,
+            reaches=lambda name: machine.neighbours[name].is_on,
+        )
         self._waiting: list[StartAttemptOrder | StopAttemptOrder] = []
         self._is_busy = False
         self._next_observation: ScheduledEvent | None = None
@@ -116,7 +128,12 @@ class SimulatedAgent:
         """What it says instead, while it lies: often something else."""
         if not self.machine.lies or self.random.random() > LIES:
             return message
-        others = (*self.machine.neighbours, *self.machine.records, *(f"job{self.random.randrange(20)}.1" for _ in "12"))
+        others = (
+            *self.machine.neighbours,
+            "block1:1",
+            *self.machine.records,
+            *(f"job{self.random.randrange(20)}.1" for _ in "12"),
+        )
         return Liar(self.random, others).lie(message)
 
     def received(self, message: ToAgent) -> None:
@@ -126,6 +143,8 @@ class SimulatedAgent:
                 self.machine.epoch_on_disk = max(self.machine.epoch_on_disk, message.epoch)
             self._guard.rules = message.owner
             self._marks_reported.clear()
+            self.machine.check_memory_hold()
+            self._lending.report_served()
             self._outbox.resend()
             self.send_heartbeat()
         elif isinstance(message, HeartbeatReply):
@@ -133,6 +152,9 @@ class SimulatedAgent:
                 self._orders.renew_hold(message.beat + message.hold_ms)
         elif isinstance(message, AcknowledgeReport):
             self._orders.acknowledged(message.seq)
+        elif isinstance(message, MemoryOrder):
+            self.machine.check_memory_hold()
+            self._lending.receive(message)
         elif isinstance(message, StartAttemptOrder | StopAttemptOrder):
             self._waiting.append(message)
             self._obey_soon()
@@ -191,6 +213,8 @@ class SimulatedAgent:
 
     def _observe_owner(self) -> None:
         if self.alive:
+            if self.machine.owner is Owner.MEMORY and self.machine.memory.in_memory:
+                self._uplink.send(MemoryReclaimReport(self.name, self.machine.node.capacity.memory_bytes))
             SimulatedTask(self._guard.observe(), self._observed).start()
 
     def _observed(self) -> None:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.control.agent_sessions import AgentInbox, AgentSessions, Greeting, NodeRegistry, SessionMessage
 from distributed_grid.control.batch import BatchSettler, DecidedBatch, DecisionFailed, Entry, Question
+from distributed_grid.control.memory_gateway import MemoryGateway
 from distributed_grid.domain.events import (
     ControlPlaneStarted,
     Event,
@@ -38,7 +39,7 @@ from distributed_grid.reactor.dispatch import StepResult
 from distributed_grid.reactor.effects import Effect
 from distributed_grid.simulation.event_queue import EventQueue, Resume, ScheduledEvent, SimulatedTask, Suspension
 from distributed_grid.simulation.network import Network, SimulatedLink
-from distributed_grid.wire import AgentHello, FromAgent, Heartbeat, OwnerRules
+from distributed_grid.wire import AgentHello, AgentSide, FromAgent, Heartbeat, MemoryReport, OwnerRules
 
 TICK_MS = 1_000
 RETRY_MS, MAX_RETRY_MS = 500, 2_000
@@ -253,7 +254,9 @@ class SimulatedControlPlane:
         assert self._batch is not None
         entries, batch, _ = self._batch
         self._batch = None
-        self.gateway.perform(self.settler.effects(batch).attempts)
+        effects = self.settler.effects(batch)
+        self.gateway.perform(effects.attempts)
+        self.gateway.memory.perform(effects.memory)
         for entry in entries:
             entry.then(entry)
         for event in batch.later:
@@ -284,7 +287,10 @@ class SimulatedGateway:
 
     def __init__(self, control: SimulatedControlPlane) -> None:
         self._control = control
-        self._sessions = AgentSessions(self, SimulatedRegistry(control.nodes), {})
+        agents: dict[str, AgentSide] = {}
+        self.memory = MemoryGateway(agents)
+        self._sessions = AgentSessions(self, SimulatedRegistry(control.nodes), agents, self.memory)
+        self.memory.start(self)
         self._inboxes: dict[SimulatedLink, AgentInbox] = {}
         self._greeting: dict[SimulatedLink, SimulatedTask] = {}
 
@@ -293,7 +299,7 @@ class SimulatedGateway:
 
     def received(self, message: FromAgent, via: SimulatedLink) -> None:
         """Take in what an agent says: answer at once what can be, the rest goes through its inbox."""
-        if not isinstance(message, SessionMessage):
+        if not isinstance(message, SessionMessage | MemoryReport):
             return
         if isinstance(message, AgentHello | Heartbeat):
             self._sessions.answer(message, via)
@@ -305,6 +311,7 @@ class SimulatedGateway:
 
     def gone(self, via: SimulatedLink) -> None:
         self._sessions.gone(via)
+        self.memory.gone(via)
         greeting = self._greeting.pop(via, None)
         if greeting is not None:
             greeting.cancel()
@@ -328,15 +335,18 @@ class SimulatedGateway:
                 self._process_inbox(inbox, via)
 
         for message in messages:
-            assert isinstance(message, SessionMessage)
+            assert isinstance(message, SessionMessage | MemoryReport)
             task = SimulatedTask(self._process(message, via), done)
             if isinstance(message, Greeting):
                 self._greeting[via] = task
             task.start()
 
-    async def _process(self, message: SessionMessage, via: SimulatedLink) -> None:
+    async def _process(self, message: SessionMessage | MemoryReport, via: SimulatedLink) -> None:
         try:
-            await self._sessions.received(message, via)
+            if isinstance(message, SessionMessage):
+                await self._sessions.received(message, via)
+            else:
+                await self.memory.received(message, via)
         except GridError:
             pass  # refused: the daemon logs that
 
@@ -348,6 +358,9 @@ class SimulatedGateway:
 
     def observe(self, event: HeartbeatReceived) -> None:
         self._control.observe(event)
+
+    def now_ms(self) -> int:
+        return self._control.now
 
     async def handle(self, event: Event) -> Any:
         return await Suspension(lambda resume: self._control.handle(event, _resuming(resume)))

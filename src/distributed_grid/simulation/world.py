@@ -14,7 +14,7 @@ from pathlib import PurePath
 from msgspec import Struct
 
 from distributed_grid.agent.orders import OrderExecutor
-from distributed_grid.domain.events import Event, JobCancelled, JobSubmitted, LeaseAsked
+from distributed_grid.domain.events import BlockAsked, Event, JobCancelled, JobSubmitted, LeaseAsked
 from distributed_grid.errors import GridError
 from distributed_grid.simulation.event_queue import EventQueue, SimulatedTask
 from distributed_grid.simulation.faults import Fault, FaultInjector
@@ -27,6 +27,8 @@ from distributed_grid.simulation.simulated_control_plane import SimulatedControl
 
 ANSWER_MS = 3_000
 """Who has not heard back by then asks again."""
+USE_MS = 2_000
+"""When whoever has got a block first writes to it."""
 STOP_MS = 60_000
 """What a stop takes besides the grace of the job, when nothing breaks: a lost agent is there again by then."""
 LAST = 80
@@ -134,6 +136,8 @@ class Users:
         asked.is_answered = True
         self.waiting -= 1
         event = asked.event
+        if isinstance(event, BlockAsked) and failure is None:
+            self._queue.after(USE_MS, lambda: self._checker.use_block(event.id))
         if isinstance(event, JobCancelled) and failure is None:
             self._stop_acknowledged(event.uid)
         if not isinstance(event, JobSubmitted | LeaseAsked):
@@ -186,7 +190,8 @@ class World:
         self.users = Users(self.queue, self.control, self.checker, self.note, BEGIN_MS + scenario.quiet_ms)
         self.machines = {node.name: machine(node, self.queue, random, self.checker) for node in scenario.nodes}
         for one in self.machines.values():
-            one.neighbours = names
+            one.neighbours = self.machines
+        self.checker.machines = self.machines
         self.agents: dict[str, SimulatedAgent] = {}
         self._orders = orders
 
