@@ -126,3 +126,10 @@ def test_what_is_left_for_later_steps_is_entered_once() -> None:
     settled.settle(*(a_submission(a_request(f"job{number}", cores=4, wait_s=1)) for number in range(waiting + 1)))
     batch = settled.settler.decide([Entry(TimePassed()), Entry(TimePassed())], NOW + 1_000)
     assert (len(settled.settler.ledger.waiting), list(batch.later)) == (0, [TimePassed()])
+
+
+def test_a_node_that_gives_way_offers_nothing_from_its_heartbeat_on() -> None:
+    settled = Settled()
+    assert "here" in settled.settler.ledger.offers
+    settled.settler.observe(HeartbeatReceived("here", Usage(), 8, yields=True), NOW)
+    assert "here" not in settled.settler.ledger.offers
