@@ -71,8 +71,9 @@ class InvariantChecker:
         self.machines: Mapping[str, Machine] = {}
         self.liars: set[str] = set()
         """Nodes whose agents have lied: what really runs there is nobody's fault but theirs."""
-        self.stopped: dict[str, str] = {}
-        """Jobs whose cancellation was acknowledged before they were over, with the attempt that may still begin."""
+        self.stopped: dict[str, tuple[str, Ending]] = {}
+        """Jobs whose cancellation was acknowledged before they were over, with the attempt that may still begin, and
+        how they end: one that was being stopped for good already ends as that."""
         self.steps = 0
         self.held: Tally[str] = Tally()
         """How often each invariant was checked."""
@@ -102,7 +103,8 @@ class InvariantChecker:
                 "a job runs once at a time",
                 f"{lease_id} begins on {name} while {other} runs on {self._where(other)}",
             )
-        self._hold(self.stopped.get(job, lease_id) == lease_id, STOPPED, f"{lease_id} begins on {name} after that")
+        may_begin, _ = self.stopped.get(job, (lease_id, None))
+        self._hold(may_begin == lease_id, STOPPED, f"{lease_id} begins on {name} after that")
         self.ran[lease_id] = run
         self.running[lease_id] = (machine, run)
         claims = [one.claim for there, one in self.running.values() if there is machine]
@@ -145,7 +147,7 @@ class InvariantChecker:
         """Somebody was answered that a job is cancelled."""
         job = self._watch.ledger.jobs.get(uid)
         if job is not None:
-            self.stopped[uid] = job.lease_id
+            self.stopped[uid] = (job.lease_id, job.stop.ending if job.stop is not None else Ending.CANCELLED)
 
     def stop_is_over(self, uid: str) -> None:
         """Time enough has passed since then, and since the last fault."""
@@ -163,9 +165,10 @@ class InvariantChecker:
 
     def _lost_blocks_are_lost(self, before: Iterable[Row], after: Iterable[Row]) -> None:
         """A block is called lost when no machine has a copy of it any more."""
-        known = {row.id: row for row in before if isinstance(row, Block)}
-        for row in after:
-            if isinstance(row, Block) and row.lost and not known.get(row.id, row).lost:
+        lost = [row for row in after if isinstance(row, Block) and row.lost]
+        known = {row.id: row for row in before if isinstance(row, Block)} if lost else {}
+        for row in lost:
+            if not known.get(row.id, row).lost:
                 for place in known[row.id].places:
                     machine = self.machines[place.node]
                     machine.check_memory_hold()
@@ -200,8 +203,7 @@ class InvariantChecker:
                 self._attempts_end_once(row)
                 if row.is_over and row.uid in self.stopped and row.outcome is not None:
                     ending = row.outcome.ending
-                    is_stopped = ending in (Ending.CANCELLED, Ending.EXPIRED)  # whichever stop came first
-                    self._hold(is_stopped, STOPPED, f"{row.uid} is over, but {ending}")
+                    self._hold(ending is self.stopped[row.uid][1], STOPPED, f"{row.uid} is over, but {ending}")
         self._look(stepped)
 
     def refused(self, refusal: GridError) -> None:

@@ -33,13 +33,17 @@ FEW = 36
 """Wishes: these seeds are over in a moment."""
 
 
+RARE = (117, 195)
+"""Small seeds in which somebody is preempted, and paused."""
+
+
 def some_seeds() -> list[int]:
     """A dozen small seeds, and more where those do not have every kind of fault."""
     small = [seed for seed in range(200) if len(draw_scenario(seed).requests) <= FEW]
     chosen, seen = list[int](), set[FaultKind]()
     for seed in small:
         kinds = {fault.kind for fault in draw_scenario(seed).faults}
-        if len(chosen) < 12 or kinds - seen:
+        if len(chosen) < 12 or kinds - seen or seed in RARE:
             chosen.append(seed)
             seen |= kinds
     return chosen
@@ -342,7 +346,7 @@ class TamperedLedger:
     """A ledger that is changed behind the reactor's back."""
 
     def __init__(self) -> None:
-        self.checker = InvariantChecker(lambda who, what: None, 1_000)
+        self.checker = InvariantChecker(lambda who, what: None, 1_000, lambda node: 0)
         self.ledger = Ledger()
 
     def change(self, *rows: Row) -> None:
