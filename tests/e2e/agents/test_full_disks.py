@@ -59,6 +59,7 @@ def test_with_a_nodes_disk_full_its_holds_are_renewed_also_by_the_next_agent(
     grid = far_grid("gpu2", hold=HOLD)
     agent = grid.agents["gpu2"]
     agent.kill()
+    wait_until(lambda: grid.state("gpu2") == "suspect", 20)  # else the job might be assigned to the agent that is gone
     disk = small_disk(agent.folder)
     agent.plug_in()
     agent.start()
