@@ -52,7 +52,7 @@ def test_no_look_replaces_a_control_plane_that_runs_with_another_config(grid: Sh
         said = grid(*words, "--config", two, check=1).stderr
         assert said == (
             f"grid: the running control plane uses {one}, and a command that only shows something does not change "
-            "that; leave --config out, or type: grid daemon stop\n"
+            "that; leave --config (or $GRID_CONFIG) out, or type: grid daemon stop\n"
         ), words
         grid(*words, "--config", one, timeout=5) if words != ("events", "-f") else None
         assert grid.daemon_pid() == before

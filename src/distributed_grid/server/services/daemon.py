@@ -25,7 +25,7 @@ from distributed_grid.errors import ProtocolError, Refused
 from distributed_grid.server.active_config import NamedConfigs, SelectedConfig, save_selection
 from distributed_grid.state_dir import StateDir
 
-QUERY_ADVICE = "leave --config out, or type: grid daemon stop"
+QUERY_ADVICE = "leave --config (or $GRID_CONFIG) out, or type: grid daemon stop"
 log = logging.getLogger(__name__)
 
 
