@@ -220,6 +220,8 @@ class Machine:
         self.live.clear()
         self.unrecorded.clear()
         self.hold_on_disk, self.epoch_on_disk = (0, ""), 0
+        self.memory.lose()  # a memory server ends with its directory
+        self.memory.on_disk.clear()
 
     def fill_disk(self, is_full: bool) -> None:
         """From now on nothing can be recorded, or everything can again."""
