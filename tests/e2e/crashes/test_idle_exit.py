@@ -40,7 +40,7 @@ from distributed_grid.state_dir import StateDir
 chance = random.Random(int(sys.argv[1]))
 pids = set()
 for visit in range(10):
-    time.sleep(chance.uniform(0.25, 0.42))  # around the limit: this is the stimulus, nothing is waited for
+    time.sleep(chance.uniform(0.25, 0.8))  # around the limit: this is the stimulus, nothing is waited for
     with Client(StateDir()) as client:
         if visit % 2:
             client.call("get_daemon_info")

@@ -103,10 +103,8 @@ def test_a_killed_shim_and_a_damaged_record_run_nothing_again(driver: Driver, tm
     assert tally.read_text().split() == ["once"]
 
 
-@pytest.mark.parametrize("what", [*NONSENSE, *odd_files.KINDS])
+@pytest.mark.parametrize("what", sorted({*NONSENSE, *odd_files.KINDS} - {"empty"}))  # an empty one was never written
 def test_a_record_damaged_before_its_start_starts_nothing(driver: Driver, tmp_path: Path, what: str) -> None:
-    if what == "empty":
-        pytest.skip("an empty spec was never written")
     os.kill(driver.host.spawner_pid, signal.SIGSTOP)
     try:
         driver.run_coroutine(driver.host.launch(a_spec("a.1", "touch", str(tmp_path / "ran"))))
