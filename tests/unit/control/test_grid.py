@@ -295,7 +295,7 @@ def test_others_have_their_turn_while_many_waits_expire() -> None:
         await grid.start()
         await grid.handle(NodeDeclared(a_node("here", cores=4)))
         await grid.handle(HeartbeatReceived("here", Usage()))
-        waiting = 3 * MAX_EXPIRED_PER_STEP
+        waiting = 40 * MAX_EXPIRED_PER_STEP  # more than fits into one batch
         await grid.handle_all(LeaseAsked(a_request(f"r{number}", cores=4, wait_s=10)) for number in range(waiting + 1))
         clock.ahead_ms = 10_000
         seen = [await grid.read(lambda ledger, now: len(ledger.waiting))]
