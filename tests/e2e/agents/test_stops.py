@@ -40,6 +40,7 @@ def place(far_grid: Callable[..., FarGrid]) -> Iterator[Place]:
     grid = far_grid("gpu2")
     agent = grid.agents["gpu2"]
     agent.kill(signal.SIGTERM)
+    wait_until(lambda: grid.state("gpu2") == "suspect", 20)  # the next one has another directory
     disk = Disk(agent.folder, 8 * 1024 * 1024)
     disk.make()
     agent.plug_in()

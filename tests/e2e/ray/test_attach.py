@@ -296,7 +296,7 @@ def test_a_ray_program_uses_a_boost_inside_use_and_when_it_is_run_in_it(grid: Sh
 
 
 def test_a_boost_that_is_extended_just_before_its_end_keeps_its_group(grid: Shell, ray: RayHost) -> None:
-    boost = grid.json("boost", "request", HEAD, "cpu", "0.5", "--duration", "4")
+    boost = grid.json("boost", "request", HEAD, "cpu", "0.5", "--source", "w1", "--duration", "8")
     group = boost["placement_group"]
     assert group
     ends = datetime.fromisoformat(boost["expires_at"])

@@ -18,7 +18,7 @@ from tests.lab.shared_machine import OWNER
 from tests.support.shell import wait_until
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(240)]
-HOLD = 10
+HOLD = 12
 HOG = """
 import sys, time
 held = bytearray(int(sys.argv[1]))

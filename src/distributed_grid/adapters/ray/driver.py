@@ -229,6 +229,7 @@ class RayDriver:
             missing = await self._call("extend_hold", command.seconds, command.terms)
             self._report(HoldExtended(command.number, tuple(missing)))
         except RayFailed as failure:
+            self._misses += 1
             self._report(HoldExtended(command.number, problem=str(failure)))
 
     async def _close(self, command: Close) -> None:
