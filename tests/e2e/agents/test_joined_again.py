@@ -30,7 +30,7 @@ def test_a_job_runs_again_only_when_the_hold_of_its_old_agent_is_over(far_grid: 
         attempts = grid.job(job)["attempts"]
         if len(attempts) > 1:
             assert not is_running(first), "two attempts of one job ran at once"
-        return int(attempts[-1]["pid"]) if len(attempts) > 1 else 0
+        return int(attempts[-1]["pid"] or 0) if len(attempts) > 1 else 0
 
     second = wait_until(again, 40)
     assert grid.job(job)["attempts"][0]["outcome"] == "lost"

@@ -87,7 +87,7 @@ def free_port() -> int:
 class RayHost:
     """Several Ray nodes on this machine, each with a name of its own; whoever owns them knows nothing of the grid."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run: Path) -> None:
         self.folder = folder
         self.port, self.client_port = free_port(), free_port()
         self.token = folder / "token"
@@ -99,6 +99,7 @@ class RayHost:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token),
             "PYTHONUNBUFFERED": "1",
+            "GRID_TEST_RUN": str(run),  # by which it is found and ended if the test run is interrupted
         }
 
     @property
@@ -187,9 +188,9 @@ class RayHost:
 
 
 @pytest.fixture(scope="module")
-def ray() -> Iterator[RayHost]:
+def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHost]:
     folder = Path(tempfile.mkdtemp(prefix="att-", dir="/tmp"))  # Ray's sockets need a short path
-    host = RayHost(folder)
+    host = RayHost(folder, tmp_path_factory.getbasetemp())
     try:
         host.start(HEAD)
         host.start("w1", "w2")
