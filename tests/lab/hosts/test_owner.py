@@ -36,7 +36,7 @@ def lending(lab: Lab, tmp_path: Path) -> Iterator[tuple[Cluster, Host, str]]:
         grid.results("start", "gpu2")
         words = ["run-shared", "--detach", "--strategy", "node_specific", "-n", "gpu2", "-r", "cpu", "-a", "2"]
         job_id = grid(*words, "--workdir", "none", "python3", "-c", SPIN, check=0).stdout.split()[-1]
-        wait_until(lambda: grid.json("jobs", "show", job_id)["state"] == "running")
+        wait_until(lambda: grid.json("jobs", "show", job_id)["state"] == "running", 60)
         yield grid, lab.host("gpu2"), job_id
     finally:
         shares.write_text(before)
