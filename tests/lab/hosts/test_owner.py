@@ -28,7 +28,7 @@ print(time.process_time())
 @pytest.fixture
 def lending(lab: Lab, tmp_path: Path) -> Iterator[tuple[Cluster, Host, str]]:
     """gpu2 with both of its cores lent to a job that keeps them busy; other hosts and tests hardly slow it down."""
-    grid = Cluster(lab, tmp_path)
+    grid = Cluster(lab, tmp_path, gpu2={"thresholds": {"dwell": 0}})  # its own start made it busy a moment ago
     shares = lab.host("gpu2").groups.path_of("cpu") / "cpu.shares"
     before = shares.read_text()
     shares.write_text("262144")
