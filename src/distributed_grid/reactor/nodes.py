@@ -196,7 +196,7 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
         boot=last.boot if last is not None else "",
         machine=last.machine if last is not None else "",
         missing=last.missing if last is not None else (),
-        idleness=update_idleness(node, event.usage, last, now),
+        idleness=update_idleness(node, event.usage, last, now) if node.capacity != NOTHING else None,
         volatility=update_volatility(node, event.usage, last, now),
         overused_since_ms=overused_since if engine_leases_to_reclaim(ledger, node, event.usage) else 0,
         rejected=last.rejected if last is not None else "",

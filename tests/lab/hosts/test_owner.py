@@ -28,7 +28,7 @@ print(time.process_time())
 @pytest.fixture
 def lending(lab: Lab, tmp_path: Path) -> Iterator[tuple[Cluster, Host, str]]:
     """gpu2 with both of its cores lent to a job that keeps them busy; other hosts and tests hardly slow it down."""
-    grid = Cluster(lab, tmp_path, gpu2={"thresholds": {"dwell": 0}})  # its own start made it busy a moment ago
+    grid = Cluster(lab, tmp_path)
     shares = lab.host("gpu2").groups.path_of("cpu") / "cpu.shares"
     before = shares.read_text()
     shares.write_text("262144")
@@ -36,7 +36,7 @@ def lending(lab: Lab, tmp_path: Path) -> Iterator[tuple[Cluster, Host, str]]:
         grid.results("start", "gpu2")
         words = ["run-shared", "--detach", "--strategy", "node_specific", "-n", "gpu2", "-r", "cpu", "-a", "2"]
         job_id = grid(*words, "--workdir", "none", "python3", "-c", SPIN, check=0).stdout.split()[-1]
-        wait_until(lambda: grid.json("jobs", "show", job_id)["state"] == "running", 60)
+        wait_until(lambda: grid.json("jobs", "show", job_id)["state"] == "running")
         yield grid, lab.host("gpu2"), job_id
     finally:
         shares.write_text(before)

@@ -39,6 +39,17 @@ def test_a_declared_node_joins_and_is_alive_from_its_first_heartbeat(new_scenari
     assert scenario.ledger.lends("gpu1") == a_capacity()
 
 
+def test_a_heartbeat_from_before_the_capacity_was_known_says_nothing_about_idleness(new_scenario):
+    node = a_node("gpu1", cores=4, memory_gb=16, thresholds=thresholds())
+    scenario = new_scenario(ledger=Ledger())
+    scenario.handle(NodeDeclared(replace(node, capacity=Capacity())))
+    scenario.heartbeat("gpu1")
+    scenario.handle(NodeDeclared(node))
+    scenario.now += 2_000
+    scenario.heartbeat("gpu1")
+    assert scenario.ledger.lends("gpu1").cpu_milli > 0, "idle as it is, it waits for a dwell"
+
+
 def test_a_heartbeat_of_a_node_nobody_declared_changes_nothing(new_scenario):
     scenario = new_scenario()
     assert scenario.heartbeat("stranger").changes == []
