@@ -12,13 +12,13 @@ from distributed_grid import __version__
 from distributed_grid.cli.command_line import (
     GLOBAL_OPTIONS,
     Argument,
-    Choice,
-    Command,
+    CommandSpec,
     FloatRange,
     Group,
     IntRange,
     LazyGroup,
     Parameter,
+    WordChoice,
 )
 from distributed_grid.cli.session import CliSession
 
@@ -67,7 +67,7 @@ class ClickRoot(click.Group):
             formatter.write_dl([(name, line) for name, (_, _, line) in self._root.table.items()])
 
 
-def click_command(command: Command) -> click.Command:
+def click_command(command: CommandSpec) -> click.Command:
     """A command and its subcommands."""
     settings: dict[str, Any] = {"params": _parameters(command), "help": command.function.__doc__}
     if isinstance(command, Group):
@@ -78,7 +78,7 @@ def click_command(command: Command) -> click.Command:
     return click.Command(command.name, callback=function, context_settings=context, **settings)
 
 
-def _parameters(command: Command) -> list[click.Parameter]:
+def _parameters(command: CommandSpec) -> list[click.Parameter]:
     return [_click_parameter(one) for one in command.parameters]
 
 
@@ -98,7 +98,7 @@ def _click_type(kind: Any) -> Any:
         made: Any = click.IntRange if isinstance(kind, IntRange) else click.FloatRange
         lowest = kind.at_least if kind.above is None else kind.above
         return made(lowest, kind.at_most, min_open=kind.above is not None)
-    if isinstance(kind, Choice):
+    if isinstance(kind, WordChoice):
         return click.Choice(kind.words, case_sensitive=kind.case_sensitive)
     return kind
 

@@ -45,7 +45,7 @@ class IntRange(FloatRange):
     number = int
 
 
-class Choice:
+class WordChoice:
     """One of some words, as the type of a parameter."""
 
     def __init__(self, words: Sequence[str], *, case_sensitive: bool = True) -> None:
@@ -124,7 +124,7 @@ GLOBAL_OPTIONS = (
 """Accepted before and after every subcommand; each is an attribute of the session."""
 
 
-class Command:
+class CommandSpec:
     """A command: its parameters, and the function that takes the session and their values."""
 
     def __init__(
@@ -142,26 +142,26 @@ class Command:
         """Whether options may follow the first argument; else they belong to it."""
 
 
-class Group(Command):
+class Group(CommandSpec):
     """A command with subcommands."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         super().__init__(name, function, interspersed=False)
-        self.commands: dict[str, Command] = {}
+        self.commands: dict[str, CommandSpec] = {}
 
-    def find(self, name: str) -> Command | None:
+    def find(self, name: str) -> CommandSpec | None:
         """The subcommand with this name."""
         return self.commands.get(name)
 
-    def add(self, command: Command) -> None:
+    def add(self, command: CommandSpec) -> None:
         self.commands[command.name] = command
 
     def command(
         self, *parameters: Parameter, name: str = "", interspersed: bool = True
-    ) -> Callable[[Callable[..., Any]], Command]:
+    ) -> Callable[[Callable[..., Any]], CommandSpec]:
         """Declare a function as a subcommand."""
 
-        def declare(function: Callable[..., Any]) -> Command:
+        def declare(function: Callable[..., Any]) -> CommandSpec:
             made = command(*parameters, name=name, interspersed=interspersed)(function)
             self.add(made)
             return made
@@ -176,21 +176,21 @@ class LazyGroup(Group):
         super().__init__(name, function)
         self.table = table
 
-    def find(self, name: str) -> Command | None:
+    def find(self, name: str) -> CommandSpec | None:
         if name not in self.table:
             return None
         module, attribute, _ = self.table[name]
-        found: Command = getattr(import_module(f"distributed_grid.cli.commands.{module}"), attribute)
+        found: CommandSpec = getattr(import_module(f"distributed_grid.cli.commands.{module}"), attribute)
         return found
 
 
 def command(
     *parameters: Parameter, name: str = "", interspersed: bool = True
-) -> Callable[[Callable[..., Any]], Command]:
+) -> Callable[[Callable[..., Any]], CommandSpec]:
     """Declare a function as a command; its docstring is the help."""
 
-    def declare(function: Callable[..., Any]) -> Command:
-        return Command(name or _name_of(function), function, parameters, interspersed=interspersed)
+    def declare(function: Callable[..., Any]) -> CommandSpec:
+        return CommandSpec(name or _name_of(function), function, parameters, interspersed=interspersed)
 
     return declare
 
@@ -204,9 +204,9 @@ def _name_of(function: Callable[..., Any]) -> str:
     return function.__name__.replace("_", "-")
 
 
-def parse(root: Group, words: Sequence[str]) -> tuple[Command, Settings, Settings]:
+def parse(root: Group, words: Sequence[str]) -> tuple[CommandSpec, Settings, Settings]:
     """The command that is meant, its options and the global ones; NotUnderstood for anything but a correct line."""
-    command: Command | None = root
+    command: CommandSpec | None = root
     rest, given = list(words), Settings()
     while isinstance(command, Group):
         options, rest = _parse_options(command, rest)
@@ -223,7 +223,7 @@ def parse(root: Group, words: Sequence[str]) -> tuple[Command, Settings, Setting
     return command, values, {one.name: values.pop(one.name) for one in GLOBAL_OPTIONS}
 
 
-def _parse_options(command: Command, words: list[str]) -> tuple[Settings, list[str]]:
+def _parse_options(command: CommandSpec, words: list[str]) -> tuple[Settings, list[str]]:
     """The options that are given, and the words that are none."""
     spelled = {word: one for one in command.parameters if isinstance(one, Option) for word in one.spellings}
     given, rest = Settings(), list[str]()
@@ -249,7 +249,7 @@ def _parse_options(command: Command, words: list[str]) -> tuple[Settings, list[s
     return given, rest
 
 
-def _parse_arguments(command: Command, words: list[str]) -> Settings:
+def _parse_arguments(command: CommandSpec, words: list[str]) -> Settings:
     values = Settings()
     for one in command.parameters:
         if not isinstance(one, Argument):

@@ -6,7 +6,7 @@ import math
 import time
 from typing import Any
 
-from distributed_grid.cli.command_line import Choice, FloatRange, Option
+from distributed_grid.cli.command_line import FloatRange, Option, WordChoice
 from distributed_grid.errors import BadInput
 
 PRIORITIES = ("low", "normal", "medium", "high", "critical", "urgent")
@@ -25,7 +25,7 @@ def wait_option(default: float, text: str) -> Option:
 placement_options = (
     Option(
         "--strategy",
-        type=Choice(STRATEGIES, case_sensitive=False),
+        type=WordChoice(STRATEGIES, case_sensitive=False),
         help="How the place is chosen; with node_specific only the nodes of -n will do.",
     ),
     Option(
@@ -46,7 +46,7 @@ placement_options = (
 lending_options = (
     Option(
         "--priority",
-        type=Choice(PRIORITIES, case_sensitive=False),
+        type=WordChoice(PRIORITIES, case_sensitive=False),
         default="normal",
         show_default=True,
         help="normal is medium, critical is urgent: that one displaces others.",

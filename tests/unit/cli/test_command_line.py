@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from distributed_grid.cli.click_commands import click_command
-from distributed_grid.cli.command_line import Command, Group, NotUnderstood, Option, parse
+from distributed_grid.cli.command_line import CommandSpec, Group, NotUnderstood, Option, parse
 from distributed_grid.cli.main import COMMANDS, GRID
 from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import BadInput
@@ -37,7 +37,7 @@ VALUES = (
 )
 
 
-def commands(group: Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Command]]:
+def commands(group: Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], CommandSpec]]:
     """Every command with the words that name it."""
     for name in COMMANDS if group is GRID else group.commands:
         command = group.find(name)
@@ -69,7 +69,7 @@ def command_lines(draw: st.DrawFn) -> tuple[tuple[str, ...], list[str]]:
     return path, [word for part in draw(st.lists(parts, max_size=6)) for word in part]
 
 
-def as_click_reads_it(command: Command, words: list[str]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def as_click_reads_it(command: CommandSpec, words: list[str]) -> tuple[dict[str, Any], dict[str, Any]] | None:
     session = CliSession()
     try:
         context = click_command(command).make_context(command.name, list(words), obj=session)

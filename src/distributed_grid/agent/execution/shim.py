@@ -39,7 +39,7 @@ REMOVED: Final = "its directory was removed"
 HOLD_EXPIRED: Final = "its hold expired: no answer from the control plane"
 
 
-class StopRequest:
+class TreeStop:
     """Why the tree has to end, and when it is killed; `signalled` while only a signal has said so."""
 
     def __init__(self, kind: str, detail: str, kill_at: int, *, signalled: bool = False) -> None:
@@ -60,7 +60,7 @@ class Shim:
         self.grid = grid
         self.groups: list[Cgroup] = []
         self.memory: CgroupMemoryLimit | PolledMemoryLimit | None = None
-        self.stop: StopRequest | None = None
+        self.stop: TreeStop | None = None
         self.main = 0
         self.main_status: int | None = None
         self.began = self.ended = 0
@@ -198,7 +198,7 @@ class Shim:
             if self.stop is None:
                 self._begin_stop(request["kind"], request["detail"], kill_at)
             elif self.stop.signalled:
-                self.stop = StopRequest(self.stop.kind, request["detail"], kill_at)
+                self.stop = TreeStop(self.stop.kind, request["detail"], kill_at)
             else:
                 self.stop.kill_at = min(self.stop.kill_at, kill_at)
         kind = self._signalled_kind()
@@ -244,7 +244,7 @@ class Shim:
         return min(filter(None, times), default=0)
 
     def _begin_stop(self, kind: str, detail: str, kill_at: int, *, signalled: bool = False) -> None:
-        self.stop = StopRequest(kind, detail, kill_at, signalled=signalled)
+        self.stop = TreeStop(kind, detail, kill_at, signalled=signalled)
         if self.main and boot_ms() < kill_at:
             self._signal_tree(signal.SIGTERM, signal.SIGCONT)
 

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from distributed_grid.api.framing import STDOUT
-from distributed_grid.cli.command_line import Choice, IntRange, Option, group
+from distributed_grid.cli.command_line import IntRange, Option, WordChoice, group
 from distributed_grid.cli.commands.run import cancel_jobs
 from distributed_grid.cli.output import echo, print_answer, table
 from distributed_grid.cli.request_options import STRATEGIES
@@ -68,7 +68,7 @@ def _workers_table(nodes: list[dict[str, Any]]) -> str:
         type=IntRange(1, 10_000),
         help=f"How many probes (default: {PROBES_PER_NODE} for each node that is open).",
     ),
-    Option("--strategy", type=Choice(STRATEGIES, case_sensitive=False), default="spread", show_default=True),
+    Option("--strategy", type=WordChoice(STRATEGIES, case_sensitive=False), default="spread", show_default=True),
     Option("--node", "nodes", multiple=True, metavar="NODE", help="Only on these nodes."),
     Option("-a", "--amount", type=float, default=0.1, show_default=True, help="Cores for each probe."),
     Option("-s", "--seconds", type=float, default=1.0, show_default=True, help="How long each probe stays."),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from distributed_grid.cli.command_line import Choice, IntRange, Option, command
+from distributed_grid.cli.command_line import IntRange, Option, WordChoice, command
 from distributed_grid.cli.output import echo, format_time, print_answer, printable, table
 from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import BadInput
@@ -19,7 +19,7 @@ AMOUNTS = ("LEASES", "CORE HOURS", "GB HOURS", "GPU HOURS", "HELD NOW")
 
 @command(
     Option("--since", default="30d", show_default=True, help="How far back: 90min, 12h, 7d, 4w."),
-    Option("--by", type=Choice(["user", "node", "day"]), help="Summed up by borrower, lender or day alone."),
+    Option("--by", type=WordChoice(["user", "node", "day"]), help="Summed up by borrower, lender or day alone."),
 )
 def ledger(session: CliSession, since: str, by: str | None) -> None:
     """Who lent whom how much: each lender and borrower, with the hours of cores, memory and GPUs.
