@@ -111,7 +111,7 @@ def _node(config: ClusterConfig, node: NodeConfig, machine: Capacity | None) -> 
     )
     return Node(
         node.name,
-        capacity=NOTHING if machine is None or not node.is_local else effective_capacity(node, machine),
+        capacity=NOTHING if machine is None or not node.is_local else _local_capacity(config, node, machine),
         caps=caps,
         thresholds=_thresholds(config.thresholds_for(node), cluster.pressure.excess or 0.0),
         rank=sharing.rank,
@@ -124,7 +124,14 @@ def _node(config: ClusterConfig, node: NodeConfig, machine: Capacity | None) -> 
         refresh_ms=round(1000 * cluster.check_interval_seconds),
         speed_milli=node.speed_milli,
         cost_milli=node.cost_milli,
+        simulated=config.is_simulated(node),
     )
+
+
+def _local_capacity(config: ClusterConfig, node: NodeConfig, machine: Capacity) -> Capacity:
+    """What a node of this machine has; the declaration of a simulated one counts."""
+    trusted = node.trust_declared or config.is_simulated(node)
+    return effective_capacity(node.model_copy(update={"trust_declared": trusted}), machine)
 
 
 def effective_capacity(node: NodeConfig, found: Capacity) -> Capacity:

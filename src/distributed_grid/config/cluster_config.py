@@ -117,6 +117,14 @@ class ClusterConfig(Section):
         """The node's own policy, else the cluster's, which holds only for other machines that have an owner."""
         return node.owner_policy or (None if node.is_local or node.dedicated else self.owner_policy)
 
+    def is_simulated(self, node: NodeConfig) -> bool:
+        """Whether a node of this machine stands for a machine of its own, with what is declared for it and no more.
+
+        Unless the node says so itself, each of several local nodes is; a single one is measured, as it has an owner.
+        """
+        several = sum(one.is_local for one in self.nodes) > 1
+        return node.is_local and (several if node.simulated is None else node.simulated)
+
     @property
     def head(self) -> NodeConfig:
         """The node that is named the head, else the first on this machine, else the first."""

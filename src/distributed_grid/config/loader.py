@@ -66,6 +66,7 @@ def _check_agreement(values: dict[str, Any], context: ParseContext) -> None:
         _check_gpus(at, node, context)
         _check_caps(at, node, context)
         _check_host(at, node, context)
+        _check_simulated(at, node, nodes, context)
     _check_custom(values, nodes, context)
     _check_pressure(values.get("resource_sharing", {}), context)
     _check_scaling(values, context)
@@ -127,6 +128,18 @@ def _check_caps(at: str, node: dict[str, Any], context: ParseContext) -> None:
 def _check_host(at: str, node: dict[str, Any], context: ParseContext) -> None:
     if node.get("host") in {"localhost", "127.0.0.1", "::1"} and not node.get("port") and not node.get("user"):
         context.warn_at(f"{at}.host", "reached over SSH; for an agent on this machine without SSH write local")
+
+
+def _check_simulated(
+    at: str, node: dict[str, Any], nodes: Iterable[tuple[str, dict[str, Any]]], context: ParseContext
+) -> None:
+    """Only a node on this machine can be simulated, and only a simulated one has a declared background."""
+    is_local = node.get("host") == "local"
+    if node.get("simulated") and not is_local:
+        context.report_at(f"{at}.simulated", "only a node on this machine (host: local) can be simulated")
+    several = sum(one.get("host") == "local" for _, one in nodes) > 1
+    if any(node.get("background", {}).values()) and not node.get("simulated", is_local and several):
+        context.report_at(f"{at}.background", "only a simulated node has one; the use of others is measured")
 
 
 def _custom_names(values: dict[str, Any], nodes: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, str]]:

@@ -157,6 +157,14 @@ class GpuConfig(Section):
     memory_bytes: Whole = setting(GIGABYTES, 0, "memory_gb")
 
 
+class Background(Section):
+    """What the owner of a simulated node uses all the time, as parts of what the node has."""
+
+    cpu_used: Part = setting(PERCENT, 0.0, "cpu")
+    memory_used: Part = setting(PERCENT, 0.0, "memory")
+    gpu_used: Part = setting(PERCENT, 0.0, "gpu")
+
+
 class NodeConfig(Section):
     """One machine: how to reach it, what it is declared to have, what it lends at most."""
 
@@ -180,6 +188,8 @@ class NodeConfig(Section):
     ray_python: str | None = setting(COMMAND, None, acts=True)
     ray_address: str | None = setting(HOST, None)
     trust_declared: bool = setting(FLAG, False)
+    simulated: bool | None = setting(FLAG, None)
+    background: Background = setting(Background, Background())
     dedicated: bool = setting(FLAG, False)
     thresholds: ThresholdConfig | None = setting(ThresholdConfig, None)
     owner_policy: OwnerPolicy | None = setting(OwnerPolicy, None)

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from distributed_grid.config import ClusterConfig, ConfigProblems, NodeConfig
-from distributed_grid.config.sections import OwnerPolicy, ThresholdConfig
+from distributed_grid.config.sections import Background, OwnerPolicy, ThresholdConfig
 from distributed_grid.config.value_kinds import is_loopback
 from distributed_grid.errors import BadInput
 
@@ -131,6 +131,34 @@ nodes:
     assert node.resource_sharing.max_share_custom == {"tpu": 2}
     assert node.resource_sharing.rank == 2500
     assert node.labels == {"zone": "1"}
+
+
+def test_several_nodes_of_one_machine_are_simulated_unless_they_say_otherwise():
+    several = "nodes: [{name: a, host: local}, {name: b, host: local, simulated: false}, {name: c, host: far}]"
+    config = load(several)
+    assert [config.is_simulated(node) for node in config.nodes] == [True, False, False]
+    single = load("nodes: [{name: a, host: local, role: head}, {name: c, host: far}]")
+    assert not any(single.is_simulated(node) for node in single.nodes)
+    alone = load("nodes: [{name: a, host: local, simulated: true, background: {cpu: 5, memory: 76.6, gpu: 10}}]")
+    assert alone.is_simulated(alone.nodes[0])
+    assert alone.nodes[0].background == Background(cpu_used=0.05, memory_used=76.6 / 100, gpu_used=0.1)
+    assert ClusterConfig.from_mapping(alone.as_dict()).nodes == alone.nodes
+
+
+@pytest.mark.parametrize(
+    ("nodes", "problem"),
+    [
+        ("{name: a, host: far, simulated: true}", "only a node on this machine"),
+        ("{name: a, host: local, background: {cpu: 5}}", "only a simulated node has one"),
+        ("{name: a, host: local, simulated: false, background: {cpu: 5}}, {name: b, host: local}", "only a simulated"),
+        ("{name: a, host: local, simulated: true, background: {cpu: 101}}", "a percentage from 0 to 100"),
+        ("{name: a, host: local, simulated: true, background: {disk: 1}}", "unknown key"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_in_one_line(nodes, problem):
+    with pytest.raises(ConfigProblems, match=problem) as refused:
+        load(f"nodes: [{nodes}]")
+    assert len(refused.value.problems) == 1
 
 
 def test_what_nodes_have_declares_the_custom_resources_unless_there_is_a_list():
