@@ -98,7 +98,7 @@ class Agent:
         self._jobs = jobs
         self.host = AttemptHost(jobs, report=self._report, grid_locks=grid_locks)
         self._meter = meter
-        meter.set_jobs(self.host.shim_pids, self.host.exempt)
+        meter.set_jobs(jobs, self.host.shim_pids, self.host.exempt)
         self._loans: deque[RayLoan] = deque(maxlen=len(nodes))  # the last answer for each of its nodes
         self._control = control
         self._capacity = capacity

@@ -485,7 +485,7 @@ def stop_processes(note: Map) -> int:
         send(pid, signal.SIGTERM)
     wait_for_exit(raylets, EXIT_SECONDS)
     deadline = time.monotonic() + KILL_ALL_SECONDS
-    left = (left | own_processes(note)) - raylets if left else set()
+    left = left - raylets | own_processes(note) if left else set()
     while left:
         for pid in left:
             send(pid, signal.SIGKILL)

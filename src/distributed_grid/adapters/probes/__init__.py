@@ -1,7 +1,7 @@
 """Hardware and kernel probes: what a machine has and how busy it is.
 
-`machine_probe.py` measures CPU and memory (from `procfs.py` and `cgroup_limits.py`), `nvml.py` the GPUs (`gpus.py`
-divides their use between the grid and others).
+`machine_probe.py` measures CPU and memory (from `procfs.py` and `cgroup_limits.py`), `gpu_probe.py` the
+GPUs and who uses them; `raylet_probe.py` finds the nodes of Ray.
 
 Belongs here: reading hardware and kernel counters. Does not belong here: what to lend of it.
 """

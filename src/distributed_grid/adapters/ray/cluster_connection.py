@@ -6,7 +6,6 @@ minute before it says "failed to connect", whatever the reason.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import logging
@@ -19,6 +18,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from distributed_grid.adapters.probes.raylet_probe import find_raylets
 from distributed_grid.adapters.ray.driver_messages import Connect, Connected
 
 PROBE_SECONDS = 5.0
@@ -133,7 +133,7 @@ def _usable_address(address: str) -> tuple[str, ProbeResult]:
     if address == AUTO:
         if not _runs_ray_node():
             raise RayConnectError(
-                "no Ray runs on this machine; give the address of a cluster, for instance ray://HOST:10001"
+                "no Ray of this user runs on this machine; give the address of a cluster, for instance ray://HOST:10001"
             )
         return address, ProbeResult()
     if address.startswith(CLIENT_SCHEME):
@@ -167,12 +167,8 @@ def _probe_or_raise(address: str, host: str, port: int, *, client: bool) -> Prob
 
 
 def _runs_ray_node() -> bool:
-    """Whether a Ray node runs on this machine: a program that is no client needs one."""
-    for comm in Path("/proc").glob("[0-9]*/comm"):
-        with contextlib.suppress(OSError):
-            if comm.read_text().strip() == "raylet":
-                return True
-    return False
+    """Whether a Ray node of this user runs on this machine: a program that is no client needs one."""
+    return any(True for _ in find_raylets())
 
 
 def _host_and_port(place: str, port: int) -> tuple[str, int]:

@@ -15,13 +15,13 @@ from msgspec import Struct
 
 from distributed_grid.adapters.probes.gpu_probe import GpuProbe
 from distributed_grid.adapters.probes.machine_probe import SHORT_WINDOW_MS, MachineCapacity, MachineProbe
+from distributed_grid.adapters.probes.raylet_probe import is_raylet
 from distributed_grid.agent.execution.attempt import AttemptUsage
 from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.owner.eviction import OwnerOnGpu
 from distributed_grid.domain.nodes import GpuUsage, Usage
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 
-RAYLET = b"raylet"
 FIND_MS = 10_000
 _TICK_MS = 1000 // os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -55,9 +55,12 @@ class UsageMeter:
         """So much is lent through Ray on this machine: what Ray's workers use of it is not the owner's."""
         self._ray.loan = loan
 
-    def set_jobs(self, shims: Callable[[], Collection[int]], exempt: process_tree.Exempt) -> None:
-        """What is below these shims is a job, never Ray; and what is exempt from jobs is none of Ray's workers."""
-        self._ray.shims, self._ray.exempt = shims, exempt
+    def set_jobs(self, jobs: Path, shims: Callable[[], Collection[int]], exempt: process_tree.Exempt) -> None:
+        """What is below these shims is a job, never Ray, and so is a program in the directory of jobs.
+
+        What is exempt from jobs is none of Ray's workers.
+        """
+        self._ray.jobs, self._ray.shims, self._ray.exempt = jobs, shims, exempt
 
     def count_lent_memory(self, measure: Callable[[], int]) -> None:
         """The copies of memory blocks that are held here use so much: that is not the owner's either."""
@@ -150,12 +153,13 @@ def total_loan(loans: Iterable[RayLoan]) -> RayLoan:
 class RayWorkers:
     """Counts the CPU time and the memory of Ray's workers, as far as they are lent.
 
-    A raylet is one of those that the grid has started, where `record` says so (the file that its start has left); else
-    any that is not part of a job. A job that calls itself a raylet is none.
+    A raylet runs the program of an installed Ray (`is_raylet`), whatever it is called. It is one of those that the grid
+    has started, where `record` says so (the file that its start has left); else any that is not part of a job.
     """
 
     def __init__(self, record: Path | None = None) -> None:
         self.loan = RayLoan()
+        self.jobs: Path | None = None
         self.shims: Callable[[], Collection[int]] = tuple
         self.exempt: process_tree.Exempt = process_tree.nobody
         self._record = record
@@ -190,26 +194,23 @@ class RayWorkers:
 
     def _known(self, at_ms: int) -> list[int]:
         if at_ms - self._found_at >= FIND_MS or any(process_tree.read_process(pid) is None for pid in self._raylets):
-            self._raylets, self._found_at = find_raylets(self._record, self.shims()), at_ms
+            self._raylets, self._found_at = find_raylets(self._record, self.shims(), self.jobs), at_ms
         return self._raylets
 
     def _used(self, at_ms: int) -> tuple[dict[tuple[int, int], int], int]:
         """The CPU time of each process below a raylet, and the memory of all that nobody else has, too."""
-        used: dict[tuple[int, int], int] = {}
-        memory = 0
-        for raylet in self._known(at_ms):
-            for proc in process_tree.listed_descendants(raylet, self.exempt):
-                used[proc.pid, proc.start] = (proc.own_ticks + proc.waited_ticks) * _TICK_MS
-                memory += _private_bytes(proc.pid)
-        return used, memory
+        below = (proc for raylet in self._known(at_ms) for proc in process_tree.listed_descendants(raylet, self.exempt))
+        workers = {(proc.pid, proc.start): proc for proc in below}  # each once, should a raylet be below another
+        used = {key: (proc.own_ticks + proc.waited_ticks) * _TICK_MS for key, proc in workers.items()}
+        return used, sum(_private_bytes(pid) for pid, _ in workers)
 
 
-def find_raylets(record: Path | None, shims: Collection[int]) -> list[int]:
+def find_raylets(record: Path | None, shims: Collection[int], jobs: Path | None = None) -> list[int]:
     """The raylets of this machine that may have been lent: see `RayWorkers`."""
     started = _read_record(record)
     procs = process_tree.read_processes()
-    named = (proc for proc in procs.values() if process_tree.read_proc_file(f"/proc/{proc.pid}/comm").strip() == RAYLET)
-    outside = (proc for proc in named if not _is_below(proc, shims, procs))
+    raylets = (proc for proc in procs.values() if is_raylet(proc.pid, besides=str(jobs or "")))
+    outside = (proc for proc in raylets if not _is_below(proc, shims, procs))
     return [proc.pid for proc in outside if started is None or started.includes(proc, procs)]
 
 

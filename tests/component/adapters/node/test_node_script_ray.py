@@ -28,6 +28,7 @@ temp=$5
 mkdir -p "$temp/session_1/sockets"
 ln -s "$temp/session_1" "$temp/session_latest"
 for name in raylet gcs_server worker; do rm -f "$temp/$name"; cp SLEEP "$temp/$name"; done
+case "$*" in *--deaf*) trap '' TERM ;; esac
 "$temp/raylet" 1000 &
 env -i "$temp/worker" 1000 &
 case "$*" in *--head*) "$temp/gcs_server" 1000 & ;; esac
@@ -61,7 +62,13 @@ class RayNode(Node):
 
     def processes(self) -> list[str]:
         """The programs that run of Ray's, wherever it put itself."""
-        found = []
+        return sorted(program for _, program in self._running())
+
+    def pids(self, program: str) -> list[int]:
+        """The processes that run one of them."""
+        return [pid for pid, name in self._running() if name == program]
+
+    def _running(self) -> Iterator[tuple[int, str]]:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and is_running(int(entry.name)):
                 try:
@@ -69,8 +76,7 @@ class RayNode(Node):
                 except OSError:
                     continue
                 if program.startswith((str(self.home), self.elsewhere() or "/nowhere")):
-                    found.append(Path(program).name)
-        return sorted(found)
+                    yield int(entry.name), Path(program).name
 
     def elsewhere(self) -> str:
         note = self.agent_dir / "ray" / "elsewhere"
@@ -112,6 +118,15 @@ def test_ray_is_started_once_and_everything_of_it_is_ended(ray_node: RayNode) ->
     ended, look, twice = ray_node.do_all("ray-stop", "ray-inspect", "ray-stop")
     assert (ended, look["state"], twice) == ({"stopped": 3}, "stopped", {"stopped": 0})
     assert ray_node.processes() == []
+
+
+def test_a_raylet_that_ignores_sigterm_is_killed_though_nothing_else_is_left(ray_node: RayNode) -> None:
+    started = ray_node.do("ray-start", role="worker", options=["--num-cpus", "2", "--deaf", "1"])
+    for pid in ray_node.pids("worker"):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: ray_node.processes() == ["raylet"])
+    assert ray_node.do("ray-stop") == {"stopped": 1}
+    assert not is_running(started["pid"])
 
 
 def test_the_token_is_a_file_for_its_owner_alone(ray_node: RayNode) -> None:

@@ -4,30 +4,55 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from distributed_grid.agent.limits.process_tree import read_process
+from distributed_grid.adapters.probes import raylet_probe
+from distributed_grid.agent.limits.process_tree import children_of, read_process
 from distributed_grid.agent.owner.usage_meter import RayLoan, RayWorkers, find_raylets, total_loan
 from distributed_grid.posix.boot_clock import boot_id
+from tests.support.shell import wait_until
 
 SPIN = "import time; block = bytearray(64 << 20); block[::4096] = b'x' * len(block[::4096])\nwhile True: pass"
 MARKED = os.environ | {"GRID_RAY_MARK": "m"}
 
 
 @pytest.fixture
-def raylet() -> Iterator[int]:
-    """A process called raylet, with a child that keeps a core busy and has 64 MB."""
+def raylet(tmp_path: Path) -> Iterator[int]:
+    """A process that runs the program of an installed Ray, with a child that keeps a core busy and has 64 MB."""
+    with running(install_raylet(tmp_path)) as pid:
+        yield pid
+
+
+def install_raylet(folder: Path) -> Path:
+    """A shell where Ray has its raylet."""
+    program = folder / "site-packages/ray/core/src/ray/raylet/raylet"
+    program.parent.mkdir(parents=True)
+    shutil.copy("/bin/bash", program)
+    program.chmod(0o755)
+    return program
+
+
+@contextmanager
+def running(program: Path) -> Iterator[int]:
+    """The pid of a shell that has named itself raylet."""
     script = 'printf raylet > /proc/self/comm; "$0" -c "$1" & wait'
-    shell = subprocess.Popen(["/bin/bash", "-c", script, sys.executable, SPIN], start_new_session=True, env=MARKED)
-    yield shell.pid
-    subprocess.run(["kill", "-9", "--", f"-{shell.pid}"], check=True)
-    shell.wait()
+    shell = subprocess.Popen([program, "-c", script, sys.executable, SPIN], start_new_session=True, env=MARKED)
+    comm = Path(f"/proc/{shell.pid}/comm")
+    try:
+        wait_until(lambda: comm.read_text() == "raylet\n" and children_of(shell.pid))
+        yield shell.pid
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
 
 
 @pytest.fixture
@@ -85,19 +110,65 @@ def test_the_loans_of_all_nodes_of_a_machine_are_one():
     assert total_loan([]) == RayLoan()
 
 
-def found(raylet: int, record: Path | None = None, shims: Collection[int] = ()) -> bool:
-    end = time.monotonic() + 5
-    while Path(f"/proc/{raylet}/comm").read_text() != "raylet\n" and time.monotonic() < end:
-        time.sleep(0.01)
-    return raylet in find_raylets(record, shims)
+def found(raylet: int, record: Path | None = None, shims: Collection[int] = (), jobs: Path | None = None) -> bool:
+    return raylet in find_raylets(record, shims, jobs)
 
 
-def test_a_job_that_calls_itself_a_raylet_is_none(raylet: int, tmp_path: Path) -> None:
+def test_a_raylet_that_a_job_has_started_is_none(raylet: int, tmp_path: Path) -> None:
     assert found(raylet)
     assert not found(raylet, shims=(raylet,))
     assert not found(raylet, shims=(os.getpid(),))
     assert not found(raylet, shims=(os.getppid(),))
     assert found(raylet, tmp_path / "nowhere")
+
+
+def test_a_raylet_that_a_job_has_installed_is_none(raylet: int, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "site-packages")
+    assert not found(raylet, jobs=tmp_path)
+    assert not found(raylet, jobs=tmp_path / "link")
+    assert found(raylet, jobs=tmp_path / "site")
+
+
+@pytest.mark.parametrize("program", ["/bin/bash", "bin/raylet", "fake/raylet/raylet"])
+def test_a_process_that_only_calls_itself_raylet_is_none(program: str, tmp_path: Path) -> None:
+    path = tmp_path / program
+    if not path.exists():
+        path.parent.mkdir(parents=True)
+        shutil.copy("/bin/bash", path)
+    with running(path) as pid:
+        leader = {"boot": boot_id(), "leader": pid, "leader_start": start_of(pid), "mark": "m"}
+        (tmp_path / "started.json").write_text(json.dumps(leader))
+        assert not found(pid)
+        assert not found(pid, tmp_path / "started.json")  # not even inside of the Ray that the grid has started
+        assert pid not in set(raylet_probe.find_raylets())
+
+
+def test_a_raylet_that_anybody_could_have_replaced_is_none(tmp_path: Path) -> None:
+    program = install_raylet(tmp_path)
+    with running(program) as pid:
+        assert pid in set(raylet_probe.find_raylets())
+        program.chmod(0o757)
+        assert not found(pid)
+        assert pid not in set(raylet_probe.find_raylets())
+
+
+def test_a_worker_below_two_raylets_counts_once(tmp_path: Path) -> None:
+    """A borrower's task can start Ray's own program."""
+    program = install_raylet(tmp_path)
+    script = f'"{program}" -c \'"$0" -c "$1" & wait\' "$0" "$1" & wait'
+    shell = subprocess.Popen([program, "-c", script, sys.executable, SPIN], start_new_session=True)
+    record = tmp_path / "started.json"
+    record.write_text(
+        json.dumps({"boot": boot_id(), "leader": shell.pid, "leader_start": start_of(shell.pid), "mark": "m"})
+    )
+    workers = RayWorkers(record)
+    workers.loan = RayLoan(cpu_milli=64_000, memory_bytes=1 << 40)
+    try:
+        wait_until(lambda: len(find_raylets(record, ())) == 2 and workers.measure()[1] >= 64 << 20)
+        assert workers.measure()[1] < 120 << 20
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
 
 
 def test_where_the_grid_started_ray_no_other_raylet_counts(raylet: int, record: Path) -> None:
