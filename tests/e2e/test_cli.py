@@ -15,7 +15,8 @@ import pytest
 from distributed_grid.api.framing import JSON, frame
 from distributed_grid.posix.unix_sockets import short_path
 from distributed_grid.state_dir import machine_id
-from tests.support.shell import Shell
+from tests.support.project import PROJECT
+from tests.support.shell import Shell, wait_until
 
 
 def test_help_tells_the_commands_and_the_exit_codes(shared_grid: Shell) -> None:
@@ -161,3 +162,51 @@ def test_config_check_lists_every_problem_with_its_line(grid: Shell) -> None:
     problems = json.loads(grid("config", "check", str(bad), "--json").stdout)
     assert problems["ok"] is False
     assert {problem["line"] for problem in problems["problems"]} >= {3, 5}
+
+
+@pytest.mark.parametrize("path", sorted((PROJECT / "config").glob("*.yaml")), ids=lambda path: path.name)
+def test_a_config_is_shown_in_its_normal_form(shared_grid: Shell, path: Path, tmp_path: Path) -> None:
+    shown = shared_grid("config", "show", str(path), check=0).stdout
+    assert shared_grid("-c", str(path), "config", "show", check=0).stdout == shown
+    normal = tmp_path / "normal.yaml"
+    normal.write_text(shown)
+    assert shared_grid.json("config", "show", str(path)) == shared_grid.json("config", "show", str(normal))
+
+
+def test_a_type_that_no_event_has_is_refused(shared_grid: Shell) -> None:
+    for more in ((), ("--follow",)):
+        done = shared_grid("events", "--type", "grantd", *more)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == "grid: no event is of type 'grantd'; did you mean granted?\n"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file", "nothing"])
+def test_input_that_does_not_reach_a_job_is_said_once(shared_grid: Shell, kind: str, tmp_path: Path) -> None:
+    (tmp_path / "input").write_text("some input\n")
+    with (tmp_path / "input").open() as file:
+        source = {"pipe": subprocess.PIPE, "file": file, "nothing": subprocess.DEVNULL}[kind]
+        process = shared_grid.start("run-shared", "-r", "cpu", "-a", "0.1", "cat", stdin=source)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert said.decode() == ("" if kind == "nothing" else "grid: the standard input does not reach the job\n")
+
+
+def test_a_boost_in_a_grid_of_one_machine_is_told_that_it_has_no_lender(shared_grid: Shell) -> None:
+    node = shared_grid.json("status")["nodes"][0]["node_id"]
+    said = shared_grid("boost", "request", node, "cpu", "1", check=1).stderr
+    assert "it is the only node: add another one" in said
+    assert "ask for less" not in said
+
+
+def test_a_node_of_this_machine_that_is_stopped_lends_nothing_until_it_is_started(shared_grid: Shell) -> None:
+    node = shared_grid.json("status")["nodes"][0]["node_id"]
+    job = shared_grid("run-shared", "-r", "cpu", "-a", "0.1", "--detach", "sleep", "600", check=0).stdout.strip()
+    done = shared_grid("cluster", "stop", check=0).stdout
+    assert f"lends nothing until: grid cluster start {node}" in done
+    assert shared_grid.json("cluster", "status")[0]["state"] == "stopped"
+    assert shared_grid.json("shared-status")["offers"] == []
+    assert shared_grid.json("jobs", "show", job)["state"] == "queued"
+    assert "runs inside the control plane" in shared_grid("cluster", "start", check=0).stdout
+    assert shared_grid.json("cluster", "status")[0]["state"] == "alive"
+    wait_until(lambda: shared_grid.job(job)["state"] == "running")
+    shared_grid("jobs", "cancel", job, check=0)

@@ -11,6 +11,7 @@ import pytest
 
 from distributed_grid.cli.command_line import Group, Option
 from distributed_grid.cli.main import COMMANDS, GRID
+from distributed_grid.reactor.decision import RECORD_TYPES
 from tests.support.project import PROJECT
 
 PAGES = [PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")]
@@ -108,3 +109,8 @@ def test_the_fields_that_are_shown_are_written_down() -> None:
     written = set(re.findall(r"\b\w+\b", TEXTS[PROJECT / "docs/reference/api.md"]))
     assert shown - written == set()
     assert len(shown) > 40
+
+
+def test_every_type_of_event_is_in_the_docs() -> None:
+    row = next(line for line in (PROJECT / "docs/reference/api.md").read_text().splitlines() if "`late-report`" in line)
+    assert re.findall(r"`([a-z-]+)`", row)[1:] == list(RECORD_TYPES)

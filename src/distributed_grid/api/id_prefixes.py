@@ -14,9 +14,12 @@ GENERATED = ("job-", "auto-")
 
 def is_prefix(text: str) -> bool:
     """Whether a text is long enough to stand for the id that begins so."""
-    for generated in GENERATED:
-        text = text.removeprefix(generated)
-    return len(text) >= MIN_PREFIX_LENGTH
+    return len(text) - len(generated_part(text)) >= MIN_PREFIX_LENGTH
+
+
+def generated_part(text: str) -> str:
+    """The beginning of an id that the grid gives to every id of its kind; empty where there is none."""
+    return next((generated for generated in GENERATED if text.startswith(generated)), "")
 
 
 def fits(key: str, name: str) -> bool:

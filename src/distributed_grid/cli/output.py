@@ -7,12 +7,17 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise, takewhile
 from typing import Any
 
 from distributed_grid.api.framing import STDOUT
+from distributed_grid.api.id_prefixes import generated_part
 from distributed_grid.cli.session import CliSession, is_terminal
 from distributed_grid.errors import BadInput
+
+MIN_SHOWN_CHARS = 8
+"""So many characters of an id are shown at least, besides those that say only what it is."""
 
 
 def print_answer(session: CliSession, data: Any, text: str) -> None:
@@ -63,6 +68,16 @@ def format_time(moment: str | None) -> str:
     when = datetime.fromisoformat(moment).astimezone()
     today = datetime.now(when.tzinfo).date() == when.date()
     return when.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M")
+
+
+def unique_prefixes(ids: Iterable[str]) -> dict[str, str]:
+    """Each id, shortened as far as it is still told from the others: what a user can type in its place."""
+    ordered = sorted(set(ids))
+    lengths = [MIN_SHOWN_CHARS + len(generated_part(one)) for one in ordered]
+    for at, (one, next_one) in enumerate(pairwise(ordered)):
+        needed = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, next_one, strict=False))) + 1
+        lengths[at], lengths[at + 1] = max(lengths[at], needed), max(lengths[at + 1], needed)
+    return {one: one[:length] for one, length in zip(ordered, lengths, strict=True)}
 
 
 def write_output(kind: bytes, chunk: bytes) -> None:

@@ -249,6 +249,9 @@ class OneOf(ValueKind):
             raise InvalidValue(expected)
         return word
 
+    def show(self, value: Any) -> str:
+        return str(value)  # an enum's member is a word, too, but YAML does not know it
+
 
 @dataclass(frozen=True, slots=True)
 class HostAddress(ValueKind):

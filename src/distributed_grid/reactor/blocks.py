@@ -17,7 +17,7 @@ from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import LeaseEnd
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor.block_copies import add_copy, copy_request, leaving_lease, spot_for
-from distributed_grid.reactor.decision import BlockAnswer, Decision, Record
+from distributed_grid.reactor.decision import BlockAnswer, Decision, Record, RecordType
 from distributed_grid.scheduling.queue import reasons
 
 NO_NODES = "No available nodes for memory allocation"
@@ -83,7 +83,8 @@ def release(ledger: Ledger, block: Block, end: LeaseEnd, detail: str, now: int) 
     for place in block.everywhere:
         rows += leaving_lease(ledger, place, detail)
     where = ", ".join(dict.fromkeys(place.node for place in block.places))
-    record = Record(f"block-{end}", block.user, block.id, where, detail)
+    kind: RecordType = "block-expired" if end is LeaseEnd.EXPIRED else "block-released"
+    record = Record(kind, block.user, block.id, where, detail)
     return Decision(rows, [record], BlockAnswer(freed))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 from msgspec import Struct, field
 
@@ -14,11 +14,22 @@ from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.rows import Row
 from distributed_grid.scheduling.placement.explanation import Choice
 
+RecordType = Literal[
+    "requested", "queued", "granted", "refused", "withdrawn", "started", "stopping", "stopped", "preempted", "requeued",
+    "paused", "resumed", "released", "expired", "extended", "recovered", "confirmed", "late-report", "bound",
+    "found-bound", "rebinding", "engine-registered", "engine-session", "engine-found", "engine-lost", "engine-removed",
+    "node-declared", "node-alive", "node-suspect", "node-lost", "node-draining", "node-resumed", "node-stopped",
+    "node-kept", "node-forgotten", "node-epoch", "agent-rejected", "alert-raised", "alert-cleared", "rebalanced",
+    "recommended", "block-moving", "block-moved", "block-not-moved", "copy-lost", "block-lost", "block-released",
+    "block-expired", "block-named",
+]  # fmt: skip
+RECORD_TYPES: tuple[str, ...] = get_args(RecordType)
+
 
 class Record(Struct, frozen=True):
     """One record of the audit trail: what happened to whom, where and why; `data` is JSON."""
 
-    type: str
+    type: RecordType
     user: str
     subject: str
     node: str = ""

@@ -35,7 +35,7 @@ from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.states import LeaseEnd, LeaseState, Step, advance_lease
 from distributed_grid.errors import Refused
-from distributed_grid.reactor.decision import Decision, Record
+from distributed_grid.reactor.decision import Decision, Record, RecordType
 from distributed_grid.reactor.jobs import requeue_unstarted
 from distributed_grid.reactor.lease_transitions import FENCE, end_lease, lease_record
 
@@ -67,7 +67,7 @@ def _activate(lease: Lease) -> list[Row]:
     return [replace(lease, state=advance_lease(lease.state, Step.BIND))]
 
 
-def _binding_record(kind: str, lease: Lease, binding: Binding, reason: str = "") -> Record:
+def _binding_record(kind: RecordType, lease: Lease, binding: Binding, reason: str = "") -> Record:
     record = lease_record(kind, lease, None, reason)
     record.data["placement_group"] = binding.group
     return record

@@ -27,7 +27,7 @@ from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, Step, advance_job, advance_lease
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor import leases
-from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record
+from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record, RecordType
 from distributed_grid.reactor.lease_transitions import end_lease, grant
 from distributed_grid.scheduling.placement.placement import Placement
 
@@ -191,7 +191,7 @@ def on_paused(ledger: Ledger, event: AttemptPaused, now: int) -> Decision:
     if job is None or attempt is None or job.state is not expected:
         return Decision()
     changed = replace(job, state=advance_job(job.state, Step.PAUSE if event.paused else Step.RESUME))
-    kind = "paused" if event.paused else "resumed"
+    kind: RecordType = "paused" if event.paused else "resumed"
     return Decision(
         [changed], [Record(kind, job.request.user, job.uid, attempt.node, event.detail, {"job_id": job.id})]
     )

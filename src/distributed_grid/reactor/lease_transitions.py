@@ -16,7 +16,7 @@ from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.resources import Claim, Priority
 from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.states import LeaseEnd, LeaseState, Step, advance_job, advance_lease
-from distributed_grid.reactor.decision import Decision, Record
+from distributed_grid.reactor.decision import Decision, Record, RecordType
 from distributed_grid.scheduling.placement.explanation import choice_of
 from distributed_grid.scheduling.placement.placement import Placement
 from distributed_grid.scheduling.preemption.preemption import PreemptionPlan
@@ -99,7 +99,7 @@ def binding_for(ledger: Ledger, lease: Lease, fence: int, now: int, *, again: bo
     return Binding(lease.id, fence, lease.node, ledger.nodes[lease.node].engine_node, now, again=again)
 
 
-def lease_record(type_: str, lease: Lease, job: Job | None, reason: str = "") -> Record:
+def lease_record(type_: RecordType, lease: Lease, job: Job | None, reason: str = "") -> Record:
     """An audit record about a lease; that of a job has the job as its subject."""
     data: dict[str, str | int | list[str]] = {"allocation_id": lease.id}
     if job is not None:
@@ -140,7 +140,9 @@ def end_lease(ledger: Ledger, lease: Lease, end: LeaseEnd, detail: str, now: int
         lease = replace(lease, state=advance_lease(lease.state, Step.RELEASE))
     held = lease.holds
     over = _ended(lease, end, detail, now)
-    kind = "withdrawn" if end is LeaseEnd.WITHDRAWN else "expired" if end is LeaseEnd.EXPIRED else "released"
+    kind: RecordType = (
+        "withdrawn" if end is LeaseEnd.WITHDRAWN else "expired" if end is LeaseEnd.EXPIRED else "released"
+    )
     record = lease_record(kind, lease, ledger.jobs.get(lease.job), detail or str(end))
     decision = Decision(changes=[over], records=[record])
     if held:

@@ -32,7 +32,7 @@ from distributed_grid.domain.resources import NOTHING
 from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.states import NodeState, Step, advance_node
 from distributed_grid.errors import NotFound, Refused
-from distributed_grid.reactor.decision import Decision, Record, capacity_details
+from distributed_grid.reactor.decision import Decision, Record, RecordType, capacity_details
 from distributed_grid.scheduling.offers.offer import engine_leases_to_reclaim, next_offer
 from distributed_grid.scheduling.offers.owner_activity import update_idleness, update_volatility
 
@@ -275,16 +275,16 @@ def _declare_lost(ledger: Ledger, node: Node, now: int, decision: Decision) -> N
 
 def on_alert(ledger: Ledger, event: AlertChanged, now: int) -> Decision:
     """Record an alert."""
-    kind = "alert-raised" if event.raised else "alert-cleared"
+    kind: RecordType = "alert-raised" if event.raised else "alert-cleared"
     return Decision(records=[Record(kind, "", event.node, event.node, event.detail, {"resource": event.resource})])
 
 
 def on_agent_requested(ledger: Ledger, event: AgentRequested, now: int) -> Decision:
-    """Record whether the agent of a node is to run."""
+    """Record whether the agent of a node is to run; that of a node of this machine runs with the control plane."""
     node = known_node(ledger, event.name)
     if node.state is NodeState.DRAINING and event.wanted and not node.forgotten and not node.cooling:
         node = replace(node, state=advance_node(advance_node(node.state, Step.RESUME), Step.DOUBT))
-    wanted = replace(node, wanted=event.wanted)
+    wanted = replace(node, wanted=event.wanted and node.host != "local")
     return Decision([wanted] if wanted != ledger.nodes[event.name] else [])
 
 

@@ -20,6 +20,8 @@ from distributed_grid.config import ClusterConfig, NodeConfig
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import AgentRequested, NodeDrained, NodeStopped
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.states import NodeState
 from distributed_grid.errors import GridError, NotFound, Refused
 from distributed_grid.server.ray.ray_cluster import RayCluster
 from distributed_grid.server.ray.reconciler import EngineReconciler
@@ -108,7 +110,7 @@ class ClusterService:
             report({"node_id": name, "step": step})
 
         if self._nodes[name].is_local:
-            return {"node_id": name, "ok": True, "detail": "runs inside the control plane"}
+            operation = self._run_local
         try:
             if self._locks[name].locked():
                 say("waiting for another command to finish with it")
@@ -116,6 +118,16 @@ class ClusterService:
                 return {"node_id": name, "ok": True, "detail": await operation(name, op, say)}
         except GridError as failure:
             return {"node_id": name, "ok": False, "detail": str(failure)}
+
+    async def _run_local(self, name: str, op: requests.ManageCluster, say: Say) -> str:
+        """A node inside the control plane: it is stopped when it has given everything back and lends nothing more."""
+        if op.verb == "stop":
+            await self._drain(name, say, wait=not op.force)
+            return f"lends nothing until: grid cluster start {name}"
+        if op.verb == "start":
+            await self._grid.handle(AgentRequested(name, True))
+            await wait_until_alive(self._grid, name, {}, seconds=ALIVE_SECONDS)
+        return "runs inside the control plane"
 
     async def _start_with_ray(self, names: tuple[str, ...], op: requests.ManageCluster, report: Report) -> list[View]:
         """Agents first, then Ray; where it is known before that Ray could not start, nothing is started."""
@@ -210,7 +222,7 @@ class ClusterService:
         return {
             "node_id": name,
             "address": "local" if config.is_local else address_of(config),
-            "state": str(node.state) if node is not None else None,
+            "state": _state(config, node),
             "cooling": node is not None and node.cooling,
             "wanted": config.is_local or (node is not None and node.wanted),
             "link": "local" if config.is_local else link.state if link is not None else None,
@@ -253,6 +265,14 @@ class ClusterService:
                 note.write_text(_made_id(self._state_dir.root))
             self._id = note.read_text().strip()
         return self._id
+
+
+def _state(config: NodeConfig, node: Node | None) -> str | None:
+    """The state of a node; one of this machine that lends nothing more and has nothing left is stopped."""
+    if node is None:
+        return None
+    is_stopped = config.is_local and node.state is NodeState.DRAINING and not node.cooling
+    return "stopped" if is_stopped else str(node.state)
 
 
 def _with_ray(row: View, problem: str | None) -> View:

@@ -131,7 +131,7 @@ def test_status_says_where_each_node_is_and_what_runs_there(a_cluster: Starter, 
 
 def test_a_node_of_this_machine_needs_nothing(a_cluster: Starter) -> None:
     grid = a_cluster(gpu2={"host": "local"})
-    for verb in ("install", "start", "stop"):
+    for verb in ("install", "start"):
         assert grid.results(verb, "gpu2")["gpu2"] == {
             "node_id": "gpu2",
             "ok": True,

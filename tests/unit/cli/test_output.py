@@ -19,6 +19,7 @@ from distributed_grid.cli.output import (
     printable,
     progress_bar,
     table,
+    unique_prefixes,
 )
 from distributed_grid.errors import BadInput
 
@@ -108,3 +109,22 @@ def test_an_outcome_is_a_few_words() -> None:
 def test_the_bar_is_empty_at_first_and_full_at_the_end() -> None:
     assert progress_bar(0, 0) == progress_bar(0, 10) == "[" + "." * 30 + "]"
     assert progress_bar(10, 10) == "[" + "#" * 30 + "]"
+
+
+@given(st.lists(st.text("abc-", min_size=1, max_size=40), unique=True))
+def test_shortened_ids_are_told_apart_and_stand_for_one_id_each(ids: list[str]) -> None:
+    shown = unique_prefixes(ids)
+    assert list(shown) == sorted(ids)
+    for id_, short in shown.items():
+        assert id_.startswith(short)
+        assert [other for other in ids if other == short or (short not in ids and other.startswith(short))] == [id_]
+
+
+def test_an_id_is_shown_with_eight_characters_of_its_own() -> None:
+    shown = unique_prefixes(["auto-0123456789ab", "0123456789abcdef", "0123456799abcdef", "boost-of-monday"])
+    assert shown == {
+        "auto-0123456789ab": "auto-01234567",
+        "0123456789abcdef": "012345678",
+        "0123456799abcdef": "012345679",
+        "boost-of-monday": "boost-of",
+    }

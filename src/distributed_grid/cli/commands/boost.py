@@ -6,7 +6,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from distributed_grid.cli.command_line import Argument, FloatRange, Option, group
-from distributed_grid.cli.output import format_amount, format_time, print_answer, printable, table
+from distributed_grid.cli.output import format_amount, format_time, print_answer, printable, table, unique_prefixes
 from distributed_grid.cli.request_options import job_options, lending_options
 from distributed_grid.cli.session import CliSession
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from distributed_grid.client.client import Client
 
 BY_GRID_ALONE = "Without Ray a boost is enforced by grid alone: the grid lends nobody else what it holds."
-ID_LENGTH = 8
-"""So many characters of an id are shown; any unique prefix is understood."""
 
 
 @group()
@@ -93,9 +91,10 @@ def status_text(found: dict[str, Any]) -> str:
     head = f"{count} active boost{'' if count == 1 else 's'}"
     if totals:
         head += ": " + ", ".join(format_amount(kind, total) for kind, total in totals.items())
+    short = unique_prefixes(boost["boost_id"] for boost in boosts)
     rows = [
         (
-            boost["boost_id"][:ID_LENGTH],
+            short[boost["boost_id"]],
             boost["source_node"],
             boost["target_node"],
             boost["resource_type"],

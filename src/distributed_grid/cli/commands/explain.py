@@ -45,7 +45,7 @@ def _lines(found: View) -> Iterator[str]:
 
 
 def _summary(found: View) -> str:
-    name, state = found["job_id"] or found["id"][:16] if found["kind"] == "request" else found["id"], found["state"]
+    name, state = found["job_id"] or found["id"] if found["kind"] == "request" else found["id"], found["state"]
     if found["refusal"] is not None:
         return f"{name} was refused"
     if found["end"] is not None:
@@ -79,7 +79,7 @@ def _waiting(waiting: View) -> Iterator[str]:
 
 
 def _neighbour(one: View) -> str:
-    name = one["job_id"] or one["allocation_id"][:16]
+    name = one["job_id"] or one["allocation_id"]
     return f"{name}, {one['user']}, {one['priority']}, {one['asked']}"
 
 
@@ -105,7 +105,7 @@ def _how_it_ended(place: View) -> str:
             f"{format_outcome(place) if 'exit_code' in place else _word(place['outcome'])}{_because(place['detail'])}"
         )
     who = place["made_room_for"]
-    name = who["job_id"] or (who["allocation_id"] or "")[:16]
+    name = who["job_id"] or who["allocation_id"] or ""
     by = f" ({name} of {who['user']})" if who["user"] else ""
     return f"{_word(place['outcome'])}: {place['detail'] or who['reason']}{by}"
 

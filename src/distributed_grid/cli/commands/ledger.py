@@ -112,7 +112,7 @@ def events(
 
 
 def _event_line(event: dict[str, Any]) -> str:
-    parts = [format_time(event["time"]), event["type"].ljust(10), event["job_id"] or event["subject"][:16]]
+    parts = [format_time(event["time"]), event["type"].ljust(10), event["job_id"] or event["subject"]]
     parts += [f"on {event['node_id']}"] if event["node_id"] else []
     parts += [f"by {event['user']}"] if event["user"] else []
     parts += [f"({event['reason']})"] if event["reason"] else []

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import signal
+import stat
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -128,6 +129,8 @@ def run_job(
     session: CliSession, options: dict[str, Any], request_id: str, submit: Callable[[Client], dict[str, Any]]
 ) -> int:
     """Submit a job and follow it to its end; the exit code. An interrupt before it is followed cancels it."""
+    if has_unread_input():
+        echo("grid: the standard input does not reach the job", err=True)
     try:
         with session.client() as client:
             accepted = submit(client)
@@ -147,6 +150,15 @@ def run_job(
         with contextlib.suppress(GridError), session.client(may_start=False) as client:
             client.call("cancel_job", job_id=request_id)
         return 130
+
+
+def has_unread_input() -> bool:
+    """Whether our standard input is a pipe or a file, which the command might be meant to read."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:  # it is closed
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 def fetch_results(session: CliSession, uid: str, options: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distributed_grid.cli.command_line import command
-from distributed_grid.cli.output import format_amount, format_time, print_answer, printable, table
+from distributed_grid.cli.output import format_amount, format_time, print_answer, printable, table, unique_prefixes
 from distributed_grid.cli.session import CliSession
 
 
@@ -75,7 +75,7 @@ def offers_table(offers: list[dict[str, Any]]) -> str:
     rows = [
         (
             offer["node_id"],
-            format_amount(offer["resource_type"], round(offer["amount"], 1)),
+            format_amount(offer["resource_type"], round_amount(offer["amount"])),
             format_time(offer["expires_at"]),
         )
         for offer in offers
@@ -83,11 +83,17 @@ def offers_table(offers: list[dict[str, Any]]) -> str:
     return table(("NODE", "OFFERS", "UNTIL"), rows, empty="No resource offers available")
 
 
+def round_amount(amount: float) -> float:
+    """An amount to one decimal; less than that to its first digit, so that a little is not shown as nothing."""
+    return round(amount, 1) or float(f"{amount:.1g}")
+
+
 def allocations_table(allocations: list[dict[str, Any]]) -> str:
     """A table of the active allocations."""
+    short = unique_prefixes(lease["allocation_id"] for lease in allocations)
     rows = [
         (
-            lease["allocation_id"][:12],
+            short[lease["allocation_id"]],
             lease["node_id"],
             format_amount(lease["resource_type"], lease["amount"]),
             lease["user"],

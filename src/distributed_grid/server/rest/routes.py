@@ -15,6 +15,7 @@ from distributed_grid.control import view_types as views
 from distributed_grid.monitoring.prometheus import CONTENT_TYPE
 from distributed_grid.server.rest.auth import Authenticated, AuthenticatedRequest, body_of, takes
 from distributed_grid.server.rest.responses import NDJSON, JsonResponse, StreamResponse, Write, json_line
+from distributed_grid.server.services.records import check_event_types
 
 SSE = "text/event-stream"
 NodeName = Annotated[str, Path(min_length=1, max_length=128, description="The node's name.")]
@@ -276,6 +277,7 @@ async def events(
     if last_event_id.isdigit() and len(last_event_id) < 19:
         after = int(last_event_id)
     op = requests.ListEvents(after, follow, subject, tuple(types or ()), limit)
+    check_event_types(op.types)
     as_sse = SSE in accept
     return StreamResponse(lambda write: _write_events(call, op, as_sse, write), SSE if as_sse else NDJSON)
 

@@ -34,6 +34,7 @@ BIND_SECONDS = 60.0
 """How long a boost may take from its grant to its use: others have to make room, or an engine has to reserve it."""
 NO_ROOM = "No nodes have sufficient available resources"
 ADVICE = "ask for less or for something else, or wait in the queue (--wait); see `grid cluster status`"
+ALONE = "it is the only node: add another one (docs/guide/cluster.md), or run there without a boost: grid run-shared"
 
 
 class BoostService:
@@ -165,7 +166,9 @@ class BoostService:
         except Refused as refusal:
             if not refusal.reasons or str(refusal) == refusal.reasons[0]:  # a quota: no node could change that
                 raise
-            raise Refused(f"{NO_ROOM}: {'; '.join(refusal.reasons)}; {ADVICE}", refusal.reasons) from refusal
+            is_alone = await self._grid.read(lambda ledger, now: len(ledger.nodes) == 1)
+            advice = ALONE if is_alone else ADVICE
+            raise Refused(f"{NO_ROOM}: {'; '.join(refusal.reasons)}; {advice}", refusal.reasons) from refusal
 
     async def _until_active(self, lease_id: str, op: requests.RequestBoost, caller: Caller) -> Lease:
         changed = self._grid.watch(lease_id)

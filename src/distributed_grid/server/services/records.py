@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncGenerator, Callable, Iterable
+from difflib import get_close_matches
 from typing import Any, TypeVar, Unpack
 
 import msgspec
@@ -19,8 +20,9 @@ from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import decode_row
 from distributed_grid.domain.states import LeaseState
-from distributed_grid.errors import Ambiguous, NotFound
+from distributed_grid.errors import Ambiguous, BadInput, NotFound
 from distributed_grid.ports import EndedFilters, EndedRow, EventFilters, EventRow, Store
+from distributed_grid.reactor.decision import RECORD_TYPES
 from distributed_grid.scheduling.placement.explanation import Choice, reasoning, runners_up
 from distributed_grid.scheduling.placement.placement import strategy_of
 from distributed_grid.scheduling.queue.start_estimate import estimate_start
@@ -100,6 +102,7 @@ async def stream_events(grid: Grid, viewer: Viewer, op: ListEvents) -> AsyncGene
 
     A follower is woken by events of its types or subject only, and reads what is new since its last look.
     """
+    check_event_types(op.types)
     if op.subject is not None:
         op = msgspec.structs.replace(op, subject=await _uid_of(grid, op.subject))
     keys = [event_key(type_=name) for name in op.types] if op.subject is None else [event_key(subject=op.subject)]
@@ -128,6 +131,15 @@ async def stream_events(grid: Grid, viewer: Viewer, op: ListEvents) -> AsyncGene
     finally:
         for key in keys or [event_key()]:
             grid.unwatch(key, woken)
+
+
+def check_event_types(types: Iterable[str]) -> None:
+    """Refuse a type that no event has."""
+    for name in types:
+        if name not in RECORD_TYPES:
+            near = get_close_matches(name[:80], RECORD_TYPES, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(RECORD_TYPES)}"
+            raise BadInput(f"no event is of type {name[:80]!r}; {hint}")
 
 
 def _events(store: Store, *, limit: int, newest: bool, **filters: Unpack[EventFilters]) -> list[EventRow]:

@@ -1,0 +1,24 @@
+"""Tables of offers and allocations."""
+
+from __future__ import annotations
+
+import pytest
+
+from distributed_grid.cli.commands.status import allocations_table, offers_table
+
+OFFER = {"node_id": "gpu1", "resource_type": "memory", "expires_at": None}
+
+
+@pytest.mark.parametrize(
+    ("amount", "shown"), [(12.3456, "12.3 GB"), (0.05, "0.1 GB"), (0.042, "0.04 GB"), (0.001, "0.001 GB")]
+)
+def test_a_little_is_not_shown_as_nothing(amount: float, shown: str) -> None:
+    assert shown in offers_table([{**OFFER, "amount": amount}])
+
+
+def test_two_allocations_never_look_alike() -> None:
+    common = {"node_id": "gpu1", "resource_type": "cpu", "amount": 1, "user": "ana", "priority": "low"}
+    common |= {"state": "active", "job_id": None, "expires_at": None}
+    ids = ["experiment-of-ana-1", "experiment-of-ana-2"]
+    _, *rows = allocations_table([{**common, "allocation_id": id_} for id_ in ids]).splitlines()
+    assert [row.split()[0] for row in rows] == ids
