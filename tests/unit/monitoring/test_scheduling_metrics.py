@@ -28,6 +28,7 @@ from distributed_grid.monitoring.scheduling_metrics import (
     SchedulingMetrics,
 )
 from distributed_grid.reactor import Record
+from distributed_grid.reactor.decision import RecordType
 from tests.support.builders import NOW, a_command, a_request
 
 NOTHING: SchedulingFigures = {
@@ -56,7 +57,7 @@ class Trail:
         self.store.commit(batch_of(rows, records, self.now, self._seq))
         self._seq += len(records)
 
-    def tell(self, *types: str, user: str = "ada", **data: str | int | list[str]) -> None:
+    def tell(self, *types: RecordType, user: str = "ada", **data: str | int | list[str]) -> None:
         self.note(*(Record(type_, user, "auto-1" if user == GRID_USER else "r1", data=dict(data)) for type_ in types))
 
     def end_job(self, *, ran_s: float = 10, cpu_s: float = 5, cores: float = 1, held_s: float | None = None) -> None:
@@ -178,6 +179,7 @@ def test_reading_again_counts_nothing_twice_and_a_restart_forgets_nothing(kind: 
     dice = random.Random(4)
     trail = Trail(SqliteStore(tmp_path / "grid.db") if kind == "sqlite" else None)
     metrics = SchedulingMetrics(trail.store)
+    outcomes: dict[str, RecordType] = {"granted": "granted", "refused": "refused", "withdrawn": "withdrawn"}
     for _ in range(150):
         trail.now += dice.randrange(60_000)
         step = dice.choice(("granted", "refused", "withdrawn", "rebalanced", "job", "read"))
@@ -186,9 +188,9 @@ def test_reading_again_counts_nothing_twice_and_a_restart_forgets_nothing(kind: 
         elif step == "read":
             metrics.read(trail.now)
         elif step == "rebalanced":
-            trail.tell(step, user=GRID_USER, action="asked")
+            trail.tell("rebalanced", user=GRID_USER, action="asked")
         else:
-            trail.tell(step)
+            trail.tell(outcomes[step])
     figures = metrics.read(trail.now)
     assert figures["granted"] > 10
     assert figures["jobs_measured"] > 10
