@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import signal
@@ -13,12 +14,17 @@ import pytest
 
 from distributed_grid.agent.execution.cpu_control import Throttler
 from distributed_grid.agent.limits import process_tree
-from tests.component.agent.execution.conftest import Driver, a_spec, is_alive, python
+from distributed_grid.posix.boot_clock import boot_ms
+from tests.component.agent.execution.conftest import BASE_ENV, Driver, a_spec, is_alive, python
+from tests.support.processes import processes_naming
+from tests.support.shell import GRID
 
 pytestmark = pytest.mark.e2e
 MB = 1 << 20
 MEMORY_GROUP = Path("/sys/fs/cgroup/memory/cgroup.procs")
 UNIFIED_GROUP = Path("/sys/fs/cgroup/cgroup.procs")
+ROOT_GROUPS = (MEMORY_GROUP, MEMORY_GROUP.parents[1] / "cpu/cgroup.procs", UNIFIED_GROUP)
+HOLD_MS = 3000
 
 # Each starts "$@" in a way that might pass for something else than a part of the job.
 ESCAPES = {
@@ -61,7 +67,22 @@ def escape_all(driver: Driver, lock: Path, *, then: str = "wait", **changes: obj
     script = f"LOCK={lock}; " + " ".join(ESCAPES.values()) + f" {then}"
     spec = a_spec("a.1", "/bin/bash", "-c", script, "sh", *python(PAYLOAD), grace_ms=300, **changes)
     driver.run_coroutine(driver.host.launch(spec))
-    return driver.numbers("a.1", len(ESCAPES))
+    return printed(driver, driver.root / "a.1/stdout", len(ESCAPES))
+
+
+def printed(driver: Driver, path: Path, count: int) -> list[int]:
+    """The pids that were printed into a file, once there are so many; until then the hold is renewed."""
+
+    def words() -> list[str]:
+        return path.read_text().split() if path.exists() else []
+
+    driver.until(lambda: renewed(driver) and len(words()) >= count)
+    return [int(word) for word in words()]
+
+
+def renewed(driver: Driver) -> bool:
+    driver.host.extend_hold(boot_ms() + HOLD_MS)
+    return True
 
 
 @pytest.mark.parametrize("kind", ["cancelled", "preempted", "reclaimed"])
@@ -72,7 +93,7 @@ def test_no_escape_from_a_stop(grid: Driver, lock: Path, kind: str) -> None:
 
 
 def test_no_escape_from_a_hold(grid: Driver, lock: Path) -> None:
-    pids = escape_all(grid, lock, hold_ms=5000)
+    pids = escape_all(grid, lock, hold_ms=HOLD_MS)
     assert grid.ended("a.1").kind == "hold_expired"
     assert [pid for pid in pids if is_alive(pid)] == []
 
@@ -151,6 +172,39 @@ def test_no_escape_from_the_memory_limit_through_control_groups(grid: Driver, tm
     assert not is_alive(pid)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may move to any control group")
+@pytest.mark.parametrize("how", ["cancelled", "preempted", "reclaimed", "hold_expired", "lost"])
+def test_no_escape_from_a_stop_through_control_groups(grid: Driver, how: str) -> None:
+    """The command and what it has sent to a session of its own have left the job's groups."""
+    script = 'setsid "$@" & (setsid "$@" &); exec "$@"'
+    argv = ("/bin/bash", "-c", script, "sh", *python(PAYLOAD))
+    spec = a_spec("a.1", *argv, memory_bytes=1000 * MB, cpu_milli=500, grace_ms=300, hold_ms=hold_for(how))
+    grid.run_coroutine(grid.host.launch(spec))
+    pids = printed(grid, grid.root / "a.1/stdout", 3)
+    if not (grid.root / ".control/a.1/groups.json").exists():
+        pytest.skip("control groups cannot be used here")
+    for pid, root_group in itertools.product(pids, ROOT_GROUPS):
+        if root_group.exists():
+            root_group.write_text(str(pid))
+    assert not any("grid-" in Path(f"/proc/{pid}/cgroup").read_text() for pid in pids)
+    assert end_by(grid, how) == how
+    grid.until(lambda: not any(map(is_alive, pids)))
+
+
+def hold_for(how: str) -> int:
+    """The hold of an attempt that is to end in this way; 0: none."""
+    return HOLD_MS if how == "hold_expired" else 0
+
+
+def end_by(driver: Driver, how: str) -> str:
+    """Have `a.1` end in this way; as what it has ended."""
+    if how == "lost":
+        os.kill(driver.shim_pid("a.1"), signal.SIGKILL)
+    elif how not in ("hold_expired", "over_limit"):
+        driver.run_coroutine(driver.host.stop_attempt("a.1", kind=how))
+    return str(driver.ended("a.1").kind)
+
+
 def process_groups(file: Path) -> list[str]:
     return [path for _, path in json.loads(file.read_text())]
 
@@ -161,6 +215,30 @@ def test_a_group_made_inside_the_jobs_group_is_removed_with_it(grid: Driver) -> 
     )
     ended = grid.run("a.1", "/bin/sh", "-c", script, memory_bytes=100 * MB)
     assert ended.kind == "exited"  # the fixture finds what is left of its groups
+
+
+# ---------------------------------------------------------------------- another grid
+
+
+@pytest.mark.parametrize("how", ["cancelled", "reclaimed", "hold_expired", "over_limit", "lost"])
+def test_another_grid_inside_a_job_is_part_of_it(grid: Driver, tmp_path: Path, how: str) -> None:
+    """Its daemon holds a lock, leads a session and has jobs in control groups of its own: all of it is this job's."""
+    state, go = tmp_path / "nested", tmp_path / "go"
+    inner = (*GRID, "run-shared", "--detach", "-a", "0.1", *python(PAYLOAD), str(go), "500")
+    env = BASE_ENV | {"GRID_STATE_DIR": str(state), "HOME": str(tmp_path)}
+    argv = ("/bin/sh", "-c", '"$@" >&2; exec sleep 1000', "sh", *inner)
+    spec = a_spec("a.1", *argv, env=env, memory_bytes=400 * MB, grace_ms=300, hold_ms=hold_for(how))
+    grid.run_coroutine(grid.host.launch(spec))
+    grid.until(lambda: renewed(grid) and list(state.glob("hosts/*/jobs/*/stdout")))
+    (stdout,) = state.glob("hosts/*/jobs/*/stdout")
+    payload = printed(grid, stdout, 1)
+    pids = processes_naming(str(state))
+    assert payload[0] in pids
+    assert len(pids) >= 4  # its daemon, spawner, a shim and the payload
+    if how == "over_limit":
+        go.touch()
+    assert end_by(grid, how) == how
+    grid.until(lambda: not any(map(is_alive, pids)))
 
 
 # ---------------------------------------------------------------------- who is exempt
