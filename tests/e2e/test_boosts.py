@@ -170,9 +170,13 @@ def test_two_boosts_never_get_the_same_gpu_and_the_refusal_names_each_node(clust
 
 def test_the_source_is_never_the_target_and_is_honoured_or_refused(cluster: Shell) -> None:
     assert boost(cluster, "cpu", "1", "--source", "gpu1")["source_node"] == "gpu1"
-    much = cluster("boost", "request", "gpu-master", "cpu", "14", "--source", "gpu1", check=1).stderr
-    assert "gpu1: 6 cores at most, 14 cores asked" in much
+    much = cluster("boost", "request", "gpu-master", "cpu", "7", "--source", "gpu1", "--only", check=1).stderr
+    assert "gpu1: 6 cores at most, 7 cores asked" in much
     assert "gpu2" not in much
+    other = cluster("boost", "request", "gpu-master", "cpu", "7", "--source", "gpu1", check=0)
+    assert other.stderr == "grid: gpu2 lends it instead of gpu1: 6 cores at most, 7 cores asked\n"
+    assert "7 cores from gpu2 for gpu-master" in other.stdout
+    assert "--only goes with --source NODE" in cluster("boost", "request", "gpu1", "cpu", "1", "--only", check=2).stderr
     self = cluster("boost", "request", "gpu1", "cpu", "1", "--source", "gpu1", check=1).stderr
     assert "gpu1 cannot be its own source" in self
     unknown = cluster("boost", "request", "gpu-master", "cpu", "1", "--source", "gpu7", check=1).stderr
@@ -260,7 +264,7 @@ def test_a_node_that_cools_down_gives_everything_back_and_lends_again_when_told(
     for view in (("status",), ("cluster", "status")):
         assert re.search(r"gpu2 .*cooling down", cluster(*view, check=0).stdout)
     cluster("daemon", "stop", check=0)
-    refused = cluster("boost", "request", "gpu-master", "cpu", "1", "--source", "gpu2", check=1).stderr
+    refused = cluster("boost", "request", "gpu-master", "cpu", "1", "--source", "gpu2", "--only", check=1).stderr
     assert "gpu2: cooling down" in refused, "it stays so over a restart"
     assert cluster("resource-sharing", "cooldown", "--node", "gpu2", "--off", check=0).stdout == "gpu2: lends again\n"
     assert boost(cluster, "cpu", "1", "--source", "gpu2")["source_node"] == "gpu2"

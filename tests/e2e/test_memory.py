@@ -465,7 +465,9 @@ def test_reading_and_writing_go_on_while_the_memory_server_is_killed(cluster: Sh
     assert pool.read(block_id, 6) == b"aftere"
 
 
-def test_cooling_a_node_down_moves_its_blocks_while_they_are_used(cluster: Shell, pool: MemoryPool) -> None:
+def test_cooling_a_node_down_moves_its_blocks_while_they_are_used(
+    cluster: Shell, pool: MemoryPool, caplog: pytest.LogCaptureFixture
+) -> None:
     content = os.urandom(32 * MIB)
     block_id = pool.allocate(len(content), preferred_node="gpu2")
     pool.write(block_id, content)
@@ -489,6 +491,12 @@ def test_cooling_a_node_down_moves_its_blocks_while_they_are_used(cluster: Shell
     reader.start()
     try:
         cluster("resource-sharing", "cooldown", "--node", "gpu2", check=0)
+        other = cluster("memory", "allocate", "1MB", "--node", "gpu2", "--key", "other", check=0)
+        assert re.fullmatch(r"grid: gpu\S+ lends it: gpu2 has no room for it\n", other.stderr)
+        with caplog.at_level("WARNING", "distributed_grid.client.memory.pool"):
+            pool.deallocate(pool.allocate(1000, "gpu2"))
+        assert "lends it: gpu2 has no room for it" in caplog.text
+        cluster("memory", "deallocate", "other", check=0)
     finally:
         cooled.set()
         reader.join()

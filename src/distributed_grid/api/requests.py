@@ -169,7 +169,7 @@ class ExtendLease(Message, frozen=True):
 
 
 class RequestBoost(Message, frozen=True):
-    """Resources of another node for a target node, for a while; `source` is the only one that may lend them."""
+    """Resources of another node for a target node, for a while; `source` is preferred, or with `only` required."""
 
     request_id: Id
     target: Name
@@ -180,6 +180,7 @@ class RequestBoost(Message, frozen=True):
     source: Name = ""
     wait_seconds: Seconds = 0.0
     dry_run: bool = False
+    only: bool = False
 
 
 class ListBoosts(Message, frozen=True):

@@ -59,7 +59,8 @@ lending_options = (
         metavar="SECONDS",
         help="When it ends by itself.",
     ),
-    Option("--source", metavar="NODE", default="", help="The node that has to lend it; nobody else does."),
+    Option("--source", metavar="NODE", default="", help="The preferred lender; where it is full another one lends."),
+    Option("--only", is_flag=True, help="Only the node of --source may lend it."),
     wait_option(0.0, "How long to wait in the queue where nobody can lend it now."),
     Option("--dry-run", is_flag=True, help="Say what would happen, and do nothing."),
 )

@@ -160,9 +160,10 @@ class BoostStatus(TypedDict):
 
 
 class BoostDetail(TypedDict):
-    """One boost; None for a dry run."""
+    """One boost; None for a dry run. The note, of a new one, says why the preferred source does not lend it."""
 
     boost: BoostRow | None
+    note: NotRequired[str | None]
 
 
 class OutcomeRow(TypedDict):

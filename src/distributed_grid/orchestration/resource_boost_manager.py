@@ -34,7 +34,10 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class ResourceBoostRequest:
-    """So much of one kind for a node; without a duration for an hour, without a source from whoever can spare it."""
+    """So much of one kind for a node; without a duration for an hour, without a source from whoever can spare it.
+
+    Where the preferred source is full another node lends, unless `only` it may.
+    """
 
     target_node: str
     resource_type: ResourceType
@@ -42,6 +45,7 @@ class ResourceBoostRequest:
     priority: AllocationPriority = AllocationPriority.NORMAL
     duration_seconds: float | None = None
     preferred_source: str | None = None
+    only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,8 @@ class ResourceBoostManager(GridSession):
     async def request_boost(self, request: ResourceBoostRequest, *, wait_seconds: float = 0.0) -> str | None:
         """The id of the boost once it can be used; None where the grid says no.
 
-        `preferred_source` is the only node that may lend, where it is named. With `wait_seconds` it waits in the queue.
+        Where another node lends than the preferred source, a line in the log says why. With `wait_seconds` it waits in
+        the queue.
         """
         try:
             found = await self._client.call("request_boost", **_message(request, wait_seconds))
@@ -109,6 +114,8 @@ class ResourceBoostManager(GridSession):
             self._refused(refusal)
             return None
         self.last_refusal = None
+        if found["note"]:
+            log.warning("%s", found["note"])
         return str(found["boost"]["boost_id"])
 
     async def release_boost(self, boost_id: str) -> bool:
@@ -162,6 +169,7 @@ def _message(request: ResourceBoostRequest, wait_seconds: float) -> dict[str, An
         "priority": AllocationPriority.parse(request.priority).name.lower(),
         "duration_seconds": positive_seconds(duration, "a duration"),
         "source": request.preferred_source or "",
+        "only": request.only,
         "wait_seconds": wait_seconds,
     }
 

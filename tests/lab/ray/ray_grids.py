@@ -44,7 +44,7 @@ class RayGrid(Cluster):
 
     def lends(self, node: str) -> bool:
         """Whether a core can be had of a node, reserved in Ray: it is asked for, and given back."""
-        asked = self("boost", "request", "gpu-master", "cpu", "1", "--source", node, "--json", timeout=60)
+        asked = self("boost", "request", "gpu-master", "cpu", "1", "--source", node, "--only", "--json", timeout=60)
         if asked.returncode != 0:
             return False
         found = json.loads(asked.stdout)

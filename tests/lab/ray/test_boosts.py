@@ -59,7 +59,7 @@ def test_a_plain_ray_program_uses_the_boost_that_it_is_run_in(ray_grid: RayGrid,
 
 def test_two_boosts_never_hold_the_same_cores(ray_grid: RayGrid) -> None:
     boost(ray_grid, "gpu-master", "cpu", "2", "--source", "gpu2")
-    refused = ray_grid("boost", "request", "gpu-master", "cpu", "1", "--source", "gpu2", check=1)
+    refused = ray_grid("boost", "request", "gpu-master", "cpu", "1", "--source", "gpu2", "--only", check=1)
     assert refused.stderr.startswith("grid: No nodes have sufficient available resources: gpu2:")
 
 

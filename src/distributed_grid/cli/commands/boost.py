@@ -6,9 +6,18 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from distributed_grid.cli.command_line import Argument, FloatRange, Option, group
-from distributed_grid.cli.output import format_amount, format_time, print_answer, printable, table, unique_prefixes
+from distributed_grid.cli.output import (
+    echo,
+    format_amount,
+    format_time,
+    print_answer,
+    printable,
+    table,
+    unique_prefixes,
+)
 from distributed_grid.cli.request_options import job_options, lending_options
 from distributed_grid.cli.session import CliSession
+from distributed_grid.errors import BadInput
 
 if TYPE_CHECKING:
     from distributed_grid.client.client import Client
@@ -38,6 +47,8 @@ def request_boost(
     session: CliSession, target: str, resource_type: str, amount: float, options: dict[str, Any]
 ) -> dict[str, Any] | None:
     """Request a boost for a node; None for a dry run, whose verdict is printed."""
+    if options["only"] and not options["source"]:
+        raise BadInput("--only goes with --source NODE")
     message = {
         "request_id": uuid.uuid4().hex,
         "target": target,
@@ -46,10 +57,13 @@ def request_boost(
         "priority": options["priority"],
         "duration_seconds": options["duration"],
         "source": options["source"],
+        "only": options["only"],
         "wait_seconds": options["wait"],
         "dry_run": options["dry_run"],
     }
     found = session.call("request_boost", **message)
+    if found["note"]:
+        echo(printable(f"grid: {found['note']}"), err=True)
     if not options["dry_run"]:
         return found
     lease, decision = found["allocation"], found["decision"]

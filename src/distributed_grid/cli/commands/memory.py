@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from distributed_grid.api.id_prefixes import fits, not_found
 from distributed_grid.cli.command_line import Argument, Option, group
 from distributed_grid.cli.output import (
+    echo,
     format_size,
     format_span,
     format_time,
@@ -19,15 +20,14 @@ from distributed_grid.cli.output import (
     print_answer,
     printable,
     table,
+    unique_prefixes,
 )
 from distributed_grid.cli.session import CliSession
-from distributed_grid.client.memory.directory import BlockDirectoryClient, agent_directory, length_of
+from distributed_grid.client.memory.directory import BlockDirectoryClient, agent_directory, length_of, preference_note
 from distributed_grid.errors import Ambiguous
 
 F = TypeVar("F", bound=Callable[..., Any])
 DAY_SECONDS = 86_400.0
-SHOWN_ID_CHARS = 8
-"""So many characters of an id are shown; any unique prefix is understood."""
 
 
 ALLOCATION_OPTIONS = (
@@ -66,7 +66,7 @@ def allocate(session: CliSession, size: int, node: str, copies: int, ttl: float,
             ttl_seconds=ttl,
             name=key,
         )["block"]
-    print_answer(session, found, created_text(found))
+    _print_created(session, found, node)
 
 
 @memory.command(Argument("names", metavar="ID|KEY...", nargs=-1, required=True))
@@ -93,7 +93,7 @@ def store(session: CliSession, /, key: str, file: str, **options: Any) -> None:
 
     with directory_of(session) as directory:
         found = store_file(directory, key, file, node=options["node"], copies=options["copies"], ttl=options["ttl"])
-    print_answer(session, found, created_text(found))
+    _print_created(session, found, options["node"])
 
 
 @memory.command(
@@ -153,6 +153,14 @@ def find_block(blocks: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return fitting[0]
 
 
+def _print_created(session: CliSession, block: Mapping[str, Any], preferred: str) -> None:
+    """Show a new block, and say where another node lends than the preferred one."""
+    note = preference_note(block, preferred)
+    if note:
+        echo(printable(f"grid: {note}"), err=True)
+    print_answer(session, block, created_text(block))
+
+
 def created_text(block: Mapping[str, Any]) -> str:
     """A block that was just allocated, in lines."""
     size, until = format_size(length_of(block)), format_time(block["expires_at"])
@@ -162,9 +170,10 @@ def created_text(block: Mapping[str, Any]) -> str:
 
 def list_text(blocks: list[dict[str, Any]], now: datetime) -> str:
     """The blocks, one a line."""
+    short = unique_prefixes(block["block_id"] for block in blocks)
     rows = [
         (
-            block["block_id"][:SHOWN_ID_CHARS],
+            short[block["block_id"]],
             block["name"],
             format_size(length_of(block)),
             _locations(block),

@@ -33,6 +33,14 @@ def length_of(block: Mapping[str, Any]) -> int:
     return 0 if block["meta"] == EMPTY_META else int(block["size"])
 
 
+def preference_note(block: Mapping[str, Any], preferred: str) -> str:
+    """One line where other nodes lend a block than the preferred one; empty where there is nothing to say."""
+    nodes = block["nodes"]
+    if not preferred or not nodes or preferred in nodes:
+        return ""
+    return f"{', '.join(nodes)} {'lends' if len(nodes) == 1 else 'lend'} it: {preferred} has no room for it"
+
+
 class AgentStateDir(StateDir):
     """A state directory with the query socket of an agent instead of a control plane's."""
 

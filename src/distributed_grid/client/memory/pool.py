@@ -9,6 +9,7 @@ by a program that died ends within a minute.
 from __future__ import annotations
 
 import contextlib
+import logging
 import operator
 import os
 import time
@@ -18,7 +19,7 @@ from collections.abc import Iterator, MutableMapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from distributed_grid.client.memory.directory import EMPTY_META, length_of
+from distributed_grid.client.memory.directory import EMPTY_META, length_of, preference_note
 from distributed_grid.client.memory.lifetimes import STAGE_SECONDS, Renewals, StagedBlock
 from distributed_grid.errors import BadInput, BlockLost, GridError, NotFound, Refused, Unreachable
 from distributed_grid.memory.client.block_client import BlockClient
@@ -39,6 +40,7 @@ FIND_SECONDS = 30.0
 """How long the node of a block may be away before that is an error."""
 ID_LENGTH = 32
 MAX_TRIES = 10
+log = logging.getLogger(__name__)
 
 
 class PoolMapping(MutableMapping[str, bytes]):
@@ -171,6 +173,9 @@ class MemoryPool(PoolMapping):
             meta=meta,
         )
         blocks.add_location(found)
+        note = preference_note(found["block"], preferred_node or "")
+        if note:
+            log.warning("%s", note)
         if ttl is None:
             term = float(found["block"]["term_seconds"])
             self._renewals.add(self._session, term / 3, partial(self._call, "renew_blocks", session=self._session))

@@ -81,11 +81,13 @@ def why_not_now(ledger: Ledger, request: Request, now: int) -> tuple[str, ...]:
     if exceeded is not None:
         return (exceeded,)
     nodes = _candidates(ledger, request)
-    lines = [
-        f"{node.name}: {unmet_constraint(ledger, request, node.name) or _shortage(ledger, request, node, now)}"
-        for node in nodes[:MAX_NODES_LISTED]
-    ]
+    lines = [f"{node.name}: {why_not_there(ledger, request, node, now)}" for node in nodes[:MAX_NODES_LISTED]]
     return _truncated(lines, len(nodes))
+
+
+def why_not_there(ledger: Ledger, request: Request, node: Node, now: int) -> str:
+    """What keeps one node from serving the request at this moment."""
+    return unmet_constraint(ledger, request, node.name) or _shortage(ledger, request, node, now)
 
 
 def _truncated(lines: list[str], nodes: int) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """Boosts: resources of one node lent to another for a while, and commands that use them. Used by socket and REST.
 
 A boost is a lease for a target node that somebody requested (`is_boost`); the ledger is its only record. The source is
-never the target, and a named source is the only lender. A refusal begins with the words that the guides document, and
-goes on with what keeps each node from lending.
+never the target; a named source is preferred, or with `only` the only lender. A refusal begins with the words that the
+guides document, and goes on with what keeps each node from lending.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import is_boost
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.states import LeaseEnd, LeaseState
-from distributed_grid.errors import Ambiguous, NotFound, Refused, TimedOut
+from distributed_grid.errors import Ambiguous, BadInput, NotFound, Refused, TimedOut
 from distributed_grid.reactor import JobAnswer
+from distributed_grid.scheduling.queue.reasons import why_not_there
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
 from distributed_grid.server.services.leases import LeaseService
@@ -87,7 +88,8 @@ class BoostService:
     async def request(self, op: requests.RequestBoost, caller: Caller) -> View:
         """The boost as it was decided: granted, or still waiting for its turn."""
         answer = await self._request_lease(op, caller)
-        return {**answer, "boost": None if op.dry_run else await self._current(answer["allocation"]["allocation_id"])}
+        boost = None if op.dry_run else await self._current(answer["allocation"]["allocation_id"])
+        return {**answer, "boost": boost, "note": await self._note(op, answer["decision"]["node_id"])}
 
     async def request_and_wait(self, op: requests.RequestBoost, caller: Caller) -> View:
         """The boost once it can be used; one that nobody waits for any more is given back."""
@@ -96,12 +98,26 @@ class BoostService:
             if op.dry_run or answer["boost"]["is_active"]:
                 return answer
             lease = await self._until_active(answer["boost"]["boost_id"], op, caller)
-            return {**answer, "boost": await self._view(lease), "allocation": self._viewer().lease(lease)}
+            allocation, note = self._viewer().lease(lease), await self._note(op, lease.node)
+            return {**answer, "boost": await self._view(lease), "allocation": allocation, "note": note}
         except asyncio.CancelledError:
             if not self._is_stopping() and not op.dry_run:  # the client hung up: nobody would know of this boost
                 with contextlib.suppress(NotFound):
                     await asyncio.shield(self._withdraw(op.request_id, caller, "its client went away"))
             raise
+
+    async def _note(self, op: requests.RequestBoost, lender: str | None) -> str | None:
+        """One line where another node than the preferred one lends; None where there is nothing to say."""
+        if not op.source or lender in (None, op.source):
+            return None
+
+        def why(ledger: Ledger, now: int) -> str:
+            lease, node = ledger.leases.get(op.request_id), ledger.nodes.get(op.source)
+            if lease is None or node is None:  # in a dry run there is no lease
+                return ""
+            return f": {why_not_there(ledger, lease.request, node, now)}"
+
+        return f"{lender} lends it instead of {op.source}{await self._grid.read(why)}"
 
     async def _withdraw(self, lease_id: str, caller: Caller, why: str) -> None:
         await self._grid.handle(LeaseReleased(lease_id, caller.user, why))
@@ -147,7 +163,8 @@ class BoostService:
             resource_type=op.resource_type,
             amount=op.amount,
             priority=op.priority,
-            require=(op.source,) if op.source else (),
+            prefer=(op.source,) if op.source and not op.only else (),
+            require=(op.source,) if op.source and op.only else (),
             wait_seconds=op.wait_seconds,
             duration_seconds=op.duration_seconds,
             target=op.target,
@@ -235,6 +252,8 @@ def _ended_boost(lease: Lease, *, just_now: bool) -> Lease:
 
 def _check_nodes(op: requests.RequestBoost, ledger: Ledger) -> None:
     """Refuse a boost for or from a node that is not there, or that would lend to itself."""
+    if op.only and not op.source:
+        raise BadInput("only the source may lend it: name one")
     if op.target not in ledger.nodes:
         raise NotFound(_unknown_target(op.target, ledger))
     if op.source and op.source not in ledger.nodes:

@@ -85,20 +85,38 @@ def test_a_boost_comes_from_another_node_and_lasts_an_hour(run_scenario: Any) ->
     run_scenario(scenario)
 
 
+def test_where_the_preferred_source_is_full_another_node_lends_and_the_reason_is_told(run_scenario: Any) -> None:
+    async def scenario(cluster: BoostGrid) -> None:
+        await cluster.boost("b1", source="birch", amount=3)
+        fields = {"target": "master", "resource_type": "cpu", "amount": 2, "source": "birch"}
+        op = requests.convert({"request_id": "b2", **fields}, requests.RequestBoost)
+        answer = await cluster.boosts.request_and_wait(op, ANN)
+        assert answer["boost"]["source_node"] == "ash"
+        assert answer["note"] == "ash lends it instead of birch: 1 core free, 2 cores asked"
+        preferred = requests.convert({"request_id": "b3", **fields, "amount": 1}, requests.RequestBoost)
+        assert (await cluster.boosts.request_and_wait(preferred, ANN))["note"] is None
+        dry = requests.convert({"request_id": "b4", **fields, "dry_run": True}, requests.RequestBoost)
+        assert (await cluster.boosts.request_and_wait(dry, ANN))["note"] == "ash lends it instead of birch"
+        with pytest.raises(BadInput, match="name one"):
+            await cluster.boost("b5", only=True)
+
+    run_scenario(scenario)
+
+
 def test_the_source_is_honoured_or_the_reason_told(run_scenario: Any) -> None:
     async def scenario(cluster: BoostGrid) -> None:
         assert (await cluster.boost("b1", source="birch", amount=3))["source_node"] == "birch"
         with pytest.raises(
             Refused, match=r"^No nodes have sufficient available resources: birch: 1 core free, 2 cores"
         ):
-            await cluster.boost("b2", source="birch", amount=2)
+            await cluster.boost("b2", source="birch", amount=2, only=True)
         with pytest.raises(NotFound, match=r"^the source cedar is no node of this cluster: the nodes are: ash, birch"):
             await cluster.boost("b3", source="cedar")
         with pytest.raises(Refused, match="cannot be its own source"):
             await cluster.boost("b4", source="master")
         await cluster.handle(NodeDrained("birch", cooling=True))
         with pytest.raises(Refused, match=r"resources: birch: cooling down"):
-            await cluster.boost("b5", source="birch")
+            await cluster.boost("b5", source="birch", only=True)
 
     run_scenario(scenario)
 
