@@ -5,6 +5,8 @@
 - `start_restarted`: a loop that keeps nothing from one round to the next. If it fails, that is logged, and it begins
   anew after a pause.
 - `start_logged`: work that comes to its end by itself. If it fails, that is logged.
+
+A task is kept until it is done, also where nobody else holds it: the event loop alone would let it be collected.
 """
 
 from __future__ import annotations
@@ -31,6 +33,9 @@ class _Process:
     report: Path | None = None
 
 
+_tasks: set[asyncio.Task[None]] = set()
+
+
 def end_process_on_failure(report: Path) -> None:
     """From now on a failure of an essential task ends this process, with a report in this file."""
     _Process.report = report
@@ -38,9 +43,7 @@ def end_process_on_failure(report: Path) -> None:
 
 def start_essential(work: Work, name: str) -> asyncio.Task[None]:
     """Run it; if it fails, the process ends."""
-    task = asyncio.create_task(work, name=name)
-    task.add_done_callback(_end_if_failed)
-    return task
+    return _start(work, name, _end_if_failed)
 
 
 def start_restarted(loop: Callable[[], Work], name: str) -> asyncio.Task[None]:
@@ -50,9 +53,7 @@ def start_restarted(loop: Callable[[], Work], name: str) -> asyncio.Task[None]:
 
 def start_logged(work: Work, name: str) -> asyncio.Task[None]:
     """Run it; if it fails, that is logged."""
-    task = asyncio.create_task(work, name=name)
-    task.add_done_callback(_log_if_failed)
-    return task
+    return _start(work, name, _log_if_failed)
 
 
 def end_process(name: str, failure: BaseException) -> NoReturn:
@@ -64,6 +65,14 @@ def end_process(name: str, failure: BaseException) -> NoReturn:
             _Process.report.write_text("".join([*lines, *traceback.format_exception(failure)]))
     logging.shutdown()
     os._exit(EXIT_CODE)
+
+
+def _start(work: Work, name: str, on_done: Callable[[asyncio.Task[None]], None]) -> asyncio.Task[None]:
+    task = asyncio.create_task(work, name=name)
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+    task.add_done_callback(on_done)
+    return task
 
 
 async def _restart(loop: Callable[[], Work], name: str) -> None:

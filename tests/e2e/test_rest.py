@@ -388,6 +388,21 @@ def test_other_machines_are_never_spoken_to_in_the_clear_by_accident(grid: Shell
     assert httpx.get(f"{plain}/v1/health", trust_env=False).status_code == 200
 
 
+def test_a_key_that_is_missing_at_the_first_connection_ends_no_daemon_and_is_used_once_it_is_there(grid: Shell) -> None:
+    mine = own_addresses()
+    if not mine:
+        pytest.skip("this machine has no address but loopback")
+    grid("daemon", "start", "--listen", f"{mine[0]}:0", check=0)
+    address, pid, key = address_of(grid), grid.daemon_pid(), grid.host_dir / "certificate.key"
+    aside = key.rename(key.with_suffix(".aside"))
+    with socket.create_connection((mine[0], int(address.rpartition(":")[2]))):
+        wait_until(lambda: "the start of REST failed; it begins anew" in (grid.host_dir / "daemon.log").read_text())
+    aside.rename(key)
+    trusting = ssl.create_default_context(cafile=str(grid.host_dir / "certificate.pem"))
+    assert httpx.get(f"{address}/v1/health", verify=trusting, trust_env=False, timeout=30).json() == {"status": "ok"}
+    assert grid.daemon_pid() == pid
+
+
 def test_where_it_listens_is_kept_through_a_crash_and_forgotten_when_stopped(grid: Shell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,28 @@ def test_a_loop_that_fails_begins_anew_and_one_that_returns_does_not(caplog: pyt
         asyncio.run(story())
     assert rounds == 2
     assert "the loop failed; it begins anew" in caplog.text
+
+
+def test_a_task_that_nobody_holds_comes_to_its_end() -> None:
+    answers: weakref.WeakSet[asyncio.Future[None]] = weakref.WeakSet()
+    done = []
+
+    async def work() -> None:
+        answer = asyncio.get_running_loop().create_future()
+        answers.add(answer)
+        await answer
+        done.append(True)
+
+    async def story() -> None:
+        start_logged(work(), "the work")
+        await asyncio.sleep(0)
+        gc.collect()
+        for answer in answers:
+            answer.set_result(None)
+        await asyncio.sleep(0)
+
+    asyncio.run(story())
+    assert done
 
 
 def test_what_fails_is_logged_and_what_is_cancelled_is_not(caplog: pytest.LogCaptureFixture) -> None:

@@ -59,6 +59,7 @@ from distributed_grid.wire import (
 )
 
 SWEEP_SECONDS = 3600.0
+OBSERVE_SECONDS = 1.5
 SendToControl = Callable[[FromAgent], None]
 _ENDINGS = {"hold_expired": Ending.LOST}
 log = logging.getLogger(__name__)
@@ -107,6 +108,8 @@ class Agent:
         self._on_epoch = on_epoch
         self._tasks: list[asyncio.Task[None]] = []
         self._marks = CheckpointMarks(self.host.root)
+        self._gpu_observer = BlockingObserver("the measurement of GPUs", 2)  # the second finds out that the first hangs
+        self._mark_observer = BlockingObserver("the reading of checkpoint marks", 1)
         self._beat_seconds = HEARTBEAT_MS / 1000
         self._reading = AttemptFileReader(jobs, self._send_to_control)
         self._memory = memory(self.host, self._send_to_control) if memory is not None else None
@@ -238,12 +241,12 @@ class Agent:
             self._send_heartbeats()
 
     async def _observe_attempts(self) -> None:
-        """Observe GPUs and checkpoint marks in a thread: drivers and file systems may take their time."""
+        """Observe GPUs and checkpoint marks; the heartbeat does not wait for a driver or a file system that hangs."""
         running = self.host.running_trees()
         own_pids = {proc.pid for one in running if one.spec.gpu_indexes for proc in one.processes()}
         attempts = [(one.attempt_id, one.fence, one.spec.node) for one in running]
-        await asyncio.to_thread(self._meter.sample_gpus, own_pids)
-        await asyncio.to_thread(self._marks.observe, attempts)
+        await self._gpu_observer.run(lambda: self._meter.sample_gpus(own_pids))
+        await self._mark_observer.run(lambda: self._marks.observe(attempts))
 
     async def _sweep(self) -> None:
         while True:
@@ -257,6 +260,26 @@ class Agent:
             marks = self._marks.take_unreported(node, beat)
             heartbeat = Heartbeat(node, usage, beat, self.guard.generation, self.guard.yields, marks)
             self._send_to_control(heartbeat)
+
+
+class BlockingObserver:
+    """Makes blocking observations in threads. `run` does not wait long for one; while `max_running` of them hang,
+    no other is begun, and what was observed last stays."""
+
+    def __init__(self, name: str, max_running: int) -> None:
+        self._name = name
+        self._max_running = max_running
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def run(self, observe: Callable[[], None]) -> None:
+        self._running = {task for task in self._running if not task.done()}
+        if len(self._running) >= self._max_running:
+            return
+        task = start_logged(asyncio.to_thread(observe), self._name)
+        self._running.add(task)
+        await asyncio.wait((task,), timeout=OBSERVE_SECONDS)
+        if not task.done() and len(self._running) == 1:
+            log.warning("%s takes longer than %g s: heartbeats do not wait for it", self._name, OBSERVE_SECONDS)
 
 
 class HostedAttempts:

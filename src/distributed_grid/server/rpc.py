@@ -107,6 +107,12 @@ class Connection(asyncio.Protocol):
         return self._busy or not self._messages.empty()
 
     async def _run(self) -> None:
+        try:
+            await self._answer_all()
+        finally:
+            self.close()  # whoever waits for an answer that cannot be sent hears at least that
+
+    async def _answer_all(self) -> None:
         while True:
             body = await self._messages.get()
             self._waiting_bytes -= len(body) + REQUEST_OVERHEAD_BYTES

@@ -12,6 +12,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from distributed_grid.adapters.child_process import Say, StepDone
@@ -25,8 +26,9 @@ from distributed_grid.adapters.node.node_messages import (
 )
 from distributed_grid.adapters.node.script_session import ScriptSession
 from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.supervision import start_logged, start_restarted
 
-FIRST_PAUSE, MAX_PAUSE, FINAL_PAUSE, BUG_PAUSE = 0.5, 15.0, 60.0, 5.0
+FIRST_PAUSE, MAX_PAUSE, FINAL_PAUSE = 0.5, 15.0, 60.0
 QUIET_SECONDS, MAX_QUIET_SECONDS = 1.5, 60.0
 CHUNK_BYTES = 1 << 16
 log = logging.getLogger(__name__)
@@ -180,7 +182,9 @@ async def relay(reader: Any, writer: Any, other_reader: Any, other_writer: Any) 
     await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
     for one in copies:
         one.cancel()
-    await asyncio.gather(*copies, return_exceptions=True)
+    for ended in await asyncio.gather(*copies, return_exceptions=True):
+        if isinstance(ended, Exception):
+            log.warning("a relayed connection broke off: %s: %s", type(ended).__name__, ended)
 
 
 async def _copy(source: Any, target: Any) -> None:
@@ -213,7 +217,6 @@ class NodeWorker(Generic[Node, Connection]):
         self._prepare = prepare
         self._connections: dict[str, tuple[Node, Connection]] = {}
         self._links: dict[str, tuple[Node, AgentLink, asyncio.Task[None]]] = {}
-        self._operations: set[asyncio.Task[None]] = set()
         self.slots = asyncio.Semaphore(max_operations)
 
     def connection_to(self, target: Node) -> Connection:
@@ -238,7 +241,8 @@ class NodeWorker(Generic[Node, Connection]):
             return
         self.drop_link(target.name)
         link = AgentLink(target, self.connection_to(target), self._report, self._prepare)
-        self._links[target.name] = (target, link, asyncio.create_task(self._run_link(link, target.name)))
+        task = start_restarted(partial(self._run_link, link, target.name), f"the link to {target.name}")
+        self._links[target.name] = (target, link, task)
 
     def retry_links(self) -> None:
         """Try every link that is down again at once."""
@@ -253,19 +257,15 @@ class NodeWorker(Generic[Node, Connection]):
             self._report(AgentLinkChanged(node, "down", "not wanted"))
 
     async def _run_link(self, link: AgentLink, node: str) -> None:
-        while True:
-            try:
-                await link.run()
-            except Exception as bug:  # the outermost loop of a link: it is reported, and begun again
-                log.exception("the link to %s failed", node)
-                self._report(AgentLinkChanged(node, "down", f"a bug: {type(bug).__name__}: {bug}"))
-                await asyncio.sleep(BUG_PAUSE)
+        try:
+            await link.run()
+        except Exception as bug:  # it is reported, and begun again
+            self._report(AgentLinkChanged(node, "down", f"a bug: {type(bug).__name__}: {bug}"))
+            raise
 
     def run(self, number: int, name: str, operation: Callable[[Say], Awaitable[RunFinished]]) -> None:
         """Run an operation in the background; its steps are reported, and in any case that it is finished."""
-        task = asyncio.create_task(self._run(number, name, operation))
-        self._operations.add(task)
-        task.add_done_callback(self._operations.discard)
+        start_logged(self._run(number, name, operation), name)
 
     async def _run(self, number: int, name: str, operation: Callable[[Say], Awaitable[RunFinished]]) -> None:
         try:

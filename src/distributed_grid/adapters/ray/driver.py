@@ -51,6 +51,7 @@ from distributed_grid.adapters.ray.driver_messages import (
 )
 from distributed_grid.adapters.ray.node_transport import NodeActorConnection
 from distributed_grid.domain.resources import MAX_AMOUNT
+from distributed_grid.supervision import start_logged
 
 ACTOR_NAME = "grid-placement-groups"
 CALL_SECONDS, CONNECT_SECONDS, CLOSE_SECONDS = 20.0, 60.0, 60.0
@@ -83,8 +84,8 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         report(RayRefused(f"Ray at {first.address} failed: {_one_line(failure)}"))
     else:
         report(replace(connected, session=seen.session))
-        handling = asyncio.create_task(_handle_all(reader, driver))
-        broken = asyncio.create_task(driver.until_broken())
+        handling = start_logged(_handle_all(reader, driver), "carrying out commands")
+        broken = start_logged(driver.until_broken(), "the watch of the connection with Ray")
         await asyncio.wait((handling, broken), return_when=asyncio.FIRST_COMPLETED)
         if handling.done():
             return
@@ -111,7 +112,6 @@ class RayDriver:
         self._nodes: NodeWorker[AttachedNode, NodeActorConnection] = NodeWorker(
             NodeActorConnection, report, max_operations=MAX_OPERATIONS, prepare=self._install
         )
-        self._tasks: set[asyncio.Task[None]] = set()
         self._misses = 0
 
     async def until_broken(self) -> None:
@@ -171,9 +171,7 @@ class RayDriver:
     # ------------------------------------------------------------------ placement groups
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        start_logged(work, "a call to Ray")
 
     async def _call(self, method: str, *arguments: Any, seconds: float = CALL_SECONDS) -> Any:
         """The answer of the placement group actor, within so many seconds; raises RayFailed."""
@@ -213,7 +211,11 @@ class RayDriver:
 
     async def observe(self, *, full: bool) -> RayView:
         """What the placement group actor sees."""
-        return bounded_view(await self._call("observe", full))
+        seen = await self._call("observe", full)
+        try:
+            return bounded_view(seen)
+        except (AttributeError, KeyError, TypeError, ValueError) as failure:
+            raise RayFailed(f"its actor reports something else than a view: {_one_line(failure)}") from failure
 
     async def _report_view(self, command: ObserveGroups) -> None:
         try:

@@ -21,6 +21,7 @@ from distributed_grid.adapters.node.script_session import SCRIPT, ScriptSession
 from distributed_grid.adapters.ray import node_actor
 from distributed_grid.adapters.ray.driver_messages import AttachedNode
 from distributed_grid.adapters.ray.node_actor import CHUNK_BYTES, POLL_SECONDS, NodeActor
+from distributed_grid.supervision import start_logged, start_restarted
 
 ACTOR_PREFIX = "grid-node-"
 CALL_SECONDS = 30.0
@@ -62,7 +63,6 @@ class RayTransport(NodeTransport):
         self._holder = holder
         self._target = target
         self._closed = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def is_closed(self) -> bool:
@@ -117,12 +117,7 @@ class RayTransport(NodeTransport):
                 await self.call(method, *given)
 
         if not self.is_closed:
-            self.track(asyncio.create_task(quietly()))
-
-    def track(self, task: asyncio.Task[None]) -> None:
-        """Keep a reference to a task until it is done: nobody else does."""
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            start_logged(quietly(), f"a call to the actor of {self._target.name}")
 
 
 class RayScriptSession(ScriptSession):
@@ -154,7 +149,7 @@ class _ActorListener(Listener):
     def __init__(self, transport: RayTransport, serve: ServeConnection) -> None:
         self._transport = transport
         self._serve_connection = serve
-        self._task = asyncio.create_task(self._accept())
+        self._task = start_restarted(self._accept, "accepting the agent's connections")
 
     def close(self) -> None:
         self._task.cancel()
@@ -164,8 +159,7 @@ class _ActorListener(Listener):
             while True:
                 number = await self._transport.call("accept", seconds=POLL_SECONDS + CALL_SECONDS)
                 if number:
-                    stream = ActorStream(self._transport, number)
-                    self._transport.track(asyncio.create_task(self._serve(stream)))
+                    start_logged(self._serve(ActorStream(self._transport, number)), "a connection of the agent")
 
     async def _serve(self, stream: ActorStream) -> None:
         await self._serve_connection(stream, stream)

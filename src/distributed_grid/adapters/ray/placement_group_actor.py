@@ -8,6 +8,7 @@ of them are when the grid was not heard for as long as its hold: it may be gone 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -21,6 +22,7 @@ REMOVE_SECONDS, TOTALS_SECONDS, ROOM_SECONDS = 10.0, 5.0, 1.0
 RETURN_SECONDS = 1.5
 WATCH_SECONDS = 1.0
 GRACE = 5.0
+log = logging.getLogger(__name__)
 Resources = dict[str, float]
 
 
@@ -302,8 +304,10 @@ class PlacementGroupActor:
 
     def _watch(self) -> None:
         while not self._over.wait(WATCH_SECONDS):
-            with contextlib.suppress(Exception):  # Ray may be in trouble: the next sweep comes soon
+            try:
                 self._sweep()
+            except Exception:  # Ray may be in trouble: the next sweep comes soon
+                log.exception("what is over could not be removed yet")
 
     def _sweep(self) -> None:
         now = time.monotonic()

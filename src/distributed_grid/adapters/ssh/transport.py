@@ -15,6 +15,7 @@ from distributed_grid.adapters.node.node_worker import Listener, NodeConnection,
 from distributed_grid.adapters.node.script_session import BOOT, SCRIPT, ScriptSession
 from distributed_grid.adapters.ssh.process import SshTarget
 from distributed_grid.adapters.ssh.ssh_connection import SshConnection, connect
+from distributed_grid.supervision import start_logged
 
 IDLE_SECONDS = 3.0
 OPEN_SECONDS = 15.0
@@ -132,7 +133,6 @@ class SharedSshConnection(NodeConnection):
         self._connection: SshConnection | None = None
         self._opening = asyncio.Lock()
         self._users = 0
-        self._closings: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[SshConnection]:
@@ -185,9 +185,7 @@ class SharedSshConnection(NodeConnection):
             await connection.close()
 
     def _close_unused(self) -> None:
-        task = asyncio.ensure_future(self.close())
-        self._closings.add(task)
-        task.add_done_callback(self._closings.discard)
+        start_logged(self.close(), f"the end of an unused connection to {self._target.name}")
 
 
 class SshTransport(NodeTransport):

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import asyncssh
@@ -31,6 +32,7 @@ from distributed_grid.adapters.ssh.process import (
 from distributed_grid.adapters.ssh.ssh_connection import SshConnection
 from distributed_grid.adapters.ssh.transport import SharedSshConnection, SshScriptSession
 from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.supervision import start_restarted
 
 MAX_OPERATIONS = 32
 FIRST_PAUSE, MAX_PAUSE = 0.5, 15.0
@@ -91,7 +93,8 @@ class SshWorker:
             self._driver = None
         if command.data:
             connection = self._nodes.connection_to(command.target)
-            self._driver = (command, asyncio.create_task(serve_ray_driver(command, connection)))
+            serve_driver = partial(serve_ray_driver, command, connection)
+            self._driver = (command, start_restarted(serve_driver, "the socket for Ray drivers"))
 
     def _forward(self, command: ForwardPorts) -> None:
         kept = self._forwards.get(command.target.name)
@@ -101,7 +104,8 @@ class SshWorker:
             self._forwards.pop(command.target.name)[1].cancel()
         if command.ports:
             connection = self._nodes.connection_to(command.target)
-            task = asyncio.create_task(forward_ports(command, connection, self._report))
+            forward = partial(forward_ports, command, connection, self._report)
+            task = start_restarted(forward, f"the forwarding of ports of {command.target.name}")
             self._forwards[command.target.name] = (command, task)
 
     async def _run(self, command: RunOnNode, say: Say) -> RunFinished:
@@ -152,7 +156,7 @@ async def forward_ports(
     """Keep the ports open until cancelled, over every loss of the connection; only this machine can use our side."""
     pause, node = FIRST_PAUSE, command.target.name
     while True:
-        with contextlib.suppress(NodeOperationFailed, OSError, asyncssh.Error):
+        try:
             async with shared.connected() as connection:
                 listeners = {name: await _listen(connection, port) for name, port in command.ports.items()}
                 report(PortsForwarded(node, {name: listener.get_port() for name, listener in listeners.items()}))
@@ -163,6 +167,8 @@ async def forward_ports(
                     for listener in listeners.values():
                         listener.close()
                     report(PortsForwarded(node))
+        except (NodeOperationFailed, OSError, asyncssh.Error) as failure:
+            log.warning("the ports of %s are not forwarded yet: %s", node, failure)
         await asyncio.sleep(pause)
         pause = min(2 * pause, MAX_PAUSE)
 
@@ -198,10 +204,11 @@ async def serve_ray_driver(command: RunRayDriver, shared: SharedSshConnection) -
     before = os.umask(0o177)
     try:
         with short_path(command.socket) as path:
-            server = await asyncio.start_unix_server(run_driver, path)
+            server = await asyncio.start_unix_server(run_driver, path, start_serving=False)
     finally:
         os.umask(before)
     try:
+        await server.start_serving()
         await asyncio.get_running_loop().create_future()
     finally:
         server.close()

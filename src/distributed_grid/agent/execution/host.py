@@ -56,7 +56,7 @@ from distributed_grid.errors import BadInput, StaleFence
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 from distributed_grid.posix.private_files import remove_file
 from distributed_grid.state_dir import machine_id
-from distributed_grid.supervision import start_logged
+from distributed_grid.supervision import start_restarted
 
 LOCK_TIMEOUT_S = 10.0
 REPEAT_S = 1.0  # how often a stop, or a record that found no room, is tried again
@@ -126,8 +126,9 @@ class AttemptHost:
         self._running.clear()
         self._ended.clear()
 
-    def _create_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = start_logged(work, "the watch of an attempt")
+    def _start_watch(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do this beside all else; where it fails (no descriptors, a broken disk) it is done again."""
+        task = start_restarted(work, "the watch of an attempt")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -156,7 +157,11 @@ class AttemptHost:
         except OSError as error:
             self._finish(attempt, ExitRecord("never_started", detail=f"could not be recorded: {error.strerror}"))
             return
-        await self._send_to_spawner(attempt)
+        try:
+            await self._send_to_spawner(attempt)
+        except OSError as error:
+            log.warning("%s could not be sent to the spawner yet: %s", attempt.id, error.strerror)
+            self._on_shim_exit(attempt)
 
     def _report_again(self, known: RunningAttempt | AttemptExit, spec: AttemptSpec) -> None:
         if spec.fence < known.fence:
@@ -239,7 +244,7 @@ class AttemptHost:
         self._repeat_stops()
         attempt.sends = MAX_SENDS  # whatever it was, it is not started anew without being asked
         if not self._watch_shim(attempt):
-            self._create_task(self._wait_for_shim(attempt))
+            self._start_watch(partial(self._wait_for_shim, attempt))
 
     async def _give_up(self, attempt_id: str) -> None:
         """Nothing says what an attempt was: it is ended and not listed any more, so the control plane calls it lost."""
@@ -285,7 +290,7 @@ class AttemptHost:
 
     def _on_shim_exit(self, attempt: RunningAttempt) -> None:
         attempt.unwatch()
-        self._create_task(self._resolve_silent_exit(attempt))
+        self._start_watch(partial(self._resolve_silent_exit, attempt))
 
     async def _resolve_silent_exit(self, attempt: RunningAttempt) -> None:
         """The shim is gone without a report: find out what happened, and make sure that nothing is left.
@@ -295,7 +300,7 @@ class AttemptHost:
         """
         try:
             job = JobDir(self._root, attempt.id)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             await kill_without_record(attempt, self._root)
             detail = "its directory was removed; nothing of it is left"
             self._finish(
@@ -320,7 +325,7 @@ class AttemptHost:
     def _record_exit(self, attempt_id: str, record: ExitRecord) -> None:
         """Record an end that no shim has written: now, or on a full disk when there is room."""
         if not self._try_record_exit(attempt_id, record):
-            self._create_task(self._record_exit_later(attempt_id, record))
+            self._start_watch(partial(self._record_exit_later, attempt_id, record))
 
     async def _record_exit_later(self, attempt_id: str, record: ExitRecord) -> None:
         while not self._try_record_exit(attempt_id, record):
@@ -331,7 +336,7 @@ class AttemptHost:
         try:
             with JobDir(self._root, attempt_id) as job:
                 job.write_exit(msgspec.to_builtins(record))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError as error:
             log.warning("the end of %s could not be recorded yet: %s", attempt_id, error.strerror)
@@ -393,12 +398,13 @@ class AttemptHost:
         """Have every stop repeated that was requested, for as long as there are any."""
         if not self._repeats_stops and self._stopping():
             self._repeats_stops = True
-            self._create_task(self._repeat_until_stopped())
+            self._start_watch(self._repeat_until_stopped)
 
     def _stopping(self) -> list[RunningAttempt]:
         return [attempt for attempt in self._running.values() if attempt.stop is not None]
 
     async def _repeat_until_stopped(self) -> None:
+        self._repeats_stops = True
         try:
             while stopping := self._stopping():
                 deadlines = [one.stop.kill_at_boot_ms - boot_ms() for one in stopping if one.stop is not None]

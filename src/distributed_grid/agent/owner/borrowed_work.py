@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection
 
 from distributed_grid.agent.execution.cpu_control import RunningTree, Throttler
@@ -11,6 +12,8 @@ from distributed_grid.agent.files import job_signals
 from distributed_grid.agent.owner.eviction import Borrowed, OwnerOnGpu, UsageSample
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.posix.boot_clock import boot_ms
+
+log = logging.getLogger(__name__)
 
 
 class HostedWork:
@@ -74,7 +77,11 @@ class HostedWork:
             return None
         pids = {proc.pid for one in trees for proc in one.processes()}
         self._gpu_sample = asyncio.create_task(asyncio.to_thread(self._meter.owner_on_gpus, pids))
-        return None if asked is None else asked.result()
+        try:
+            return None if asked is None else asked.result()
+        except Exception:  # a driver that fails is no reason to let the owner wait for the processors
+            log.exception("the GPUs could not be measured for the owner")
+            return None
 
     def throttle(self, cores: int | None, running_milli: int) -> None:
         self._throttler.throttle(cores, running_milli)

@@ -82,6 +82,9 @@ class Renewals:
             except (GridError, OSError) as failure:
                 log.warning("cannot renew %s yet: %s", name, failure)
                 pause = min(renewal.every_seconds, RETRY_SECONDS)
+            except Exception:  # the outermost loop of the thread: the others are renewed all the same
+                log.exception("cannot renew %s yet", name)
+                pause = min(renewal.every_seconds, RETRY_SECONDS)
             renewal.due = time.monotonic() + pause
 
     def _wait_for_next(self) -> tuple[str, _Renewal] | None:

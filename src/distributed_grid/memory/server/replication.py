@@ -109,10 +109,16 @@ class CopyReplicator:
         while self._waiting and len(self._running) < MAX_RUNNING:
             task = self._waiting.popleft()
             self._running[_key(task)] = task
-            threading.Thread(target=self._run, args=(task,), daemon=True).start()
+            try:
+                threading.Thread(target=self._run, args=(task,), daemon=True).start()
+            except RuntimeError as error:  # no thread to be had
+                os.close(task.fd)
+                self._finish(task, str(error))
 
     def _run(self, task: ReplicationTask) -> None:
-        problem = task.run()
+        self._finish(task, task.run())
+
+    def _finish(self, task: ReplicationTask, problem: str) -> None:
         self._finished.append((_key(task), problem))
         os.eventfd_write(self._wake, 1)
 

@@ -8,6 +8,7 @@ lasts as long as its process.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -56,6 +57,7 @@ from distributed_grid.wire import (
     ServeMemoryOrder,
 )
 
+log = logging.getLogger(__name__)
 START_SECONDS: Final = 20.0
 MAX_RESTART_PAUSE_SECONDS: Final = 5.0
 LEAVE_SECONDS: Final = 3.0
@@ -310,8 +312,9 @@ class ServerSupervisor:
         while self.ready is None and not self._stopped:
             await asyncio.sleep(pause)
             async with self._starting:
-                if self.ready is None:
-                    await self._adopt_or_start_server()
+                problem = await self._adopt_or_start_server() if self._link.ready is None else ""
+            if problem:
+                log.warning("the memory server could not be started again yet: %s", problem)
             pause = min(max(0.1, 2 * pause), MAX_RESTART_PAUSE_SECONDS)
         self._report_served()
 

@@ -22,7 +22,7 @@ from distributed_grid.errors import Refused, Unreachable
 from distributed_grid.ports import Engine, EngineGroup, EngineView
 from distributed_grid.reactor import pending_bindings
 from distributed_grid.reactor.effects import BindLease, EngineEffect, SetGroupTerm
-from distributed_grid.supervision import start_restarted
+from distributed_grid.supervision import start_logged, start_restarted
 
 NAME = "ray"
 BIND_SECONDS, RETRY_SECONDS = 10.0, 0.25
@@ -73,13 +73,8 @@ class EngineReconciler:
     def _begin(self, key: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._grid is None or key in self._in_flight:
             return
-        task = self._in_flight[key] = asyncio.create_task(work())
-        task.add_done_callback(lambda done: self._done(key, done))
-
-    def _done(self, key: str, task: asyncio.Task[None]) -> None:
-        self._in_flight.pop(key, None)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("%s failed", key, exc_info=task.exception())
+        task = self._in_flight[key] = start_logged(work(), f"{key} (begun again with the next comparison)")
+        task.add_done_callback(lambda done: self._in_flight.pop(key, None))
 
     async def _bind(self, binding: Binding, lease: Lease) -> None:
         """Have the group of a binding, or say that it cannot be had; one that was had before waits for its engine."""

@@ -129,6 +129,7 @@ class UvicornServer:
             ssl_certfile=certificate[0] if certificate else None,
             ssl_keyfile=str(certificate[1]) if certificate else None,
         )
+        config.load()  # here, where a certificate that is gone is no reason to end the daemon
         self._listener = listener
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None

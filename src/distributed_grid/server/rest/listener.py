@@ -15,6 +15,7 @@ import logging
 import socket
 import struct
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +36,7 @@ from distributed_grid.server.services.jobs import JobService
 from distributed_grid.server.services.leases import LeaseService
 from distributed_grid.server.services.nodes import NodeService
 from distributed_grid.server.services.reports import ReportService
+from distributed_grid.supervision import start_restarted
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -221,7 +223,8 @@ class RestListener:
 
     @property
     def is_busy(self) -> bool:
-        return self._loading is not None or (self._server is not None and self._server.is_busy)
+        is_loading = self._loading is not None and not self._loading.done()
+        return is_loading or (self._server is not None and self._server.is_busy)
 
     async def _open(self, address: Address) -> None:
         if self._listener is not None and address == self._address:
@@ -248,7 +251,9 @@ class RestListener:
         if listener is not None:
             asyncio.get_running_loop().remove_reader(listener.fileno())
         if self._loading is not None:
+            self._loading.cancel()
             await asyncio.gather(self._loading, return_exceptions=True)
+            self._loading = None
         if self._server is not None:
             await self._server.stop()
             self._server = None
@@ -258,30 +263,26 @@ class RestListener:
     def _on_first_connection(self, listener: LimitedListener) -> None:
         """Load the HTTP server, and let it accept."""
         asyncio.get_running_loop().remove_reader(listener.fileno())
-        self._loading = asyncio.create_task(self._serve(listener))
+        self._loading = start_restarted(partial(self._serve, listener), "the start of REST")
 
     async def _serve(self, listener: LimitedListener) -> None:
-        try:
-            make_app, server_class = await asyncio.to_thread(_load_server)
-            if self._listener is not listener:
-                return
-            files = (self._certificate.certificate, self._certificate.key) if self._certificate else None
-            self._server = server_class(
-                listener,
-                make_app(
-                    self._services,
-                    self.admission,
-                    is_known_host=self._is_known_host,
-                    on_request=self._on_request,
-                ),
-                agent_endpoint=self._accept_agent,
-                certificate=files,
-            )
-            self._server.start()
-        except Exception:  # the daemon goes on without REST
-            log.exception("REST could not be loaded")
-        finally:
-            self._loading = None
+        make_app, server_class = await asyncio.to_thread(_load_server)
+        if self._listener is not listener:
+            return
+        files = (self._certificate.certificate, self._certificate.key) if self._certificate else None
+        server = server_class(
+            listener,
+            make_app(
+                self._services,
+                self.admission,
+                is_known_host=self._is_known_host,
+                on_request=self._on_request,
+            ),
+            agent_endpoint=self._accept_agent,
+            certificate=files,
+        )
+        server.start()
+        self._server = server
 
     def _accept_agent(self) -> AgentWebSocket:
         listener = self._listener

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 import time
@@ -65,6 +67,20 @@ class Agent:
         assert self.process.stdout
         self.process.stdout.close()
         self.process.wait()
+
+
+def test_a_shim_that_dies_while_no_file_can_be_opened_is_reported_once_one_can(
+    driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver.launch("a.1", "sleep", "1000")
+    shim, limits = driver.shim_pid("a.1"), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        os.kill(shim, signal.SIGKILL)
+        driver.until(lambda: "the watch of an attempt failed; it begins anew" in caplog.text)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert driver.ended("a.1").kind == "lost"
 
 
 def test_an_agent_killed_while_twenty_jobs_run_loses_none_and_repeats_none(

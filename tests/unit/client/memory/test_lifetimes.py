@@ -39,7 +39,7 @@ class CountingRenewal:
 
 
 def test_it_is_renewed_again_and_again_and_failures_do_not_end_that(renewals: Renewals) -> None:
-    one, other = CountingRenewal(4, Unreachable("away"), OSError("no line")), CountingRenewal(3)
+    one, other = CountingRenewal(4, Unreachable("away"), OSError("no line"), ValueError("?")), CountingRenewal(3)
     renewals.add("one", OFTEN, one)
     renewals.add("other", OFTEN, other)
     assert one.enough.wait(10)
