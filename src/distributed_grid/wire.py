@@ -96,7 +96,8 @@ class ReportedCapacity(Struct, frozen=True):
 class AgentHello(_FromAgent, frozen=True):
     """First message of an agent: the attempts it has a record of (by lease id), the capacity of its machine, the
     highest control-plane epoch it has seen, the boot id of the machine, and a name for the machine and the directory
-    that the attempts are recorded in. Attempts beyond the first page follow in `AttemptsPage`, before anything else."""
+    that the attempts are recorded in. Attempts beyond the first page follow in `AttemptsPage`, before anything else.
+    `python` is the version of the interpreter that the agent runs with."""
 
     protocol: Annotated[int, Meta(ge=0, lt=2**31)]
     version: Name
@@ -107,6 +108,7 @@ class AgentHello(_FromAgent, frozen=True):
     boot: Name = ""
     machine: Name = ""
     more: bool = False
+    python: Name = ""
 
 
 class AttemptsPage(_FromAgent, frozen=True):

@@ -58,6 +58,7 @@ from distributed_grid.wire import (
     greeting,
 )
 
+PYTHON = ".".join(map(str, sys.version_info[:3]))
 SWEEP_SECONDS = 3600.0
 OBSERVE_SECONDS = 1.5
 SendToControl = Callable[[FromAgent], None]
@@ -157,7 +158,7 @@ class Agent:
         """The greeting for a new link: all that runs or is being prepared, and every end that is not acknowledged."""
         capacity = ReportedCapacity.of(self._capacity()) if self._capacity is not None else None
         attempts, seen = self._orders.listed(), (self._epoch, boot_id(), self.host.machine)
-        return greeting(AgentHello(PROTOCOL, __version__, node, attempts, capacity, *seen))
+        return greeting(AgentHello(PROTOCOL, __version__, node, attempts, capacity, *seen, python=PYTHON))
 
     def welcomed(self, welcome: Welcome) -> None:
         """A new link is there: report again what may have been lost with the last one."""

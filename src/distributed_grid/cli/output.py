@@ -59,6 +59,18 @@ def format_amount(kind: str, value: float) -> str:
     return f"{value:g} {units.get(kind, kind)}"
 
 
+FREE_AND_LENT = ("CORES FREE+LENT", "MEMORY FREE+LENT", "GPUS FREE+LENT")
+
+
+def free_and_lent(node: dict[str, Any]) -> tuple[str, ...]:
+    """The cells of a node under `FREE_AND_LENT`."""
+    return (
+        f"{node['cpu_free']:g} + {node['cpu_lent']:g}",
+        f"{node['memory_free_gb']:.1f} + {node['memory_lent_gb']:.1f} GB",
+        f"{node['gpus_free']:g} + {node['gpus_lent']:g}" if node["gpus"] else "-",
+    )
+
+
 def format_time(moment: str | None) -> str:
     """A time of today as hours, another day's with its date."""
     if moment is None:

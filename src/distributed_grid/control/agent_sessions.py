@@ -162,6 +162,8 @@ class AgentSessions:
         self._greeted: dict[tuple[AgentSide, str], AgentHello] = {}
         self._unwanted: dict[AgentSide, dict[str, int]] = {}  # attempts to be stopped, with the fences of the orders
         self._resent: dict[str, tuple[int, int]] = {}  # by node: when, and how many orders so far
+        self.versions: dict[str, tuple[str, str]] = {}
+        """The versions of the package and of Python that the last agent of each node said it has."""
 
     def answer(self, message: AgentHello | Heartbeat, via: AgentSide) -> None:
         """Answer at once what needs no store: the greeting of a known node, and a heartbeat, which renews holds."""
@@ -315,6 +317,7 @@ class AgentSessions:
         for other, name in [one for one in self._greeted if one[1] == hello.node]:
             del self._greeted[other, name]
         self._greeted[via, hello.node] = hello
+        self.versions[hello.node] = (hello.version, hello.python)
         rules = self._registry.owner_rules(hello.node)
         via.send(Welcome(PROTOCOL, __version__, epoch, node.hold_ms, HEARTBEAT_MS, rules))
 

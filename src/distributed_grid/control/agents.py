@@ -74,6 +74,14 @@ class AgentGateway:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def versions_on(self, node: str) -> tuple[str, str]:
+        """The versions of the package and of Python on a node, as its last agent said; empty where none did."""
+        return self._sessions.versions.get(node, ("", "")) if self._sessions is not None else ("", "")
+
+    def is_connected(self, node: str) -> bool:
+        """Whether a node's agent can be sent orders now."""
+        return node in self._agents
+
     def received(self, message: FromAgent, via: AgentSide) -> None:
         if isinstance(message, FileChunk | FileListing):
             self.files.received(message, via)

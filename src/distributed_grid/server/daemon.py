@@ -76,6 +76,11 @@ from distributed_grid.state_dir import StateDir
 from distributed_grid.supervision import end_process, end_process_on_failure, start_logged, start_restarted
 
 REMOVED_POLL_SECONDS = 2.0
+RESOURCE_FIELDS = (
+    *("cpu_cores", "cpu_free", "cpu_lent", "memory_gb", "memory_free_gb", "memory_lent_gb"),
+    *("gpus", "gpus_free", "gpus_lent", "keeps"),
+)
+"""What `grid cluster status` says of a node's resources, as in `grid status`."""
 log = logging.getLogger(__name__)
 
 
@@ -312,9 +317,25 @@ class Daemon:
         async def serve(asked: requests.ManageCluster) -> View:
             return await self._cluster.serve(asked, report)
 
-        if op.verb == "status":
-            return await self._attachment.status(op, serve)
-        return await serve(op)
+        if op.verb != "status":
+            return await serve(op)
+        view = await self._attachment.status(op, serve)
+        resources = await self._grid.read(self._node_resources)
+        rows = [{**self._with_versions(row), **resources.get(row["node_id"], {})} for row in view["nodes"]]
+        return {**view, "nodes": rows}
+
+    def _node_resources(self, ledger: Ledger, now: int) -> dict[str, View]:
+        """What each node has, has free and has lent, and why it does not lend more."""
+        found = {node.name: self._viewer().node(ledger, node, now) for node in ledger.nodes.values()}
+        return {name: {field: view[field] for field in RESOURCE_FIELDS} for name, view in found.items()}
+
+    def _with_versions(self, row: View) -> View:
+        """A node's row with the versions that its agent has said, and of a node that joined whether it is connected."""
+        name = row["node_id"]
+        version, python = self._agents.versions_on(name)
+        shown = {**row, "version": version or row["version"], "python": python or row["python"]}
+        is_joined = row["address"] == "joined"
+        return {**shown, "link": "up" if self._agents.is_connected(name) else "down"} if is_joined else shown
 
     def _viewer(self) -> Viewer:
         return Viewer(self._clock.wall_offset_ms(), self._config.resource_sharing.max_offers_per_node)

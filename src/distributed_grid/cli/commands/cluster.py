@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from distributed_grid.cli.command_line import Argument, IntRange, Option, command, group
-from distributed_grid.cli.output import echo, print_answer, printable, table
+from distributed_grid.cli.output import FREE_AND_LENT, echo, free_and_lent, print_answer, printable, table
 from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import BadInput
 
@@ -56,7 +56,7 @@ def stop(session: CliSession, nodes: tuple[str, ...], force: bool, purge: bool) 
 
 @cluster.command(_names)
 def status(session: CliSession, nodes: tuple[str, ...]) -> None:
-    """Each node: its state, its link, what runs there."""
+    """Each node: its state and its link, what it has free and lent, its versions, and why it does not lend more."""
     view = session.stream_steps("manage_cluster", _show_nothing, query_only=True, **_selection("status", nodes))
     found, ray = view["nodes"], view["ray"]
     rows = [
@@ -65,16 +65,20 @@ def status(session: CliSession, nodes: tuple[str, ...]) -> None:
             row["address"],
             "cooling down" if row["cooling"] else row["state"],
             row["link"],
+            *free_and_lent(row),
+            row["jobs"],
             row["version"],
             row["python"],
-            None if row["seconds_since_heard"] is None else f"{row['seconds_since_heard']:.1f} s ago",
-            row["jobs"],
             row["ray"]["state"] if row["ray"] else None,
-            row["detail"],
+            None if row["seconds_since_heard"] is None else f"{row['seconds_since_heard']:.1f} s ago",
+            "; ".join([*([row["detail"]] if row["detail"] else []), *row["keeps"]]),
         )
         for row in found
     ]
-    headings = ("NODE", "ADDRESS", "STATE", "LINK", "VERSION", "PYTHON", "HEARD", "JOBS", "RAY", "DETAIL")
+    headings = (
+        *("NODE", "ADDRESS", "STATE", "LINK", *FREE_AND_LENT, "JOBS"),
+        *("VERSION", "PYTHON", "RAY", "HEARD", "DETAIL"),
+    )
     print_answer(session, found, "\n".join([table(headings, rows, empty="no nodes"), *_ray_lines(ray)]))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from distributed_grid.api.framing import STDOUT
 from distributed_grid.cli.command_line import IntRange, Option, WordChoice, group
 from distributed_grid.cli.commands.run import cancel_jobs
-from distributed_grid.cli.output import echo, print_answer, table
+from distributed_grid.cli.output import FREE_AND_LENT, echo, free_and_lent, print_answer, table
 from distributed_grid.cli.request_options import STRATEGIES
 from distributed_grid.cli.session import CliSession
 from distributed_grid.client.client import Client
@@ -44,9 +44,7 @@ def _workers_table(nodes: list[dict[str, Any]]) -> str:
             node["node_id"],
             node["state"],
             "yes" if node["open"] else "no",
-            f"{node['cpu_free']:g} + {node['cpu_lent']:g}",
-            f"{node['memory_free_gb']:.1f} + {node['memory_lent_gb']:.1f} GB",
-            f"{node['gpus_free']:g} + {node['gpus_lent']:g}" if node["gpus"] else "-",
+            *free_and_lent(node),
             node["leases"],
             "unknown" if node["pressure"] is None else f"{100 * node['pressure']:.0f} %",
             node["priority"],
@@ -56,8 +54,18 @@ def _workers_table(nodes: list[dict[str, Any]]) -> str:
         )
         for node in nodes
     ]
-    lent = ("CORES FREE+LENT", "MEMORY FREE+LENT", "GPUS FREE+LENT")
-    headings = ("NODE", "STATE", "OPEN", *lent, "LEASES", "PRESSURE", "PRIORITY", "SPEED", "COST", "WHY NOT MORE")
+    headings = (
+        "NODE",
+        "STATE",
+        "OPEN",
+        *FREE_AND_LENT,
+        "LEASES",
+        "PRESSURE",
+        "PRIORITY",
+        "SPEED",
+        "COST",
+        "WHY NOT MORE",
+    )
     return table(headings, rows, empty="no nodes")
 
 

@@ -248,12 +248,12 @@ class RayAttachment:
     # ------------------------------------------------------------------ status
 
     async def status(self, op: requests.ManageCluster, serve: ServeStatus) -> View:
-        """What `serve` says of the config's nodes, and with it what is known of those that Ray brought."""
+        """What `serve` says of the config's nodes, and with it what is known of those that joined or came with Ray."""
         brought = await self._grid.read(lambda ledger, now: _brought_rows(ledger, now, op.nodes))
         rest = tuple(name for name in op.nodes if all(row["node_id"] != name for row in brought))
         view: View = {"nodes": [], "ray": None} if op.nodes and not rest else await serve(replace(op, nodes=rest))
         if self.row is None:
-            return view
+            return {**view, "nodes": [*view["nodes"], *({**row, "ray": None} for row in brought)]}
         ray = self._cluster_view(self.row)
         states = await self._grid.read(lambda ledger, now: {one.name: _ray_state(one) for one in ledger.nodes.values()})
         rows = [self._with_link(row, ray["problem"]) for row in [*view["nodes"], *brought]]
@@ -313,7 +313,7 @@ def other_rows(ledger: Ledger, names: list[str]) -> list[View]:
 
 
 def _brought_rows(ledger: Ledger, now: int, names: tuple[str, ...]) -> list[View]:
-    nodes = (node for node in ledger.nodes.values() if node.host == RAY_HOST)
+    nodes = (node for node in ledger.nodes.values() if node.joined or node.host == RAY_HOST)
     return [_brought_row(node, ledger, now) for node in nodes if not names or node.name in names]
 
 
@@ -326,7 +326,7 @@ def _brought_row(node: Node, ledger: Ledger, now: int) -> View:
     seen = ledger.observations.get(node.name)
     return {
         "node_id": node.name,
-        "address": f"{RAY_HOST}:{node.engine_node[:12]}" if node.engine_node else RAY_HOST,
+        "address": "joined" if node.joined else f"{RAY_HOST}:{node.engine_node[:12]}" if node.engine_node else RAY_HOST,
         "state": str(node.state),
         "cooling": node.cooling,
         "wanted": node.wanted,
