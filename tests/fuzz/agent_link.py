@@ -179,9 +179,8 @@ class LyingAgent:
     def run(self, frames: int, rng: Random, tally: Tally) -> None:
         mutator = Mutator(rng, as_json=False)
         stock = _Frames(mutator, self._corpus, wire.decode_from_agent, lambda message: True)
-        goal = tally.frames + frames
-        while tally.frames < goal:
-            self._talk(mutator, stock, min(FRAMES_PER_CONNECTION, goal - tally.frames), tally)
+        for count in tally.batches(frames, FRAMES_PER_CONNECTION):
+            self._talk(mutator, stock, count, tally)
 
     def _talk(self, mutator: Mutator, stock: _Frames, count: int, tally: Tally) -> None:
         rng = mutator.rng
@@ -281,9 +280,8 @@ class LyingControlPlane:
             return not isinstance(message, wire.RejectAgent)
 
         stock = _Frames(mutator, self._corpus, wire.decode_to_agent, allows)
-        goal = tally.frames + frames
-        while tally.frames < goal:
-            self._talk(mutator, stock, min(FRAMES_PER_CONNECTION, goal - tally.frames), tally)
+        for count in tally.batches(frames, FRAMES_PER_CONNECTION):
+            self._talk(mutator, stock, count, tally)
 
     def _talk(self, mutator: Mutator, stock: _Frames, count: int, tally: Tally) -> None:
         rng = mutator.rng

@@ -202,8 +202,7 @@ class DataFrames:
 
     def run(self, frames: int, rng: Random, tally: Tally) -> None:
         mutator = Mutator(rng, as_json=False)
-        goal = tally.frames + frames
-        while tally.frames < goal:
+        for count in tally.batches(frames, FRAMES_PER_CONNECTION):
             tally.connections += 1
             if rng.random() < 0.1:
                 self._talk_unknown(mutator, tally)
@@ -211,7 +210,7 @@ class DataFrames:
                 if tally.connections % 10 == 0:  # what was made of the others lets nobody in any more
                     self._server.free(self._copies)
                     self._copies = tuple(f"fuzz:{tally.connections}-{number}" for number in range(8))
-                self._talk(mutator, min(FRAMES_PER_CONNECTION, goal - tally.frames), tally)
+                self._talk(mutator, count, tally)
         self._server.free(self._copies)
         self._copies = tuple(f"fuzz:{tally.connections}-{number}" for number in range(8, 16))
 
@@ -360,9 +359,8 @@ class ControlMessages:
 
     def run(self, frames: int, rng: Random, tally: Tally) -> None:
         mutator = Mutator(rng, as_json=False)
-        goal = tally.frames + frames
-        while tally.frames < goal:
-            self._talk(mutator, min(PACKETS_PER_CONNECTION, goal - tally.frames), tally)
+        for count in tally.batches(frames, PACKETS_PER_CONNECTION):
+            self._talk(mutator, count, tally)
 
     def _talk(self, mutator: Mutator, count: int, tally: Tally) -> None:
         rng = mutator.rng

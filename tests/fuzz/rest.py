@@ -62,9 +62,8 @@ class Rest:
 
     def run(self, frames: int, rng: Random, tally: Tally) -> None:
         mutator = Mutator(rng, as_json=True)
-        goal = tally.frames + frames
-        while tally.frames < goal:
-            self._talk(mutator, min(REQUESTS_PER_CONNECTION, goal - tally.frames), tally)
+        for count in tally.batches(frames, REQUESTS_PER_CONNECTION):
+            self._talk(mutator, count, tally)
 
     def _talk(self, mutator: Mutator, count: int, tally: Tally) -> None:
         rng = mutator.rng

@@ -123,9 +123,8 @@ class RpcSocket:
 
     def run(self, frames: int, rng: Random, tally: Tally) -> None:
         mutator = Mutator(rng, as_json=True)
-        goal = tally.frames + frames
-        while tally.frames < goal:
-            self._talk(mutator, min(FRAMES_PER_CONNECTION, goal - tally.frames), tally)
+        for count in tally.batches(frames, FRAMES_PER_CONNECTION):
+            self._talk(mutator, count, tally)
 
     def _talk(self, mutator: Mutator, count: int, tally: Tally) -> None:
         tally.connections += 1

@@ -7,7 +7,7 @@ import select
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
@@ -28,6 +28,12 @@ class Tally:
     frames: int = 0
     connections: int = 0
     results: Counter[str] = field(default_factory=Counter)
+
+    def batches(self, frames: int, size: int) -> Iterator[int]:
+        """How many frames to send at a time, one connection after another, until so many more have been handled."""
+        goal = self.frames + frames
+        while self.frames < goal:
+            yield min(size, goal - self.frames)
 
 
 class Target(Protocol):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import os
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -147,23 +148,31 @@ def test_a_stream_that_is_closed_while_it_is_read_leaves_nothing_open(root: Path
     asyncio.run(story())
 
 
+class Liar:
+    """An agent that answers each message with whatever it likes."""
+
+    nodes = ("gpu2",)
+
+    def __init__(self, answers: Callable[[wire.ToAgent], Iterable[wire.FileChunk | wire.FileListing]]) -> None:
+        self.files = RemoteFiles({"gpu2": self})
+        self._answers = answers
+
+    def close(self, why: str) -> None:
+        raise AssertionError(why)
+
+    def send(self, message: wire.ToAgent) -> None:
+        for answer in self._answers(message):
+            self.files.received(answer, self)
+
+
 def test_an_agent_that_sends_more_than_it_was_asked_for_is_not_believed() -> None:
-    class Liar:
-        nodes = ("gpu2",)
-
-        def __init__(self) -> None:
-            self.files = RemoteFiles({"gpu2": self})
-
-        def close(self, why: str) -> None:
-            raise AssertionError(why)
-
-        def send(self, message: wire.ToAgent) -> None:
-            if isinstance(message, wire.ReadFile):
-                self.files.received(wire.FileChunk(message.stream, b"x" * (message.credit + 1)), self)
+    def answers(message: wire.ToAgent) -> Iterator[wire.FileChunk]:
+        if isinstance(message, wire.ReadFile):
+            yield wire.FileChunk(message.stream, b"x" * (message.credit + 1))
 
     async def story() -> None:
         with pytest.raises(ProtocolError, match="more than it was asked for"):
-            await Liar().files.read("gpu2", "a.1", b"stdout", 0, 1000)
+            await Liar(answers).files.read("gpu2", "a.1", b"stdout", 0, 1000)
 
     asyncio.run(story())
 
@@ -212,23 +221,14 @@ def test_a_listing_of_any_length_arrives_in_pages(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_answers_without_end_does_not_fill_the_memory() -> None:
-    class Liar:
-        nodes = ("gpu2",)
-
-        def __init__(self) -> None:
-            self.files = RemoteFiles({"gpu2": self})
-
-        def close(self, why: str) -> None:
-            raise AssertionError(why)
-
-        def send(self, message: wire.ToAgent) -> None:
-            if isinstance(message, wire.ListFiles):
-                for _ in range(5 * MAX_ANSWERS):
-                    self.files.received(wire.FileListing(message.stream, more=True), self)
+    def answers(message: wire.ToAgent) -> Iterator[wire.FileListing]:
+        if isinstance(message, wire.ListFiles):
+            for _ in range(5 * MAX_ANSWERS):
+                yield wire.FileListing(message.stream, more=True)
 
     async def story() -> None:
         with pytest.raises(ProtocolError, match="more than it was asked for"):
-            await Liar().files.find("gpu2", "a.1", ("**",))
+            await Liar(answers).files.find("gpu2", "a.1", ("**",))
 
     asyncio.run(story())
 
