@@ -125,10 +125,14 @@ class Shell:
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 20.0, pause: float = 0.02) -> Any:
-    """The condition's first true value; fails when it does not come."""
+    """The condition's first true value; fails when it does not come.
+
+    A condition that takes long, such as one that runs a command, is looked at a third of the time at most: what is
+    waited for needs the processors, too.
+    """
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+    while (began := time.monotonic()) < deadline:
         if value := condition():
             return value
-        time.sleep(pause)
+        time.sleep(max(pause, 2 * (time.monotonic() - began)))
     raise AssertionError(f"did not happen within {seconds} s")

@@ -41,7 +41,7 @@ class FarAgent:
     def __init__(self, name: str, folder: Path, socket: Path) -> None:
         self.name = name
         self.folder = folder
-        self.folder.mkdir(mode=0o700)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
         self.process: subprocess.Popen[bytes] | None = None
         self._socket = socket
         self.plug_in()
@@ -87,15 +87,19 @@ class FarGrid(Shell):
 
     agents: dict[str, FarAgent]
 
-    def begin(self, *names: str, hold: float = 60) -> FarGrid:
+    def begin(self, *names: str, hold: float = 60, furnish: Callable[[Path], object] | None = None) -> FarGrid:
+        """Start everything; `furnish` is called with the directory of each agent before there is anything in it."""
         config = self.cwd.parent / "far.yaml"
         config.write_text(CONFIG.format(hold=hold, far="".join(FAR.format(name=name) for name in names)))
         self.env["GRID_CONFIG"] = str(config)
         self("daemon", "start", check=0)
-        links = self.host_dir / "links"
-        self.agents = {name: FarAgent(name, self.cwd.parent / name, links / f"{name}.sock") for name in names}
-        for agent in self.agents.values():
-            agent.start()
+        self.agents = {}
+        for name in names:
+            folder = self.cwd.parent / name
+            folder.mkdir(mode=0o700)
+            if furnish is not None:
+                furnish(folder)
+            self.agents[name] = FarAgent(name, folder, self.host_dir / "links" / f"{name}.sock").start()
         self.until_alive(*names)
         return self
 
@@ -129,19 +133,35 @@ class FarGrid(Shell):
                 agent.end()
 
 
-@pytest.fixture
-def far_grid(tmp_path: Path) -> Iterator[Callable[..., FarGrid]]:
+@contextlib.contextmanager
+def far_grids(folder: Path) -> Iterator[Callable[..., FarGrid]]:
+    """Makes grids in a folder; they end with it."""
     made: list[FarGrid] = []
 
-    def make(*names: str, hold: float = 60) -> FarGrid:
-        cwd = tmp_path / f"here{len(made)}"
+    def make(*names: str, **options: Any) -> FarGrid:
+        cwd = folder / f"here{len(made)}"
         cwd.mkdir()
-        made.append(FarGrid(tmp_path / f"state{len(made)}", cwd))
-        return made[-1].begin(*names, hold=hold)
+        made.append(FarGrid(folder / f"state{len(made)}", cwd))
+        return made[-1].begin(*names, **options)
 
-    yield make
-    for one in made:
-        one.close()
+    try:
+        yield make
+    finally:
+        for one in made:
+            one.close()
 
 
-__all__ = ["FarAgent", "FarGrid", "far_grid", "is_running", "wait_until"]
+@pytest.fixture
+def far_grid(tmp_path: Path) -> Iterator[Callable[..., FarGrid]]:
+    with far_grids(tmp_path) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def shared_far_grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FarGrid]:
+    """One grid with the far nodes gpu1 and gpu2 for all the tests of a file that leave it as it was."""
+    with far_grids(tmp_path_factory.mktemp("far")) as make:
+        yield make("gpu1", "gpu2")
+
+
+__all__ = ["FarAgent", "FarGrid", "far_grid", "far_grids", "is_running", "wait_until"]

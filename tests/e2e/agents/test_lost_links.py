@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +15,8 @@ pytestmark = pytest.mark.e2e
 Make = Callable[..., FarGrid]
 
 
-def test_a_job_outlives_its_agent(far_grid: Make) -> None:
-    grid = far_grid("gpu2")
+def test_a_job_outlives_its_agent(shared_far_grid: FarGrid) -> None:
+    grid = shared_far_grid
     job = grid.detach(*grid.on("gpu2"), "sh", "-c", "sleep 3; echo still here; exit 4")
     grid.pid_of(job)
     grid.agents["gpu2"].kill()
@@ -27,8 +26,8 @@ def test_a_job_outlives_its_agent(far_grid: Make) -> None:
     assert len(grid.job(job)["attempts"]) == 1
 
 
-def test_a_job_that_ends_while_its_agent_is_dead_is_reported_by_the_next(far_grid: Make) -> None:
-    grid = far_grid("gpu2")
+def test_a_job_that_ends_while_its_agent_is_dead_is_reported_by_the_next(shared_far_grid: FarGrid) -> None:
+    grid = shared_far_grid
     job = grid.detach(*grid.on("gpu2"), "sh", "-c", "sleep 1; exit 4")
     pid = grid.pid_of(job)
     grid.agents["gpu2"].kill()
@@ -37,8 +36,8 @@ def test_a_job_that_ends_while_its_agent_is_dead_is_reported_by_the_next(far_gri
     assert grid("jobs", "wait", job, "--timeout", "30").returncode == 4
 
 
-def test_jobs_outlive_the_control_plane(far_grid: Make, tmp_path: Path) -> None:
-    grid = far_grid("gpu1", "gpu2")
+def test_jobs_outlive_the_control_plane(shared_far_grid: FarGrid, tmp_path: Path) -> None:
+    grid = shared_far_grid
     tally = tmp_path / "tally"
     jobs = [
         grid.detach(
@@ -49,7 +48,6 @@ def test_jobs_outlive_the_control_plane(far_grid: Make, tmp_path: Path) -> None:
     ]
     wait_until(lambda: tally.exists())
     grid.kill_daemon()
-    time.sleep(1)
     assert grid("jobs", "wait", *jobs, "--timeout", "40").returncode == 0
     assert sorted(tally.read_text().split()) == sorted(
         f"{node}{number}" for number in range(5) for node in ("gpu1", "gpu2")
@@ -76,9 +74,9 @@ def test_a_hold_that_runs_out_ends_the_job_on_the_node_first(far_grid: Make) -> 
     assert grid("run-shared", *grid.on("gpu2", "true")).returncode == 0
 
 
-def test_a_short_silence_costs_nothing(far_grid: Make) -> None:
-    grid = far_grid("gpu2", hold=60)
-    job = grid.detach(*grid.on("gpu2"), "sh", "-c", "sleep 12; echo whole")
+def test_a_short_silence_costs_nothing(shared_far_grid: FarGrid, tmp_path: Path) -> None:
+    grid, gate = shared_far_grid, tmp_path / "gate"
+    job = grid.detach(*grid.on("gpu2"), "sh", "-c", f"until test -e {gate}; do sleep 0.1; done; echo whole")
     grid.pid_of(job)
     pid = grid.agents["gpu2"].process.pid
     os.kill(pid, signal.SIGSTOP)
@@ -87,6 +85,7 @@ def test_a_short_silence_costs_nothing(far_grid: Make) -> None:
     finally:
         os.kill(pid, signal.SIGCONT)
     grid.until_alive("gpu2")
+    gate.touch()
     assert grid("jobs", "wait", job, "--timeout", "30").returncode == 0
     assert grid("jobs", "logs", job, check=0).stdout == "whole\n"
 

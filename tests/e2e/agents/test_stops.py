@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.agents.conftest import FarGrid, is_running, wait_until
+from tests.e2e.agents.conftest import FarGrid, far_grids, is_running, wait_until
 from tests.e2e.crashes.conftest import needs_root
 from tests.lab.disks import Disk
 
@@ -34,22 +33,22 @@ class Place:
         return job, pid
 
 
-@pytest.fixture
-def place(far_grid: Callable[..., FarGrid]) -> Iterator[Place]:
+@pytest.fixture(scope="module")
+def shared_place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     needs_root("mount a small disk")
-    grid = far_grid("gpu2")
-    agent = grid.agents["gpu2"]
-    agent.kill(signal.SIGTERM)
-    wait_until(lambda: grid.state("gpu2") == "suspect", 20)  # the next one has another directory
-    disk = Disk(agent.folder, 8 * 1024 * 1024)
-    disk.make()
-    agent.plug_in()
-    agent.start()
-    grid.until_alive("gpu2")
-    yield Place(grid, disk)
-    disk.free()
-    grid.close()
-    subprocess.run(["umount", "-l", str(agent.folder)], check=True)
+    folder = tmp_path_factory.mktemp("stops")
+    disk = Disk(folder / "gpu2", 8 * 1024 * 1024)
+    with far_grids(folder) as make:
+        yield Place(make("gpu2", furnish=lambda folder: disk.make()), disk)
+    subprocess.run(["umount", "-l", str(folder / "gpu2")], check=True)
+
+
+@pytest.fixture
+def place(shared_place: Place) -> Iterator[Place]:
+    """One for all of these: each test begins with an agent that is well and has a disk with room."""
+    shared_place.grid.until_alive("gpu2")
+    yield shared_place
+    shared_place.disk.free()
 
 
 def test_cancelled_is_said_when_nothing_of_the_job_is_left(place: Place) -> None:

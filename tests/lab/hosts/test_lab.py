@@ -165,9 +165,9 @@ def test_a_host_may_use_no_more_than_its_cores(a_lab: Callable[..., Lab]) -> Non
         small = lab.host("small")
         with small.burn(2):
             before, began = small.groups.cpu_seconds(), time.monotonic()
-            time.sleep(1)
+            wait_until(lambda: small.groups.cpu_seconds() - before > 0.4)
             used = (small.groups.cpu_seconds() - before) / (time.monotonic() - began)
-        assert 0.2 < used < 0.65
+        assert used < 0.65
         greedy = small.run(["python3", "-c", "b = b'x' * (400 << 20)"], check=False)
         assert greedy.returncode == -signal.SIGKILL
         assert said(small, "echo", "still there") == "still there"
