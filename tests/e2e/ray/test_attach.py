@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 CONFIG = """
 name: attached
-hold_seconds: 20
+hold_seconds: 40
 nodes:
 - {name: here, host: local}
 - {name: w1, host: 198.51.100.1, dedicated: true}
@@ -316,8 +316,8 @@ def test_a_boost_that_is_extended_just_before_its_end_keeps_its_group(grid: Shel
 
 def test_a_node_that_joins_gets_an_agent_and_one_that_leaves_is_let_go(grid: Shell, ray: RayHost) -> None:
     ray.start("w3")
-    wait_until(lambda: states(grid).get("w3") == "alive", 60)
-    assert is_linked(grid, "w3")
+    wait_until(lambda: "w3" in states(grid), 60)
+    wait_until(lambda: is_linked(grid, "w3"), 60)
     ray.stop("w3")
     wait_until(lambda: states(grid).get("w3") != "alive", 60)
 
@@ -358,7 +358,7 @@ def test_what_cannot_be_attached_is_refused_in_one_line_and_changes_nothing(grid
     assert other.returncode == 1
     assert "first type: grid cluster detach" in other.stderr
     assert len(other.stderr.strip().splitlines()) == 1
-    assert is_linked(grid, "w1")
+    wait_until(lambda: is_linked(grid, "w1"))
 
 
 def test_a_wrong_address_or_token_is_told_in_one_line_and_changes_nothing(
@@ -383,7 +383,7 @@ def test_a_wrong_address_or_token_is_told_in_one_line_and_changes_nothing(
 
 
 def test_a_node_that_left_is_forgotten_when_its_hold_is_over(grid: Shell, ray: RayHost) -> None:
-    wait_until(lambda: "w3" not in states(grid), 60)
+    wait_until(lambda: "w3" not in states(grid), 90)
 
 
 def test_detaching_leaves_nothing_behind(grid: Shell, ray: RayHost) -> None:
