@@ -1,10 +1,11 @@
-"""What every test shares: one Hypothesis profile, groups for parallel runs, and a janitor for interrupted ones."""
+"""What every test shares: a Hypothesis profile, groups for parallel runs, no skips in CI, and a janitor."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,17 @@ class FilesAndLabs(LoadScopeScheduling):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> FilesAndLabs:
     return FilesAndLabs(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that skips gives the reason on a laptop, and fails with it in CI, where whatever it needs has to be."""
+    report = yield
+    if report.skipped and os.environ.get("CI") and call.excinfo is not None and not hasattr(report, "wasxfail"):
+        report.outcome, report.longrepr = "failed", f"may not be skipped in CI: {call.excinfo.value}"
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,9 +8,6 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import NoReturn
-
-import pytest
 
 from tests.support.project import PROJECT
 
@@ -54,13 +51,6 @@ def stranger(home: Path) -> dict[str, str]:
 
 def version() -> str:
     return str(tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"])
-
-
-def missing(what: str) -> NoReturn:
-    """Something outside is not there: a reason to skip on a laptop, a failure in CI."""
-    if os.environ.get("CI"):
-        pytest.fail(what)
-    pytest.skip(what)
 
 
 def base_python() -> str:

@@ -28,10 +28,10 @@ def owned(grid: Shell) -> Shell:
     """A machine whose owner comes first; one that is busy with something else all the time cannot be told apart."""
     (grid.cwd / "owned.yaml").write_text(CONFIG)
     grid("status", "--config", "owned.yaml", check=0)
-    busy = psutil.cpu_percent(interval=3)
-    if busy > 60:
-        pytest.skip(f"this machine is {busy:g} % busy with other work")
-    return grid
+    for _ in range(20):
+        if (busy := psutil.cpu_percent(interval=3)) < 60:
+            return grid
+    pytest.skip(f"this machine is {busy:g} % busy with other work")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from distributed_grid.agent.join_client import JoinToken
 from tests.lab.commands import Command
-from tests.lab.lab import Lab
+from tests.lab.lab import Lab, problem
 from tests.lab.lab_host import Host
 from tests.support.project import PROJECT
 from tests.support.shell import Shell, wait_until
@@ -27,11 +27,8 @@ RUN = "import sys; from distributed_grid.cli.main import main; main(sys.argv[1:]
 @pytest.fixture(scope="module")
 def machines() -> Iterator[Lab]:
     """Two hosts that have the package but no SSH for us: nobody gives them a config."""
-    from tests.lab.conftest import _unavailable
-    from tests.lab.lab import problem
-
     if reason := problem():
-        _unavailable(reason)
+        pytest.skip(reason)
     with Lab(("box1", "box2"), share=SHARED) as lab:
         yield lab
 
