@@ -25,6 +25,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
 from distributed_grid.errors import Unreachable
+from distributed_grid.log_rate_limit import configure_logging
 from distributed_grid.posix.unix_sockets import short_path
 from distributed_grid.supervision import start_restarted
 
@@ -297,7 +298,7 @@ async def _reap(process: asyncio.subprocess.Process) -> None:
 
 def run_child(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> None:
     """Serve the control plane on the descriptor that the only argument names, or on `stdio`, until that closes."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logging(logging.StreamHandler())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_serve_and_exit(serve, sys.argv[1]))
 

@@ -30,6 +30,7 @@ from distributed_grid.agent.limits import process_tree
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.agent.uplink import Dial, EndpointUnknown, Uplink
 from distributed_grid.errors import BadInput, GridError
+from distributed_grid.log_rate_limit import configure_logging
 from distributed_grid.memory.supervisor.supervisor import SERVER_LOCK, ServerSupervisor
 from distributed_grid.posix.boot_clock import boot_id
 from distributed_grid.posix.private_files import overwrite_private, try_lock, write_private
@@ -290,7 +291,7 @@ def _configure_logging(path: Path, *, to_terminal: bool) -> None:
     path.chmod(0o600)
     if to_terminal:
         handlers.append(logging.StreamHandler())
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=handlers)
+    configure_logging(*handlers)
     logging.getLogger("websockets").setLevel(logging.WARNING)
     log.info("agent on %s", socket.gethostname())
 

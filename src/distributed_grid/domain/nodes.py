@@ -157,7 +157,8 @@ class NodeObservation(Struct, frozen=True):
     `machine` the machine and directory of its agent. `missing` is what may still run there unseen. `idleness` is
     what thresholds make of all that was measured so far, `volatility` how its owner's use has moved,
     `overused_since_ms` since when the owner wants back what an engine holds there for others (0: no). `rejected` is
-    why its agent was last turned away, at `rejected_at_ms`.
+    why its agent was last turned away, at `rejected_at_ms`. Until `records_spent_until_ms` the records of what its
+    agent reports are paid for, and `records_omitted` were not written (`reactor/report_budget.py`).
     """
 
     kind: ClassVar[str] = "observation"
@@ -177,6 +178,8 @@ class NodeObservation(Struct, frozen=True):
     overused_since_ms: int = 0
     rejected: str = ""
     rejected_at_ms: int = 0
+    records_spent_until_ms: int = 0
+    records_omitted: int = 0
 
     @property
     def key(self) -> str:

@@ -19,9 +19,9 @@ RecordType = Literal[
     "paused", "resumed", "released", "expired", "extended", "recovered", "confirmed", "late-report", "bound",
     "found-bound", "rebinding", "engine-registered", "engine-session", "engine-found", "engine-lost", "engine-removed",
     "node-declared", "node-alive", "node-suspect", "node-lost", "node-draining", "node-resumed", "node-stopped",
-    "node-kept", "node-forgotten", "node-epoch", "agent-rejected", "alert-raised", "alert-cleared", "rebalanced",
-    "recommended", "block-moving", "block-moved", "block-not-moved", "copy-lost", "block-lost", "block-released",
-    "block-expired", "block-named",
+    "node-kept", "node-forgotten", "node-epoch", "agent-rejected", "reports-omitted", "alert-raised", "alert-cleared",
+    "rebalanced", "recommended", "block-moving", "block-moved", "block-not-moved", "copy-lost", "block-lost",
+    "block-released", "block-expired", "block-named",
 ]  # fmt: skip
 RECORD_TYPES: tuple[str, ...] = get_args(RecordType)
 

@@ -14,6 +14,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Row
 from distributed_grid.reactor import block_copies, blocks, engines, jobs, lease_lifetime, leases, nodes, rebalancing
 from distributed_grid.reactor.decision import Answer, Decision, Record
+from distributed_grid.reactor.report_budget import charge
 
 Decider = Callable[[Ledger, Any, int], Decision]
 
@@ -84,7 +85,7 @@ class StepResult(Struct):
 
 def decide(ledger: Ledger, event: Event, now: int) -> Decision:
     """What an event means; reads the ledger, changes nothing, raises where it is refused."""
-    return DECIDERS[type(event)](ledger, event, now)
+    return charge(ledger, event, DECIDERS[type(event)](ledger, event, now), now)
 
 
 def step(ledger: Ledger, event: Event, now: int) -> StepResult:

@@ -33,6 +33,7 @@ from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.states import NodeState, Step, advance_node
 from distributed_grid.errors import NotFound, Refused
 from distributed_grid.reactor.decision import Decision, Record, RecordType, capacity_details
+from distributed_grid.reactor.report_budget import is_overdrawn
 from distributed_grid.scheduling.offers.offer import engine_leases_to_reclaim, next_offer
 from distributed_grid.scheduling.offers.owner_activity import update_idleness, update_volatility
 
@@ -201,6 +202,8 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
         overused_since_ms=overused_since if engine_leases_to_reclaim(ledger, node, event.usage) else 0,
         rejected=last.rejected if last is not None else "",
         rejected_at_ms=last.rejected_at_ms if last is not None else 0,
+        records_spent_until_ms=last.records_spent_until_ms if last is not None else 0,
+        records_omitted=last.records_omitted if last is not None else 0,
     )
     offer = ledger.offers.get(event.name)
     decision = Decision([seen], follow=[NodeHeard(event.name)])
@@ -230,8 +233,9 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
         if any(lease.recovered for lease in ledger.leases_of(node.name)):
             decision.follow.append(ClaimsChecked(node.name))
     stock, claims = ledger.engine_capacities.get(node.name), ledger.claims_on(node.name)
-    offer = next_offer(node, seen, ledger.offers.get(node.name), engine_capacity=stock, used=claims)
-    if offer is not None:
+    before = ledger.offers.get(node.name)
+    offer = next_offer(node, seen, before, engine_capacity=stock, used=claims)
+    if offer is not None and (before is not None or not is_overdrawn(seen, now)):  # a withdrawn one stays so
         decision.changes.append(offer)
     if decision.changes and ledger.waiting:
         decision.follow.append(QueueScanned())

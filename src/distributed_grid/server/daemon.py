@@ -45,6 +45,7 @@ from distributed_grid.domain.events import AlertChanged, PressureRead
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import RebalanceRules
 from distributed_grid.errors import BadInput, GridError
+from distributed_grid.log_rate_limit import configure_logging
 from distributed_grid.memory.supervisor.supervisor import SERVER_LOCK
 from distributed_grid.monitoring.alerts import Alert
 from distributed_grid.monitoring.monitor import Monitor
@@ -86,7 +87,7 @@ log = logging.getLogger(__name__)
 
 def serve(state_dir: StateDir, instance_lock: InstanceLock, options: argparse.Namespace, startup: StartupReport) -> int:
     """Serve until stopped or idle, holding the lock; the exit code of the process."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logging(logging.StreamHandler())
     end_process_on_failure(state_dir.failure_report)
     try:
         asyncio.run(Daemon(state_dir, instance_lock, options).run(startup))
