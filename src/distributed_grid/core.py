@@ -87,6 +87,7 @@ class GridOrchestrator:
         job_id: str | None = None,
         *,
         preferred_nodes: Sequence[str] = (),
+        target_node: str | None = None,
         wait_seconds: float = 300.0,
         timeout: float = 0.0,
         retries: int = 0,
@@ -100,7 +101,8 @@ class GridOrchestrator:
         """Borrow, run, give back; returns when the command is over. One string goes through `sh -c`.
 
         On another machine it finds `workdir` (default: `cwd`, if small; "none": nothing), and what fits `fetch` comes
-        back into that directory. `placing` says more about where it may run: `strategy="spread"`, `labels=["ssd"]`.
+        back into that directory. `target_node` is the node whose work it is, wherever it runs. `placing` says more
+        about where it may run: `strategy="spread"`, `labels=["ssd"]`.
 
         Raises Refused where the grid says no and TimedOut where the wait for resources was in vain. Cancelling the
         awaiting task cancels the job.
@@ -121,6 +123,7 @@ class GridOrchestrator:
             amount=float(amount),
             priority=Priority.parse(priority).name.lower(),
             job_id=job_id or "",
+            target=target_node or "",
             **{**fields, "require": list(upload.require)},
             workdir=upload.workdir,
             given=list(env or {}),

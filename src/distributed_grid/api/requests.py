@@ -215,7 +215,7 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class SubmitJob(PlacementOptions, frozen=True):
-    """A command to run under a lease."""
+    """A command to run under a lease; `target` is the node that it is for, wherever it runs."""
 
     request_id: Id
     argv: Annotated[tuple[str, ...], Meta(min_length=1, max_length=20_000)]
@@ -233,6 +233,7 @@ class SubmitJob(PlacementOptions, frozen=True):
     timeout_seconds: Seconds = 0.0
     grace_seconds: Seconds = 5.0
     retries: Annotated[int, Meta(ge=0, le=1000)] = 0
+    target: Name = ""
 
     def problem(self) -> str | None:
         """What the types do not check."""

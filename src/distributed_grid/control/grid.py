@@ -28,6 +28,7 @@ from distributed_grid.domain.events import ControlPlaneStarted, Event, Heartbeat
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rebalancing import is_boost
 from distributed_grid.domain.rows import VOLATILE
 from distributed_grid.errors import GridError, StoreFailed, StoreRefused
 from distributed_grid.ports import Store
@@ -341,7 +342,7 @@ class Grid:
             keys.add(event_key())
             keys.update(event_key(type_=record.type) for record in batch.records)
             keys.update(event_key(subject=record.subject) for record in batch.records)
-        if BOOSTS in self._watchers and any(isinstance(row, Lease) and row.request.target for row in batch.changes):
+        if BOOSTS in self._watchers and any(isinstance(row, Lease) and is_boost(row) for row in batch.changes):
             keys.add(BOOSTS)
         for key in keys:
             for watcher in self._watchers.get(key, ()):

@@ -71,7 +71,7 @@ class OfferList(TypedDict):
 
 
 class AllocationRow(TypedDict):
-    """A lease, alive or ended."""
+    """A lease, alive or ended. `carved_from` are the automatic leases of its node that gave some of it."""
 
     allocation_id: str
     request_id: str
@@ -90,6 +90,7 @@ class AllocationRow(TypedDict):
     requested_at: str | None
     allocated_at: str | None
     expires_at: str | None
+    carved_from: list[str]
     reason: str | None
     detail: str | None
 
@@ -129,6 +130,7 @@ class BoostRow(TypedDict):
     """What one node lends to another, alive or ended.
 
     `recovered`: known only from a file, a claim until its node reports. `enforced_by`: `ray`, or `grid` alone.
+    `automatic`: rebalancing asked for it; `amount` is what is left of it and `used_amount` what was used (else None).
     """
 
     boost_id: str
@@ -145,6 +147,8 @@ class BoostRow(TypedDict):
     expires_at: str | None
     enforced_by: str
     placement_group: str | None
+    automatic: bool
+    used_amount: float | None
     reason: str | None
     detail: str | None
 

@@ -15,11 +15,13 @@ from distributed_grid.domain.jobs import Attempt, Command, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, pressure
-from distributed_grid.domain.rebalancing import Advice, is_boost
+from distributed_grid.domain.rebalancing import Advice, claimed_amount, is_automatic, is_boost, resource_of
 from distributed_grid.domain.resources import Amounts, Claim
 from distributed_grid.domain.states import LeaseState, NodeState
 from distributed_grid.monitoring.snapshots import utc
 from distributed_grid.scheduling.queue.reasons import why_not_lent
+from distributed_grid.scheduling.rebalancing.loans import amounts_of, used_amount
+from distributed_grid.scheduling.rebalancing.pressure import is_in_use
 
 GB = 1024**3
 MAX_LISTED_CHARS, MAX_LISTED_VARIABLES, MAX_LISTED_ATTEMPTS = 1000, 200, 50
@@ -130,7 +132,7 @@ class Viewer:
         return [self.lease(lease, ledger.jobs.get(lease.job)) for lease in held]
 
     def lease(self, lease: Lease, job: Job | None = None) -> View:
-        kind, amount = headline(lease.request.ask)
+        kind, amount = headline(held_amounts(lease))
         return {
             "allocation_id": lease.id,
             "request_id": lease.request.id,
@@ -149,17 +151,18 @@ class Viewer:
             "requested_at": self.time(lease.asked_at_ms),
             "allocated_at": self.time(lease.granted_at_ms),
             "expires_at": self.time(lease.ends_at_ms),
+            "carved_from": list(lease.carved_from),
             "reason": str(lease.end) if lease.end is not None else None,
             "detail": lease.detail or None,
         }
 
     def boosts(self, ledger: Ledger, node: str = "") -> list[View]:
-        """What is lent to one node, or to any, because somebody asked for it."""
-        held = (lease for lease in ledger.leases.values() if lease.holds and is_boost(lease.request))
+        """What is lent to one node, or to any: because somebody asked for it, or by rebalancing."""
+        held = (lease for lease in ledger.leases.values() if lease.holds and is_boost(lease))
         return [self.boost(ledger, lease) for lease in held if node in ("", lease.request.target)]
 
     def boost(self, ledger: Ledger, lease: Lease) -> View:
-        kind, amount = headline(lease.request.ask)
+        kind, amount = headline(held_amounts(lease))
         binding = ledger.binding_of(lease)
         return {
             "boost_id": lease.id,
@@ -176,6 +179,8 @@ class Viewer:
             "expires_at": self.time(lease.ends_at_ms),
             "enforced_by": lease.engine or "grid",
             "placement_group": binding.group if binding is not None else None,
+            "automatic": is_automatic(lease.request),
+            "used_amount": _used(ledger, lease),
             "reason": str(lease.end) if lease.end is not None else None,
             "detail": lease.detail or None,
         }
@@ -224,6 +229,24 @@ class Viewer:
             "ended_at": self.time(attempt.ended_at_ms),
             **_outcome(attempt.outcome),
         }
+
+
+def held_amounts(lease: Lease) -> Amounts:
+    """How much a lease is about: what was asked for, or what is left of an automatic one."""
+    if lease.claim is None or not is_automatic(lease.request):
+        return lease.request.ask
+    resource = resource_of(lease.request.ask)
+    return amounts_of(resource, claimed_amount(lease, resource))
+
+
+def _used(ledger: Ledger, lease: Lease) -> float | None:
+    """How much of a living automatic lease was used: what was carved out of it, or all while a command runs with it."""
+    if lease.is_over or not is_automatic(lease.request):
+        return None
+    if is_in_use(ledger, lease):
+        return headline(lease.request.ask)[1]
+    used = used_amount(lease)
+    return headline(amounts_of(resource_of(lease.request.ask), used))[1] if used else 0.0
 
 
 def _short_command(command: Command) -> Command:

@@ -22,6 +22,7 @@ class Request(Struct, frozen=True):
     jobs or groups of requests. A `gang` is so many leases on as many nodes, all or none. `expects_ms` is its stated
     length (0: unknown), `deadline_ms` the moment by which it must be over (0: none). `within` names a lease that is
     held already: it is used, and nothing else is asked for. `block` names the block that a copy in memory is for.
+    `target` is the node that it is for, `origin` the node on which it was typed, where that is known.
     """
 
     id: str
@@ -44,6 +45,7 @@ class Request(Struct, frozen=True):
     deadline_ms: int = 0
     within: str = ""
     block: str = ""
+    origin: str = ""
 
     def problem(self) -> str | None:
         """Why nobody can ask for this, or None. A dot in an id would make it look like a job's lease."""
@@ -76,6 +78,7 @@ class Lease(Struct, frozen=True):
     (`ray`): until that has, it is not active and nothing is started under it. `recovered`: the
     ledger did not know it, so it is a claim, which counts against its node but not yet by the node's limits, until the
     node was heard. `extensions` are the last requests for more time that count in its end, with their milliseconds.
+    `carved_from` names the automatic leases of its node that gave it what it holds, or a part of that.
     """
 
     kind: ClassVar[str] = "lease"
@@ -101,6 +104,7 @@ class Lease(Struct, frozen=True):
     engine: str = ""
     recovered: bool = False
     extensions: tuple[tuple[str, int], ...] = ()
+    carved_from: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:

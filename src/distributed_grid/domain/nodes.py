@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, ClassVar
 
 from msgspec import Meta, Struct
@@ -215,6 +216,11 @@ class Offer(Struct, frozen=True):
     @property
     def is_over(self) -> bool:
         return self.withdrawn
+
+
+def first_node(nodes: Iterable[Node]) -> str:
+    """The node that stands for several of one machine: the head, or else the first by name; empty without any."""
+    return min(((node.role != "head", node.name) for node in nodes), default=(True, ""))[1]
 
 
 CPU_WEIGHT, MEMORY_WEIGHT, GPU_WEIGHT = 3, 3, 4

@@ -19,6 +19,9 @@ AUTOMATIC_PREFIX = "auto-"
 """How the ids of such requests begin."""
 WATCHED_RESOURCES = (ResourceType.MEMORY, ResourceType.CPU, ResourceType.GPU)
 """Looked at in this order: memory first."""
+ASKED, REFUSED, USED, GIVEN_BACK = "asked", "refused", "used", "given_back"
+ACTIONS = (ASKED, REFUSED, USED, GIVEN_BACK)
+"""What a `rebalanced` line can be about."""
 SPREAD = "spread"
 """The cause of a recommendation that evens nodes out."""
 
@@ -36,8 +39,8 @@ class RebalancePolicy(Struct, frozen=True):
 
     After `act_after` rounds beyond a mark it acts, and then rests for `cool_down`. It asks for `portion_milli` of the
     excess at once and holds up to `leases_max` leases for a node, each for `term` rounds, renewed when `renew_at` are
-    left. It believes a forecast for `ahead` rounds from now that is `sure_milli` certain. Nodes that differ by more
-    than `spread_milli` are evened out.
+    left. One that nothing has used for `unused_after` rounds goes back. It believes a forecast for `ahead` rounds from
+    now that is `sure_milli` certain. Nodes that differ by more than `spread_milli` are evened out.
     """
 
     act_after: int
@@ -45,6 +48,7 @@ class RebalancePolicy(Struct, frozen=True):
     leases_max: int
     term: int
     renew_at: int
+    unused_after: int
     cool_down: int
     ahead: int
     sure_milli: int
@@ -135,13 +139,16 @@ class RebalanceSchedule(Struct, frozen=True):
 class PressureWatch(Struct, frozen=True):
     """One resource of a node between two readings: since when it is beyond a mark, and when something was done.
 
-    `refused` says that nobody could help and that this was told.
+    `refused` says that nobody could help and that this was told. `used_at_ms` is when something of what is held was
+    last used or came; `unused`: it went back because nothing had used it.
     """
 
     above_since_ms: int | None = None
     below_since_ms: int | None = None
     acted_at_ms: int | None = None
     refused: bool = False
+    used_at_ms: int | None = None
+    unused: bool = False
 
 
 class Advice(Struct, frozen=True):
@@ -185,10 +192,22 @@ def is_automatic(request: Request) -> bool:
     return request.user == GRID_USER and bool(request.target) and request.id.startswith(AUTOMATIC_PREFIX)
 
 
-def is_boost(request: Request) -> bool:
-    """Whether somebody asked for this on behalf of a node, from other nodes."""
-    for_another = bool(request.target) and request.target in request.anti_affinity and request.gang == 1
-    return for_another and not is_automatic(request)
+def is_boost(lease: Lease) -> bool:
+    """Whether this is held for a node, from another one, by a user or by the grid itself."""
+    request = lease.request
+    return bool(request.target) and request.target in request.anti_affinity and request.gang == 1 and not lease.job
+
+
+def owner_of(request: Request) -> tuple[str, ...]:
+    """The node whose work this is: the one it is for, or, where it names no node, the one on which it was typed."""
+    owner = request.target or (request.origin if not (request.require or request.prefer) else "")
+    return (owner,) if owner else ()
+
+
+def belongs_to(request: Request) -> tuple[str, ...]:
+    """The nodes whose work this is while it waits: the one it is for or was typed on, and those that it names."""
+    owner = request.target or request.origin
+    return (*((owner,) if owner else ()), *request.require, *request.prefer)
 
 
 def resource_of(ask: Amounts) -> ResourceType:
@@ -229,6 +248,7 @@ SHARING_POLICIES: dict[str, RebalancePolicy] = {
         leases_max=2,
         term=20,
         renew_at=10,
+        unused_after=20,
         cool_down=20,
         ahead=0,
         sure_milli=0,
@@ -243,6 +263,7 @@ SHARING_POLICIES: dict[str, RebalancePolicy] = {
         leases_max=3,
         term=20,
         renew_at=10,
+        unused_after=20,
         cool_down=4,
         ahead=0,
         sure_milli=0,
@@ -257,6 +278,7 @@ SHARING_POLICIES: dict[str, RebalancePolicy] = {
         leases_max=6,
         term=40,
         renew_at=20,
+        unused_after=40,
         cool_down=1,
         ahead=0,
         sure_milli=0,
@@ -271,6 +293,7 @@ SHARING_POLICIES: dict[str, RebalancePolicy] = {
         leases_max=4,
         term=20,
         renew_at=10,
+        unused_after=20,
         cool_down=4,
         ahead=10,
         sure_milli=800,

@@ -18,10 +18,10 @@ from prometheus_client.registry import Collector
 from distributed_grid import __version__
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import cpu_part, gpu_part, pressure
+from distributed_grid.domain.rebalancing import ACTIONS
 from distributed_grid.domain.states import JobState, LeaseState, NodeState
 from distributed_grid.monitoring.scheduling_metrics import SchedulingFigures
 from distributed_grid.monitoring.snapshots import fresh_usage, heartbeat_age_seconds
-from distributed_grid.reactor.rebalancing import ACTIONS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

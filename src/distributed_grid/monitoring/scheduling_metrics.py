@@ -16,7 +16,7 @@ import msgspec
 
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.rebalancing import AUTOMATIC_PREFIX, GRID_USER
+from distributed_grid.domain.rebalancing import ASKED, AUTOMATIC_PREFIX, GIVEN_BACK, GRID_USER
 from distributed_grid.domain.rows import decode_row
 from distributed_grid.ports import EventRow, Store
 from distributed_grid.scheduling.rebalancing.pressure import automatic_leases
@@ -103,7 +103,7 @@ class SchedulingMetrics:
     def _kind(self, row: EventRow) -> str:
         """What an event counts as; empty is nothing."""
         if row.type == REBALANCED:
-            return "" if _data(row).get("action") == "refused" else REBALANCED
+            return REBALANCED if _data(row).get("action") in (ASKED, GIVEN_BACK) else ""
         if row.type == STOPPED or (row.user == GRID_USER and row.subject.startswith(AUTOMATIC_PREFIX)):
             return ""
         return "" if row.type == REFUSED and "about" in _data(row) else row.type
@@ -213,6 +213,7 @@ class RebalancingSummary(TypedDict):
     rebalances_per_hour: int
     asked: int
     refused: int
+    used: int
     given_back: int
     automatic_leases: int
     recommendations: int
@@ -230,6 +231,7 @@ def rebalancing_summary(hourly: int, totals: Mapping[str, int], *, held: int, re
         "rebalances_per_hour": hourly,
         "asked": totals.get("asked", 0),
         "refused": totals.get("refused", 0),
+        "used": totals.get("used", 0),
         "given_back": totals.get("given_back", 0),
         "automatic_leases": held,
         "recommendations": recommended,

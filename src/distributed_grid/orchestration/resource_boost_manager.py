@@ -52,7 +52,8 @@ class ResourceBoostRequest:
 class ResourceBoost:
     """What one node lends to another, until when; amounts in cores, GPUs or GB.
 
-    `enforced_by` is `ray` where a placement group stands for it in Ray, else `grid`.
+    `enforced_by` is `ray` where a placement group stands for it in Ray, else `grid`. `automatic`: rebalancing asked for
+    it; then `amount` is what is left of it, and `used_amount` what was used.
     """
 
     boost_id: str
@@ -68,6 +69,8 @@ class ResourceBoost:
     user: str
     enforced_by: str
     placement_group: str | None
+    automatic: bool = False
+    used_amount: float | None = None
 
     def use(self) -> AbstractContextManager[Any]:
         """Inside, the Ray tasks and actors of this program use the boost, unless they say by themselves where to run.
@@ -189,6 +192,8 @@ def _boost(row: BoostRow) -> ResourceBoost:
         row["user"],
         row["enforced_by"],
         row["placement_group"],
+        row["automatic"],
+        row["used_amount"],
     )
 
 

@@ -24,6 +24,7 @@ from distributed_grid.domain.events import (
 )
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import first_node
 from distributed_grid.domain.rebalancing import GRID_USER
 from distributed_grid.domain.resources import Amounts, Priority
 from distributed_grid.domain.rows import Row
@@ -32,7 +33,7 @@ from distributed_grid.reactor.decision import Decision, Record
 from distributed_grid.reactor.lease_transitions import end_lease, grant
 from distributed_grid.scheduling.placement.placement import Placement
 from distributed_grid.scheduling.preemption.weighted_cover import CoverItem, lightest_cover
-from distributed_grid.scheduling.queue.queue import place_newcomer
+from distributed_grid.scheduling.queue.queue import place_in_automatic_lease, place_newcomer
 
 RETRY_MS = 5_000
 """How long after a try the next one comes, where a copy found no room or could not be made."""
@@ -57,6 +58,7 @@ def copy_request(ledger: Ledger, block: Block, now: int, *, besides: tuple[str, 
         duration_ms=max(block.ends_at_ms - now, 1),
         anti_affinity=tuple(name for name in dict.fromkeys((*taken, *sorted(own))) if name in ledger.nodes),
         block=block.id,
+        origin=block.home or first_node(node for node in ledger.nodes.values() if node.host == "local"),
     )
 
 
@@ -77,7 +79,7 @@ def spot_for(
     anywhere = replace(request, anti_affinity=tuple(name for name in request.anti_affinity if name in taken))
     for one in (request, anywhere) if at_home and anywhere != request else (request,):
         asked = Lease(one.id, one, now)
-        found = place_newcomer(ledger, asked, now)
+        found = place_newcomer(ledger, asked, now) or place_in_automatic_lease(ledger, asked, now, waits=True)
         if found is not None:
             return asked, found
     return None
@@ -98,6 +100,7 @@ def _grant(ledger: Ledger, block: Block, decision: Decision, now: int, *, at_hom
     decided, lease, _ = grant(ledger, *spot, now, job=None)
     decision.changes += decided.changes
     decision.records += decided.records
+    decision.follow += decided.follow
     lender = ledger.memory_servers.get(lease.node)
     return BlockCopy(lease.id, lease.node, lender.incarnation if lender is not None else "")
 

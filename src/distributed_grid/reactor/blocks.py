@@ -51,7 +51,7 @@ def on_asked(ledger: Ledger, event: BlockAsked, now: int) -> Decision:
     block = add_copy(ledger, block, decision, now)
     decision.changes.insert(0, block)
     decision.answer = BlockAnswer(block)
-    decision.follow = [CopyAdded(block.id)] * (block.copies - 1)
+    decision.follow += [CopyAdded(block.id)] * (block.copies - 1)
     if block.name:
         decision.follow = [*_release_of_namesake(ledger, block), *decision.follow]
     return decision

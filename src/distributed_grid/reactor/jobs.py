@@ -22,6 +22,7 @@ from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome, StopOrde
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import MissingAttempt, NodeObservation
+from distributed_grid.domain.rebalancing import is_automatic
 from distributed_grid.domain.resources import Claim
 from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, Step, advance_job, advance_lease
@@ -30,6 +31,7 @@ from distributed_grid.reactor import leases
 from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record, RecordType
 from distributed_grid.reactor.lease_transitions import end_lease, grant
 from distributed_grid.scheduling.placement.placement import Placement
+from distributed_grid.scheduling.queue.fairness import Quotas
 
 FOREVER_MS = 100 * 365 * 86_400_000
 """Wait of a job that was preempted or is retried: it does not give up."""
@@ -82,12 +84,17 @@ def _submit_within_lease(ledger: Ledger, lease: Lease, event: JobSubmitted, now:
         raise BadInput(str(request.problem()))
     if held is None or held.job:
         raise NotFound(f"no lease {request.within} is held")
-    if held.request.user != request.user:
+    automatic = is_automatic(held.request)
+    if held.request.user != request.user and not automatic:
         raise Refused(f"the lease {held.id} belongs to {held.request.user}, not to {request.user}")
     if held.state is not LeaseState.ACTIVE:
         raise Refused(f"the lease {held.id} is {held.state}, not active")
     for user in ledger.dependents.get(held.id, ()):
         raise Refused(f"the lease {held.id} is in use by {ledger.jobs[ledger.leases[user].job].id}; wait for that job")
+    whole = replace(request, ask=held.request.ask, within="")
+    beyond = Quotas(ledger).exceeded(whole) if automatic and ledger.policy.quotas else None
+    if beyond is not None:
+        raise Refused(beyond)
     job = Job(request.id, event.id, event.command, request, now, lease_id=lease.id)
     decision, lease, placed = grant(ledger, lease, Placement(held.node, Claim()), now, job=job)
     assert placed is not None

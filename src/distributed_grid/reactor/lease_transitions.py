@@ -12,7 +12,7 @@ from distributed_grid.domain.fences import fence_on
 from distributed_grid.domain.jobs import Attempt, Ending, Job, StopOrder
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.rebalancing import GRID_USER
+from distributed_grid.domain.rebalancing import GRID_USER, USED, RebalanceState, claimed_amount, resource_of
 from distributed_grid.domain.resources import Claim, Priority
 from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.states import LeaseEnd, LeaseState, Step, advance_job, advance_lease
@@ -21,6 +21,8 @@ from distributed_grid.scheduling.placement.explanation import choice_of
 from distributed_grid.scheduling.placement.placement import Placement
 from distributed_grid.scheduling.preemption.preemption import PreemptionPlan
 from distributed_grid.scheduling.queue import fairness, reasons
+from distributed_grid.scheduling.rebalancing.carving import is_used_up
+from distributed_grid.scheduling.rebalancing.loans import describe
 
 FENCE = "fence"
 
@@ -40,6 +42,10 @@ def grant(
     fence = ledger.counters.get(FENCE, 0) + 1
     bound = job is None and not awaits
     granted = _granted(ledger, lease, place.node, claim, now, fence=fence, bound=bound)
+    shrunk = Decision()
+    if place.carved:
+        granted = replace(granted, carved_from=tuple(lease_id for lease_id, _ in place.carved))
+        shrunk, fence = _carve(ledger, place, granted, fence, now)
     if awaits:
         granted = replace(granted, awaits=awaits)
     members: list[Lease] = []
@@ -51,9 +57,9 @@ def grant(
             member = replace(lease, id=f"{lease.id}:{number}", gang=lease.id, gang_nodes=nodes)
             members.append(_granted(ledger, member, node, share, now, fence=fence, bound=bound))
     choice = choice_of(ledger, lease.request, place, now, displaced=displaced)
-    rows: list[Row] = [granted, *members, Counter(FENCE, fence)]
+    rows: list[Row] = [*shrunk.changes, granted, *members, Counter(FENCE, fence)]
     rows += [binding_for(ledger, one, one.fence, now) for one in (granted, *members) if one.engine]
-    decision = Decision(changes=rows, choice=choice)
+    decision = Decision(changes=rows, choice=choice, follow=shrunk.follow)
     decision.changes += _settle_account(ledger, lease.request.user, now, begins=lease)
     record = lease_record("granted", granted, job)
     record.data["asked"] = reasons.describe_amounts(lease.request.ask)
@@ -64,7 +70,7 @@ def grant(
         record.data["gpus"] = [str(share.index) for share in claim.gpus]
     if place.others:
         record.data["gang"] = list(granted.gang_nodes)
-    decision.records.append(record)
+    decision.records += [record, *shrunk.records]
     if job is None:
         return decision, granted, None
     seen = ledger.observations.get(place.node)
@@ -92,6 +98,40 @@ def _granted(ledger: Ledger, lease: Lease, node: str, claim: Claim, now: int, *,
         ends_at_ms=now + duration if duration else 0,
         generation=seen.generation if seen is not None else 0,
     )
+
+
+def _carve(ledger: Ledger, place: Placement, user: Lease, fence: int, now: int) -> tuple[Decision, int]:
+    """Shrink the automatic leases of which a granted lease gets something; the second value is the last fence.
+
+    What nothing is left of ends. An engine's group cannot shrink: the lease is bound anew with what it has left.
+    """
+    decision = Decision(follow=[QueueScanned()] if ledger.waiting else [])
+    states: dict[str, RebalanceState] = {}
+    for lease_id, left in place.carved:
+        lease = ledger.leases[lease_id]
+        target, resource = lease.request.target, resource_of(lease.request.ask)
+        taken = claimed_amount(lease, resource) - claimed_amount(replace(lease, claim=left), resource)
+        state = states.get(target) or ledger.rebalance_states.get(target) or RebalanceState(target)
+        states[target] = replace(state, **{str(resource): replace(state.watch(resource), used_at_ms=now)})
+        why = f"{describe(resource, taken)} of it for {user.job or user.id}"
+        data: dict[str, str | int | list[str]] = {"action": USED, "resource_type": str(resource), "target_node": target}
+        data |= {"source_node": lease.node, "allocation_id": user.id}
+        decision.records.append(Record("rebalanced", GRID_USER, lease_id, target, why, data))
+        if is_used_up(lease, left):
+            leaving = replace(lease, state=advance_lease(lease.state, Step.RELEASE))
+            decision.changes.append(_ended(leaving, LeaseEnd.RELEASED, "all of it is used", now))
+            continue
+        smaller = replace(lease, claim=left)
+        if lease.engine:
+            fence += 1
+            smaller = replace(smaller, state=advance_lease(lease.state, Step.UNBIND))
+            decision.changes.append(
+                binding_for(ledger, smaller, fence_on(ledger.nodes[lease.node], fence), now, again=True)
+            )
+        decision.changes.append(smaller)
+    decision.changes += [state for state in states.values() if state.node in ledger.nodes]
+    decision.changes += _settle_account(ledger, GRID_USER, now)
+    return decision, fence
 
 
 def binding_for(ledger: Ledger, lease: Lease, fence: int, now: int, *, again: bool = False) -> Binding:

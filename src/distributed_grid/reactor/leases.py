@@ -24,7 +24,13 @@ from distributed_grid.scheduling.placement.placement import Placement
 from distributed_grid.scheduling.preemption.preemption import PreemptionPlan, plan_preemption, preempt_automatic_leases
 from distributed_grid.scheduling.queue import reasons
 from distributed_grid.scheduling.queue.fairness import Quotas, exceeds_quota_alone
-from distributed_grid.scheduling.queue.queue import fit_key, next_grant, place_newcomer, reserved_nodes
+from distributed_grid.scheduling.queue.queue import (
+    fit_key,
+    next_grant,
+    place_in_automatic_lease,
+    place_newcomer,
+    reserved_nodes,
+)
 
 MAX_GRANTS_PER_STEP = 64
 """Grants of one scan of the queue, so that no step takes long."""
@@ -128,6 +134,9 @@ def _check_possible(ledger: Ledger, request: Request) -> None:
 def _preempt(ledger: Ledger, lease: Lease, job: Job | None, now: int) -> tuple[Decision, Lease, Job | None] | None:
     if ledger.policy.quotas and Quotas(ledger).exceeded(lease.request) is not None:
         return None
+    carved = place_in_automatic_lease(ledger, lease, now, waits=True)
+    if carved is not None:
+        return grant(ledger, lease, carved, now, job=job)
     plan = _find_preemption(ledger, lease, now)
     if plan is not None and ledger.waiting:
         avoid = reserved_nodes(ledger, lease, now)
@@ -158,7 +167,8 @@ def on_queue_scanned(ledger: Ledger, event: QueueScanned, now: int) -> Decision:
     if granted is not None:
         job = ledger.jobs.get(granted.lease.job)
         decision, _, _ = grant(ledger, granted.lease, granted.placement, now, job=job)
-        decision.follow = [QueueScanned(granted.tried, event.granted + 1)]
+        known = frozenset[object]() if granted.placement.carved else granted.tried
+        decision.follow = [QueueScanned(known, event.granted + 1)]
         return decision
     tried: set[object] = set()
     for lease in ledger.oldest_waiting():

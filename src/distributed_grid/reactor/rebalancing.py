@@ -9,13 +9,21 @@ from msgspec.structs import replace
 
 from distributed_grid.domain.events import LeaseAsked, LeaseExtended, LeaseReleased, PressureRead
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.rebalancing import GRID_USER, Advice, PressureWatch, RebalanceState, resource_of
+from distributed_grid.domain.rebalancing import (
+    ASKED,
+    GIVEN_BACK,
+    GRID_USER,
+    REFUSED,
+    Advice,
+    RebalanceState,
+    resource_of,
+)
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.domain.rows import Counter
 from distributed_grid.errors import GridError
 from distributed_grid.reactor import jobs, leases
 from distributed_grid.reactor.decision import Decision, LeaseAnswer, Record
-from distributed_grid.scheduling.rebalancing.loans import AUTOMATIC_COUNTER, Borrow, Deny
+from distributed_grid.scheduling.rebalancing.loans import AUTOMATIC_COUNTER, Borrow, Deny, used_part
 from distributed_grid.scheduling.rebalancing.plan import (
     Advise,
     RebalanceMove,
@@ -26,10 +34,6 @@ from distributed_grid.scheduling.rebalancing.plan import (
     track_nodes,
 )
 from distributed_grid.scheduling.rebalancing.pressure import PressureScan, scan_pressure
-
-ASKED, REFUSED, GIVEN_BACK = "asked", "refused", "given_back"
-ACTIONS = (ASKED, REFUSED, GIVEN_BACK)
-"""What a `rebalanced` line can be about."""
 
 
 def on_pressure_read(ledger: Ledger, event: PressureRead, now: int) -> Decision:
@@ -67,8 +71,9 @@ def _return_lease(scan: PressureScan, move: ReturnLease) -> Decision:
     decision = jobs.on_released(scan.ledger, LeaseReleased(lease.id, GRID_USER, move.reason), scan.now)
     target, resource = lease.request.target, resource_of(lease.request.ask)
     if target in scan.ledger.nodes:
-        decision.changes.append(_state_after(scan, target, resource, at_ms=scan.now))
-    record = _record(GIVEN_BACK, target, resource, move.reason, subject=lease.id)
+        unused = move.unused or scan.state(target).watch(resource).unused
+        decision.changes.append(_state_after(scan, target, resource, at_ms=scan.now, unused=unused))
+    record = _record(GIVEN_BACK, target, resource, f"{move.reason}; {used_part(lease)}", subject=lease.id)
     record.data["source_node"] = lease.node
     decision.records.append(record)
     return decision
@@ -88,7 +93,7 @@ def _borrow(scan: PressureScan, move: Borrow) -> Decision:
     assert isinstance(answer, LeaseAnswer)
     number = ledger.counters.get(AUTOMATIC_COUNTER, 0) + 1
     decision.changes += [
-        _state_after(scan, request.target, move.resource, at_ms=now),
+        _state_after(scan, request.target, move.resource, at_ms=now, used_at_ms=now),
         Counter(AUTOMATIC_COUNTER, number),
     ]
     record = _record(ASKED, request.target, move.resource, move.reason, subject=request.id)
@@ -112,13 +117,18 @@ def _advice_record(ledger: Ledger, node: str, advice: Advice) -> Record:
 
 
 def _state_after(
-    scan: PressureScan, node: str, resource: ResourceType, *, at_ms: int | None = None, refused: bool = False
+    scan: PressureScan,
+    node: str,
+    resource: ResourceType,
+    *,
+    at_ms: int | None = None,
+    refused: bool = False,
+    **news: int | bool,
 ) -> RebalanceState:
     """What is remembered of a node for which something was done, or could not be."""
     state = scan.state(node)
     old = state.watch(resource)
-    acted_at_ms = old.acted_at_ms if at_ms is None else at_ms
-    watch = PressureWatch(old.above_since_ms, old.below_since_ms, acted_at_ms, refused)
+    watch = replace(old, refused=refused, acted_at_ms=old.acted_at_ms if at_ms is None else at_ms, **news)
     return replace(state, **{str(resource): watch})
 
 

@@ -236,7 +236,7 @@ class Dispatcher:
         }
         self._jobs = jobs
         self._reports = reports
-        self._owner = Caller(owner, admin=True)
+        self._owner = Caller(owner, admin=True, is_here=True)
         self._on_request = on_request
         assert {*answers, *progress, *self._streams} == set(requests.REQUEST_TYPES), "a request type has no handler"
 

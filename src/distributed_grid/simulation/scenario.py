@@ -109,6 +109,7 @@ def draw_scenario(seed: int) -> Scenario:
     jobs = random.randint(8, 25 * len(names))
     requests = draw_requests(random, names, jobs=jobs, leases=random.randint(0, 12), until_ms=busy_ms)
     faults = draw_faults(random, names, local, count=random.randint(0, 30), until_ms=busy_ms)
+    requests = [_with_target(Random(f"{seed}/target/{one.uid}"), one, names) for one in requests]
     requests += draw_blocks(Random(f"{seed}/blocks"), names, until_ms=busy_ms)
     quiet_ms = max([busy_ms, *(fault.at_ms + fault.lasts_ms for fault in faults)])
     return Scenario(seed, nodes, local, _policy(random), _rules(random), requests, faults, quiet_ms)
@@ -194,6 +195,14 @@ def draw_requests(
             longer = LeaseExtended(request.id, request.user, 10_000, f"{request.id}-longer")
             requests.append(UserRequest(at + random.randrange(5_000), longer))
     return requests
+
+
+def _with_target(random: Random, request: UserRequest, nodes: tuple[str, ...]) -> UserRequest:
+    """Some jobs are work of a node, and use what it has borrowed."""
+    if not isinstance(request.event, JobSubmitted) or random.random() < 0.6:
+        return request
+    asked = replace(request.event.request, target=random.choice(nodes))
+    return replace(request, event=replace(request.event, request=asked))
 
 
 def draw_blocks(random: Random, nodes: tuple[str, ...], *, until_ms: int) -> list[UserRequest]:

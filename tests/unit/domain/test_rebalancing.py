@@ -38,6 +38,7 @@ ROWS = {
     "leases_max": ("automatic leases for one node, at most", lambda policy: str(policy.leases_max)),
     "term": ("term of a lease", lambda policy: _rounds(policy.term)),
     "renew_at": ("renewed when so much is left", lambda policy: _rounds(policy.renew_at)),
+    "unused_after": ("goes back when nothing has used it for", lambda policy: _rounds(policy.unused_after)),
     "cool_down": ("rests after an action", lambda policy: _rounds(policy.cool_down)),
     "ahead": ("looks ahead", lambda policy: _rounds(policy.ahead) if policy.ahead else "no"),
     "sure_milli": (

@@ -158,6 +158,7 @@ class World(LedgerWatch):
             request.require,
             request.wait_ms,
             request.duration_ms,
+            request.target,
         )
 
     def ask_again(self, which: int, changed: bool) -> None:

@@ -53,6 +53,7 @@ def requests(draw):
         require=draw(some_nodes),
         wait_s=draw(st.sampled_from([300, 3600, 5, 0])),
         duration_s=draw(st.sampled_from([0, 0, 2, 60, 7200])),
+        target=draw(st.sampled_from(["", "", *NAMES[:2]])),
     )
 
 

@@ -76,7 +76,7 @@ def test_one_calm_reading_begins_the_wait_anew():
 
 
 def test_a_part_of_the_excess_is_asked_for_at_once_and_the_rest_after_the_cool_down():
-    scenario = a_scenario("balanced")
+    scenario = a_scenario("balanced", unused_after=1000)
     scenario.round(HARD, times=3)
     (first,) = scenario.leases
     assert abs(first.request.ask.memory_bytes - 5.25 * GB) < 1024**2
@@ -123,7 +123,7 @@ def test_gpus_are_borrowed_in_parts_and_from_one_on_whole():
 
 
 def test_a_lease_is_renewed_while_it_is_needed_and_runs_out_when_nobody_hears_of_its_node():
-    scenario = a_scenario()
+    scenario = a_scenario(unused_after=1000)
     scenario.round(HARD, times=100)
     (lease,) = scenario.leases
     assert lease.granted_at_ms < scenario.now - 99 * INTERVAL_MS

@@ -106,13 +106,15 @@ def status_text(found: dict[str, Any]) -> str:
     if totals:
         head += ": " + ", ".join(format_amount(kind, total) for kind, total in totals.items())
     short = unique_prefixes(boost["boost_id"] for boost in boosts)
+    automatic = any(boost["automatic"] for boost in boosts)
     rows = [
         (
-            short[boost["boost_id"]],
+            boost["boost_id"] if boost["automatic"] else short[boost["boost_id"]],
             boost["source_node"],
             boost["target_node"],
             boost["resource_type"],
             format_amount(boost["resource_type"], boost["amount"]),
+            *([_used(boost)] if automatic else []),
             _state(boost),
             format_time(boost["allocated_at"]),
             format_time(boost["expires_at"]),
@@ -120,12 +122,21 @@ def status_text(found: dict[str, Any]) -> str:
         )
         for boost in boosts
     ]
-    headings = ("ID", "SOURCE", "TARGET", "TYPE", "AMOUNT", "STATE", "ALLOCATED", "EXPIRES", "ENFORCED BY")
+    used = ("USED",) if automatic else ()
+    headings = ("ID", "SOURCE", "TARGET", "TYPE", "AMOUNT", *used, "STATE", "ALLOCATED", "EXPIRES", "ENFORCED BY")
     parts = [head, table(headings, rows, empty="")]
     if any(boost["enforced_by"] == "grid" for boost in boosts):
         parts.append(BY_GRID_ALONE)
     parts += [printable(f"warning: {warning}") for warning in found["warnings"]]
     return "\n\n".join(part for part in parts if part)
+
+
+def _used(boost: dict[str, Any]) -> str:
+    """How much of an automatic boost was used; of the others the grid does not know."""
+    used = boost["used_amount"]
+    if used is None:
+        return "-"
+    return format_amount(boost["resource_type"], used) if used else "nothing"
 
 
 def _state(boost: dict[str, Any]) -> str:

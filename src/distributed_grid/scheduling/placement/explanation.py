@@ -34,7 +34,7 @@ class Choice(Struct, frozen=True, omit_defaults=True):
     """The node that was chosen and those that came next, how sure that is, and what counted.
 
     `confidence` is in thousandths, as are its three factors. `fits` is among how many nodes it was chosen; `displaced`
-    are the leases that make room, where there was none.
+    are the leases that make room, where there was none; `carved` the automatic leases that give a part of it.
     """
 
     best: NodeScore
@@ -51,6 +51,7 @@ class Choice(Struct, frozen=True, omit_defaults=True):
     group: str = ""
     others: tuple[str, ...] = ()
     displaced: tuple[str, ...] = ()
+    carved: tuple[str, ...] = ()
 
     @property
     def node(self) -> str:
@@ -85,6 +86,7 @@ def choice_of(
         request.group,
         tuple([node for node, _ in place.others]),
         displaced,
+        tuple([lease_id for lease_id, _ in place.carved]),
     )
 
 
@@ -111,7 +113,7 @@ def reasoning(choice: Choice) -> tuple[str, ...]:
         lines.append(f"{best.node} is preferred by the request")
     if choice.target and choice.strategy is not Strategy.LOCAL_FIRST:
         lines.append(f"it is for {choice.target}")
-    if not choice.displaced:
+    if not choice.displaced and not choice.carved:
         lines += _deciding_factors(choice)
     if choice.others:
         lines.append(f"the other members of its gang are on {', '.join(choice.others)}")
@@ -127,6 +129,8 @@ def _summary_line(choice: Choice) -> str:
     if choice.displaced:
         count = len(choice.displaced)
         return f"nothing was free: {count} lease{' makes' if count == 1 else 's make'} room on {choice.node}"
+    if choice.carved:
+        return f"{choice.node} lends it already, to the node whose work it is: carved out of {', '.join(choice.carved)}"
     if choice.fits == 1:
         return f"{choice.node} is the only node that fits"
     return f"{choice.node} is the best of {choice.fits} nodes that fit, by {choice.strategy}"

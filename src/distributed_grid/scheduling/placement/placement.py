@@ -86,7 +86,8 @@ RUNNERS_UP = 2
 class Placement(Struct, frozen=True):
     """A node and the exact claim there; how it was chosen, among how many, and who came next with which score.
 
-    `others` are the nodes of the other members of a gang.
+    `others` are the nodes of the other members of a gang. `carved` are the automatic leases that give some of it, each
+    with what is left of it.
     """
 
     node: str
@@ -97,6 +98,7 @@ class Placement(Struct, frozen=True):
     runners_up: tuple[tuple[str, int], ...] = ()
     preferred: bool = False
     others: tuple[tuple[str, Claim], ...] = ()
+    carved: tuple[tuple[str, Claim], ...] = ()
 
 
 def find_placement(ledger: Ledger, request: Request, *, avoid: frozenset[str] = frozenset()) -> Placement | None:

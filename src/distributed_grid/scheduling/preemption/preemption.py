@@ -2,7 +2,8 @@
 
 Only strictly lower priorities are preempted, and never a higher one where lower ones are enough; then as few leases as
 possible, then those that lose the least work. A gang goes as a whole and is weighed so. Leases that are being released
-already are waited for first. Automatic leases make room for any request, however urgent, except another automatic one.
+already are waited for first. Automatic leases that no command uses make room for any request, however urgent, except
+another automatic one.
 Only nodes that are alive and that the request may use are considered.
 """
 
@@ -26,7 +27,7 @@ from distributed_grid.scheduling.preemption.victims import (
     lightest_victims,
     work_lost,
 )
-from distributed_grid.scheduling.rebalancing.pressure import automatic_leases
+from distributed_grid.scheduling.rebalancing.pressure import idle_automatic_leases
 
 _NO_CLAIMS = NodeClaims()
 _NO_LIMIT = 1 << 200
@@ -134,7 +135,7 @@ def preempt_automatic_leases(
     if is_automatic(request) or request.gang > 1:
         return None
     on: dict[str, list[Lease]] = {}
-    for lease in automatic_leases(ledger):
+    for lease in idle_automatic_leases(ledger):
         if lease.node not in avoid:
             on.setdefault(lease.node, []).append(lease)
     plans = (_automatic_plan(ledger, request, node, leases) for node, leases in on.items())

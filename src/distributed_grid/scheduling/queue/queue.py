@@ -45,6 +45,7 @@ from distributed_grid.scheduling.queue.backfill import (
     resource_kinds,
 )
 from distributed_grid.scheduling.queue.fairness import Quotas, Shares, rates_of
+from distributed_grid.scheduling.rebalancing.carving import carve_placement
 
 NO_DEADLINE = 2**62
 UNKNOWN_LENGTH_MS = 3_600_000
@@ -216,17 +217,31 @@ def fit_key(request: Request) -> object:
 
 def next_grant(ledger: Ledger, now: int, tried: frozenset[object] = frozenset()) -> QueueGrant | None:
     """The request that is granted next; the fit keys in `tried` are known not to fit."""
-    return QueueScan(ledger, now, tried=tried).next_grant() if ledger.waiting else None
+    found = QueueScan(ledger, now, tried=tried).next_grant() if ledger.waiting else None
+    carved = place_in_automatic_lease(ledger, found.lease, now) if found is not None else None
+    return found if found is None or carved is None else QueueGrant(found.lease, carved, found.tried)
 
 
 def place_newcomer(ledger: Ledger, lease: Lease, now: int) -> Placement | None:
     """The placement of a request that has just come, or None where it has to wait."""
     if ledger.policy.quotas and Quotas(ledger).exceeded(lease.request) is not None:
         return None
+    placement = place_in_automatic_lease(ledger, lease, now)
+    if placement is not None:
+        return placement
     placement = find_placement(ledger, lease.request)
     if placement is None or not ledger.waiting:
         return placement
     return QueueScan(ledger, now, newcomer=lease).place_passing(lease, placement)
+
+
+def place_in_automatic_lease(ledger: Ledger, lease: Lease, now: int, *, waits: bool = False) -> Placement | None:
+    """The part of its node's automatic leases that a request gets, or None; not where it is reserved for others."""
+    placement = carve_placement(ledger, lease.request, waits=waits)
+    if placement is None or not ledger.waiting:
+        return placement
+    avoid = reserved_nodes(ledger, lease, now)
+    return carve_placement(ledger, lease.request, waits=waits, avoid=avoid) if placement.node in avoid else placement
 
 
 def reserved_nodes(ledger: Ledger, lease: Lease, now: int) -> frozenset[str]:

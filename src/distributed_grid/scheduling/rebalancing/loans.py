@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from distributed_grid.domain.leases import Request
+from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.rebalancing import AUTOMATIC_PREFIX, GRID_USER
+from distributed_grid.domain.rebalancing import AUTOMATIC_PREFIX, GRID_USER, claimed_amount, resource_of
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, ResourceType, cores, gigabytes, gpus
 from distributed_grid.scheduling.rebalancing.pressure import PressureScan, machine_of, percent
 
@@ -109,6 +109,19 @@ def describe(resource: ResourceType, size: int) -> str:
     return cores(size) if resource is ResourceType.CPU else gpus(size)
 
 
+def used_amount(lease: Lease) -> int:
+    """How much of an automatic lease its node's work has got so far."""
+    resource = resource_of(lease.request.ask)
+    return asked_amount(lease.request.ask, resource) - claimed_amount(lease, resource)
+
+
+def used_part(lease: Lease) -> str:
+    """How much of an automatic lease was used, in words."""
+    resource = resource_of(lease.request.ask)
+    used, asked = used_amount(lease), asked_amount(lease.request.ask, resource)
+    return f"{describe(resource, used) if used else 'nothing'} of {describe(resource, asked)} was used"
+
+
 def why_no_surplus(scan: PressureScan, node: str, resource: ResourceType) -> str:
     """Why a node cannot spare anything worth asking for, in words."""
     reading = scan.reading(node)
@@ -153,7 +166,7 @@ class Deny(Struct, frozen=True):
 def may_borrow(scan: PressureScan, node: str, resource: ResourceType) -> bool:
     """Whether a node may borrow more of a resource now."""
     watch = scan.state(node).watch(resource)
-    if not scan.has_lasted(watch.above_since_ms) or not scan.has_cooled_down(watch.acted_at_ms):
+    if watch.unused or not scan.has_lasted(watch.above_since_ms) or not scan.has_cooled_down(watch.acted_at_ms):
         return False
     if (
         resource in scan.schedule.contested

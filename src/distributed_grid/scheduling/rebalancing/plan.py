@@ -1,8 +1,10 @@
 """Rebalancing plan: what is tracked from round to round, which nodes a round visits, and the next move for one.
 
 Moves are made one at a time, so that each sees what the last one did. A loan is returned when its node is below the low
-watermark, when the lender is above its high one, when a user waits for it, or when the rules forbid it. Loans have a
-term and are renewed while their node is known, so that a forgotten one ends by itself. Borrowing comes before advice.
+watermark, when the lender is above its high one, when a user waits for it, when nothing has used it for some rounds, or
+when the rules forbid it; but not while a command runs with it. One that went back unused is not asked for again until
+work of its node waits or its pressure has fallen. Loans have a term and are renewed while their node is known, so that
+a forgotten one ends by itself. Borrowing comes before advice.
 
 Advice says which job to move off a node, and where to; nothing is moved here. A job is only sent where it may run, fits
 and can be spared room. Evening out never reverses the order of two nodes, so that nobody advises the way back. Advice
@@ -27,6 +29,7 @@ from distributed_grid.domain.rebalancing import (
     PressureWatch,
     RebalanceSchedule,
     RebalanceState,
+    belongs_to,
     claimed_amount,
     resource_of,
 )
@@ -45,7 +48,13 @@ from distributed_grid.scheduling.rebalancing.loans import (
     surpluses,
     total_of,
 )
-from distributed_grid.scheduling.rebalancing.pressure import PressureScan, machine_of, percent
+from distributed_grid.scheduling.rebalancing.pressure import (
+    PressureScan,
+    idle_automatic_leases,
+    is_in_use,
+    machine_of,
+    percent,
+)
 
 QUEUE_ENTRY = ""
 """The first entry of a schedule: the queue."""
@@ -179,7 +188,29 @@ def _track_resource(scan: PressureScan, node: str, resource: ResourceType, old: 
         above = scan.now if old.above_since_ms is None else old.above_since_ms
     elif scan.held[node, resource] and scan.is_below(node, resource):
         below = scan.now if old.below_since_ms is None else old.below_since_ms
-    return PressureWatch(above, below, old.acted_at_ms, old.refused and not scan.is_below(node, resource))
+    is_below = scan.is_below(node, resource)
+    return PressureWatch(
+        above,
+        below,
+        old.acted_at_ms,
+        old.refused and not is_below,
+        _used_at_ms(scan, node, resource, old),
+        old.unused and not is_below and not _work_waits(scan, node, resource),
+    )
+
+
+def _used_at_ms(scan: PressureScan, node: str, resource: ResourceType, old: PressureWatch) -> int | None:
+    """When something of what a node has borrowed was last used; what was lent before this was watched counts anew."""
+    if not scan.held[node, resource]:
+        return None
+    mine = (one for one in scan.leases if one.request.target == node and resource_of(one.request.ask) is resource)
+    return scan.now if old.used_at_ms is None or any(is_in_use(scan.ledger, one) for one in mine) else old.used_at_ms
+
+
+def _work_waits(scan: PressureScan, node: str, resource: ResourceType) -> bool:
+    """Whether work of a node waits for a resource."""
+    waiting = (request for request, _ in scan.ledger.queue_groups)
+    return any(node in belongs_to(request) and asked_amount(request.ask, resource) for request in waiting)
 
 
 def _two_least(scan: PressureScan) -> list[tuple[int, str]]:
@@ -241,10 +272,11 @@ QUEUE_SCAN_LIMIT = 100
 
 
 class ReturnLease(Struct, frozen=True):
-    """A lease that is not needed or not allowed any more."""
+    """A lease that is not needed or not allowed any more, or (`unused`) that nothing has used."""
 
     lease: Lease
     reason: str
+    unused: bool = False
 
 
 class Renew(Struct, frozen=True):
@@ -290,7 +322,7 @@ def _blocking_leases(scan: PressureScan, request: Request, node: str) -> list[Le
     ledger, ask = scan.ledger, request.ask
     mine = {
         lease.id: lease
-        for lease in scan.leases
+        for lease in idle_automatic_leases(ledger)
         if lease.node == node and asked_amount(ask, resource_of(lease.request.ask))
     }
     lends = ledger.lends(node)
@@ -306,13 +338,15 @@ def _blocking_leases(scan: PressureScan, request: Request, node: str) -> list[Le
 
 def _return(scan: PressureScan, mine: list[Lease]) -> ReturnLease | None:
     """A lease that is too many, not needed or not allowed any more."""
-    most = scan.rules.policy.leases_max
-    if len(mine) > most:
-        return ReturnLease(mine[-1], f"{most} leases for one node are enough")
-    for lease in mine:
+    most, idle = scan.rules.policy.leases_max, [lease for lease in mine if not is_in_use(scan.ledger, lease)]
+    if len(mine) > most and idle:
+        return ReturnLease(idle[-1], f"{most} leases for one node are enough")
+    for lease in idle:
         reason = _return_reason(scan, lease)
         if reason:
             return ReturnLease(lease, reason)
+        if scan.is_unused(scan.state(lease.request.target).watch(resource_of(lease.request.ask)).used_at_ms):
+            return ReturnLease(lease, f"unused for {scan.rules.policy.unused_after} rounds", unused=True)
     return None
 
 
@@ -338,9 +372,10 @@ def _renew(scan: PressureScan, mine: list[Lease]) -> Renew | None:
     for lease in mine:
         target, resource = lease.request.target, resource_of(lease.request.ask)
         left_ms = lease.ends_at_ms - scan.now
-        if left_ms > policy.renew_at * interval_ms or scan.reading(target).level(resource) is None:
+        if left_ms > policy.renew_at * interval_ms:
             continue
-        if not scan.is_below(target, resource):
+        is_needed = scan.reading(target).level(resource) is not None and not scan.is_below(target, resource)
+        if is_needed or is_in_use(scan.ledger, lease):
             return Renew(lease, policy.term * interval_ms - left_ms)
     return None
 

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.nodes import Node, first_node
 from distributed_grid.domain.rebalancing import (
     GRID_USER,
     WATCHED_RESOURCES,
@@ -40,6 +40,16 @@ def automatic_leases(ledger: Ledger) -> list[Lease]:
     """The leases that the grid holds for its nodes, oldest first; those that end already are left out."""
     mine = (ledger.leases[lease_id] for lease_id in ledger.leases_by_user.get(GRID_USER, ()))
     return [lease for lease in mine if lease.state is LeaseState.ACTIVE and is_automatic(lease.request)]
+
+
+def is_in_use(ledger: Ledger, lease: Lease) -> bool:
+    """Whether a command runs with what a lease holds."""
+    return lease.id in ledger.dependents
+
+
+def idle_automatic_leases(ledger: Ledger) -> list[Lease]:
+    """The automatic leases that no command uses."""
+    return [lease for lease in automatic_leases(ledger) if not is_in_use(ledger, lease)]
 
 
 def scan_pressure(
@@ -126,6 +136,10 @@ class PressureScan(Struct, frozen=True):
         """Whether the cool-down since a moment is over."""
         return at_ms is None or self._rounds(at_ms, self.rules.policy.cool_down)
 
+    def is_unused(self, at_ms: int | None) -> bool:
+        """Whether what is held has been used for the last time so many rounds ago that it goes back."""
+        return at_ms is not None and self._rounds(at_ms, self.rules.policy.unused_after)
+
     def _rounds(self, since_ms: int, rounds: int) -> bool:
         """Rounds are never quite on time: half of one is not counted."""
         wanted_ms = rounds * self.rules.interval_ms - self.rules.interval_ms // 2
@@ -146,9 +160,7 @@ class PressureScan(Struct, frozen=True):
         """Whether this node is the one of its machine that borrows: the head, or else the first by name."""
         nodes = self.ledger.nodes
         own = machine_of(nodes[node])
-        if own == node:
-            return True
-        return node == min((one.role != "head", name) for name, one in nodes.items() if machine_of(one) == own)[1]
+        return own == node or node == first_node(one for one in nodes.values() if machine_of(one) == own)
 
 
 def machine_of(node: Node) -> str:

@@ -68,11 +68,12 @@ class Forbidden(Refused):
 
 
 class Caller(Struct, frozen=True):
-    """The user behind a request. An admin may end and extend what others own."""
+    """The user behind a request. An admin may end and extend what others own. `is_here`: on this machine."""
 
     user: str
     admin: bool = False
     team: str = ""
+    is_here: bool = False
 
     def must_own(self, owner: str, what: str) -> None:
         """Forbidden for anybody but the owner or an admin."""

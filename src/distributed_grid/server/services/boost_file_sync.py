@@ -21,7 +21,7 @@ from distributed_grid.control.views import headline
 from distributed_grid.domain.events import ClaimsRead, LeaseClaimed
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.rebalancing import is_boost
+from distributed_grid.domain.rebalancing import is_automatic, is_boost
 from distributed_grid.domain.resources import Amounts, Claim, Priority
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import GridError
@@ -143,7 +143,7 @@ class BoostFileSync:
 
 def stored_boosts(ledger: Ledger, offset_ms: int, machine: str) -> list[StoredBoost]:
     """Every boost that holds something, as it is written down."""
-    held = (lease for lease in ledger.leases.values() if lease.holds and is_boost(lease.request))
+    held = (one for one in ledger.leases.values() if one.holds and is_boost(one) and not is_automatic(one.request))
     return [_stored(lease, lease.claim, offset_ms, machine) for lease in held if lease.claim is not None]
 
 

@@ -1,8 +1,9 @@
 """Boosts: resources of one node lent to another for a while, and commands that use them. Used by socket and REST.
 
-A boost is a lease for a target node that somebody requested (`is_boost`); the ledger is its only record. The source is
-never the target; a named source is preferred, or with `only` the only lender. A refusal begins with the words that the
-guides document, and goes on with what keeps each node from lending.
+A boost is a lease for a target node that somebody requested, or the rebalancer (`is_boost`); the ledger is its only
+record. What the rebalancer holds for a node may be used by everybody. The source is never the target; a named source is
+preferred, or with `only` the only lender. A refusal begins with the words that the guides document, and goes on with
+what keeps each node from lending.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from distributed_grid.domain.events import JobSubmitted, LeaseReleased, RequestR
 from distributed_grid.domain.jobs import Command
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.rebalancing import is_boost
+from distributed_grid.domain.rebalancing import is_automatic, is_boost
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.states import LeaseEnd, LeaseState
 from distributed_grid.errors import Ambiguous, BadInput, NotFound, Refused, TimedOut
@@ -140,7 +141,8 @@ class BoostService:
     async def run(self, op: requests.RunInBoost, caller: Caller) -> View:
         """Submit a command that runs with what a boost holds: a job under its lease, on the node that lends it."""
         lease = await self.find(op.boost_id)
-        caller.must_own(lease.request.user, f"the boost {lease.id}")
+        user = caller.user if is_automatic(lease.request) else lease.request.user
+        caller.must_own(user, f"the boost {lease.id}")
 
         def placement_group(ledger: Ledger, now: int) -> str:
             binding = ledger.binding_of(lease)
@@ -152,7 +154,7 @@ class BoostService:
             variables |= {"GRID_BOOST_GROUP": group, **await self._ray_environment(lease.node)}
         env = tuple(sorted((op.env | variables).items()))
         command = Command(op.argv, env, op.cwd, workdir=op.workdir, given=op.given)
-        request = Request(op.request_id, lease.request.user, Amounts(), lease.request.priority, within=lease.id)
+        request = Request(op.request_id, user, Amounts(), lease.request.priority, team=caller.team, within=lease.id)
         answer = await self._grid.handle(JobSubmitted(op.job_id or f"job-{op.request_id[:12]}", command, request))
         assert isinstance(answer, JobAnswer)
         return {"job": self._viewer().job(answer.job)}
@@ -213,7 +215,7 @@ class BoostService:
 
         def living(ledger: Ledger, now: int) -> dict[str, Lease]:
             named = (lease for key, lease in ledger.leases.items() if fits(key, name))
-            return {lease.id: lease for lease in named if is_boost(lease.request)}
+            return {lease.id: lease for lease in named if is_boost(lease)}
 
         found = await self._grid.read(living)
         if name in found or len(found) == 1:
@@ -222,7 +224,7 @@ class BoostService:
             raise Ambiguous(f"{name!r} fits several: {', '.join(sorted(found)[:5])}", sorted(found))
         with contextlib.suppress(NotFound):
             lease = await find_lease(self._grid, name)
-            if is_boost(lease.request):
+            if is_boost(lease):
                 return lease
         raise not_found("boost", name)
 

@@ -11,12 +11,15 @@ import contextlib
 import math
 from collections.abc import Callable, Collection
 
+from msgspec.structs import replace
+
 from distributed_grid.api import requests
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import LeaseAsked, LeaseExtended, LeaseReleased, RequestRefused
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import first_node
 from distributed_grid.domain.resources import MAX_AMOUNT, Amounts, Priority, ResourceType
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.domain.states import LeaseEnd, LeaseState
@@ -92,11 +95,16 @@ class RequestConverter:
         try:
             if not self.sharing_enabled:
                 raise Refused("Resource sharing not enabled: set resource_sharing.enabled to true in the config")
-            return request_of(op, caller.user, caller.team, self._custom_resources)
+            request = request_of(op, caller.user, caller.team, self._custom_resources)
+            return replace(request, origin=self._own_node()) if caller.is_here else request
         except GridError as refusal:
             if not op.dry_run:
                 await self._grid.handle(RequestRefused(op.request_id, caller.user, str(refusal)))
             raise
+
+    def _own_node(self) -> str:
+        """The node that stands for this machine, where requests over the socket are typed; empty where it is none."""
+        return first_node(node for node in self._grid.ledger.nodes.values() if node.host == "local")
 
 
 def request_of(
@@ -113,7 +121,7 @@ def request_of(
         op.require,
         round(1000 * op.wait_seconds),
         round(1000 * op.duration_seconds) if isinstance(op, requests.RequestLease) else 0,
-        op.target if isinstance(op, requests.RequestLease) else "",
+        op.target,
         team=team,
         strategy=Strategy.parse(op.strategy) if op.strategy else None,
         labels=tuple(_label(word) for word in op.labels),

@@ -20,6 +20,8 @@ def a_boost(name: str, **fields: Any) -> dict[str, Any]:
         "expires_at": None,
         "enforced_by": "grid",
         "placement_group": None,
+        "automatic": False,
+        "used_amount": None,
     }
     return plain | fields
 
@@ -32,6 +34,17 @@ def shown(*boosts: dict[str, Any], warnings: tuple[str, ...] = ()) -> str:
 
 def test_without_boosts_there_is_one_line() -> None:
     assert shown() == "0 active boosts"
+
+
+def test_it_is_said_how_much_of_an_automatic_boost_was_used() -> None:
+    text = shown(
+        a_boost("auto", automatic=True, resource_type="memory", amount=6.5, used_amount=4.0),
+        a_boost("idle", automatic=True, resource_type="memory", amount=6.5, used_amount=0.0),
+    )
+    assert [line.split()[4:8] for line in text.splitlines()[3:5]] == [
+        ["6.5", "GB", "4", "GB"],
+        ["6.5", "GB", "nothing", "active"],
+    ]
 
 
 def test_a_claim_says_that_nobody_has_confirmed_it() -> None:
