@@ -45,7 +45,13 @@ def test_a_job_that_runs_tells_why_it_is_there(cluster: Shell) -> None:
     decision = found["placements"][0]["decision"]
     assert decision["confidence"] > 0.99
     assert [one["node_id"] for one in decision["alternatives"]] == ["gpu1", "gpu-master"]
-    assert "its priority 3 comes before 2 of gpu1" in decision["reasoning"]
+    assert any(line.startswith("gpu2 has most room: 14 of 14 cores, ") for line in decision["reasoning"])
+    scores = decision["scores"]
+    assert [one["node_id"] for one in scores] == ["gpu2", "gpu1", "gpu-master"]
+    assert [one["priority"] for one in scores] == [0.1, 0.067, 0.033]
+    assert any(
+        line.strip().startswith("scores  ") and f"room {scores[0]['room']:g} + priority 0.1" in line for line in lines
+    )
     assert [event["type"] for event in found["events"]] == ["requested", "granted", "started"]
     uid = found["job"]["uid"]
     assert cluster.json("explain", uid[:10])["id"] == "mine"

@@ -140,7 +140,7 @@ class ResourceSharing(Section):
 
 
 class NodeSharing(Section):
-    """The most one node lends; None is "all it has". The higher its rank, the sooner it is asked."""
+    """The most one node lends; None is "all it has". The rank is its weight among nodes that are about equally good."""
 
     can_share: bool = setting(FLAG, True)
     max_share_cpu_milli: Whole | None = setting(CORES, None, "max_share_cpu")

@@ -103,6 +103,16 @@ class DecisionAlternative(TypedDict):
     why: str
 
 
+class DecisionScore(TypedDict):
+    """What a node's score was made of: the strategy's criterion, then room and priority as parts of a node."""
+
+    node_id: str
+    score: int
+    criterion: str | None
+    room: float
+    priority: float
+
+
 class DecisionRow(TypedDict):
     """Where a request goes and why. `confidence` is the probability that the choice is right until its term ends."""
 
@@ -111,6 +121,7 @@ class DecisionRow(TypedDict):
     confidence: float
     reasoning: list[str]
     alternatives: list[DecisionAlternative]
+    scores: list[DecisionScore]
     estimated_start: str | None
 
 

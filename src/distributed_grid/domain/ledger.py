@@ -16,7 +16,13 @@ from typing import TypeVar
 from distributed_grid.domain.blocks import Block, MemoryServerRow
 from distributed_grid.domain.engines import Binding, EngineCapacity, EngineRow
 from distributed_grid.domain.fences import first_fence
-from distributed_grid.domain.indexes.columns import NO_DEVICE, WHOLE_ONLY, FreeColumns, RunningColumns
+from distributed_grid.domain.indexes.columns import (
+    NO_DEVICE,
+    THOUSANDTH,
+    WHOLE_ONLY,
+    FreeColumns,
+    RunningColumns,
+)
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease, Request
@@ -367,6 +373,7 @@ class Ledger:
         columns, node = self.columns, self.nodes.get(name)
         row = columns.row_of(name)
         columns.local[row] = node is not None and node.host == "local"
+        columns.home[row] = node is not None and node.host == "local" and node.role == "head"
         columns.rank[row], columns.speed[row], columns.cost[row] = (
             (node.rank, node.speed_milli, node.cost_milli) if node is not None else (0, 0, 0)
         )
@@ -399,7 +406,7 @@ class Ledger:
             columns.put_devices(row, [_device_free(device, claims) for device in lends.gpus])
         elif columns.devices[row, 0] != NO_DEVICE:
             columns.put_devices(row, ())
-        columns.slack[row] = max(slack, 0)
+        columns.slack[row] = max(slack, 0) * THOUSANDTH
         columns.leases[row] = len(self.leases_on.get(name, ()))
         columns.touch(row)
 

@@ -95,8 +95,25 @@ def _placement(place: View, *, one_of: int, show_end: bool) -> Iterator[str]:
         second = decision["alternatives"]
         wide = max((len(one["node_id"]) for one in second), default=0)
         yield from _rows("next best", (f"{one['node_id']:{wide}}  {one['why']}" for one in second))
+        yield from _rows("scores", _scores(decision))
     if place["outcome"] and show_end:
         yield _row("then", _how_it_ended(place))
+
+
+def _scores(decision: View) -> Iterator[str]:
+    """The scores that were compared, part by part; nothing where there was only one."""
+    compared = decision["scores"]
+    if len(compared) < 2:
+        return
+    wide = max(len(one["node_id"]) for one in compared)
+    what = _SCORED.get(decision["strategy"], "room")
+    for one in compared:
+        first = f"{one['criterion']}; " if one["criterion"] else ""
+        yield f"{one['node_id']:{wide}}  {first}{what} {one['room']:g} + priority {one['priority']:g}"
+
+
+_SCORED = {"best_fit": "left over", "cost_optimized": "left over", "fragmentation_aware": "GPUs lost"}
+"""What counts below the criterion of a strategy, where that is not the room left; the less, the better."""
 
 
 def _how_it_ended(place: View) -> str:

@@ -15,6 +15,7 @@ from math import erf, log, sqrt
 
 from msgspec import Struct
 
+from distributed_grid.domain.indexes.columns import WHOLE
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, OfferThresholds
@@ -22,7 +23,6 @@ from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.domain.statistics import UsageTrace
 from distributed_grid.scheduling.offers.owner_activity import HALF_LIFE_MS, HOUR_MS, decay, rises_above
 from distributed_grid.scheduling.placement.placement import Placement
-from distributed_grid.scheduling.placement.scores import RANK_UNIT
 
 DEFAULT_TERM_MS = 600_000
 STALE_MS = 30_000
@@ -86,13 +86,13 @@ def term_of(request: Request) -> int:
 def margin(place: Placement) -> float:
     """How clearly the best was better than the second: 0 not at all, 1 as clearly as can be.
 
-    What a strategy is named for, and ranks, are clear by themselves; below them it is the part of the scale that lies
-    between the two, so that all strategies mean the same by it. Losses of usable GPU have no scale: less is less.
+    What a strategy is named for is clear by itself; below that it is the part of a whole node that lies between the
+    two, so that all strategies mean the same by it. Losses of usable GPU have no scale: less is less.
     """
     if not place.runners_up or place.preferred:
         return 1.0
     ahead = place.score - place.runners_up[0][1]
-    scale = 1 if place.strategy is Strategy.FRAGMENTATION_AWARE else RANK_UNIT // 10
+    scale = 1 if place.strategy is Strategy.FRAGMENTATION_AWARE else WHOLE
     return min(max(ahead / scale, 0.0), 1.0)
 
 

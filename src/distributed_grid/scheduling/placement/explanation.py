@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from distributed_grid.domain.indexes.columns import WHOLE
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import GB, WHOLE_GPU
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.scheduling.placement.confidence import confidence
 from distributed_grid.scheduling.placement.placement import Placement, strategy_of
-from distributed_grid.scheduling.placement.scores import CLASS_UNIT
+from distributed_grid.scheduling.placement.scores import CLASS_UNIT, priority_weight, room_of
 
 
 class NodeScore(Struct, frozen=True, array_like=True):
-    """A node as it stood: its score, who lends first (its rank), and what was free of what it lent."""
+    """A node as it stood: its score, its priority (`rank`) and what that added to the score (`weight`, -1 where it was
+    not recorded), and what was free of what it lent."""
 
     node: str
     score: int
@@ -28,6 +30,7 @@ class NodeScore(Struct, frozen=True, array_like=True):
     memory_lends: int
     gpu_free: int = 0
     gpu_lends: int = 0
+    weight: int = -1
 
 
 class Choice(Struct, frozen=True, omit_defaults=True):
@@ -66,6 +69,17 @@ class RunnerUp(Struct, frozen=True):
     why: str
 
 
+class ScoreParts(Struct, frozen=True):
+    """What a score was made of: the criterion that the strategy is named for, in words (empty: it has none), then the
+    room and what the priority added, both as parts of a node."""
+
+    node: str
+    score: int
+    criterion: str
+    room: float
+    priority: float
+
+
 def choice_of(
     ledger: Ledger, request: Request, place: Placement, now: int, *, displaced: tuple[str, ...] = ()
 ) -> Choice:
@@ -102,6 +116,7 @@ def _node_score(ledger: Ledger, node: str, score: int) -> NodeScore:
         lends.memory_bytes,
         sum([claims.free_milli(device) for device in lends.gpus]) if lends.gpus else 0,
         WHOLE_GPU * len(lends.gpus),
+        priority_weight(ledger, node),
     )
 
 
@@ -136,35 +151,48 @@ def _summary_line(choice: Choice) -> str:
     return f"{choice.node} is the best of {choice.fits} nodes that fit, by {choice.strategy}"
 
 
+def scores(choice: Choice) -> tuple[ScoreParts, ...]:
+    """The scores that decided, the best first; none where leases make room, and in records that lack the parts."""
+    compared = (choice.best, *choice.next)
+    if choice.displaced or any(one.weight < 0 for one in compared):
+        return ()
+    return tuple(
+        ScoreParts(
+            one.node,
+            one.score,
+            _class_description(choice, one),
+            round(room_of(one.score, one.weight, choice.strategy), 3),
+            round(one.weight / WHOLE, 3),
+        )
+        for one in compared
+    )
+
+
 def _deciding_factors(choice: Choice) -> list[str]:
-    best, lines = choice.best, []
+    best, second = choice.best, next(iter(choice.next), None)
     named = _class_description(choice, best)
-    if named:
-        lines.append(f"{best.node} {named}")
-    later = [one for one in choice.next if _class(choice, one) == _class(choice, best) and one.rank < best.rank]
-    if later:
-        lines.append(f"its priority {best.rank / 1000:g} comes before {later[0].rank / 1000:g} of {later[0].node}")
-    if not _room_decided(choice):
+    lines = [f"{best.node} {named}"] if named else []
+    if second is None or _class(choice, second) != _class(choice, best) or choice.preferred:
         return [*lines, f"free there: {_room(best)}"]
+    if _room_score(choice, second) > _room_score(choice, best):
+        why = f"{second.node} is about as good, and the priority {best.rank / 1000:g} of {best.node} weighs more"
+        return [*lines, f"{why} than {second.rank / 1000:g}", f"free there: {_room(best)}"]
     return [*lines, f"{best.node} {_ROOM.get(choice.strategy, 'has most room')}: {_room(best)} free"]
 
 
-def _room_decided(choice: Choice) -> bool:
-    """Whether the room was compared: the next best was as good by everything that counts before it."""
-    best, second = choice.best, next(iter(choice.next), None)
-    if second is None:
-        return False
-    return _class(choice, second) == _class(choice, best) and second.rank == best.rank
+def _room_score(choice: Choice, one: NodeScore) -> float:
+    """How good a node is by what is left of it, whatever its priority."""
+    return room_of(one.score, max(one.weight, 0), choice.strategy)
 
 
 def _why_second(choice: Choice, one: NodeScore) -> str:
     best = choice.best
     if _class(choice, one) != _class(choice, best):
         return _class_description(choice, one)
-    if one.rank < best.rank:
-        return f"its priority {one.rank / 1000:g} comes after {best.rank / 1000:g}"
     if one.score == best.score:
         return f"as good, but later in order: {_room(one)} free"
+    if one.rank < best.rank and _room_score(choice, one) >= _room_score(choice, best):
+        return f"about as good, but its priority {one.rank / 1000:g} weighs less than {best.rank / 1000:g}"
     return f"{_LESS.get(choice.strategy, 'less room')}: {_room(one)} free"
 
 
@@ -184,7 +212,7 @@ def _class_description(choice: Choice, one: NodeScore) -> str:
     """What the strategy is named for, of one node: the upper part of its score."""
     number = _class(choice, one)
     if choice.strategy is Strategy.LOCAL_FIRST:
-        what = f"the node it is for ({choice.target})" if choice.target else "this machine"
+        what = f"the node it is for ({choice.target})" if choice.target else "the node it was submitted on"
         return f"is {what}" if number else f"is not {what}"
     if choice.strategy is Strategy.SPREAD:
         of = f" of group {choice.group}" if choice.group else ""
@@ -197,7 +225,7 @@ def _class_description(choice: Choice, one: NodeScore) -> str:
 
 
 def _class(choice: Choice, one: NodeScore) -> int:
-    """The part of the score above rank and room; 0 by strategies that are named for nothing."""
+    """The part of the score above room and priority; 0 by strategies that are named for nothing."""
     return one.score // CLASS_UNIT if choice.strategy in _HAVE_A_CLASS else 0
 
 

@@ -1,7 +1,8 @@
 """Placement scores: one integer per node and strategy, higher is better.
 
-The owner's lending rank decides before how full a node is, but after what a strategy is named for: being local, being
-spread, speed, cost. Equal scores go to the first row.
+What a strategy is named for comes first: being local, being spread, speed, cost. Below that it is how much of the node,
+or of its GPUs, is left, in millionths. The priority that its owner gave a node is a weight on top: at most a tenth of a
+node, so it decides among nodes that are about equally good. Equal scores go to the first row.
 """
 
 from __future__ import annotations
@@ -12,24 +13,30 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distributed_grid.domain.indexes.columns import FreeColumns
+from distributed_grid.domain.indexes.columns import THOUSANDTH, WHOLE, FreeColumns
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.scheduling_policy import Strategy
-from distributed_grid.scheduling.placement.fragmentation import fragmentation_index, shape_of
+from distributed_grid.scheduling.placement.fragmentation import TOTAL_WEIGHT, fragmentation_index, shape_of
 
 Scores = NDArray[np.int64]
 
-RANK_UNIT = 10_000
-"""Above any slack or fullness: the room those have below a rank."""
+PRIORITY_WEIGHT = WHOLE // 10
+"""What the highest priority of all nodes adds; the others add their part of it."""
+OFFSET = 10 * WHOLE
+"""Keeps what is below a class positive."""
 CLASS_UNIT = 10**10
-"""Above any rank: the room everything has below what a strategy is named for."""
-LOSS_UNIT = 2 * CLASS_UNIT
-"""Above any loss of what is useful on one node, which is below 2**33 (`fragmentation.TOTAL_WEIGHT`)."""
+"""Above any room and weight: the room everything has below what a strategy is named for."""
+GPU_LOSS = 1000 * TOTAL_WEIGHT
+"""The loss of a whole GPU that every typical request could have used."""
+SPEED_STEP = 50
+"""Unused speeds that differ by less, in thousandths of the usual speed, are about equal."""
+MAX_LOSS = 2**34
+"""Above any loss on one node, which is below 2**33 (`fragmentation.TOTAL_WEIGHT`); stands for an infinite one."""
 MAX_CACHED_ASKS = 64
 """Requests whose part of each node is cached."""
-MAX_RANK = CLASS_UNIT // RANK_UNIT - 1
+MAX_RANK = 10**12
 
 
 def score_rows(ledger: Ledger, request: Request, strategy: Strategy) -> Scores:
@@ -37,20 +44,37 @@ def score_rows(ledger: Ledger, request: Request, strategy: Strategy) -> Scores:
     return _SCORERS[strategy](ledger, request)
 
 
+def priority_weight(ledger: Ledger, node: str) -> int:
+    """What the priority of a node adds to its score, in millionths of a node."""
+    return int(_score_terms(ledger).weight.item(ledger.columns.rows[node]))
+
+
+def room_of(score: int, weight: int, strategy: Strategy) -> float:
+    """The part of a score that is neither the class nor the priority: what is left of the node, as parts of it added
+    up; negative by strategies that want little to be left, or little GPU to be lost."""
+    if strategy is Strategy.FRAGMENTATION_AWARE:
+        return (score - weight * GPU_LOSS // WHOLE) / GPU_LOSS
+    return (score % CLASS_UNIT - OFFSET - weight) / WHOLE
+
+
 def _balanced(ledger: Ledger, request: Request) -> Scores:
-    """The most room that is left afterwards, in parts of what the node lends: large nodes take more than small ones.
+    """The most room that is left afterwards, in parts of what the node offers: large nodes take more than small ones.
     GPUs count for those who ask for one: nobody else is drawn to them. What is lent to another node comes from one
     that does not work hard itself."""
     columns = ledger.columns
     room = columns.slack + _score_terms(ledger).without(request.ask)
     if request.ask.gpu_milli:
-        room += columns.gpu_whole * 1000 // np.maximum(columns.lends_gpus, 1)
-    return room - columns.pressure if request.target else room
+        room += columns.gpu_whole * 1000 // np.maximum(columns.lends_gpus, 1) * THOUSANDTH
+    return room - columns.pressure * THOUSANDTH if request.target else room
 
 
 def _local(ledger: Ledger, request: Request) -> Scores:
-    """The node it is for, or this machine; then as balanced."""
-    near = ledger.columns.mask_of((request.target,)) if request.target else ledger.columns.local
+    """The node it is for, else the one it was typed on: the head on this machine, or any node on it where the head is
+    elsewhere; then as balanced."""
+    columns = ledger.columns
+    near = columns.mask_of((request.target,)) if request.target else columns.home
+    if not request.target and not near.any():
+        near = columns.local
     return near * np.int64(CLASS_UNIT) + _balanced(ledger, request)
 
 
@@ -59,7 +83,7 @@ def _best_fit(ledger: Ledger, request: Request) -> Scores:
     columns, ask, terms = ledger.columns, request.ask, _score_terms(ledger)
     left = (columns.cpu - ask.cpu_milli) * 4000 // terms.most_cpu
     left += (columns.gpu_left - ask.gpu_milli) * 4000 // terms.most_gpu
-    return terms.rank + (RANK_UNIT - 1) - left
+    return terms.base - left * (WHOLE // 4000)
 
 
 def _spread(ledger: Ledger, request: Request) -> Scores:
@@ -77,7 +101,8 @@ def _fastest(ledger: Ledger, request: Request) -> Scores:
     """The most unused speed; then as balanced."""
     columns = ledger.columns
     idle = np.maximum(1000 - columns.busy, 0)
-    return (columns.speed * idle // 1000) * CLASS_UNIT + _balanced(ledger, request)
+    speed = columns.speed * idle // (1000 * SPEED_STEP)
+    return speed * (SPEED_STEP * CLASS_UNIT) + _balanced(ledger, request)
 
 
 def _cheapest(ledger: Ledger, request: Request) -> Scores:
@@ -87,34 +112,37 @@ def _cheapest(ledger: Ledger, request: Request) -> Scores:
 
 def _least_fragmentation(ledger: Ledger, request: Request) -> Scores:
     """The least fragmentation for typical requests; before any GPU request, the fewest GPUs left."""
-    rank = _score_terms(ledger).rank
+    weight = _score_terms(ledger).gpu_weight
     if ledger.request_shapes.weights:
         losses = fragmentation_index(ledger).losses(shape_of(request.ask))
-        return rank * (LOSS_UNIT // RANK_UNIT) - np.minimum(losses, LOSS_UNIT - 1).astype(np.int64)
-    return rank - np.minimum(ledger.columns.gpu_left // 10, RANK_UNIT - 1)
+        return weight - np.minimum(losses, MAX_LOSS).astype(np.int64)
+    return weight - ledger.columns.gpu_left * (GPU_LOSS // 1000)
 
 
 @dataclass(frozen=True, slots=True)
 class _ScoreTerms:
-    """Score terms that depend on the nodes' own rows: ranks, maxima, and the part of each node that a request takes.
+    """Score terms that depend on the nodes' own rows: what their priorities weigh, maxima, and the part of each node
+    that a request takes.
 
-    No lease and no offer changes that, so it is worked out once and remembered (`Ledger.cached`).
+    No lease and no offer changes that, so it is worked out once and remembered (`Ledger.cached`). Do not write to it.
     """
 
     columns: FreeColumns
     version: tuple[int, int]
-    rank: Scores
+    weight: Scores
+    base: Scores
+    gpu_weight: Scores
     most_cpu: int
     most_gpu: int
     known: dict[Amounts, Scores]
 
     def without(self, ask: Amounts) -> Scores:
-        """Ranks, less the parts of what each node lends that an ask takes of it. Do not write to it."""
+        """What priorities weigh, less the parts of what each node lends that an ask takes of it."""
         found = self.known.get(ask)
         if found is None:
             if len(self.known) == MAX_CACHED_ASKS:
                 self.known.clear()
-            found = self.known[ask] = self.rank + RANK_UNIT // 2 - self._taken(ask)
+            found = self.known[ask] = self.base - self._taken(ask) * THOUSANDTH
         return found
 
     def _taken(self, ask: Amounts) -> Scores:
@@ -131,10 +159,12 @@ def _score_terms(ledger: Ledger) -> _ScoreTerms:
     columns, known = ledger.columns, ledger.cached(_ScoreTerms)
     version = (columns.layout, columns.terms)
     if known is None or known.version != version:
-        rank = np.minimum(columns.rank, MAX_RANK) * RANK_UNIT
+        rank = np.minimum(columns.rank, MAX_RANK)
+        weight = PRIORITY_WEIGHT * rank // max(int(rank.max(initial=1)), 1)
         most_cpu = max(int(columns.lends_cpu.max(initial=1)), 1)
         most_gpu = 1000 * max(int(columns.lends_gpus.max(initial=1)), 1)
-        known = ledger.cache(_ScoreTerms(columns, version, rank, most_cpu, most_gpu, {}))
+        gpu_weight = weight * GPU_LOSS // WHOLE
+        known = ledger.cache(_ScoreTerms(columns, version, weight, weight + OFFSET, gpu_weight, most_cpu, most_gpu, {}))
     return known
 
 

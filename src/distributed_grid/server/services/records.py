@@ -23,7 +23,7 @@ from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import Ambiguous, BadInput, NotFound
 from distributed_grid.ports import EndedFilters, EndedRow, EventFilters, EventRow, Store
 from distributed_grid.reactor.decision import RECORD_TYPES
-from distributed_grid.scheduling.placement.explanation import Choice, reasoning, runners_up
+from distributed_grid.scheduling.placement.explanation import Choice, reasoning, runners_up, scores
 from distributed_grid.scheduling.placement.placement import strategy_of
 from distributed_grid.scheduling.queue.start_estimate import estimate_start
 
@@ -235,6 +235,16 @@ def decision_view(choice: Choice, starts: str | None) -> View:
         "confidence": choice.confidence / 1000,
         "reasoning": list(reasoning(choice)),
         "alternatives": [{"node_id": one.node, "score": one.score, "why": one.why} for one in runners_up(choice)],
+        "scores": [
+            {
+                "node_id": one.node,
+                "score": one.score,
+                "criterion": one.criterion or None,
+                "room": one.room,
+                "priority": one.priority,
+            }
+            for one in scores(choice)
+        ],
         "estimated_start": starts,
     }
 
@@ -246,5 +256,6 @@ def _undecided(strategy: str, why: list[str], starts: str | None) -> View:
         "confidence": 0.0,
         "reasoning": why,
         "alternatives": [],
+        "scores": [],
         "estimated_start": starts,
     }

@@ -116,9 +116,9 @@ def test_the_margin_means_the_same_by_every_strategy() -> None:
         return margin(replace(placement, **fields))
 
     assert of(5_000, 5_000) == 0
-    assert of(5_500, 5_000) == 0.5
-    assert of(5_500, 5_000, Strategy.BEST_FIT) == 0.5
-    assert of(10_005_000, 5_000) == 1  # another rank
+    assert of(505_000, 5_000) == 0.5  # half a node more is left
+    assert of(505_000, 5_000, Strategy.BEST_FIT) == 0.5
+    assert of(10_005_000, 5_000) == 1
     assert of(-3 * 10**10, -4 * 10**10, Strategy.SPREAD) == 1  # another class
     assert of(5_000, 5_000, preferred=True) == 1
     assert of(5_000, 5_000, runners_up=()) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from distributed_grid.domain.scheduling_policy import SchedulingPolicy, Strategy
 from distributed_grid.errors import BadInput
 from distributed_grid.scheduling.placement.placement import find_placement
 from distributed_grid.scheduling.placement.scores import MAX_CACHED_ASKS
-from tests.support.builders import Scenario, a_ledger, a_node, a_request
+from tests.support.builders import Scenario, a_ledger, a_node, a_request, thresholds
 
 
 def where(scenario: Scenario, strategy: Strategy, **request) -> str:
@@ -96,11 +98,86 @@ def test_fragmentation_aware_keeps_plain_work_off_the_gpus():
     assert where(scenario, Strategy.FRAGMENTATION_AWARE) == "plain"
 
 
-def test_the_rank_of_the_owner_decides_before_how_full_a_node_is():
-    scenario = Scenario(a_node("first", cores=4, rank=2000), a_node("second", cores=4))
-    scenario.ask(a_request("r0", cores=2, require=["first"]))
-    for strategy in (Strategy.LOAD_BALANCED, Strategy.BEST_FIT):
-        assert where(scenario, strategy) == "first"
+@pytest.mark.parametrize("strategy", [Strategy.LOAD_BALANCED, Strategy.SPREAD, Strategy.BEST_FIT])
+def test_priority_decides_among_nodes_that_are_about_equally_good(strategy):
+    scenario = Scenario(a_node("first", cores=64, rank=1000), a_node("second", cores=64, rank=3000))
+    less, more = ("first", "second") if strategy is Strategy.BEST_FIT else ("second", "first")
+    if strategy is not Strategy.SPREAD:
+        scenario.ask(a_request("r0", cores=2, require=[less]))
+    assert where(scenario, strategy) == "second", f"{more} is better by a thirtieth of a node"
+
+
+@pytest.mark.parametrize("strategy", [Strategy.LOAD_BALANCED, Strategy.BEST_FIT])
+def test_no_priority_outweighs_more_than_a_tenth_of_a_node(strategy):
+    scenario = Scenario(a_node("first", cores=8, rank=0), a_node("second", cores=8, rank=10**9))
+    scenario.ask(a_request("r0", cores=1, require=["first" if strategy is Strategy.BEST_FIT else "second"]))
+    assert where(scenario, strategy) == "first"
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 16), st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=6),
+    st.sampled_from([one for one in Strategy if one is not Strategy.NODE_SPECIFIC]),
+    st.integers(1, 10**6),
+)
+def test_equal_priorities_change_nothing(nodes, strategy, rank):
+    """Which number all of them have does not matter either."""
+    places = []
+    for one in (1000, rank):
+        scenario = Scenario(
+            *(a_node(f"n{i}", cores=cores, gpus=gpus, rank=one) for i, (cores, gpus, _) in enumerate(nodes))
+        )
+        for i, (cores, _, held) in enumerate(nodes):
+            if 0 < held <= cores:
+                scenario.ask(a_request(f"h{i}", cores=held, require=[f"n{i}"]))
+        found = find_placement(scenario.ledger, a_request(cores=1, strategy=strategy))
+        places.append(found and (found.node, [name for name, _ in found.runners_up]))
+    assert places[0] == places[1]
+
+
+def test_nine_jobs_of_two_cores_are_balanced_in_proportion_to_what_is_free():
+    """Whatever the priorities: 24 cores are free, and each node gets its part of the jobs, to within one."""
+    free = {"gpu-master": 4, "gpu1": 6, "gpu2": 14}
+    for ranks in ((1000, 2000, 3000), (3000, 2000, 1000), (1000, 1000, 1000)):
+        scenario = Scenario(*(a_node(name, cores=c, rank=r) for (name, c), r in zip(free.items(), ranks, strict=True)))
+        places = Counter(scenario.ask(a_request(f"r{number}", cores=2)).node for number in range(9))
+        assert all(abs(places[name] - 9 * cores / 24) < 1 for name, cores in free.items()), places
+
+
+def test_balancing_goes_by_what_is_offered_and_not_by_what_a_node_has():
+    """A node whose owner uses half of it gets half as many as its equal."""
+    scenario = Scenario(a_node("half", cores=16, thresholds=thresholds()), a_node("whole", cores=16))
+    scenario.heartbeat("half", Usage(cpu_busy_milli=500, cpu_outside_milli=500))
+    places = Counter(scenario.ask(a_request(f"r{number}", cores=1)).node for number in range(18))
+    assert places == {"whole": 12, "half": 6}
+
+
+def test_spread_gives_every_node_one_before_any_has_two_whatever_their_priorities():
+    ranks = {"small": 1000, "middle": 2000, "large": 9000}
+    scenario = Scenario(*(a_node(name, cores=4, rank=rank) for name, rank in ranks.items()))
+    for turn in range(3):
+        asked = [a_request(f"r{turn}-{number}", cores=1, strategy=Strategy.SPREAD) for number in range(3)]
+        assert {scenario.ask(request).node for request in asked} == set(ranks)
+
+
+def test_local_first_means_the_head_where_several_nodes_are_on_this_machine():
+    head = replace(a_node("gpu-master", cores=4), role="head")
+    scenario = Scenario(a_node("gpu1", cores=6, rank=2000), head, a_node("gpu2", cores=14, rank=3000))
+    assert where(scenario, Strategy.LOCAL_FIRST, cores=2) == "gpu-master"
+    assert where(scenario, Strategy.LOCAL_FIRST, cores=5) == "gpu2"
+    assert where(scenario, Strategy.LOCAL_FIRST, cores=2, target="gpu1") == "gpu1"
+
+
+def test_local_first_stays_here_where_the_head_is_another_machine():
+    scenario = Scenario(replace(far("boss", cores=64), role="head"), a_node("here", cores=4))
+    assert where(scenario, Strategy.LOCAL_FIRST) == "here"
+
+
+def test_speeds_that_hardly_differ_leave_the_choice_to_the_room():
+    scenario = Scenario(far("full", cores=8), far("empty", cores=8))
+    scenario.ask(a_request("r0", cores=4, require=["full"]))
+    scenario.heartbeat("full", Usage(cpu_busy_milli=10))
+    scenario.heartbeat("empty", Usage(cpu_busy_milli=40))
+    assert where(scenario, Strategy.PERFORMANCE_OPTIMIZED) == "empty"
 
 
 def test_without_a_strategy_of_its_own_a_request_goes_by_the_grids():
