@@ -100,7 +100,7 @@ asyncio.run(demo._demo_{part}())
             assert "10000 of cpu for gpu-master: refused" in done.stdout
         if part == "intelligent_scheduling":
             assert done.stdout.count(", confidence ") == 7
-            places = dict(re.findall(r"^(\w+): ([\w-]+), confidence ", done.stdout, re.M))
+            places = dict(re.findall(r"^(\w+): ([\w-]+), confidence ", done.stdout, re.MULTILINE))
             assert (places["load_balanced"], places["local_first"]) == ("gpu2", "gpu-master"), places
         if part == "load_balancing":
             assert all(f"  {node:<12} ## 2\n" in done.stdout for node in ("gpu-master", "gpu1", "gpu2"))
