@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -14,7 +15,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from distributed_grid.adapters.probes.machine_probe import MachineProbe
+from distributed_grid.agent.agent import AsyncioTasks
 from distributed_grid.agent.execution.attempt import AttemptExit
+from distributed_grid.agent.owner.borrowed_work import HostedWork
+from distributed_grid.agent.owner.eviction import URGENT_GRACE_MS
+from distributed_grid.agent.owner.guard import OwnerGuard
+from distributed_grid.agent.owner.usage_meter import UsageMeter
+from distributed_grid.posix.boot_clock import boot_ms
+from distributed_grid.wire import OwnerRules
 from tests.component.agent.execution.conftest import Driver, a_spec, is_alive, python
 from tests.component.agent.execution.test_stopping import STUBBORN_FAMILY
 from tests.e2e.crashes.conftest import needs_root
@@ -211,3 +220,50 @@ def test_a_shim_killed_at_any_moment_of_a_stop_is_reclaimed(
     ended = driver.ended("a.1")
     assert (ended.kind, ended.detail) == ("reclaimed", "why")
     assert not any(map(is_alive, pids))
+
+
+# ------------------------------------------------------------------ for the owner
+
+DEAF = """
+import os, signal, sys, time
+held = b"x" * (64 << 20)
+signal.signal(signal.SIGTERM, lambda *_: open(sys.argv[1], "w").close())
+if os.fork() == 0: os.setsid()
+os.write(1, b"%d\\n" % os.getpid())
+while True: time.sleep(1000)
+"""
+RULES = OwnerRules(
+    cpu_busy_max_milli=1000,
+    memory_used_max_milli=0,
+    memory_min_bytes=1 << 60,  # the owner needs more than there is
+    gpu_busy_max_milli=1000,
+    gpu_memory_min_bytes=0,
+    throttle=False,
+    pause=False,
+    notice_ms=300,
+    grace_ms=URGENT_GRACE_MS,
+)
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["room", "full"])
+def test_who_ignores_sigterm_is_killed_for_the_owner_when_its_grace_is_over(
+    disk: Disk, driver: Driver, tmp_path: Path, full: bool
+) -> None:
+    """SIGTERM first, then SIGKILL; on a full disk without a notice, which cannot be written there."""
+    told = tmp_path / "told"
+    driver.launch("a.1", *python(DEAF), str(told))
+    pids = driver.numbers("a.1", 2)
+    if full:
+        disk.fill()
+    work = HostedWork(driver.host, UsageMeter(MachineProbe()))
+    guard = OwnerGuard(work, boot_ms, report_pause=lambda *report: None, on_change=lambda: None)
+    guard.rules = RULES
+    watching = driver.loop.create_task(guard.watch(AsyncioTasks().sleep))
+    driver.until(told.exists)
+    assert (driver.root / "a.1/notice").exists() is not full
+    driver.until(lambda: not any(map(is_alive, pids)))
+    ended = driver.ended("a.1")
+    watching.cancel()
+    driver.run_coroutine(asyncio.gather(watching, return_exceptions=True))
+    assert (ended.kind, ended.signal) == ("reclaimed", signal.SIGKILL)
+    assert ended.detail.startswith("its owner needs here's memory: ")
