@@ -18,13 +18,13 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import force_setattr
 
-from distributed_grid.errors import Unreachable
+from distributed_grid.errors import Refused, Unreachable
 from distributed_grid.log_rate_limit import configure_logging
 from distributed_grid.posix.unix_sockets import short_path
 from distributed_grid.supervision import start_restarted
@@ -41,12 +41,16 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 MAX_NAME_CHARS = 256
 Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 Number = Annotated[int, Meta(ge=0, lt=2**62)]
+FilePath = Annotated[str, Meta(max_length=4096)]
+Seconds = Annotated[float, Meta(ge=-1e10, le=1e10)]
+Environ = Annotated[dict[Name, Annotated[str, Meta(max_length=131072)]], Meta(max_length=1000)]
 _encoder = msgspec.msgpack.Encoder()
 _LENGTH = struct.Struct(">I")
 
 
 class ChildCommand(Struct, frozen=True, tag=True):
-    """Base of what a child is told."""
+    """Base of what a child is told. Every field has a bound in its type; what is beyond is refused where it is sent,
+    since a child that cannot read a command ends, and so would each one after it."""
 
 
 class Report(Struct, frozen=True, tag=True):
@@ -77,9 +81,21 @@ T = TypeVar("T")
 A = TypeVar("A", bound=Answer)
 
 
-def encode_frame(message: ChildCommand | Report) -> bytes:
-    """A message as it travels."""
+def encode_frame(message: Report) -> bytes:
+    """A report as it travels."""
     body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def encode_command(command: ChildCommand, commands: msgspec.msgpack.Decoder[Any]) -> bytes:
+    """A command as it travels. Raises Refused for one that the child could not read."""
+    body = _encoder.encode(command)
+    try:
+        if len(body) > MAX_FRAME_BYTES:
+            raise ValueError(f"{len(body):,} bytes, {MAX_FRAME_BYTES:,} are allowed")
+        commands.decode(body)
+    except (ValueError, RecursionError) as beyond:
+        raise Refused(f"{type(command).__name__} is beyond its limits: {beyond}") from None
     return _LENGTH.pack(len(body)) + body
 
 
@@ -117,6 +133,7 @@ class ChildProcess(Generic[T]):
     def __init__(
         self,
         module: str,
+        commands: msgspec.msgpack.Decoder[Any],
         reports: msgspec.msgpack.Decoder[T],
         *,
         label: str,
@@ -126,7 +143,7 @@ class ChildProcess(Generic[T]):
         min_pause: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._module, self._label = module, label
-        self._reports = reports
+        self._commands, self._reports = commands, reports
         self._on_connect, self._on_report, self._on_exit = on_connect, on_report, on_exit
         self._min_pause = min_pause
         self._requests: dict[int, _Request] = {}
@@ -159,9 +176,13 @@ class ChildProcess(Generic[T]):
             self._task = None
 
     def write(self, command: ChildCommand) -> None:
-        """Send a command, if there is a child."""
-        if self._writer is not None:
-            self._writer.write(encode_frame(command))
+        """Send a command, if there is a child. One that it could not read is left out, and that is logged."""
+        if self._writer is None:
+            return
+        try:
+            self._writer.write(encode_command(command, self._commands))
+        except Refused as refused:
+            log.error("not sent to the %s process: %s", self._label, refused)
 
     def mark_ready(self, desired_state: Iterable[ChildCommand]) -> None:
         """The child can work: send it the desired state, then the requests that wait, then whatever comes."""
@@ -185,10 +206,13 @@ class ChildProcess(Generic[T]):
     ) -> A:
         """The answer to a numbered command, which waits for a child that is ready. Raises TimeoutError.
 
-        When the child is lost, it raises Unreachable; with `resend` the next child gets the command again instead.
+        When the child is lost, it raises Unreachable; with `resend` the next child gets the command again instead. A
+        command that the child could not read is Refused.
         """
         number = next(self._numbers)
-        request = _Request(command(number), on_step, asyncio.get_running_loop().create_future(), resend)
+        asked = command(number)
+        encode_command(asked, self._commands)
+        request = _Request(asked, on_step, asyncio.get_running_loop().create_future(), resend)
         self._requests[number] = request
         try:
             self.send(request.command)

@@ -9,14 +9,18 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
 from distributed_grid.adapters.child_process import ChildProcess
 from distributed_grid.adapters.node.node_messages import RunFinished
-from distributed_grid.adapters.ssh.process import REPORTS, Hop, RunOnNode, Settings, SshReport, SshTarget
-from distributed_grid.errors import Unreachable
+from distributed_grid.adapters.ray import driver_messages
+from distributed_grid.adapters.ssh import process as ssh_process
+from distributed_grid.adapters.ssh.process import COMMANDS, REPORTS, Hop, RunOnNode, Settings, SshReport, SshTarget
+from distributed_grid.errors import Refused, Unreachable
 
 MODULE = "distributed_grid.adapters.ssh.worker"
 
@@ -28,6 +32,7 @@ class Owner:
         self.connected = self.lost = 0
         self.child: ChildProcess[SshReport] = ChildProcess(
             MODULE,
+            COMMANDS,
             REPORTS,
             label="SSH",
             on_connect=self._on_connect,
@@ -142,3 +147,49 @@ def test_a_request_that_takes_too_long_is_given_up(slow_once: tuple[str, Path]) 
         await owner.child.stop()
 
     asyncio.run(story())
+
+
+def test_a_command_beyond_its_limits_is_refused_and_the_child_goes_on() -> None:
+    """Sent to it, the child would end, and so would each one after it."""
+
+    async def scenario() -> None:
+        owner = Owner()
+        owner.child.start()
+        try:
+            assert (await owner.resolve()).problem == ""
+            with pytest.raises(Refused, match=r"RunOnNode is beyond its limits: .*4096"):
+                await owner.resolve("/" * 5000)
+            owner.child.send(Settings(auth_sock="x" * 5000))
+            owner.child.send(Settings(environ=dict.fromkeys(map(str, range(1001)), "")))
+            assert (await owner.resolve()).problem == ""
+            assert (owner.connected, owner.lost) == (1, 0)
+        finally:
+            await owner.child.stop()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("commands", [ssh_process.COMMANDS, driver_messages.COMMANDS], ids=["SSH", "Ray"])
+def test_every_field_of_every_command_is_bounded(commands: msgspec.msgpack.Decoder[Any]) -> None:
+    def unbounded(node: msgspec.inspect.Type, path: str) -> list[str]:
+        match node:
+            case msgspec.inspect.StrType() | msgspec.inspect.BytesType():
+                return [] if node.max_length is not None else [path]
+            case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
+                return [] if node.le is not None or node.lt is not None else [path]
+            case msgspec.inspect.VarTupleType():
+                return [*unbounded(node.item_type, f"{path}[]"), *([] if node.max_length is not None else [path])]
+            case msgspec.inspect.DictType():
+                parts = (*unbounded(node.key_type, f"{path}.key"), *unbounded(node.value_type, f"{path}.value"))
+                return [*parts, *([] if node.max_length is not None else [path])]
+            case msgspec.inspect.UnionType():
+                return [one for part in node.types for one in unbounded(part, path)]
+            case msgspec.inspect.StructType():
+                named = ((f"{path}.{field.name}", field.type) for field in node.fields)
+                return [one for name, part in named for one in unbounded(part, f"{node.cls.__name__}{name}")]
+            case msgspec.inspect.BoolType() | msgspec.inspect.NoneType() | msgspec.inspect.AnyType():
+                return []  # `Any` is in the arguments of the node script alone: bounded by the frame
+            case _:
+                return [f"{path}: {node}"]
+
+    assert unbounded(msgspec.inspect.type_info(commands.type), "") == []

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from distributed_grid.adapters.child_process import Answer, ChildCommand, Name, Report, Text
+from distributed_grid.adapters.child_process import Answer, ChildCommand, FilePath, Name, Report, Seconds, Text
 from distributed_grid.errors import GridError, Refused
 
 MAX_DATA_BYTES = 1024 * 1024
@@ -29,10 +29,10 @@ class NodeTarget(Struct, frozen=True, kw_only=True):
     The agent ends when it has been without a link for `linger` seconds and runs nothing; 0 is never.
     """
 
-    name: str
-    grid: str
-    local_socket: str
-    linger: float = 0.0
+    name: Name
+    grid: Name
+    local_socket: FilePath
+    linger: Seconds = 0.0
 
 
 class NodeFacts(Struct, frozen=True):
@@ -42,7 +42,7 @@ class NodeFacts(Struct, frozen=True):
     machine: Name = ""
     libc: Name = ""
     libc_version: Name = ""
-    executable: Annotated[str, Meta(max_length=4096)] = ""
+    executable: FilePath = ""
     version: Name = ""
     running: Name = ""
 
@@ -50,7 +50,7 @@ class NodeFacts(Struct, frozen=True):
 class DropAgentLink(ChildCommand, frozen=True):
     """Keep the link to a node no longer; its agent stays. Dropping what is not kept is harmless."""
 
-    node: str
+    node: Name
 
 
 class AgentLinkChanged(Report, frozen=True):

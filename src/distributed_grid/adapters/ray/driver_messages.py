@@ -7,10 +7,23 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct, field
 
-from distributed_grid.adapters.child_process import Answer, ChildCommand, Name, Report, StepDone, Text
+from distributed_grid.adapters.child_process import (
+    Answer,
+    ChildCommand,
+    Environ,
+    FilePath,
+    Name,
+    Number,
+    Report,
+    Seconds,
+    StepDone,
+    Text,
+)
 from distributed_grid.adapters.node.node_messages import AgentLinkChanged, DropAgentLink, NodeTarget, RunFinished
 from distributed_grid.domain.resources import MAX_AMOUNT
 
+Amount = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
+MAX_NODES, MAX_GROUPS = 5_000, 15_000
 AWAY = "away: "
 """What a problem begins with that is no refusal: nobody knows what became of it."""
 
@@ -18,70 +31,70 @@ AWAY = "away: "
 class Connect(ChildCommand, frozen=True):
     """Be connected with this Ray cluster, for this grid; `environ` has the credentials for it."""
 
-    address: str
-    grid: str
-    namespace: str = "grid"
-    hold_seconds: float = 60.0
-    environ: dict[str, str] = field(default_factory=dict)
-    wheels: str = ""
+    address: Text
+    grid: Name
+    namespace: Name = "grid"
+    hold_seconds: Seconds = 60.0
+    environ: Environ = field(default_factory=dict)
+    wheels: FilePath = ""
 
 
 class GroupSpec(Struct, frozen=True):
     """A placement group: its name, Ray's id of the node it belongs on, what it takes there, and for how long (0: no
     end)."""
 
-    name: str
-    node: str
-    resources: dict[str, float]
-    left_seconds: float = 0.0
+    name: Name
+    node: Name
+    resources: Annotated[dict[Name, Annotated[float, Meta(ge=0, le=MAX_AMOUNT)]], Meta(max_length=256)]
+    left_seconds: Seconds = 0.0
 
 
 class ReserveGroups(ChildCommand, frozen=True):
     """Make these groups, each within so many seconds; each is answered by itself, under its name."""
 
-    items: tuple[GroupSpec, ...]
-    seconds: float
+    items: Annotated[tuple[GroupSpec, ...], Meta(max_length=MAX_GROUPS)]
+    seconds: Seconds
 
 
 class FreeGroups(ChildCommand, frozen=True):
     """Remove these groups; each is answered by itself, under its name."""
 
-    names: tuple[str, ...]
+    names: Annotated[tuple[Name, ...], Meta(max_length=MAX_GROUPS)]
 
 
 class ObserveGroups(ChildCommand, frozen=True):
     """Report the nodes of the cluster; `full` with every group of this grid."""
 
-    number: int
+    number: Number
     full: bool
 
 
 class ExtendGroupHold(ChildCommand, frozen=True):
     """The grid is there: its groups hold for so long; `terms` are those that end in so many seconds."""
 
-    number: int
-    seconds: float
-    terms: dict[str, float] = field(default_factory=dict)
+    number: Number
+    seconds: Seconds
+    terms: Annotated[dict[Name, Seconds], Meta(max_length=MAX_GROUPS)] = field(default_factory=dict)
 
 
 class Close(ChildCommand, frozen=True):
     """Leave nothing of this grid in Ray: no placement group, no actor."""
 
-    number: int
+    number: Number
 
 
 class PackageSettings(ChildCommand, frozen=True):
     """How packages are fetched, of the user who typed a command; kept in memory only."""
 
-    environ: dict[str, str]
-    wheels: str
+    environ: Environ
+    wheels: FilePath
 
 
 class AttachedNode(NodeTarget, frozen=True, kw_only=True):
     """A node of a Ray cluster that has become one of the grid's."""
 
-    ray_node: str
-    namespace: str = "grid"
+    ray_node: Name
+    namespace: Name = "grid"
 
 
 class KeepAttachedNode(ChildCommand, frozen=True):
@@ -93,8 +106,8 @@ class KeepAttachedNode(ChildCommand, frozen=True):
 class RunOnAttachedNode(ChildCommand, frozen=True):
     """One operation on one node: `stop` or `purge` its agent, or `forget` a node that is gone; its actor goes, too."""
 
-    number: int
-    operation: str
+    number: Number
+    operation: Name
     target: AttachedNode
 
 
@@ -126,10 +139,6 @@ class PlacementGroupFreed(Report, frozen=True):
 
     name: Name
     problem: Text = ""
-
-
-Amount = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
-MAX_NODES, MAX_GROUPS = 5_000, 15_000
 
 
 class RayNode(Struct, frozen=True):

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import TypeVar
 
-from distributed_grid.adapters.child_process import Answer, ChildCommand, ChildProcess, Say
+from distributed_grid.adapters.child_process import Answer, ChildCommand, ChildProcess, Say, encode_command
 from distributed_grid.adapters.node.node_messages import AgentLinkChanged, RunFinished
 from distributed_grid.adapters.ray.driver_messages import (
     AWAY,
+    COMMANDS,
+    MAX_GROUPS,
     REPORTS,
     AttachedNode,
     Close,
@@ -47,6 +50,7 @@ OBSERVE_SECONDS, CLOSE_SECONDS = 25.0, 90.0
 BUSY_CALLS, GATHER_SECONDS = 4, 0.01
 log = logging.getLogger(__name__)
 A = TypeVar("A", bound=Answer)
+T = TypeVar("T")
 
 
 class RayEngine:
@@ -61,6 +65,7 @@ class RayEngine:
         self._on_connected, self._on_link = on_connected, on_link
         self._child: ChildProcess[RayReport] = ChildProcess(
             "distributed_grid.adapters.ray.driver",
+            COMMANDS,
             REPORTS,
             label="Ray",
             on_connect=self._connect_child,
@@ -90,6 +95,11 @@ class RayEngine:
         is_same = (settings, socket_path) == (self._settings, self._socket)
         if is_same and self._child.is_started and self.connected is not None:
             return
+        try:
+            encode_command(settings, COMMANDS)
+        except Refused as refused:
+            self.problem, self.is_final = str(refused), True
+            return
         self._settings, self._socket = settings, socket_path
         self.problem, self.is_final = "", False
         self._child.restart(socket_path)
@@ -100,7 +110,9 @@ class RayEngine:
 
     def configure_packages(self, environ: dict[str, str], wheels: str) -> None:
         """From now on use these variables to fetch packages with; they stay in memory."""
-        self._packages = PackageSettings(environ or self._packages.environ, wheels)
+        packages = PackageSettings(environ or self._packages.environ, wheels)
+        encode_command(packages, COMMANDS)
+        self._packages = packages
         self.send(self._packages)
 
     def send(self, command: ChildCommand) -> None:
@@ -123,8 +135,10 @@ class RayEngine:
         self._check_connected()
         future = self._reserving.get(group.name)
         if future is None:
+            spec = group_spec(group)
+            encode_command(ReserveGroups((spec,), seconds), COMMANDS)  # refused by itself, not with those beside it
             future = self._reserving[group.name] = asyncio.get_running_loop().create_future()
-            self._to_reserve.setdefault(seconds, []).append(group_spec(group))
+            self._to_reserve.setdefault(seconds, []).append(spec)
             self._send_soon()
         problem = await asyncio.shield(future)
         if problem.startswith(AWAY):
@@ -150,12 +164,15 @@ class RayEngine:
         return parse_view(seen.view)
 
     async def extend_hold(self, seconds: float, terms: Mapping[str, float]) -> Collection[str]:
-        held = await self._request(
-            HoldExtended, lambda number: ExtendGroupHold(number, seconds, dict(terms)), OBSERVE_SECONDS
-        )
-        if held.problem:
-            raise Unreachable(f"Ray does not answer: {held.problem}")
-        return held.missing
+        missing: list[str] = []
+        for part in batched(terms.items()) or [()]:
+            held = await self._request(
+                HoldExtended, partial(ExtendGroupHold, seconds=seconds, terms=dict(part)), OBSERVE_SECONDS
+            )
+            if held.problem:
+                raise Unreachable(f"Ray does not answer: {held.problem}")
+            missing += held.missing
+        return missing
 
     async def clear(self) -> None:
         closed = await self._request(Closed, Close, CLOSE_SECONDS)
@@ -181,12 +198,12 @@ class RayEngine:
 
     def _send_gathered(self) -> None:
         self._sending = None
-        if self._to_free:
-            self.send(FreeGroups(tuple(self._to_free)))
-            self._to_free = []
+        for names in batched(self._to_free):
+            self.send(FreeGroups(names))
         for seconds, items in self._to_reserve.items():
-            self.send(ReserveGroups(tuple(items), seconds))
-        self._to_reserve = {}
+            for part in batched(items):
+                self.send(ReserveGroups(part, seconds))
+        self._to_free, self._to_reserve = [], {}
 
     # ------------------------------------------------------------------ the child
 
@@ -221,6 +238,12 @@ class RayEngine:
         self._reserving, self._freeing = {}, {}
         for future in waiting:
             _settle(future, AWAY + (self.problem or "its process ended"))
+
+
+def batched(items: Iterable[T]) -> list[tuple[T, ...]]:
+    """The items in parts that a command has room for."""
+    rest = tuple(items)
+    return [rest[at : at + MAX_GROUPS] for at in range(0, len(rest), MAX_GROUPS)]
 
 
 def _settle(future: asyncio.Future[str] | None, result: str) -> None:

@@ -12,7 +12,18 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct, field
 
-from distributed_grid.adapters.child_process import ChildCommand, ChildProcess, Name, Report, Say, StepDone
+from distributed_grid.adapters.child_process import (
+    ChildCommand,
+    ChildProcess,
+    Environ,
+    FilePath,
+    Name,
+    Number,
+    Report,
+    Say,
+    StepDone,
+    encode_command,
+)
 from distributed_grid.adapters.node.node_messages import (
     AgentLinkChanged,
     DropAgentLink,
@@ -22,15 +33,20 @@ from distributed_grid.adapters.node.node_messages import (
 )
 from distributed_grid.errors import Refused
 
+MAX_PORTS = 256
+Port = Annotated[int, Meta(ge=0, lt=2**16)]
+Arguments = Annotated[dict[Name, Any], Meta(max_length=64)]
+"""Of an operation of the node script; how large they are together is bounded by the frame."""
+
 
 class Hop(Struct, frozen=True):
     """One SSH server. What is empty (or port 0) was not given: SSH's own configuration may say it."""
 
-    host: str
-    port: int = 0
-    user: str = ""
-    key: str = ""
-    known_hosts: str = ""
+    host: Name
+    port: Port = 0
+    user: Name = ""
+    key: FilePath = ""
+    known_hosts: FilePath = ""
     accept_new: bool = False
 
 
@@ -47,16 +63,16 @@ class SshTarget(NodeTarget, frozen=True, kw_only=True):
     """A node by its SSH server, the hops before that, and the interpreter to use there."""
 
     hop: Hop
-    via: tuple[Hop, ...] = ()
-    python: str = ""
+    via: Annotated[tuple[Hop, ...], Meta(max_length=64)] = ()
+    python: FilePath = ""
 
 
 class Settings(ChildCommand, frozen=True):
     """Of the user who typed a command: the agent with the keys, how packages are fetched. Kept in memory only."""
 
-    auth_sock: str = ""
-    environ: dict[str, str] = field(default_factory=dict)
-    wheels: str = ""
+    auth_sock: FilePath = ""
+    environ: Environ = field(default_factory=dict)
+    wheels: FilePath = ""
 
 
 class KeepAgentLink(ChildCommand, frozen=True):
@@ -68,26 +84,26 @@ class KeepAgentLink(ChildCommand, frozen=True):
 class RunOnNode(ChildCommand, frozen=True):
     """One operation on one node: `install`, `inspect`, `stop`, `purge`, or one of Ray's with arguments as `data`."""
 
-    number: int
-    operation: str
+    number: Number
+    operation: Name
     target: SshTarget
-    data: dict[str, Any] = field(default_factory=dict)
+    data: Arguments = field(default_factory=dict)
 
 
 class PortForward(Struct, frozen=True):
     """From an address of this machine, or the next free port there, to one that a node can reach."""
 
-    host: str
-    port: int
-    to_host: str
-    to_port: int
+    host: Name
+    port: Port
+    to_host: Name
+    to_port: Port
 
 
 class ForwardPorts(ChildCommand, frozen=True):
     """Forward these ports of this machine to those of a node, instead of what was forwarded there before."""
 
     target: SshTarget
-    ports: dict[str, PortForward] = field(default_factory=dict)
+    ports: Annotated[dict[Name, PortForward], Meta(max_length=MAX_PORTS)] = field(default_factory=dict)
 
 
 class RunRayDriver(ChildCommand, frozen=True):
@@ -97,17 +113,15 @@ class RunRayDriver(ChildCommand, frozen=True):
     """
 
     target: SshTarget
-    socket: str
-    data: dict[str, Any] = field(default_factory=dict)
+    socket: FilePath
+    data: Arguments = field(default_factory=dict)
 
 
 class PortsForwarded(Report, frozen=True):
     """Which ports of this machine lead to those of a node now, by their names; none while the connection is down."""
 
     node: Name
-    ports: Annotated[dict[Name, Annotated[int, Meta(ge=0, lt=2**16)]], Meta(max_length=256)] = field(
-        default_factory=dict
-    )
+    ports: Annotated[dict[Name, Port], Meta(max_length=MAX_PORTS)] = field(default_factory=dict)
 
 
 SshCommand = Settings | KeepAgentLink | DropAgentLink | RunOnNode | ForwardPorts | RunRayDriver
@@ -123,6 +137,7 @@ class SshProcess(LinkStates):
         super().__init__()
         self._child: ChildProcess[SshReport] = ChildProcess(
             "distributed_grid.adapters.ssh.worker",
+            COMMANDS,
             REPORTS,
             label="SSH",
             on_connect=self._send_desired_state,
@@ -140,15 +155,22 @@ class SshProcess(LinkStates):
         await self._child.stop()
 
     def configure(self, auth_sock: str, environ: dict[str, str]) -> None:
-        """From now on use this SSH agent, and these variables to fetch packages with; both stay in memory."""
+        """From now on use this SSH agent, and these variables to fetch packages with; both stay in memory. Raises
+        Refused where they are beyond all bounds."""
         wheels = environ.get("GRID_WHEELS") or self._settings.wheels
         settings = Settings(auth_sock or self._settings.auth_sock, environ or self._settings.environ, wheels)
+        encode_command(settings, COMMANDS)
         if settings != self._settings:
             self._settings = settings
             self._child.send(settings)
 
     def keep_link(self, target: SshTarget) -> None:
         """Keep a link to this node until it is dropped; one that is down is tried again at once."""
+        try:
+            encode_command(KeepAgentLink(target), COMMANDS)
+        except Refused as refused:
+            self.record(AgentLinkChanged(target.name, "down", str(refused), final=True))
+            return
         self._kept[target.name] = target
         if target.name not in self.links or self.links[target.name].state == "down":
             self.links[target.name] = AgentLinkChanged(target.name, "connecting")
