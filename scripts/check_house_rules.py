@@ -4,6 +4,7 @@ Rule 1. A lock file has names, versions and hashes: no addresses, no comments.
 Rule 2. No file names a package registry's host; where packages come from is the business of the machine.
 Rule 3. No file names somebody's home folder, or the folder this clone is in.
 Rule 4. `__version__` and the version in pyproject.toml are the same.
+Rule 5. Who catches every exception raises it again, or says on that line why everything is caught.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def main() -> int:
         except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
             continue
         problems += (f"{path}:{number}: {what}" for number, what in wrong_lines(path, text))
+        if path.startswith("src/") and path.endswith(".py"):
+            problems += (f"{path}:{number}: {what}" for number, what in unexplained_catches(text))
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0
@@ -56,6 +59,30 @@ def wrong_lines(path: str, text: str) -> Iterator[tuple[int, str]]:
             yield number, f"names a package registry: {found.group()}"
         if found := HOME.search(line):
             yield number, f"names a folder of one machine: {found.group()}"
+
+
+def unexplained_catches(text: str) -> Iterator[tuple[int, str]]:
+    """Every place that swallows whatever is raised and does not say why."""
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.ExceptHandler(type=caught, body=[*_, last]) if _is_everything(caught):
+                is_explained = "# " in lines[node.lineno - 1] or (isinstance(last, ast.Raise) and last.exc is None)
+            case ast.Call(func=ast.Attribute(attr="suppress"), args=args) if any(map(_is_everything, args)):
+                is_explained = "# " in lines[node.lineno - 1]
+            case _:
+                continue
+        if not is_explained:
+            yield node.lineno, "catches every exception and does not say why"
+
+
+def _is_everything(caught: ast.expr | None) -> bool:
+    match caught:
+        case None | ast.Name(id="Exception" | "BaseException"):
+            return True
+        case ast.Tuple(elts=parts):
+            return any(map(_is_everything, parts))
+    return False
 
 
 def wrong_version() -> Iterator[str]:

@@ -262,13 +262,13 @@ class Grid:
             return
         try:
             effects = derive().each()
-        except Exception:
+        except Exception:  # it is committed, so its callers are answered; the next tick derives it again
             log.exception("what has to be done could not be derived")
             return
         for effect in effects:
             try:
                 self._sink.perform(effect)
-            except Exception:
+            except Exception:  # one by one: a bug in one of them must not keep the others from being performed
                 log.exception("an effect could not be performed: %s", effect)
 
     async def _commit(self, batch: DecidedBatch) -> None:

@@ -97,9 +97,9 @@ class PlacementGroupActor:
                     return self._why_not(node, wanted, seconds)
                 self._wait_for_room(node, wanted, deadline)
         except Exception as failure:  # whatever Ray says: the caller hears it, and nothing is left
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # there may be none; what is left is found by the next sweep
                 self._remove(self._ray.util.get_placement_group(name))
-            return f"Ray failed: {str(failure).splitlines()[0][:300]}"
+            return f"Ray failed: {(str(failure) or type(failure).__name__).splitlines()[0][:300]}"
 
     def _create(self, name: str, node: str, resources: Resources) -> Any:
         selector = [{"ray.io/node-id": node}]
