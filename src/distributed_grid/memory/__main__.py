@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 
+from distributed_grid.log_rate_limit import configure_logging
 from distributed_grid.memory.server.server import start_server
 
 
@@ -18,7 +19,7 @@ def main() -> None:
     os.chdir("/")
     for name in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(name, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    configure_logging(logging.StreamHandler())
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -18,6 +19,7 @@ from distributed_grid.domain.fences import MAX_EPOCH, MAX_EPOCH_LEAD
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.nodes import Usage
 from distributed_grid.domain.states import NodeState
+from distributed_grid.reactor.report_budget import BURST
 from distributed_grid.wire import (
     MAX_ATTEMPTS,
     MAX_IDS,
@@ -258,6 +260,20 @@ def test_an_unwanted_attempt_is_stopped_again_until_its_end_is_reported() -> Non
         gateway.received(AttemptEndedReport(1, "old.1", stop.fence, Outcome(Ending.CANCELLED)), ash)
         await gateway.settled()
         assert await beat(gateway, ash, RESEND_MS + 1) == []
+
+    with_a_grid(story)
+
+
+def test_an_agent_that_reports_ends_without_end_does_not_fill_the_audit_trail() -> None:
+    async def story(grid: Grid, gateway: AgentGateway) -> None:
+        ash, birch = await joined(gateway, hello("ash")), await joined(gateway, hello("birch"))
+        for n in range(3 * BURST):
+            gateway.received(AttemptEndedReport(n, f"job-{n}.1", 1, Outcome(Ending.EXITED, detail="x" * 8000)), ash)
+        gateway.received(AttemptEndedReport(0, "mine.1", 1, Outcome(Ending.EXITED)), birch)
+        await gateway.settled()
+        late = grid.store.events(types=["late-report"], limit=10 * BURST)
+        assert Counter(event.node for event in late) == {"ash": BURST, "birch": 1}
+        assert max(len(event.reason) for event in late) <= 500
 
     with_a_grid(story)
 
