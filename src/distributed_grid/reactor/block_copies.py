@@ -227,7 +227,7 @@ def on_lost(ledger: Ledger, event: CopyLost, now: int) -> Decision:
     left = replace(block, places=_without(block.places, event.copy), leaving=_without(block.leaving, event.copy))
     records: list[Record] = []
     if left.places != block.places:
-        left = replace(left, generation=block.generation + 1, tried_at_ms=0)
+        left = replace(left, generation=block.generation + 1)
         records.append(Record("copy-lost", block.user, block.id, place.node, event.why))
         if not left.places:
             left = replace(

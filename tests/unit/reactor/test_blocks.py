@@ -260,6 +260,20 @@ def test_a_lost_copy_is_made_again_from_the_one_that_is_left():
     assert not scenario.ledger.unsettled_blocks
 
 
+def test_a_node_that_loses_a_copy_as_soon_as_it_has_it_does_not_get_the_next_at_once():
+    """Else it could fill the audit trail, with a round at each tick."""
+    scenario = a_pool("gpu1", "gpu2")
+    ask(scenario, copies=2)
+    made = 0
+    for life in range(60):
+        served(scenario, "gpu2", life=f"life{life}")
+        scenario.advance(1)
+        if effects(scenario, MakeCopy):
+            moved(scenario)
+            made += 1
+    assert 8 <= made <= 60 // 5 + 1
+
+
 def test_another_life_of_a_nodes_memory_has_lost_what_was_in_the_one_before():
     scenario = a_pool("gpu1", "gpu2")
     ask(scenario, prefer="gpu1")
