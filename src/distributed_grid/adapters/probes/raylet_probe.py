@@ -9,18 +9,20 @@ RAYLET_PROGRAM = "/ray/core/src/ray/raylet/raylet"  # where every installed Ray 
 
 
 def is_raylet(pid: int, besides: str = "") -> bool:
-    """Whether a process runs the raylet of a Ray that root or this user has installed, not below the path `besides`.
+    """Whether a process runs the raylet of an installed Ray, not below the path `besides`.
 
-    What a process calls itself says nothing. A process of another user shows its program to root only.
+    What a process calls itself says nothing. The Ray belongs to root or to this user, or whoever runs it cannot change
+    it. A process of another user shows its program to root only.
     """
     try:
         program = os.readlink(f"/proc/{pid}/exe")
-        found = os.stat(f"/proc/{pid}/exe")
+        found, runner = os.stat(f"/proc/{pid}/exe"), os.stat(f"/proc/{pid}").st_uid
     except OSError:  # ended, or another user's
         return False
     if besides and program.startswith(os.path.join(os.path.realpath(besides), "")):
         return False
-    return program.endswith(RAYLET_PROGRAM) and found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o002
+    is_trusted = found.st_uid in (0, os.geteuid()) or found.st_uid != runner
+    return program.endswith(RAYLET_PROGRAM) and is_trusted and not found.st_mode & 0o002
 
 
 def find_raylets() -> Iterator[int]:

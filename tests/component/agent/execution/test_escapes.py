@@ -220,7 +220,7 @@ def test_a_group_made_inside_the_jobs_group_is_removed_with_it(grid: Driver) -> 
 # ---------------------------------------------------------------------- another grid
 
 
-@pytest.mark.parametrize("how", ["cancelled", "reclaimed", "hold_expired", "over_limit", "lost"])
+@pytest.mark.parametrize("how", ["cancelled", "reclaimed", "hold_expired", "over_limit"])
 def test_another_grid_inside_a_job_is_part_of_it(grid: Driver, tmp_path: Path, how: str) -> None:
     """Its daemon holds a lock, leads a session and has jobs in control groups of its own: all of it is this job's."""
     state, go = tmp_path / "nested", tmp_path / "go"

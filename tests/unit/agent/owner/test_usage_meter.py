@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from distributed_grid.posix.boot_clock import boot_id
 from tests.support.shell import wait_until
 
 SPIN = "import time; block = bytearray(64 << 20); block[::4096] = b'x' * len(block[::4096])\nwhile True: pass"
+OTHER_USER = 54321
 MARKED = os.environ | {"GRID_RAY_MARK": "m"}
 
 
@@ -150,6 +152,22 @@ def test_a_raylet_that_anybody_could_have_replaced_is_none(tmp_path: Path) -> No
         program.chmod(0o757)
         assert not found(pid)
         assert pid not in set(raylet_probe.find_raylets())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+@pytest.mark.parametrize(("runner", "is_one"), [(0, True), (OTHER_USER, False)])
+def test_a_raylet_of_another_user_is_one_unless_that_user_runs_it(runner: int, is_one: bool) -> None:
+    """A Ray that an administrator has installed for all; and a program that its own user may have made."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        program = install_raylet(Path(folder))
+        os.chown(program, OTHER_USER, OTHER_USER)
+        with subprocess.Popen([program, "-c", "read x"], stdin=subprocess.PIPE, user=runner) as shell:
+            try:
+                wait_until(lambda: os.readlink(f"/proc/{shell.pid}/exe") == str(program))
+                assert found(shell.pid) is is_one
+            finally:
+                shell.kill()
 
 
 def test_a_worker_below_two_raylets_counts_once(tmp_path: Path) -> None:
