@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,22 +23,34 @@ print(time.process_time())
 """
 
 
+@pytest.fixture(scope="module")
+def cluster(shared_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(shared_lab, tmp_path_factory.mktemp("owner"))
+    made.results("start", "gpu2")
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def lending(lab: Lab, tmp_path: Path) -> Iterator[tuple[Cluster, Host, str]]:
+def lending(cluster: Cluster, shared_lab: Lab) -> Iterator[tuple[Cluster, Host, str]]:
     """gpu2 with both of its cores lent to a job that keeps them busy; other hosts and tests hardly slow it down."""
-    grid = Cluster(lab, tmp_path)
-    shares = lab.host("gpu2").groups.path_of("cpu") / "cpu.shares"
+    host = shared_lab.host("gpu2")
+    shares = host.groups.path_of("cpu") / "cpu.shares"
     before = shares.read_text()
     shares.write_text("262144")
     try:
-        grid.results("start", "gpu2")
-        words = ["run-shared", "--detach", "--strategy", "node_specific", "-n", "gpu2", "-r", "cpu", "-a", "2"]
-        job_id = grid(*words, "--workdir", "none", "python3", "-c", SPIN, check=0).stdout.split()[-1]
-        wait_until(lambda: grid.json("jobs", "show", job_id)["state"] == "running")
-        yield grid, lab.host("gpu2"), job_id
+        wait_until(lambda: cluster.is_alive("gpu2"), 60)
+        words = ("--strategy", "node_specific", "-n", "gpu2", "-r", "cpu", "-a", "2", "--workdir", "none")
+        job_id = cluster.detach(*words, "python3", "-c", SPIN)
+        wait_until(lambda: cluster.job(job_id)["state"] == "running")
+        used = host.groups.cpu_seconds()
+        wait_until(lambda: host.groups.cpu_seconds() - used > 2)
+        yield cluster, host, job_id
+        shared_lab.mend()
+        cluster("jobs", "cancel", job_id, check=0)
+        cluster("jobs", "wait", job_id, "--timeout", "60")
     finally:
         shares.write_text(before)
-        grid.close()
 
 
 def owners_part(host: Host, seconds: float, processes: int = 2) -> float:
@@ -54,7 +64,6 @@ def owners_part(host: Host, seconds: float, processes: int = 2) -> float:
 
 def test_an_owner_gets_the_machine_back_and_the_job_goes_on_afterwards(lending: tuple[Cluster, Host, str]) -> None:
     grid, host, job_id = lending
-    time.sleep(2)
     assert owners_part(host, 4) > 0.6  # a second at most goes by before borrowed work gives way
     running = [host.popen(["python3", "-S", "-c", OWNERS_WORK, "25"], user=OWNER, stdout=-1) for _ in range(2)]
     try:
@@ -65,12 +74,10 @@ def test_an_owner_gets_the_machine_back_and_the_job_goes_on_afterwards(lending: 
             one.communicate()
     wait_until(lambda: grid.json("jobs", "show", job_id)["state"] == "running", 20)
     before = host.groups.cpu_seconds()
-    time.sleep(2)
-    assert host.groups.cpu_seconds() - before > 1.5
+    wait_until(lambda: host.groups.cpu_seconds() - before > 1.5)
 
 
-def test_no_control_plane_is_needed_for_it(lending: tuple[Cluster, Host, str], lab: Lab) -> None:
+def test_no_control_plane_is_needed_for_it(lending: tuple[Cluster, Host, str], shared_lab: Lab) -> None:
     _, host, _ = lending
-    time.sleep(2)
-    lab.cut(host)
+    shared_lab.cut(host)
     assert owners_part(host, 4) > 0.6

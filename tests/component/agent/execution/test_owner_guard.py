@@ -33,7 +33,8 @@ from tests.component.agent.execution.conftest import Driver, a_spec, is_alive, p
 from tests.component.agent.execution.test_cpu_control import allowed
 
 CORES = sorted(os.sched_getaffinity(0))
-pytestmark = [pytest.mark.e2e, pytest.mark.alone, pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")]
+pytestmark = [pytest.mark.e2e, pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")]
+alone = pytest.mark.alone  # they keep every core busy
 
 GB = 1024**3
 RULES = OwnerRules(
@@ -130,6 +131,7 @@ def owners_share(driver: Driver, owner: list[int], seconds: float) -> float:
     return owners / max(1, owners + own)
 
 
+@alone
 def test_the_owner_has_its_machine_back_within_a_second_and_lends_it_again_afterwards(guarded: Guarded) -> None:
     driver, guard = guarded.driver, guarded.guard
     job = driver.launch("a.1", *python(SPIN_EVERYWHERE), cpu_milli=1000 * len(CORES))
@@ -154,6 +156,7 @@ def test_the_owner_has_its_machine_back_within_a_second_and_lends_it_again_after
     assert guarded.changes == [True, False]
 
 
+@alone
 def test_an_owner_who_wants_half_shares_the_machine(guarded: Guarded) -> None:
     driver = guarded.driver
     half = len(CORES) // 2
@@ -170,6 +173,7 @@ def test_an_owner_who_wants_half_shares_the_machine(guarded: Guarded) -> None:
         assert guarded.pauses == []
 
 
+@alone
 def test_an_owner_who_takes_it_all_pauses_everything_until_it_goes(guarded: Guarded) -> None:
     driver, guard = guarded.driver, guarded.guard
     driver.launch("a.1", *python(SPIN_EVERYWHERE), cpu_milli=1000)
@@ -203,6 +207,7 @@ def weights(root: Path) -> dict[str, str]:
     return {str(file): file.read_text() for file in files if file.exists()}
 
 
+@alone
 def test_pins_and_weights_come_back_exactly_as_they_were(guarded: Guarded) -> None:
     driver = guarded.driver
     jobs = [
@@ -224,6 +229,7 @@ def test_pins_and_weights_come_back_exactly_as_they_were(guarded: Guarded) -> No
     assert weights(driver.root) == before
 
 
+@alone
 def test_a_slowed_job_can_still_be_cancelled_and_clean_up(guarded: Guarded) -> None:
     driver = guarded.driver
     polite = "trap 'for i in 1 2 3 4 5; do sleep 0.05; done; echo bye; exit 3' TERM; echo 1; while :; do :; done"
@@ -235,6 +241,7 @@ def test_a_slowed_job_can_still_be_cancelled_and_clean_up(guarded: Guarded) -> N
     assert (ended.kind, ended.exit_code, driver.out("a.1")) == ("cancelled", 3, "1\nbye\n")
 
 
+@alone
 def test_without_rules_nobody_gives_way(guarded: Guarded) -> None:
     guarded.guard.rules = None
     driver = guarded.driver
@@ -245,6 +252,7 @@ def test_without_rules_nobody_gives_way(guarded: Guarded) -> None:
     assert (guarded.changes, guarded.guard.generation) == ([], 0)
 
 
+@alone
 def test_letting_go_lets_everything_run(guarded: Guarded) -> None:
     driver = guarded.driver
     job = driver.launch("a.1", *python(SPIN_EVERYWHERE), cpu_milli=1000 * len(CORES))
@@ -302,6 +310,7 @@ def test_a_notice_is_taken_back_when_the_need_passes(guarded: Guarded) -> None:
     assert driver.host.running() == ("a.1",)
 
 
+@alone
 def test_where_only_eviction_is_allowed_the_youngest_goes(guarded: Guarded) -> None:
     driver = guarded.driver
     guarded.guard.rules = msgspec.structs.replace(RULES, throttle=False, pause=False, notice_ms=200)
