@@ -9,6 +9,7 @@ OTHER_UNIT_TESTS = $(filter-out tests/unit/domain tests/unit/reactor,$(patsubst 
 	$(wildcard tests/unit/test_*.py) $(PROPERTY_TESTS) tests/contract
 # The labs first: they take longest.
 REAL_TESTS = tests/lab/ray tests/lab/hosts tests/e2e $(wildcard tests/test_*.py) tests/component
+ALONE_TESTS = $(shell grep -rl --include='test_*.py' pytest.mark.alone $(REAL_TESTS))
 FAST = -n 2 --dist loadscope -p no:schemathesis
 PARALLEL = -n $(TEST_WORKERS) --dist loadscope --no-loadscope-reorder
 TEST_WORKERS ?= 4
@@ -53,7 +54,7 @@ test-fast: setup ## unit and contract tests, with the branch coverage of domain/
 # Most of these wait for something, so there are more at a time than cores; those that measure the machine run alone.
 test-real: setup system-packages ## real processes, the real grid, several real hosts by SSH, a real Ray cluster
 	$(BIN)/pytest $(REAL_TESTS) -m "not alone and not chaos" $(PARALLEL) $(PYTEST_ARGS)
-	$(BIN)/pytest $(REAL_TESTS) -m "alone and not chaos" $(PYTEST_ARGS)
+	$(BIN)/pytest $(ALONE_TESTS) -m "alone and not chaos" $(PYTEST_ARGS)
 
 test-component: setup system-packages ## real processes of one package: attempts, memory servers, SSH servers
 	$(BIN)/pytest tests/component $(PARALLEL) $(PYTEST_ARGS)
