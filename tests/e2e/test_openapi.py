@@ -18,6 +18,7 @@ from tests.support.shell import Shell
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 EXAMPLES = 12
+TOO_LARGE = 413
 PROMISES: list[CheckFunction] = [
     not_a_server_error,
     checks.response_schema_conformance,
@@ -117,6 +118,7 @@ def ask(api: Api, name: str, mode: GenerationMode, promises: list[CheckFunction]
         if name == "POST /v1/jobs" and isinstance(case.body, dict) and "argv" in case.body:
             case.body["dry_run"] = True  # what was made up is not run
         answer = case.call(headers=api.headers, timeout=20)
-        case.validate_response(answer, checks=promises, headers=api.headers)
+        kept = promises if answer.status_code != TOO_LARGE else PROMISES  # refused before it was read
+        case.validate_response(answer, checks=kept, headers=api.headers)
 
     one()

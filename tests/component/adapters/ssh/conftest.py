@@ -52,7 +52,7 @@ class Server:
         assert SSHD is not None
         command = [SSHD, "-D", "-f", str(self.folder / "config"), "-E", str(self.folder / "log")]
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        until = time.monotonic() + 10
+        until = time.monotonic() + 40
         while time.monotonic() < until:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as there:
                 if there.recv(4) == b"SSH-":
