@@ -49,9 +49,9 @@ def test_an_exit_of_137_and_a_kill_are_told_apart(shared_grid: Shell) -> None:
     )
 
 
-def test_output_is_shown_while_the_command_runs(grid: Shell) -> None:
+def test_output_is_shown_while_the_command_runs(shared_grid: Shell) -> None:
     code = "import time; print('first'); time.sleep(60)"
-    process = grid.start("run-shared", PYTHON, "-c", code)
+    process = shared_grid.start("run-shared", PYTHON, "-c", code)
     assert process.stdout is not None
     assert process.stdout.readline() == b"first\n"
     assert process.poll() is None
@@ -84,16 +84,18 @@ def test_a_command_that_closes_its_output_runs_on(shared_grid: Shell) -> None:
     assert shared_grid("run-shared", PYTHON, "-c", code).returncode == 5
 
 
-def test_a_reader_that_goes_away_ends_the_job(grid: Shell) -> None:
-    grid("status")
+def test_a_reader_that_goes_away_ends_the_job(shared_grid: Shell) -> None:
+    shared_grid("status")
     pipe = f"{GRID[0]} run-shared yes | head -n 1"
-    done = subprocess.run(["bash", "-c", pipe], env=grid.env, cwd=grid.cwd, capture_output=True, timeout=30)
+    done = subprocess.run(
+        ["bash", "-c", pipe], env=shared_grid.env, cwd=shared_grid.cwd, capture_output=True, timeout=30
+    )
     assert done.stdout == b"y\n"
     assert b"Traceback" not in done.stderr
-    wait_until(lambda: not grid.json("status")["jobs"])
+    wait_until(lambda: not shared_grid.json("status")["jobs"])
 
 
-def test_control_c_stops_the_whole_tree(grid: Shell, tmp_path: Path) -> None:
+def test_control_c_stops_the_whole_tree(shared_grid: Shell, tmp_path: Path) -> None:
     """Also what put itself into another session, and what ignores being asked."""
     pids = tmp_path / "pids"
     code = f"""
@@ -108,18 +110,18 @@ if os.fork() == 0:
     os._exit(0)
 time.sleep(300)
 """
-    process = grid.start("run-shared", "--grace", "0.5", PYTHON, "-c", code)
+    process = shared_grid.start("run-shared", "--grace", "0.5", PYTHON, "-c", code)
     pid = int(wait_until(lambda: pids.exists() and pids.read_text()))
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 130
     assert not is_running(pid)
-    assert grid.json("status")["allocations"] == []
+    assert shared_grid.json("status")["allocations"] == []
 
 
-def test_cancel_from_another_terminal_ends_the_first(grid: Shell) -> None:
-    process = grid.start("run-shared", "-j", "long", "sleep", "300")
-    wait_until(lambda: any(job["state"] == "running" for job in grid.json("status")["jobs"]))
-    assert "cancelled" in grid("jobs", "cancel", "long", check=0).stdout
+def test_cancel_from_another_terminal_ends_the_first(shared_grid: Shell) -> None:
+    process = shared_grid.start("run-shared", "-j", "long", "sleep", "300")
+    wait_until(lambda: any(job["state"] == "running" for job in shared_grid.json("status")["jobs"]))
+    assert "cancelled" in shared_grid("jobs", "cancel", "long", check=0).stdout
     assert process.wait(20) == 130
 
 
@@ -180,18 +182,18 @@ def test_the_command_is_run_as_typed_without_a_shell(shared_grid: Shell) -> None
     assert shared_grid("run-shared", "echo", "$HOME", ";", "*", "-n", check=0).stdout == "$HOME ; * -n\n"
 
 
-def test_commands_that_cannot_run_say_so(grid: Shell) -> None:
-    done = grid("run-shared", "no-such-command", check=127)
+def test_commands_that_cannot_run_say_so(shared_grid: Shell) -> None:
+    done = shared_grid("run-shared", "no-such-command", check=127)
     assert done.stderr.strip() == "grid: no such command: no-such-command"
-    (grid.cwd / "plain").write_text("text")
-    assert "not executable" in grid("run-shared", "./plain", check=126).stderr
+    (shared_grid.cwd / "plain").write_text("text")
+    assert "not executable" in shared_grid("run-shared", "./plain", check=126).stderr
 
 
-def test_failures_are_run_again_as_often_as_asked(grid: Shell) -> None:
+def test_failures_are_run_again_as_often_as_asked(shared_grid: Shell) -> None:
     script = 'echo run >> count; test "$(wc -l < count)" -ge 3'
-    grid("run-shared", "-j", "flaky", "--retries", "5", "--shell", script, check=0)
-    assert (grid.cwd / "count").read_text() == "run\n" * 3
-    assert [attempt["exit_code"] for attempt in grid.job("flaky")["attempts"]] == [1, 1, 0]
+    shared_grid("run-shared", "-j", "flaky", "--retries", "5", "--shell", script, check=0)
+    assert (shared_grid.cwd / "count").read_text() == "run\n" * 3
+    assert [attempt["exit_code"] for attempt in shared_grid.job("flaky")["attempts"]] == [1, 1, 0]
 
 
 def test_two_terminals_see_the_same_grid(grid: Shell) -> None:
@@ -208,12 +210,12 @@ def test_the_lease_is_given_back_when_the_command_ends(shared_grid: Shell) -> No
     assert [offer["amount"] for offer in after["offers"]] == [offer["amount"] for offer in before]
 
 
-def test_killing_the_command_line_leaves_the_job_to_be_found(grid: Shell) -> None:
-    process = grid.start("run-shared", "-j", "orphan", "--shell", "sleep 1; echo still here")
-    wait_until(lambda: any(job["state"] == "running" for job in grid.json("status")["jobs"]))
+def test_killing_the_command_line_leaves_the_job_to_be_found(shared_grid: Shell) -> None:
+    process = shared_grid.start("run-shared", "-j", "orphan", "--shell", "sleep 1; echo still here")
+    wait_until(lambda: any(job["state"] == "running" for job in shared_grid.json("status")["jobs"]))
     process.kill()
-    grid("jobs", "wait", "orphan", check=0)
-    assert grid("jobs", "logs", "orphan", check=0).stdout == "still here\n"
+    shared_grid("jobs", "wait", "orphan", check=0)
+    assert shared_grid("jobs", "logs", "orphan", check=0).stdout == "still here\n"
 
 
 def test_python_is_found_even_where_the_system_has_none(shared_grid: Shell) -> None:
@@ -221,18 +223,21 @@ def test_python_is_found_even_where_the_system_has_none(shared_grid: Shell) -> N
     assert done.stdout == "found\n"
 
 
-def test_a_second_control_c_does_not_wait(grid: Shell) -> None:
-    process = grid.start("run-shared", "-j", "stubborn", "--grace", "60", "--shell", 'trap "" TERM; echo up; sleep 100')
+def test_a_second_control_c_does_not_wait(shared_grid: Shell) -> None:
+    process = shared_grid.start(
+        "run-shared", "-j", "stubborn", "--grace", "60", "--shell", 'trap "" TERM; echo up; sleep 100'
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
     process.send_signal(signal.SIGINT)
-    wait_until(lambda: grid.job("stubborn")["state"] == "stopping")
+    wait_until(lambda: shared_grid.job("stubborn")["state"] == "stopping")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 130
     assert errors.decode().splitlines()[-1] == "grid: the job is being stopped; not waiting for it"
-    pid = grid.job("stubborn")["attempts"][0]["pid"]
+    pid = shared_grid.job("stubborn")["attempts"][0]["pid"]
     os.killpg(pid, signal.SIGKILL)
+    wait_until(lambda: shared_grid.job("stubborn")["state"] == "ended")
 
 
 def test_control_c_while_waiting_leaves_the_line(grid: Shell) -> None:

@@ -22,6 +22,12 @@ REPLACE = {
 }
 
 
+@pytest.fixture
+def grid(shared_grid: Shell) -> Shell:
+    """One grid for all of these: it answers on whatever the jobs before have done."""
+    return shared_grid
+
+
 @pytest.mark.parametrize("what", REPLACE)
 def test_output_that_a_job_replaced_hangs_nobody(grid: Shell, what: str) -> None:
     replace = " ".join(

@@ -75,8 +75,9 @@ class RayGrid(Cluster):
 
 
 def boost(grid: RayGrid, *words: str) -> dict[str, Any]:
-    """A boost that was granted."""
-    found = json.loads(grid("boost", "request", *words, "--json", check=0, timeout=60).stdout)
+    """A boost that was granted, by the source that was named where one was."""
+    insisting = ("--only",) if "--source" in words else ()
+    found = json.loads(grid("boost", "request", *words, *insisting, "--json", check=0, timeout=60).stdout)
     assert isinstance(found, dict)
     return found
 

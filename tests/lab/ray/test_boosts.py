@@ -105,7 +105,9 @@ def test_what_ray_runs_outside_the_grid_is_not_lent(ray_grid: RayGrid, console: 
         refused = wait_until(
             lambda: (
                 "given the rest to others"
-                in ray_grid("boost", "request", "gpu-master", "cpu", "1", "--source", "gpu2", "--dry-run").stderr
+                in ray_grid(
+                    "boost", "request", "gpu-master", "cpu", "1", "--source", "gpu2", "--only", "--dry-run"
+                ).stderr
             ),
             30,
         )
