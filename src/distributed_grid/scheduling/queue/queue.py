@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from math import sqrt
 
@@ -262,7 +263,6 @@ class QueueScan:
     ) -> None:
         self._ledger = ledger
         self._now = now
-        self._shares = Shares(ledger, now, newcomer=newcomer)
         self._quotas = Quotas(ledger) if ledger.policy.quotas else None
         self._forecast = StartForecast(ledger, now)
         self._not_fitting = set(tried)
@@ -271,13 +271,23 @@ class QueueScan:
         self._reservations: list[tuple[QueueKey, Reservation]] | None = None
         self._refused: dict[object, tuple[QueueKey, float]] = {}
         self._low_capacity: LowPriorityCapacity | None = None
-        self.order = QueueOrder(ledger, self._shares, now, newcomer=newcomer)
+        self._newcomer = newcomer
+
+    @cached_property
+    def order(self) -> QueueOrder:
+        return QueueOrder(self._ledger, self._shares, self._now, newcomer=self._newcomer)
+
+    @cached_property
+    def _shares(self) -> Shares:
+        return Shares(self._ledger, self._now, newcomer=self._newcomer)
 
     def _is_low_priority(self, lease: Lease) -> bool:
         return lease.request.priority <= Priority.LOW and not self.order.is_promoted(lease)
 
     def next_grant(self) -> QueueGrant | None:
         """The first request that fits, or one that may pass those that do not."""
+        if all(self._place_alone(request) is None for request, _ in self._ledger.queue_groups):
+            return None  # the usual case after a grant: in which order they wait does not matter
         _, group, at = min(self.order.heads)
         first = group.lease(at)
         placement = None if self._is_beyond_quota(first) else self._place_alone(first.request)

@@ -7,7 +7,7 @@ unknown length the estimate is None, with the reason.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from heapq import nsmallest
 from itertools import islice
 
@@ -26,6 +26,8 @@ from distributed_grid.scheduling.queue.queue import fit_key, queue_order
 
 MAX_PLANNED = 100
 """Queue positions that are planned."""
+MAX_PLANNED_FOR_NEWCOMER = 20
+"""The same in the answer to a submission: who submits many jobs at once must not wait for as many plans."""
 CANDIDATE_NODES = 32
 """Nodes that are compared for each request."""
 
@@ -38,7 +40,14 @@ class StartEstimate(Struct, frozen=True):
     reason: str
 
 
-def estimate_start(ledger: Ledger, lease: Lease, now: int) -> StartEstimate:
+def estimate_newcomer_start(ledger: Ledger, lease: Lease, now: int) -> int | None:
+    """The expected start of a request that was just made; None where it is unknown, or too many are before it."""
+    if bisect_left(ledger.queue_groups.get(lease.queue_group, ()), lease.age_key) >= MAX_PLANNED_FOR_NEWCOMER:
+        return None  # so many are before it by age alone
+    return estimate_start(ledger, lease, now, max_planned=MAX_PLANNED_FOR_NEWCOMER).starts_at_ms
+
+
+def estimate_start(ledger: Ledger, lease: Lease, now: int, *, max_planned: int = MAX_PLANNED) -> StartEstimate:
     """The position of a waiting request, its expected start, and why then or why it is unknown."""
     order = queue_order(ledger, now, newcomer=lease)
     known = ledger.leases.get(lease.id, lease)
@@ -46,7 +55,7 @@ def estimate_start(ledger: Ledger, lease: Lease, now: int) -> StartEstimate:
     exceeded = Quotas(ledger).exceeded(lease.request)
     if exceeded is not None:
         return StartEstimate(position, None, f"when less is held under the {exceeded}")
-    if position > MAX_PLANNED:
+    if position > max_planned:
         return StartEstimate(position, None, f"{position - 1} requests are before it")
     plan = _StartPlan(ledger, now)
     for one in islice(order.in_order(), position - 1):

@@ -223,21 +223,22 @@ class JobService:
 
     async def wait(self, op: requests.WaitForJob) -> View:
         job = await find_job(self._grid, op.job_id)
-        try:
-            async with asyncio.timeout(op.timeout_seconds):
-                job = await self._until_over(job)
-        except TimeoutError:
-            raise TimedOut(f"{job.id} is still {job.state} after {op.timeout_seconds:g} s") from None
+        if not job.is_over:
+            try:
+                async with asyncio.timeout(op.timeout_seconds):
+                    job = await self._until_over(job)
+            except TimeoutError:
+                raise TimedOut(f"{job.id} is still {job.state} after {op.timeout_seconds:g} s") from None
         return {"job": self._viewer().job(job)}
 
     async def _until_over(self, job: Job) -> Job:
         changed = self._grid.watch(job.uid)
         try:
             while not job.is_over:
-                changed.clear()
-                job = await find_job(self._grid, job.uid)
-                if not job.is_over:
+                if self._grid.ledger.jobs.get(job.uid) is job:  # else it has changed since it was read
                     await changed.wait()
+                changed.clear()
+                job = self._grid.recently_ended(job.uid) or await find_job(self._grid, job.uid)
             return job
         finally:
             self._grid.unwatch(job.uid, changed)

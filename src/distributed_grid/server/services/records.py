@@ -25,7 +25,7 @@ from distributed_grid.ports import EndedFilters, EndedRow, EventFilters, EventRo
 from distributed_grid.reactor.decision import RECORD_TYPES
 from distributed_grid.scheduling.placement.explanation import Choice, reasoning, runners_up, scores
 from distributed_grid.scheduling.placement.placement import strategy_of
-from distributed_grid.scheduling.queue.start_estimate import estimate_start
+from distributed_grid.scheduling.queue.start_estimate import estimate_newcomer_start
 
 T = TypeVar("T", Job, Lease)
 EVENTS_PER_PAGE = 500
@@ -211,7 +211,7 @@ async def decision_on(
         waits = lease
 
         def look(ledger: Ledger, now: int) -> tuple[str, int | None]:
-            return str(strategy_of(ledger, waits.request)), estimate_start(ledger, waits, now).starts_at_ms
+            return str(strategy_of(ledger, waits.request)), estimate_newcomer_start(ledger, waits, now)
 
         strategy, starts_at_ms = await grid.read(look)
         return _undecided(strategy, list(why), viewer.time(starts_at_ms or 0))

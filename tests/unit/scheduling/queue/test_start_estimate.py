@@ -6,7 +6,13 @@ import pytest
 
 from distributed_grid.domain.events import PolicySet
 from distributed_grid.domain.scheduling_policy import HOUR_MS, Quota, SchedulingPolicy
-from distributed_grid.scheduling.queue.start_estimate import MAX_PLANNED, StartEstimate, estimate_start
+from distributed_grid.scheduling.queue.start_estimate import (
+    MAX_PLANNED,
+    MAX_PLANNED_FOR_NEWCOMER,
+    StartEstimate,
+    estimate_newcomer_start,
+    estimate_start,
+)
 from tests.support.builders import Scenario, a_node, a_request
 from tests.support.workload import Workload, WorkloadJob
 
@@ -75,6 +81,20 @@ def test_far_back_in_the_line_nobody_plans():
     assert outlook_of(scenario, f"x{MAX_PLANNED:03}") == StartEstimate(
         MAX_PLANNED + 1, None, f"{MAX_PLANNED} requests are before it"
     )
+
+
+def test_the_answer_to_a_request_has_its_start_where_few_are_before_it():
+    scenario = a_scenario()
+    scenario.ask(a_request("full", cores=4, duration_s=100))
+    for number in range(MAX_PLANNED_FOR_NEWCOMER + 1):
+        wait(scenario, f"x{number:03}", 4, duration_s=10)
+    ledger, now = scenario.ledger, scenario.now
+    leases = [ledger.leases[f"x{number:03}"] for number in range(MAX_PLANNED_FOR_NEWCOMER + 1)]
+    assert [estimate_newcomer_start(ledger, one, now) for one in leases[:-1]] == [
+        estimate_start(ledger, one, now).starts_at_ms for one in leases[:-1]
+    ]
+    assert estimate_newcomer_start(ledger, leases[-1], now) is None
+    assert estimate_start(ledger, leases[-1], now).starts_at_ms is not None
 
 
 @pytest.mark.parametrize("sizes", [(4, 4, 4), (1, 2, 3, 4), (3, 3, 3)])
