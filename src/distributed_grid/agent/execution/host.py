@@ -59,6 +59,7 @@ from distributed_grid.state_dir import machine_id
 from distributed_grid.supervision import start_restarted
 
 LOCK_TIMEOUT_S = 10.0
+SYNC_S = 0.2  # after which an end that is not acknowledged is put on the disk
 REPEAT_S = 1.0  # how often a stop, or a record that found no room, is tried again
 MAX_SENDS = 5  # to a spawner that dies each time
 log = logging.getLogger(__name__)
@@ -81,6 +82,8 @@ class AttemptHost:
         self._report = report
         self._running: dict[str, RunningAttempt] = {}
         self._ended: dict[str, AttemptExit] = {}
+        self._unsynced: set[str] = set()
+        self._syncs_ends = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._boot_id = boot_id()
         self._hold = HoldDeadline(self._root)
@@ -123,6 +126,8 @@ class AttemptHost:
         for attempt in self._running.values():
             attempt.unwatch()
         await self._spawner.stop()
+        self._sync(self._unsynced)
+        self._unsynced.clear()
         self._running.clear()
         self._ended.clear()
 
@@ -356,7 +361,35 @@ class AttemptHost:
         self._ended[attempt.id] = ended
         if attempt.cores:
             self._affinity.rearrange()
+        self._sync_later(attempt.id)
         self._report(ended)
+
+    def _sync_later(self, attempt_id: str) -> None:
+        """Have the record of an end on the disk in a moment, unless the control plane has it in its store by then."""
+        self._unsynced.add(attempt_id)
+        if not self._syncs_ends:
+            self._syncs_ends = True
+            self._start_watch(self._sync_ends)
+
+    async def _sync_ends(self) -> None:
+        self._syncs_ends = True
+        try:
+            while waiting := self._unsynced.copy():
+                await asyncio.sleep(SYNC_S)
+                await asyncio.to_thread(self._sync, waiting & self._unsynced)
+                self._unsynced -= waiting
+        finally:
+            self._syncs_ends = False
+
+    def _sync(self, attempt_ids: set[str]) -> None:
+        for attempt_id in attempt_ids:
+            try:
+                with JobDir(self._root, attempt_id) as job:
+                    job.sync_end()
+            except (FileNotFoundError, NotADirectoryError):  # nobody can ever read it
+                pass
+            except OSError as error:
+                log.warning("the end of %s could not be put on the disk: %s", attempt_id, error.strerror)
 
     # ------------------------------------------------------------------ stopping and limiting
 
@@ -427,6 +460,7 @@ class AttemptHost:
         """Its end is acknowledged: do not report it unasked any more. The files stay. Safe twice."""
         if attempt_id not in self._running and job_dir.is_safe_name(attempt_id):
             self._ended.pop(attempt_id, None)
+            self._unsynced.discard(attempt_id)
             remove_file(f"{self._root}/{job_dir.LIVE}/{attempt_id}")
 
     # ------------------------------------------------------------------ state

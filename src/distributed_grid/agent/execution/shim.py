@@ -2,7 +2,8 @@
 
 - The attempt is recorded in its directory before the command runs. A power failure may undo that: the grid knows by
   the boot id that such an attempt may have run, and does not order it again.
-- The end is reported only when nothing of the tree is left, and it is on the disk before it is reported.
+- The end is reported only when nothing of the tree is left, and it is recorded before it is reported. Where no agent
+  is there to hear of it, it is on the disk before the shim ends; else the agent sees to that (`AttemptHost`).
 - Time-out, hold and memory limit are enforced without agent and control plane.
 - Where its directory is removed nobody can ever read its record: it kills its tree and ends.
 - A stop is signalled first, with its kind, and written afterwards, when there is room: it needs no disk.
@@ -371,25 +372,27 @@ class Shim:
 
     def _record_end(self, record: dict[str, Any]) -> None:
         """Write the end, then report it; on a full disk report first and retry: it must not be lost."""
+        line = job_dir.journal_entry("ended", record)
         for attempt in range(MAX_RECORD_TRIES):
             try:
                 self.job.write_end(self.lock, record, self.nonce)
+                if attempt > 0 or not self._report(line):
+                    self.job.sync_end()
+                return
             except OSError:
                 if attempt == 0:
-                    self._report(job_dir.journal_entry("ended", record))
+                    self._report(line)
                 if self.job.is_removed:
                     return
                 time.sleep(min(attempt + 1, 10))
-            else:
-                if attempt == 0:
-                    self._report(job_dir.journal_entry("ended", record))
-                return
 
-    def _report(self, line: bytes) -> None:
+    def _report(self, line: bytes) -> bool:
+        """Whether there is a reader; where there is none the directory says it, too."""
         try:
             os.write(self.channel, line)
-        except BrokenPipeError:  # no reader; the directory says it too
-            pass
+        except BrokenPipeError:
+            return False
+        return True
 
 
 SPEC_FIELDS: Final = {

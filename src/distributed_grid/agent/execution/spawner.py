@@ -58,13 +58,23 @@ class PreforkedShim:
 
     def serve(self) -> NoReturn:
         """Run one attempt after another, until the spawner ends or this process is no longer clean."""
+        last = ""
         for left in reversed(range(MAX_ATTEMPTS)):
             attempt_id, descriptors = self._receive()
-            if not attempt_id or not self._run_to_completion(attempt_id, *descriptors) or not left:
+            if not attempt_id:
+                self._sync_end(last)
                 break
+            if not self._run_to_completion(attempt_id, *descriptors) or not left:
+                break
+            last = attempt_id
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `_receive` will notice
                 self.sock.send(READY)
         os._exit(0)
+
+    def _sync_end(self, attempt_id: str) -> None:
+        """Put an end on the disk: the agent may have died before it could see to that."""
+        with contextlib.suppress(OSError, ValueError), JobDir(self.root, attempt_id) as job:
+            job.sync_end()
 
     def _receive(self) -> tuple[str, list[int]]:
         """The next attempt, its lock and its channel; nothing when the spawner ended or has enough spares."""

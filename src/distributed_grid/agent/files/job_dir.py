@@ -15,7 +15,7 @@ Below the root, mode 0700 (files 0600):
             shim.lock         made before a shim gets it, locked while that shim lives. Holds the shim's boot id, pid
                               and start time, written first of all: without them nothing ever ran. Then, that the
                               command runs: its pid and start time, when, on which cores
-            exit.json         how it ended; durable, written once
+            exit.json         how it ended; written once
             cores.json        the cores it was moved to, once it was
             fence.json        with the nonce: a fence newer than the one in spec.json, once one was seen
             groups.json       control groups made for it, so that leftover ones can be found and removed
@@ -36,7 +36,9 @@ Any other file is written aside and renamed, so a reader never sees half of anyt
 checked, and opened relative to an open directory, through no link. A file is read only if it is a regular one, without
 ever blocking, and up to a size; anything else in its place counts as damaged, which is to a reader as if it was absent.
 A lock belongs to the file, not to the name: a journal is locked as shim.lock only, and no file in .live is. exit.json
-appears when the end is on the disk; an end in the journal of a shim that died before it could show it counts as well.
+appears when the end is in the journal; an end in the journal of a shim that died before it showed it counts as well. It
+is on the disk when the control plane has not acknowledged it within a moment (`sync_end`), or when no agent was there
+to hear of it: what is acknowledged is in the control plane's store.
 """
 
 from __future__ import annotations
@@ -172,10 +174,22 @@ class JobDir:
         return record or self.read(EXIT)
 
     def write_end(self, lock: int, record: Any, nonce: str = "") -> None:
-        """Put the end into the journal, durably, then show it; after an `OSError` it may be done again."""
+        """Put the end into the journal, then show it; after an `OSError` it may be done again."""
         append_entry(lock, journal_entry("ended", record, nonce))
-        os.fsync(lock)  # and with it, on ext4, xfs and btrfs, the names of a file this new
         self._show_end(LOCK, record)
+
+    def sync_end(self) -> None:
+        """Have the end that is shown on the disk before this returns; where none is shown this does nothing."""
+        try:
+            fd = self.open(EXIT, os.O_RDONLY)
+        except OSError as error:
+            if error.errno in DAMAGE:
+                return
+            raise
+        try:
+            os.fsync(fd)  # and with it, on ext4, xfs and btrfs, the names of a file this new
+        finally:
+            os.close(fd)
 
     def _show_end(self, file: str, record: Any) -> None:
         try:

@@ -42,8 +42,12 @@ class Driver:
         self.root = root
         self.loop = asyncio.new_event_loop()
         self.reports: list[AttemptLaunch | AttemptExit] = []
-        self.host = AttemptHost(root, report=self.reports.append, **options)
+        self.host = AttemptHost(root, report=self.receive, **options)
         self.run_coroutine(self.host.start())
+
+    def receive(self, report: AttemptLaunch | AttemptExit) -> None:
+        """What the host reports arrives here."""
+        self.reports.append(report)
 
     def run_coroutine(self, work: Any) -> Any:
         return self.loop.run_until_complete(asyncio.wait_for(work, TIMEOUT_S))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from distributed_grid.agent.execution.attempt import AttemptExit, AttemptLaunch
 from tests.component.agent.execution.conftest import Driver, is_alive, python
 
 pytestmark = pytest.mark.e2e
@@ -98,3 +99,45 @@ def test_what_main_leaves_behind_is_ended_with_it(driver: Driver) -> None:
 def test_what_only_has_to_finish_writing_may(driver: Driver) -> None:
     driver.run("a.1", "bash", "-c", "exec > >(sleep 0.05; cat); echo the last line")
     assert driver.out("a.1") == "the last line\n"
+
+
+def synced_files(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The inodes of all files that this process has put on the disk since."""
+    synced: list[int] = []
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.append(os.fstat(fd).st_ino)
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return synced
+
+
+def test_an_end_that_nobody_acknowledges_is_put_on_the_disk(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = synced_files(monkeypatch)
+    driver.run("a.1", "true")
+    journal = (driver.root / ".control/a.1/exit.json").stat().st_ino
+    driver.until(lambda: journal in synced)
+
+
+class AcknowledgingDriver(Driver):
+    """Has the end of a.1 acknowledged as soon as it is reported."""
+
+    def receive(self, report: AttemptLaunch | AttemptExit) -> None:
+        super().receive(report)
+        if report.attempt_id == "a.1" and isinstance(report, AttemptExit):
+            self.host.forget("a.1")
+
+
+def test_an_end_that_is_acknowledged_is_in_another_store(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = synced_files(monkeypatch)
+    driver = AcknowledgingDriver(root)
+    try:
+        for name in ("a.1", "a.2"):
+            driver.run(name, "true")
+        first, second = ((root / f".control/{name}/exit.json").stat().st_ino for name in ("a.1", "a.2"))
+        driver.until(lambda: second in synced)
+        assert first not in synced
+    finally:
+        driver.finish()
