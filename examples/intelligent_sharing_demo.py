@@ -30,6 +30,9 @@ from distributed_grid.orchestration.resource_sharing_orchestrator import Resourc
 DEFAULT = "config/my-cluster-enhanced.yaml"
 LOOKS = 3
 TASKS = 6
+POLL_SECONDS = 0.5
+SPARE_SECONDS = 10
+MAX_INTERVAL_SECONDS = 60
 
 
 class ResourceSharingDemo:
@@ -46,6 +49,7 @@ class ResourceSharingDemo:
         await self._demo_resource_requests()
         await self._demo_intelligent_scheduling()
         await self._demo_load_balancing()
+        await self._show_automatic_leases()
 
     @contextlib.asynccontextmanager
     async def _started(self) -> AsyncIterator[ResourceSharingOrchestrator]:
@@ -174,6 +178,29 @@ class ResourceSharingDemo:
         print(f"requests served of late: {'unknown' if rate is None else f'{100 * rate:.0f} %'}")
         print(f"rebalanced in the last hour: {status['rebalances_per_hour']} times")
         print("everything is given back")
+
+    async def _show_automatic_leases(self) -> None:
+        """What the grid borrows by itself for nodes above their memory mark: it does so within three intervals."""
+        mark = 100 * self.config.resource_sharing.pressure.memory_high
+        interval = self.config.resource_sharing.rebalance_interval_seconds
+        async with self._started() as grid:
+            used = {name: node.memory_percent or 0.0 for name, node in grid.get_node_resource_snapshots().items()}
+            pressed = sorted(name for name, percent in used.items() if percent > mark)
+            for name in pressed:
+                print(f"{name}: memory at {used[name]:.1f} %, above its mark of {mark:g} %")
+            waits = pressed and interval <= MAX_INTERVAL_SECONDS
+            if waits:
+                print(f"waiting for the grid to borrow for it, at most three intervals of {interval:g} s")
+            for _ in range(round((3 * interval + SPARE_SECONDS) / POLL_SECONDS) if waits else 0):
+                held = (await grid.sharing.get_resource_status())["allocations"]
+                automatic = [row for row in held if row["user"] == "grid" and row["target_node"] in pressed]
+                if automatic:
+                    break
+                await asyncio.sleep(POLL_SECONDS)
+            else:
+                automatic = []
+        for row in automatic:
+            print(f"  the grid has borrowed {row['amount']:.1f} GB of {row['node_id']} for {row['target_node']}")
 
 
 def _heading(text: str) -> None:

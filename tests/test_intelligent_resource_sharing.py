@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterator
@@ -39,7 +38,7 @@ from distributed_grid.orchestration.resource_sharing_manager import (
 )
 from distributed_grid.orchestration.resource_sharing_orchestrator import ResourceSharingOrchestrator
 from distributed_grid.state_dir import StateDir
-from tests.support.project import PROJECT
+from tests.support.project import copy_configs
 from tests.support.shell import Shell, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -51,7 +50,7 @@ NODES = {"gpu-master", "gpu1", "gpu2"}
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """One grid for all of this file, found as any program finds it; every test leaves it as it was."""
     folder = tmp_path_factory.mktemp("sharing")
-    shutil.copytree(PROJECT / "config", folder / "config")
+    copy_configs(folder / "config")
     shell = Shell(folder / "state", folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRID_STATE_DIR", str(shell.state_dir))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from distributed_grid.agent.owner.simulated_usage import OwnerBackground, SimulatedNode
 from distributed_grid.config import ClusterConfig, NodeConfig
+from distributed_grid.config.sections import Background
 from distributed_grid.config.sections import ThresholdConfig as ConfiguredThresholds
 from distributed_grid.domain.nodes import Caps, Node, OfferThresholds
 from distributed_grid.domain.rebalancing import SHARING_POLICIES, RebalanceRules, SharingMode, Watermarks
@@ -34,8 +37,21 @@ def joined_node(config: ClusterConfig, name: str) -> Node:
     return replace(_node(config, NodeConfig(name=name, host=name), None), host="joined", joined=True, wanted=True)
 
 
+def simulated_nodes(config: ClusterConfig, nodes: Iterable[Node]) -> dict[str, SimulatedNode]:
+    """The simulated ones of these nodes; one that the config does not name any more has no background."""
+    named = {node.name: _background(node.background) for node in config.nodes}
+    simulated = (node for node in nodes if node.simulated)
+    return {node.name: SimulatedNode(node.capacity, named.get(node.name, OwnerBackground())) for node in simulated}
+
+
+def _background(owner: Background) -> OwnerBackground:
+    return OwnerBackground(_milli(owner.cpu_used), _milli(owner.memory_used), _milli(owner.gpu_used))
+
+
 def owner_rules(config: ClusterConfig, node: NodeConfig) -> OwnerRules | None:
-    """How a node gives way to its owner; None where it does not."""
+    """How a node gives way to its owner; None where it does not. The owner of a simulated node never comes back."""
+    if config.is_simulated(node):
+        return None
     policy, limits = config.owner_policy_for(node), _thresholds(config.thresholds_for(node))
     if policy is None or limits is None:
         return None

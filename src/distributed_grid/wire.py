@@ -335,6 +335,7 @@ class HeartbeatReply(_ToAgent, frozen=True):
     ray_cpu_milli: Count = 0
     ray_memory_bytes: Count = 0
     ray_gpu_milli: Count = 0
+    node: Name = ""
 
 
 class AcknowledgeMarks(_ToAgent, frozen=True):
@@ -435,12 +436,14 @@ class MakeCopyOrder(_ToAgent, frozen=True):
     generation: Count
     target: Endpoint
     ticket: Ticket
+    node: Name = ""
 
 
 class FreeCopiesOrder(_ToAgent, frozen=True):
     """Free these copies; those that are not there are reported as freed, too."""
 
     copies: Ids
+    node: Name = ""
 
 
 class MemoryReply(_ToAgent, frozen=True):

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from distributed_grid.orchestration.resource_boost_manager import (
 from distributed_grid.orchestration.resource_sharing import ResourceType
 from distributed_grid.orchestration.resource_sharing_manager import AllocationPriority
 from distributed_grid.state_dir import StateDir
-from tests.support.project import PROJECT
+from tests.support.project import copy_configs
 from tests.support.shell import Shell, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -62,7 +61,7 @@ poetry run grid resource-sharing release <allocation_id>
 @pytest.fixture(scope="module")
 def cluster(shared_grid: Shell) -> Shell:
     """The shipped three local nodes; every test gives back what it borrows."""
-    shutil.copytree(PROJECT / "config", shared_grid.cwd / "config")
+    copy_configs(shared_grid.cwd / "config")
     return shared_grid
 
 
@@ -79,7 +78,7 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def own(grid: Shell) -> Shell:
     """A grid of one's own, whose files may be broken."""
-    shutil.copytree(PROJECT / "config", grid.cwd / "config")
+    copy_configs(grid.cwd / "config")
     return grid
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.project import PROJECT
+from tests.support.project import PROJECT, copy_configs
 from tests.support.shell import GRID, Shell
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -125,8 +125,8 @@ class PageReader:
         self.here = folder / "grid"
         home = folder / "home"
         home.mkdir()
-        for name in ("config", "examples"):
-            shutil.copytree(PROJECT / name, self.here / name)
+        shutil.copytree(PROJECT / "examples", self.here / "examples")
+        copy_configs(self.here / "config")
         wrapper = self.here / "grid"
         wrapper.write_text(f'#!/bin/sh\nexec {GRID[0]} "$@"\n')
         wrapper.chmod(0o755)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sqlite3
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from distributed_grid.client.client import Client
 from distributed_grid.state_dir import StateDir
 from tests.e2e.test_rest import rest
-from tests.support.project import PROJECT
+from tests.support.project import copy_configs
 from tests.support.shell import Shell, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -20,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 @pytest.fixture
 def cluster(grid: Shell) -> Shell:
     """The shipped three local nodes."""
-    shutil.copytree(PROJECT / "config", grid.cwd / "config")
+    copy_configs(grid.cwd / "config")
     return grid
 
 

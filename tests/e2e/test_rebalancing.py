@@ -22,8 +22,8 @@ HOLDER = [sys.executable, "-c", "import sys; kept = bytearray(int(sys.argv[1]));
 OWN = "thresholds: {cpu_percent_max: 100, memory_percent_max: 100, cpu_min_cores: 0, memory_min_gb: 0, dwell: 0}"
 CONFIG = f"""
 nodes:
-- {{name: small, host: local, memory_gb: SMALL, trust_declared: true, {OWN}}}
-- {{name: large, host: local, memory_gb: 4000, trust_declared: true, {OWN}}}
+- {{name: small, host: local, simulated: false, memory_gb: SMALL, trust_declared: true, {OWN}}}
+- {{name: large, host: local, simulated: false, memory_gb: 4000, trust_declared: true, {OWN}}}
 resource_sharing:
   mode: MODE
   policy: aggressive

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 
 import pytest
 
-from tests.support.project import PROJECT
+from tests.support.project import copy_configs
 from tests.support.shell import Shell, wait_until
 
 CORES = len(os.sched_getaffinity(0))
@@ -17,7 +16,7 @@ CORES = len(os.sched_getaffinity(0))
 @pytest.fixture
 def cluster(grid: Shell) -> Shell:
     """The shipped three local nodes, found the way a clone finds them."""
-    shutil.copytree(PROJECT / "config", grid.cwd / "config")
+    copy_configs(grid.cwd / "config")
     return grid
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from collections.abc import Coroutine
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from distributed_grid.config import ClusterConfig
 from distributed_grid.core import GridOrchestrator, SharedRunResult
 from distributed_grid.orchestration.resource_sharing import ResourceType
-from tests.support.project import PROJECT
+from tests.support.project import copy_configs
 from tests.support.shell import Shell
 
 pytestmark = pytest.mark.e2e
@@ -32,7 +31,7 @@ SCRIPTS = {
 @pytest.fixture
 def cluster(grid: Shell, monkeypatch: pytest.MonkeyPatch) -> Shell:
     """The three simulated machines, and a directory with the scripts that the guide runs."""
-    shutil.copytree(PROJECT / "config", grid.cwd / "config")
+    copy_configs(grid.cwd / "config")
     for name, text in SCRIPTS.items():
         (grid.cwd / name).write_text(text)
     for name, value in grid.env.items():

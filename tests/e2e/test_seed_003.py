@@ -15,7 +15,7 @@ import pytest
 from distributed_grid.config import load_cluster_config
 from distributed_grid.orchestration.distributed_memory_pool import DistributedMemoryPool
 from tests.e2e.clones import clone_to
-from tests.support.project import PROJECT
+from tests.support.project import NEVER_SECONDS, PROJECT, set_rebalance_interval
 from tests.support.shell import Shell
 
 pytestmark = pytest.mark.e2e
@@ -28,6 +28,7 @@ CONFIG = "config/my-cluster-enhanced.yaml"
 def clone(shared_grid: Shell) -> Shell:
     """A clone of the project as the current directory."""
     clone_to(shared_grid.cwd)
+    set_rebalance_interval(shared_grid.cwd / "config", NEVER_SECONDS)
     return shared_grid
 
 

@@ -50,7 +50,7 @@ async def serve(folder: Path, node: str, path: str) -> None:
         capacity=HardwareDetector(probe, gpus).capacity,
         workdirs=lambda send: FetchedWorkDirs(folder / "content", send),
         memory=lambda host, send: LentMemory(
-            folder / "memory", (node,), meter, host, send, addresses=lambda: ["127.0.0.1"]
+            folder / "memory", node, meter, host, send, addresses=lambda: ["127.0.0.1"]
         ),
     )
     await agent.start()

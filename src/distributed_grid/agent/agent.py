@@ -1,8 +1,8 @@
 """Agent of a machine: carries out orders, runs attempts, measures usage, reports.
 
 Usually a machine is one node, and its agent speaks over a link that may break. On the control plane's own machine
-a config may declare several nodes (`host: local`): they share one agent, its attempts and its measurements, over an
-in-memory link.
+a config may declare several nodes (`host: local`): they share one agent and its link in memory, and each has a memory
+server of its own. Simulated ones have measurements of their own, too; the others share those of the machine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import logging
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,12 +21,13 @@ from distributed_grid.agent.execution.host import AttemptHost
 from distributed_grid.agent.execution.launch import node_environment
 from distributed_grid.agent.files.attempt_files import AttemptFileReader, remove_expired
 from distributed_grid.agent.files.job_signals import CheckpointMarks
-from distributed_grid.agent.lent_memory import LentMemory
+from distributed_grid.agent.lent_memory import LentMemory, LocalMemory
 from distributed_grid.agent.orders import OrderExecutor
 from distributed_grid.agent.outbox import Outbox
 from distributed_grid.agent.owner.borrowed_work import HostedWork
 from distributed_grid.agent.owner.guard import OwnerGuard
-from distributed_grid.agent.owner.usage_meter import RayLoan, UsageMeter, total_loan
+from distributed_grid.agent.owner.ray_usage import RayLoan
+from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
@@ -91,7 +91,7 @@ class Agent:
         *,
         capacity: Callable[[], Capacity] | None = None,
         workdirs: Callable[[SendToControl], WorkDirs] | None = None,
-        memory: Callable[[AttemptHost, SendToControl], LentMemory] | None = None,
+        memory: Callable[[AttemptHost, SendToControl], LentMemory | LocalMemory] | None = None,
         grid_locks: Sequence[str | Path] = (),
         epoch: int = 0,
         on_epoch: Callable[[int], None] = lambda epoch: None,
@@ -101,7 +101,6 @@ class Agent:
         self.host = AttemptHost(jobs, report=self._report, grid_locks=grid_locks)
         self._meter = meter
         meter.set_jobs(jobs, self.host.shim_pids, self.host.exempt)
-        self._loans: deque[RayLoan] = deque(maxlen=len(nodes))  # the last answer for each of its nodes
         self._control = control
         self._capacity = capacity
         self._workdirs = workdirs(self._send_to_control) if workdirs is not None else None
@@ -189,8 +188,8 @@ class Agent:
         elif isinstance(message, AcknowledgeMarks):
             self._marks.confirm(message.beat)
         elif isinstance(message, HeartbeatReply):
-            self._loans.append(RayLoan(message.ray_cpu_milli, message.ray_memory_bytes, message.ray_gpu_milli))
-            self._meter.set_ray_loan(total_loan(self._loans))
+            loan = RayLoan(message.ray_cpu_milli, message.ray_memory_bytes, message.ray_gpu_milli)
+            self._meter.set_ray_loan(message.node, loan)
             if message.hold_ms:
                 self._orders.renew_hold(message.beat + message.hold_ms)
         elif isinstance(message, MemoryOrder | MemoryReply):
@@ -217,7 +216,7 @@ class Agent:
         if isinstance(report, AttemptLaunch):
             self._outbox.started(report.attempt_id, report.fence, report.pid, tuple(report.cores), report.pid_start)
             return
-        self._meter.ended(report.cpu_ms)
+        self._meter.ended(report.node, report.cpu_ms)
         self._orders.ended(report.attempt_id)
         self._outbox.ended(report.attempt_id, report.fence, _outcome(report), self._marks.age_ms(report.attempt_id))
 
@@ -255,8 +254,8 @@ class Agent:
             await asyncio.sleep(SWEEP_SECONDS)
 
     def _send_heartbeats(self) -> None:
-        usage = self._meter.usage(self.host.usage())
-        for node in self.nodes:
+        usages = self._meter.usages(self.nodes, self.host.usage())
+        for node, usage in usages.items():
             beat = boot_ms()
             marks = self._marks.take_unreported(node, beat)
             heartbeat = Heartbeat(node, usage, beat, self.guard.generation, self.guard.yields, marks)
@@ -286,7 +285,7 @@ class BlockingObserver:
 class HostedAttempts:
     """The attempts of the host, as the orders see them: with their files, and with the memory that is lent here."""
 
-    def __init__(self, host: AttemptHost, workdirs: WorkDirs | None, memory: LentMemory | None) -> None:
+    def __init__(self, host: AttemptHost, workdirs: WorkDirs | None, memory: LentMemory | LocalMemory | None) -> None:
         self._host = host
         self._workdirs = workdirs
         self._memory = memory

@@ -142,7 +142,7 @@ async def _serve(agent_dir: AgentDir, declare_gpus: int) -> None:
         capacity=detector.capacity,
         workdirs=lambda send: FetchedWorkDirs(agent_dir.path / "content", send),
         memory=lambda host, send: LentMemory(
-            agent_dir.path / "memory", (node,), meter, host, send, addresses=lambda: _addresses(agent_dir)
+            agent_dir.path / "memory", node, meter, host, send, addresses=lambda: _addresses(agent_dir)
         ),
         grid_locks=agent_dir.locks,
         epoch=epoch if isinstance(epoch, int) else 0,

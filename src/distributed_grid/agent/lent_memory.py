@@ -1,8 +1,8 @@
 """Memory that a node lends: the memory server supervised, orders about copies carried out, the owner's need reported.
 
 No copy is given up here for the owner's sake: the control plane is told how much is needed, and moves whole copies
-away. Only when a hold has expired does the memory server free everything by itself. All nodes of an agent share one
-memory server.
+away. Only when a hold has expired does the memory server free everything by itself. Each node of an agent has a memory
+server of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class LentMemory:
-    """Runs the memory server of a machine and watches the need of its owner; `send` is where its reports go.
+    """Runs the memory server of a node and watches the need of its owner; `send` is where its reports go.
 
     Where the control plane is on another machine (`has_proxy`), programs of this one send their queries here.
     """
@@ -62,7 +62,7 @@ class LentMemory:
     def __init__(
         self,
         folder: Path,
-        nodes: Iterable[str],
+        node: str,
         meter: UsageMeter,
         host: AttemptHost,
         send: Callable[[MemoryReport | MemoryQuery], None],
@@ -70,7 +70,7 @@ class LentMemory:
         addresses: Callable[[], Iterable[str]] = tuple,
         has_proxy: bool = True,
     ) -> None:
-        self._nodes = tuple(nodes)
+        self._node = node
         self._meter = meter
         self._host = host
         self._send = send
@@ -84,7 +84,7 @@ class LentMemory:
     async def start(self) -> None:
         """Find the memory server that outlived the last agent, if there is one; it is started when it is needed."""
         await self._supervisor.start()
-        self._meter.count_lent_memory(self._supervisor.measure_bytes)
+        self._meter.count_lent_memory(self._node, self._supervisor.measure_bytes)
         if self.proxy is not None:
             await self.proxy.start()
         self._tasks = [
@@ -120,10 +120,9 @@ class LentMemory:
 
     def report_served(self) -> None:
         """Report how the memory can be used, as for a new link."""
-        for node in self._nodes:
-            served = self._supervisor.served(node)
-            if served is not None:
-                self._send_served(served)
+        served = self._supervisor.served(self._node)
+        if served is not None:
+            self._send_served(served)
 
     def extend_hold(self, until_boot_ms: int) -> None:
         """Hold everything until then; 0 is without end."""
@@ -138,8 +137,7 @@ class LentMemory:
 
     def _report(self, report: MemoryServedReport | MemoryFailedReport | CopyMadeReport | CopiesFreedReport) -> None:
         if isinstance(report, MemoryServedReport):
-            for node in self._nodes:
-                self._send_served(replace(report, node=node))
+            self._send_served(report)
         elif isinstance(report, CopiesFreedReport):
             for page in pages(len(report.copies), MAX_IDS):
                 self._send(CopiesFreedReport(report.copies[page]))
@@ -185,13 +183,54 @@ class LentMemory:
             polls = polls + 1 if needed else 0
             if polls % REPORT_EVERY == 2:
                 log.info("the owner needs %d bytes of what blocks hold", needed)
-                self._send(MemoryReclaimReport(self._nodes[0], needed))
+                self._send(MemoryReclaimReport(self._node, needed))
 
     def _needed_bytes(self) -> int:
         if self._rules is None or not self.resident_bytes:
             return 0
         total, used, outside = self._meter.memory(self._host.usage())
         return min(bytes_to_reclaim(self._rules, total=total, used=used, outside=outside), self.resident_bytes)
+
+
+class LocalMemory:
+    """The memory of all nodes of the control plane's own machine, each lent by a server of its own."""
+
+    proxy = None
+
+    def __init__(self, lent: Mapping[str, LentMemory]) -> None:
+        self._lent = lent
+
+    async def start(self) -> None:
+        """Find the memory servers that outlived the last agent."""
+        for one in self._lent.values():
+            await one.start()
+
+    async def stop(self) -> None:
+        """Stop; servers that hold something go on. Safe to call twice."""
+        await asyncio.gather(*(one.stop() for one in self._lent.values()))
+
+    def receive(self, order: MemoryOrder | MemoryReply) -> None:
+        """Queue an order for the memory of its node."""
+        if not isinstance(order, MemoryReply) and order.node in self._lent:
+            self._lent[order.node].receive(order)
+
+    def link_lost(self) -> None:
+        """The link in memory cannot break."""
+
+    def set_owner_rules(self, rules: OwnerRules | None) -> None:
+        """What the owner of the machine is entitled to, from now on."""
+        for one in self._lent.values():
+            one.set_owner_rules(rules)
+
+    def report_served(self) -> None:
+        """Report how the memory of each node can be used."""
+        for one in self._lent.values():
+            one.report_served()
+
+    def extend_hold(self, until_boot_ms: int) -> None:
+        """Hold everything until then; 0 is without end."""
+        for one in self._lent.values():
+            one.extend_hold(until_boot_ms)
 
 
 def _is_as_ordered(endpoint: Endpoint, host: str, order: ServeMemoryOrder) -> bool:

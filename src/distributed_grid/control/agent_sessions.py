@@ -441,13 +441,14 @@ def heard(ledger: Ledger, message: Heartbeat) -> HeartbeatReply:
     """The answer to a heartbeat: how long the node's work may go on, and what of the node is lent through Ray."""
     hold_ms = hold_of(ledger, message.node)
     if not ledger.bindings:
-        return HeartbeatReply(message.beat, hold_ms)
+        return HeartbeatReply(message.beat, hold_ms, node=message.node)
     book = NodeClaims(
         lease.claim
         for lease in ledger.leases_of(message.node)
         if lease.engine and not lease.job and lease.claim is not None
     )
-    return HeartbeatReply(message.beat, hold_ms, book.cpu_milli, book.memory_bytes, sum(book.gpu_milli.values()))
+    gpu_milli = sum(book.gpu_milli.values())
+    return HeartbeatReply(message.beat, hold_ms, book.cpu_milli, book.memory_bytes, gpu_milli, message.node)
 
 
 def hold_of(ledger: Ledger, name: str) -> int:

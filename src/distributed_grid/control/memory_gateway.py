@@ -109,7 +109,7 @@ class MemoryGateway:
             self.perform(overdue_memory(self._grid.ledger, name))
         unwanted = tuple(self._unwanted.get(node, ()))[:MAX_IDS]
         if agent is not None and unwanted:
-            agent.send(FreeCopiesOrder(unwanted))
+            agent.send(FreeCopiesOrder(unwanted, node))
 
     async def unknown(self, node: str) -> None:
         """An agent is new: how the memory of its node can be used is not known until it says so."""
@@ -147,7 +147,7 @@ class MemoryGateway:
         if isinstance(message, MemoryServedReport):
             unknown = await self._grid.read(lambda ledger, now: _unknown_copies(ledger, message))
             self._unwanted[message.node] = dict.fromkeys(unknown)
-            self._free(unknown, via)
+            self._free(unknown, message.node, via)
 
     def _completed(self, page: MemoryServedReport | CopiesPage, via: AgentSide) -> MemoryServedReport | None:
         """The report with all of its pages; None while one is missing."""
@@ -168,9 +168,9 @@ class MemoryGateway:
         return whole
 
     @staticmethod
-    def _free(copies: Sequence[str], agent: AgentSide) -> None:
+    def _free(copies: Sequence[str], node: str, agent: AgentSide) -> None:
         for page in pages(len(copies), MAX_IDS) if copies else ():
-            agent.send(FreeCopiesOrder(tuple(copies[page])))
+            agent.send(FreeCopiesOrder(tuple(copies[page]), node))
 
     def _agent(self, node: str) -> AgentSide | None:
         return self._agents.get(node) or (self._local if not node else None)
@@ -178,7 +178,7 @@ class MemoryGateway:
     def _send_order(self, effect: MemoryEffect, agent: AgentSide) -> None:
         assert self._grid is not None
         if isinstance(effect, FreeCopies):
-            self._free(effect.copies, agent)
+            self._free(effect.copies, effect.node, agent)
             return
         agent.send(self._order_for(effect))
 
@@ -194,7 +194,7 @@ class MemoryGateway:
         assert moving is not None
         target = endpoint_of(ledger.memory_servers[moving.place.node])
         ticket = issue_fill_ticket(ledger, effect.block, self._grid.now_ms())
-        return MakeCopyOrder(moving.source, moving.generation, target, ticket)
+        return MakeCopyOrder(moving.source, moving.generation, target, ticket, effect.node)
 
 
 def event_of(

@@ -22,6 +22,7 @@ class NodeRow(TypedDict):
     host: str
     role: str
     state: str
+    simulated: bool
     cooling: bool
     cpu_cores: float
     memory_gb: float

@@ -84,6 +84,7 @@ class Viewer:
             "host": node.host,
             "role": node.role,
             "state": str(node.state),
+            "simulated": node.simulated,
             "cooling": node.cooling,
             "cpu_cores": node.capacity.cpu_milli / 1000,
             "memory_gb": _gb(node.capacity.memory_bytes),

@@ -23,6 +23,7 @@ class Request(Struct, frozen=True):
     length (0: unknown), `deadline_ms` the moment by which it must be over (0: none). `within` names a lease that is
     held already: it is used, and nothing else is asked for. `block` names the block that a copy in memory is for.
     `target` is the node that it is for, `origin` the node on which it was typed, where that is known.
+    `limits_memory`: its memory is the limit of a job, which really uses it.
     """
 
     id: str
@@ -46,6 +47,7 @@ class Request(Struct, frozen=True):
     within: str = ""
     block: str = ""
     origin: str = ""
+    limits_memory: bool = False
 
     def problem(self) -> str | None:
         """Why nobody can ask for this, or None. A dot in an id would make it look like a job's lease."""

@@ -374,6 +374,7 @@ class Ledger:
         row = columns.row_of(name)
         columns.local[row] = node is not None and node.host == "local"
         columns.home[row] = node is not None and node.host == "local" and node.role == "head"
+        columns.simulated[row] = node is not None and node.simulated
         columns.rank[row], columns.speed[row], columns.cost[row] = (
             (node.rank, node.speed_milli, node.cost_milli) if node is not None else (0, 0, 0)
         )

@@ -132,13 +132,18 @@ class GpuUsage(Struct, frozen=True):
 
 
 class Usage(Struct, frozen=True):
-    """Measured usage of a node: in all, and outside the grid."""
+    """Measured usage of a node: in all, and outside the grid.
+
+    `memory_room_bytes` is what its machine really has for the grid: all memory but what others use of it (None: not
+    measured). Simulated nodes share it.
+    """
 
     cpu_busy_milli: Milli = 0
     cpu_outside_milli: Milli = 0
     memory_bytes: Bytes = 0
     memory_outside_bytes: Bytes = 0
     gpus: Annotated[tuple[GpuUsage, ...], Meta(max_length=MAX_GPUS)] = ()
+    memory_room_bytes: Bytes | None = None
 
 
 class MissingAttempt(Struct, frozen=True):

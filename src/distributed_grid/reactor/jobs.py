@@ -30,6 +30,7 @@ from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor import leases
 from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record, RecordType
 from distributed_grid.reactor.lease_transitions import end_lease, grant
+from distributed_grid.scheduling.placement import machine_memory
 from distributed_grid.scheduling.placement.placement import Placement
 from distributed_grid.scheduling.queue.fairness import Quotas
 
@@ -95,6 +96,9 @@ def _submit_within_lease(ledger: Ledger, lease: Lease, event: JobSubmitted, now:
     beyond = Quotas(ledger).exceeded(whole) if automatic and ledger.policy.quotas else None
     if beyond is not None:
         raise Refused(beyond)
+    lacking = machine_memory.shortage(ledger, ledger.nodes[held.node], held.claim.memory_bytes if held.claim else 0)
+    if lacking is not None:
+        raise Refused(f"{held.node}: {lacking}")
     job = Job(request.id, event.id, event.command, request, now, lease_id=lease.id)
     decision, lease, placed = grant(ledger, lease, Placement(held.node, Claim()), now, job=job)
     assert placed is not None

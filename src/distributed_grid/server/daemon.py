@@ -30,11 +30,11 @@ from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.adapters.workdir.content_store import ContentStore
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.hardware import HardwareDetector
-from distributed_grid.agent.lent_memory import LentMemory, address_towards
+from distributed_grid.agent.lent_memory import LentMemory, LocalMemory, address_towards
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.api import requests
 from distributed_grid.config import ClusterConfig
-from distributed_grid.config_mapping import rebalance_rules
+from distributed_grid.config_mapping import rebalance_rules, simulated_nodes
 from distributed_grid.control.agent_files import AttemptFiles, ContentSender
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.batch import EffectRouter
@@ -43,6 +43,7 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import AlertChanged, PressureRead
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.rebalancing import RebalanceRules
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.log_rate_limit import configure_logging
@@ -217,8 +218,9 @@ class Daemon:
             await self._monitor.start()
             await declare_nodes(self._grid, self._config, HardwareDetector(probe, gpus).capacity())
             await self._boost_file.recover()
-            local = tuple(await self._grid.read(local_nodes))
-            agent = self._make_agent(local, UsageMeter(probe, gpus))
+            local = await self._grid.read(local_nodes)
+            meter = UsageMeter(probe, gpus, simulated=simulated_nodes(self._config, local))
+            agent = self._make_agent(tuple(node.name for node in local), meter)
             self._agents.memory.attach_local(agent)
             await agent.start()
             self._agents.memory.catch_up("")
@@ -252,15 +254,19 @@ class Daemon:
 
     def _make_agent(self, local: tuple[str, ...], meter: UsageMeter) -> Agent:
         """The agent for these nodes of this machine, connected to the control plane without a network."""
-        folder, addresses = self._state_dir.host_dir / "memory", partial(_addresses, self._config)
+        top, addresses = self._state_dir.host_dir / "memory", partial(_addresses, self._config)
+        folders = {"": top, **{name: top / f"node-{name}" for name in local}}
         return Agent(
             local,
             self._state_dir.jobs,
             meter,
             self._agents,
-            grid_locks=(self._state_dir.lock, folder / SERVER_LOCK),
-            memory=lambda host, send: LentMemory(
-                folder, (*local, ""), meter, host, send, addresses=addresses, has_proxy=False
+            grid_locks=(self._state_dir.lock, *(folder / SERVER_LOCK for folder in folders.values())),
+            memory=lambda host, send: LocalMemory(
+                {
+                    name: LentMemory(folder, name, meter, host, send, addresses=addresses, has_proxy=False)
+                    for name, folder in folders.items()
+                }
             ),
         )
 
@@ -372,9 +378,9 @@ async def rebalance_once(grid: Grid, monitor: Monitor, rules: RebalanceRules) ->
     await grid.handle(PressureRead(readings, rules))
 
 
-def local_nodes(ledger: Ledger, now: int) -> list[str]:
+def local_nodes(ledger: Ledger, now: int) -> list[Node]:
     """The nodes of this machine, also those that only an earlier config named: their jobs still run."""
-    return [node.name for node in ledger.nodes.values() if node.host == "local"]
+    return [node for node in ledger.nodes.values() if node.host == "local"]
 
 
 def _addresses(config: ClusterConfig) -> list[str]:

@@ -17,9 +17,11 @@ def shipped(request) -> ClusterConfig:
     return ClusterConfig.from_yaml(PROJECT / "config" / request.param)
 
 
-def test_each_names_the_three_machines_as_agents_of_this_one(shipped):
+def test_each_simulates_the_three_machines_on_this_one(shipped):
     assert [node.name for node in shipped.nodes] == ["gpu-master", "gpu1", "gpu2"]
-    assert all(node.is_local and node.trust_declared for node in shipped.nodes)
+    assert all(shipped.is_simulated(node) for node in shipped.nodes)
+    background = {node.name: round(100 * node.background.memory_used, 1) for node in shipped.nodes}
+    assert background == {"gpu-master": 76.6, "gpu1": 34.0, "gpu2": 11.6}
     assert shipped.head.name == "gpu-master"
     assert shipped.warnings == ()
 

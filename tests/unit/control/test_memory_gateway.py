@@ -122,9 +122,9 @@ def test_an_agent_that_comes_back_gets_its_orders_again_and_frees_what_nobody_kn
         ash.orders.clear()
         await lending.unknown("ash")
         lending.catch_up("ash")
-        assert set(ash.orders) == {FreeCopiesOrder(("b1:1",))}
+        assert set(ash.orders) == {FreeCopiesOrder(("b1:1",), "ash")}
         await lending.received(served("ash", "b1:1", "old:7"), ash)
-        assert set(ash.orders) == {FreeCopiesOrder(("b1:1",)), FreeCopiesOrder(("old:7",))}
+        assert set(ash.orders) == {FreeCopiesOrder(("b1:1",), "ash"), FreeCopiesOrder(("old:7",), "ash")}
 
     in_a_pool(story)
 
@@ -137,7 +137,7 @@ def test_copies_are_ordered_to_be_freed_again_until_they_are() -> None:
         for _ in range(3):
             ash.orders.clear()
             lending.resend("ash")
-            assert ash.orders == [FreeCopiesOrder(("b1:1",)), FreeCopiesOrder(("old:7",))]
+            assert ash.orders == [FreeCopiesOrder(("b1:1",), "ash"), FreeCopiesOrder(("old:7",), "ash")]
         await lending.received(CopiesFreedReport(("b1:1", "old:7")), ash)
         ash.orders.clear()
         lending.resend("ash")

@@ -7,13 +7,16 @@ import re
 import pytest
 from msgspec.structs import replace
 
+from distributed_grid.config import ClusterConfig
+from distributed_grid.config_mapping import nodes_from, rebalance_rules
 from distributed_grid.domain.events import NodeForgotten, PressureRead, TimePassed
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import SHARING_POLICIES, Forecast, is_automatic
-from distributed_grid.domain.resources import Priority
+from distributed_grid.domain.resources import NOTHING, Priority
 from distributed_grid.domain.states import LeaseEnd
 from tests.support.builders import GB, a_node, a_request, a_submission, a_usage, caps, thresholds
+from tests.support.project import PROJECT
 from tests.unit.reactor.rebalance_rounds import INTERVAL_MS, Rounds, a_reading, actions, apart, rules
 
 SHARE = "share_and_offload"
@@ -365,6 +368,26 @@ def test_local_nodes_with_thresholds_of_their_own_count_as_machines():
     scenario = Rounds(*nodes, rules=rules("aggressive", SHARE))
     scenario.round(HARD)
     assert scenario.leases[0].node == "gpu1"
+
+
+def test_simulated_nodes_count_as_machines():
+    nodes = [replace(a_node(name, memory_gb=30), simulated=True) for name in ("master", "gpu1")]
+    scenario = Rounds(*nodes, rules=rules("aggressive", SHARE))
+    scenario.round(HARD)
+    assert scenario.leases[0].node == "gpu1"
+
+
+def test_the_master_of_the_shipped_config_borrows_from_gpu2_in_the_third_round():
+    config = ClusterConfig.from_yaml(PROJECT / "config/my-cluster-enhanced.yaml")
+    shipped = rebalance_rules(config)
+    assert shipped is not None
+    scenario = Rounds(*nodes_from(config, NOTHING), rules=shipped)
+    levels = {node.name: round(1000 * node.background.memory_used) for node in config.nodes}
+    readings = [a_reading(name, memory=level) for name, level in levels.items()]
+    scenario.round(*readings, times=2)
+    assert scenario.leases == []
+    scenario.round(*readings)
+    assert [(lease.request.target, lease.node) for lease in scenario.leases] == [("gpu-master", "gpu2")]
 
 
 def test_of_the_nodes_of_one_machine_only_the_head_borrows():

@@ -95,13 +95,15 @@ class AttemptExit(msgspec.Struct, frozen=True, tag=True):
     cpu_ms: int = 0
     max_memory_bytes: int = 0
     wall_ms: int = 0
+    node: str = ""
 
 
 class AttemptUsage(msgspec.Struct, frozen=True):
-    """What an attempt's whole tree has used so far (CPU) and holds now (memory)."""
+    """What an attempt's whole tree has used so far (CPU) and holds now (memory), and on which node."""
 
     cpu_ms: int
     memory_bytes: int
+    node: str = ""
 
 
 class ShimIdentity(msgspec.Struct, frozen=True):
@@ -203,7 +205,8 @@ class RunningAttempt:
 
     def usage(self, now_ms: int) -> AttemptUsage:
         """What its tree has used and holds; nothing before its command runs."""
-        return AttemptUsage(*self.meter.read(self.shim, self.exempt, now_ms)) if self.shim else AttemptUsage(0, 0)
+        used = self.meter.read(self.shim, self.exempt, now_ms) if self.shim else (0, 0)
+        return AttemptUsage(*used, self.spec.node)
 
     def request_stop(self, kind: ExitKind, detail: str, kill_at_boot_ms: int) -> StopRequest:
         """Have it stopped. The first kind stays, and the earliest time to kill."""

@@ -353,7 +353,7 @@ class AttemptHost:
         if self._running.pop(attempt.id, None) is None:
             return
         attempt.unwatch()
-        ended = record.report(attempt.id, attempt.fence)
+        ended = msgspec.structs.replace(record.report(attempt.id, attempt.fence), node=attempt.spec.node)
         if attempt.stop is not None and ended.kind == attempt.stop.kind and not ended.detail:
             ended = msgspec.structs.replace(ended, detail=attempt.stop.detail)  # a signal had no room for it
         if attempt.meter.peak_bytes > ended.max_memory_bytes:

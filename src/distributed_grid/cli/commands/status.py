@@ -40,7 +40,7 @@ def _nodes(nodes: list[dict[str, Any]]) -> str:
     rows = [
         (
             node["node_id"],
-            "cooling down" if node["cooling"] else node["state"],
+            ("cooling down" if node["cooling"] else node["state"]) + (", simulated" if node["simulated"] else ""),
             "unknown" if node["pressure"] is None else f"{100 * node['pressure']:.0f} %",
             f"{node['cpu_lent']:g} of {node['cpu_cores']:g}",
             f"{node['memory_lent_gb']:.1f} of {node['memory_gb']:.1f} GB",

@@ -21,7 +21,7 @@ _FREE_COLUMNS = (
     "cpu", "memory", "gpu_whole", "gpu_part", "gpu_left", "slack", "rank", "leases", "busy", "pressure", "speed",
     "cost", "lends_cpu", "lends_memory", "lends_gpus", "model",
 )  # fmt: skip
-_FLAG_COLUMNS = ("open", "local", "home")
+_FLAG_COLUMNS = ("open", "local", "home", "simulated")
 
 WHOLE = 1_000_000
 """All that a node offers of a resource, where parts are compared."""
@@ -36,9 +36,10 @@ NO_DEVICE = -1
 class FreeColumns:
     """Parallel arrays over the nodes.
 
-    `open` where a node takes new leases, `local` where it is this machine, `home` where it is the head on it; `slack`
-    is how free it is, 0 to `WHOLE` for CPU and for memory; `busy` how hard its CPU works and `pressure` how hard all of
-    it does, 0 to 1000; `devices` what is left of each GPU.
+    `open` where a node takes new leases, `local` where it is on this machine, `home` where it is the head on it,
+    `simulated` where it stands there for a machine of its own; `slack` is how free it is, 0 to `WHOLE` for CPU and for
+    memory; `busy` how hard its CPU works and `pressure` how hard all of it does, 0 to 1000; `devices` what is left of
+    each GPU.
     """
 
     def __init__(self) -> None:
@@ -96,6 +97,7 @@ class FreeColumns:
     open: NDArray[np.bool_]
     local: NDArray[np.bool_]
     home: NDArray[np.bool_]
+    simulated: NDArray[np.bool_]
 
     def row_of(self, node: str) -> int:
         """The row of a node, made on first use; rows are never given to another node."""

@@ -2,10 +2,14 @@
 
 Whether a resource is lent at all is decided slowly (`owner_activity`), how much of it follows the last measurement:
 never more than is free, than the caps allow, or than is above the excess threshold. A GPU is lent whole or not at all.
+Of memory a measured node lends no more than its machine has available, less a reserve; with or without thresholds. A
+simulated node lends what is declared for it less its background.
 An offer shrinks at once; it grows when the growth is large enough or the offer is old.
 """
 
 from __future__ import annotations
+
+from msgspec.structs import replace
 
 from distributed_grid.domain.engines import EngineCapacity, EngineResources
 from distributed_grid.domain.indexes.node_claims import NodeClaims
@@ -19,6 +23,10 @@ from distributed_grid.scheduling.offers.owner_activity import update_idleness
 
 GROWTH_DIVISOR = 10
 """An offer grows at once by this fraction of the node's capacity; by less when it is refreshed."""
+
+RESERVE_DIVISOR = 20
+MAX_RESERVE_BYTES = 1 << 30
+"""A machine keeps a twentieth of the memory that it has available, at most 1 GB of it."""
 
 
 def next_offer(
@@ -76,13 +84,14 @@ def _still_holds(node: Node, old: Offer, lends: Capacity, withheld: tuple[str, .
 
 
 def lendable_now(node: Node, usage: Usage, idle: Idleness | None = None) -> tuple[Capacity, tuple[str, ...]]:
-    """What a node lends in all, and why it withholds the rest. Without thresholds everything within the caps.
+    """What a node lends in all, and why it withholds the rest. Without thresholds everything within the caps that is
+    there.
 
     Without `idle` the measurement is taken for the node's first.
     """
     most, limits = node.lendable, node.thresholds
     if limits is None:
-        return most, () if node.caps.can_share else ("does not share",)
+        return _lendable_without_thresholds(node, usage)
     idle = idle or update_idleness(node, usage, None, 0)
     assert idle is not None
     withheld: list[str] = []
@@ -90,6 +99,32 @@ def lendable_now(node: Node, usage: Usage, idle: Idleness | None = None) -> tupl
     memory = _lendable_memory(node, usage, limits, idle, withheld)
     gpus = tuple(device for device in most.gpus if _lends_gpu(device, usage, limits, idle, withheld))
     return Capacity(min(cpu, most.cpu_milli), min(memory, most.memory_bytes), gpus, most.custom), tuple(withheld)
+
+
+def _lendable_without_thresholds(node: Node, usage: Usage) -> tuple[Capacity, tuple[str, ...]]:
+    most = node.lendable
+    if not node.caps.can_share:
+        return most, ("does not share",)
+    cpu, memory = most.cpu_milli, available_memory(node, usage)
+    if node.simulated:
+        cpu = min(cpu, node.capacity.cpu_milli * max(1000 - usage.cpu_outside_milli, 0) // 1000)
+    withheld = ("all of its memory is in use",) if most.memory_bytes and not memory else ()
+    return replace(most, cpu_milli=cpu, memory_bytes=min(memory, most.memory_bytes)), withheld
+
+
+def available_memory(node: Node, usage: Usage) -> int:
+    """The memory that a node can lend in all: of a measured one what its machine has available less the reserve, else
+    what its owner does not use of its own."""
+    room = None if node.simulated else machine_memory(usage)
+    return max(node.capacity.memory_bytes - usage.memory_outside_bytes, 0) if room is None else room
+
+
+def machine_memory(usage: Usage) -> int | None:
+    """The memory that a machine can lend in all, its reserve left out; None where it was not measured."""
+    room = usage.memory_room_bytes
+    if room is None:
+        return None
+    return max(room - min(room // RESERVE_DIVISOR, MAX_RESERVE_BYTES), 0)
 
 
 def _lendable_cpu(node: Node, usage: Usage, limits: OfferThresholds, idle: Idleness, withheld: list[str]) -> int:
@@ -109,7 +144,7 @@ def _lendable_cpu(node: Node, usage: Usage, limits: OfferThresholds, idle: Idlen
 
 def _lendable_memory(node: Node, usage: Usage, limits: OfferThresholds, idle: Idleness, withheld: list[str]) -> int:
     used, most = 1000 * usage.memory_outside_bytes // max(node.capacity.memory_bytes, 1), limits.memory_used_max_milli
-    free = max(node.capacity.memory_bytes - usage.memory_outside_bytes, 0)
+    free = min(max(node.capacity.memory_bytes - usage.memory_outside_bytes, 0), available_memory(node, usage))
     enough = free >= limits.memory_min_bytes
     if idle.memory.lent and enough:
         return _above_excess(free, node.capacity.memory_bytes, limits, "memory", withheld)

@@ -20,6 +20,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Claim
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.scheduling.placement.fragmentation import fragmentation_index, shape_of
+from distributed_grid.scheduling.placement.machine_memory import crowded_nodes
 from distributed_grid.scheduling.placement.scores import Scores, score_rows
 
 Mask = NDArray[np.bool_]
@@ -121,6 +122,7 @@ def candidate_rows(ledger: Ledger, request: Request, *, avoid: frozenset[str] = 
     musts = allowed_rows(ledger, request)
     if musts is not None:
         mask &= musts
+    avoid |= crowded_nodes(ledger, request)
     if avoid:
         mask &= ~ledger.columns.mask_of(avoid)
     return mask

@@ -213,7 +213,9 @@ class QueueGrant(Struct, frozen=True):
 
 def fit_key(request: Request) -> object:
     """What decides whether there is room: two requests of one key fit or fail together."""
-    return (request.ask, request.gang, request.require, request.labels, request.affinity, request.anti_affinity)
+    uses_memory = request.limits_memory or bool(request.block)
+    where = (request.require, request.labels, request.affinity, request.anti_affinity)
+    return (request.ask, request.gang, *where, uses_memory)
 
 
 def next_grant(ledger: Ledger, now: int, tried: frozenset[object] = frozenset()) -> QueueGrant | None:

@@ -12,6 +12,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, cores, gigabytes, gpus, is_model
 from distributed_grid.domain.states import NodeState
+from distributed_grid.scheduling.placement import machine_memory
 from distributed_grid.scheduling.placement.placement import unmet_constraint
 from distributed_grid.scheduling.queue.fairness import Quotas
 
@@ -43,6 +44,7 @@ def never_fits(ledger: Ledger, request: Request) -> tuple[str, ...] | None:
     for node in _candidates(ledger, request):
         must = _lasting_constraint(ledger, request, node.name)
         unheard = node.caps.can_share and node.capacity == Capacity()
+        must = must or machine_memory.never_has(ledger, request, node)
         if must is not None:
             refusals.append(f"{node.name}: {must}")
         elif unheard or NodeClaims().claim_for(ask, node.lendable) is not None:
@@ -128,6 +130,9 @@ def _shortage(ledger: Ledger, request: Request, node: Node, now: int) -> str:
     claims = ledger.claims_on(node.name)
     if claims.claim_for(ask, offer.lends) is not None and request.gang > 1:
         return f"has room, but a gang of {request.gang} needs as many nodes at once"
+    lacking = machine_memory.crowded_nodes(ledger, request) and machine_memory.shortage(ledger, node, ask.memory_bytes)
+    if claims.claim_for(ask, offer.lends) is not None and lacking:
+        return lacking
     if claims.claim_for(ask, offer.lends) is not None:
         return "kept for a request that comes before it"
     return _short_of(ask, offer.lends, claims, "free") or "does not fit"

@@ -164,8 +164,8 @@ class PressureScan(Struct, frozen=True):
 
 
 def machine_of(node: Node) -> str:
-    """The machine of a node: local nodes are on one, unless they have thresholds of their own."""
-    return "" if node.host == "local" and node.thresholds is None else node.name
+    """The machine of a node: local nodes are on one, unless they are simulated or have thresholds of their own."""
+    return "" if node.host == "local" and not node.simulated and node.thresholds is None else node.name
 
 
 def chance_above(forecast: Forecast, mark: int) -> int:

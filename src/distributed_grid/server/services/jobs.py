@@ -11,6 +11,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from distributed_grid.adapters.workdir.content_store import GRACE_SECONDS, ContentMissing, ContentStore
 from distributed_grid.adapters.workdir.manifest import EXECUTABLE, ManifestEntry, decode
 from distributed_grid.api import requests
@@ -185,7 +187,8 @@ class JobService:
             op.given,
         )
         job_id = op.job_id or f"job-{op.request_id[:12]}"
-        event = JobSubmitted(job_id, command, await self._converter.convert(op, caller), op.retries)
+        request = replace(await self._converter.convert(op, caller), limits_memory=True)
+        event = JobSubmitted(job_id, command, request, op.retries)
         answer = await (self._grid.dry_run(event) if op.dry_run else self._grid.handle(event))
         assert isinstance(answer, JobAnswer)
         why, viewer = list(answer.reasons), self._viewer()

@@ -18,7 +18,40 @@ BUSY = a_usage(cpu_outside=1, memory_outside_gb=16, gpus={0: (1, 24)})
 
 def test_without_thresholds_a_node_lends_all_it_may_however_busy_it_is():
     node = a_node(cores=4, memory_gb=16, gpus=1, caps=caps(cores=3))
-    assert lendable_now(node, BUSY) == (node.lendable, ())
+    assert lendable_now(node, replace(BUSY, memory_outside_bytes=0)) == (node.lendable, ())
+
+
+def test_without_thresholds_a_node_lends_no_memory_that_is_in_use():
+    node = a_node(cores=4, memory_gb=16, gpus=1)
+    lends, why = lendable_now(node, BUSY)
+    assert (lends.cpu_milli, lends.memory_bytes, len(lends.gpus)) == (4000, 0, 1)
+    assert why == ("all of its memory is in use",)
+
+
+@pytest.mark.parametrize(
+    ("declared_gb", "room_gb", "lent_gb"),
+    [
+        (16, 10, 9.5),  # a twentieth is kept
+        (64, 40, 39),  # or 1 GB
+        (4, 10, 4),  # what is declared is all there
+        (4000, 10, 9.5),  # a declaration makes no memory
+        (16, 0, 0),
+    ],
+)
+@pytest.mark.parametrize("limits", [None, thresholds(memory_used_max=1)])
+def test_a_measured_node_never_lends_more_memory_than_is_available_less_a_reserve(
+    declared_gb, room_gb, lent_gb, limits
+):
+    usage = replace(a_usage(), memory_room_bytes=room_gb * GB)
+    lends, _ = lendable_now(a_node(memory_gb=declared_gb, thresholds=limits), usage)
+    assert lends.memory_bytes == pytest.approx(lent_gb * GB, abs=1)
+
+
+def test_a_simulated_node_lends_what_is_declared_less_its_background():
+    node = replace(a_node(cores=16, memory_gb=30), simulated=True)
+    usage = replace(a_usage(cpu_outside=0.25, memory_outside_gb=23), memory_room_bytes=GB)
+    lends, why = lendable_now(node, usage)
+    assert (lends.cpu_milli, lends.memory_bytes, why) == (12_000, 7 * GB, ())
 
 
 def test_a_node_that_does_not_share_lends_nothing_and_says_so():

@@ -18,7 +18,7 @@ import pytest
 
 from distributed_grid.adapters.probes import raylet_probe
 from distributed_grid.agent.limits.process_tree import children_of, read_process
-from distributed_grid.agent.owner.usage_meter import RayLoan, RayWorkers, find_raylets, total_loan
+from distributed_grid.agent.owner.ray_usage import RayLoan, RayWorkers, find_raylets, is_named, total_loan
 from distributed_grid.posix.boot_clock import boot_id
 from tests.support.shell import wait_until
 
@@ -210,3 +210,18 @@ def test_where_the_grid_started_ray_no_other_raylet_counts(raylet: int, record: 
 def start_of(pid: int) -> int:
     proc = read_process(pid)
     return proc.start if proc is not None else 0
+
+
+def test_a_raylet_belongs_to_the_node_whose_name_it_was_started_under(record, raylet):
+    assert RayWorkers(record, "gpu1")._known(0) == []
+    words = ["/bin/bash", "-c", "echo there; read line", "raylet", "--node-name=gpu1"]
+    named = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert named.stdout is not None
+        assert named.stdout.readline() == b"there\n"
+        assert is_named(named.pid, "gpu1")
+        assert not is_named(named.pid, "gpu")
+        assert not is_named(raylet, "gpu1")
+    finally:
+        named.kill()
+        named.communicate()

@@ -1,0 +1,83 @@
+"""Memory of the machine that simulated nodes share.
+
+What is declared for simulated nodes may be more than their machine has, and a lease that only reserves may have it.
+What is really used may not: the memory limits of jobs and the blocks of all simulated nodes together fit into what the
+machine has for the grid.
+"""
+
+from __future__ import annotations
+
+from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.resources import gigabytes
+from distributed_grid.scheduling.offers.offer import machine_memory
+
+NOBODY: frozenset[str] = frozenset()
+
+
+def crowded_nodes(ledger: Ledger, request: Request) -> frozenset[str]:
+    """The simulated nodes, where their machine has no memory left for this request; else none."""
+    if not _uses_memory(request) or not ledger.columns.simulated.any():
+        return NOBODY
+    nodes = simulated_nodes(ledger)
+    return frozenset(node.name for node in nodes) if _is_short(ledger, nodes, request.ask.memory_bytes) else NOBODY
+
+
+def never_has(ledger: Ledger, request: Request, node: Node) -> str | None:
+    """Why a simulated node could not serve a request if nothing else were used of its machine; else None."""
+    room = _room(ledger, [node]) if node.simulated and _uses_memory(request) else None
+    if room is None or request.ask.memory_bytes <= room:
+        return None
+    return f"simulated on a machine with {gigabytes(room)} for jobs and blocks, {_asked(request.ask.memory_bytes)}"
+
+
+def shortage(ledger: Ledger, node: Node, memory_bytes: int) -> str | None:
+    """Why the machine of a simulated node has not so much memory left for a job or a block; None where it has."""
+    nodes = simulated_nodes(ledger) if node.simulated and memory_bytes else []
+    if not nodes or not _is_short(ledger, nodes, memory_bytes):
+        return None
+    room, used = _room(ledger, nodes) or 0, _used_bytes(ledger, nodes)
+    free = gigabytes(max(room - used, 0))
+    return (
+        f"simulated on a machine with {gigabytes(room)} for jobs and blocks of all its nodes, {free} of it free, "
+        f"{_asked(memory_bytes)}"
+    )
+
+
+def simulated_nodes(ledger: Ledger) -> list[Node]:
+    """The nodes that share the control plane's machine."""
+    names, rows = ledger.columns.names, ledger.columns.simulated.nonzero()[0].tolist()
+    return [ledger.nodes[names[row]] for row in rows]
+
+
+def _asked(memory_bytes: int) -> str:
+    return f"{gigabytes(memory_bytes)} asked"
+
+
+def _uses_memory(request: Request) -> bool:
+    """Whether what is asked for is really used: the limit of a job, or a block."""
+    return bool(request.ask.memory_bytes) and (request.limits_memory or bool(request.block))
+
+
+def _is_short(ledger: Ledger, nodes: list[Node], memory_bytes: int) -> bool:
+    room = _room(ledger, nodes)
+    return room is not None and _used_bytes(ledger, nodes) + memory_bytes > room
+
+
+def _room(ledger: Ledger, nodes: list[Node]) -> int | None:
+    """What the machine has for all of its nodes, as last measured."""
+    seen = [ledger.observations[node.name] for node in nodes if node.name in ledger.observations]
+    last = max((one for one in seen if one.usage is not None), key=lambda one: one.at_ms, default=None)
+    return machine_memory(last.usage) if last is not None and last.usage is not None else None
+
+
+def _used_bytes(ledger: Ledger, nodes: list[Node]) -> int:
+    """The limits of the jobs and the blocks on these nodes."""
+    leases = (lease for node in nodes for lease in ledger.leases_of(node.name))
+    return sum(lease.claim.memory_bytes for lease in leases if lease.claim is not None and _is_used(ledger, lease))
+
+
+def _is_used(ledger: Ledger, lease: Lease) -> bool:
+    """Whether a job or a block has the memory of a lease; a job may run within another's lease."""
+    return bool(lease.job or lease.request.block or ledger.dependents.get(lease.id))

@@ -1,0 +1,116 @@
+"""Simulated nodes may be declared as large as one likes: what jobs and blocks use of them fits into their machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from distributed_grid.domain.blocks import MemoryServerRow
+from distributed_grid.domain.events import BlockAsked, BlockReleased, JobSubmitted, MemoryServed
+from distributed_grid.domain.leases import Request
+from distributed_grid.domain.nodes import Usage
+from distributed_grid.domain.states import JobState
+from distributed_grid.errors import Refused
+from tests.support.builders import GB, Scenario, a_command, a_node, a_request
+
+ROOM = Usage(memory_room_bytes=10 * GB)
+"""Less half a GB of reserve: 9.5 GB for all."""
+
+
+def a_machine(*, simulated: bool = True) -> Scenario:
+    scenario = Scenario(*(replace(a_node(name, memory_gb=64), simulated=simulated) for name in ("gpu1", "gpu2")))
+    for name in ("gpu1", "gpu2", ""):
+        scenario.handle(MemoryServed(MemoryServerRow(name, "10.0.0.1", 7000, key_bytes=b"k" * 32)))
+    for name in ("gpu1", "gpu2"):
+        scenario.heartbeat(name, ROOM)
+    return scenario
+
+
+def a_job(name: str, gb: float, node: str = "", **more: Any) -> Request:
+    return a_request(name, memory_gb=gb, limits_memory=True, require=(node,) if node else (), **more)
+
+
+def a_block(scenario: Scenario, name: str, gb: int) -> None:
+    scenario.handle(BlockAsked(name, "ada", gb * GB, 3_600_000))
+
+
+def test_the_limits_of_all_jobs_together_fit_into_the_machine():
+    scenario = a_machine()
+    scenario.submit(a_job("one", 6, "gpu1"))
+    waiting = scenario.submit(a_job("two", 4, "gpu2"))
+    assert waiting.state is JobState.QUEUED
+    scenario.submit(a_job("three", 3, "gpu2"))
+    assert scenario.job("three").state is JobState.ASSIGNED
+    scenario.end("one")
+    assert scenario.job("two").state is JobState.ASSIGNED
+
+
+def test_blocks_and_jobs_count_together_and_the_refusal_has_the_numbers():
+    scenario = a_machine()
+    a_block(scenario, "b1", 6)
+    with pytest.raises(Refused) as refused:
+        scenario.submit(a_job("one", 4, "gpu2", wait_s=0))
+    assert str(refused.value) == (
+        "No resource offers available: gpu2: simulated on a machine with 9.5 GB for jobs and blocks of all its nodes, "
+        "3.5 GB of it free, 4.0 GB asked"
+    )
+    with pytest.raises(
+        Refused, match=r"9\.5 GB for jobs and blocks of all its nodes, 3\.5 GB of it free, 4\.0 GB asked"
+    ):
+        a_block(scenario, "b2", 4)
+    a_block(scenario, "b3", 3)
+    scenario.handle(BlockReleased("b3", "ada"))
+
+
+def test_more_than_the_machine_has_is_refused_at_once():
+    with pytest.raises(Refused) as refused:
+        a_machine().submit(a_job("one", 20, "gpu1"))
+    assert str(refused.value) == (
+        "No node can ever lend 20.0 GB: gpu1: simulated on a machine with 9.5 GB for jobs and blocks, 20.0 GB asked"
+    )
+
+
+def test_what_is_only_reserved_may_be_more_than_the_machine_has_until_a_job_uses_it():
+    scenario = a_machine()
+    boost = scenario.ask(a_request("boost", memory_gb=40, target="gpu1"))
+    assert boost is not None
+    within = Request("run", "ada", replace(boost.request.ask, memory_bytes=0), within="boost")
+    with pytest.raises(Refused, match=r"gpu[12]: simulated on a machine with 9\.5 GB .* 40\.0 GB asked"):
+        scenario.handle(JobSubmitted("run", a_command(), within))
+    small = scenario.ask(a_request("small", memory_gb=5, target="gpu1"))
+    assert small is not None
+    scenario.handle(JobSubmitted("run", a_command(), replace(within, within="small")))
+    assert scenario.submit(a_job("one", 5)).state is JobState.QUEUED
+
+
+def test_an_urgent_job_does_not_preempt_where_the_machine_has_no_memory_for_it():
+    scenario = a_machine()
+    scenario.submit(a_job("one", 6, "gpu1"), starts=True)
+    scenario.submit(a_job("two", 5, "gpu1", priority="urgent"))
+    assert scenario.job("one").state is JobState.RUNNING
+    assert scenario.job("two").state is JobState.QUEUED
+
+
+def test_nodes_that_are_measured_are_not_added_up():
+    scenario = a_machine(simulated=False)
+    for name in ("gpu1", "gpu2"):
+        assert scenario.submit(a_job(name, 6, name)).state is JobState.ASSIGNED
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.sampled_from(["gpu1", "gpu2"]), st.booleans()), max_size=12))
+def test_whatever_is_asked_for_never_more_is_used_than_there_is(asks):
+    scenario = a_machine()
+    for number, (gb, node, is_block) in enumerate(asks):
+        try:
+            if is_block:
+                a_block(scenario, f"b{number}", gb)
+            else:
+                scenario.submit(a_job(f"j{number}", gb, node))
+        except Refused:
+            continue
+        claims = (scenario.ledger.claims_on(name).memory_bytes for name in ("gpu1", "gpu2"))
+        assert sum(claims) <= 9.5 * GB
