@@ -21,6 +21,7 @@ from distributed_grid.domain.rebalancing import (
     resource_of,
 )
 from distributed_grid.domain.resources import WHOLE_GPU, Capacity, Claim, GpuShare
+from distributed_grid.scheduling.placement.machine_memory import crowded_nodes
 from distributed_grid.scheduling.placement.placement import Placement, strategy_of, unmet_constraint
 from distributed_grid.scheduling.rebalancing.loans import UNITS, asked_amount
 from distributed_grid.scheduling.rebalancing.pressure import idle_automatic_leases
@@ -38,6 +39,7 @@ def carve_placement(
     if not waits and request.strategy is not None:
         return None
     owners = belongs_to(request) if waits else owner_of(request)
+    avoid = {*avoid, *crowded_nodes(ledger, request)}
     on: dict[str, list[Lease]] = {}
     for lease in idle_automatic_leases(ledger):
         wanted = waits or not request.prefer or lease.node in request.prefer
