@@ -11,7 +11,10 @@ import pytest
 
 from distributed_grid.api import requests
 from distributed_grid.control.boost_file import ResourceBoostPersistence
-from distributed_grid.domain.events import NodeDrained
+from distributed_grid.domain.events import LeaseAsked, NodeDrained
+from distributed_grid.domain.leases import Request
+from distributed_grid.domain.rebalancing import GRID_USER
+from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.errors import Ambiguous, BadInput, NotFound, Refused, TimedOut
 from distributed_grid.server.access.tokens import Caller, Forbidden
@@ -266,5 +269,38 @@ def test_rest_does_not_wait(run_scenario: Any) -> None:
         op = requests.RequestBoost("b2", "master", "gpu", 1, wait_seconds=60)
         answer = await cluster.boosts.request(op, ANN)
         assert (answer["boost"]["state"], answer["boost"]["is_active"]) == (str(LeaseState.ASKED), False)
+
+    run_scenario(scenario)
+
+
+def test_what_the_rebalancer_holds_is_a_boost_that_everybody_may_use_and_nobody_may_release(run_scenario: Any) -> None:
+    async def scenario(cluster: BoostGrid) -> None:
+        ask, apart = Amounts(cpu_milli=2000), ("master",)
+        request = Request("auto-master-cpu-1", GRID_USER, ask, wait_ms=0, target="master", anti_affinity=apart)
+        await cluster.grid.handle(LeaseAsked(request))
+        assert await cluster.names("master") == ["auto-master-cpu-1"]
+        carved = await cluster.submit("aaaa1", amount=0.5, target="master")
+        assert carved["decision"]["reasoning"][0].endswith("carved out of auto-master-cpu-1")
+        (found,) = (await cluster.boosts.list(requests.ListBoosts()))["boosts"]
+        assert (found["automatic"], found["amount"], found["used_amount"]) == (True, 1.5, 0.5)
+        with pytest.raises(Forbidden):
+            await cluster.boosts.release(requests.ReleaseBoost("auto-master-cpu-1"), ANN)
+        ran = await cluster.boosts.run(
+            requests.RunInBoost(request_id="bbbb1", boost_id="auto-mast", argv=("true",)), ANN
+        )
+        assert (ran["job"]["user"], ran["job"]["node_id"]) == ("ann", found["source_node"])
+        assert (await cluster.boosts.get("auto-mast"))["boost"]["used_amount"] == 2.0
+        with pytest.raises(Refused, match="in use by"):
+            await cluster.boosts.run(requests.RunInBoost(request_id="cccc1", boost_id="auto-mast", argv=("true",)), ANN)
+        own = await cluster.boost("dddd1")
+        assert (own["automatic"], own["used_amount"]) == (False, None)
+
+    run_scenario(scenario)
+
+
+def test_a_job_for_a_node_is_no_boost_of_it(run_scenario: Any) -> None:
+    async def scenario(cluster: BoostGrid) -> None:
+        await cluster.submit("aaaa1", target="master", anti_affinity=["master"])
+        assert await cluster.names() == []
 
     run_scenario(scenario)
