@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from distributed_grid.client.client import Client
 from distributed_grid.errors import NotFound
 from distributed_grid.monitoring.resource_metrics import ResourceMetricsCollector, ResourceSnapshot
+from distributed_grid.monitoring.usage_history import MINUTE
+from distributed_grid.state_dir import StateDir
 from tests.support.shell import Shell, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -66,3 +72,28 @@ def test_a_command_that_cannot_be_read_keeps_the_grid_from_starting_and_says_so(
     config.write_text('nodes: [{name: desk, host: local}]\nalerts: {command: "tell \'ana"}\n')
     said = grid("--config", str(config), "status", check=2).stderr
     assert "alerts.command cannot be read: no closing quotation" in said
+
+
+def test_the_history_survives_a_restart_and_is_written_as_often_as_the_config_says(grid: Shell, tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("nodes: [{name: desk, host: local}]\nresource_sharing: {monitoring_interval_seconds: 0.2}\n")
+    grid("--config", str(config), "daemon", "start", check=0)
+    client = Client(StateDir(grid.state_dir), may_start=False)
+
+    def samples() -> int:
+        return sum(row["samples"] for row in client.call("get_metrics", kind="history", node="desk")["history"])
+
+    with client:
+        wait_until(lambda: samples() >= 3)
+        wait_until(lambda: _written_samples(grid.host_dir / "history.db") >= 3)
+    grid.kill_daemon()
+    grid("--config", str(config), "daemon", "start", check=0)
+    with client:
+        assert samples() >= 3
+        assert client.call("get_metrics", kind="levels")["levels"].keys() == {"desk"}
+
+
+def _written_samples(file: Path) -> int:
+    with closing(sqlite3.connect(file)) as db:
+        rows = db.execute("SELECT row FROM minutes").fetchall()
+    return int(np.frombuffer(b"".join(row for (row,) in rows), MINUTE)["samples"].sum())

@@ -122,7 +122,7 @@ class ListEvents(Message, frozen=True):
 class GetMetrics(Message, frozen=True):
     """What the nodes do and did; `window` is in minutes."""
 
-    kind: Literal["snapshots", "trend", "summary", "history", "rebalancing", "scheduling", "prometheus"]
+    kind: Literal["snapshots", "levels", "trend", "summary", "history", "rebalancing", "scheduling", "prometheus"]
     node: Name = ""
     resource_type: Name = ""
     window: Annotated[int, Meta(ge=1, le=1_440)] | None = None

@@ -1,8 +1,8 @@
 """Monitor of the control plane: node histories, alerts and figures, fed with heartbeats.
 
 `observe` is cheap and never waits; alerts are delivered in the background. The same heartbeat may be reported twice, so
-`poll` can take in what the ledger has seen, whoever else calls `observe`. Nothing here is stored: after a restart the
-history begins anew.
+`poll` can take in what the ledger has seen, whoever else calls `observe`. The minutes of the last day are kept in a
+file of their own, never in the ledger's commit, and are known again after a restart; a gap stays a gap.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from distributed_grid.adapters.stores.minute_store import MinuteStore
 from distributed_grid.config.sections import Alerts
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Usage
@@ -36,11 +37,13 @@ from distributed_grid.monitoring.snapshots import (
     summarise,
 )
 from distributed_grid.monitoring.trends import ResourceTrend
-from distributed_grid.monitoring.usage_history import ClusterHistory, MinuteRow
+from distributed_grid.monitoring.usage_history import MINUTE_MS, ClusterHistory, MinuteRow
 from distributed_grid.ports import Store
 from distributed_grid.supervision import start_restarted
 
 POLL_SECONDS = 2.0
+WRITE_SECONDS = 10.0
+DAY_MS = 86_400_000
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
@@ -62,8 +65,13 @@ class Monitor:
         store: Store,
         offset_ms: Callable[[], int],
         on_alert: Callable[[Alert], None] | None = None,
+        minutes: MinuteStore | None = None,
+        write_seconds: float = WRITE_SECONDS,
     ) -> None:
-        """`offset_ms`: how far the wall clock is ahead of the grid's time; `on_alert` is called at each change."""
+        """`offset_ms`: how far the wall clock is ahead of the grid's time; `on_alert` is called at each change.
+
+        The history is written to `minutes` every `write_seconds`.
+        """
         self.histories = ClusterHistory()
         self._alerts = AlertRules(alert_thresholds(alerts))
         self._delivery = AlertDelivery(alerts, offset_ms=offset_ms)
@@ -72,7 +80,10 @@ class Monitor:
         self._scheduling = SchedulingMetrics(store)
         self._offset_ms = offset_ms
         self._on_alert = on_alert
-        self._task: asyncio.Task[None] | None = None
+        self._minutes = minutes
+        self._write_seconds = write_seconds
+        self._written_ms = 0
+        self._tasks: list[asyncio.Task[None]] = []
 
     def observe(self, node: str, usage: Usage, capacity: Capacity, at_ms: int) -> None:
         """Record a heartbeat; one that was reported before changes nothing."""
@@ -97,18 +108,44 @@ class Monitor:
                 self._on_alert(alert)
 
     async def start(self) -> None:
-        """Poll the ledger in the background."""
+        """Load the history, then poll the ledger in the background."""
         await self._delivery.start()
-        if self._task is None:
-            self._task = start_restarted(self._poll_forever, "polling of nodes")
+        if self._tasks:
+            return
+        if self._minutes is not None:
+            now = await self._read(lambda ledger, now: now)
+            self.histories.restore(await asyncio.to_thread(self._minutes.load, now - DAY_MS, now))
+            self._written_ms = now - now % MINUTE_MS
+            self._tasks.append(start_restarted(self._write_forever, "writing of the history"))
+        self._tasks.append(start_restarted(self._poll_forever, "polling of nodes"))
 
     async def stop(self) -> None:
-        """Stop polling; alerts that wait to be delivered are dropped."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        """Stop polling, and write the history; alerts that wait to be delivered are dropped."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks and self._minutes is not None:
+            await self.write_history()
+            self._minutes.close()
         await self._delivery.stop()
+
+    async def _write_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._write_seconds)
+            await self.write_history()
+
+    async def write_history(self) -> None:
+        """Write the minutes that changed since the last time, the one that still goes on included."""
+        if self._minutes is None:
+            return
+
+        def changed(ledger: Ledger, now: int) -> tuple[int, list[tuple[int, str, bytes]]]:
+            return now, self.histories.written_rows(self._written_ms)
+
+        now, rows = await self._read(changed)
+        if await asyncio.to_thread(self._minutes.write, rows, before_ms=now - DAY_MS):
+            self._written_ms = now - now % MINUTE_MS
 
     async def _poll_forever(self) -> None:
         while True:
@@ -151,6 +188,15 @@ class Monitor:
             forecast.append(self.histories.with_forecasts(one, now, ahead_ms))
             await asyncio.sleep(0)  # a forecast takes its time: others go first
         return tuple(forecast)
+
+    async def levels(self) -> dict[str, dict[str, float]]:
+        """The mean use of each resource of each node over the last minute, as parts of the whole."""
+
+        def question(ledger: Ledger, now: int) -> dict[str, dict[str, float]]:
+            self.poll(ledger, now)
+            return {name: self.histories.minute_levels(name, now) for name in ledger.nodes}
+
+        return await self._read(question)
 
     async def rebalancing(self) -> RebalancingSummary:
         """How often the grid was rebalanced of late, and what there is to recommend."""

@@ -2,10 +2,13 @@
 
 The memory of a node is allocated once and never grows: below 200 kB with everything around it, and adding a heartbeat
 costs the same however much is there. Only what is later than the last sample is added, so the same heartbeat may be
-reported twice. What was not measured is absent: a silent minute has no row, a node without GPUs no GPU numbers.
+reported twice. What was not measured is absent: a silent minute has no row, a node without GPUs no GPU numbers. Minutes
+can be written down and restored after a restart: a trend then begins with them and goes on with heartbeats.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -143,6 +146,29 @@ class NodeHistory:
             means[GPU] = most[GPU] = UNMEASURED
         return (self._begin_ms, min(self._count, _MAX_MILLI), *means, *most)
 
+    def restore(self, rows: Rows) -> None:
+        """Begin with the minutes of an earlier time, in order; the last may be the one that still goes on."""
+        for row in rows:
+            begin_ms = int(row["at_ms"])
+            if begin_ms - self._begin_ms < MINUTE_MS:
+                continue
+            self._end_minute()
+            self._begin(begin_ms)
+            self._count = int(row["samples"])
+            self._gpu_count = self._count if row["gpu"] != UNMEASURED else 0
+            for place, name in enumerate(FIELDS):
+                is_missing = place in (GPU, GPU_MEMORY) and not self._gpu_count
+                self._sums[place] = 0 if is_missing else int(row[name]) * self._count
+                self._max[place] = 0 if is_missing else int(row[f"{name}_max"])
+            self.last_ms = begin_ms
+
+    def written_rows(self, since_ms: int) -> list[tuple[int, bytes]]:
+        """The minutes that began at that moment or later, as (begin, row), the one that still goes on included."""
+        rows = list(self.minutes.since(since_ms))
+        if self._count and self._begin_ms >= since_ms:
+            rows.append(np.array([self._minute()], MINUTE)[0])
+        return [(int(row["at_ms"]), row.tobytes()) for row in rows]
+
     def minute_rows(self, since_ms: int, offset_ms: int = 0) -> list[MinuteRow]:
         """The minutes that began at that moment or later, the one that still goes on included.
 
@@ -214,6 +240,35 @@ class ClusterHistory:
         self._capacities[node] = capacity
         return history.add(usage, at_ms)
 
+    def restore(self, rows: Iterable[tuple[str, bytes]]) -> None:
+        """Begin with what was written down before a restart: (node, row), oldest first."""
+        by_node: dict[str, list[bytes]] = {}
+        for node, row in rows:
+            by_node.setdefault(node, []).append(row)
+        for node, kept in by_node.items():
+            self._histories.setdefault(node, NodeHistory()).restore(np.frombuffer(b"".join(kept), MINUTE))
+
+    def written_rows(self, since_ms: int) -> list[tuple[int, str, bytes]]:
+        """The minutes of all nodes that began at that moment or later, as `MinuteStore.write` takes them."""
+        return [
+            (begin_ms, node, row)
+            for node, history in self._histories.items()
+            for begin_ms, row in history.written_rows(since_ms)
+        ]
+
+    def minute_levels(self, node: str, now: int) -> dict[str, float]:
+        """The mean use of each resource over the last minute, as parts of the whole, where it was measured."""
+        history = self._histories.get(node)
+        if history is None:
+            return {}
+        rows, capacity = history.samples.since(now - MINUTE_MS), self._capacities.get(node, NOTHING)
+        levels = {}
+        for kind in (ResourceType.CPU, ResourceType.MEMORY, ResourceType.GPU):
+            _, values = self._series(rows, kind, capacity, now)
+            if len(values):
+                levels[str(kind)] = round(float(values.mean()), 4)
+        return levels
+
     def forget(self, node: str) -> None:
         """Drop the history of a node; dropping it twice is harmless."""
         self._histories.pop(node, None)
@@ -230,8 +285,7 @@ class ClusterHistory:
         history = self._histories.get(node)
         if history is None or now - history.last_ms > SUSPECT_AFTER_MS:
             return ResourceTrend(node, str(kind))
-        rows = history.samples.since(now - max(WINDOWS) * MINUTE_MS)
-        times, values = self._series(rows, kind, self._capacities.get(node, NOTHING), now)
+        times, values = self._recent(node, history, kind, now, max(WINDOWS))
         found: dict[int, Trend | None] = {
             minutes: trend(times, values, now=0.0, window=minutes) for minutes in WINDOWS if window in (None, minutes)
         }
@@ -244,8 +298,7 @@ class ClusterHistory:
         if history is None or now - history.last_ms > SUSPECT_AFTER_MS:
             return None
         window = next((minutes for minutes in WINDOWS if minutes >= ahead_minutes), max(WINDOWS))
-        rows = history.samples.since(now - window * MINUTE_MS)
-        times, values = self._series(rows, kind, self._capacities.get(node, NOTHING), now)
+        times, values = self._recent(node, history, kind, now, window)
         return trend(times, values, now=0.0, window=window, horizon=ahead_minutes)
 
     def with_forecasts(self, reading: PressureReading, now: int, ahead_ms: int) -> PressureReading:
@@ -259,6 +312,21 @@ class ClusterHistory:
                 reach = max(trend.forecast - trend.low, trend.high - trend.forecast)
                 ahead[f"{resource}_ahead"] = Forecast(round(1000 * trend.forecast), round(1000 * reach))
         return replace(reading, **ahead) if ahead else reading
+
+    def _recent(
+        self, node: str, history: NodeHistory, kind: ResourceType, now: int, minutes: int
+    ) -> tuple[Floats, Floats]:
+        """The series of so many minutes: heartbeats, and before the first of them the minutes that were restored."""
+        capacity, since_ms = self._capacities.get(node, NOTHING), now - minutes * MINUTE_MS
+        samples = history.samples.since(since_ms)
+        times, values = self._series(samples, kind, capacity, now)
+        restored = history.minutes.since(since_ms)
+        if len(samples):
+            restored = restored[restored["at_ms"] + MINUTE_MS <= samples["at_ms"][0]]
+        if not len(restored):
+            return times, values
+        earlier, means = self._series(restored, kind, capacity, now)
+        return np.concatenate((earlier + 0.5, times)), np.concatenate((means, values))
 
     def _series(self, rows: Rows, kind: ResourceType, capacity: Capacity, now: int) -> tuple[Floats, Floats]:
         """Minutes (0 is now) and parts of the whole, where they were measured."""

@@ -26,6 +26,7 @@ from distributed_grid.adapters.node.node_messages import AgentLinkChanged
 from distributed_grid.adapters.probes.gpu_probe import GpuProbe
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.adapters.ray.engine import RayEngine
+from distributed_grid.adapters.stores.minute_store import MinuteStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.adapters.workdir.content_store import ContentStore
 from distributed_grid.agent.agent import Agent
@@ -50,6 +51,7 @@ from distributed_grid.log_rate_limit import configure_logging
 from distributed_grid.memory.supervisor.supervisor import SERVER_LOCK
 from distributed_grid.monitoring.alerts import Alert
 from distributed_grid.monitoring.monitor import Monitor
+from distributed_grid.monitoring.usage_history import MINUTE
 from distributed_grid.server.access.agent_websocket import AgentSockets
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.active_config import (
@@ -128,6 +130,8 @@ class Daemon:
             store=store,
             offset_ms=self._clock.wall_offset_ms,
             on_alert=self._record_alert,
+            minutes=MinuteStore(state_dir.host_dir / "history.db", row_bytes=MINUTE.itemsize),
+            write_seconds=config.resource_sharing.monitoring_interval_seconds,
         )
         self._cluster = ClusterService(self._grid, config, state_dir, engine=self._ray, reconciler=self._reconciler)
         grid_id = self._cluster.grid_id

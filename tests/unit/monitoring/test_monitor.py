@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
+from distributed_grid.adapters.stores.minute_store import MinuteStore
 from distributed_grid.config.sections import Alerts
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import HeartbeatReceived, JobCancelled, NodeDeclared, NodeForgotten
 from distributed_grid.domain.nodes import GpuUsage, Usage
 from distributed_grid.errors import BadInput, NotFound
 from distributed_grid.monitoring.alerts import Alert
-from distributed_grid.monitoring.monitor import Monitor
+from distributed_grid.monitoring.monitor import DAY_MS, Monitor
 from distributed_grid.monitoring.resource_metrics import (
     ClusterSummary,
     MinuteRow,
@@ -24,6 +28,7 @@ from distributed_grid.monitoring.resource_metrics import (
     ResourceSnapshot,
     ResourceTrend,
 )
+from distributed_grid.monitoring.usage_history import MINUTE
 from tests.support.builders import GB, a_capacity, a_node, a_request, a_submission
 
 START_MS = 1_700_000_040_000
@@ -98,6 +103,52 @@ def test_a_node_that_fell_silent_has_no_trend() -> None:
         harness.clock.ms += 7_000
         assert await harness.monitor.trend("here", "cpu") == ResourceTrend("here", "cpu")
         assert len(await harness.monitor.history("here", 60)) == 4
+
+    run(scenario)
+
+
+def test_a_restarted_monitor_knows_the_last_day_and_writes_as_often_as_it_is_told(tmp_path: Path) -> None:
+    def a_monitor(harness: Harness, seconds: float) -> Monitor:
+        minutes = MinuteStore(tmp_path / "history.db", row_bytes=MINUTE.itemsize)
+        store = InMemoryStore()
+        return Monitor(
+            Alerts(), read=harness.grid.read, store=store, offset_ms=lambda: 0, minutes=minutes, write_seconds=seconds
+        )
+
+    def rows() -> int:
+        with closing(sqlite3.connect(tmp_path / "history.db")) as db:
+            return int(db.execute("SELECT count(*) FROM minutes").fetchone()[0])
+
+    async def scenario(harness: Harness) -> None:
+        first = harness.monitor = a_monitor(harness, 0.01)
+        await first.start()
+        for _ in range(20 * 30):
+            await harness.beat(cpu=0.5)
+        async with asyncio.timeout(20):
+            while rows() < 20:
+                await asyncio.sleep(0.01)
+        await first.stop()
+        known = await first.history("here", 60)
+        second = harness.monitor = a_monitor(harness, 3600)
+        await second.start()
+        assert await second.history("here", 60) == known
+        before = rows()
+        for _ in range(60):
+            await harness.beat(cpu=0.5)
+        trend = await second.trend("here", "cpu")
+        assert trend.fifteen_minutes is not None
+        assert trend.fifteen_minutes.forecast == 0.5
+        assert rows() == before, "an hour is not over"
+        await second.stop()
+        assert rows() == before + 2
+        harness.clock.ms += 2 * DAY_MS
+        third = harness.monitor = a_monitor(harness, 3600)
+        await third.start()
+        assert await third.history("here", 1440) == []
+        await third.write_history()
+        assert rows() == 0, "a day is over"
+        await third.stop()
+        await third.stop()
 
     run(scenario)
 

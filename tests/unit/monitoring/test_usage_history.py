@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 
 from distributed_grid.domain.nodes import GpuUsage, Usage
 from distributed_grid.monitoring.snapshots import utc
-from distributed_grid.monitoring.usage_history import FULL_RATE_ROWS, MINUTE_MS, MINUTE_ROWS, NodeHistory
-from tests.support.builders import GB
+from distributed_grid.monitoring.trends import ResourceTrend
+from distributed_grid.monitoring.usage_history import (
+    FULL_RATE_ROWS,
+    MINUTE_MS,
+    MINUTE_ROWS,
+    ClusterHistory,
+    NodeHistory,
+)
+from tests.support.builders import GB, a_capacity
 
 BEGIN = 1_000_000 * MINUTE_MS
 DAY_OF_BEATS = range(BEGIN, BEGIN + 25 * 60 * MINUTE_MS, 2_000)
@@ -132,3 +139,61 @@ def test_nothing_an_agent_can_say_breaks_it(beats: list[tuple[int, int, list[tup
     assert sum(row.samples for row in rows) == len(beats)
     assert all(row.cpu_percent <= row.cpu_percent_max and row.memory_used_gb <= row.memory_used_gb_max for row in rows)
     assert all(row.time.endswith(":00.000Z") for row in rows)
+
+
+def test_minutes_that_were_written_are_the_same_after_a_restart_and_a_minute_goes_on_where_it_was() -> None:
+    before, whole = ClusterHistory(), ClusterHistory()
+    gpus = (GpuUsage(0, 700, 2**33),)
+    beats = range(BEGIN, BEGIN + 5 * MINUTE_MS + 30_000, 2_000)
+    for at_ms in beats:
+        usage = used(at_ms // 2_000 % 1000, 2**30, gpus if at_ms > BEGIN + 2 * MINUTE_MS else ())
+        before.add("gpu1", usage, a_capacity(), at_ms)
+        whole.add("gpu1", usage, a_capacity(), at_ms)
+    after = ClusterHistory()
+    after.restore((node, row) for _, node, row in before.written_rows(0))
+    now = beats[-1]
+    assert after.minutes("gpu1", now, 60) == whole.minutes("gpu1", now, 60)
+    for at_ms in range(now + 2_000, now + 3 * MINUTE_MS, 2_000):
+        for history in (after, whole):
+            history.add("gpu1", used(300), a_capacity(), at_ms)
+    after_rows, whole_rows = (one.minutes("gpu1", now + 3 * MINUTE_MS, 60) for one in (after, whole))
+    assert [row.time for row in after_rows] == [row.time for row in whole_rows]
+    for one, other in zip(after_rows, whole_rows, strict=True):
+        assert one.samples == other.samples
+        assert abs(one.cpu_percent - other.cpu_percent) <= 0.1, "means are kept in whole thousandths"
+
+
+def test_long_trends_survive_a_restart_and_a_gap_stays_a_gap() -> None:
+    history = ClusterHistory()
+    for at_ms in range(BEGIN, BEGIN + 40 * MINUTE_MS, 2_000):
+        history.add("gpu1", used(200 + (at_ms - BEGIN) // 6_000), a_capacity(), at_ms)
+    written = [(node, row) for _, node, row in history.written_rows(0)]
+
+    def trend_after(silence_ms: int) -> ResourceTrend:
+        restarted = ClusterHistory()
+        restarted.restore(written)
+        begin = BEGIN + 40 * MINUTE_MS + silence_ms
+        for at_ms in range(begin, begin + 20_000, 2_000):
+            restarted.add("gpu1", used(200 + (at_ms - BEGIN) // 6_000), a_capacity(), at_ms)
+        return restarted.trend("gpu1", "cpu", begin + 20_000)
+
+    soon = trend_after(30_000)
+    for found in (soon.fifteen_minutes, soon.one_hour):
+        assert found is not None
+        assert found.direction == "rising"
+        assert abs(found.slope_per_minute - 0.01) < 0.001
+    assert trend_after(20 * MINUTE_MS).windows == ()
+
+
+def test_the_level_of_the_last_minute_is_a_mean_and_knows_gpus() -> None:
+    history = ClusterHistory()
+    for place in range(60):
+        at_ms = BEGIN + 2_000 * place
+        peak = 1000 if place == 59 else 100
+        history.add("gpu1", used(peak, 4 * GB, (GpuUsage(0, 500),)), a_capacity(memory_gb=16), at_ms)
+    levels = history.minute_levels("gpu1", BEGIN + 118_000)
+    assert set(levels) == {"cpu", "memory", "gpu"}
+    assert levels["cpu"] < 0.2, "one peak is no load"
+    assert (levels["memory"], levels["gpu"]) == (0.25, 0.5)
+    assert history.minute_levels("gpu1", BEGIN + 10 * MINUTE_MS) == {}
+    assert history.minute_levels("gpu9", BEGIN) == {}

@@ -44,6 +44,7 @@ def status(session: CliSession) -> None:
     with session.client(query_only=True) as client:
         found = client.call("get_status")
         sharing = client.call("get_config")["config"]["resource_sharing"]
+        levels = client.call("get_metrics", kind="levels")["levels"]
     cooling = [node["node_id"] for node in found["nodes"] if node["cooling"]]
     shown = {
         "enabled": sharing["enabled"],
@@ -53,7 +54,7 @@ def status(session: CliSession) -> None:
         "allocations": found["allocations"],
         "waiting": found["waiting"],
         "cooling": cooling,
-        "notes": sharing_notes(found, sharing),
+        "notes": sharing_notes(found, sharing, levels),
     }
     head = f"sharing is on: mode {sharing['mode']}, policy {sharing['policy']}"
     parts = [
@@ -96,8 +97,11 @@ def cooldown(session: CliSession, node: str, off: bool, wait: float) -> None:
     print_answer(session, last, printable(f"{node}: {last['detail']}{given}"))
 
 
-def sharing_notes(found: dict[str, Any], sharing: dict[str, Any]) -> list[str]:
-    """The issues of a grid: nothing offered, nodes that work too hard, requests that wait."""
+def sharing_notes(found: dict[str, Any], sharing: dict[str, Any], levels: dict[str, dict[str, float]]) -> list[str]:
+    """The issues of a grid: nothing offered, nodes that work too hard, requests that wait.
+
+    `levels` are the means of the last minute: a moment's peak is no issue.
+    """
     notes = []
     if not sharing["enabled"]:
         notes.append("Resources not being shared: set resource_sharing.enabled to true in the config")
@@ -109,7 +113,7 @@ def sharing_notes(found: dict[str, Any], sharing: dict[str, Any]) -> list[str]:
             f"Resources not being shared: {why or 'no nodes'}; check the thresholds, can_share and max_share_… of each "
             "node"
         )
-    hard = [one for node in found["nodes"] if (one := _pressure_text(node, sharing["thresholds"]))]
+    hard = [text for node, used in levels.items() if (text := _pressure_text(node, used, sharing["thresholds"]))]
     if hard:
         notes.append(
             f"High resource pressure: {'; '.join(hard[:MAX_NODES])}; add nodes, raise the …_pressure_high marks, or "
@@ -124,12 +128,8 @@ def sharing_notes(found: dict[str, Any], sharing: dict[str, Any]) -> list[str]:
     return notes
 
 
-def _pressure_text(node: dict[str, Any], marks: dict[str, Any]) -> str:
+def _pressure_text(node: str, used: dict[str, float], marks: dict[str, Any]) -> str:
     """What a node uses beyond its marks, in words; empty where nothing is."""
-    cpu, memory = node["cpu_percent"], node["memory_used_gb"]
-    parts = []
-    if cpu is not None and cpu > 100 * marks["cpu_pressure_high"]:
-        parts.append(f"CPU at {cpu:.0f} %")
-    if memory is not None and memory > marks["memory_pressure_high"] * node["memory_gb"] > 0:
-        parts.append(f"memory at {100 * memory / node['memory_gb']:.0f} %")
-    return f"{node['node_id']}: {', '.join(parts)}" if parts else ""
+    names = {"cpu": "CPU", "memory": "memory", "gpu": "GPUs"}
+    over = [(kind, part) for kind, part in used.items() if part > marks[f"{kind}_pressure_high"]]
+    return f"{node}: {', '.join(f'{names[kind]} at {100 * part:.0f} %' for kind, part in over)}" if over else ""

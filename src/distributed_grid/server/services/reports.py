@@ -50,6 +50,8 @@ class ReportService:
     async def metrics(self, op: requests.GetMetrics) -> View:
         if op.kind == "snapshots":
             return {"snapshots": await self._monitor.snapshots()}
+        if op.kind == "levels":
+            return {"levels": await self._monitor.levels()}
         if op.kind == "summary":
             return {"summary": await self._monitor.summary()}
         if op.kind == "rebalancing":

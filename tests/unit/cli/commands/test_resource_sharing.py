@@ -6,13 +6,12 @@ from typing import Any
 
 from distributed_grid.cli.commands.resource_sharing import sharing_notes
 
-ON = {"enabled": True, "thresholds": {"cpu_pressure_high": 0.8, "memory_pressure_high": 0.7}}
+MARKS = {"cpu_pressure_high": 0.8, "memory_pressure_high": 0.7, "gpu_pressure_high": 0.9}
+ON = {"enabled": True, "thresholds": MARKS}
 
 
-def a_row(
-    name: str, *, cpu: float | None = 5.0, used: float | None = 1.0, keeps: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    return {"node_id": name, "cpu_percent": cpu, "memory_used_gb": used, "memory_gb": 10.0, "keeps": list(keeps)}
+def a_row(name: str, *, keeps: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"node_id": name, "keeps": list(keeps)}
 
 
 def a_status(*nodes: dict[str, Any], offers: int = 1, waiting: int = 0) -> dict[str, Any]:
@@ -20,24 +19,24 @@ def a_status(*nodes: dict[str, Any], offers: int = 1, waiting: int = 0) -> dict[
 
 
 def test_a_grid_that_shares_well_has_nothing_to_tell() -> None:
-    assert sharing_notes(a_status(a_row("gpu1"), a_row("gpu2", cpu=None, used=None)), ON) == []
+    levels = {"gpu1": {"cpu": 0.05, "memory": 0.1, "gpu": 0.9}, "gpu2": {}}
+    assert sharing_notes(a_status(a_row("gpu1"), a_row("gpu2")), ON, levels) == []
 
 
 def test_where_nothing_is_offered_each_node_says_why() -> None:
     status = a_status(a_row("gpu1", keeps=("CPU 41 % busy, may be 30 %",)), a_row("gpu2"), offers=0)
-    (note,) = sharing_notes(status, ON)
+    (note,) = sharing_notes(status, ON, {})
     assert note.startswith("Resources not being shared: gpu1: CPU 41 % busy, may be 30 %; gpu2: nothing left; check ")
-    (off,) = sharing_notes(a_status(a_row("gpu1")), ON | {"enabled": False})
+    (off,) = sharing_notes(a_status(a_row("gpu1")), ON | {"enabled": False}, {})
     assert off == "Resources not being shared: set resource_sharing.enabled to true in the config"
 
 
 def test_nodes_above_their_marks_are_named_with_their_numbers() -> None:
-    (note,) = sharing_notes(
-        a_status(a_row("gpu1", cpu=93.2), a_row("gpu2", used=7.6), a_row("gpu3", cpu=80.0, used=7.0)), ON
-    )
-    assert note.startswith("High resource pressure: gpu1: CPU at 93 %; gpu2: memory at 76 %; add nodes")
+    levels = {"gpu1": {"cpu": 0.932}, "gpu2": {"memory": 0.76, "gpu": 0.95}, "gpu3": {"cpu": 0.8, "memory": 0.7}}
+    (note,) = sharing_notes(a_status(*map(a_row, levels)), ON, levels)
+    assert note.startswith("High resource pressure: gpu1: CPU at 93 %; gpu2: memory at 76 %, GPUs at 95 %; add nodes")
 
 
 def test_requests_that_wait_are_counted() -> None:
-    assert sharing_notes(a_status(waiting=1), ON)[0].startswith("Tasks not scheduling: 1 request waits; ")
-    assert sharing_notes(a_status(waiting=3), ON)[0].startswith("Tasks not scheduling: 3 requests wait; ")
+    assert sharing_notes(a_status(waiting=1), ON, {})[0].startswith("Tasks not scheduling: 1 request waits; ")
+    assert sharing_notes(a_status(waiting=3), ON, {})[0].startswith("Tasks not scheduling: 3 requests wait; ")
