@@ -49,11 +49,13 @@ def _background(owner: Background) -> OwnerBackground:
 
 
 def owner_rules(config: ClusterConfig, node: NodeConfig) -> OwnerRules | None:
-    """How a node gives way to its owner; None where it does not. The owner of a simulated node never comes back."""
-    if config.is_simulated(node):
-        return None
-    policy, limits = config.owner_policy_for(node), _thresholds(config.thresholds_for(node))
-    if policy is None or limits is None:
+    """How a node gives way to its owner; None where it does not.
+
+    A node with a policy of its own and no thresholds goes by the cluster's; a simulated one has no owner to watch.
+    """
+    policy = config.owner_policy_for(node)
+    limits = _thresholds(config.thresholds_for(node) or config.thresholds)
+    if policy is None or limits is None or config.is_simulated(node):
         return None
     return OwnerRules(
         limits.cpu_busy_max_milli,

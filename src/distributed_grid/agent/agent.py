@@ -48,6 +48,7 @@ from distributed_grid.wire import (
     ListFiles,
     MemoryOrder,
     MemoryReply,
+    OwnerRules,
     ReadCredit,
     ReadFile,
     ReportedCapacity,
@@ -165,13 +166,17 @@ class Agent:
             self._epoch = welcome.epoch
             self._on_epoch(welcome.epoch)
         self._beat_seconds = max(welcome.heartbeat_ms, 100) / 1000
-        self.guard.rules = welcome.owner
+        self._set_owner_rules(welcome.owner)
         if self._memory is not None:
-            self._memory.set_owner_rules(welcome.owner)
             self._memory.report_served()
         self._outbox.resend()
         self._marks.report_again()
         self._send_heartbeats()
+
+    def _set_owner_rules(self, rules: OwnerRules | None) -> None:
+        self.guard.rules = rules
+        if self._memory is not None:
+            self._memory.set_owner_rules(rules)
 
     def unlinked(self) -> None:
         """The link is gone: nobody reads on, and nothing more comes on it."""
@@ -197,6 +202,8 @@ class Agent:
                 self._memory.receive(message)
         elif isinstance(message, AcknowledgeReport):
             self._orders.acknowledged(message.seq)
+        elif isinstance(message, Welcome):  # without a link: one for each node of this machine, which has one owner
+            self._set_owner_rules(message.owner or self.guard.rules)
         else:
             self._queue.put_nowait(message)
 

@@ -63,6 +63,7 @@ from distributed_grid.server.active_config import (
 )
 from distributed_grid.server.cluster import ClusterService
 from distributed_grid.server.instance_lock import BACKLOG, InstanceLock, StartupReport
+from distributed_grid.server.log_output import apply_log_settings
 from distributed_grid.server.ray.attached_nodes import AttachedNodeSync
 from distributed_grid.server.ray.attachment import RayAttachment
 from distributed_grid.server.ray.reconciler import EngineReconciler
@@ -117,6 +118,7 @@ class Daemon:
         store = SqliteStore(state_dir.database)
         self._selected = select_config(options.config, bool(options.explicit), store, state_dir)
         self._config = config = self._selected.config
+        apply_log_settings(config.logging)
         self._content = ContentStore(state_dir.host_dir / "content")
         self._agents = AgentGateway(ContentSender(self._content))
         self._agent_sockets = AgentSockets(state_dir.host_dir / "links", self._agents)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distributed_grid.cli.command_line import Argument, Option, group
-from distributed_grid.cli.output import echo, format_time, print_answer, table
+from distributed_grid.cli.output import echo, format_time, print_answer, printable, table
 from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import BadInput, Refused, TimedOut, Unreachable
 
@@ -202,6 +202,7 @@ def status(session: CliSession) -> None:
         f"{name.replace('_', ' ') + ':':16}{info[name]}"
         for name in ("pid", "socket", "rest", "uptime_seconds", "version")
     ]
+    lines.append(f"{'name:':16}{printable(info['name'])}")
     lines.append(f"{'config:':16}{info['config'] or 'none (this machine alone)'}")
     print_answer(session, info, "\n".join(lines + [f"warning: {warning}" for warning in info["warnings"]]))
 

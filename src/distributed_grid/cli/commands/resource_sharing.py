@@ -6,12 +6,11 @@ from typing import Any
 
 from distributed_grid.cli.command_line import Argument, Option, group
 from distributed_grid.cli.commands.boost import BY_GRID_ALONE, lent_text, request_boost
-from distributed_grid.cli.commands.status import allocations_table, offers_table
+from distributed_grid.cli.commands.status import OFF, allocations_table, offers_table
 from distributed_grid.cli.output import echo, print_answer, printable
 from distributed_grid.cli.request_options import lending_options, wait_option
 from distributed_grid.cli.session import CliSession
 
-OFF = "Resource sharing not enabled: set resource_sharing.enabled to true in the config"
 MAX_NODES = 5
 """How many nodes a note names."""
 

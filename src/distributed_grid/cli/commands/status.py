@@ -8,6 +8,8 @@ from distributed_grid.cli.command_line import command
 from distributed_grid.cli.output import format_amount, format_time, print_answer, printable, table, unique_prefixes
 from distributed_grid.cli.session import CliSession
 
+OFF = "Resource sharing not enabled: set resource_sharing.enabled to true in the config"
+
 
 @command()
 def status(session: CliSession) -> None:
@@ -31,9 +33,12 @@ def status(session: CliSession) -> None:
 @command()
 def shared_status(session: CliSession) -> None:
     """Offers and active allocations."""
-    found = session.query("get_status")
-    shared = {"offers": found["offers"], "allocations": found["allocations"]}
-    print_answer(session, shared, offers_table(found["offers"]) + "\n\n" + allocations_table(found["allocations"]))
+    with session.client(query_only=True) as client:
+        found = client.call("get_status")
+        enabled = client.call("get_config")["config"]["resource_sharing"]["enabled"]
+    shared = {"enabled": enabled, "offers": found["offers"], "allocations": found["allocations"]}
+    parts = [*([] if enabled else [OFF]), offers_table(found["offers"]), allocations_table(found["allocations"])]
+    print_answer(session, shared, "\n\n".join(parts))
 
 
 def _nodes(nodes: list[dict[str, Any]]) -> str:

@@ -166,6 +166,7 @@ class DaemonService:
             "socket": self._state_dir.socket,
             "uptime_seconds": round(self._idle_timer.uptime_seconds, 3),
             "config": self._selected.path,
+            "name": self._selected.config.name,
             "version": __version__,
             "state_dir": str(self._state_dir.root),
             "stays": self._idle_timer.keep_running,

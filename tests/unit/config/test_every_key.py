@@ -1,0 +1,630 @@
+"""Every key of a cluster file changes a decision or an output, or the docs name it as accepted for compatibility.
+
+`BEHAVIOURS` has a check for each key: two files that differ in this key alone, and something the grid makes of them
+that differs, too. What only a whole grid can show is in `SHOWN_BY`: the test that shows it, and it names the key.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import copy
+import json
+import logging
+import re
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from distributed_grid.adapters.ray.engine import RayEngine
+from distributed_grid.adapters.stores.in_memory import InMemoryStore
+from distributed_grid.agent.owner.ray_usage import RayWorkers
+from distributed_grid.agent.owner.simulated_usage import SimulatedUsageMeter
+from distributed_grid.config import ClusterConfig
+from distributed_grid.config.key_tables import KeyTable, ListOf, MapOf
+from distributed_grid.config_mapping import nodes_from, owner_rules, rebalance_rules, scheduling_policy, simulated_nodes
+from distributed_grid.control.grid import Grid
+from distributed_grid.control.views import Viewer
+from distributed_grid.domain.events import (
+    AttemptStarted,
+    HeartbeatReceived,
+    JobSubmitted,
+    LeaseAsked,
+    LeaseReleased,
+    NodeDeclared,
+    PolicySet,
+    PressureRead,
+    TimePassed,
+)
+from distributed_grid.domain.leases import Request
+from distributed_grid.domain.nodes import Usage
+from distributed_grid.domain.rebalancing import PressureReading, is_automatic
+from distributed_grid.domain.resources import Amounts
+from distributed_grid.errors import GridError
+from distributed_grid.monitoring.alerts import AlertRules, alert_thresholds
+from distributed_grid.reactor import LeaseAnswer
+from distributed_grid.server.access.certificates import make_certificate
+from distributed_grid.server.active_config import ConfigRegistry
+from distributed_grid.server.cluster import ClusterService
+from distributed_grid.server.log_output import apply_log_settings
+from distributed_grid.server.ray.credentials import RayCredentials
+from distributed_grid.server.ray.ray_nodes import head_ports, security_risk, start_options
+from distributed_grid.server.ray.reconciler import EngineReconciler
+from distributed_grid.server.rest.listener import RestListener
+from distributed_grid.server.services.leases import amounts_of
+from distributed_grid.state_dir import StateDir
+from tests.support.builders import a_capacity, a_command, a_request, a_usage
+from tests.support.project import PROJECT
+from tests.unit.server.in_process_grid import Clock
+
+MACHINE = a_capacity(cores=8, memory_gb=16, gpus=2, gpu_memory_gb=8)
+Document = dict[str, Any]
+Observed = Any
+IDLE, DAY_SECONDS = Usage(), 86_400
+
+
+class Story:
+    """A grid of the nodes and policies of a config, without agents: its clock and its heartbeats are the test's."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self.config = config
+        self.clock = Clock()
+        self.store = InMemoryStore()
+        self.grid = Grid(self.store, self.clock)
+
+    async def open(self) -> Story:
+        await self.grid.start()
+        await self.grid.handle(PolicySet(scheduling_policy(self.config)))
+        registry = ConfigRegistry(self.config, Path("unused"))
+        for node in nodes_from(self.config, MACHINE):
+            await self.grid.handle(NodeDeclared(node if node.host == "local" else registry.described(node, MACHINE)))
+        return self
+
+    async def beat(self, usage: Usage = IDLE, *, seconds: float = 2.0, times: int = 1) -> None:
+        for _ in range(times):
+            self.clock.ms += round(1000 * seconds)
+            for node in self.config.nodes:
+                await self.grid.handle(HeartbeatReceived(node.name, usage))
+            await self.grid.handle(TimePassed())
+
+    async def offers(self) -> dict[tuple[str, str], Any]:
+        viewer = Viewer(0, self.config.resource_sharing.max_offers_per_node)
+        rows = await self.grid.read(lambda ledger, now: viewer.offers(ledger))
+        return {(row["node_id"], row["resource_type"]): (row["amount"], row["generation"]) for row in rows}
+
+    async def lent(self, request: Request) -> str:
+        """Where a request for a moment would be placed; nothing where it would wait."""
+        try:
+            answer = await self.grid.dry_run(LeaseAsked(request))
+        except GridError:
+            return ""
+        assert isinstance(answer, LeaseAnswer)
+        return answer.lease.node
+
+    async def ask(self, name: str, **fields: Any) -> str:
+        """The node that lends, or why it is refused."""
+        try:
+            answer = await self.grid.handle(LeaseAsked(a_request(name, **fields)))
+        except GridError as refusal:
+            return str(refusal)
+        assert isinstance(answer, LeaseAnswer)
+        return answer.lease.node
+
+    async def holders(self) -> list[str]:
+        return await self.grid.read(lambda ledger, now: sorted(one.id for one in ledger.leases.values() if one.holds))
+
+
+def told(scenario: Callable[[Story], Awaitable[Observed]]) -> Callable[[ClusterConfig], Observed]:
+    """What a story in a grid of this config ends with."""
+
+    def observe(config: ClusterConfig) -> Observed:
+        async def whole() -> Observed:
+            story = await Story(config).open()
+            try:
+                return await scenario(story)
+            finally:
+                await story.grid.stop()
+
+        return asyncio.run(asyncio.wait_for(whole(), 60))
+
+    return observe
+
+
+def offered(*usages: tuple[Usage, float]) -> Callable[[ClusterConfig], Observed]:
+    """Which amounts of a node can be had after it was used so, each for so many seconds."""
+
+    async def scenario(story: Story) -> Observed:
+        await story.beat()
+        for usage, seconds in usages:
+            await story.beat(usage, seconds=30, times=max(int(seconds // 30), 1))
+        asks = (a_request("c", cores=1), a_request("m", memory_gb=1), a_request("g", gpus=1))
+        amounts = {key: amount for key, (amount, _) in (await story.offers()).items()}
+        return amounts, [await story.lent(ask) for ask in asks]
+
+    return told(scenario)
+
+
+def placed(request: Request, *, strategy: str = "") -> Callable[[ClusterConfig], Observed]:
+    """Where a request is placed when all nodes are idle."""
+
+    async def scenario(story: Story) -> Observed:
+        await story.beat(times=2)
+        return await story.lent(request)
+
+    return told(scenario)
+
+
+async def _offer_ages(story: Story) -> Observed:
+    await story.beat(seconds=5, times=12)
+    return await story.grid.read(lambda ledger, now: [(o.generation, o.expires_at_ms) for o in ledger.offers.values()])
+
+
+async def _after_silence(story: Story) -> Observed:
+    await story.beat()
+    for _ in range(3):
+        story.clock.ms += 30_000
+        await story.grid.handle(TimePassed())
+    return await story.grid.read(lambda ledger, now: [str(node.state) for node in ledger.nodes.values()])
+
+
+async def _next_in_line(story: Story) -> Observed:
+    """Ana has used the node for an hour, bo a little of it, and ana asks again before bo does; then it is free."""
+    await story.beat()
+    await story.ask("first", cores=7, user="ana", wait_s=0)
+    await story.ask("little", cores=1, user="bo", wait_s=0)
+    await story.beat(seconds=60, times=2)
+    await story.grid.handle(LeaseReleased("little", "bo"))
+    await story.beat(seconds=60, times=58)
+    await story.grid.handle(LeaseReleased("first", "ana"))
+    await story.ask("carls", cores=8, user="carl", priority="high")
+    await story.ask("anas", cores=8, user="ana", wait_s=DAY_SECONDS)
+    await story.ask("bos", cores=8, user="bo", wait_s=DAY_SECONDS)
+    await story.beat(seconds=60, times=120)
+    await story.grid.handle(LeaseReleased("carls", "carl"))
+    await story.beat()
+    return await story.holders()
+
+
+async def _small_after_large(story: Story) -> Observed:
+    """A large request waits for a node that is half taken; a small one comes ten seconds later."""
+    await story.beat()
+    await story.ask("half", cores=4)
+    await story.ask("large", cores=8, wait_s=3600)
+    await story.beat(seconds=2, times=5)
+    await story.ask("small", cores=4, wait_s=3600)
+    return await story.holders()
+
+
+async def _urgent_after_job(story: Story) -> Observed:
+    """A job has run for ten seconds when somebody in a hurry asks for its place."""
+    await story.beat()
+    await story.grid.handle(JobSubmitted("job", a_command("true"), a_request("job", cores=8, priority="low")))
+    job = await story.grid.read(lambda ledger, now: next(iter(ledger.jobs.values())))
+    attempt = job.attempts[-1]
+    await story.grid.handle(AttemptStarted(job.uid, attempt.number, attempt.fence, 4242))
+    await story.beat(times=5)
+    await story.ask("urgent", cores=8, priority="urgent", wait_s=3600)
+    return await story.grid.read(lambda ledger, now: [str(one.state) for one in ledger.jobs.values()])
+
+
+def limited(**fields: Any) -> Callable[[ClusterConfig], Observed]:
+    """What a user holds after asking twice."""
+
+    async def scenario(story: Story) -> Observed:
+        await story.beat()
+        await story.ask("one", user="ana", **fields)
+        await story.ask("two", user="ana", **fields)
+        return await story.holders()
+
+    return told(scenario)
+
+
+def balanced(resource: str, *levels: tuple[int, int]) -> Callable[[ClusterConfig], Observed]:
+    """What rebalancing does for a node at these levels (thousandths), each for so many rounds of 10 seconds."""
+
+    async def scenario(story: Story) -> Observed:
+        rules = rebalance_rules(story.config)
+        assert rules is not None
+        seen = []
+        for level, rounds in levels:
+            for _ in range(rounds):
+                await story.beat(seconds=10)
+                names = [node.name for node in story.config.nodes]
+                idle: dict[str, Any] = {"memory": 0, "cpu": 0, "gpu": 0}
+                hot = {**idle, resource: level}
+                rest = (PressureReading(name, 0, **idle) for name in names[1:])
+                readings = (PressureReading(names[0], 0, **hot), *rest)
+                await story.grid.handle(PressureRead(readings, rules))
+                held = await story.grid.read(
+                    lambda ledger, now: sum(is_automatic(one.request) for one in ledger.leases.values())
+                )
+                advice = await story.grid.read(lambda ledger, now: len(Viewer(0).recommendations(ledger)))
+                seen.append((held, advice))
+        reasons = [row.reason for row in story.store.events(types=("rebalanced",), limit=1000)]
+        return seen, reasons
+
+    return told(scenario)
+
+
+def simulated_usage(config: ClusterConfig) -> Observed:
+    """What is measured of a simulated node that runs nothing."""
+    (node,) = simulated_nodes(config, nodes_from(config, MACHINE)).values()
+    return SimulatedUsageMeter(node, RayWorkers()).usage((), 0, 1_000, None)
+
+
+def yielded(config: ClusterConfig) -> Observed:
+    """The rules that a node's agent goes by."""
+    return owner_rules(config, config.nodes[0])
+
+
+def alerted(config: ClusterConfig) -> Observed:
+    """The alerts of a node that is busy for two minutes."""
+    rules = AlertRules(alert_thresholds(config.alerts))
+    usage = Usage(900, 900, 14 * 1024**3, 0, a_usage(gpus={0: (0.9, 4), 1: (0.9, 4)}).gpus)
+    return [alert for at in range(60) for alert in rules.observe("a", usage, MACHINE, 1_000 + 2_000 * at)]
+
+
+def reached_by(config: ClusterConfig) -> Observed:
+    """How SSH reaches the first node."""
+
+    async def target() -> Observed:
+        engine = RayEngine()
+        grid = Grid(InMemoryStore(), Clock())
+        reconciler = EngineReconciler(engine, hold_seconds=60)
+        cluster = ClusterService(grid, config, StateDir("unused"), engine=engine, reconciler=reconciler)
+        cluster._id = "grid"
+        found = cluster.target(config.nodes[0].name)
+        return (found.hop, found.via, found.python, cluster.ray.nodes.python(config.nodes[0].name))
+
+    return asyncio.run(target())
+
+
+def ray_address(config: ClusterConfig) -> Observed:
+    """By which address the other nodes reach the first one's Ray."""
+
+    async def address() -> Observed:
+        engine = RayEngine()
+        grid = Grid(InMemoryStore(), Clock())
+        reconciler = EngineReconciler(engine, hold_seconds=60)
+        cluster = ClusterService(grid, config, StateDir("unused"), engine=engine, reconciler=reconciler)
+        return await cluster.ray.nodes.addresses([node.name for node in config.nodes])
+
+    return asyncio.run(address())
+
+
+def ray_started(config: ClusterConfig) -> Observed:
+    """How Ray's head is started, which ports it needs, and what is risky about it."""
+    return start_options("a", "10.0.0.1", "", config.ray, MACHINE), head_ports(config.ray), security_risk(config.ray)
+
+
+def listening(config: ClusterConfig) -> Observed:
+    """Where the control plane listens, whether in TLS, and by which names it is known."""
+
+    async def found() -> Observed:
+        services: Any = None
+        agents: Any = None
+        with tempfile.TemporaryDirectory() as folder:
+            listener = RestListener(
+                services, Path(folder), config.server, configured=(), agents=agents, on_request=lambda: None
+            )
+            address = listener._configured_address()
+            try:
+                await listener._certificate_for(address)
+                problem = ""
+            except (GridError, OSError) as failure:
+                problem = str(failure)
+            return address, address.uses_tls, listener._names(address), problem
+
+    return asyncio.run(found())
+
+
+def connections(config: ClusterConfig) -> Observed:
+    """How many connections a peer may have to a memory server."""
+    return ConfigRegistry(config, Path("unused")).max_connections_per_peer
+
+
+def ray_environ(config: ClusterConfig) -> Observed:
+    """What a Ray program needs to be told."""
+    with tempfile.TemporaryDirectory() as folder:
+        return sorted(RayCredentials(Path(folder)).environ(auth=config.ray.auth, tls=config.ray.tls))
+
+
+def logged(config: ClusterConfig) -> Observed:
+    """What a warning and a message look like in the log's file."""
+    assert config.logging.file is not None
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    file = Path(config.logging.file)
+    file.unlink(missing_ok=True)
+    try:
+        apply_log_settings(config.logging)
+        logging.getLogger("grid.test").info("a message")
+        logging.getLogger("grid.test").warning("a warning")
+        for handler in root.handlers:
+            handler.close()
+            handler.stream.close()  # type: ignore[attr-defined]
+    finally:
+        root.handlers[:], root.level = handlers, level
+    return [re.sub(r"\d", "0", line) for line in file.read_text().splitlines()]
+
+
+def custom_resources(config: ClusterConfig) -> Observed:
+    """Whether a resource can be asked for, as the daemon reads the config."""
+    names = frozenset(config.custom_resources) | {name for node in config.nodes for name in node.custom}
+    try:
+        return amounts_of("fpga", 1, names)
+    except GridError as refusal:
+        return str(refusal)
+
+
+def certificate(config: ClusterConfig) -> Observed:
+    """Whether the memory server of a node has a certificate."""
+    return [bool(part) for part in ConfigRegistry(config, Path("unused")).memory_certificate("a")]
+
+
+@dataclass
+class Behaviour:
+    """Two values of a key, in a file that otherwise stays the same, and what has to differ."""
+
+    one: Any
+    other: Any
+    observe: Callable[[ClusterConfig], Observed]
+    base: Document
+    at: int = 0
+    """Which node the key is set on."""
+
+
+NOW = {"dwell_seconds": 0, "margin": 0}
+FAR: Document = {"name": "a", "host": "10.0.0.1"}
+SIMULATED: Document = {"nodes": [{"name": "a", "host": "local", "simulated": True}]}
+LOCAL: Document = {"nodes": [{"name": "a", "host": "local"}]}
+ONE: Document = {"nodes": [{**FAR, "dedicated": True}]}
+TWO: Document = {"nodes": [{**FAR, "dedicated": True}, {"name": "b", "host": "10.0.0.2", "dedicated": True}]}
+WATCHED: Document = {"nodes": [{**FAR}], "resource_sharing": {"thresholds": NOW}}
+OWN: Document = {"nodes": [{**FAR, "thresholds": NOW}]}
+POLICY: Document = {"nodes": [{**FAR}]}
+HALF = a_usage(cpu_outside=0.5, memory_outside_gb=8, gpus={0: (0.5, 4), 1: (0.5, 4)})
+SOME = a_usage(cpu_outside=0.2, memory_outside_gb=4, gpus={0: (0.1, 4), 1: (0.1, 4)})
+FORTY = a_usage(cpu_outside=0.4)
+busy, some = offered((HALF, 60)), offered((SOME, 60))
+long_dwell = offered((FORTY, 1800), (IDLE, 150))
+HOT: Document = {
+    "nodes": [{**FAR, "dedicated": True}, {"name": "b", "host": "10.0.0.2", "dedicated": True}],
+    "resource_sharing": {"rebalance_interval_seconds": 10},
+}
+A100 = Amounts(gpu_milli=1000, gpu_models=("A100",))
+DECLARED_GPU: Document = {"nodes": [{**FAR, "dedicated": True, "trust_declared": True, "gpus": [{}]}]}
+FASTEST: Document = {**TWO, "resource_sharing": {"strategy": "performance_optimized"}}
+CHEAPEST: Document = {**TWO, "resource_sharing": {"strategy": "cost_optimized"}}
+LOGGED: Document = {**LOCAL, "logging": {"file": "LOGFILE"}}
+
+THRESHOLDS = {
+    "cpu_percent_max": (10, 90, busy, {}),
+    "cpu_min_cores": (1, 8, some, {}),
+    "memory_percent_max": (10, 90, busy, {}),
+    "memory_min_gb": (1, 15, some, {}),
+    "gpu_utilization_max": (10, 90, busy, {}),
+    "gpu_memory_min_mb": (100, 7000, some, {}),
+    "margin": (0, 0.2, long_dwell, {"dwell_seconds": 600}),
+    "dwell_seconds": (0, 1200, long_dwell, {"margin": 0}),
+}
+POLICIES = {
+    "throttle": (True, False),
+    "pause": (True, False),
+    "evict": (True, False),
+    "notice_seconds": (1, 9),
+    "grace_seconds": (1, 9),
+}
+MARKS = {
+    f"{kind}_pressure_{mark}": Behaviour(*values, balanced(kind, *levels), HOT)
+    for kind in ("memory", "cpu", "gpu")
+    for mark, values, levels in (("high", (0.6, 0.95), [(800, 6)]), ("low", (0.05, 0.5), [(900, 6), (200, 12)]))
+}
+in_line, preempted = told(_next_in_line), told(_urgent_after_job)
+
+BEHAVIOURS: dict[str, Behaviour] = {
+    "nodes[].name": Behaviour("a", "z", offered(), {"nodes": [{"host": "10.0.0.1", "dedicated": True}]}),
+    "nodes[].host": Behaviour("10.0.0.1", "10.0.0.9", reached_by, {"nodes": [{"name": "a"}]}),
+    "nodes[].port": Behaviour(22, 2222, reached_by, ONE),
+    "nodes[].user": Behaviour("ana", "bo", reached_by, ONE),
+    "nodes[].ssh_key_path": Behaviour("/k1", "/k2", reached_by, ONE),
+    "nodes[].known_hosts": Behaviour("/h1", "/h2", reached_by, ONE),
+    "nodes[].accept_new": Behaviour(False, True, reached_by, ONE),
+    "nodes[].proxy_jump": Behaviour("j1", "j2", reached_by, ONE),
+    "nodes[].python": Behaviour("/p1", "/p2", reached_by, ONE),
+    "nodes[].ray_python": Behaviour("/p1", "/p2", reached_by, ONE),
+    "nodes[].ray_address": Behaviour("10.9.9.9", "10.8.8.8", ray_address, TWO),
+    "nodes[].role": Behaviour("worker", "head", lambda config: config.head.name, TWO, at=1),
+    "nodes[].cpu_count": Behaviour(2, 4, offered(), {"nodes": [{**ONE["nodes"][0], "trust_declared": True}]}),
+    "nodes[].memory_gb": Behaviour(2, 4, offered(), {"nodes": [{**ONE["nodes"][0], "trust_declared": True}]}),
+    "nodes[].gpu_count": Behaviour(1, 2, offered(), {"nodes": [{**ONE["nodes"][0], "trust_declared": True}]}),
+    "nodes[].gpus[].name": Behaviour("T4", "A100", placed(replace(a_request(), ask=A100)), DECLARED_GPU),
+    "nodes[].gpus[].memory_gb": Behaviour(4, 40, placed(a_request(gpus=1, gpu_memory_gb=20)), DECLARED_GPU),
+    "nodes[].custom": Behaviour({"tpu": 1}, {"tpu": 2}, offered(), ONE),
+    "nodes[].tags": Behaviour(["fast"], ["slow"], placed(a_request(labels=(("fast", ""),))), ONE),
+    "nodes[].labels": Behaviour({"room": "1"}, {"room": "2"}, placed(a_request(labels=(("room", "1"),))), ONE),
+    "nodes[].trust_declared": Behaviour(False, True, offered(), {"nodes": [{**ONE["nodes"][0], "cpu_count": 2}]}),
+    "nodes[].simulated": Behaviour(False, True, offered(), {"nodes": [{**LOCAL["nodes"][0], "cpu_count": 2}]}),
+    **{f"nodes[].background.{kind}": Behaviour(0, 50, simulated_usage, SIMULATED) for kind in ("cpu", "memory", "gpu")},
+    "nodes[].dedicated": Behaviour(False, True, busy, {"nodes": [FAR]}),
+    **{
+        f"nodes[].thresholds.{key}": Behaviour(
+            one, other, observe, {"nodes": [{**FAR, "thresholds": {**NOW, **extra}}]}
+        )
+        for key, (one, other, observe, extra) in THRESHOLDS.items()
+    },
+    **{
+        f"nodes[].owner_policy.{key}": Behaviour(one, other, yielded, {"nodes": [{"name": "a", "host": "local"}]})
+        for key, (one, other) in POLICIES.items()
+    },
+    "nodes[].resource_sharing.can_share": Behaviour(False, True, offered(), ONE),
+    "nodes[].resource_sharing.max_share_cpu": Behaviour(1, 2, offered(), ONE),
+    "nodes[].resource_sharing.max_share_memory_gb": Behaviour(1, 2, offered(), ONE),
+    "nodes[].resource_sharing.max_share_gpu": Behaviour(1, 2, offered(), ONE),
+    "nodes[].resource_sharing.max_share_custom": Behaviour(
+        {"tpu": 1}, {"tpu": 2}, offered(), {"nodes": [{**ONE["nodes"][0], "custom": {"tpu": 4}}]}
+    ),
+    "nodes[].resource_sharing.priority": Behaviour(1.0, 5.0, placed(a_request()), TWO, at=1),
+    "nodes[].speed": Behaviour(1.0, 5.0, placed(a_request()), FASTEST, at=1),
+    "nodes[].cost_per_hour": Behaviour(0, 5.0, placed(a_request()), CHEAPEST),
+    "custom_resources": Behaviour([], ["fpga"], custom_resources, ONE),
+    "resource_sharing.mode": Behaviour("dynamic_balancing", "offload_only", balanced("memory", (900, 8)), HOT),
+    "resource_sharing.policy": Behaviour("conservative", "aggressive", balanced("memory", (900, 8)), HOT),
+    "resource_sharing.strategy": Behaviour(
+        "performance_optimized",
+        "cost_optimized",
+        placed(a_request()),
+        {"nodes": [{**TWO["nodes"][0], "cost_per_hour": 9}, {**TWO["nodes"][1], "speed": 0.5}]},
+    ),
+    "resource_sharing.check_interval_seconds": Behaviour(10, 3000, told(_offer_ages), ONE),
+    "resource_sharing.offer_expiry_seconds": Behaviour(100, 3000, told(_offer_ages), ONE),
+    "resource_sharing.max_offers_per_node": Behaviour(1, 5, offered(), ONE),
+    "resource_sharing.rebalance_interval_seconds": Behaviour(10, 60, balanced("memory", (900, 6)), TWO),
+    **{
+        f"resource_sharing.thresholds.{key}": Behaviour(
+            one, other, observe, {"nodes": [FAR], "resource_sharing": {"thresholds": {**NOW, **extra}}}
+        )
+        for key, (one, other, observe, extra) in THRESHOLDS.items()
+    },
+    **{f"resource_sharing.thresholds.{key}": behaviour for key, behaviour in MARKS.items()},
+    "resource_sharing.thresholds.excess_threshold": Behaviour(0.0, 0.5, some, WATCHED),
+    "hold_seconds": Behaviour(10, 600, told(_after_silence), ONE),
+    "trusted_network": Behaviour(False, True, certificate, ONE),
+    **{f"owner_policy.{key}": Behaviour(one, other, yielded, POLICY) for key, (one, other) in POLICIES.items()},
+    "fairness.half_life_hours": Behaviour(0, 240, in_line, ONE),
+    "fairness.weights": Behaviour({"ana": 1}, {"ana": 10_000}, in_line, ONE),
+    "fairness.starvation_hours": Behaviour(1, 48, in_line, ONE),
+    "fairness.patience_seconds": Behaviour(1, 3000, told(_small_after_large), ONE),
+    "preemption.minimum_run_seconds": Behaviour(0, 3000, preempted, ONE),
+    "preemption.max_per_job": Behaviour(0, 3, preempted, ONE),
+    "quotas.NAME.members": Behaviour(["ana"], ["bo"], limited(cores=1), {**ONE, "quotas": {"NAME": {"cpu": 1}}}),
+    "quotas.NAME.cpu": Behaviour(1, 8, limited(cores=1), {**ONE, "quotas": {"NAME": {"members": ["ana"]}}}),
+    "quotas.NAME.memory_gb": Behaviour(1, 8, limited(memory_gb=1), {**ONE, "quotas": {"NAME": {"members": ["ana"]}}}),
+    "quotas.NAME.gpu": Behaviour(1, 2, limited(gpus=1), {**ONE, "quotas": {"NAME": {"members": ["ana"]}}}),
+    "quotas.NAME.custom": Behaviour(
+        {"tpu": 1},
+        {"tpu": 2},
+        limited(custom={"tpu": 1}),
+        {"nodes": [{**ONE["nodes"][0], "custom": {"tpu": 4}}], "quotas": {"NAME": {"members": ["ana"]}}},
+    ),
+    "quotas.NAME.jobs": Behaviour(1, 2, limited(cores=1), {**ONE, "quotas": {"NAME": {"members": ["ana"]}}}),
+    "alerts.cpu": Behaviour(0.5, 0.99, alerted, ONE),
+    "alerts.memory": Behaviour(0.5, 0.99, alerted, ONE),
+    "alerts.gpu": Behaviour(0.5, 0.99, alerted, ONE),
+    "ray.python": Behaviour("/p1", "/p2", reached_by, ONE),
+    "ray.port": Behaviour(6379, 6380, ray_started, ONE),
+    "ray.client_port": Behaviour(10001, 10002, ray_started, ONE),
+    "ray.dashboard_port": Behaviour(8265, 8266, ray_started, ONE),
+    "ray.dashboard_host": Behaviour("127.0.0.1", "10.0.0.1", ray_started, ONE),
+    "ray.min_worker_port": Behaviour(20000, 20001, ray_started, ONE),
+    "ray.max_worker_port": Behaviour(20999, 21999, ray_started, ONE),
+    "ray.object_store_memory_gb": Behaviour(1, 2, ray_started, ONE),
+    "ray.auth": Behaviour("token", "none", ray_started, ONE),
+    "ray.tls": Behaviour(False, True, ray_environ, ONE),
+    "server.host": Behaviour("127.0.0.1", "10.0.0.1", listening, ONE),
+    "server.port": Behaviour(7433, 7434, listening, ONE),
+    "server.names": Behaviour(["a.example"], ["b.example"], listening, ONE),
+    "server.tls": Behaviour(False, True, listening, ONE),
+    "server.certificate": Behaviour("CERTIFICATE", "/none", listening, {**ONE, "server": {"tls": True, "key": "KEY"}}),
+    "server.key": Behaviour("KEY", "/none", listening, {**ONE, "server": {"tls": True, "certificate": "CERTIFICATE"}}),
+    "server.force_plain": Behaviour(False, True, listening, {**ONE, "server": {"host": "10.0.0.1"}}),
+    "server.max_connections_per_peer": Behaviour(3, 300, connections, ONE),
+    "logging.level": Behaviour("info", "warning", logged, LOGGED),
+    "logging.format": Behaviour("text", "json", logged, LOGGED),
+}
+
+E2E = "tests/e2e"
+SHOWN_BY = {
+    "alerts.command": f"{E2E}/test_metrics.py::test_an_alert_reaches_its_command_and_the_log",
+    "alerts.webhook": "tests/unit/monitoring/test_alert_delivery.py::test_a_webhook_is_called_with_the_alert",
+    "name": f"{E2E}/test_config_keys.py::test_the_name_of_the_cluster_is_shown",
+    "logging.file": f"{E2E}/test_config_keys.py::test_the_log_goes_to_the_file_that_the_config_names",
+    "resource_sharing.enabled": f"{E2E}/test_config_keys.py::test_shared_status_says_when_sharing_is_not_enabled",
+    "resource_sharing.monitoring_interval_seconds": (
+        f"{E2E}/test_metrics.py::test_the_history_survives_a_restart_and_is_written_as_often_as_the_config_says"
+    ),
+}
+
+
+def keys_of(kind: object, at: str = "") -> Iterator[str]:
+    """Every key of the tables in `config/`, by its first spelling."""
+    if isinstance(kind, ListOf):
+        yield from keys_of(kind.kind, f"{at}[]")
+    elif isinstance(kind, MapOf):
+        yield from keys_of(kind.kind, f"{at}.NAME")
+    elif isinstance(kind, KeyTable):
+        for key in kind.keys:
+            if not key.overrides:
+                path = f"{at}.{key.spellings[0]}" if at else key.spellings[0]
+                yield from [*keys_of(key.kind, path)] or [path]
+
+
+KEYS = list(keys_of(ClusterConfig.key_table))
+
+
+def accepted_for_compatibility() -> list[str]:
+    """The sections and keys that the docs name as read and checked, and not used."""
+    text = (PROJECT / "docs/reference/configuration.md").read_text()
+    section = text.split("## Accepted for compatibility\n")[1].split("\n## ")[0]
+    return re.findall(r"`([a-z_.]+)`", section)
+
+
+def is_accepted(key: str) -> bool:
+    parts = key.split(".")
+    return any(name in (key, *parts[:-1]) for name in accepted_for_compatibility())
+
+
+def test_no_key_is_without_a_behaviour_unless_the_docs_say_so() -> None:
+    shown = {*BEHAVIOURS, *SHOWN_BY}
+    assert [key for key in KEYS if key not in shown and not is_accepted(key)] == []
+    assert [key for key in KEYS if key in shown and is_accepted(key)] == [], "it does something: not only accepted"
+    assert shown <= set(KEYS), "no such key any more"
+    assert any(map(is_accepted, KEYS))
+
+
+def with_key(document: Document, key: str, value: object, at: int) -> Document:
+    """The document with this key set; `at` is which node is meant."""
+    changed = copy.deepcopy(document)
+    inside: Any = changed
+    *parents, last = key.split(".")
+    for part in parents:
+        name, _, is_list = part.partition("[")
+        inside = inside.setdefault(name, [{}] if is_list else {})
+        if is_list:
+            inside = inside[at if name == "nodes" else 0]
+    inside[last] = value
+    return changed
+
+
+def with_files(document: Document, folder: Path) -> Document:
+    """The document with the names of real files in place of the words that stand for them."""
+    certificate, key = make_certificate("grid", ())
+    for name, content in (("CERTIFICATE", certificate), ("KEY", key)):
+        (folder / name).write_bytes(content)
+    text = json.dumps(document)
+    for name in ("CERTIFICATE", "KEY", "LOGFILE"):
+        text = text.replace(f'"{name}"', json.dumps(str(folder / name)))
+    found: Document = json.loads(text)
+    return found
+
+
+@pytest.mark.parametrize("key", list(BEHAVIOURS))
+def test_a_key_changes_what_the_grid_does(key: str, tmp_path: Path) -> None:
+    behaviour = BEHAVIOURS[key]
+    documents = [with_key(behaviour.base, key, value, behaviour.at) for value in (behaviour.one, behaviour.other)]
+    one, other = (ClusterConfig.from_mapping(with_files(document, tmp_path)) for document in documents)
+    assert one != other
+    assert behaviour.observe(one) != behaviour.observe(other)
+
+
+@pytest.mark.parametrize("key", list(SHOWN_BY))
+def test_what_only_a_whole_grid_shows_has_a_test_that_names_the_key(key: str) -> None:
+    path, _, name = SHOWN_BY[key].partition("::")
+    source = (PROJECT / path).read_text()
+    tests = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+    assert key.rpartition(".")[2] in (ast.get_source_segment(source, tests[name]) or "")
