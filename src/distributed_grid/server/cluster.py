@@ -8,6 +8,7 @@ import os
 import socket
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from distributed_grid.errors import GridError, NotFound, Refused
 from distributed_grid.server.ray.ray_cluster import RayCluster
 from distributed_grid.server.ray.reconciler import EngineReconciler
 from distributed_grid.server.services.nodes import stopping_message, wait_until_alive, wait_until_drained
+from distributed_grid.server.started_agents import StartedAgents
 from distributed_grid.state_dir import StateDir, machine_id
+from distributed_grid.supervision import start_restarted
 
 ALIVE_SECONDS = 30.0
 SSH_PORT = 22
@@ -50,6 +53,8 @@ class ClusterService:
         self._nodes = {node.name: node for node in config.nodes}
         self._state_dir = state_dir
         self._ssh = SshProcess(state_dir.root / "wheels")
+        self._started = StartedAgents(state_dir.host_dir / "agents.json", grid, self._ssh)
+        self._stopping: asyncio.Task[None] | None = None
         self.ray = RayCluster(
             grid,
             config,
@@ -64,15 +69,22 @@ class ClusterService:
         self._id = ""
 
     async def start(self) -> None:
-        """Keep links again to every node whose agent is to run."""
+        """Keep links again to every node whose agent is to run, and stop those of nodes that left the config."""
         wanted = await self._grid.read(lambda ledger, now: [n.name for n in ledger.nodes.values() if n.wanted])
         for name in wanted:
             if name in self._nodes and not self._nodes[name].is_local:
                 self._ssh.keep_link(self.target(name))
         await self.ray.start_supervision()
+        far = {name for name, node in self._nodes.items() if not node.is_local}
+        stopping = partial(self._started.stop_unnamed, far)
+        self._stopping = start_restarted(stopping, "the stop of agents that left the config")
 
     async def stop(self) -> None:
         """Drop every link; agents stay. Safe to call twice."""
+        if self._stopping is not None:
+            self._stopping.cancel()
+            await asyncio.gather(self._stopping, return_exceptions=True)
+            self._stopping = None
         await self.ray.stop_supervision()
         await self._ssh.stop()
 
@@ -176,6 +188,7 @@ class ClusterService:
         summary = await self._ssh.run("install", self.target(name), say)
         say("starting the agent")
         now = self._grid.now_ms()
+        self._started.add(self.target(name))
         await self._grid.handle(AgentRequested(name, True))
         self._ssh.keep_link(self.target(name))
         await wait_until_alive(self._grid, name, self._ssh.links, seconds=ALIVE_SECONDS, since_ms=now)
@@ -201,6 +214,7 @@ class ClusterService:
             if await self._grid.read(lambda ledger, now: ledger.nodes[name].wanted):
                 self._ssh.keep_link(target)  # what could not be ended is kept as before
             raise
+        self._started.remove(name)
         await self._grid.handle(NodeStopped(name))
         return summary
 

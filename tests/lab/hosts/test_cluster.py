@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.lab.clusters import Cluster, agent_of, remains
+from tests.lab.clusters import AGENT, Cluster, agent_of, remains
 from tests.lab.lab import Lab
 from tests.support.project import PROJECT
+from tests.support.shell import wait_until
 
 pytestmark = pytest.mark.lab
 
@@ -115,6 +117,26 @@ def test_status_says_where_each_node_is_and_what_runs_there(a_cluster: Starter, 
     assert row["version"].startswith("0.")
     assert row["python"].startswith("3.")
     assert "gpu1" in grid("cluster", "status", check=0).stdout
+
+
+def test_the_agent_of_a_node_that_leaves_the_config_is_stopped(a_cluster: Starter, lab: Lab) -> None:
+    grid = a_cluster()
+    grid.results("start", "gpu1", "gpu2")
+    grid.detach("-j", "work", "-n", "gpu2", "-w", "600", "sleep", "300")
+    wait_until(lambda: grid.job("work")["state"] == "running")
+    assert grid.job("work")["node_id"] == "gpu2"
+    grid("daemon", "stop", check=0)
+    whole = grid.file.read_text()
+    document = yaml.safe_load(whole)
+    document["nodes"] = [node for node in document["nodes"] if node["name"] != "gpu2"]
+    grid.file.write_text(yaml.safe_dump(document))
+    grid("daemon", "start", check=0)
+    wait_until(lambda: not lab.host("gpu2").find(AGENT), 60)
+    wait_until(lambda: grid.job("work")["node_id"] != "gpu2", 60)
+    assert agent_of(lab.host("gpu1"))
+    grid("jobs", "cancel", "work", check=0)
+    grid("daemon", "stop", check=0)
+    grid.file.write_text(whole)  # so that what was installed there is removed with the rest
 
 
 def test_a_node_of_this_machine_needs_nothing(a_cluster: Starter) -> None:
