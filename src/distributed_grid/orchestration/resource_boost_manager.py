@@ -80,7 +80,7 @@ class ResourceBoost:
         if self.placement_group is None:
             raise Refused(
                 f"boost {self.boost_id} is enforced by grid alone, no Ray reserves it; "
-                f"use it with: grid boost run {self.boost_id[:8]} -- COMMAND"
+                f"use it with: grid boost run {self.boost_id} -- COMMAND"
             )
         return use_placement_group(self.placement_group)
 

@@ -165,6 +165,7 @@ def test_rebalances_are_counted_for_people_and_for_prometheus() -> None:
             "asked": 1,
             "refused": 2,
             "given_back": 1,
+            "used": 0,
             "automatic_leases": 0,
             "recommendations": 0,
         }
