@@ -169,7 +169,7 @@ class Campaign:
                     target.run(size, Random(f"{self.seed}/{target.name}/{number}"), tally)
                     self._check(target)
                 except Exception as failure:
-                    raise AssertionError(self._story(target, number, failure)) from failure
+                    raise AssertionError(self._story(target, number, goals[target.name], failure)) from failure
                 yield f"{target.name}, batch {number}: {tally.frames:,} frames, {time.monotonic() - began:.1f} s"
             if not is_warm and all(self._tally(one).frames >= WARM_UP * goals[one.name] for one in targets):
                 is_warm = True
@@ -180,13 +180,13 @@ class Campaign:
     def _tally(self, target: Target) -> Tally:
         return self.tallies.setdefault(target.name, Tally())
 
-    def _story(self, target: Target, number: int, failure: Exception) -> str:
+    def _story(self, target: Target, number: int, goal: int, failure: Exception) -> str:
         found = [trace for process in self.watched if (trace := process.new_tracebacks())]
         return "\n".join(
             [
                 f"{target.name}, batch {number} of seed {self.seed}: {type(failure).__name__}: {failure}",
                 *found,
-                f"again: python -m tests.fuzz --seed {self.seed} --target '{target.name}'",
+                f"again: python -m tests.fuzz --seed {self.seed} --frames {goal} --target '{target.name}'",
             ]
         )
 
