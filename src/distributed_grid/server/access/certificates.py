@@ -64,32 +64,45 @@ def _strip_preamble(text: str) -> str:
 
 
 def _write_certificate(certificate: Path, key: Path, names: Iterable[str]) -> None:
-    public, private = make_certificate(f"grid {socket.gethostname()}", names)
-    write_private(key, private)
-    write_private(certificate, public)
+    made = make_certificate(f"grid {socket.gethostname()}", names)
+    write_private(key, made.key)
+    write_private(certificate, made.certificate)
 
 
-def make_certificate(title: str, names: Iterable[str]) -> tuple[bytes, bytes]:
-    """A new certificate for these names and its key, as PEM."""
+class PemCertificate(NamedTuple):
+    """A certificate and its key, as PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+def make_certificate(title: str, names: Iterable[str], signer: PemCertificate | None = None) -> PemCertificate:
+    """A new certificate for this machine and these names; without a signer it signs itself, and may sign others."""
     private = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, title[:64])])
     now = datetime.now(UTC)
-    made = (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(name)
-        .issuer_name(name)
+        .issuer_name(name if signer is None else x509.load_pem_x509_certificate(signer.certificate).subject)
         .public_key(private.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=365 * YEARS))
         .add_extension(x509.SubjectAlternativeName([*_alternatives(names)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(private, hashes.SHA256())
     )
+    if signer is None:
+        signing_key = private
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    else:
+        loaded = serialization.load_pem_private_key(signer.key, None)
+        assert isinstance(loaded, ec.EllipticCurvePrivateKey)
+        signing_key = loaded
     clear = private.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return made.public_bytes(serialization.Encoding.PEM), clear
+    made = builder.sign(signing_key, hashes.SHA256())
+    return PemCertificate(made.public_bytes(serialization.Encoding.PEM), clear)
 
 
 def _alternatives(names: Iterable[str]) -> Iterable[x509.GeneralName]:

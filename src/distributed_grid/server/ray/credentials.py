@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from distributed_grid.posix.private_files import write_private
 
-YEARS = 10
 OWN = "control-plane"
 
 
@@ -58,49 +55,14 @@ class RayCredentials:
         write_private(self._folder / name, content)
 
     def _sign(self, name: str, addresses: tuple[str, ...]) -> None:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.x509.oid import NameOID
+        from distributed_grid.server.access.certificates import PemCertificate, make_certificate
 
-        def subject(text: str) -> x509.Name:
-            return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
-
-        def clear(key: ec.EllipticCurvePrivateKey) -> bytes:
-            form = serialization.PrivateFormat.PKCS8
-            return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-
-        def begun(text: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-            now = datetime.now(UTC)
-            return (
-                x509.CertificateBuilder(subject_name=subject(text), issuer_name=subject("grid's Ray"))
-                .public_key(key.public_key())
-                .serial_number(x509.random_serial_number())
-                .not_valid_before(now - timedelta(days=1))
-                .not_valid_after(now + timedelta(days=365 * YEARS))
-            )
-
-        if not (self._folder / "authority.pem").exists():
-            key = ec.generate_private_key(ec.SECP256R1())
-            authority = begun("grid's Ray", key).add_extension(x509.BasicConstraints(True, 0), critical=True)
-            self._write("authority.key", clear(key))
-            self._write("authority.pem", authority.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-        signer = serialization.load_pem_private_key((self._folder / "authority.key").read_bytes(), None)
-        assert isinstance(signer, ec.EllipticCurvePrivateKey)
-        names = [
-            x509.DNSName("localhost"),
-            *(_general(one) for one in dict.fromkeys(("127.0.0.1", "127.0.0.2", *addresses))),
-        ]
-        own = ec.generate_private_key(ec.SECP256R1())
-        made = begun(name, own).add_extension(x509.SubjectAlternativeName(names), critical=False)
-        self._write(f"{name}.key", clear(own))
-        self._write(f"{name}.pem", made.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-
-
-def _general(address: str):  # type: ignore[no-untyped-def]  # its type would load the library with this file
-    from cryptography import x509
-
-    try:
-        return x509.IPAddress(ipaddress.ip_address(address))
-    except ValueError:
-        return x509.DNSName(address)
+        certificate, key = (self._folder / f"authority.{suffix}" for suffix in ("pem", "key"))
+        if not certificate.exists():
+            authority = make_certificate("grid's Ray", ())
+            self._write(key.name, authority.key)
+            self._write(certificate.name, authority.certificate)
+        signer = PemCertificate(certificate.read_bytes(), key.read_bytes())
+        made = make_certificate(name, ("127.0.0.2", *addresses), signer)
+        self._write(f"{name}.key", made.key)
+        self._write(f"{name}.pem", made.certificate)
