@@ -2,11 +2,12 @@
 
 Within one boot, time passes as CLOCK_BOOTTIME does: setting the wall clock changes nothing, and suspend counts. A
 restart on the same boot continues from the saved anchor; after a reboot time starts from the wall clock, or from the
-last known time when that is later.
+last known time when that is later: of the anchor, which is saved every half minute, or of what is stored.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Callable
@@ -15,11 +16,13 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from distributed_grid.ports import Store
 from distributed_grid.posix import boot_clock
 from distributed_grid.posix.private_files import write_private
 from distributed_grid.state_dir import StateDir
 
 MAX_JITTER_MS = 50
+SAVE_SECONDS = 30.0
 
 
 class Anchor(Struct, frozen=True):
@@ -37,20 +40,22 @@ class GridClock:
         self,
         anchor: Anchor | None = None,
         *,
+        known_ms: int = 0,
         wall: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         boottime: Callable[[], int] = boot_clock.boot_ms,
         boot_id: Callable[[], str] = boot_clock.boot_id,
     ) -> None:
-        """Continue from `anchor`, or begin at the wall clock; all three sources can be replaced."""
+        """Continue from `anchor`, or begin at the wall clock, but not before `known_ms`; all three sources can be
+        replaced."""
         self._wall = wall
         self._boottime = boottime
         here = Anchor(boot_id(), wall(), boottime())
         # A machine restored from a snapshot has the boot it had, but may be younger than its anchor.
         if anchor is not None and anchor.boot_id == here.boot_id and anchor.boot_ms <= here.boot_ms:
-            self._start = anchor
+            now_ms = anchor.wall_ms + here.boot_ms - anchor.boot_ms
         else:
-            known_ms = anchor.wall_ms if anchor is not None else 0
-            self._start = Anchor(here.boot_id, max(here.wall_ms, known_ms), here.boot_ms)
+            now_ms = max(here.wall_ms, anchor.wall_ms if anchor is not None else 0)
+        self._start = Anchor(here.boot_id, max(now_ms, known_ms), here.boot_ms)
         self._latest_ms = self._start.wall_ms
         self._display_offset_ms: int | None = None
 
@@ -84,10 +89,22 @@ def load_anchor(state_dir: StateDir) -> Anchor | None:
         return None
 
 
-def save_anchor(state_dir: StateDir, anchor: Anchor) -> None:
+def save_anchor(state_dir: StateDir, anchor: Anchor, *, durable: bool = False) -> None:
     """Save the anchor, whole or not at all; on a full disk the previous one stays."""
     with contextlib.suppress(OSError):
-        write_private(_anchor_file(state_dir), msgspec.json.encode(anchor), durable=False)
+        write_private(_anchor_file(state_dir), msgspec.json.encode(anchor), durable=durable)
+
+
+async def save_anchor_forever(state_dir: StateDir, clock: GridClock, seconds: float = SAVE_SECONDS) -> None:
+    """Save the anchor again and again: a power failure, after which the wall clock may be wrong, costs little."""
+    while True:
+        await asyncio.sleep(seconds)
+        await asyncio.to_thread(save_anchor, state_dir, clock.anchor(), durable=True)
+
+
+def last_stored_ms(store: Store) -> int:
+    """The grid's time of the last audit record; 0 where there is none."""
+    return next((event.at_ms for event in store.events(limit=1, newest=True)), 0)
 
 
 def _anchor_file(state_dir: StateDir) -> Path:

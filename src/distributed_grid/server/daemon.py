@@ -21,7 +21,7 @@ from typing import Any
 
 from distributed_grid import __version__
 from distributed_grid.adapters.child_process import ChildCommand
-from distributed_grid.adapters.clock import GridClock, load_anchor, save_anchor
+from distributed_grid.adapters.clock import GridClock, last_stored_ms, load_anchor, save_anchor, save_anchor_forever
 from distributed_grid.adapters.node.node_messages import AgentLinkChanged
 from distributed_grid.adapters.probes.gpu_probe import GpuProbe
 from distributed_grid.adapters.probes.machine_probe import MachineProbe
@@ -114,8 +114,8 @@ class Daemon:
         self._idle_timer = IdleTimer(keep_running=keep_running, idle_seconds=float(options.idle_seconds))
         self._stopping = False
         self._connections: set[Connection] = set()
-        self._clock = GridClock(load_anchor(state_dir))
         store = SqliteStore(state_dir.database)
+        self._clock = GridClock(load_anchor(state_dir), known_ms=last_stored_ms(store))
         self._selected = select_config(options.config, bool(options.explicit), store, state_dir)
         self._config = config = self._selected.config
         apply_log_settings(config.logging)
@@ -248,6 +248,7 @@ class Daemon:
                 "trimming of contents": partial(trim_content_forever, self._grid, self._content),
                 "rebalancing": partial(rebalance_forever, self._grid, self._monitor, rules),
                 "the file of boosts": self._boost_file.run,
+                "the anchor of the clock": partial(save_anchor_forever, self._state_dir, self._clock),
             }
             background = [start_restarted(loop, name) for name, loop in loops.items()]
             await self._idle_timer.wait(self._is_idle)

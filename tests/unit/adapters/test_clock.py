@@ -1,11 +1,17 @@
 """The grid's time moves on evenly, whatever the wall clock does."""
 
+import asyncio
 import time
+from contextlib import closing
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_grid.adapters.clock import Anchor, GridClock
+from distributed_grid.adapters.clock import Anchor, GridClock, last_stored_ms, load_anchor, save_anchor_forever
+from distributed_grid.adapters.stores.sqlite import SqliteStore
+from distributed_grid.ports import Batch, EventRow
+from distributed_grid.state_dir import StateDir
 
 
 class Machine:
@@ -14,9 +20,13 @@ class Machine:
     def __init__(self, wall: int = 1_000_000) -> None:
         self.wall, self.boot, self.boots = wall, 500, 0
 
-    def clock(self, anchor: Anchor | None = None) -> GridClock:
+    def clock(self, anchor: Anchor | None = None, known_ms: int = 0) -> GridClock:
         return GridClock(
-            anchor, wall=lambda: self.wall, boottime=lambda: self.boot, boot_id=lambda: f"boot-{self.boots}"
+            anchor,
+            known_ms=known_ms,
+            wall=lambda: self.wall,
+            boottime=lambda: self.boot,
+            boot_id=lambda: f"boot-{self.boots}",
         )
 
     def passes(self, ms: int) -> None:
@@ -64,6 +74,37 @@ def test_after_a_reboot_the_later_of_wall_and_last_known_holds() -> None:
     assert machine.clock(anchor).now_ms() == 1_000_000
     machine.wall = 2_000_000
     assert machine.clock(anchor).now_ms() == 2_000_000
+
+
+def test_after_a_power_failure_time_does_not_go_back_behind_what_was_stored(tmp_path: Path) -> None:
+    machine = Machine()
+    clock = machine.clock()
+    saved = clock.anchor()  # at the start; there was no orderly end
+    machine.passes(20_000)
+    with closing(SqliteStore(tmp_path / "grid.db")) as store:
+        assert last_stored_ms(store) == 0
+        store.commit(Batch(events=[EventRow(1, clock.now_ms(), "granted", "", "", "", "", b"{}")]))
+        machine.reboots()
+        machine.wall = 999
+        assert machine.clock(saved, known_ms=last_stored_ms(store)).now_ms() == 1_020_000
+
+
+def test_the_anchor_is_saved_again_and_again(tmp_path: Path) -> None:
+    state_dir = StateDir(tmp_path)
+    state_dir.create()
+
+    async def story() -> None:
+        saving = asyncio.create_task(save_anchor_forever(state_dir, GridClock(), seconds=0.01))
+        async with asyncio.timeout(30):
+            first = None
+            while first is None:
+                await asyncio.sleep(0.01)
+                first = load_anchor(state_dir)
+            while load_anchor(state_dir) == first:
+                await asyncio.sleep(0.01)
+        saving.cancel()
+
+    asyncio.run(story())
 
 
 def test_a_boot_younger_than_its_anchor_counts_as_a_new_one() -> None:
