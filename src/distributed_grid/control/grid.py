@@ -101,6 +101,7 @@ class Grid:
         self._recently_ended: dict[str, Job] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: GridError | None = None
+        self._is_store_doubtful = False
 
     async def start(self) -> None:
         """Load the ledger and begin a new epoch; what is pending is performed again."""
@@ -165,7 +166,11 @@ class Grid:
 
     async def query(self, question: Callable[[Store], T]) -> T:
         """The answer of a function that reads the history, in another thread: it may take long."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, question, self._store)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._readers, question, self._store)
+        except StoreRefused:
+            self._doubt_store()
+            raise
 
     def recently_ended(self, name: str) -> Job | None:
         """The job of this uid or id, if it was one of the last to end."""
@@ -218,6 +223,9 @@ class Grid:
                 await self._arrived.wait()
                 self._arrived.clear()
                 entries, self._inbox = self._inbox, []
+                if self._is_store_doubtful:
+                    self._is_store_doubtful = False
+                    await self._reload()
                 await self._settle(entries)
         except Exception as failure:
             self._failure = GridError(f"the control plane cannot go on: {failure}")
@@ -237,6 +245,8 @@ class Grid:
             return
         self._enter_first(entries[batch.decided :])
         entries = entries[: batch.decided]
+        if any(isinstance(entry.failure, StoreRefused) for entry in entries):
+            self._doubt_store()
         try:
             await self._commit(batch)
         except Exception as failure:  # whatever keeps it from being durable, nothing of it has happened
@@ -248,6 +258,11 @@ class Grid:
             entry.resolve()
         self._wake_watchers(batch)
         self._enter_first([_PendingEntry(None, event, None) for event in batch.later])
+
+    def _doubt_store(self) -> None:
+        """The store says that it is damaged. Where that is true of the ledger, too, its owner cannot go on."""
+        self._is_store_doubtful = True
+        self._arrived.set()
 
     def _enter_first(self, entries: list[_PendingEntry]) -> None:
         """Put entries before all that wait."""
@@ -361,8 +376,10 @@ class Grid:
                 due = self.ledger.next_due_ms()
                 left = TICK_SECONDS if due is None else (due - self._clock.now_ms()) / 1000
                 wait = min(max(left, 0.005), TICK_SECONDS)
-            except Exception:  # the outermost loop: time goes on, and what is due does not hurry a store that fails
+            except Exception as failure:  # the outermost loop: time goes on, and hurries no store that fails
                 log.exception("a tick failed")
+                if isinstance(failure, StoreRefused):
+                    self._doubt_store()
                 wait = TICK_SECONDS
             ticks += 1
 

@@ -97,6 +97,11 @@ def low_space_note(directory: Path) -> str:
     return f" ({free} bytes free on that disk)" if free < LOW_SPACE_BYTES else ""
 
 
+def _identity(path: Path) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
 IDLE_READERS = 4
 FOLD_STEP_ROWS = 200
 VACUUM_STEP_PAGES = 200
@@ -120,6 +125,7 @@ class SqliteStore:
         with refuse_on_failure(path):
             prepare_database(path, migrations)
             self._writer = connect(path, writable=True)
+            self._file = _identity(path)
             try:
                 self._check_writable()
                 self._readers.append(connect(path, writable=False))
@@ -129,8 +135,9 @@ class SqliteStore:
                 raise
 
     def load(self) -> LoadedRows:
-        """All live rows, by kind and key, from one snapshot."""
-        with self._reader() as db, db:
+        """All live rows, by kind and key, from one snapshot: as they are in the file, whatever was read before."""
+        with translate_sqlite_errors(self._path, "read it"), closing(connect(self._path, writable=False)) as db, db:
+            self._check_file()
             db.execute("BEGIN")
             live = [LiveRow(*row) for row in db.execute(_LIVE)]
             return LoadedRows(live, history_queries.last_event_seq(db), version_of(db))
@@ -141,6 +148,7 @@ class SqliteStore:
         put = [astuple(row) for row in last_live.values() if row.blob is not None]
         remove = [at for at, row in last_live.items() if row.blob is None]
         with self._writing, translate_sqlite_errors(self._path, "write to it"):
+            self._check_file()
             last_seq = last_seq_after(batch.events, self._last_event_seq)
             with self._writer as db:
                 db.execute("BEGIN IMMEDIATE")
@@ -149,6 +157,18 @@ class SqliteStore:
                 db.executemany(history_queries.INSERT_ENDED, map(astuple, batch.ended))
                 db.executemany(history_queries.INSERT_EVENT, map(astuple, batch.events))
             self._last_event_seq = last_seq
+
+    def _check_file(self) -> None:
+        """Raise StoreRefused where another file is in the place of the one that is open: nobody would ever read what
+        is written to that."""
+        try:
+            is_same = _identity(self._path) == self._file
+        except FileNotFoundError:
+            is_same = False
+        except OSError as error:
+            raise StoreFailed(f"{self._path}: could not look at it: {error.strerror}") from error
+        if not is_same:
+            raise StoreRefused(f"{self._path}: was replaced or removed while it was in use")
 
     def ended(self, kind: str, *, limit: int = 100, **filters: Unpack[EndedFilters]) -> list[EndedRow]:
         """Ended rows that match every filter given, newest first."""
