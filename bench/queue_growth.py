@@ -1,7 +1,9 @@
-"""How the cost of one event grows with the queue: a job's end, a submission, and a tick in which all waits expire.
+"""How the cost of one event grows with the queue: a job's end, a submission, a tick in which all waits expire, and the
+end of all that one node lends.
 
 Decide and apply alone, except for the expiry, which goes through `Grid` and its SQLite store as in the daemon. Five
-users ask for four shapes and two lengths on ten full nodes. Ratios of medians in one run.
+users ask for four shapes and two lengths on ten full nodes. Ratios of medians in one run. A step of the owner is given
+in CPU time.
 """
 
 from __future__ import annotations
@@ -11,20 +13,28 @@ import gc
 import statistics
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from bench.table import Line
 from distributed_grid.adapters.stores.sqlite import SqliteStore
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import (
     AttemptEnded,
+    AttemptsListed,
+    AttemptStarted,
     Event,
     HeartbeatReceived,
     JobSubmitted,
     LeaseAsked,
     NodeDeclared,
+    NodeDrained,
+    NodeForgotten,
+    NodeStopped,
     TimePassed,
 )
 from distributed_grid.domain.jobs import Command, Ending, Outcome
@@ -32,10 +42,12 @@ from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.resources import Amounts, Capacity
+from distributed_grid.ports import Batch, EndedRow
 from distributed_grid.reactor import step
 
 SHORT, LONG = 100, 10_000
 NODES = 10
+LENT = 5_000
 SAMPLES = 300
 TRUE = Command(("true",))
 DONE = Outcome(Ending.EXITED, exit_code=0)
@@ -71,6 +83,12 @@ def measure() -> list[Line]:
             Line("  CPU time of the owner's thread", worked, 0.5, "s", lower_is_better=True),
             Line("  longest time that nothing else got its turn", 1000 * longest, 50, "ms", lower_is_better=True),
         ]
+    for what, ending in ENDINGS.items():
+        longest = 1000 * LendingNode().longest_step(ending)
+        lines.append(Line(f"longest step when a node with 5,000 jobs {what}", longest, 50, "ms", lower_is_better=True))
+    lines.append(
+        Line("a request id looked up among 100,000 ended jobs", 1000 * _recall(), 1, "ms", lower_is_better=True)
+    )
     return lines
 
 
@@ -117,6 +135,62 @@ class FullGrid:
         assert attempt is not None
         self.now += 10
         return self.handle(AttemptEnded(job.uid, attempt.number, attempt.fence, DONE, pid=1))
+
+
+ENDINGS: dict[str, Event] = {
+    "is drained": NodeDrained("big"),
+    "is stopped": NodeStopped("big"),
+    "is lost": TimePassed(),
+    "is named by the config no more": NodeForgotten("big"),
+    "comes back after a reboot": AttemptsListed("big", (), "boot-2", "dir-1"),
+}
+
+
+class LendingNode:
+    """A node that runs 5,000 jobs, and a queue of 10,000."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.ledger = Ledger([Node("big", capacity=Capacity(LENT * 1000, 2**50), hold_ms=15_000, offer_ms=DAY_MS)])
+        for event in (HeartbeatReceived("big", Usage()), AttemptsListed("big", (), "boot-1", "dir-1")):
+            step(self.ledger, event, self.now)
+        for number in range(LENT):
+            request = Request(f"r{number:06}", f"user{number % 5}", Amounts(1000, 2**30))
+            step(self.ledger, JobSubmitted(f"j{number:06}", TRUE, request), self.now)
+        for job in list(self.ledger.jobs.values()):
+            assert job.attempt is not None
+            step(self.ledger, AttemptStarted(job.uid, job.attempt.number, job.attempt.fence, 1), self.now)
+        for number in range(LENT, LENT + LONG):
+            step(self.ledger, a_submission(number), self.now)
+
+    def longest_step(self, event: Event) -> float:
+        """The longest of the steps in which this event, and all that it leads to, is settled."""
+        if isinstance(event, TimePassed):
+            self.now += 60_000
+        gc.collect()
+        ahead, longest = deque([event, TimePassed(), TimePassed()]), 0.0
+        while ahead:
+            began = time.thread_time()
+            stepped = step(self.ledger, ahead.popleft(), self.now)
+            longest = max(longest, time.thread_time() - began)
+            ahead.extend(stepped.later)
+        return longest
+
+
+def _recall(ended: int = 100_000) -> float:
+    """How long the owner takes to find out that a request id was used before, or was not: the median."""
+    with tempfile.TemporaryDirectory(prefix="grid-bench-") as folder:
+        store = SqliteStore(Path(folder) / "grid.db")
+        a_row = EndedRow("job", "", "", "ada", "n1", 1, 1, "exited", 1000, 2**30, 0, b"{}", "")
+        rows = [replace(a_row, key=f"j{number}", request_id=f"r{number}") for number in range(ended)]
+        store.commit(Batch(ended=rows))
+        times = []
+        for number in range(1000):
+            began = time.perf_counter()
+            store.ended("job", request_id=f"r{number * 2 * ended // 1000}", limit=1)
+            times.append(time.perf_counter() - began)
+        store.close()
+    return statistics.median(times)
 
 
 class SteppedClock:

@@ -52,7 +52,8 @@ class Node(Struct, frozen=True):
     is how fast it works, 1000 being usual; `cost_milli` what an hour of it costs, in thousandths. `engine` names what
     reserves leases here besides the grid (`ray`), `engine_node` is the engine's own name of this node, empty since
     `engine_lost_ms` where the engine does not see it any more. `cooling`: it has to give everything back, and lends
-    nothing until somebody ends that. `epoch` is its own where it has seen a later one than the grid's (`fences.py`).
+    nothing until somebody ends that. `reclaim` says why a draining one takes back what it lent; one without lets its
+    leases come to their ends. `epoch` is its own where it has seen a later one than the grid's (`fences.py`).
     `simulated`: it stands for a machine of its own on the control plane's machine. It has what is declared for it, and
     its usage is what its own work uses of that, besides the declared background of its owner.
     """
@@ -83,6 +84,7 @@ class Node(Struct, frozen=True):
     cooling: bool = False
     epoch: int = 0
     simulated: bool = False
+    reclaim: str = ""
 
     @property
     def key(self) -> str:

@@ -25,6 +25,9 @@ RecordType = Literal[
 ]  # fmt: skip
 RECORD_TYPES: tuple[str, ...] = get_args(RecordType)
 
+MAX_LEASES_PER_STEP = 100
+"""Leases of a node that are ended or reclaimed in one step, so that it does not take long; the next follows at once."""
+
 
 class Record(Struct, frozen=True):
     """One record of the audit trail: what happened to whom, where and why; `data` is JSON."""

@@ -27,6 +27,7 @@ from distributed_grid.domain.events import (
     GroupRefused,
     GroupTermSet,
     LeaseLost,
+    TimePassed,
 )
 from distributed_grid.domain.fences import above, epoch_of, fence_on, is_plausible
 from distributed_grid.domain.leases import Lease
@@ -35,7 +36,7 @@ from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.states import LeaseEnd, LeaseState, Step, advance_lease
 from distributed_grid.errors import Refused
-from distributed_grid.reactor.decision import Decision, Record, RecordType
+from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, Record, RecordType
 from distributed_grid.reactor.jobs import requeue_unstarted
 from distributed_grid.reactor.lease_transitions import FENCE, end_lease, lease_record
 
@@ -226,10 +227,14 @@ def expire_lost_nodes(ledger: Ledger, now: int) -> Decision:
             and now - node.engine_lost_ms >= (node.hold_ms or LOST_AFTER_MS)
         ):
             why = f"{node.engine} has lost {node.name}, and it did not come back within its hold"
-            decision.changes.append(replace(node, engine="", engine_lost_ms=0))
             backed = [lease for lease in ledger.leases_of(node.name) if lease.engine]
+            lost = [LeaseLost(lease.id, why) for lease in backed if not lease.job]
+            decision.follow += lost[:MAX_LEASES_PER_STEP]
+            if lost[MAX_LEASES_PER_STEP:]:  # the rest in the next steps
+                decision.later = [TimePassed()]
+                continue
+            decision.changes.append(replace(node, engine="", engine_lost_ms=0))
             decision.changes += [replace(lease, engine="") for lease in backed if lease.job]
-            decision.follow += [LeaseLost(lease.id, why) for lease in backed if not lease.job]
     return decision
 
 

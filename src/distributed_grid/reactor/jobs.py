@@ -17,6 +17,7 @@ from distributed_grid.domain.events import (
     LeaseLost,
     LeaseReleased,
     QueueScanned,
+    TimePassed,
 )
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome, StopOrder
 from distributed_grid.domain.leases import Lease, Request
@@ -28,7 +29,7 @@ from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, Step, advance_job, advance_lease
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor import leases
-from distributed_grid.reactor.decision import Decision, JobAnswer, LeaseAnswer, Record, RecordType
+from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, JobAnswer, LeaseAnswer, Record, RecordType
 from distributed_grid.reactor.lease_transitions import end_lease, grant
 from distributed_grid.scheduling.placement import machine_memory
 from distributed_grid.scheduling.placement.placement import Placement
@@ -311,7 +312,7 @@ def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:
     node, known, running = ledger.nodes.get(event.node), set(event.attempts), set(event.running)
     seen = ledger.observations.get(event.node) or NodeObservation(event.node, 0)
     before = {one.lease_id: one.until_ms for one in seen.missing}
-    lost: list[Event] = []
+    lost: list[LeaseLost] = []
     missing: list[MissingAttempt] = []
     for job in ledger.jobs_of(event.node):
         attempt = job.attempt
@@ -330,8 +331,9 @@ def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:
             missing.append(MissingAttempt(lease_id, 0))
         elif was_started:
             lost.append(LeaseLost(lease_id, _no_trace(event.node)))
+    missing += [MissingAttempt(one.lease_id, now) for one in lost[MAX_LEASES_PER_STEP:]]  # given up in the next steps
     listed = replace(seen, boot=event.boot, machine=event.machine, missing=tuple(missing))
-    return Decision([listed] if listed != seen else [], follow=lost)
+    return Decision([listed] if listed != seen else [], follow=[*lost[:MAX_LEASES_PER_STEP]])
 
 
 def on_gone(ledger: Ledger, event: AttemptsGone, now: int) -> Decision:
@@ -340,9 +342,8 @@ def on_gone(ledger: Ledger, event: AttemptsGone, now: int) -> Decision:
     if seen is None:
         return Decision()
     gone = {one.lease_id for one in seen.missing if not one.until_ms} & set(event.attempts)
-    left = tuple(one for one in seen.missing if one.lease_id not in gone)
-    lost: list[Event] = [LeaseLost(lease_id, _no_trace(event.node)) for lease_id in sorted(gone)]
-    return Decision([replace(seen, missing=left)] if gone else [], follow=lost)
+    left = tuple(replace(one, until_ms=now) if one.lease_id in gone else one for one in seen.missing)
+    return expire_missing(replace(seen, missing=left), now) if gone else Decision()
 
 
 def expire_missing(seen: NodeObservation, now: int) -> Decision:
@@ -350,9 +351,12 @@ def expire_missing(seen: NodeObservation, now: int) -> Decision:
     over = [one for one in seen.missing if 0 < one.until_ms <= now]
     if not over:
         return Decision()
-    left = tuple(one for one in seen.missing if one not in over)
+    later: list[Event] = [TimePassed()] if over[MAX_LEASES_PER_STEP:] else []
+    over = over[:MAX_LEASES_PER_STEP]
+    given_up = {one.lease_id for one in over}
+    left = tuple(one for one in seen.missing if one.lease_id not in given_up)
     lost: list[Event] = [LeaseLost(one.lease_id, _no_trace(seen.node)) for one in over]
-    return Decision([replace(seen, missing=left)], follow=lost)
+    return Decision([replace(seen, missing=left)], follow=lost, later=later)
 
 
 def _no_trace(node: str) -> str:

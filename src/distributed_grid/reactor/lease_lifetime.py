@@ -160,6 +160,7 @@ def on_time_passed(ledger: Ledger, event: TimePassed, now: int) -> Decision:
     for lost in (*missing, expire_lost_nodes(ledger, now)):
         decision.changes += lost.changes
         decision.follow += lost.follow
+        decision.later += lost.later
     orphaned = [lease_id for lease_id in ledger.dependents if lease_id not in ledger.leases]
     decision.follow += [event for lease_id in orphaned for event in cancel_dependents(ledger, lease_id)]
     if ledger.blocks:
@@ -167,7 +168,7 @@ def on_time_passed(ledger: Ledger, event: TimePassed, now: int) -> Decision:
     if ledger.waiting:
         decision.follow.append(QueueScanned())
     if ledger.due_by(now, 1):
-        decision.later = [TimePassed()]
+        decision.later.append(TimePassed())
     return decision
 
 

@@ -26,13 +26,14 @@ from distributed_grid.domain.events import (
 )
 from distributed_grid.domain.fences import first_fence, is_plausible
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
+from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, NodeObservation
 from distributed_grid.domain.resources import NOTHING
 from distributed_grid.domain.rows import Counter, Row
-from distributed_grid.domain.states import NodeState, Step, advance_node
+from distributed_grid.domain.states import JobState, NodeState, Step, advance_node
 from distributed_grid.errors import NotFound, Refused
-from distributed_grid.reactor.decision import Decision, Record, RecordType, capacity_details
+from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, Record, RecordType, capacity_details
 from distributed_grid.reactor.report_budget import is_overdrawn
 from distributed_grid.scheduling.offers.offer import engine_leases_to_reclaim, next_offer
 from distributed_grid.scheduling.offers.owner_activity import update_idleness, update_volatility
@@ -42,8 +43,6 @@ RECLAIM_DELAY_MS = 4_000
 """How long an owner needs back what an engine holds for others, before that is reclaimed."""
 REJECTED_EVERY_MS = 60_000
 """How long the audit trail says nothing more about an agent that is turned away."""
-MAX_LOST_PER_STEP = 100
-"""Leases after which no further node is declared lost in one step; the next step follows at once."""
 HOLD_GRACE_MS = 2_000
 """Added to a node's hold before its resources count as free: time to kill what ran there."""
 
@@ -86,12 +85,12 @@ def on_declared(ledger: Ledger, event: NodeDeclared, now: int) -> Decision:
     if old is None:
         return Decision([event.node], [_declared(event.node)])
     wanted = old.wanted or event.node.wanted
-    new = replace(event.node, state=old.state, wanted=wanted, cooling=old.cooling, epoch=old.epoch)
+    kept = {"state": old.state, "cooling": old.cooling, "epoch": old.epoch, "reclaim": old.reclaim}
+    new = replace(event.node, wanted=wanted, **kept)
     if not event.node.engine:
         new = replace(new, engine=old.engine, engine_node=old.engine_node, engine_lost_ms=old.engine_lost_ms)
     if old.state is NodeState.DRAINING and not old.cooling:
-        new = replace(new, state=advance_node(old.state, Step.RESUME))
-        new = _suspected(new)
+        new = _suspected(_undrained(new))
     decision = Decision()
     excess = None if new.lendable == old.lendable else _excess(ledger, new)
     if excess is not None:
@@ -221,7 +220,7 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
     if seen.overused_since_ms and now - seen.overused_since_ms >= RECLAIM_DELAY_MS:
         why = f"the owner of {node.name} is using it"
         leaving = engine_leases_to_reclaim(ledger, node, seen.usage)
-        decision.follow += [LeaseReclaimed(lease.id, why) for lease in leaving]
+        decision.follow += [LeaseReclaimed(lease.id, why) for lease in leaving[:MAX_LEASES_PER_STEP]]
     if node.state is NodeState.LOST:
         node = replace(node, state=advance_node(node.state, Step.JOIN))
     if node.state in (NodeState.JOINING, NodeState.SUSPECT):
@@ -243,8 +242,8 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
 
 
 def check_liveness(ledger: Ledger, now: int) -> Decision:
-    """Suspect nodes that were not heard for a while, declare those lost whose holds have run out (some in one step),
-    withdraw old offers, remove empty forgotten nodes."""
+    """Suspect nodes that were not heard for a while, declare those lost whose holds have run out (so many leases in one
+    step), go on with draining, withdraw old offers, remove empty forgotten nodes."""
     decision = Decision()
     for node in ledger.nodes.values():
         seen = ledger.observations.get(node.name)
@@ -254,27 +253,33 @@ def check_liveness(ledger: Ledger, now: int) -> Decision:
         elif node.forgotten and not ledger.leases_on.get(node.name):
             decision.changes.append(_left(node))
         elif node.state in _UNHEARD and node.hold_ms and (seen is None or now >= seen.held_until_ms):
-            if len(decision.follow) < MAX_LOST_PER_STEP:
-                _declare_lost(ledger, node, now, decision)
-            else:
-                decision.later = [TimePassed()]
+            _declare_lost(ledger, node, decision)
+        elif node.state is NodeState.DRAINING and node.reclaim and not decision.follow:
+            decision.follow += [NodeDrained(node.name, node.reclaim)] if _to_reclaim(ledger, node) else []
     for offer in ledger.offers.values():
         if offer.expires_at_ms <= now:
             decision.changes.append(replace(offer, withdrawn=True))
     return decision
 
 
-_UNHEARD = frozenset({NodeState.SUSPECT, NodeState.DRAINING})
+_UNHEARD = frozenset({NodeState.SUSPECT, NodeState.DRAINING, NodeState.LOST})
 
 
-def _declare_lost(ledger: Ledger, node: Node, now: int, decision: Decision) -> None:
+def _declare_lost(ledger: Ledger, node: Node, decision: Decision) -> None:
     """A node whose holds have run out is lost, and so is what it lent: nothing of it can still run there."""
+    room = MAX_LEASES_PER_STEP - len(decision.follow)
+    if room <= 0:
+        decision.later = [TimePassed()]
+        return
     if node.state is NodeState.SUSPECT:
         node = replace(node, state=advance_node(node.state, Step.LOSE))
         decision.changes.append(node)
         decision.records.append(Record("node-lost", "", node.name, node.name, "its holds have run out"))
     why = f"{node.name} was not heard from for longer than its hold of {node.hold_ms / 1000:g} s"
-    decision.follow += [LeaseLost(lease.id, why) for lease in ledger.leases_of(node.name)]
+    lost = [LeaseLost(lease.id, why) for lease in ledger.leases_of(node.name)]
+    decision.follow += lost[:room]
+    if lost[room:]:
+        decision.later = [TimePassed()]
 
 
 def on_alert(ledger: Ledger, event: AlertChanged, now: int) -> Decision:
@@ -287,7 +292,7 @@ def on_agent_requested(ledger: Ledger, event: AgentRequested, now: int) -> Decis
     """Record whether the agent of a node is to run; that of a node of this machine runs with the control plane."""
     node = known_node(ledger, event.name)
     if node.state is NodeState.DRAINING and event.wanted and not node.forgotten and not node.cooling:
-        node = replace(node, state=advance_node(advance_node(node.state, Step.RESUME), Step.DOUBT))
+        node = _suspected(_undrained(node))
     wanted = replace(node, wanted=event.wanted and node.host != "local")
     return Decision([wanted] if wanted != ledger.nodes[event.name] else [])
 
@@ -300,17 +305,41 @@ def known_node(ledger: Ledger, name: str) -> Node:
 
 
 def on_drained(ledger: Ledger, event: NodeDrained, now: int) -> Decision:
-    """Drain a node: lend nothing more and reclaim what is lent; draining twice is harmless."""
+    """Drain a node: lend nothing more and reclaim what is lent, so much in one step; draining twice is harmless."""
     node = known_node(ledger, event.name)
     decision = Decision()
     drained = replace(node, cooling=node.cooling or event.cooling)
     if node.state in (NodeState.ALIVE, NodeState.SUSPECT):
         drained = replace(drained, state=advance_node(node.state, Step.DRAIN))
+    if drained.state is NodeState.DRAINING and not node.reclaim:
+        drained = replace(drained, reclaim=event.detail)
     if drained != node:
         decision.changes.append(drained)
         decision.records.append(Record("node-draining", "", node.name, node.name, event.detail))
-    decision.follow += [LeaseReclaimed(lease.id, event.detail) for lease in ledger.leases_of(node.name)]
+    leaving = _to_reclaim(ledger, node)
+    decision.follow += [LeaseReclaimed(lease.id, event.detail) for lease in leaving[:MAX_LEASES_PER_STEP]]
+    if leaving[MAX_LEASES_PER_STEP:]:
+        decision.later = [event]
     return decision
+
+
+def _to_reclaim(ledger: Ledger, node: Node) -> list[Lease]:
+    """What a node has lent and nobody is giving back yet."""
+    return [lease for lease in ledger.leases_of(node.name) if lease.holds and not _is_leaving(ledger, lease)]
+
+
+def _is_leaving(ledger: Ledger, lease: Lease) -> bool:
+    if lease.request.block:
+        block = ledger.blocks.get(lease.request.block)
+        if block is None or block.freeing or block.moving is not None:
+            return True
+        return all(place.copy != lease.id or place.on_disk for place in block.places)
+    job = ledger.jobs.get(lease.job)
+    return job is not None and job.state is JobState.STOPPING
+
+
+def _undrained(node: Node) -> Node:
+    return replace(node, state=advance_node(node.state, Step.RESUME), reclaim="")
 
 
 def on_resumed(ledger: Ledger, event: NodeResumed, now: int) -> Decision:
@@ -320,26 +349,31 @@ def on_resumed(ledger: Ledger, event: NodeResumed, now: int) -> Decision:
         return Decision()
     node = replace(node, cooling=False)
     if node.state is NodeState.DRAINING and not node.forgotten:
-        node = _suspected(replace(node, state=advance_node(node.state, Step.RESUME)))
+        node = _suspected(_undrained(node))
     return Decision([node], [Record("node-resumed", "", node.name, node.name)])
 
 
 def on_stopped(ledger: Ledger, event: NodeStopped, now: int) -> Decision:
-    """The agent is gone on purpose: the node is one that has not been heard from, and nothing runs there."""
+    """The agent is gone on purpose: nothing runs there. Once its leases are over, so many in one step, the node is one
+    that has not been heard from."""
     node = known_node(ledger, event.name)
-    decision = Decision(records=[Record("node-stopped", "", node.name, node.name)])
     state = node.state
     if state in (NodeState.ALIVE, NodeState.SUSPECT):
         state = advance_node(state, Step.DRAIN)
-    if state in (NodeState.DRAINING, NodeState.LOST):
-        state = advance_node(advance_node(state, Step.LEAVE), Step.JOIN)
-    stopped = replace(node, state=state, wanted=False)
-    offer = ledger.offers.get(node.name)
     seen = ledger.observations.get(node.name)
     missing = seen.missing if seen is not None else ()  # of another agent: nobody stopped that
+    kept = {one.lease_id for one in missing}
+    why = f"the agent of {node.name} was stopped"
+    lost = [LeaseLost(lease.id, why) for lease in ledger.leases_of(node.name) if lease.id not in kept]
+    if lost[MAX_LEASES_PER_STEP:]:
+        draining = replace(node, state=state, wanted=False)
+        changes: list[Row] = [draining] if draining != node else []
+        return Decision(changes, follow=[*lost[:MAX_LEASES_PER_STEP]], later=[event])
+    decision = Decision(records=[Record("node-stopped", "", node.name, node.name)], follow=[*lost])
+    if state in (NodeState.DRAINING, NodeState.LOST):
+        state = advance_node(advance_node(state, Step.LEAVE), Step.JOIN)
+    stopped = replace(node, state=state, wanted=False, reclaim="")
+    offer = ledger.offers.get(node.name)
     decision.changes = [stopped, NodeObservation(node.name, 0, missing=missing)]
     decision.changes += [] if offer is None else [replace(offer, withdrawn=True)]
-    why = f"the agent of {node.name} was stopped"
-    kept = {one.lease_id for one in missing}
-    decision.follow += [LeaseLost(lease.id, why) for lease in ledger.leases_of(node.name) if lease.id not in kept]
     return decision

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from distributed_grid.domain.events import (
+    AgentRequested,
     ClaimsRead,
     ControlPlaneStarted,
     Event,
@@ -17,18 +18,21 @@ from distributed_grid.domain.events import (
     LeaseReclaimed,
     LeaseReleased,
     NodeDeclared,
+    NodeDrained,
+    NodeForgotten,
+    NodeStopped,
     QueueScanned,
     TimePassed,
 )
 from distributed_grid.domain.fences import MAX_EPOCH_LEAD, MAX_FENCE
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Claim, GpuShare
-from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState
+from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, NodeState
 from distributed_grid.errors import Refused
 from distributed_grid.reactor import step
+from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP
 from distributed_grid.reactor.lease_lifetime import CLAIMS_READ, MAX_EXPIRED_PER_STEP
 from distributed_grid.reactor.leases import MAX_GRANTS_PER_STEP
-from distributed_grid.reactor.nodes import MAX_LOST_PER_STEP
 from tests.support.builders import NOW, Scenario, a_node, a_request
 
 FENCE = (7 << 32) + 5
@@ -238,9 +242,9 @@ def test_a_scan_grants_so_many_in_one_step(new_scenario):
 
 
 def test_nodes_that_are_gone_at_once_are_lost_so_many_leases_in_one_step(new_scenario):
-    nodes = [a_node(f"n{number}", cores=MAX_LOST_PER_STEP, hold_s=15) for number in range(3)]
+    nodes = [a_node(f"n{number}", cores=MAX_LEASES_PER_STEP, hold_s=15) for number in range(3)]
     scenario = new_scenario(*nodes)
-    for number in range(3 * MAX_LOST_PER_STEP):
+    for number in range(3 * MAX_LEASES_PER_STEP):
         scenario.ask(a_request(f"r{number}", cores=1))
     scenario.advance(7, heard=False)
     scenario.now += 60_000
@@ -249,4 +253,56 @@ def test_nodes_that_are_gone_at_once_are_lost_so_many_leases_in_one_step(new_sce
     while ahead:
         ahead = step(scenario.ledger, ahead[0], scenario.now).later
         left.append(len(scenario.ledger.leases))
-    assert left == [2 * MAX_LOST_PER_STEP, MAX_LOST_PER_STEP, 0]
+    assert left == [2 * MAX_LEASES_PER_STEP, MAX_LEASES_PER_STEP, 0]
+
+
+def a_node_that_lends(new_scenario, leases: int) -> Scenario:
+    scenario = new_scenario(a_node("n1", cores=leases, hold_s=15))
+    for number in range(leases):
+        scenario.ask(a_request(f"r{number}", cores=1))
+    assert len(scenario.ledger.leases) == leases
+    return scenario
+
+
+@pytest.mark.parametrize("event", [NodeDrained("n1"), NodeStopped("n1"), TimePassed()])
+def test_what_one_node_lent_is_ended_so_much_in_one_step(new_scenario, event):
+    scenario = a_node_that_lends(new_scenario, 2 * MAX_LEASES_PER_STEP + 1)
+    if event == TimePassed():
+        scenario.advance(7, heard=False)
+        scenario.now += 60_000
+    left: list[int] = []
+    ahead: list[Event] = [event]
+    while ahead:
+        ahead = step(scenario.ledger, ahead[0], scenario.now).later
+        left.append(len(scenario.ledger.leases))
+    assert left == [MAX_LEASES_PER_STEP + 1, 1, 0]
+
+
+def test_a_drained_node_whose_next_step_was_lost_goes_on_with_the_next_tick(new_scenario):
+    scenario = a_node_that_lends(new_scenario, 3 * MAX_LEASES_PER_STEP)
+    step(scenario.ledger, NodeDrained("n1", "maintenance"), scenario.now)
+    assert scenario.ledger.leases
+    scenario.handle(TimePassed())
+    assert not scenario.ledger.leases
+    assert scenario.ledger.nodes["n1"].reclaim == "maintenance"
+    scenario.handle(AgentRequested("n1", wanted=True))
+    assert scenario.ledger.nodes["n1"].reclaim == ""
+
+
+def test_a_node_being_stopped_whose_next_step_was_lost_gives_up_the_rest_with_its_hold(new_scenario):
+    scenario = a_node_that_lends(new_scenario, 3 * MAX_LEASES_PER_STEP)
+    step(scenario.ledger, NodeStopped("n1"), scenario.now)
+    assert scenario.ledger.nodes["n1"].state is NodeState.DRAINING
+    scenario.advance(60, heard=False)
+    assert not scenario.ledger.leases
+
+
+def test_a_forgotten_node_reclaims_nothing_though_it_was_drained_before(new_scenario):
+    scenario = a_node_that_lends(new_scenario, 4)
+    scenario.handle(NodeDrained("n1"))
+    scenario.handle(AgentRequested("n1", wanted=True))
+    scenario.heartbeat("n1")
+    scenario.ask(a_request("again", cores=1))
+    scenario.handle(NodeForgotten("n1"))
+    scenario.advance(1)
+    assert list(scenario.ledger.leases) == ["again"]

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from distributed_grid.domain.events import AttemptsGone, AttemptsListed, ControlPlaneStarted, NodeStopped
+from distributed_grid.domain.events import (
+    AttemptsGone,
+    AttemptsListed,
+    ControlPlaneStarted,
+    Event,
+    NodeStopped,
+    TimePassed,
+)
 from distributed_grid.domain.states import JobState
+from distributed_grid.reactor import step
+from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP
 from distributed_grid.reactor.nodes import HOLD_GRACE_MS
 from tests.support.builders import Scenario, a_node, a_request
 
@@ -121,3 +130,20 @@ def test_on_this_machine_what_nobody_sees_is_lost_at_once(here: Scenario) -> Non
 def test_only_what_was_missing_can_be_gone(here: Scenario) -> None:
     here.handle(AttemptsGone("gpu2", ("r1.1",)))
     assert (here.job("r1").state, attempts(here)) == (JobState.RUNNING, 1)
+
+
+def test_what_is_lost_at_once_is_given_up_so_much_in_one_step() -> None:
+    jobs = 2 * MAX_LEASES_PER_STEP + 1
+    scenario = Scenario(a_node("gpu2", cores=jobs, hold_s=HOLD))
+    scenario.handle(AttemptsListed("gpu2", (), "boot-1", "dir-1"))
+    for number in range(jobs):
+        scenario.submit(a_request(f"r{number}", cores=1), starts=True)
+    listed = step(scenario.ledger, AttemptsListed("gpu2", (), "boot-2", "dir-1"), scenario.now)
+    assert (len(scenario.ledger.jobs), listed.later) == (jobs - MAX_LEASES_PER_STEP, [])
+    left: list[int] = []
+    ahead: list[Event] = [TimePassed()]
+    while ahead:
+        ahead = step(scenario.ledger, ahead[0], scenario.now).later
+        left.append(len(scenario.ledger.jobs))
+    assert left == [1, 0]
+    scenario.ledger.check()
