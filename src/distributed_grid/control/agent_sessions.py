@@ -88,6 +88,9 @@ class LedgerOwner(Protocol):
     @property
     def ledger(self) -> Ledger: ...
 
+    def now_ms(self) -> int:
+        """The grid's time."""
+
     def observe(self, event: HeartbeatReceived) -> None:
         """Take a heartbeat in at once; nothing of it is stored."""
 
@@ -161,6 +164,8 @@ class AgentSessions:
         self._memory = memory
         self._greeted: dict[tuple[AgentSide, str], AgentHello] = {}
         self._unwanted: dict[AgentSide, dict[str, int]] = {}  # attempts to be stopped, with the fences of the orders
+        self._ordered: dict[str, set[str]] = {}  # by node: the leases whose attempts were ever ordered there
+        self._since_ms = grid.now_ms()
         self._resent: dict[str, tuple[int, int]] = {}  # by node: when, and how many orders so far
         self.versions: dict[str, tuple[str, str]] = {}
         """The versions of the package and of Python that the last agent of each node said it has."""
@@ -204,7 +209,16 @@ class AgentSessions:
         for effect in effects:
             agent = self._agents.get(effect.node)
             if agent is not None and not self._is_missing(effect):
+                if isinstance(effect, StartAttempt):
+                    self._live_orders(effect.node).add(effect.lease.id)
                 agent.send(order_of(self._grid.ledger, effect))
+
+    def _live_orders(self, node: str) -> set[str]:
+        """The leases whose attempts were ordered on a node, without most of those that are over."""
+        ordered = self._ordered.setdefault(node, set())
+        if len(ordered) > 2 * len(self._grid.ledger.leases) + 1000:
+            ordered.intersection_update(self._grid.ledger.leases)
+        return ordered
 
     def _is_missing(self, effect: Effect) -> bool:
         """Whether another agent than this node's may run the attempt: then it gets no orders about it."""
@@ -296,7 +310,9 @@ class AgentSessions:
         """All attempts of an agent are listed: compare them with the ledger's."""
         unlisted = await self._grid.read(lambda ledger, now: unlisted_attempts(ledger, hello))
         running = tuple(attempt.lease_id for attempt in unlisted if self._registry.is_running(attempt))
-        listed = AttemptsListed(hello.node, hello.attempts, hello.boot, hello.machine, running)
+        ordered = tuple(sorted(self._live_orders(hello.node)))
+        seen = (hello.boot, hello.machine, running, ordered, self._since_ms)
+        listed = AttemptsListed(hello.node, hello.attempts, *seen)
         await self._grid.handle_with_retry(listed)
 
     async def _reject(self, why: str, via: AgentSide) -> None:

@@ -317,13 +317,16 @@ class AttemptEnded(Struct, frozen=True):
 
 class AttemptsListed(Struct, frozen=True):
     """An agent came (back) and said which attempts it has a record of, by lease id. `running` are others of which
-    something was seen to run on this machine."""
+    something was seen to run on this machine. `ordered` are those on this node that were ever ordered since
+    `ordered_since_ms`; of what was assigned before, or with None of any, nobody knows."""
 
     node: str
     attempts: tuple[str, ...]
     boot: str = ""
     machine: str = ""
     running: tuple[str, ...] = ()
+    ordered: tuple[str, ...] = ()
+    ordered_since_ms: int | None = None
 
 
 class AttemptsGone(Struct, frozen=True):

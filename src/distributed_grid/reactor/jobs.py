@@ -307,9 +307,12 @@ def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:
     - at once, when the same agent's machine was started anew, or when nothing of it is seen on this machine;
     - when the node's hold is over, as it was when this agent came: until then something may keep it running.
 
-    What was only assigned is ordered again, unless another agent or an earlier boot may have run it.
+    What was only assigned is ordered again, unless another agent or an earlier boot may have run it; what was never
+    ordered is the new agent's.
     """
     node, known, running = ledger.nodes.get(event.node), set(event.attempts), set(event.running)
+    ordered, since_ms = set(event.ordered), event.ordered_since_ms
+    changes: list[Row] = []
     seen = ledger.observations.get(event.node) or NodeObservation(event.node, 0)
     before = {one.lease_id: one.until_ms for one in seen.missing}
     lost: list[LeaseLost] = []
@@ -319,6 +322,10 @@ def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:
         if attempt is None or attempt.lease_id in known:
             continue
         lease_id, was_started = attempt.lease_id, job.state is not JobState.ASSIGNED
+        if not was_started and since_ms is not None and attempt.assigned_at_ms > since_ms and lease_id not in ordered:
+            attempt = replace(attempt, boot=event.boot, machine=event.machine)
+            changes.append(replace(job, attempts=(*job.attempts[:-1], attempt)))
+            continue
         has_hold = node is not None and node.hold_ms > 0
         is_same = attempt.machine == event.machine or not has_hold
         if is_same and attempt.boot and attempt.boot != event.boot:
@@ -333,7 +340,8 @@ def on_listed(ledger: Ledger, event: AttemptsListed, now: int) -> Decision:
             lost.append(LeaseLost(lease_id, _no_trace(event.node)))
     missing += [MissingAttempt(one.lease_id, now) for one in lost[MAX_LEASES_PER_STEP:]]  # given up in the next steps
     listed = replace(seen, boot=event.boot, machine=event.machine, missing=tuple(missing))
-    return Decision([listed] if listed != seen else [], follow=[*lost[:MAX_LEASES_PER_STEP]])
+    changes += [listed] if listed != seen else []
+    return Decision(changes, follow=[*lost[:MAX_LEASES_PER_STEP]])
 
 
 def on_gone(ledger: Ledger, event: AttemptsGone, now: int) -> Decision:

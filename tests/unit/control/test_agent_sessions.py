@@ -307,3 +307,18 @@ def test_orders_are_repeated_so_many_at_a_time_and_each_has_its_turn() -> None:
         assert len(names) == count
 
     with_a_grid(story)
+
+
+def test_a_job_assigned_while_its_node_was_away_is_started_by_the_agent_that_comes_with_another_directory() -> None:
+    async def story(grid: Grid, gateway: AgentGateway) -> None:
+        old = await joined(gateway, replace(hello("ash"), machine="dir-1"))
+        gateway.gone(old)
+        CLOCK.passed_ms += 10
+        await grid.handle(a_submission(a_request("r1", cores=1, require=["ash"])))
+        assert not old.of(StartAttemptOrder)
+        new = await joined(gateway, replace(hello("ash"), machine="dir-2"))
+        (start,) = new.of(StartAttemptOrder)
+        assert isinstance(start, StartAttemptOrder)
+        assert grid.ledger.observations["ash"].missing == ()
+
+    with_a_grid(story)

@@ -147,3 +147,23 @@ def test_what_is_lost_at_once_is_given_up_so_much_in_one_step() -> None:
         left.append(len(scenario.ledger.jobs))
     assert left == [1, 0]
     scenario.ledger.check()
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_was_assigned_and_never_ordered_is_the_new_agents_and_what_was_ordered_may_run(ordered: bool) -> None:
+    scenario = Scenario(a_node("gpu2", cores=4, hold_s=HOLD))
+    scenario.handle(AttemptsListed("gpu2", (), "boot-1", "dir-1"))
+    since_ms = scenario.now
+    scenario.advance(1)
+    scenario.submit(a_request("r1", cores=4))
+    attempt = scenario.job("r1").attempt
+    assert attempt is not None
+    sent = (attempt.lease_id,) if ordered else ()
+    scenario.handle(AttemptsListed("gpu2", (), "boot-2", "dir-2", ordered=sent, ordered_since_ms=since_ms))
+    again = scenario.job("r1").attempt
+    assert again is not None
+    assert (again.number, again.machine) == (1, "dir-1" if ordered else "dir-2")
+    for _ in range(HOLD):
+        scenario.advance(2)
+    assert ("r1" in scenario.ledger.jobs) is not ordered
+    scenario.ledger.check()
