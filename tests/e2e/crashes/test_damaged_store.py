@@ -54,9 +54,8 @@ def test_a_daemon_whose_store_is_damaged_ends_and_the_next_one_recovers_everythi
 
     if damage is overwrite:
         _, told = waiting.communicate(timeout=30)
-        assert waiting.returncode in (1, 3)  # it asked again before the daemon ended, or after
-        assert told.startswith((b"grid: the control plane cannot go on: ", b"grid: no control plane runs for "))
-        assert told.count(b"\n") == 1
+        assert waiting.returncode in (1, 3)  # it may have asked again before the daemon ended, and may have heard why
+        assert (told[:6], told.count(b"\n")) == (b"grid: ", 1), told
         refused = grid("run-shared", "-r", "cpu", "-a", "0.05", "true", check=1)
         assert "is not a database; move it away to start afresh, or put a backup in its place" in refused.stderr
         for suffix in ("-wal", "-shm"):
