@@ -351,20 +351,22 @@ def on_gone(ledger: Ledger, event: AttemptsGone, now: int) -> Decision:
         return Decision()
     gone = {one.lease_id for one in seen.missing if not one.until_ms} & set(event.attempts)
     left = tuple(replace(one, until_ms=now) if one.lease_id in gone else one for one in seen.missing)
-    return expire_missing(replace(seen, missing=left), now) if gone else Decision()
-
-
-def expire_missing(seen: NodeObservation, now: int) -> Decision:
-    """Give up what was missing until now: the hold that it had is over, so nothing of it can still run."""
-    over = [one for one in seen.missing if 0 < one.until_ms <= now]
-    if not over:
+    if not gone:
         return Decision()
+    seen = replace(seen, missing=left)
+    decision = expire_missing(ledger, seen, now)
+    decision.changes = decision.changes or [seen]
+    return decision
+
+
+def expire_missing(ledger: Ledger, seen: NodeObservation, now: int) -> Decision:
+    """Give up what was missing until now: the hold that it had is over, so nothing of it can still run. It is missing
+    until its lease is over: an observation is never stored, and an end that could not be is decided again."""
+    left = tuple(one for one in seen.missing if one.lease_id in ledger.leases)
+    over = [one for one in left if 0 < one.until_ms <= now]
+    lost: list[Event] = [LeaseLost(one.lease_id, _no_trace(seen.node)) for one in over[:MAX_LEASES_PER_STEP]]
     later: list[Event] = [TimePassed()] if over[MAX_LEASES_PER_STEP:] else []
-    over = over[:MAX_LEASES_PER_STEP]
-    given_up = {one.lease_id for one in over}
-    left = tuple(one for one in seen.missing if one.lease_id not in given_up)
-    lost: list[Event] = [LeaseLost(one.lease_id, _no_trace(seen.node)) for one in over]
-    return Decision([replace(seen, missing=left)], follow=lost, later=later)
+    return Decision([replace(seen, missing=left)] if left != seen.missing else [], follow=lost, later=later)
 
 
 def _no_trace(node: str) -> str:

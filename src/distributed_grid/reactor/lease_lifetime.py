@@ -156,7 +156,7 @@ def on_time_passed(ledger: Ledger, event: TimePassed, now: int) -> Decision:
     if due:
         return _expire_next(ledger, due, event, now)
     decision = check_liveness(ledger, now)
-    missing = [expire_missing(seen, now) for seen in ledger.observations.values() if seen.missing]
+    missing = [expire_missing(ledger, seen, now) for seen in ledger.observations.values() if seen.missing]
     for lost in (*missing, expire_lost_nodes(ledger, now)):
         decision.changes += lost.changes
         decision.follow += lost.follow

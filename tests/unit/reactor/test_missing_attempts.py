@@ -12,6 +12,8 @@ from distributed_grid.domain.events import (
     NodeStopped,
     TimePassed,
 )
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rows import VOLATILE
 from distributed_grid.domain.states import JobState
 from distributed_grid.reactor import step
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP
@@ -55,6 +57,21 @@ def test_an_agent_with_another_directory_ends_nothing_until_the_hold_it_may_have
     attempt = far.job("r1").attempt
     assert attempt is not None
     assert attempt.machine == "dir-2"
+
+
+def test_an_end_that_could_not_be_stored_is_decided_again(far: Scenario) -> None:
+    far.handle(AttemptsListed("gpu2", (), "boot-1", "dir-2"))
+    for _ in range((HOLD * 1000 + HOLD_GRACE_MS) // 2000 - 1):
+        far.advance(2)
+    stored = [row for row in far.ledger.rows() if row.kind not in VOLATILE]
+    far.advance(4)
+    assert attempts(far) == 2
+    observed = [row for row in far.ledger.rows() if row.kind in VOLATILE]
+    far.ledger = Ledger(stored)
+    far.ledger.apply(observed)
+    assert attempts(far) == 1
+    far.advance(2)
+    assert attempts(far) == 2
 
 
 def test_greeting_again_and_again_does_not_keep_it_for_ever(far: Scenario) -> None:
