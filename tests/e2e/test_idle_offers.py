@@ -44,7 +44,8 @@ def owners_work() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def _offers_cpu(grid: Shell) -> bool:
-    return any(offer["resource_type"] == "cpu" for offer in grid.json("shared-status")["offers"])
+    offers = grid.json("shared-status")["offers"]
+    return any(offer["resource_type"] == "cpu" and offer["state"] == "open" for offer in offers)
 
 
 def test_the_owners_work_withdraws_the_offer_and_its_end_brings_it_back(

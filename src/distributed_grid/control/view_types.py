@@ -50,13 +50,17 @@ class NodeRow(TypedDict):
 
 
 class OfferRow(TypedDict):
-    """What a node would lend of one kind."""
+    """What a node would lend of one kind; of a paused one nothing new is lent before `returns_at` at the earliest."""
 
     node_id: str
     resource_type: str
     amount: float
     generation: int
     expires_at: str | None
+    state: str
+    mark_percent: float | None
+    measured_percent: float | None
+    returns_at: str | None
 
 
 class NodeList(TypedDict):

@@ -14,11 +14,13 @@ from msgspec.structs import replace
 from distributed_grid.domain.jobs import Attempt, Command, Ending, Job, Outcome
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Node, pressure
+from distributed_grid.domain.nodes import Node, Offer, pressure
 from distributed_grid.domain.rebalancing import Advice, claimed_amount, is_automatic, is_boost, resource_of
 from distributed_grid.domain.resources import Amounts, Claim
 from distributed_grid.domain.states import LeaseState, NodeState
 from distributed_grid.monitoring.snapshots import utc
+from distributed_grid.scheduling.offers.offer import lendable_now
+from distributed_grid.scheduling.offers.pause import Pause, pauses
 from distributed_grid.scheduling.queue.reasons import why_not_lent
 from distributed_grid.scheduling.rebalancing.loans import amounts_of, used_amount
 from distributed_grid.scheduling.rebalancing.pressure import is_in_use
@@ -102,7 +104,7 @@ class Viewer:
         }
 
     def offers(self, ledger: Ledger) -> list[View]:
-        """What can be had right now, one row per node and kind of resource, up to the configured number."""
+        """What is offered, one row per node and kind of resource, up to the configured number; paused ones last."""
         rows: list[View] = []
         for name, offer in ledger.offers.items():
             if ledger.nodes[name].state is not NodeState.ALIVE:
@@ -123,10 +125,42 @@ class Viewer:
                     "amount": amount,
                     "generation": offer.generation,
                     "expires_at": self.time(offer.expires_at_ms),
+                    **_NOT_PAUSED,
                 }
                 for kind, amount in there[: self._max_offers_per_node]
             ]
+            rows += self._paused(ledger, offer)[: max(self._max_offers_per_node - len(there), 0)]
         return rows
+
+    def _paused(self, ledger: Ledger, offer: Offer) -> list[View]:
+        """What of an offer is paused, one row per kind: what it will be again, the mark, the measure, and when it may
+        return; of several GPUs the one that may return first."""
+        node, seen = ledger.nodes[offer.node], ledger.observations.get(offer.node)
+        if not offer.paused or seen is None or seen.usage is None:
+            return []
+        lends, claims = lendable_now(node, seen.usage, seen.idleness)[0], ledger.claims_on(node.name)
+        amounts = {
+            "cpu": max(lends.cpu_milli - claims.cpu_milli, 0) / 1000,
+            "memory": _gb(max(lends.memory_bytes - claims.memory_bytes, 0)),
+            "gpu": sum(claims.free_milli(one) for one in lends.gpus if f"gpu{one.index}" in offer.paused) / 1000,
+        }
+        first: dict[str, Pause] = {}
+        for pause in sorted(pauses(node, seen), key=lambda one: one.returns_at_ms):
+            first.setdefault(pause.resource, pause)
+        return [
+            {
+                "node_id": offer.node,
+                "resource_type": kind,
+                "amount": amounts[kind],
+                "generation": offer.generation,
+                "expires_at": self.time(offer.expires_at_ms),
+                "state": "paused",
+                "mark_percent": pause.mark_milli / 10,
+                "measured_percent": pause.measured_milli / 10,
+                "returns_at": self.time(pause.returns_at_ms),
+            }
+            for kind, pause in first.items()
+        ]
 
     def allocations(self, ledger: Ledger) -> list[View]:
         held = (lease for lease in ledger.leases.values() if lease.holds)
@@ -230,6 +264,9 @@ class Viewer:
             "ended_at": self.time(attempt.ended_at_ms),
             **_outcome(attempt.outcome),
         }
+
+
+_NOT_PAUSED: View = {"state": "open", "mark_percent": None, "measured_percent": None, "returns_at": None}
 
 
 def held_amounts(lease: Lease) -> Amounts:

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from distributed_grid.domain.resources import MAX_AMOUNT, NOTHING, Capacity
 from distributed_grid.domain.states import NodeState
-from distributed_grid.domain.statistics import Idleness, UsageVolatility
+from distributed_grid.domain.statistics import Idleness, RecentUsage, UsageVolatility
 
 Milli = Annotated[int, Meta(ge=0, le=1000)]
 Bytes = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
@@ -30,6 +30,7 @@ class OfferThresholds(Struct, frozen=True):
     """Idleness that a node needs before it lends; ratios in thousandths.
 
     It lends again after `dwell_ms` at the marks or below, and stops after half of that above the marks and the margin.
+    While the last minute is above a mark, nothing new is lent.
     Of CPU and memory it keeps `excess_milli` free whatever it lends.
     """
 
@@ -163,7 +164,8 @@ class NodeObservation(Struct, frozen=True):
     whatever became of the node. `generation` counts how often its agent has withdrawn what it offered, and `yields`
     says that it does so now, because the owner is using it. `boot` names the time since its machine was started,
     `machine` the machine and directory of its agent. `missing` is what may still run there unseen. `idleness` is
-    what thresholds make of all that was measured so far, `volatility` how its owner's use has moved,
+    what thresholds make of all that was measured so far, `recent` its owner's use of the last minute, `volatility` how
+    that has moved,
     `overused_since_ms` since when the owner wants back what an engine holds there for others (0: no). `rejected` is
     why its agent was last turned away, at `rejected_at_ms`. Until `records_spent_until_ms` the records of what its
     agent reports are paid for, and `records_omitted` were not written (`reactor/report_budget.py`).
@@ -182,6 +184,7 @@ class NodeObservation(Struct, frozen=True):
     machine: str = ""
     missing: tuple[MissingAttempt, ...] = ()
     idleness: Idleness | None = None
+    recent: RecentUsage | None = None
     volatility: UsageVolatility | None = None
     overused_since_ms: int = 0
     rejected: str = ""
@@ -204,7 +207,8 @@ class NodeObservation(Struct, frozen=True):
 
 
 class Offer(Struct, frozen=True):
-    """What a node lends in all (what is lent already included), and why it withholds the rest."""
+    """What a node lends in all (what is lent already included), and why it withholds the rest. Of what is `paused`
+    (`cpu`, `memory`, `gpu0`, …) nothing new is lent for now."""
 
     kind: ClassVar[str] = "offer"
 
@@ -215,6 +219,7 @@ class Offer(Struct, frozen=True):
     expires_at_ms: int
     withheld: tuple[str, ...] = ()
     withdrawn: bool = False
+    paused: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:

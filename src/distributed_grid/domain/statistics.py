@@ -117,6 +117,17 @@ class Idleness(Struct, frozen=True):
         return next((tendency for at, tendency in self.gpus if at == index), None)
 
 
+class RecentUsage(Struct, frozen=True):
+    """The owner's use of the last minute (`scheduling/offers/pause.py`): CPU, memory and each GPU, in thousandths.
+
+    `integrals` are moments, each with the integrals of all of them up to there, the last measurement's at the end;
+    `last` is what was measured then.
+    """
+
+    integrals: tuple[tuple[int, ...], ...]
+    last: tuple[int, ...]
+
+
 class UsageTrace(Struct, frozen=True):
     """One resource.
 

@@ -29,13 +29,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class ResourceOffer:
-    """What a node lends of one kind of resource right now; GB, cores or GPUs."""
+    """What a node offers of one kind of resource, in GB, cores or GPUs; nothing new is lent of one that is paused."""
 
     node_id: str
     resource_type: str
     amount: float
     expires_at: datetime
     generation: int
+    state: str = "open"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class ResourceSharingProtocol:
         self._client = AsyncClient(*locate_grid(config, state_dir))
 
     async def get_offers(self) -> list[ResourceOffer]:
-        """What can be had, node by node."""
+        """What is offered, node by node."""
         return [
             ResourceOffer(
                 row["node_id"],
@@ -69,6 +70,7 @@ class ResourceSharingProtocol:
                 row["amount"],
                 datetime.fromisoformat(row["expires_at"]),
                 row["generation"],
+                row["state"],
             )
             for row in (await self._client.call("get_status"))["offers"]
         ]

@@ -35,8 +35,9 @@ from distributed_grid.domain.states import JobState, NodeState, Step, advance_no
 from distributed_grid.errors import NotFound, Refused
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, Record, RecordType, capacity_details
 from distributed_grid.reactor.report_budget import is_overdrawn
-from distributed_grid.scheduling.offers.offer import engine_leases_to_reclaim, next_offer
+from distributed_grid.scheduling.offers.offer import engine_leases_to_reclaim, next_offer, paused_offer
 from distributed_grid.scheduling.offers.owner_activity import update_idleness, update_volatility
+from distributed_grid.scheduling.offers.pause import update_recent
 
 SUSPECT_AFTER_MS = 6_000
 RECLAIM_DELAY_MS = 4_000
@@ -197,6 +198,7 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
         machine=last.machine if last is not None else "",
         missing=last.missing if last is not None else (),
         idleness=update_idleness(node, event.usage, last, now) if node.capacity != NOTHING else None,
+        recent=update_recent(node, event.usage, last, now) if node.capacity != NOTHING else None,
         volatility=update_volatility(node, event.usage, last, now),
         overused_since_ms=overused_since if engine_leases_to_reclaim(ledger, node, event.usage) else 0,
         rejected=last.rejected if last is not None else "",
@@ -208,6 +210,8 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
     decision = Decision([seen], follow=[NodeHeard(event.name)])
     if offer is not None and event.yields and not (last is not None and last.yields):
         decision.changes.append(replace(offer, withdrawn=True))  # nothing more is granted on what the agent withdrew
+    elif offer is not None and (paused := paused_offer(node, seen, offer)) is not None:
+        decision.changes.append(paused)  # at once: what follows may have to wait for the store
     return decision
 
 

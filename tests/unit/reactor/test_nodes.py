@@ -75,7 +75,7 @@ def test_an_offer_is_made_anew_when_it_says_something_else(new_scenario):
 
 def test_an_owners_short_visit_leaves_the_offer_but_not_its_size(new_scenario):
     scenario = new_scenario(a_node("gpu1", cores=10, thresholds=thresholds(cpu_busy_max=0.3)))
-    for outside in (0.6, 0.0, 0.6, 0.0):
+    for outside in (*[0.0] * 10, 0.6, 0.0, 0.6, 0.0):
         scenario.now += 2_000
         scenario.heartbeat("gpu1", a_usage(cpu_outside=outside))
         assert scenario.ledger.lends("gpu1").cpu_milli == 10_000 * (1 - outside)
@@ -84,17 +84,22 @@ def test_an_owners_short_visit_leaves_the_offer_but_not_its_size(new_scenario):
 def test_an_owner_who_stays_gets_the_offer_withdrawn_and_keeps_the_node_for_a_while(new_scenario):
     scenario = new_scenario(a_node("gpu1", cores=10, thresholds=thresholds(cpu_busy_max=0.3, dwell_s=60)))
     lends = []
-    for usage in [a_usage(cpu_outside=0.6)] * 30 + [a_usage()] * 60:
+    paused = []
+    for usage in [a_usage()] * 30 + [a_usage(cpu_outside=0.6)] * 30 + [a_usage()] * 60:
         scenario.now += 2_000
         scenario.heartbeat("gpu1", usage)
         lends.append(scenario.ledger.lends("gpu1").cpu_milli)
+        paused.append(scenario.ledger.offers["gpu1"].paused)
     assert [amount for amount, before in zip(lends, [None, *lends], strict=False) if amount != before] == [
+        10_000,
         4_000,
         0,
         10_000,
     ]
-    assert lends.index(0) < 30
-    assert lends.index(10_000) > 60
+    assert paused[lends.index(0)] == ("cpu",)
+    assert lends.index(0) == 45, "half a minute at twice the mark is the mark, and one beat more is above it"
+    assert paused[59] == (), "withdrawn by then"
+    assert lends.index(10_000, 60) > 90
 
 
 def test_what_a_withdrawn_offer_had_learnt_is_not_forgotten(new_scenario):

@@ -82,10 +82,20 @@ def offers_table(offers: list[dict[str, Any]]) -> str:
             offer["node_id"],
             format_amount(offer["resource_type"], round_amount(offer["amount"])),
             format_time(offer["expires_at"]),
+            _pause(offer),
         )
         for offer in offers
     ]
-    return table(("NODE", "OFFERS", "UNTIL"), rows, empty="No resource offers available")
+    if all(offer["state"] == "open" for offer in offers):
+        return table(("NODE", "OFFERS", "UNTIL"), [row[:3] for row in rows], empty="No resource offers available")
+    return table(("NODE", "OFFERS", "UNTIL", "PAUSED"), rows, empty="")
+
+
+def _pause(offer: dict[str, Any]) -> str:
+    if offer["state"] == "open":
+        return "-"
+    used = f"{offer['measured_percent']:g} % used in the last minute, may be {offer['mark_percent']:g} %"
+    return f"{used}; may return at {format_time(offer['returns_at'])}"
 
 
 def round_amount(amount: float) -> float:

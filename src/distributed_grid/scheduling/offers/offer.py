@@ -1,9 +1,9 @@
 """Offer of a node: how much it lends now, and which engine leases its owner needs back.
 
 Whether a resource is lent at all is decided slowly (`owner_activity`), how much of it follows the last measurement:
-never more than is free, than the caps allow, or than is above the excess threshold. A GPU is lent whole or not at all.
-Of memory a measured node lends no more than its machine has available, less a reserve; with or without thresholds. A
-simulated node lends what is declared for it less its background.
+never more than is free, than the caps allow, or than is above the excess threshold, and nothing new of what is paused
+(`pause`). A GPU is lent whole or not at all. Of memory a measured node lends no more than its machine has available,
+less a reserve; with or without thresholds. A simulated node lends what is declared for it less its background.
 An offer shrinks at once; it grows when the growth is large enough or the offer is old.
 """
 
@@ -20,6 +20,7 @@ from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, GpuD
 from distributed_grid.domain.states import LeaseState
 from distributed_grid.domain.statistics import Idleness
 from distributed_grid.scheduling.offers.owner_activity import update_idleness
+from distributed_grid.scheduling.offers.pause import pauses, without_paused
 
 GROWTH_DIVISOR = 10
 """An offer grows at once by this fraction of the node's capacity; by less when it is refreshed."""
@@ -45,16 +46,36 @@ def next_offer(
     if seen.usage is None:
         return None
     lends, withheld = lendable_now(node, seen.usage, seen.idleness)
+    paused = () if seen.yields else pauses(node, seen)
+    if paused:
+        lends, withheld = without_paused(lends, paused), (*withheld, *map(str, paused))
     if seen.yields:
         lends, withheld = NOTHING, ("its owner is using it",)
     elif engine_capacity is not None:
         lends, withheld = _limit_to_engine(lends, engine_capacity.room, withheld, used or NodeClaims())
     now = seen.at_ms
     recent = old is not None and now - old.made_at_ms < node.refresh_ms
-    if old is not None and recent and not refresh and _still_holds(node, old, lends, withheld):
+    names = tuple(one.name for one in paused)
+    if old is not None and recent and not refresh and names == old.paused and _still_holds(node, old, lends, withheld):
         return None
     generation = old.generation + 1 if old is not None else 1
-    return Offer(node.name, generation, lends, now, now + node.offer_ms, withheld)
+    return Offer(node.name, generation, lends, now, now + node.offer_ms, withheld, paused=names)
+
+
+def paused_offer(node: Node, seen: NodeObservation, offer: Offer) -> Offer | None:
+    """The offer without what a measurement pauses; None where it pauses nothing that was not paused before."""
+    paused = pauses(node, seen)
+    new = [one for one in paused if one.name not in offer.paused]
+    if not new:
+        return None
+    withheld = (*offer.withheld, *map(str, new))
+    return replace(
+        offer,
+        generation=offer.generation + 1,
+        lends=without_paused(offer.lends, paused),
+        withheld=withheld,
+        paused=(*offer.paused, *(one.name for one in new)),
+    )
 
 
 def _limit_to_engine(

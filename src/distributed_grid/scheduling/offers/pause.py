@@ -1,0 +1,137 @@
+"""Pauses of an offer: while the use of the last minute is above the mark, the offer stands but nothing new is placed.
+
+Whether a resource is offered at all is decided slowly (`owner_activity`); a pause comes and goes with the mean of the
+last minute, or of the dwell where that is shorter. The mean is exact, by integrals over the measurements: each stands
+for the time since the one before it.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from msgspec import Struct
+
+from distributed_grid.domain.nodes import Node, NodeObservation, Usage
+from distributed_grid.domain.resources import Capacity
+from distributed_grid.domain.statistics import RecentUsage
+
+WINDOW_MS = 60_000
+MIN_STEP_MS = 1_000
+"""Integrals closer together than this are thinned, so that nobody who reports often makes the history long."""
+
+
+class Pause(Struct, frozen=True):
+    """A resource that is paused: a GPU with its `index`; the mark, the mean above it, and the earliest return, which is
+    when the mean would be at the mark were nothing used from now on."""
+
+    resource: str
+    mark_milli: int
+    measured_milli: int
+    returns_at_ms: int
+    index: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.resource}{self.index}" if self.resource == "gpu" else self.resource
+
+    def __str__(self) -> str:
+        what = {"cpu": "CPU", "memory": "memory"}.get(self.resource, f"GPU {self.index}")
+        return f"{what} paused: {_percent(self.measured_milli)} in the last minute, may be {_percent(self.mark_milli)}"
+
+
+def _percent(milli: int) -> str:
+    return f"{milli / 10:g} %"
+
+
+def update_recent(node: Node, usage: Usage, seen: NodeObservation | None, now: int) -> RecentUsage | None:
+    """The use of the last minute after one more measurement; None without thresholds. It begins anew after a silence
+    longer than the node's offer, and with other GPUs."""
+    if node.thresholds is None:
+        return None
+    values = _values(node, usage)
+    old = seen.recent if seen is not None and now - seen.at_ms <= node.offer_ms else None
+    if old is None or len(old.last) != len(values):
+        return RecentUsage(((now, *(0 for _ in values)),), values)
+    steps, (at_ms, *sums) = old.integrals, old.integrals[-1]
+    passed_ms = now - at_ms
+    if passed_ms <= 0:
+        return RecentUsage(steps, values)
+    newest = (now, *(total + value * passed_ms for total, value in zip(sums, values, strict=True)))
+    if len(steps) > 1 and at_ms - steps[-2][0] < MIN_STEP_MS:
+        steps = steps[:-1]
+    first = 0
+    while first + 1 < len(steps) and steps[first + 1][0] <= now - WINDOW_MS:
+        first += 1
+    return RecentUsage((*steps[first:], newest), values)
+
+
+def _values(node: Node, usage: Usage) -> tuple[int, ...]:
+    """What its owner uses of CPU, memory and each GPU, in thousandths."""
+    busy = {gpu.index: gpu.busy_milli for gpu in usage.gpus}
+    memory = 1000 * usage.memory_outside_bytes // max(node.capacity.memory_bytes, 1)
+    return (usage.cpu_outside_milli, memory, *(busy.get(device.index, 0) for device in node.lendable.gpus))
+
+
+def pauses(node: Node, seen: NodeObservation) -> tuple[Pause, ...]:
+    """The resources that a node offers and that are above their marks."""
+    limits, recent, idle = node.thresholds, seen.recent, seen.idleness
+    if limits is None or recent is None or idle is None:
+        return ()
+    window_ms = min(WINDOW_MS, limits.dwell_ms)
+    offered = [
+        ("cpu", 0, idle.cpu.lent, limits.cpu_busy_max_milli),
+        ("memory", 0, idle.memory.lent, limits.memory_used_max_milli),
+    ]
+    for device in node.lendable.gpus:
+        tendency = idle.gpu(device.index)
+        lent = tendency is not None and tendency.lent
+        offered.append(("gpu", device.index, lent, limits.gpu_busy_max_milli))
+    return tuple(
+        Pause(resource, mark, measured, _earliest_return(recent, at, window_ms, mark), index)
+        for at, (resource, index, lent, mark) in enumerate(offered[: len(recent.last)])
+        if lent and (measured := mean(recent, at, window_ms)) > mark
+    )
+
+
+def mean(recent: RecentUsage, at: int, window_ms: int) -> int:
+    """The mean use of one resource over the window up to the last measurement, rounded up."""
+    first, last = recent.integrals[0], recent.integrals[-1]
+    begin = max(last[0] - window_ms, first[0])
+    if last[0] == begin:
+        return recent.last[at]
+    return -((_integral(recent, at, begin) - last[at + 1]) // (last[0] - begin))
+
+
+def _integral(recent: RecentUsage, at: int, moment: int) -> int:
+    """The integral of one resource up to a moment within the history, rounded down."""
+    for (before, *was), (after, *then) in pairwise(recent.integrals):
+        if moment <= after:
+            return int(was[at] + (then[at] - was[at]) * (moment - before) // (after - before))
+    return recent.integrals[-1][at + 1]
+
+
+def _earliest_return(recent: RecentUsage, at: int, window_ms: int, mark: int) -> int:
+    """When the mean would be at the mark, were nothing used from now on."""
+    began, now, total = recent.integrals[0][0], recent.integrals[-1][0], recent.integrals[-1][at + 1]
+    if mark:
+        within = began - -(total - recent.integrals[0][at + 1]) // mark
+        if now <= within <= began + window_ms:
+            return int(within)
+    for (before, *was), (after, *then) in pairwise(recent.integrals):
+        if total - then[at] <= mark * window_ms:
+            used = then[at] - was[at]
+            short = total - was[at] - mark * window_ms
+            moment = before if short <= 0 else before - -short * (after - before) // used
+            return max(int(moment) + window_ms, now)
+    return now + window_ms
+
+
+def without_paused(lends: Capacity, paused: tuple[Pause, ...]) -> Capacity:
+    """The part of an offer that something new may be placed on."""
+    names = {one.name for one in paused}
+    return Capacity(
+        0 if "cpu" in names else lends.cpu_milli,
+        0 if "memory" in names else lends.memory_bytes,
+        tuple(device for device in lends.gpus if f"gpu{device.index}" not in names),
+        lends.custom,
+    )

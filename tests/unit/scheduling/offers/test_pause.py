@@ -1,0 +1,195 @@
+"""Pauses: nothing new is lent above the mark of the last minute, and an offer that is paused stands."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distributed_grid.control.views import Viewer
+from distributed_grid.domain.events import HeartbeatReceived, LeaseAsked
+from distributed_grid.domain.leases import Lease
+from distributed_grid.domain.nodes import GpuUsage, Usage
+from distributed_grid.errors import Refused
+from distributed_grid.reactor import LeaseAnswer
+from distributed_grid.reactor.dispatch import decide
+from distributed_grid.scheduling.offers.pause import MIN_STEP_MS, WINDOW_MS, Pause, pauses
+from tests.support.builders import Scenario, a_node, a_request, a_usage, thresholds
+
+MARK = 0.3
+BEAT_MS = 2_000
+
+
+def a_machine(**fields: float) -> Scenario:
+    """One machine of ten cores that may be 30 % busy, idle for a minute so far."""
+    scenario = Scenario(
+        a_node("ash", cores=10, memory_gb=100, gpus=2, thresholds=thresholds(cpu_busy_max=MARK, **fields))
+    )
+    beats(scenario, a_usage(), 30)
+    return scenario
+
+
+def beats(scenario: Scenario, usage: Usage, count: int) -> None:
+    for _ in range(count):
+        scenario.now += BEAT_MS
+        scenario.heartbeat("ash", usage)
+
+
+def paused(scenario: Scenario) -> dict[str, Pause]:
+    return {one.name: one for one in pauses(scenario.ledger.nodes["ash"], scenario.ledger.observations["ash"])}
+
+
+def listed(scenario: Scenario) -> dict[str, dict[str, object]]:
+    return {row["resource_type"]: row for row in Viewer(0).offers(scenario.ledger)}
+
+
+def asked(scenario: Scenario, number: int = 1, **amounts: float) -> Lease | None:
+    """The lease, where it is granted at once."""
+    try:
+        answer = scenario.handle(LeaseAsked(a_request(f"r{number}", wait_s=0, **amounts))).answer
+    except Refused:
+        return None
+    assert isinstance(answer, LeaseAnswer)
+    return answer.lease if answer.lease.holds else None
+
+
+def test_a_node_that_is_53_percent_busy_lends_nothing_where_30_are_allowed() -> None:
+    scenario = a_machine()
+    beats(scenario, a_usage(cpu_outside=0.53), 20)
+    assert asked(scenario, cores=2) is None
+    row = listed(scenario)["cpu"]
+    assert (row["state"], row["mark_percent"], row["amount"]) == ("paused", 30.0, 4.7)
+    assert row["measured_percent"] == 35.4
+    assert asked(scenario, memory_gb=2) is not None, "its memory is not above any mark"
+
+
+def test_what_is_paused_is_refused_with_mark_and_measure() -> None:
+    scenario = a_machine()
+    beats(scenario, a_usage(cpu_outside=0.53), 20)
+    with pytest.raises(Refused, match=r"ash: CPU paused: 3\d\.?\d* % in the last minute, may be 30 %"):
+        scenario.handle(LeaseAsked(a_request(cores=2, wait_s=0)))
+
+
+def test_a_job_that_runs_already_stays_while_the_offer_is_paused() -> None:
+    scenario = a_machine()
+    scenario.submit(a_request("r1", cores=2), starts=True)
+    beats(scenario, a_usage(cpu_outside=0.9), 30)
+    assert "cpu" in paused(scenario)
+    assert all(lease.holds for lease in scenario.ledger.leases.values())
+
+
+def test_a_short_visit_pauses_nothing_and_a_pause_is_over_when_the_mean_is_at_the_mark() -> None:
+    scenario = a_machine()
+    beats(scenario, a_usage(cpu_outside=1.0), 9)
+    assert paused(scenario) == {}
+    beats(scenario, a_usage(cpu_outside=1.0), 1)
+    assert scenario.ledger.offers["ash"].paused == ("cpu",)
+    returns_at = paused(scenario)["cpu"].returns_at_ms
+    while paused(scenario):
+        beats(scenario, a_usage(), 1)
+    assert 0 <= scenario.now - returns_at < BEAT_MS
+    assert asked(scenario, cores=2) is not None
+
+
+def test_a_pause_ends_no_offer_and_a_long_one_becomes_a_withdrawal() -> None:
+    scenario = a_machine(dwell_s=600)
+    beats(scenario, a_usage(cpu_outside=0.6), 30)
+    assert listed(scenario)["cpu"]["state"] == "paused"
+    beats(scenario, a_usage(cpu_outside=0.6), 200)
+    assert "cpu" not in listed(scenario)
+    assert scenario.ledger.offers["ash"].paused == ()
+    beats(scenario, a_usage(), 60)
+    assert asked(scenario, cores=1) is None, "back after the dwell, not after a minute"
+
+
+def test_memory_and_each_gpu_are_paused_by_their_own_marks() -> None:
+    scenario = a_machine()
+    beats(scenario, a_usage(memory_outside_gb=80), 30)
+    assert list(paused(scenario)) == ["memory"]
+    assert (listed(scenario)["memory"]["state"], listed(scenario)["cpu"]["state"]) == ("paused", "open")
+    scenario = a_machine()
+    beats(scenario, Usage(gpus=(GpuUsage(0, 520), GpuUsage(1))), 30)
+    assert list(paused(scenario)) == ["gpu0"]
+    first, second = (asked(scenario, number, gpus=1) for number in (1, 2))
+    assert first is not None
+    assert first.claim is not None
+    assert [share.index for share in first.claim.gpus] == [1]
+    assert second is None
+
+
+def test_the_heartbeat_itself_pauses_before_anything_that_follows_from_it() -> None:
+    """The control plane takes it in at once, and what follows may have to wait for the store."""
+    scenario = a_machine()
+    beats(scenario, a_usage(cpu_outside=1.0), 9)
+    scenario.now += BEAT_MS
+    scenario.ledger.apply(
+        decide(scenario.ledger, HeartbeatReceived("ash", a_usage(cpu_outside=1.0)), scenario.now).changes
+    )
+    assert scenario.ledger.offers["ash"].paused == ("cpu",)
+    assert asked(scenario, cores=1) is None
+
+
+def test_many_reports_in_a_second_do_not_make_the_history_long() -> None:
+    scenario = a_machine()
+    for _ in range(3_000):
+        scenario.now += 50
+        scenario.heartbeat("ash", a_usage(cpu_outside=0.1))
+    recent = scenario.ledger.observations["ash"].recent
+    assert recent is not None
+    assert len(recent.integrals) <= WINDOW_MS // MIN_STEP_MS + 3
+
+
+def test_without_a_dwell_and_a_margin_every_measurement_decides_alone() -> None:
+    scenario = a_machine(dwell_s=0, margin=0)
+    for busy in (0.9, 0.1, 0.9, 0.1):
+        beats(scenario, a_usage(cpu_outside=busy), 1)
+        assert (scenario.ledger.lends("ash").cpu_milli > 0) == (busy < MARK)
+        assert scenario.ledger.offers["ash"].paused == ()
+
+
+def minute_mean(samples: list[tuple[int, int]], now: int) -> Fraction:
+    """The mean of the last minute, by adding up: each sample stands for the time since the one before it."""
+    total = span = 0
+    for (before, _), (at, value) in pairwise(samples):
+        part = max(at - max(before, now - WINDOW_MS), 0)
+        total, span = total + value * part, span + part
+    return Fraction(total, span) if span else Fraction(samples[-1][1])
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from((1_000, 2_000, 3_000, 20_000)),
+            st.sampled_from((0, 100, 290, 300, 310, 400, 600, 1000)),
+            st.integers(1, 12),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_no_lease_is_ever_granted_above_the_mark(visits: list[tuple[int, int, int, bool]]) -> None:
+    scenario = Scenario(a_node("ash", cores=10, thresholds=thresholds(cpu_busy_max=MARK, cores_min=0)))
+    samples = [(scenario.now, 0)]
+    number = 0
+    for apart_ms, busy, count, waits in visits:
+        for _ in range(count):
+            scenario.now += apart_ms
+            samples.append((scenario.now, busy))
+            held = set(scenario.ledger.leases)
+            scenario.heartbeat("ash", Usage(cpu_busy_milli=busy, cpu_outside_milli=busy))
+            number += 1
+            request = a_request(f"r{number}", cores=1, wait_s=60 if waits else 0)
+            try:
+                scenario.handle(LeaseAsked(request))
+            except Refused:
+                pass
+            granted = [lease for key, lease in scenario.ledger.leases.items() if lease.holds and key not in held]
+            if minute_mean(samples, scenario.now) > 1000 * MARK:
+                assert not granted
+            if number % 3 == 0 and granted:
+                scenario.release(granted[0].id)
