@@ -36,7 +36,8 @@ class Pause(Struct, frozen=True):
 
     def __str__(self) -> str:
         what = {"cpu": "CPU", "memory": "memory"}.get(self.resource, f"GPU {self.index}")
-        return f"{what} paused: {_percent(self.measured_milli)} in the last minute, may be {_percent(self.mark_milli)}"
+        used, mark = _percent(self.measured_milli), _percent(self.mark_milli)
+        return f"{what} paused: {used} used in the last minute, may be {mark}"
 
 
 def _percent(milli: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -46,7 +47,7 @@ def listed(scenario: Scenario) -> dict[str, dict[str, object]]:
     return {row["resource_type"]: row for row in Viewer(0).offers(scenario.ledger)}
 
 
-def asked(scenario: Scenario, number: int = 1, **amounts: float) -> Lease | None:
+def asked(scenario: Scenario, number: int = 1, **amounts: Any) -> Lease | None:
     """The lease, where it is granted at once."""
     try:
         answer = scenario.handle(LeaseAsked(a_request(f"r{number}", wait_s=0, **amounts))).answer
@@ -69,7 +70,7 @@ def test_a_node_that_is_53_percent_busy_lends_nothing_where_30_are_allowed() -> 
 def test_what_is_paused_is_refused_with_mark_and_measure() -> None:
     scenario = a_machine()
     beats(scenario, a_usage(cpu_outside=0.53), 20)
-    with pytest.raises(Refused, match=r"ash: CPU paused: 3\d\.?\d* % in the last minute, may be 30 %"):
+    with pytest.raises(Refused, match=r"ash: CPU paused: 3\d\.?\d* % used in the last minute, may be 30 %"):
         scenario.handle(LeaseAsked(a_request(cores=2, wait_s=0)))
 
 

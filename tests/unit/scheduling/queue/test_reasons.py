@@ -132,7 +132,8 @@ def test_a_node_without_a_fresh_measurement_says_so():
 def test_a_busy_owner_is_the_reason():
     scenario = Scenario(a_node("gpu1", thresholds=thresholds(cpu_busy_max=0.7)))
     scenario.handle(HeartbeatReceived("gpu1", a_usage(cpu_outside=0.85)))
-    assert why(scenario) == ("gpu1: CPU 85 % busy, may be 70 %",)
+    paused = "CPU paused: 85 % used in the last minute, may be 70 %"
+    assert why(scenario) == (f"gpu1: CPU 85 % busy, may be 70 %; {paused}",)
 
 
 def test_what_the_owner_keeps_is_no_reason_where_it_is_not_what_falls_short():
