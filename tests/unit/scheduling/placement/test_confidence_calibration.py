@@ -16,8 +16,8 @@ import pytest
 from tests.unit.scheduling.owner_traces import Day, Fate
 
 SEEDS = range(1, 7)
-"""So many days that chance does not decide: an owner who comes drives away several at once, so with two days alone a bin
-may be off by twice the tolerance."""
+"""So many days that chance does not decide: an owner who comes drives away several at once, so with two days alone a
+bin may be off by twice the tolerance."""
 BINS = (0.0, 0.7, 0.9, 0.98, 1.001)
 TOLERANCE = 0.1
 """How far the confidence of a bin may be from what was seen."""
