@@ -6,7 +6,7 @@ import pytest
 
 from distributed_grid.cli.commands.status import allocations_table, offers_table
 
-OFFER = {"node_id": "gpu1", "resource_type": "memory", "expires_at": None}
+OFFER = {"node_id": "gpu1", "resource_type": "memory", "expires_at": None, "state": "open"}
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,14 @@ OFFER = {"node_id": "gpu1", "resource_type": "memory", "expires_at": None}
 )
 def test_a_little_is_not_shown_as_nothing(amount: float, shown: str) -> None:
     assert shown in offers_table([{**OFFER, "amount": amount}])
+
+
+def test_a_paused_offer_is_listed_with_its_mark_its_measure_and_its_earliest_return() -> None:
+    paused = {"state": "paused", "mark_percent": 50.0, "measured_percent": 63.4, "returns_at": "2026-05-01T13:00:00Z"}
+    shown = offers_table([{**OFFER, "amount": 2.0}, {**OFFER, **paused, "amount": 3.0}]).splitlines()
+    assert shown[0].split() == ["NODE", "OFFERS", "UNTIL", "PAUSED"]
+    assert "63.4 % used in the last minute, may be 50 %; may return at " in shown[2]
+    assert "PAUSED" not in offers_table([{**OFFER, "amount": 2.0}])
 
 
 def test_two_allocations_never_look_alike() -> None:
