@@ -26,7 +26,8 @@ print(time.process_time())
 
 @pytest.fixture(scope="module")
 def cluster(shared_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = Cluster(shared_lab, tmp_path_factory.mktemp("owner"))
+    marks = {"cpu_percent_max": 100}  # else nothing is lent for a minute after one test's owner was here
+    made = Cluster(shared_lab, tmp_path_factory.mktemp("owner"), gpu2={"thresholds": marks})
     made.results("start", "gpu2")
     yield made
     made.close()
@@ -38,7 +39,7 @@ def lending(cluster: Cluster, shared_lab: Lab) -> Iterator[tuple[Cluster, Host, 
     wait_until(lambda: cluster.is_alive("gpu2"), 60)
     words = ("--strategy", "node_specific", "-n", "gpu2", "-r", "cpu", "-a", "2", "--workdir", "none")
     job_id = cluster.detach(*words, "python3", "-c", SPIN)
-    wait_until(lambda: cluster.job(job_id)["state"] == "running")
+    wait_until(lambda: cluster.job(job_id)["state"] == "running", 60)
     time.sleep(2)  # it has had both cores for as long as an agent looks back
     yield cluster, shared_lab.host("gpu2"), job_id
     shared_lab.mend()

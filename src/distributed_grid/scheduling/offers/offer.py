@@ -2,7 +2,8 @@
 
 Whether a resource is lent at all is decided slowly (`owner_activity`), how much of it follows the last measurement:
 never more than is free, than the caps allow, or than is above the excess threshold, and nothing new of what is paused
-(`pause`). A GPU is lent whole or not at all. Of memory a measured node lends no more than its machine has available,
+(`pause`). All cores are free while next to nothing uses them: otherwise no idle machine could ever lend its last core.
+A GPU is lent whole or not at all. Of memory a measured node lends no more than its machine has available,
 less a reserve; with or without thresholds. A simulated node lends what is declared for it less its background.
 An offer shrinks at once; it grows when the growth is large enough or the offer is old.
 """
@@ -24,6 +25,9 @@ from distributed_grid.scheduling.offers.pause import pauses, without_paused
 
 GROWTH_DIVISOR = 10
 """An offer grows at once by this fraction of the node's capacity; by less when it is refreshed."""
+
+BACKGROUND_BUSY_MILLI = 50
+"""So much of a CPU is in use on an idle machine, too: services, cron, the agent itself."""
 
 RESERVE_DIVISOR = 20
 MAX_RESERVE_BYTES = 1 << 30
@@ -150,7 +154,8 @@ def machine_memory(usage: Usage) -> int | None:
 
 def _lendable_cpu(node: Node, usage: Usage, limits: OfferThresholds, idle: Idleness, withheld: list[str]) -> int:
     busy, most = usage.cpu_outside_milli, limits.cpu_busy_max_milli
-    free = node.capacity.cpu_milli * max(1000 - busy, 0) // 1000
+    used = busy if busy > BACKGROUND_BUSY_MILLI else 0
+    free = node.capacity.cpu_milli * max(1000 - used, 0) // 1000
     enough = free >= limits.cpu_min_milli
     if idle.cpu.lent and enough:
         return _above_excess(free, node.capacity.cpu_milli, limits, "CPU", withheld)

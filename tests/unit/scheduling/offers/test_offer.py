@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from distributed_grid.domain.nodes import Node, NodeObservation, Usage
 from distributed_grid.domain.resources import NOTHING
 from distributed_grid.domain.statistics import Idleness, IdleTendency
-from distributed_grid.scheduling.offers.offer import lendable_now, next_offer
+from distributed_grid.scheduling.offers.offer import BACKGROUND_BUSY_MILLI, lendable_now, next_offer
 from tests.support.builders import GB, NOW, a_node, a_usage, caps, thresholds
 
 BUSY = a_usage(cpu_outside=1, memory_outside_gb=16, gpus={0: (1, 24)})
@@ -138,12 +138,23 @@ def an_idleness(*, lent: bool) -> Idleness:
     return Idleness(leaning, leaning, ((0, leaning), (1, leaning)))
 
 
+def free_cpu_milli(cores: int, usage: Usage) -> int:
+    busy = usage.cpu_outside_milli
+    return cores * (1000 if busy <= BACKGROUND_BUSY_MILLI else max(1000 - busy, 0))
+
+
+@pytest.mark.parametrize(("outside", "cpu_milli"), [(0.0, 2000), (0.012, 2000), (0.05, 2000), (0.06, 1880)])
+def test_a_machine_on_which_next_to_nothing_runs_lends_its_last_core(outside, cpu_milli):
+    node = a_node(cores=2, memory_gb=8, thresholds=thresholds())
+    assert lendable_now(node, a_usage(cpu_outside=outside))[0].cpu_milli == cpu_milli
+
+
 @given(st.floats(0, 1.2), st.floats(0, 40), st.booleans())
 def test_what_is_lent_is_free_at_this_moment_however_idle_the_node_was(cpu, memory_gb, lent):
     node = a_node(cores=8, memory_gb=32, gpus=2, thresholds=thresholds())
     usage = a_usage(cpu_outside=cpu, memory_outside_gb=memory_gb)
     lends, _ = lendable_now(node, usage, an_idleness(lent=lent))
-    assert 0 <= lends.cpu_milli <= max(8 * (1000 - usage.cpu_outside_milli), 0)
+    assert 0 <= lends.cpu_milli <= free_cpu_milli(8, usage)
     assert 0 <= lends.memory_bytes <= max(32 * GB - usage.memory_outside_bytes, 0)
     assert lent or lends == NOTHING
 
@@ -207,7 +218,7 @@ def test_an_offer_that_stands_never_exceeds_what_is_free(loads):
         usage = a_usage(cpu_outside=load, memory_outside_gb=100 * load)
         offer = next_offer(NODE, heard(NODE, usage, after_s=2 * beat), offer) or offer
         assert offer is not None
-        assert offer.lends.cpu_milli <= 10 * (1000 - usage.cpu_outside_milli)
+        assert offer.lends.cpu_milli <= free_cpu_milli(10, usage)
         assert offer.lends.memory_bytes <= 100 * GB - usage.memory_outside_bytes
 
 
