@@ -31,6 +31,7 @@ from distributed_grid.agent.limits.timer import KILL_SIGNAL, STOP_SIGNALS, Deadl
 from distributed_grid.posix.boot_clock import boot_ms
 
 SETTLE_MS: Final = 200  # what a command leaves behind may finish by itself for so long: `exec > >(tee log)`
+REMOVE_TRIES: Final = 3
 LEFTOVER_GRACE_MS: Final = 1000
 ALONE_SCANS, MAX_KILL_ROUNDS = 5, 500
 MAX_RECORD_TRIES: Final = 60_000  # about a week
@@ -272,11 +273,13 @@ class Shim:
         """Whether a process below this one belongs to the grid; the command itself never does."""
         return self.grid.besides(self.main)(proc, fresh=fresh)
 
-    def _release_exempt(self) -> None:
-        """Take what is exempt, and what is below that, out of the attempt's groups."""
+    def _release_exempt(self, *, orphans: bool = False) -> None:
+        """Take what is exempt, and what is below that, out of the attempt's groups; `orphans` even if nothing in a
+        group is exempt any more."""
         for group in self.groups:
             members = group.members()
-            if any(self._is_exempt(proc, fresh=False) for proc in map(process_tree.read_process, members) if proc):
+            procs = filter(None, map(process_tree.read_process, members))
+            if (members and orphans) or any(self._is_exempt(proc, fresh=False) for proc in procs):
                 ours = {proc.pid for proc in process_tree.descendants(os.getpid(), self._is_exempt)}
                 for pid in members:
                     if pid not in ours:
@@ -357,8 +360,10 @@ class Shim:
         status = self.main_status
         peak = self.memory.peak_bytes if self.memory else 0
         for group in self.groups:
-            self._release_exempt()
-            group.remove()
+            for _ in range(REMOVE_TRIES):  # what is taken out may have forked meanwhile
+                self._release_exempt(orphans=True)
+                if group.remove():
+                    break
         record = {
             "kind": kind,
             "exit_code": os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None,
