@@ -60,6 +60,7 @@ def test_a_role_in_the_environment_excuses_from_nothing(grid: Shell, role: str) 
 
 def test_a_job_that_removes_all_it_finds_next_to_it_loses_itself_only(grid: Shell) -> None:
     other = grid.detach("--isolated", "-a", "0.1", "sleep", "1000")
+    wait_until(lambda: grid.job(other)["state"] == "running")
     done = grid("run-shared", "--isolated", "sh", "-c", "cd ..; rm -rf * .[!.]*; mkfifo stop.json spec.json; exit 3")
     assert done.returncode == 3
     assert grid("run-shared", "--isolated", "pwd", check=0).stdout

@@ -31,6 +31,7 @@ from distributed_grid.posix.boot_clock import boot_ms
 from distributed_grid.wire import OwnerRules
 from tests.component.agent.execution.conftest import Driver, a_spec, is_alive, python
 from tests.component.agent.execution.test_cpu_control import allowed
+from tests.support.shell import wait_until
 
 CORES = sorted(os.sched_getaffinity(0))
 pytestmark = [pytest.mark.e2e, pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")]
@@ -368,7 +369,7 @@ def test_what_a_killed_agent_left_stopped_goes_on_under_the_next(root: Path, new
         agent.stdout.close()
     left = [proc.pid for proc in process_tree.descendants(shim, process_tree.nobody)]
     assert left
-    assert {state_of(pid) for pid in left} == {"T"}
+    wait_until(lambda: {state_of(pid) for pid in left} == {"T"})
     driver = new_driver()
     driver.until(lambda: "T" not in {state_of(pid) for pid in left})
     assert all(allowed(pid) == set(CORES) for pid in left)

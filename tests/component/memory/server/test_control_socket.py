@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -22,8 +23,9 @@ def test_unexpected_messages_with_descriptors_leave_none_open(tmp_path: Path) ->
         messages: list[Message] = [FreeCopy(("a:1",)), StartServing(), *[FreeCopy(("a:1",))] * 5]
         for _ in range(20):
             control = ControlSocket(server.connect_control())
-            for message in messages:
-                control.send(message, [0, 1, 2])
+            with contextlib.suppress(ConnectionError):  # the server may hang up before all is sent
+                for message in messages:
+                    control.send(message, [0, 1, 2])
             control.close()
         client.check()
         wait_for(lambda: open_files() <= before + 2)
