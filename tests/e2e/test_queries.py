@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -60,12 +61,21 @@ def test_no_look_replaces_a_control_plane_that_runs_with_another_config(grid: Sh
     assert grid.json("daemon", "status")["config"] == two
 
 
+def connections(pid: int) -> int:
+    """How many connections to its socket a control plane has."""
+    files = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if os.path.islink(path)]
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return sum(row[5] == "03" and row[-1].endswith("grid.sock") and f"socket:[{row[6]}]" in files for row in rows)
+
+
 def test_following_ends_when_the_control_plane_is_stopped_and_does_not_start_it_anew(grid: Shell) -> None:
     job = grid.detach("sleep", "300")
     followers = [grid.start("events", "-f"), grid.start("jobs", "logs", "-f", job), grid.start("jobs", "wait", job)]
     stream = followers[0].stdout
     assert stream is not None
     assert stream.readline()
+    pid = grid.daemon_pid()
+    wait_until(lambda: connections(pid) == len(followers))  # one that connects later starts the next control plane
     wait_until(lambda: grid.job(job)["state"] == "running")
     grid("daemon", "stop", check=0)
     assert [follower.wait(timeout=30) for follower in followers] == [3, 3, 3]

@@ -22,7 +22,8 @@ def status(session: CliSession) -> None:
         lines = (f"{node['node_id']}: its agent is turned away: {node['rejected']}" for node in rejected)
         parts.append("\n".join(map(printable, lines)))
     running = sum(1 for job in jobs if job["state"] == "running")
-    parts.append(f"{len(found['allocations'])} leases, {running} jobs running, {found['waiting']} waiting")
+    leases = f"{len(found['allocations'])} lease{'' if len(found['allocations']) == 1 else 's'}"
+    parts.append(f"{leases}, {running} job{'' if running == 1 else 's'} running, {found['waiting']} waiting")
     if jobs:
         parts.append(_jobs(jobs))
     if found["recommendations"]:

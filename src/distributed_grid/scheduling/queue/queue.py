@@ -46,7 +46,7 @@ from distributed_grid.scheduling.queue.backfill import (
     resource_kinds,
 )
 from distributed_grid.scheduling.queue.fairness import Quotas, Shares, rates_of
-from distributed_grid.scheduling.rebalancing.carving import carve_placement
+from distributed_grid.scheduling.rebalancing.lease_parts import carve_placement
 
 NO_DEADLINE = 2**62
 UNKNOWN_LENGTH_MS = 3_600_000

@@ -1,4 +1,4 @@
-"""Carving: work of a node under pressure gets its lease out of the automatic leases that the grid holds for that node.
+"""Parts of automatic leases: work of a node under pressure gets its lease out of those that are held for that node.
 
 An automatic lease shrinks by what is carved out of it; what the work asks for beyond that has to be free on the lender.
 A lease that a command uses as a whole gives nothing away. The claims on the lender never grow by more than is free.
