@@ -99,7 +99,7 @@ class Agent:
     ) -> None:
         self.nodes = nodes
         self._jobs = jobs
-        self.host = AttemptHost(jobs, report=self._report, grid_locks=grid_locks)
+        self.host = AttemptHost(jobs, report=self._report, count_cpu_time=meter.ended, grid_locks=grid_locks)
         self._meter = meter
         meter.set_jobs(jobs, self.host.shim_pids, self.host.exempt)
         self._control = control
@@ -223,7 +223,6 @@ class Agent:
         if isinstance(report, AttemptLaunch):
             self._outbox.started(report.attempt_id, report.fence, report.pid, tuple(report.cores), report.pid_start)
             return
-        self._meter.ended(report.node, report.cpu_ms)
         self._orders.ended(report.attempt_id)
         self._outbox.ended(report.attempt_id, report.fence, _outcome(report), self._marks.age_ms(report.attempt_id))
 

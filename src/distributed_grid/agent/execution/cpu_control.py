@@ -78,7 +78,11 @@ class CoreAffinity:
 
     def pin(self, attempt: RunningAttempt, shim_pid: int) -> None:
         """Move a tree to its own cores, as far as they are allowed now; the only place that does."""
-        process_tree.pin_tree(shim_pid, allowed_cores(attempt.cores or self._own_cores, self._allowed), attempt.exempt)
+        cores = allowed_cores(attempt.cores or self._own_cores, self._allowed)
+        try:
+            process_tree.pin_tree(shim_pid, cores, attempt.exempt)
+        except OSError as error:  # a core that was taken from this machine: it stays where it is
+            log.warning("%s could not be moved to cores %s: %s", attempt.id, cores, error.strerror)
 
     def _record_cores(self, attempt: RunningAttempt) -> None:
         try:

@@ -66,13 +66,17 @@ log = logging.getLogger(__name__)
 
 
 class AttemptHost:
-    """Runs, watches and stops attempts below `root`; at most one host at a time for a root."""
+    """Runs, watches and stops attempts below `root`; at most one host at a time for a root.
+
+    `report` hears of an end once or more often; `count_cpu_time` once, with the node and the time used there.
+    """
 
     def __init__(
         self,
         root: Path,
         *,
         report: Callable[[AttemptLaunch | AttemptExit], None],
+        count_cpu_time: Callable[[str, int], None] = lambda node, cpu_ms: None,
         real_cores: Sequence[int] | None = None,
         use_cgroups: bool = True,
         lock_timeout_s: float = LOCK_TIMEOUT_S,
@@ -80,6 +84,7 @@ class AttemptHost:
     ) -> None:
         self._root = str(root.absolute())
         self._report = report
+        self._count_cpu_time = count_cpu_time
         self._running: dict[str, RunningAttempt] = {}
         self._ended: dict[str, AttemptExit] = {}
         self._unsynced: set[str] = set()
@@ -349,20 +354,29 @@ class AttemptHost:
         return True
 
     def _finish(self, attempt: RunningAttempt, record: ExitRecord) -> None:
-        """Free its cores and report its end."""
+        """Free its cores and report its end. Whatever fails on the way, the end is reported."""
         if self._running.pop(attempt.id, None) is None:
             return
-        attempt.unwatch()
-        ended = msgspec.structs.replace(record.report(attempt.id, attempt.fence), node=attempt.spec.node)
-        if attempt.stop is not None and ended.kind == attempt.stop.kind and not ended.detail:
-            ended = msgspec.structs.replace(ended, detail=attempt.stop.detail)  # a signal had no room for it
-        if attempt.meter.peak_bytes > ended.max_memory_bytes:
-            ended = msgspec.structs.replace(ended, max_memory_bytes=attempt.meter.peak_bytes)
-        self._ended[attempt.id] = ended
-        if attempt.cores:
-            self._affinity.rearrange()
-        self._sync_later(attempt.id)
-        self._report(ended)
+        ended = self._ended[attempt.id] = _exit_report(attempt, record)
+        try:
+            attempt.unwatch()
+            self._count_cpu_time(ended.node, ended.cpu_ms)
+            if attempt.cores:
+                self._affinity.rearrange()
+            self._sync_later(attempt.id)
+        except Exception:  # the outermost place of an end: nobody else would report it
+            log.exception("%s has ended, but not all of its traces could be removed", attempt.id)
+        try:
+            self._report(ended)
+        except Exception:  # likewise: the end stays, and so does the duty to report it
+            log.exception("the end of %s could not be reported; it is tried again", attempt.id)
+            self._start_watch(partial(self._report_later, attempt.id))
+
+    async def _report_later(self, attempt_id: str) -> None:
+        """Report an end that could not be reported, unless it is acknowledged meanwhile."""
+        await asyncio.sleep(REPEAT_S)
+        if ended := self._ended.get(attempt_id):
+            self._report(ended)
 
     def _sync_later(self, attempt_id: str) -> None:
         """Have the record of an end on the disk in a moment, unless the control plane has it in its store by then."""
@@ -540,6 +554,16 @@ def _checked_stop_kind(kind: str) -> ExitKind:
     if kind not in STOP_KINDS:
         raise BadInput(f"an attempt cannot be stopped as {kind!r}")
     return cast("ExitKind", kind)
+
+
+def _exit_report(attempt: RunningAttempt, record: ExitRecord) -> AttemptExit:
+    """The report of this end, with what its shim could not know."""
+    ended = msgspec.structs.replace(record.report(attempt.id, attempt.fence), node=attempt.spec.node)
+    if attempt.stop is not None and ended.kind == attempt.stop.kind and not ended.detail:
+        ended = msgspec.structs.replace(ended, detail=attempt.stop.detail)  # a signal had no room for it
+    if attempt.meter.peak_bytes > ended.max_memory_bytes:
+        ended = msgspec.structs.replace(ended, max_memory_bytes=attempt.meter.peak_bytes)
+    return ended
 
 
 def _exit_without_shim(attempt: RunningAttempt, *, began: bool) -> ExitRecord:

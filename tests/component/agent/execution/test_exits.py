@@ -3,6 +3,7 @@
 import os
 import signal
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -141,3 +142,33 @@ def test_an_end_that_is_acknowledged_is_in_another_store(root: Path, monkeypatch
         assert first not in synced
     finally:
         driver.finish()
+
+
+class FailingDriver(Driver):
+    """Fails at the first report of every end."""
+
+    failed: tuple[str, ...] = ()
+
+    def receive(self, report: AttemptLaunch | AttemptExit) -> None:
+        if isinstance(report, AttemptExit) and report.attempt_id not in self.failed:
+            self.failed = (*self.failed, report.attempt_id)
+            raise ZeroDivisionError("the report went nowhere")
+        super().receive(report)
+
+
+def test_an_end_whose_report_failed_is_reported_again(root: Path) -> None:
+    driver = FailingDriver(root)
+    try:
+        assert driver.run("a.1", "sh", "-c", "exit 3").exit_code == 3
+        driver.launch("a.2", "sleep", "1000")
+        os.kill(driver.shim_pid("a.2"), signal.SIGKILL)
+        assert driver.ended("a.2").kind == "lost"
+        assert driver.failed == ("a.1", "a.2")
+    finally:
+        driver.finish()
+
+
+def test_an_end_is_reported_whatever_fails_before_that(new_driver: Callable[..., Driver]) -> None:
+    driver = new_driver(count_cpu_time=lambda node, cpu_ms: 1 // 0)
+    assert driver.run("a.1", "sh", "-c", "exit 3").exit_code == 3
+    assert driver.host.running() == ()

@@ -43,12 +43,15 @@ def a_start(lease: str = "a.1", *argv: str, fence: int = 7) -> wire.StartAttempt
     return wire.StartAttemptOrder("gpu1", lease, fence, "job", command, Claim(), HOLD_MS, boot_ms())
 
 
-def with_an_agent(root: Path, scenario: Callable[[Agent, AttemptHost, Control], Awaitable[None]]) -> None:
+Scenario = Callable[[Agent, AttemptHost, Control], Awaitable[None]]
+
+
+def with_an_agent(root: Path, scenario: Scenario, meter: UsageMeter | None = None) -> None:
     """A real agent with real attempts, over a link that only the test sees."""
 
     async def play() -> None:
         control = Control()
-        agent = Agent(("gpu1",), root, UsageMeter(MachineProbe()), control)
+        agent = Agent(("gpu1",), root, meter or UsageMeter(MachineProbe()), control)
         host = agent.host
         await agent.start()
         try:
@@ -82,6 +85,34 @@ def test_an_order_in_time_runs_and_is_told_until_it_is_acknowledged(tmp_path: Pa
         assert agent.greeting("gpu1")[0].attempts == ()
 
     with_an_agent(tmp_path / "jobs", scenario)
+
+
+class RecordingMeter(UsageMeter):
+    """Remembers the CPU times that are counted."""
+
+    def __init__(self) -> None:
+        super().__init__(MachineProbe())
+        self.counted: list[int] = []
+
+    def ended(self, node: str, cpu_ms: int) -> None:
+        self.counted.append(cpu_ms)
+        super().ended(node, cpu_ms)
+
+
+def test_the_cpu_time_of_an_end_that_is_reported_again_counts_once(tmp_path: Path) -> None:
+    meter = RecordingMeter()
+
+    async def scenario(agent: Agent, host: AttemptHost, control: Control) -> None:
+        agent.send(a_start("a.1", "sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"))
+        await until(control.ends)
+        for times in (2, 3):  # from memory, and when it is acknowledged from its directory
+            agent.send(wire.StopAttemptOrder("a.1", 7, "cancelled", "", 0))
+            await until(lambda times=times: len(control.ends()) == times)
+            agent.send(wire.AcknowledgeReport(control.ends()[-1].seq))
+        assert meter.counted == [control.ends()[0].outcome.cpu_ms]
+        assert meter.counted > [0]
+
+    with_an_agent(tmp_path / "jobs", scenario, meter)
 
 
 @pytest.mark.parametrize("late_ms", [HOLD_MS, -3_600_000], ids=["its hold is over", "a beat of another boot"])
