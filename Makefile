@@ -53,8 +53,8 @@ test-fast: setup ## unit and contract tests, with the branch coverage of domain/
 
 # Most of these wait for something, so there are more at a time than cores; those that measure the machine run alone.
 test-real: setup system-packages ## real processes, the real grid, several real hosts by SSH, a real Ray cluster
-	$(BIN)/pytest $(REAL_TESTS) -m "not alone and not chaos" $(PARALLEL) $(PYTEST_ARGS)
-	$(BIN)/pytest $(ALONE_TESTS) -m "alone and not chaos" $(PYTEST_ARGS)
+	$(BIN)/python scripts/run_real_tests.py $(REAL_TESTS) -m "not alone and not chaos" $(PARALLEL) $(PYTEST_ARGS)
+	$(BIN)/python scripts/run_real_tests.py $(ALONE_TESTS) -m "alone and not chaos" $(PYTEST_ARGS)
 
 test-component: setup system-packages ## real processes of one package: attempts, memory servers, SSH servers
 	$(BIN)/pytest tests/component $(PARALLEL) $(PYTEST_ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -50,15 +51,27 @@ class Cluster(Shell):
         self("cluster", "stop", "--force", "--purge", timeout=120)
         super().close()
 
-    def leaves_nothing(self) -> bool:
-        """Whether none of our processes and files is on any host."""
-        return all(remains(host) == ([], []) for host in self.lab)
+    def clear_leftovers(self) -> dict[str, tuple[list[str], list[str]]]:
+        """Our processes and files that are still on hosts; ended and removed, so that one test's are not the next's."""
+        return {host.name: found for host in self.lab if (found := clear(host)) != ([], [])}
 
 
 def remains(host: Host) -> tuple[list[str], list[str]]:
     """Our processes and our files on a host."""
     files = host.run(["find", host.home, "/tmp", "-mindepth", "1", "-path", "*grid*"], user="root").stdout.split()
     return [line for _, line in host.processes() if any(word in line for word in OURS)], files
+
+
+def clear(host: Host) -> tuple[list[str], list[str]]:
+    """What remains on a host; afterwards it is gone."""
+    found = remains(host)
+    for pid, line in host.processes():
+        if any(word in line for word in OURS):
+            with contextlib.suppress(ProcessLookupError):
+                host.kill(pid)
+    if found[1]:
+        host.run(["rm", "-rf", "--", *found[1]], user="root")
+    return found
 
 
 def agent_of(host: Host) -> int:

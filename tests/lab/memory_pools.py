@@ -97,10 +97,13 @@ class Traffic:
         wait_until(lambda: self.rounds >= until or self.problem is not None, seconds)
         assert self.problem is None, self.problem
 
-    def end(self) -> None:
-        """Stop, and compare everything with what was written."""
+    def stop(self) -> None:
         self._stop.set()
         self._thread.join(150)
+
+    def end(self) -> None:
+        """Stop, and compare everything with what was written."""
+        self.stop()
         assert not self._thread.is_alive(), "somebody still waits"
         if self.problem is not None:
             raise self.problem
@@ -112,9 +115,13 @@ def traffic(pool: Pool, block_id: str, size: int, piece: int = MB) -> Iterator[T
     """Traffic on a block meanwhile; at the end all that was written is there."""
     made = Traffic(pool, block_id, size, piece)
     made._thread.start()
-    made.more(3)
-    yield made
-    made.more(3)
+    try:
+        made.more(3)
+        yield made
+        made.more(3)
+    except BaseException:
+        made.stop()
+        raise
     made.end()
 
 

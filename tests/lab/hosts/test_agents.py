@@ -23,7 +23,7 @@ def cluster(shared_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     made = Cluster(shared_lab, tmp_path_factory.mktemp("agents"))
     yield made
     made.close()
-    assert made.leaves_nothing()
+    assert made.clear_leftovers() == {}
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def a_cluster(lab: Lab, tmp_path: Path) -> Iterator[Starter]:
     yield make
     for cluster in made:
         cluster.close()
-        assert cluster.leaves_nothing()
+        assert cluster.clear_leftovers() == {}
 
 
 # ---------------------------------------------------------------- the way it is meant

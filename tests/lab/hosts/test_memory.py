@@ -11,7 +11,7 @@ import xxhash
 
 from distributed_grid.errors import BadInput, BlockLost, GridError, NotFound, Refused
 from distributed_grid.memory.client.block_client import BlockClient
-from tests.lab.clusters import Cluster, agent_of, remains
+from tests.lab.clusters import Cluster, agent_of
 from tests.lab.lab import Lab
 from tests.lab.memory_pools import MB, Pool, pattern, server_of, shared_memory, traffic
 from tests.lab.shared_machine import OWNER
@@ -31,12 +31,11 @@ time.sleep(120)
 @pytest.fixture(scope="module")
 def cluster(shared_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Three hosts with agents and a short hold; connections are encrypted."""
-    before = {host.name: remains(host) for host in shared_lab}
     made = Cluster(shared_lab, tmp_path_factory.mktemp("memory"), top={"hold_seconds": HOLD})
     made("cluster", "start", check=0, timeout=120)
     yield made
     made.close()
-    assert {host.name: remains(host) for host in shared_lab} == before
+    assert made.clear_leftovers() == {}
 
 
 @pytest.fixture

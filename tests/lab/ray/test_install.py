@@ -34,4 +34,4 @@ def test_ray_is_installed_started_stopped_and_removed_where_there_was_only_pytho
             assert "2.0 CPU" in said
         finally:
             grid.close()
-        assert grid.leaves_nothing()
+        assert grid.clear_leftovers() == {}
