@@ -50,7 +50,7 @@ from distributed_grid.adapters.node.node_script import (
 
 MARK_VARIABLE = "GRID_RAY_MARK"
 MAX_TEMP_BYTES = 39  # what Ray puts behind it is up to 68 bytes long, and the kernel takes 107
-MIN_STORE_BYTES, MAX_STORE_BYTES = 80 * 1024**2, 200 * 1024**3
+MIN_STORE_BYTES, MAX_STORE_BYTES, MAX_SIMULATED_STORE_BYTES = 80 * 1024**2, 200 * 1024**3, 1024**3
 RAY_STARTUP_SECONDS = 30.0  # how long Ray waits for its own processes
 HEAD_TIMEOUT_SECONDS = 8.0
 RAY_SECONDS, EXIT_SECONDS, KILL_ALL_SECONDS, QUERY_SECONDS = 100.0, 3.0, 10.0, 30.0
@@ -249,7 +249,8 @@ def start_locked(request: Map, folder: str) -> Map:
     temp = make_temp_dir(folder)
     command = [python, "-c", RAY_MAIN, "start", "--temp-dir", temp, *(str(word) for word in request["options"])]
     if "--object-store-memory" not in command:
-        command += ["--object-store-memory", str(default_store_bytes(int(request.get("memory_bytes") or 0)))]
+        store = default_store_bytes(int(request.get("memory_bytes") or 0), int(request.get("simulated") or 0))
+        command += ["--object-store-memory", str(store)]
     deadline = time.monotonic() + RAY_SECONDS
     base: Map = {"boot": boot_id(), "role": request["role"], "parameters": parameters, "temp": temp}
     while True:
@@ -276,10 +277,15 @@ class RayStartTimeout(ScriptError):
     """Ray gave up its own start because a busy machine was too slow for it."""
 
 
-def default_store_bytes(memory_bytes: int) -> int:
-    """How large Ray's object store is where nobody said it: a part of the memory, within what is shared memory."""
+def default_store_bytes(memory_bytes: int, simulated: int = 0) -> int:
+    """How large Ray's object store is where nobody said it: a part of the memory, within what is shared memory.
+
+    Of several simulated nodes on this machine each gets a small one, and all of them fit into half of that.
+    """
     memory = memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(min(memory * 3 // 10, shutil.disk_usage("/dev/shm").total // 2, MAX_STORE_BYTES), MIN_STORE_BYTES)  # noqa: S108
+    most = MAX_SIMULATED_STORE_BYTES if simulated else MAX_STORE_BYTES
+    shared = shutil.disk_usage("/dev/shm").total // (2 * max(simulated, 1))  # noqa: S108
+    return max(min(memory * 3 // 10, shared, most), MIN_STORE_BYTES)
 
 
 def differences(old: Map, new: Map) -> str:
@@ -319,6 +325,8 @@ def ray_environment(request: Map, folder: str, mark: str) -> Dict[str, str]:
         {MARK_VARIABLE: mark, "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"},
     )
     environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"  # with it, Ray's client server now and then dies while it forks
+    if request.get("simulated"):  # else each node starts a worker for every core that it only declares
+        environ.update({"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"})
     environ["RAY_AUTH_MODE"] = "disabled"
     if request["auth"] == "token":
         path = os.path.join(folder, "token")

@@ -82,7 +82,13 @@ def granted_lines(found: dict[str, Any]) -> list[str]:
         return [printable(f"boost {found['boost_id']}: {found['reason']}")]
     group = found["placement_group"]
     reserved = printable(f"reserved in Ray by the placement group {group}") if group else BY_GRID_ALONE
-    return [f"boost {found['boost_id']}", lent_text(found, found["source_node"]), reserved]
+    return [f"boost {found['boost_id']}", lent_text(found, found["source_node"]), reserved, use_text(found)]
+
+
+def use_text(boost: dict[str, Any]) -> str:
+    """What to type to use a boost."""
+    text = f"use it: grid boost run {boost['boost_id']} -- COMMAND"
+    return f"{text}; in a Ray program: with boost.use()" if boost["placement_group"] else text
 
 
 def lent_text(lease: dict[str, Any], source: str) -> str:

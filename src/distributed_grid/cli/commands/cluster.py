@@ -20,6 +20,7 @@ INHERITED_VARIABLES = (
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "GRID_WHEELS"),
 )
 """What the control plane, whose environment is clean, needs of the caller's to fetch packages for nodes."""
+USE_RAY = 'for `ray status` and Ray programs, type: eval "$(grid cluster env)"'
 Show = Callable[[str, str], None]
 _names = Argument("nodes", nargs=-1, metavar="[NODE]...")
 
@@ -41,7 +42,10 @@ def install(session: CliSession, nodes: tuple[str, ...], ray: bool) -> int:
 @cluster.command(_names, Option("--ray", is_flag=True, help="Start Ray, too, the head first (docs/guide/ray.md)."))
 def start(session: CliSession, nodes: tuple[str, ...], ray: bool) -> int:
     """Start the agents, and install the package first where this version is missing."""
-    return _run(session, "manage_cluster", **_selection("start", nodes), ray=ray)
+    code = _run(session, "manage_cluster", **_selection("start", nodes), ray=ray)
+    if ray and not code and not session.json:
+        echo(USE_RAY)
+    return code
 
 
 @cluster.command(
@@ -93,6 +97,8 @@ def env(session: CliSession, node: str | None) -> None:
         "manage_cluster", _show_nothing, query_only=True, **_selection("env", (node,) if node else ())
     )
     lines = [f"export {name}={shlex.quote(value)}" for name, value in sorted(view["environ"].items())]
+    if not node and (path := _ray_command_path()):
+        lines.append(f'export PATH={shlex.quote(path)}:"$PATH"')
     if not node and view["ray"]["head"]:
         lines.append(f"# from here: ray status --address {view['ray']['head']}")
     print_answer(session, view["environ"], "\n".join(lines))
@@ -124,6 +130,13 @@ def _run(session: CliSession, op: str, **options: Any) -> int:
     rows = [(row["node_id"], "done" if row["ok"] else "FAILED", row["detail"]) for row in last["results"]]
     print_answer(session, last["results"], table(("NODE", "RESULT", "DETAIL"), rows, empty="no nodes"))
     return 0 if all(row["ok"] for row in last["results"]) else 1
+
+
+def _ray_command_path() -> str:
+    """The directory of the `ray` command of this environment, where it is not on the caller's path."""
+    own = os.path.dirname(sys.executable)
+    is_known = own in os.environ.get("PATH", "").split(os.pathsep)
+    return own if not is_known and os.path.exists(os.path.join(own, "ray")) else ""
 
 
 def _ray_token() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distributed_grid.cli.command_line import Argument, Option, group
-from distributed_grid.cli.commands.boost import BY_GRID_ALONE, lent_text, request_boost
+from distributed_grid.cli.commands.boost import BY_GRID_ALONE, lent_text, request_boost, use_text
 from distributed_grid.cli.commands.status import OFF, allocations_table, offers_table
 from distributed_grid.cli.output import echo, print_answer, printable
 from distributed_grid.cli.request_options import lending_options, wait_option
@@ -34,6 +34,7 @@ def request(session: CliSession, /, node: str, resource_type: str, amount: float
     lease = found["allocation"]
     lines = [f"allocation {lease['allocation_id']}", lent_text(lease, lease["node_id"])]
     lines += [BY_GRID_ALONE] if found["boost"]["enforced_by"] == "grid" else []
+    lines.append(use_text(found["boost"]))
     print_answer(session, lease, "\n".join(lines))
 
 

@@ -18,6 +18,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.errors import GridError, Refused
 from distributed_grid.server.ray.credentials import RayCredentials
 from distributed_grid.server.ray.ray_nodes import RayNodes, bracketed, security_risk
+from distributed_grid.server.ray.ray_ports import RayPorts
 from distributed_grid.server.ray.reconciler import NAME, EngineReconciler
 from distributed_grid.state_dir import StateDir
 
@@ -30,9 +31,9 @@ log = logging.getLogger(__name__)
 class DesiredRayCluster:
     """What the ledger has about the grid's own Ray: where its head is, and on which nodes it is to run."""
 
-    def __init__(self, grid: Grid, port: int) -> None:
+    def __init__(self, grid: Grid, ports: RayPorts) -> None:
         self._grid = grid
-        self._port = port
+        self._ports = ports
 
     async def row(self) -> EngineRow | None:
         """The row; None while the grid is to run no Ray."""
@@ -50,7 +51,7 @@ class DesiredRayCluster:
 
     async def set(self, head: str, session: str, nodes: tuple[str, ...]) -> None:
         """It is to run on these nodes, with its head at this address."""
-        address = f"{bracketed(head)}:{self._port}"
+        address = f"{bracketed(head)}:{self._ports.settings.port}"
         await self._grid.handle(EngineRegistered(NAME, SSH, address, session=session, nodes=nodes))
 
     async def reduce(self, row: EngineRow, nodes: tuple[str, ...]) -> None:
@@ -74,6 +75,7 @@ class RayEndpoints:
         ssh: SshProcess,
         target: Callable[[str], SshTarget],
         credentials: RayCredentials,
+        ports: RayPorts,
     ) -> None:
         self._config = config
         self._desired = desired
@@ -81,10 +83,11 @@ class RayEndpoints:
         self._ssh = ssh
         self._target = target
         self._credentials = credentials
+        self._ports = ports
 
     def open(self) -> None:
         """Have the dashboard, Ray's client and its head within reach of this machine, where they are on another."""
-        head, ray = self._config.head, self._config.ray
+        head, ray = self._config.head, self._ports.settings
         if not head.is_local:
             dashboard = "127.0.0.1" if ray.dashboard_host in ("local", "0.0.0.0") else ray.dashboard_host
             ports = {"dashboard": (ray.dashboard_port, dashboard), "client": (ray.client_port, "127.0.0.1")}
@@ -114,7 +117,7 @@ class RayEndpoints:
 
     def _urls(self, row: EngineRow) -> dict[str, Any]:
         """How a program on this machine gets there; None while a port is not forwarded."""
-        ray, head = self._config.ray, self._config.head
+        ray, head = self._ports.settings, self._config.head
         if head.is_local:
             dashboard = f"http://127.0.0.1:{ray.dashboard_port}"
             return {"dashboard": dashboard, "client": f"ray://127.0.0.1:{ray.client_port}", "head": row.address}
@@ -159,7 +162,7 @@ class RayEndpoints:
     async def _environ_on(self, name: str, row: EngineRow) -> dict[str, str]:
         if name not in row.nodes:
             raise Refused(f"Ray does not run on {name}; it runs on {', '.join(row.nodes)}")
-        ray, state = self._config.ray, await self._nodes.inspect(name, versions=False)
+        ray, state = self._ports.settings, await self._nodes.inspect(name, versions=False)
         environ = {"RAY_ADDRESS": row.address, "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"}
         if ray.auth == "token":
             environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(state["token_path"])}

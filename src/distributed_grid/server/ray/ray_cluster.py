@@ -21,6 +21,7 @@ from distributed_grid.errors import GridError, Refused
 from distributed_grid.server.ray.credentials import RayCredentials
 from distributed_grid.server.ray.endpoints import DesiredRayCluster, RayConnector, RayEndpoints
 from distributed_grid.server.ray.ray_nodes import CONTROL_PLANE, RayNodes, check_versions, own_versions
+from distributed_grid.server.ray.ray_ports import RayPorts
 from distributed_grid.server.ray.reconciler import EngineReconciler
 from distributed_grid.state_dir import StateDir
 from distributed_grid.supervision import start_restarted
@@ -48,10 +49,17 @@ class RayCluster:
     ) -> None:
         credentials = RayCredentials(state_dir.host_dir / "ray")
         self._config = config
-        self.desired = DesiredRayCluster(grid, config.ray.port)
-        self.nodes = RayNodes(grid, config, ssh=ssh, target=target, credentials=credentials)
+        self._ports = RayPorts(config, state_dir.host_dir / "ray" / "ports.json")
+        self.desired = DesiredRayCluster(grid, self._ports)
+        self.nodes = RayNodes(grid, config, ssh=ssh, target=target, credentials=credentials, ports=self._ports)
         self.endpoints = RayEndpoints(
-            config, self.desired, nodes=self.nodes, ssh=ssh, target=target, credentials=credentials
+            config,
+            self.desired,
+            nodes=self.nodes,
+            ssh=ssh,
+            target=target,
+            credentials=credentials,
+            ports=self._ports,
         )
         self._connector = RayConnector(
             config,
@@ -76,8 +84,11 @@ class RayCluster:
         if head not in everyone:
             raise Refused(f"Ray needs its head: type: grid cluster start --ray {head} {' '.join(names)}")
         here = [name for name in everyone if self.nodes.is_local(name)]
-        if len(here) > 1:
-            raise Refused(f"{' and '.join(here)} are one machine, and one machine is one node of Ray: name one of them")
+        measured = [name for name in here if not self.nodes.is_simulated(name)]
+        if len(here) > 1 and measured:
+            raise Refused(f"{' and '.join(here)} are one machine: let all of them be simulated, or name one of them")
+        if row is None and (await self.nodes.inspect(head, versions=False))["state"] == "stopped":
+            self._ports.choose()
         found = {CONTROL_PLANE: own_versions()}
         answers = await asyncio.gather(*(self.nodes.inspect(name) for name in everyone), return_exceptions=True)
         problems = [f"{name}: {answer}" for name, answer in zip(everyone, answers, strict=True) if _failed(answer)]

@@ -22,6 +22,7 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.domain.resources import NOTHING, Capacity
 from distributed_grid.errors import GridError, Refused
 from distributed_grid.server.ray.credentials import RayCredentials
+from distributed_grid.server.ray.ray_ports import RayPorts, worker_ports
 
 CONTROL_PLANE = "the control plane"
 RAY_MISSING = "the control plane's own environment has no Ray to speak to it with; type: make ray"
@@ -42,6 +43,7 @@ class RayNodes:
         ssh: SshProcess,
         target: Callable[[str], SshTarget],
         credentials: RayCredentials,
+        ports: RayPorts,
     ) -> None:
         self._grid = grid
         self._config = config
@@ -49,6 +51,7 @@ class RayNodes:
         self._ssh = ssh
         self._target = target
         self._credentials = credentials
+        self._ports = ports
         self.states: dict[str, RayState] = {}
 
     async def install(self, name: str, say: Say) -> str:
@@ -62,7 +65,7 @@ class RayNodes:
         """What a node says of its Ray now."""
         request: dict[str, Any] = {"python": self.python(name), "versions": versions}
         if versions and name == self._config.head.name:
-            request["ports"] = head_ports(self._config.ray)
+            request["ports"] = head_ports(self._ports.settings)
         return await self._ssh.ask("ray-inspect", self._target(name), request)
 
     async def start_head(self, addresses: dict[str, str], say: Say, joinable: asyncio.Event, *, replace: bool) -> str:
@@ -76,7 +79,7 @@ class RayNodes:
         head = self._config.head.name
         say("starting Ray's head")
         request = await self._start_request(head, addresses, "")
-        request |= {"ports": head_ports(self._config.ray), "replace": replace}
+        request |= {"ports": head_ports(self._ports.settings), "replace": replace}
         self.states[head] = state = await self._ssh.ask("ray-start", self._target(head), request, on_step)
         return str(state["session"])
 
@@ -85,7 +88,7 @@ class RayNodes:
     ) -> None:
         """Have a node in the head's cluster; with `replace` whatever Ray of ours runs there is started anew."""
         say("starting Ray")
-        head = f"{bracketed(addresses[self._config.head.name])}:{self._config.ray.port}"
+        head = f"{bracketed(addresses[self._config.head.name])}:{self._ports.settings.port}"
         request = await self._start_request(name, addresses, head)
         request |= {"session": session, "replace": replace}
         self.states[name] = await self._ssh.ask("ray-start", self._target(name), request, say)
@@ -98,20 +101,27 @@ class RayNodes:
 
     async def _start_request(self, name: str, addresses: dict[str, str], head: str) -> dict[str, Any]:
         """What a node needs to know to start Ray; secrets travel inside the SSH connection."""
-        ray = self._config.ray
+        ray, simulated = self._ports.settings, self._simulated()
         has = await self._grid.read(lambda ledger, now: node.capacity if (node := ledger.nodes.get(name)) else NOTHING)
         request: dict[str, Any] = {
             "role": "worker" if head else "head",
             "options": start_options(name, addresses[name], head, ray, has),
             "memory_bytes": has.memory_bytes,
+            "simulated": len(simulated) if name in simulated else 0,
             "python": self.python(name),
             "auth": ray.auth,
         }
+        if name in simulated:
+            request["options"] += shared_machine_options(ray, simulated.index(name), len(simulated))
         if ray.auth == "token":
             request["token"] = self._credentials.token()
         if ray.tls:
             request["tls"] = self._credentials.certificates(name, (addresses[name],))
         return request
+
+    def _simulated(self) -> list[str]:
+        """The nodes of the config that share this machine."""
+        return [node.name for node in self._config.nodes if self._config.is_simulated(node)]
 
     def session(self, name: str) -> str:
         """Which life of the head its Ray belongs to; empty where that is not known."""
@@ -125,6 +135,10 @@ class RayNodes:
     def is_local(self, name: str) -> bool:
         """Whether a node is this machine."""
         return self._nodes[name].is_local
+
+    def is_simulated(self, name: str) -> bool:
+        """Whether a node stands for a machine, of which this one has several."""
+        return self._config.is_simulated(self._nodes[name])
 
     def python(self, name: str) -> str:
         """The interpreter with Ray: the node's, the cluster's, this machine's own; empty is what was installed."""
@@ -141,7 +155,7 @@ class RayNodes:
         others = [self._nodes[name] for name in names if name != node.name]
         host = node.ray_address or node.host
         if node.is_local and not node.ray_address:
-            return _own_address_towards(next((one.ray_address or one.host for one in others), ""))
+            return _own_address_towards(next((one.ray_address or one.host for one in others if not one.is_local), ""))
         with contextlib.suppress(ValueError):
             return str(ipaddress.ip_address(host.strip("[]")))
         asked = next(iter(others), node)  # another machine's word: its own name may mean loopback to a machine itself
@@ -162,7 +176,7 @@ def bracketed(address: str) -> str:
 
 def _own_address_towards(host: str) -> str:
     """The address this machine has in the eyes of another; loopback where there is no other."""
-    if host in ("", "local"):
+    if not host:
         return "127.0.0.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -215,6 +229,14 @@ def start_options(name: str, address: str, head: str, ray: Ray, has: Capacity) -
         options["--dashboard-port"] = ray.dashboard_port
     words = [word for pair in options.items() for word in map(str, pair)]
     return words if head else ["--head", *words]
+
+
+def shared_machine_options(ray: Ray, place: int, nodes: int) -> list[str]:
+    """What one of several Ray nodes on a machine is told besides: ports that no other has."""
+    first, last = worker_ports(ray, place, nodes)
+    free = ("--node-manager-port", "--object-manager-port", "--dashboard-agent-listen-port")
+    ports = {**dict.fromkeys(free, 0), "--min-worker-port": first, "--max-worker-port": last}
+    return [word for pair in ports.items() for word in map(str, pair)]
 
 
 def head_ports(ray: Ray) -> dict[str, int]:

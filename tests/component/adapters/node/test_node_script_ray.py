@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from distributed_grid.adapters.node.node_script_ray import MIN_STORE_BYTES, default_store_bytes
 from distributed_grid.adapters.node.script_session import BOOT, MARK, SCRIPT, encode_request, ray_script
 from tests.component.adapters.node.conftest import Node
 from tests.support.processes import is_running
@@ -209,3 +210,11 @@ def test_sockets_are_where_their_names_are_short_enough(tmp_path: Path) -> None:
         deep.do("ray-stop", purge=True)
     assert not temp.exists()
     assert not (deep.agent_dir / "ray").exists()
+
+
+def test_the_object_stores_of_simulated_nodes_are_small_and_fit_into_shared_memory_together() -> None:
+    shared = shutil.disk_usage("/dev/shm").total
+    for nodes in (1, 3, 50):
+        store = default_store_bytes(30 * 1024**3, nodes)
+        assert store <= 1024**3
+        assert nodes * store <= max(shared // 2, nodes * MIN_STORE_BYTES)

@@ -6,7 +6,7 @@ import pytest
 
 from distributed_grid.config.sections import Ray
 from distributed_grid.errors import Refused
-from distributed_grid.server.ray.ray_nodes import check_versions, security_risk, start_options
+from distributed_grid.server.ray.ray_nodes import check_versions, security_risk, shared_machine_options, start_options
 from tests.support.builders import a_capacity
 
 RAY = Ray(object_store_memory_bytes=123)
@@ -31,6 +31,16 @@ def test_the_head_is_told_its_ports_and_the_workers_where_it_is() -> None:
     worker = options_of(start_options("gpu2", "10.0.0.2", "10.0.0.1:6379", RAY, a_capacity(cores=0.5)))
     assert (worker["--address"], worker["--num-cpus"]) == ("10.0.0.1:6379", "1")
     assert not {"--port", "--dashboard-host", "--include-dashboard"} & set(worker)
+
+
+def test_nodes_on_one_machine_have_no_port_in_common() -> None:
+    ranged = Ray(min_worker_port=30000, max_worker_port=30099)
+    first, second = (options_of(shared_machine_options(ranged, place, 2)) for place in range(2))
+    assert (first["--min-worker-port"], first["--max-worker-port"]) == ("30000", "30049")
+    assert (second["--min-worker-port"], second["--max-worker-port"]) == ("30050", "30099")
+    chosen = options_of(shared_machine_options(RAY, 0, 2))
+    assert {*chosen.values()} == {"0"}  # whatever is free
+    assert {"--node-manager-port", "--object-manager-port", "--dashboard-agent-listen-port"} < {*chosen}
 
 
 def test_versions_may_differ_in_pythons_last_number_and_nowhere_else() -> None:

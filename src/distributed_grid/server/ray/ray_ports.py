@@ -1,0 +1,79 @@
+"""Ports of the grid's own Ray.
+
+Between machines they are those of the config, for firewalls and for people who type them. On simulated nodes several
+Rays share one machine, with another clone's perhaps: there a default port of the head that is taken is replaced by the
+next free one, once when the cluster is started, and everything that nobody types gets whatever port is free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from pathlib import Path
+
+from distributed_grid.config import ClusterConfig
+from distributed_grid.config.sections import Ray
+from distributed_grid.errors import Refused
+from distributed_grid.posix.private_files import write_private
+
+HEAD_PORTS = ("port", "client_port", "dashboard_port")
+MAX_TRIES = 100
+DEFAULTS = Ray()
+
+
+class RayPorts:
+    """The `ray` section with the ports that are really used; what was chosen is kept in a file."""
+
+    def __init__(self, config: ClusterConfig, path: Path) -> None:
+        self._config = config
+        self._path = path
+
+    @property
+    def settings(self) -> Ray:
+        """The section, with what was chosen for this machine instead of the defaults."""
+        ray = self._config.ray
+        if not self._config.is_simulated(self._config.head):
+            return ray
+        chosen = {name: port for name, port in self._read().items() if _is_default(ray, name)}
+        return ray.model_copy(update=chosen)
+
+    def choose(self) -> None:
+        """Choose the head's ports for a cluster that is about to be started; those that the config names stay."""
+        ray = self._config.ray
+        if self._config.is_simulated(self._config.head):
+            names = [name for name in HEAD_PORTS if _is_default(ray, name)]
+            chosen = {name: next_free_port(getattr(ray, name)) for name in names}
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_private(self._path, json.dumps(chosen).encode())
+
+    def _read(self) -> dict[str, int]:
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads(self._path.read_bytes())
+            return {name: int(found[name]) for name in HEAD_PORTS if name in found}
+        return {}
+
+
+def _is_default(ray: Ray, name: str) -> bool:
+    return bool(getattr(ray, name) == getattr(DEFAULTS, name))
+
+
+def next_free_port(first: int) -> int:
+    """The first port from here on that nobody listens on, at any address of this machine."""
+    for port in range(first, first + MAX_TRIES):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that ended do not count
+            probe.bind(("", port))
+            return port
+    raise Refused(f"no port from {first} to {first + MAX_TRIES - 1} is free on this machine")
+
+
+def worker_ports(ray: Ray, place: int, nodes: int) -> tuple[int, int]:
+    """The range of the workers of one of several nodes on a machine; 0 is whatever is free."""
+    if _is_default(ray, "min_worker_port") and _is_default(ray, "max_worker_port"):
+        return 0, 0
+    each = (ray.max_worker_port - ray.min_worker_port + 1) // nodes
+    if each < 1:
+        raise Refused(f"ray.min_worker_port to ray.max_worker_port are too few ports for {nodes} nodes on one machine")
+    first = ray.min_worker_port + place * each
+    return first, first + each - 1
