@@ -214,6 +214,24 @@ class TestResourceSharingManager:
 
         run(story())
 
+    def test_another_node_lends_where_the_preferred_one_is_full(
+        self, config: ClusterConfig, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def story() -> None:
+            manager = ResourceSharingManager(config)
+            all_of_it = await manager.request_resource("gpu-master", "gpu", 2, source="gpu2", only=True)
+            with pytest.raises(Refused, match="gpu2: 0 GPUs free"):
+                await manager.request_resource("gpu-master", "gpu", 1, source="gpu2", only=True, wait_seconds=0)
+            assert caplog.messages == []
+            other = await manager.request_resource("gpu-master", "gpu", 1, source="gpu2", wait_seconds=0)
+            assert caplog.messages == ["gpu1 lends it instead of gpu2"]
+            assert (await manager.release_resource(other))["node_id"] == "gpu1"
+            await manager.release_resource(all_of_it)
+            with pytest.raises(BadInput, match="only the source may lend it: name one"):
+                await manager.request_resource("gpu-master", "gpu", 1, only=True)
+
+        run(story())
+
     def test_who_waits_is_served_when_something_comes_back(self, config: ClusterConfig) -> None:
         async def story() -> None:
             manager = ResourceSharingManager(config)

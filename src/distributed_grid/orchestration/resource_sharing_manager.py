@@ -6,6 +6,7 @@ twice.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,13 +31,15 @@ __all__ = ["AllocationPriority", "ResourceRequest", "ResourceSharingManager", "R
 
 DEFAULT_SECONDS = 3600.0
 """The default duration; a lease without an end would outlive a program that dies."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceRequest:
-    """So much of one kind for a node, out of what the others can spare; `source` names who may lend it.
+    """So much of one kind for a node, out of what the others can spare; `source` names who lends it preferably.
 
-    Without a node it is for whoever asks, and any node may lend.
+    Where those are full another node lends, unless `only` they may. Without a node it is for whoever asks, and any
+    node may lend.
     """
 
     node_id: str
@@ -46,15 +49,18 @@ class ResourceRequest:
     duration: Span = DEFAULT_SECONDS
     source: Sequence[str] = ()
     wait_seconds: float = 300.0
+    only: bool = False
 
     def message(self) -> dict[str, Any]:
         """The request as the socket takes it."""
+        if self.only and not self.source:
+            raise BadInput("only the source may lend it: name one")
         where: PlacementArguments = {
-            "required_nodes": self.source,
+            "required_nodes": self.source if self.only else (),
             "anti_affinity": [self.node_id] if self.node_id else [],
         }
         return {
-            **placement_fields(where),
+            **placement_fields(where, () if self.only else self.source),
             "request_id": uuid.uuid4().hex,
             "target": self.node_id,
             "resource_type": resource_name(self.resource_type),
@@ -78,11 +84,12 @@ class ResourceSharingManager(GridSession):
         *,
         duration_minutes: float | None = None,
         source: str | Sequence[str] = (),
+        only: bool = False,
         wait_seconds: float = 300.0,
     ) -> str:
         """Borrow for a node from the others; the id of what was lent, which `release_resource` takes.
 
-        Waits for its turn up to `wait_seconds`. Raises Refused with the reasons where the grid says no, and TimedOut
+        Nodes named as `source` are preferred, or with `only` required; where another one lends, the log says so. Waits for its turn up to `wait_seconds`. Raises Refused with the reasons where the grid says no, and TimedOut
         where the wait was in vain.
         """
         if duration is not None and duration_minutes is not None:
@@ -95,15 +102,18 @@ class ResourceSharingManager(GridSession):
             amount,
             priority,
             DEFAULT_SECONDS if duration is None else duration,
-            [source] if isinstance(source, str) else source,
+            ([source] if source else ()) if isinstance(source, str) else source,
             wait_seconds,
+            only,
         )
         return await self.submit(request)
 
     async def submit(self, request: ResourceRequest) -> str:
         """The same for a request that was written down before."""
-        answer = await self._client.call("request_lease", **request.message())
-        return str(answer["allocation"]["allocation_id"])
+        allocation: AllocationRow = (await self._client.call("request_lease", **request.message()))["allocation"]
+        if request.source and allocation["node_id"] not in request.source:
+            log.warning("%s lends it instead of %s", allocation["node_id"], " or ".join(request.source))
+        return allocation["allocation_id"]
 
     async def release_resource(self, allocation_id: str) -> AllocationRow:
         """Release an allocation; its last state. A second time is harmless; NotFound where nothing has that id."""

@@ -83,6 +83,7 @@ class ResourceSharingOrchestrator(GridSession):
         *,
         duration_minutes: float | None = None,
         source: str | Sequence[str] = (),
+        only: bool = False,
         wait_seconds: float = 300.0,
     ) -> str:
         """Borrow for a node from the others; the one id of it, which `release_resources` takes. As the manager's
@@ -95,6 +96,7 @@ class ResourceSharingOrchestrator(GridSession):
             duration,
             duration_minutes=duration_minutes,
             source=source,
+            only=only,
             wait_seconds=wait_seconds,
         )
 
