@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.shell import Shell, wait_until
+from tests.support.shell import GRID, Shell, wait_until
 
 CONFIG = """\
 name: placing
@@ -59,6 +60,16 @@ def test_a_label_or_a_tag_is_a_must(grid: Shell) -> None:
     refused = grid("run-shared", "--label", "zone=z", "true")
     assert refused.returncode == 1
     assert "small: has no label zone=z; large: has no label zone=z; gpus: has no label zone=z" in refused.stderr
+
+
+def test_local_first_means_the_node_of_the_job_in_which_it_is_typed(grid: Shell) -> None:
+    assert ran_on(grid, "--strategy", "local_first") == "gpus", "the first by name stands for this machine"
+    inside = shlex.join(["env", *(f"{name}={value}" for name, value in grid.env.items()), *GRID, "run-shared"])
+    inside += f" --strategy local_first {shlex.join(WHERE)}"
+    assert grid("run-shared", "-n", "large", "sh", "-c", inside, check=0).stdout.strip() == "large"
+    for nonsense in ("nowhere", "x" * 1000, "\udc80"):
+        done = grid("run-shared", "--strategy", "local_first", *WHERE, env={"GRID_NODE": nonsense}, check=0)
+        assert done.stdout.strip() == "gpus", "a name that means nothing is no preference"
 
 
 def test_near_and_apart_and_spread_out(grid: Shell) -> None:

@@ -39,7 +39,8 @@ class PlacementOptions(Message, frozen=True, kw_only=True):
     """Options of a request for resources, with a command or without.
 
     `resources` is requested besides the type and the amount. A label is `key=value`, or a key or tag alone; an
-    affinity names a node, a job or a group. `deadline` is a moment, in seconds since 1970.
+    affinity names a node, a job or a group. `deadline` is a moment, in seconds since 1970. `origin` is the node on which
+    it was typed, where the client knows: a preference, ignored where there is no such node.
     """
 
     resources: Annotated[dict[Name, float], Meta(max_length=256)] = {}
@@ -53,6 +54,7 @@ class PlacementOptions(Message, frozen=True, kw_only=True):
     expects_seconds: Seconds = 0.0
     deadline: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
     dry_run: bool = False
+    origin: Name = ""
 
 
 # ------------------------------------------------------------------ the control plane itself

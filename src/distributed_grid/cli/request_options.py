@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from distributed_grid.cli.command_line import FloatRange, Option, WordChoice
+from distributed_grid.client.job_payload import caller_node
 from distributed_grid.errors import BadInput
 
 PRIORITIES = ("low", "normal", "medium", "high", "critical", "urgent")
@@ -103,6 +104,7 @@ def placement_fields(options: dict[str, Any]) -> dict[str, Any]:
         "group": options["group"],
         "expects_seconds": options["expects"],
         "deadline": _moment(options["deadline"]) if options["deadline"] else 0.0,
+        "origin": caller_node(),
     }
 
 

@@ -23,6 +23,7 @@ INHERITED_VARIABLES = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "TMPDIR", "LANG", "LANGUAGE",
     "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "PYTHONPATH", "LD_LIBRARY_PATH",
 )  # fmt: skip
+MAX_NODE_NAME_CHARS = 128
 NONE = "none"
 """The `--workdir` that uploads nothing."""
 
@@ -36,6 +37,12 @@ def caller_environment(extra: dict[str, str]) -> dict[str, str]:
     for word in (*extra, *extra.values()):
         require_utf8(word)
     return base | extra
+
+
+def caller_node() -> str:
+    """The node that this program runs on where it is part of a job, as its environment says; else empty."""
+    name = os.environ.get("GRID_NODE", "")
+    return name if name.isprintable() and len(name) <= MAX_NODE_NAME_CHARS else ""
 
 
 def _with_interpreter(path: str) -> str:

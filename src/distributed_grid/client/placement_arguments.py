@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
+from distributed_grid.client.job_payload import caller_node
 from distributed_grid.domain.resources import ResourceType
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.errors import BadInput
@@ -63,6 +64,7 @@ def placement_fields(placing: PlacementArguments, prefer: Sequence[str] = ()) ->
         "group": placing.get("group", ""),
         "expects_seconds": positive_seconds(expects, "an expected time") if expects is not None else 0.0,
         "deadline": _moment(deadline) if deadline is not None else 0.0,
+        "origin": caller_node(),
     }
 
 

@@ -69,11 +69,11 @@ def _balanced(ledger: Ledger, request: Request) -> Scores:
 
 
 def _local(ledger: Ledger, request: Request) -> Scores:
-    """The node it is for, else the one it was typed on: the head on this machine, or any node on it where the head is
-    elsewhere; then as balanced."""
-    columns = ledger.columns
-    near = columns.mask_of((request.target,)) if request.target else columns.home
-    if not request.target and not near.any():
+    """The node it is for, else the one it was typed on; where that is not known the head on this machine, or any node
+    on it where the head is elsewhere. Then as balanced."""
+    columns, named = ledger.columns, request.target or request.origin
+    near = columns.mask_of((named,)) if named else columns.home
+    if not named and not near.any():
         near = columns.local
     return near * np.int64(CLASS_UNIT) + _balanced(ledger, request)
 

@@ -96,15 +96,20 @@ class RequestConverter:
             if not self.sharing_enabled:
                 raise Refused("Resource sharing not enabled: set resource_sharing.enabled to true in the config")
             request = request_of(op, caller.user, caller.team, self._custom_resources)
-            return replace(request, origin=self._own_node()) if caller.is_here else request
+            return replace(request, origin=self._origin(op.origin, caller))
         except GridError as refusal:
             if not op.dry_run:
                 await self._grid.handle(RequestRefused(op.request_id, caller.user, str(refusal)))
             raise
 
-    def _own_node(self) -> str:
-        """The node that stands for this machine, where requests over the socket are typed; empty where it is none."""
-        return first_node(node for node in self._grid.ledger.nodes.values() if node.host == "local")
+    def _origin(self, named: str, caller: Caller) -> str:
+        """The node on which a request was typed: the one it names, where there is such a node; for others over the
+        socket the one that stands for this machine, if one does. A name is believed, for nothing depends on it that
+        `target` does not give to everybody."""
+        nodes = self._grid.ledger.nodes
+        if named in nodes:
+            return named
+        return first_node(node for node in nodes.values() if node.host == "local") if caller.is_here else ""
 
 
 def request_of(

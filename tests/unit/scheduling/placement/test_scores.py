@@ -167,6 +167,14 @@ def test_local_first_means_the_head_where_several_nodes_are_on_this_machine():
     assert where(scenario, Strategy.LOCAL_FIRST, cores=2, target="gpu1") == "gpu1"
 
 
+def test_local_first_means_the_node_on_which_it_was_typed_where_that_is_known():
+    head = replace(a_node("gpu-master", cores=4), role="head")
+    scenario = Scenario(head, a_node("gpu1", cores=6), a_node("gpu2", cores=14))
+    assert where(scenario, Strategy.LOCAL_FIRST, cores=2, origin="gpu1") == "gpu1"
+    assert where(scenario, Strategy.LOCAL_FIRST, cores=8, origin="gpu1") == "gpu2"
+    assert where(scenario, Strategy.LOCAL_FIRST, cores=2, origin="gpu1", target="gpu2") == "gpu2"
+
+
 def test_local_first_stays_here_where_the_head_is_another_machine():
     scenario = Scenario(replace(far("boss", cores=64), role="head"), a_node("here", cores=4))
     assert where(scenario, Strategy.LOCAL_FIRST) == "here"
