@@ -39,8 +39,8 @@ class PlacementOptions(Message, frozen=True, kw_only=True):
     """Options of a request for resources, with a command or without.
 
     `resources` is requested besides the type and the amount. A label is `key=value`, or a key or tag alone; an
-    affinity names a node, a job or a group. `deadline` is a moment, in seconds since 1970. `origin` is the node on which
-    it was typed, where the client knows: a preference, ignored where there is no such node.
+    affinity names a node, a job or a group. `deadline` is a moment, in seconds since 1970. `origin` is the node on
+    which it was typed, where the client knows: a preference, ignored where there is no such node.
     """
 
     resources: Annotated[dict[Name, float], Meta(max_length=256)] = {}

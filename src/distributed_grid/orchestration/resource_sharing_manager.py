@@ -89,7 +89,8 @@ class ResourceSharingManager(GridSession):
     ) -> str:
         """Borrow for a node from the others; the id of what was lent, which `release_resource` takes.
 
-        Nodes named as `source` are preferred, or with `only` required; where another one lends, the log says so. Waits for its turn up to `wait_seconds`. Raises Refused with the reasons where the grid says no, and TimedOut
+        Nodes named as `source` are preferred, or with `only` required; where another one lends, the log says so.
+        Waits for its turn up to `wait_seconds`. Raises Refused with the reasons where the grid says no, and TimedOut
         where the wait was in vain.
         """
         if duration is not None and duration_minutes is not None:
