@@ -134,7 +134,9 @@ def test_insisting_makes_the_preferred_nodes_musts() -> None:
 
 def test_a_resource_request_is_for_its_node_and_from_the_others() -> None:
     asked = as_asked(ResourceRequest("gpu-master", "CPU", 2.0, "high", timedelta(minutes=30), ["gpu1"]))
-    assert (asked.target, asked.anti_affinity, asked.require) == ("gpu-master", ("gpu-master",), ("gpu1",))
+    assert (asked.target, asked.anti_affinity, asked.prefer) == ("gpu-master", ("gpu-master",), ("gpu1",))
+    insists = as_asked(ResourceRequest("gpu-master", "CPU", 2.0, source=["gpu1"], only=True))
+    assert (asked.require, insists.prefer, insists.require) == ((), (), ("gpu1",))
     assert (asked.ask.cpu_milli, asked.priority, asked.duration_ms) == (2000, Priority.HIGH, 1_800_000)
     anybody = as_asked(ResourceRequest("", "memory", 1))
     assert (anybody.target, anybody.anti_affinity, anybody.duration_ms) == ("", (), 3_600_000)
