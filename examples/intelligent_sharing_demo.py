@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 from distributed_grid.config import load_cluster_config
+from distributed_grid.core import GridOrchestrator
 from distributed_grid.errors import NotFound, Refused
 from distributed_grid.orchestration.intelligent_scheduler import (
     ResourceRequirement,
@@ -25,6 +26,7 @@ from distributed_grid.orchestration.intelligent_scheduler import (
     SchedulingStrategy,
     TaskPriority,
 )
+from distributed_grid.orchestration.resource_boost_manager import ResourceBoost, ResourceBoostManager
 from distributed_grid.orchestration.resource_sharing_orchestrator import ResourceSharingOrchestrator
 
 DEFAULT = "config/my-cluster-enhanced.yaml"
@@ -68,14 +70,14 @@ class ResourceSharingDemo:
             status = await grid.get_cluster_status()
         print(f"{status['name']}: {status['mode']} by the policy {status['policy']}")
         for node in status["nodes"]:
-            lends = f"{node['cpu_free']:g} cores, {node['memory_free_gb']:g} GB, {node['gpus_free']:g} GPUs to lend"
+            free = {"cpu": node["cpu_free"], "memory": node["memory_free_gb"], "gpu": node["gpus_free"]}
+            lends = ", ".join(_amount(kind, amount) for kind, amount in free.items() if amount) + " to lend"
             print(f"  {node['node_id']:<12} {node['state']:<8} {lends if node['open'] else '; '.join(node['keeps'])}")
         cpu, memory = status["summary"]["cpu"], status["summary"]["memory_gb"]
-        print(
-            f"together: {cpu['idle']:g} of {cpu['total']:g} cores and {memory['idle']:g} of {memory['total']:g} GB idle"
-        )
-        held, waiting = len(status["allocations"]), status["waiting"]
-        print(f"{held} allocations, {len(status['jobs'])} jobs, {waiting} waiting")
+        cores, gigabytes = (f"{one['idle']:.1f} of {one['total']:.1f}" for one in (cpu, memory))
+        print(f"together: {cores} cores and {gigabytes} GB idle")
+        counts = (("leases", status["allocations"]), ("jobs", status["jobs"]))
+        print(", ".join(f"{name}: {len(rows)}" for name, rows in counts) + f", waiting: {status['waiting']}")
 
     async def _demo_resource_monitoring(self) -> None:
         """What the nodes do, as it changes, and where it is going."""
@@ -107,7 +109,7 @@ class ResourceSharingDemo:
             await self._borrow(grid, head, "cpu", 10_000.0)
 
     async def _borrow(self, grid: ResourceSharingOrchestrator, node: str, kind: str, amount: float) -> None:
-        asked = f"{amount:g} of {kind} for {node}"
+        asked = f"{_amount(kind, amount)} for {node}"
         try:
             allocation_id = await grid.request_resources(
                 node_id=node, resource_type=kind, amount=amount, priority="high", duration_minutes=5, wait_seconds=0
@@ -180,27 +182,58 @@ class ResourceSharingDemo:
         print("everything is given back")
 
     async def _show_automatic_leases(self) -> None:
-        """What the grid borrows by itself for nodes above their memory mark: it does so within three intervals."""
+        """What the grid borrows by itself for a node above its memory mark, and work of that node that uses it."""
         mark = 100 * self.config.resource_sharing.pressure.memory_high
         interval = self.config.resource_sharing.rebalance_interval_seconds
         async with self._started() as grid:
             used = {name: node.memory_percent or 0.0 for name, node in grid.get_node_resource_snapshots().items()}
-            pressed = sorted(name for name, percent in used.items() if percent > mark)
-            for name in pressed:
-                print(f"{name}: memory at {used[name]:.1f} %, above its mark of {mark:g} %")
-            waits = pressed and interval <= MAX_INTERVAL_SECONDS
-            if waits:
-                print(f"waiting for the grid to borrow for it, at most three intervals of {interval:g} s")
-            for _ in range(round((3 * interval + SPARE_SECONDS) / POLL_SECONDS) if waits else 0):
-                held = (await grid.sharing.get_resource_status())["allocations"]
-                automatic = [row for row in held if row["user"] == "grid" and row["target_node"] in pressed]
-                if automatic:
-                    break
-                await asyncio.sleep(POLL_SECONDS)
-            else:
-                automatic = []
-        for row in automatic:
-            print(f"  the grid has borrowed {row['amount']:.1f} GB of {row['node_id']} for {row['target_node']}")
+        pressed = sorted(name for name, percent in used.items() if percent > mark)
+        for name in pressed:
+            print(f"{name}: memory at {used[name]:.1f} %, above its mark of {mark:g} %")
+        if not pressed or interval > MAX_INTERVAL_SECONDS:
+            return
+        print(f"waiting for the grid to borrow for {pressed[0]}, at most three intervals of {interval:g} s", flush=True)
+        borrowed = await self._automatic(pressed[0], 3 * interval + SPARE_SECONDS)
+        if borrowed is None:
+            print("  nothing: grid events --type rebalanced says why")
+            return
+        amount = _amount("memory", borrowed.amount + (borrowed.used_amount or 0.0))
+        lender, borrower = borrowed.source_node, borrowed.target_node
+        print(f"  {borrowed.boost_id}: {amount} of {lender} for {borrower}, borrowed by the grid itself")
+        await self._use(borrowed)
+
+    async def _automatic(self, node: str, seconds: float) -> ResourceBoost | None:
+        """An automatic lease of memory for a node, once there is one; None where there is none in time."""
+        boosts = ResourceBoostManager(self.config)
+        await boosts.initialize()
+        for _ in range(round(seconds / POLL_SECONDS)):
+            found = [one for one in await boosts.get_active_boosts(node) if one.automatic]
+            if memory := [one for one in found if one.resource_type == "memory"]:
+                return max(memory, key=lambda one: one.amount)
+            await asyncio.sleep(POLL_SECONDS)
+        return None
+
+    async def _use(self, borrowed: ResourceBoost) -> None:
+        """Work of the node under pressure: it gets its memory out of the automatic lease, and so runs on the lender."""
+        amount = min(1.0, borrowed.amount / 2)  # less than all of it, which would end the lease
+        async with GridOrchestrator(self.config) as grid:
+            result = await grid.run_with_shared_resources(
+                'echo "$GRID_NODE"', "memory", amount, target_node=borrowed.target_node
+            )
+        work = f"work of {borrowed.target_node} that needs {_amount('memory', amount)}"
+        print(f"  {work}: ran on {result.stdout.strip()}")
+        for boost in await ResourceBoostManager(self.config).get_active_boosts(borrowed.target_node):
+            if boost.used_amount:
+                print(f"  {boost.boost_id}: {_amount(boost.resource_type, boost.used_amount)} of it used")
+
+
+UNITS = {"cpu": ("core", "cores"), "memory": ("GB", "GB"), "gpu": ("GPU", "GPUs")}
+
+
+def _amount(kind: str, amount: float) -> str:
+    one, several = UNITS[kind]
+    shown = round(amount, 1) or float(f"{amount:.1g}")
+    return f"{shown:g} {one if shown == 1 else several}"
 
 
 def _heading(text: str) -> None:

@@ -46,16 +46,6 @@ poetry run grid boost release <boost-id>
 poetry run grid cluster status
 poetry run grid resource-sharing status
 """
-MEMORY_GUIDE = """
-poetry run grid resource-sharing request \\
-  --node gpu-master \\
-  --type memory \\
-  --amount 10.0 \\
-  --priority high \\
-  --config config/my-cluster-enhanced.yaml
-poetry run grid resource-sharing status --config config/my-cluster-enhanced.yaml
-poetry run grid resource-sharing release <allocation_id>
-"""
 
 
 @pytest.fixture(scope="module")
@@ -121,14 +111,6 @@ def test_the_commands_of_the_boost_guide(cluster: Shell) -> None:
     assert released.stdout.endswith(": released\n")
     assert "gpu2" in nodes.stdout
     assert "sharing is on: mode dynamic_balancing, policy balanced" in sharing.stdout
-
-
-def test_the_commands_of_the_memory_guide(cluster: Shell) -> None:
-    asked, status, released = typed(cluster, MEMORY_GUIDE)
-    assert "10 GB from gpu2 for gpu-master" in asked.stdout
-    assert re.search(r"gpu2 +10 GB .* high +active", status.stdout)
-    assert released.stdout.endswith(": released\n")
-    assert cluster.json("resource-sharing", "status")["allocations"] == []
 
 
 def test_a_boost_in_json_has_the_promised_fields(cluster: Shell) -> None:

@@ -1,160 +1,157 @@
-"""The resource sharing guide, end to end: its commands, its program line by line, and its three use cases."""
+"""The resource sharing guide, walked from top to bottom in a clone: what each of its sections says has to happen."""
 
 from __future__ import annotations
 
 import asyncio
+import getpass
 import os
-from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from distributed_grid.config import ClusterConfig
-from distributed_grid.core import GridOrchestrator, SharedRunResult
+from distributed_grid.core import GridOrchestrator
 from distributed_grid.orchestration.resource_sharing import ResourceType
-from tests.support.project import copy_configs
-from tests.support.shell import Shell
+from tests.e2e.clones import UsedClone
+from tests.e2e.guides import Guide, assert_within, load_config, run_block
+from tests.support.shell import wait_until
 
 pytestmark = pytest.mark.e2e
 
 CORES = len(os.sched_getaffinity(0))
+NODES = {"gpu-master", "gpu1", "gpu2"}
+WHERE = 'import os; print(os.environ["GRID_NODE"], '
 SCRIPTS = {
-    "train.py": 'import os; print("training on GPU", os.environ["CUDA_VISIBLE_DEVICES"])',
-    "train_model.py": 'import os; print("model trained on GPU", os.environ["CUDA_VISIBLE_DEVICES"])',
-    "process_data.py": 'print("data processed")',
+    "train.py": f'{WHERE}"trains on GPU", os.environ["CUDA_VISIBLE_DEVICES"])',
+    "train_model.py": f'{WHERE}"trains on GPU", os.environ["CUDA_VISIBLE_DEVICES"])',
+    "process_data.py": f'{WHERE}"has processed the data")',
     "process_large_dataset.py": "hold = bytearray(64 * 1024**2); print(len(hold))",
-    "parallel_task.py": "import os; print(len(os.sched_getaffinity(0)))",
+    "parallel_task.py": f"{WHERE}len(os.sched_getaffinity(0)))",
     "compute_task.py": "import sys, time; time.sleep(1); print(sys.argv[1], int(sys.argv[2]) ** 2)",
 }
 
 
-@pytest.fixture
-def cluster(grid: Shell, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    """The three simulated machines, and a directory with the scripts that the guide runs."""
-    copy_configs(grid.cwd / "config")
+def test_the_guide_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide, clone = Guide("resource_sharing"), UsedClone(tmp_path)
+    clone.enter(monkeypatch)
     for name, text in SCRIPTS.items():
-        (grid.cwd / name).write_text(text)
-    for name, value in grid.env.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("GRID_CONFIG", raising=False)
-    monkeypatch.chdir(grid.cwd)
-    return grid
+        (clone.cwd / name).write_text(text)
+    try:
+        assert_within(yaml.safe_load(guide.next("Configuration")), load_config("cluster_config.yaml"))
+        commands_run_with_what_was_lent(clone, guide.next("Run a command with shared resources"))
+        offers_shrink_while_a_job_runs(clone, guide.next("Check resource sharing status"))
+        urgent_work_preempts_and_the_rest_goes_by_priority(clone)
+        troubles_have_a_remedy(clone)
+        jobs_run_as_the_user_in_a_directory_of_their_own(clone)
+        asyncio.run(asyncio.wait_for(programs(clone, guide), 90))
+        guide.assert_all_read()
+    finally:
+        clone.close()
 
 
-def in_the_grid(story: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(story, 90))
+def commands_run_with_what_was_lent(clone: UsedClone, script: str) -> None:
+    """GPUs are set in the environment, cores are pinned, and each command's lease is over with it."""
+    gpu, memory, cpu, named = clone.type(script).splitlines()
+    assert gpu.removeprefix("gpu2").removeprefix("gpu1") == " trains on GPU 0"
+    assert memory.split()[0] in NODES
+    assert cpu.split()[0] in NODES
+    assert int(cpu.split()[1]) == min(2, CORES)
+    assert named.split()[0] in ("gpu1", "gpu2")
+    jobs = sorted(clone.json("jobs", "list"), key=lambda job: job["submitted_at"])
+    asked = [(job["resource_type"], job["amount"], job["priority"], job["exit_code"]) for job in jobs]
+    assert asked == [("gpu", 1, "high", 0), ("memory", 4, "medium", 0), ("cpu", 2, "low", 0), ("gpu", 1, "medium", 0)]
+    assert leases(clone) == []
 
 
-async def started() -> GridOrchestrator:
-    config = ClusterConfig.from_yaml("config/cluster_config.yaml")
-    orchestrator = GridOrchestrator(config)
-    await orchestrator.initialize()
-    return orchestrator
+def offers_shrink_while_a_job_runs(clone: UsedClone, script: str) -> None:
+    before = offered(clone)
+    assert {node for node, _ in before} == NODES
+    job = clone.detach("-r", "gpu", "-a", "1", "-n", "gpu1", "sleep", "60")
+    lease = wait_until(lambda: leases(clone))[0]
+    assert (lease["job_id"], lease["node_id"], lease["amount"]) == (job, "gpu1", 1)
+    shown = clone.type(script)
+    assert "gpu2        2 GPUs" in shown
+    assert "gpu1        1 GPU" not in shown
+    assert "no active allocations" not in shown
+    assert before[("gpu1", "gpu")] == 1
+    assert ("gpu1", "gpu") not in offered(clone)
+    clone("jobs", "cancel", job, check=0)
+    wait_until(lambda: offered(clone).get(("gpu1", "gpu")) == 1)
+    assert leases(clone) == []
 
 
-def test_the_program_of_the_guide(cluster: Shell, capsys: pytest.CaptureFixture[str]) -> None:
-    async def program() -> SharedRunResult:
-        config = ClusterConfig.from_yaml("config/cluster_config.yaml")
-        orchestrator = GridOrchestrator(config)
+def urgent_work_preempts_and_the_rest_goes_by_priority(clone: UsedClone) -> None:
+    """All 24 cores are lent; what waits for them starts in the order of its priority, and urgent work at once."""
+    for node, cores in (("gpu2", 14), ("gpu1", 6), ("gpu-master", 4)):
+        words = ("-a", str(cores), "--strategy", "node_specific", "-n", node, "-p", "low")
+        clone.detach("-j", f"fills-{node}", *words, "sleep", "60")
+    wait_until(lambda: all(clone.job(f"fills-{node}")["state"] == "running" for node in NODES))
+    for priority in ("low", "medium", "high"):
+        clone.detach("-j", f"waits-{priority}", "-a", "12", "-p", priority, "sh", "-c", "sleep 0.1")
+    wait_until(lambda: clone.json("status")["waiting"] == 3)
+    urgent = clone("run-shared", "-j", "urgent", "-a", "14", "-p", "urgent", "echo", "at once", check=0)
+    assert urgent.stdout == "at once\n"
+    assert clone.job("fills-gpu2")["attempts"][0]["outcome"] == "preempted"
+    clone("jobs", "cancel", *(f"fills-{node}" for node in NODES), check=0)
+    clone("jobs", "wait", "waits-low", "waits-medium", "waits-high", check=0)
+    started = {level: clone.job(f"waits-{level}")["attempts"][0]["started_at"] for level in ("low", "medium", "high")}
+    assert started["high"] < started["medium"] < started["low"]
 
-        await orchestrator.initialize()
 
-        result = await orchestrator.run_with_shared_resources(
-            command="python train.py",
-            resource_type=ResourceType.GPU,
-            amount=1,
-            priority="high",
-            job_id="training_001",
-        )
+def troubles_have_a_remedy(clone: UsedClone) -> None:
+    assert clone.type("grid status").count("alive, simulated") == 3
+    clone.detach("-j", "fills", "-r", "gpu", "-a", "2", "sleep", "60")
+    none_left = clone("run-shared", "-r", "gpu", "-a", "2", "-w", "0", "true", check=1)
+    assert "No resource offers available" in none_left.stderr
+    clone("jobs", "cancel", "fills", check=0)
+    clone("jobs", "wait", "fills")
+    failed = clone("run-shared", "-j", "fails", "sh", "-c", "echo no such thing >&2; exit 3", check=3)
+    assert failed.stderr == "no such thing\n"
+    assert clone("jobs", "logs", "fails").stderr == "no such thing\n"
 
-        status = await orchestrator.get_shared_resource_status()
-        print(f"Available offers: {status['offers']}")
-        print(f"Active allocations: {status['allocations']}")
-        assert {offer["node_id"] for offer in status["offers"]} == {"gpu-master", "gpu1", "gpu2"}
-        assert status["allocations"] == []
 
-        await orchestrator.shutdown()
-        return result
+def jobs_run_as_the_user_in_a_directory_of_their_own(clone: UsedClone) -> None:
+    typed = ("run-shared", "--isolated", "sh", "-c", "pwd; id -un; ls -A")
+    (first, *one), (second, *other) = (clone(*typed, check=0).stdout.splitlines() for _ in range(2))
+    assert one == other == [getpass.getuser()], "the directories are empty"
+    assert len({first, second, str(clone.cwd)}) == 3
 
-    result: SharedRunResult = in_the_grid(program())
 
+async def programs(clone: UsedClone, guide: Guide) -> None:
+    names: dict[str, Any] = {}
+    await run_block(guide.next("Programmatic Usage"), names)
+    result, status = names["result"], names["status"]
     assert (result.job_id, result.exit_code, result.outcome) == ("training_001", 0, "exited")
-    assert result.node_id in ("gpu1", "gpu2")
-    assert result.stdout == "training on GPU 0\n"
-    assert "Available offers: [{" in capsys.readouterr().out
-    job = cluster.job("training_001")
+    assert result.stdout == f"{result.node_id} trains on GPU 0\n"
+    assert {offer["node_id"] for offer in status["offers"]} == NODES
+    assert status["allocations"] == []
+    job = clone.job("training_001")
     assert (job["resource_type"], job["amount"], job["priority"]) == ("gpu", 1.0, "high")
 
-
-def test_a_training_job_is_moved_to_a_worker_when_the_main_node_is_busy(cluster: Shell) -> None:
-    async def use_case() -> Any:
-        orchestrator = await started()
-        local_gpu_utilization = 95
-        if local_gpu_utilization > 80:
-            result = await orchestrator.run_with_shared_resources(
-                command="python train_model.py", resource_type=ResourceType.GPU, amount=1, priority="high"
-            )
-        await orchestrator.shutdown()
-        return result
-
-    result = in_the_grid(use_case())
-
-    assert result.succeeded
-    assert result.node_id != "gpu-master"
-    assert result.stdout == "model trained on GPU 0\n"
-
-
-def test_a_batch_runs_where_memory_is_left(cluster: Shell) -> None:
-    async def use_case() -> Any:
-        orchestrator = await started()
-        result = await orchestrator.run_with_shared_resources(
-            command="python process_large_dataset.py", resource_type=ResourceType.MEMORY, amount=8, priority="low"
-        )
-        await orchestrator.shutdown()
-        return result
-
-    result = in_the_grid(use_case())
-
-    assert result.succeeded
-    assert int(result.stdout) == 64 * 1024**2
-
-
-def test_tasks_run_side_by_side(cluster: Shell) -> None:
-    async def use_case() -> Any:
-        orchestrator = await started()
-        tasks = []
-        for i in range(4):
-            task = orchestrator.run_with_shared_resources(
-                command=f"python compute_task.py --task-id {i}",
-                resource_type=ResourceType.CPU,
-                amount=2,
-                priority="medium",
-            )
-            tasks.append(task)
-        results = await asyncio.gather(*tasks)
-        await orchestrator.shutdown()
-        return results
-
-    results = in_the_grid(use_case())
-
+    config = ClusterConfig.from_yaml("config/cluster_config.yaml")
+    names |= {"ResourceType": ResourceType, "asyncio": asyncio, "local_gpu_utilization": 95}
+    async with GridOrchestrator(config) as names["orchestrator"]:
+        await run_block(guide.next("1. Dynamic Training Job Offloading"), names)
+        assert names["result"].node_id != "gpu-master"
+        assert names["result"].stdout == f"{names['result'].node_id} trains on GPU 0\n"
+        await run_block(guide.next("2. Batch Processing with Available Memory"), names)
+        assert names["result"].stdout == f"{64 * 1024**2}\n"
+        await run_block(guide.next("3. Parallel Computation"), names)
+    results = names["results"]
     assert [result.stdout for result in results] == [f"--task-id {i * i}\n" for i in range(4)]
-    assert len({result.job_id for result in results}) == 4
-    jobs = [cluster.job(result.job_id) for result in results]
+    assert len({result.node_id for result in results}) > 1, "parallel tasks run on multiple nodes"
+    jobs = [clone.job(result.job_id) for result in results]
     assert max(job["submitted_at"] for job in jobs) < min(job["ended_at"] for job in jobs)
+    assert leases(clone) == []
 
 
-@pytest.mark.parametrize(
-    ("words", "shows"),
-    [
-        ("--resource-type gpu --amount 1 --priority high python train.py", "training on GPU 0"),
-        ("--resource-type memory --amount 4 --priority medium python process_data.py", "data processed"),
-        ("--resource-type cpu --amount 2 --priority low python parallel_task.py", str(min(2, CORES))),
-        ("-r gpu -a 1 -n gpu1 -n gpu2 python train.py", "training on GPU 0"),
-    ],
-)
-def test_the_commands_of_the_guide(cluster: Shell, words: str, shows: str) -> None:
-    done = cluster("run-shared", *words.split(), check=0)
-    assert done.stdout == f"{shows}\n"
-    status = cluster("shared-status", check=0).stdout
-    assert "gpu1" in status
-    assert "no active allocations" in status
+def leases(clone: UsedClone) -> list[dict[str, Any]]:
+    """What is lent to anybody but the grid itself."""
+    return [lease for lease in clone.json("shared-status")["allocations"] if lease["user"] != "grid"]
+
+
+def offered(clone: UsedClone) -> dict[tuple[str, str], float]:
+    offers = clone.json("shared-status")["offers"]
+    return {(offer["node_id"], offer["resource_type"]): offer["amount"] for offer in offers}

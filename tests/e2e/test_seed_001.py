@@ -1,10 +1,8 @@
-"""The intelligent sharing guide, end to end: its program, its debug commands and its test commands, word for word."""
+"""The intelligent sharing guide, walked from top to bottom in a clone: what each of its sections says has to happen."""
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import inspect
 import os
 import re
 import shlex
@@ -14,118 +12,123 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from distributed_grid.config import load_cluster_config
 from distributed_grid.core import SSHManager
-from tests.e2e.clones import clone_to
-from tests.support.project import NEVER_SECONDS, PROJECT, set_rebalance_interval
-from tests.support.shell import Shell
+from distributed_grid.orchestration.intelligent_scheduler import SchedulingRequest
+from tests.e2e.clones import UsedClone
+from tests.e2e.guides import Guide, assert_within, load_config, run_block
+from tests.support.project import PROJECT, set_rebalance_interval
 
 pytestmark = pytest.mark.e2e
 
-GUIDES = PROJECT / "tests/fixtures/guides"
 PAGE = (PROJECT / "docs/guide/resource-sharing.md").read_text()
-PARTS = ("cluster_status", "resource_monitoring", "resource_requests", "intelligent_scheduling", "load_balancing")
+NODES = {"gpu-master", "gpu1", "gpu2"}
+PARTS = ("Cluster status", "Resource monitoring", "Resource requests", "Intelligent scheduling", "Load balancing")
+ON_THE_PAGE = ("Basic Usage", "Debug Commands", "Testing")
+BLOCKS = Guide("intelligent_sharing").blocks
 
 
-@pytest.fixture
-def clone(grid: Shell) -> Shell:
-    """A clone of the project as the current directory, and nothing of it in the grid yet."""
-    clone_to(grid.cwd)
-    set_rebalance_interval(grid.cwd / "config", NEVER_SECONDS)
-    return grid
+def test_the_guide_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide, clone = Guide("intelligent_sharing"), UsedClone(tmp_path)
+    clone.enter(monkeypatch)
+    try:
+        for heading in ("Enable Resource Sharing", "Node-Specific Settings"):
+            assert_within(yaml.safe_load(guide.next(heading)), load_config("my-cluster.yaml"))
+        asyncio.run(asyncio.wait_for(the_program_borrows_for_the_master(guide.next("Basic Usage")), 60))
+        guide.next("Enhanced Offloading")  # running processes are not moved yet
+        pressure_has_the_weights_of_the_guide(clone)
+        the_debug_commands_show_the_nodes(guide.next("Debug Commands"), clone)
+        the_demo_borrows_because_of_pressure_and_places_by_strategy(clone)
+        guide.next("Testing")  # typed by the test below
+        guide.assert_all_read()
+    finally:
+        clone.close()
 
 
-def in_shell(clone: Shell, script: str) -> subprocess.CompletedProcess[str]:
-    """What a person types after `poetry run`, in the clone."""
-    return subprocess.run(
-        ["bash", "-ec", script], cwd=clone.cwd, env=clone.env, capture_output=True, text=True, timeout=90
-    )
-
-
-@pytest.mark.parametrize("guide", sorted(GUIDES.iterdir()), ids=lambda guide: guide.stem)
-def test_the_page_has_the_guides_blocks_unchanged(guide: Path) -> None:
-    assert guide.read_text() in PAGE
-
-
-def test_the_program_of_the_guide(clone: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in clone.env.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(clone.cwd)
-    program = (GUIDES / "intelligent_sharing_usage.txt").read_text()
-    code = compile(program, "the guide", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+async def the_program_borrows_for_the_master(program: str) -> None:
+    """What the methods of the reference are said to do, with the orchestrator of the guide."""
     config = load_cluster_config("config/my-cluster-enhanced.yaml")
     names: dict[str, Any] = {"cluster_config": config, "ssh_manager": SSHManager(config)}
-
-    async def story() -> None:
-        running = eval(code, names)
-        assert inspect.iscoroutine(running)
-        await running
-        orchestrator = names["orchestrator"]
-        (held,) = (await orchestrator.get_cluster_status())["allocations"]
-        assert held["allocation_id"] == names["request_id"]
-        assert (held["target_node"], held["amount"], held["priority"]) == ("gpu-master", 2.0, "high")
-        assert held["node_id"] != "gpu-master"
-        await orchestrator.release_resources(names["request_id"])
-        await orchestrator.stop()
-
-    asyncio.run(asyncio.wait_for(story(), 60))
-    assert {node["node_id"] for node in names["status"]["nodes"]} == {"gpu-master", "gpu1", "gpu2"}
-    assert set(names["snapshots"]) == {"gpu-master", "gpu1", "gpu2"}
-    assert clone.json("shared-status")["allocations"] == []
-
-
-def test_the_debug_commands_of_the_guide(clone: Shell) -> None:
-    done = in_shell(clone, (GUIDES / "intelligent_sharing_debug.txt").read_text().replace("poetry run ", ""))
-    assert done.returncode == 0, done.stderr
-    assert "== Cluster status ==" in done.stdout
-    assert re.search(r"gpu2 +alive +14 cores, 27\.58\d* GB, 2 GPUs to lend", done.stdout)
-    assert "== Resource monitoring ==" in done.stdout
-    assert "look 3: gpu-master CPU " in done.stdout
+    await run_block(program, names)
+    orchestrator, request_id = names["orchestrator"], names["request_id"]
+    assert {node["node_id"] for node in names["status"]["nodes"]} == NODES
+    assert set(names["snapshots"]) == NODES
+    held = next(row for row in await allocations(orchestrator) if row["allocation_id"] == request_id)
+    assert (held["target_node"], held["amount"], held["priority"]) == ("gpu-master", 2.0, "high")
+    assert held["node_id"] in ("gpu1", "gpu2")
+    assert set(orchestrator.metrics.get_all_latest_snapshots()) == NODES
+    assert orchestrator.metrics.get_resource_trend("gpu2", "memory").node_id == "gpu2"
+    assert orchestrator.metrics.get_cluster_summary()["cpu"]["total"] == 40
+    decision = await orchestrator.scheduler.schedule_task(SchedulingRequest("walk", {"cpu": 2.0}))
+    assert decision.node_id in NODES
+    assert 0 < decision.confidence <= 1
+    assert "walk" in [row["allocation_id"] for row in await allocations(orchestrator)]
+    await orchestrator.scheduler.complete_task("walk")
+    figures = await orchestrator.scheduler.get_scheduling_status()
+    assert figures["allocation_success_rate"] == 1
+    assert figures["rebalances_per_hour"] == 0
+    await orchestrator.release_resources(request_id)
+    assert await allocations(orchestrator) == []
+    await orchestrator.stop()
 
 
-def test_every_part_of_the_demo_works_alone_and_gives_back(clone: Shell) -> None:
-    for part in PARTS[2:]:
-        program = f"""
-import asyncio
-from examples.intelligent_sharing_demo import ResourceSharingDemo
-demo = ResourceSharingDemo('config/my-cluster-enhanced.yaml')
-asyncio.run(demo._demo_{part}())
-"""
-        done = in_shell(clone, f"python -c {shlex.quote(program)}")
-        assert done.returncode == 0, done.stderr
-        assert f"== {part.replace('_', ' ').capitalize()} ==" in done.stdout
-        assert clone.json("shared-status")["allocations"] == []
-        if part == "resource_requests":
-            assert "2 of cpu for gpu-master: lent by gpu" in done.stdout
-            assert "10000 of cpu for gpu-master: refused" in done.stdout
-        if part == "intelligent_scheduling":
-            assert done.stdout.count(", confidence ") == 7
-            places = dict(re.findall(r"^(\w+): ([\w-]+), confidence ", done.stdout, re.MULTILINE))
-            assert (places["load_balanced"], places["local_first"]) == ("gpu2", "gpu-master"), places
-        if part == "load_balancing":
-            assert all(f"  {node:<12} ## 2\n" in done.stdout for node in ("gpu-master", "gpu1", "gpu2"))
+async def allocations(orchestrator: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = (await orchestrator.sharing.get_resource_status())["allocations"]
+    return [row for row in rows if row["user"] != "grid"]
 
 
-def test_the_whole_demo_shows_a_lease_for_the_pressed_node_and_gives_back_what_it_borrows(clone: Shell) -> None:
-    set_rebalance_interval(clone.cwd / "config", 1, was=NEVER_SECONDS)
-    done = in_shell(clone, "python examples/intelligent_sharing_demo.py")
-    assert done.returncode == 0, done.stderr
-    headings = [line for line in done.stdout.splitlines() if line.startswith("== ")]
-    assert headings == [f"== {part.replace('_', ' ').capitalize()} ==" for part in PARTS]
-    assert "gpu-master: memory at 76.6 %, above its mark of 70 %\n" in done.stdout
-    assert re.search(r"the grid has borrowed \d+\.\d GB of gpu2 for gpu-master\n", done.stdout)
+def pressure_has_the_weights_of_the_guide(clone: UsedClone) -> None:
+    """30 % CPU, 30 % memory, 40 % GPU; nothing but memory is in use."""
+    pressure = {node["node_id"]: node["pressure"] for node in clone.json("status")["nodes"]}
+    assert pressure == pytest.approx({"gpu-master": 0.3 * 0.766, "gpu1": 0.3 * 0.34, "gpu2": 0.3 * 0.116}, abs=0.02)
+
+
+def the_debug_commands_show_the_nodes(script: str, clone: UsedClone) -> None:
+    shown = clone.type(script)
+    assert "== Cluster status ==" in shown
+    assert re.search(r"gpu2 +alive +14 cores, 27\.6 GB, 2 GPUs to lend", shown)
+    assert "== Resource monitoring ==" in shown
+    assert re.search(r"look 3: gpu-master CPU \d+ %, memory 77 %; gpu1 CPU \d+ %, memory 34 %", shown)
+
+
+def the_demo_borrows_because_of_pressure_and_places_by_strategy(clone: UsedClone) -> None:
+    """With a tuned rebalancing frequency, as the guide says that it may be."""
+    clone("daemon", "stop", check=0)
+    set_rebalance_interval(clone.cwd / "config", 2)
+    shown = clone.type("poetry run python examples/intelligent_sharing_demo.py")
+    assert tuple(re.findall(r"^== (.+) ==$", shown, re.MULTILINE)) == PARTS
+    for asked in ("2 cores", "4 GB", "1 GPU"):
+        assert re.search(rf"^{asked} for gpu-master: lent by gpu[12] as \w+, released$", shown, re.MULTILINE), asked
+    assert "10000 cores for gpu-master: refused" in shown
+    places = dict(re.findall(r"^(\w+): ([\w-]+), confidence ", shown, re.MULTILINE))
+    assert len(places) == 7
+    assert (places["load_balanced"], places["local_first"], places["best_fit"]) == ("gpu2", "gpu-master", "gpu-master")
+    for node in NODES:
+        assert f"  {node:<12} ## 2\n" in shown
+    assert "gpu-master: memory at 76.6 %, above its mark of 70 %\n" in shown
+    boost = re.search(
+        r"^  (auto-gpu-master-memory-\d+): [\d.]+ GB of gpu2 for gpu-master, borrowed by the grid", shown, re.MULTILINE
+    )
+    assert boost is not None, shown
+    assert re.search(r"^  work of gpu-master that needs [\d.]+ GB: ran on gpu2$", shown, re.MULTILINE)
+    assert re.search(r"^  auto-gpu-master-memory-\d+: [\d.]+ GB of it used$", shown, re.MULTILINE)
     assert {lease["user"] for lease in clone.json("shared-status")["allocations"]} <= {"grid"}
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in Guide("intelligent_sharing").blocks if block.heading in ON_THE_PAGE]
+)
+def test_the_page_has_the_guides_blocks_unchanged(block: Any) -> None:
+    assert block.text in PAGE
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_test_commands_of_the_guide(tmp_path: Path) -> None:
-    commands = [
-        shlex.split(line, comments=True)
-        for line in (GUIDES / "intelligent_sharing_testing.txt").read_text().splitlines()
-        if line and not line.startswith("#")
-    ]
+    (script,) = (block.text for block in BLOCKS if block.heading == "Testing")
+    commands = [shlex.split(line, comments=True) for line in script.splitlines() if line and not line.startswith("#")]
     assert [words[:3] for words in commands] == [["poetry", "run", "pytest"]] * 3
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_", "GRID_"))}
     environment = ours | {"COVERAGE_FILE": str(tmp_path / "coverage")}

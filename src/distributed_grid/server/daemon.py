@@ -81,6 +81,8 @@ from distributed_grid.state_dir import StateDir
 from distributed_grid.supervision import end_process, end_process_on_failure, start_logged, start_restarted
 
 REMOVED_POLL_SECONDS = 2.0
+FIRST_ROUND_SECONDS = 5.0
+"""The first round of rebalancing is so soon: by then the nodes have reported, and what lasts is counted from it."""
 RESOURCE_FIELDS = (
     *("cpu_cores", "cpu_free", "cpu_lent", "memory_gb", "memory_free_gb", "memory_lent_gb"),
     *("gpus", "gpus_free", "gpus_lent", "keeps"),
@@ -367,12 +369,17 @@ async def stop_when_removed(lock: InstanceLock, stop: Callable[[], None]) -> Non
     stop()
 
 
-async def rebalance_forever(grid: Grid, monitor: Monitor, rules: RebalanceRules | None) -> None:
-    """Rebalance at every interval, until cancelled; without rules do nothing."""
+async def rebalance_forever(
+    grid: Grid, monitor: Monitor, rules: RebalanceRules | None, first_seconds: float = FIRST_ROUND_SECONDS
+) -> None:
+    """Rebalance soon, and then at every interval, until cancelled; without rules do nothing."""
     if rules is None:
         return
+    interval = rules.interval_ms / 1000
+    pause = min(interval, first_seconds)
     while True:
-        await asyncio.sleep(rules.interval_ms / 1000)
+        await asyncio.sleep(pause)
+        pause = interval
         try:
             await rebalance_once(grid, monitor, rules)
         except Exception:  # the outermost loop: the next round may well succeed

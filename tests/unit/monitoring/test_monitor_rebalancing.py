@@ -209,6 +209,19 @@ def test_without_rules_nothing_is_ever_done() -> None:
     run(scenario)
 
 
+def test_the_first_round_does_not_wait_for_a_long_interval() -> None:
+    async def scenario(harness: Harness) -> None:
+        rules = RebalanceRules(SharingMode.SHARE_AND_OFFLOAD, SHARING_POLICIES["aggressive"], 86_400_000)
+        await harness.beat(master=9, gpu1=1)
+        keeping = asyncio.create_task(rebalance_forever(harness.grid, harness.monitor, rules, first_seconds=0.01))
+        async with asyncio.timeout(20):
+            while not await held(harness):
+                await asyncio.sleep(0.01)
+        keeping.cancel()
+
+    run(scenario)
+
+
 def test_a_round_that_fails_does_not_end_the_rounds() -> None:
     store = SometimesFull()
 
