@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import uuid
 
 import pytest
 
+from distributed_grid.api.framing import JSON, Unpacker, frame
+from distributed_grid.client.conversation import ClientConfig, hello
+from distributed_grid.posix.unix_sockets import short_path
+from distributed_grid.state_dir import StateDir
 from tests.support.project import copy_configs
 from tests.support.shell import Shell, wait_until
 
@@ -203,3 +209,27 @@ def test_bad_input_gets_a_clear_line_and_changes_nothing(shared_grid: Shell, wor
     assert 1 <= len(done.stderr.strip().splitlines()) <= 4
     assert "bug" not in done.stderr
     assert shared_grid.json("status")["allocations"] == []
+
+
+def test_submissions_that_are_sent_together_are_answered_in_order_each_for_itself(grid: Shell) -> None:
+    grid("status", check=0)
+    bad = {"op": "submit_job", "request_id": "bad", "argv": []}
+    submissions = [
+        {"op": "submit_job", "request_id": uuid.uuid4().hex, "argv": ["true"], "amount": 1} for _ in range(12)
+    ]
+    submissions.insert(3, bad)
+    last = submissions[-1]
+    sent = [hello(ClientConfig()), *submissions, last, {"op": "wait_for_job", "job_id": last["request_id"]}]
+    with socket.socket(socket.AF_UNIX) as client, short_path(StateDir(grid.state_dir).socket) as path:
+        client.connect(path)
+        client.settimeout(60)
+        client.sendall(b"".join(frame(JSON, json.dumps(message).encode()) for message in sent))
+        unpacker, answers = Unpacker(), []
+        while len(answers) < len(sent):
+            answers += [json.loads(body) for _, body in unpacker.feed(client.recv(65536))]
+    _, *submitted, again, waited = answers
+    assert submitted.pop(3)["error"]["type"] == "BadInput"
+    assert [row["job"]["uid"] for row in submitted] == [row["request_id"] for row in submissions if row != bad]
+    assert again["job"]["uid"] == last["request_id"]
+    assert waited["job"]["exit_code"] == 0
+    assert len(grid.json("jobs", "list")) == 12

@@ -36,7 +36,7 @@ Status = Annotated[int, Meta(ge=-MAX_STATUS, le=MAX_STATUS)]
 RunTime = Annotated[int, Meta(ge=0, le=MAX_RUN_MS)]
 
 
-class Outcome(Struct, frozen=True):
+class Outcome(Struct, frozen=True, omit_defaults=True):
     """How a run ended: exactly, with the exit code or signal where there was one.
 
     Whoever makes one, it is within its bounds: what is stored can be read again, and what is reported is understood.
@@ -78,7 +78,7 @@ _BOUNDS = (
 _RETRIED = frozenset({Ending.EXITED, Ending.SIGNALLED, Ending.LOST, Ending.TIMED_OUT})
 
 
-class Command(Struct, frozen=True):
+class Command(Struct, frozen=True, omit_defaults=True):
     """What to run and how. An empty `cwd` is the job's own private directory.
 
     On another machine than the caller's a job always has its private directory; `workdir` names what is laid out
@@ -95,7 +95,7 @@ class Command(Struct, frozen=True):
     given: tuple[str, ...] = ()
 
 
-class Attempt(Struct, frozen=True):
+class Attempt(Struct, frozen=True, omit_defaults=True):
     """One run of a job under one lease; `boot` and `machine` are the node's at the time: what a restart of the machine
     interrupts, or what an agent of another machine or directory was ordered, may have run, and is not simply ordered
     again. `pid` and `pid_start` name its process. `marked_at_ms` is when it last marked a checkpoint; 0 is never."""
@@ -125,7 +125,7 @@ class StopOrder(Struct, frozen=True):
     requeue: bool = False
 
 
-class Job(Struct, frozen=True):
+class Job(Struct, frozen=True, omit_defaults=True):
     """A command and its attempts. `uid` is the grid's name for it, `id` the user's."""
 
     kind: ClassVar[str] = "job"

@@ -15,7 +15,7 @@ MAX_DURATION_MS = 200 * 365 * 86_400_000
 MAX_GANG_SIZE = 1_000
 
 
-class Request(Struct, frozen=True):
+class Request(Struct, frozen=True, omit_defaults=True):
     """Who asks for how much, for how long, how urgent, where.
 
     `prefer` is optional, `require`, `labels`, `affinity` and `anti_affinity` are constraints; the last two name nodes,
@@ -71,7 +71,7 @@ class Request(Struct, frozen=True):
         return max(self.deadline_ms - self.expects_ms, 1) if self.deadline_ms else 0
 
 
-class Lease(Struct, frozen=True):
+class Lease(Struct, frozen=True, omit_defaults=True):
     """A request and its grant; the claim is set from the grant on.
 
     `awaits` names the leases that must end before this preemptor may start;

@@ -1,7 +1,8 @@
 """Rows of the ledger, and the encoding of the durable ones.
 
 A change is a whole row in its new state. Observations, offers, engine capacities, memory servers and rebalance states
-are volatile: they are applied, never stored.
+are volatile: they are applied, never stored. Rows of leases and jobs are stored without the fields that have their
+defaults, so a default that is changed changes what older rows mean: give such a field a new name.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -39,17 +40,20 @@ from distributed_grid.supervision import start_logged
 
 MAX_WAITING_BYTES = 2 * MAX_REQUEST_BYTES  # of requests behind the one being answered
 REQUEST_OVERHEAD_BYTES = 100
+MAX_TAKEN, MAX_TAKEN_BYTES = 8, 64 * 1024  # requests that are looked at together, of those that wait
 log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 
 
 class Connection(asyncio.Protocol):
-    """Answers one client, one request after the other; a client that hangs up cancels the request being answered.
+    """Answers one client, in the order of its requests; a client that hangs up cancels what is being answered.
 
     A client that does not read its answers gets no more of them, and one with too many requests waiting is cut off.
     """
 
-    def __init__(self, serve: Callable[[Connection, bytes], Awaitable[None]], connections: set[Connection]) -> None:
+    def __init__(
+        self, serve: Callable[[Connection, list[bytes]], Awaitable[None]], connections: set[Connection]
+    ) -> None:
         self._serve = serve
         self._connections = connections
         self._unpacker = Unpacker(MAX_REQUEST_BYTES)
@@ -114,19 +118,25 @@ class Connection(asyncio.Protocol):
 
     async def _answer_all(self) -> None:
         while True:
-            body = await self._messages.get()
-            self._waiting_bytes -= len(body) + REQUEST_OVERHEAD_BYTES
+            bodies = [await self._messages.get()]
+            taken = len(bodies[0])
+            while len(bodies) < MAX_TAKEN and taken < MAX_TAKEN_BYTES and not self._messages.empty():
+                bodies.append(self._messages.get_nowait())
+                taken += len(bodies[-1])
+            self._waiting_bytes -= taken + REQUEST_OVERHEAD_BYTES * len(bodies)
             self._busy = True
             try:
-                await self._serve(self, body)
-            except GridError as error:
-                self.send({"error": error_view(error)})
-            except Exception:  # the outermost loop of a client: a bug is reported and logged, the other clients go on
-                log.exception("a request failed")
-                self.send({"error": {"type": "Bug", "message": "the control plane has a bug; see its log"}})
+                await self._serve(self, bodies)
             finally:
                 self._busy = False
-            await self.drain()
+
+    def send_failure(self, failure: BaseException) -> None:
+        """Answer a request that failed; a bug is reported and logged, and the other clients go on."""
+        if isinstance(failure, GridError):
+            self.send({"error": error_view(failure)})
+        else:
+            log.error("a request failed", exc_info=failure)
+            self.send({"error": {"type": "Bug", "message": "the control plane has a bug; see its log"}})
 
     def send(self, message: Any) -> None:
         """Send a JSON message; where a client could not take it, that is the answer."""
@@ -240,10 +250,32 @@ class Dispatcher:
         self._on_request = on_request
         assert {*answers, *progress, *self._streams} == set(requests.REQUEST_TYPES), "a request type has no handler"
 
-    async def serve(self, client: Connection, body: bytes) -> None:
+    async def serve(self, client: Connection, bodies: list[bytes]) -> None:
+        """Answer requests in their order, each before the next is begun; only submissions that a client sends without
+        waiting for the answers are begun together, so that they share a commit."""
+        for is_submission, ops in itertools.groupby(map(_parse, bodies), lambda op: isinstance(op, requests.SubmitJob)):
+            if is_submission:
+                self._on_request()
+                submitted = (self._answers[requests.SubmitJob](op, self._owner) for op in ops)
+                for answer in await asyncio.gather(*submitted, return_exceptions=True):
+                    if isinstance(answer, BaseException):
+                        client.send_failure(answer)
+                    else:
+                        client.send(answer)
+                await client.drain()
+                continue
+            for op in ops:
+                try:
+                    await self._serve_one(client, op)
+                except Exception as failure:  # the outermost loop of a client
+                    client.send_failure(failure)
+                await client.drain()
+
+    async def _serve_one(self, client: Connection, op: requests.Message | GridError) -> None:
         """Answer one request; what is wrong with it is raised."""
         self._on_request()
-        op = requests.parse(body)
+        if isinstance(op, GridError):
+            raise op
         kind = type(op)
         if kind in self._answers:
             client.send(await self._answers[kind](op, self._owner))
@@ -276,6 +308,14 @@ class Dispatcher:
                 client.send(event)
                 await client.drain()
         client.send({"done": True})
+
+
+def _parse(body: bytes) -> requests.Message | GridError:
+    """The request, or what is wrong with it."""
+    try:
+        return requests.parse(body)
+    except GridError as failure:
+        return failure
 
 
 class NodeMemoryDispatcher:

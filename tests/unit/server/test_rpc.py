@@ -12,7 +12,7 @@ from pathlib import Path
 from distributed_grid.api.framing import JSON, MAX_FRAME_BYTES, Unpacker, frame
 from distributed_grid.server.rpc import MAX_WAITING_BYTES, Connection
 
-Serve = Callable[[Connection, bytes], Awaitable[None]]
+Serve = Callable[[Connection, list[bytes]], Awaitable[None]]
 
 
 @asynccontextmanager
@@ -52,7 +52,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def test_a_client_that_queues_requests_without_end_is_cut_off() -> None:
     async def scenario() -> None:
-        async def never(client: Connection, body: bytes) -> None:
+        async def never(client: Connection, bodies: list[bytes]) -> None:
             await asyncio.Event().wait()
 
         async with connected(never) as (client, connections):
@@ -64,7 +64,7 @@ def test_a_client_that_queues_requests_without_end_is_cut_off() -> None:
 
 def test_tiny_requests_count_too() -> None:
     async def scenario() -> None:
-        async def never(client: Connection, body: bytes) -> None:
+        async def never(client: Connection, bodies: list[bytes]) -> None:
             await asyncio.Event().wait()
 
         async with connected(never) as (client, _):
@@ -77,10 +77,12 @@ def test_a_client_that_reads_no_answers_gets_no_more_of_them() -> None:
     async def scenario() -> None:
         answered = 0
 
-        async def answer(client: Connection, body: bytes) -> None:
+        async def answer(client: Connection, bodies: list[bytes]) -> None:
             nonlocal answered
-            answered += 1
-            client.send({"answer": "y" * 100_000})
+            for _ in bodies:
+                answered += 1
+                client.send({"answer": "y" * 100_000})
+                await client.drain()
 
         async with connected(answer) as (client, _):
             loop = asyncio.get_running_loop()
@@ -98,8 +100,9 @@ def test_a_client_that_reads_no_answers_gets_no_more_of_them() -> None:
 
 
 def test_an_answer_that_is_too_long_is_refused_in_one_line(tmp_path: Path) -> None:
-    async def serve(client: Connection, body: bytes) -> None:
-        client.send({"text": "x" * json.loads(body)})
+    async def serve(client: Connection, bodies: list[bytes]) -> None:
+        for body in bodies:
+            client.send({"text": "x" * json.loads(body)})
 
     async def story() -> None:
         loop = asyncio.get_running_loop()
