@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import uuid
+from typing import Any
 
 import pytest
 
@@ -213,7 +214,7 @@ def test_bad_input_gets_a_clear_line_and_changes_nothing(shared_grid: Shell, wor
 
 def test_submissions_that_are_sent_together_are_answered_in_order_each_for_itself(grid: Shell) -> None:
     grid("status", check=0)
-    bad = {"op": "submit_job", "request_id": "bad", "argv": []}
+    bad: dict[str, object] = {"op": "submit_job", "request_id": "bad", "argv": []}
     submissions = [
         {"op": "submit_job", "request_id": uuid.uuid4().hex, "argv": ["true"], "amount": 1} for _ in range(12)
     ]
@@ -224,7 +225,8 @@ def test_submissions_that_are_sent_together_are_answered_in_order_each_for_itsel
         client.connect(path)
         client.settimeout(60)
         client.sendall(b"".join(frame(JSON, json.dumps(message).encode()) for message in sent))
-        unpacker, answers = Unpacker(), []
+        unpacker = Unpacker()
+        answers: list[dict[str, Any]] = []
         while len(answers) < len(sent):
             answers += [json.loads(body) for _, body in unpacker.feed(client.recv(65536))]
     _, *submitted, again, waited = answers
