@@ -198,8 +198,8 @@ class Ledger:
                 self.by_request.pop(lease.request.id, None)
             return
         self.leases[lease.id] = lease
-        if lease.awaits:
-            _index(self.awaiting, lease.node, lease.id, holds=True)
+        for awaited in lease.awaits:
+            _index(self.awaiting, awaited, lease.id, holds=True)
         if lease.id == lease.request.id:
             self.by_request[lease.request.id] = lease.id
         if lease.state is LeaseState.ASKED:
@@ -211,8 +211,8 @@ class Ledger:
             self.running.put(lease, self.jobs.get(lease.job), self.columns.row_of(lease.node))
 
     def _unindex(self, old: Lease) -> None:
-        if old.awaits:
-            _index(self.awaiting, old.node, old.id, holds=False)
+        for awaited in old.awaits:
+            _index(self.awaiting, awaited, old.id, holds=False)
         if old.state is LeaseState.ASKED:
             _remove_sorted(self.waiting, old.queue_key)
             members = self.queue_groups[old.queue_group]

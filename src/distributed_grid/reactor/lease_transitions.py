@@ -235,9 +235,7 @@ def _ended(lease: Lease, end: LeaseEnd, detail: str, now: int) -> Lease:
 def _unblock_preemptors(ledger: Ledger, gone: Lease) -> list[Row]:
     """The preemptors that waited for this lease, without it."""
     changed: list[Row] = []
-    for waiting in [ledger.leases[lease_id] for lease_id in ledger.awaiting.get(gone.node, ())]:
-        if gone.id not in waiting.awaits:
-            continue
+    for waiting in [ledger.leases[lease_id] for lease_id in ledger.awaiting.get(gone.id, ())]:
         left = tuple(lease_id for lease_id in waiting.awaits if lease_id != gone.id)
         state = waiting.state
         if not left and not waiting.job and not waiting.engine:

@@ -157,8 +157,9 @@ def _find_preemption(
 ) -> PreemptionPlan | None:
     """Automatic leases make room for anybody, other leases for urgent requests."""
     request = lease.request
-    avoid |= crowded_nodes(ledger, request)
-    return preempt_automatic_leases(ledger, request, avoid=avoid) or plan_preemption(ledger, request, now, avoid=avoid)
+    crowded = crowded_nodes(ledger, request)  # where nothing is used of an automatic lease, none gives memory back
+    plan = preempt_automatic_leases(ledger, request, avoid=avoid | crowded)
+    return plan or plan_preemption(ledger, request, now, avoid=avoid)
 
 
 def on_queue_scanned(ledger: Ledger, event: QueueScanned, now: int) -> Decision:

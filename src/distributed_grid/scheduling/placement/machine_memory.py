@@ -7,6 +7,8 @@ machine has for the grid.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
@@ -45,6 +47,30 @@ def shortage(ledger: Ledger, node: Node, memory_bytes: int) -> str | None:
     )
 
 
+class MachineShortage(NamedTuple):
+    """What a machine lacks for a request when those have left that are leaving: not positive where that is enough."""
+
+    missing_bytes: int
+    leaving: tuple[str, ...]
+
+
+def shortage_after_leaving(ledger: Ledger, request: Request) -> MachineShortage | None:
+    """What the machine of the simulated nodes lacks for this request; None where it has that now."""
+    if not crowded_nodes(ledger, request):
+        return None
+    nodes = simulated_nodes(ledger)
+    leaving = [lease_id for node in nodes for lease_id in ledger.running.leaving.get(node.name, ())]
+    leaving = [lease_id for lease_id in leaving if used_bytes(ledger, ledger.leases[lease_id])]
+    given = sum(used_bytes(ledger, ledger.leases[lease_id]) for lease_id in leaving)
+    used = _used_bytes(ledger, nodes) + request.ask.memory_bytes - given
+    return MachineShortage(used - (_room(ledger, nodes) or 0), tuple(leaving))
+
+
+def used_bytes(ledger: Ledger, lease: Lease) -> int:
+    """The memory of a lease, where a job or a block has it."""
+    return lease.claim.memory_bytes if lease.claim is not None and _is_used(ledger, lease) else 0
+
+
 def simulated_nodes(ledger: Ledger) -> list[Node]:
     """The nodes that share the control plane's machine."""
     names, rows = ledger.columns.names, ledger.columns.simulated.nonzero()[0].tolist()
@@ -75,7 +101,7 @@ def _room(ledger: Ledger, nodes: list[Node]) -> int | None:
 def _used_bytes(ledger: Ledger, nodes: list[Node]) -> int:
     """The limits of the jobs and the blocks on these nodes."""
     leases = (lease for node in nodes for lease in ledger.leases_of(node.name))
-    return sum(lease.claim.memory_bytes for lease in leases if lease.claim is not None and _is_used(ledger, lease))
+    return sum(used_bytes(ledger, lease) for lease in leases)
 
 
 def _is_used(ledger: Ledger, lease: Lease) -> bool:

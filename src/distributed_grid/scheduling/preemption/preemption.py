@@ -4,7 +4,8 @@ Only strictly lower priorities are preempted, and never a higher one where lower
 possible, then those that lose the least work. A gang goes as a whole and is weighed so. Leases that are being released
 already are waited for first. Automatic leases that no command uses make room for any request, however urgent, except
 another automatic one.
-Only nodes that are alive and that the request may use are considered.
+Only nodes that are alive and that the request may use are considered. Where the machine of simulated nodes lacks
+memory for it, jobs on all of them may have to go, and are waited for.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rebalancing import is_automatic
 from distributed_grid.domain.resources import Claim, Priority
 from distributed_grid.domain.states import NodeState
+from distributed_grid.scheduling.placement.machine_memory import MachineShortage, shortage_after_leaving, used_bytes
 from distributed_grid.scheduling.placement.placement import unmet_constraint
 from distributed_grid.scheduling.preemption.cost_bounds import NOT_PREFERRED, CostBound, cost_bounds, victim_weight
 from distributed_grid.scheduling.preemption.victims import (
@@ -49,6 +51,7 @@ def plan_preemption(
     if request.priority < Priority.URGENT or request.gang > 1:
         return None
     candidates = PreemptionCandidates(ledger, request, now, cost)
+    shortage = shortage_after_leaving(ledger, request)
     best: PreemptionPlan | None = None
     below = _NO_LIMIT
     for bound in cost_bounds(ledger, request, candidates):
@@ -57,25 +60,56 @@ def plan_preemption(
         if bound.node in avoid:
             continue
         not_preferred = 0 if bound.node in request.prefer else NOT_PREFERRED
-        victims = _victims(ledger, request, bound, candidates, below - not_preferred)
-        plan = None if victims is None else _plan_on_node(ledger, request, bound.node, victims)
+        short = shortage if ledger.nodes[bound.node].simulated else None
+        victims = _victims(ledger, request, bound, candidates, below - not_preferred, short)
+        plan = None if victims is None else _plan_on_node(ledger, request, bound.node, victims, short)
         if victims is not None and plan is not None:
             best, below = plan, not_preferred + sum(group.weight for group in victims)
     return best
 
 
 def _victims(
-    ledger: Ledger, request: Request, bound: CostBound, candidates: PreemptionCandidates, below: int
+    ledger: Ledger,
+    request: Request,
+    bound: CostBound,
+    candidates: PreemptionCandidates,
+    below: int,
+    shortage: MachineShortage | None,
 ) -> list[VictimGroup] | None:
-    """The lightest victims on a node, or None where nobody lighter than `below` is enough."""
+    """The lightest victims on a node, and where its machine is short of memory on the machine's other nodes; None where
+    nobody lighter than `below` is enough."""
     lends, claims = ledger.lends(bound.node), ledger.claims_on(bound.node)
-    if _NO_CLAIMS.claim_for(request.ask, lends) is None or claims.claim_for(request.ask, lends) is not None:
+    if _NO_CLAIMS.claim_for(request.ask, lends) is None:
+        return None
+    if shortage is None and claims.claim_for(request.ask, lends) is not None:
         return None
     if bound.node in ledger.running.leaving:
         claims = NodeClaims(lease.claim for lease in _staying(ledger, bound.node) if lease.claim is not None)
-    return lightest_victims(
-        PreemptionSite(lends, claims, _victim_groups(ledger, bound, candidates)), request.ask, below
-    )
+    groups, missing = _victim_groups(ledger, bound, candidates), 0
+    if shortage is not None and shortage.missing_bytes > 0:
+        missing = shortage.missing_bytes
+        groups += _victims_elsewhere(ledger, bound.node, candidates)
+    return lightest_victims(PreemptionSite(lends, claims, groups, missing), request.ask, below)
+
+
+def _victims_elsewhere(ledger: Ledger, node: str, candidates: PreemptionCandidates) -> list[VictimGroup]:
+    """The jobs on the other simulated nodes, of which only the memory of the machine counts; ordered by id."""
+    rows, columns, groups = ledger.running.column("node")[candidates.slots], ledger.columns, []
+    there = columns.simulated[rows] & (rows != columns.rows[node])
+    for slot in candidates.slots[there].tolist():
+        lease = ledger.leases[ledger.running.ids[slot]]
+        machine_bytes = _machine_bytes(ledger, lease)
+        if machine_bytes:
+            rank = int(lease.request.priority)
+            weight = victim_weight(rank, int(candidates.costs[slot]))
+            groups.append(VictimGroup((lease.id,), weight, rank, Claim(), machine_bytes))
+    groups.sort()
+    return groups
+
+
+def _machine_bytes(ledger: Ledger, lease: Lease) -> int:
+    """The memory of its machine that a job gives back; what runs within another lease is not gone with that."""
+    return used_bytes(ledger, lease) if lease.job else 0
 
 
 def _staying(ledger: Ledger, node: str) -> list[Lease]:
@@ -93,7 +127,8 @@ def _victim_groups(ledger: Ledger, bound: CostBound, candidates: PreemptionCandi
         rank = int(lease.request.priority)
         assert lease.claim is not None
         if not lease.gang:
-            groups.append(VictimGroup((lease.id,), victim_weight(rank, cost), rank, lease.claim))
+            machine_bytes = _machine_bytes(ledger, lease)
+            groups.append(VictimGroup((lease.id,), victim_weight(rank, cost), rank, lease.claim, machine_bytes))
             continue
         gang = [lease.id, *(member for member in ledger.gangs[lease.gang] if member != lease.id)]
         theirs = [ledger.running.slots.get(member, -1) for member in gang]
@@ -104,7 +139,9 @@ def _victim_groups(ledger: Ledger, bound: CostBound, candidates: PreemptionCandi
     return groups
 
 
-def _plan_on_node(ledger: Ledger, request: Request, node: str, victims: list[VictimGroup]) -> PreemptionPlan | None:
+def _plan_on_node(
+    ledger: Ledger, request: Request, node: str, victims: list[VictimGroup], shortage: MachineShortage | None
+) -> PreemptionPlan | None:
     """The plan with these victims, after those being released anyway; None where there is nothing to wait for."""
     lends, leaving = ledger.lends(node), ledger.running.leaving.get(node, {})
     gone = {group.leases[0] for group in victims}
@@ -112,13 +149,14 @@ def _plan_on_node(ledger: Ledger, request: Request, node: str, victims: list[Vic
     awaits = []
     for lease_id in leaving:
         lease = ledger.leases[lease_id]
-        if lease.preempted_by or lease.claim is None:
+        if lease.preempted_by or lease.claim is None or (shortage is not None and lease_id in shortage.leaving):
             awaits.append(lease_id)
             continue
         claims.add(lease.claim)
         if claims.claim_for(request.ask, lends) is None:
             claims.remove(lease.claim)
             awaits.append(lease_id)
+    awaits += [lease_id for lease_id in (shortage.leaving if shortage is not None else ()) if lease_id not in leaving]
     claim = claims.claim_for(request.ask, lends)
     if claim is None or not (victims or awaits):
         return None

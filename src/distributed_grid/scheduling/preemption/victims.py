@@ -24,20 +24,26 @@ from distributed_grid.scheduling.preemption.weighted_cover import CoverItem, lig
 
 
 class VictimGroup(NamedTuple):
-    """Leases that go together, the one on this node first: what that costs, its rank, and what it gives back here."""
+    """Leases that go together, the one on this node first: what that costs, its rank, what it gives back here, and
+    what it really uses of the memory of the machine that simulated nodes share."""
 
     leases: tuple[str, ...]
     weight: int
     rank: int
     claim: Claim
+    machine_bytes: int = 0
 
 
 class PreemptionSite(Struct, frozen=True):
-    """A node to make room on: what it lends, what is taken there for good or for now, and who of them could go."""
+    """A node to make room on: what it lends, what is taken there for good or for now, and who of them could go.
+
+    Where the machine of simulated nodes lacks `machine_bytes`, those on its other nodes could go, too.
+    """
 
     lends: Capacity
     claims: NodeClaims
     groups: Sequence[VictimGroup]
+    machine_bytes: int = 0
 
 
 def lightest_victims(site: PreemptionSite, ask: Amounts, below: int) -> list[VictimGroup] | None:
@@ -106,10 +112,10 @@ class _VictimSearch:
         needs = _shortfalls(site, ask, device)
         for group in forced.values():
             needs = [
-                need - amount for need, amount in zip(needs, _released_amounts(group.claim, ask, device), strict=True)
+                need - amount for need, amount in zip(needs, _released_amounts(group, site, ask, device), strict=True)
             ]
         others = [group for number, group in enumerate(site.groups) if number not in forced]
-        items = [CoverItem(group.weight, group.rank, _released_amounts(group.claim, ask, device)) for group in others]
+        items = [CoverItem(group.weight, group.rank, _released_amounts(group, site, ask, device)) for group in others]
         chosen = lightest_cover(items, tuple(needs), self._below - _weight(forced.values()))
         if chosen is not None:
             self.best = [*forced.values(), *(others[at] for at in chosen)]
@@ -132,19 +138,22 @@ def _shortfalls(site: PreemptionSite, ask: Amounts, device: GpuDevice | None) ->
     if device is not None:
         memory = ask.gpu_memory_bytes or device.memory_bytes * ask.gpu_milli // WHOLE_GPU
         needs += [ask.gpu_milli - claims.free_milli(device), memory - claims.free_memory(device)]
-    return needs
+    return [*needs, site.machine_bytes] if site.machine_bytes else needs
 
 
-def _released_amounts(claim: Claim, ask: Amounts, device: GpuDevice | None) -> tuple[int, ...]:
-    """How much of each resource a claim gives back, in the order of `_shortfalls`."""
-    if not ask.custom and device is None:
+def _released_amounts(
+    group: VictimGroup, site: PreemptionSite, ask: Amounts, device: GpuDevice | None
+) -> tuple[int, ...]:
+    """How much of each resource a group gives back, in the order of `_shortfalls`."""
+    claim = group.claim
+    if not ask.custom and device is None and not site.machine_bytes:
         return (claim.cpu_milli, claim.memory_bytes)
     has = dict(claim.custom)
     amounts = [claim.cpu_milli, claim.memory_bytes, *(has.get(name, 0) for name, _ in ask.custom)]
     if device is not None:
         mine = [share for share in claim.gpus if share.index == device.index]
         amounts += [sum(share.milli for share in mine), sum(share.memory_bytes for share in mine)]
-    return tuple(amounts)
+    return (*amounts, group.machine_bytes) if site.machine_bytes else tuple(amounts)
 
 
 Slots = NDArray[np.intp]

@@ -13,10 +13,12 @@ from distributed_grid.domain.blocks import MemoryServerRow
 from distributed_grid.domain.events import BlockAsked, BlockReleased, JobSubmitted, MemoryServed
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Usage
+from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import JobState
 from distributed_grid.errors import Refused
 from tests.support.builders import GB, Scenario, a_command, a_node, a_request
 
+LONG_S = 4 * SchedulingPolicy().minimum_run_ms / 1000
 ROOM = Usage(memory_room_bytes=10 * GB)
 """Less half a GB of reserve: 9.5 GB for all."""
 
@@ -25,9 +27,14 @@ def a_machine(*, simulated: bool = True) -> Scenario:
     scenario = Scenario(*(replace(a_node(name, memory_gb=64), simulated=simulated) for name in ("gpu1", "gpu2")))
     for name in ("gpu1", "gpu2", ""):
         scenario.handle(MemoryServed(MemoryServerRow(name, "10.0.0.1", 7000, key_bytes=b"k" * 32)))
+    pass_time(scenario, 0)
+    return scenario
+
+
+def pass_time(scenario: Scenario, seconds: float) -> None:
+    scenario.advance(seconds, heard=False)
     for name in ("gpu1", "gpu2"):
         scenario.heartbeat(name, ROOM)
-    return scenario
 
 
 def a_job(name: str, gb: float, node: str = "", **more: Any) -> Request:
@@ -87,12 +94,42 @@ def test_what_is_only_reserved_may_be_more_than_the_machine_has_until_a_job_uses
     assert scenario.submit(a_job("one", 5)).state is JobState.QUEUED
 
 
-def test_an_urgent_job_does_not_preempt_where_the_machine_has_no_memory_for_it():
+def test_an_urgent_job_preempts_nobody_where_that_would_not_give_it_the_memory():
     scenario = a_machine()
-    scenario.submit(a_job("one", 6, "gpu1"), starts=True)
+    a_block(scenario, "b1", 6)
+    scenario.submit(a_job("one", 1, "gpu1"), starts=True)
+    pass_time(scenario, LONG_S)
     scenario.submit(a_job("two", 5, "gpu1", priority="urgent"))
     assert scenario.job("one").state is JobState.RUNNING
     assert scenario.job("two").state is JobState.QUEUED
+
+
+@pytest.mark.parametrize("node", ["gpu1", "gpu2"])
+def test_an_urgent_job_waits_for_the_memory_of_those_it_preempts_wherever_they_are(node):
+    scenario = a_machine()
+    for name, gb, where in (("one", 6, "gpu1"), ("two", 2, "gpu1"), ("three", 1, "gpu2")):
+        scenario.submit(a_job(name, gb, where), starts=True)
+    pass_time(scenario, LONG_S)
+    urgent = scenario.submit(a_job("urgent", 6, node, priority="urgent"))
+    states = [scenario.job(name).state for name in ("one", "two", "three")]
+    assert states == [JobState.STOPPING, JobState.RUNNING, JobState.RUNNING]
+    assert scenario.ledger.leases[urgent.lease_id].awaits == (scenario.job("one").lease_id,)
+    also = scenario.submit(a_job("also", 6, node, priority="urgent"))
+    assert also.state is JobState.QUEUED, "what the first waits for is not given twice"
+    scenario.end("one")
+    assert scenario.ledger.leases[urgent.lease_id].awaits == ()
+    assert scenario.job("urgent").state is JobState.ASSIGNED
+
+
+def test_an_urgent_job_waits_for_the_memory_of_those_who_leave_anyway():
+    scenario = a_machine()
+    scenario.submit(a_job("one", 6, "gpu1"), starts=True)
+    scenario.submit(a_job("two", 3, "gpu2"), starts=True)
+    pass_time(scenario, LONG_S)
+    scenario.cancel("one")
+    urgent = scenario.submit(a_job("urgent", 6, "gpu2", priority="urgent"))
+    assert scenario.job("two").state is JobState.RUNNING
+    assert scenario.ledger.leases[urgent.lease_id].awaits == (scenario.job("one").lease_id,)
 
 
 def test_nodes_that_are_measured_are_not_added_up():
@@ -101,16 +138,33 @@ def test_nodes_that_are_measured_are_not_added_up():
         assert scenario.submit(a_job(name, 6, name)).state is JobState.ASSIGNED
 
 
-@given(st.lists(st.tuples(st.integers(1, 6), st.sampled_from(["gpu1", "gpu2"]), st.booleans()), max_size=12))
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 6), st.sampled_from(["gpu1", "gpu2"]), st.sampled_from(["block", "low", "high", "urgent"])
+        ),
+        max_size=12,
+    )
+)
 def test_whatever_is_asked_for_never_more_is_used_than_there_is(asks):
     scenario = a_machine()
-    for number, (gb, node, is_block) in enumerate(asks):
+    for number, (gb, node, kind) in enumerate(asks):
         try:
-            if is_block:
+            if kind == "block":
                 a_block(scenario, f"b{number}", gb)
             else:
-                scenario.submit(a_job(f"j{number}", gb, node))
+                job = scenario.submit(a_job(f"j{number}", gb, node, priority=kind))
+                if job.state is JobState.ASSIGNED and not scenario.lease_of(job.uid).awaits:
+                    scenario.start(job.uid)
         except Refused:
             continue
-        claims = (scenario.ledger.claims_on(name).memory_bytes for name in ("gpu1", "gpu2"))
-        assert sum(claims) <= 9.5 * GB
+        pass_time(scenario, LONG_S / 4)
+        leases = [lease for name in ("gpu1", "gpu2") for lease in scenario.ledger.leases_of(name)]
+        assert sum(lease.claim.memory_bytes for lease in leases if lease.claim and not lease.awaits) <= 9.5 * GB
+        scenario.ledger.check()
+    for lease in [lease for lease in scenario.ledger.leases.values() if lease.awaits]:
+        for awaited in scenario.ledger.leases[lease.id].awaits:
+            scenario.end(scenario.ledger.leases[awaited].job)
+        assert scenario.ledger.leases[lease.id].awaits == ()
+    held = sum(scenario.ledger.claims_on(name).memory_bytes for name in ("gpu1", "gpu2"))
+    assert held <= 9.5 * GB
