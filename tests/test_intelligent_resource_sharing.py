@@ -189,7 +189,7 @@ class TestResourceSharingManager:
             with pytest.raises(Refused, match="No node can ever lend 500 cores") as no:
                 await manager.request_resource("gpu-master", "cpu", 500)
             assert no.value.reasons == (
-                "gpu-master: it is for this node, from another",
+                "gpu-master: it is the borrower",
                 "gpu1: 6 cores at most, 500 cores asked",
                 "gpu2: 14 cores at most, 500 cores asked",
             )

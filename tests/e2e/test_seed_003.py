@@ -141,7 +141,7 @@ async def a_model_has_room_on_gpu2(clone: UsedClone, program: str) -> None:
 
 def above_75_percent_there_is_an_alert(clone: UsedClone) -> None:
     (alert,) = clone("events", "--type", "alert-raised", check=0).stdout.splitlines()
-    assert re.search(r"gpu-master: memory at 77 ?%, above the mark of 75 ?%", alert)
+    assert re.search(r"gpu-master: memory at 77 %, above the mark of 75 %", alert)
 
 
 def too_much_is_refused_with_remedies_that_work(clone: UsedClone) -> None:

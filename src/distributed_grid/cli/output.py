@@ -18,6 +18,7 @@ from distributed_grid.errors import BadInput
 
 MIN_SHOWN_CHARS = 8
 """So many characters of an id are shown at least, besides those that say only what it is."""
+_RANDOM = re.compile(r"[0-9a-f]{12,}")
 
 
 def print_answer(session: CliSession, data: Any, text: str) -> None:
@@ -56,6 +57,8 @@ def printable(value: object) -> str:
 def format_amount(kind: str, value: float) -> str:
     """An amount with its unit."""
     units = {"cpu": "core" if value == 1 else "cores", "memory": "GB", "gpu": "GPU" if value == 1 else "GPUs"}
+    if kind == "memory":
+        value = round(value, 2) or float(f"{value:.1g}")
     return f"{value:g} {units.get(kind, kind)}"
 
 
@@ -83,13 +86,21 @@ def format_time(moment: str | None) -> str:
 
 
 def unique_prefixes(ids: Iterable[str]) -> dict[str, str]:
-    """Each id, shortened as far as it is still told from the others: what a user can type in its place."""
+    """Each id, shortened as far as it is still told from the others: what a user can type in its place.
+
+    Names, which somebody can read, are not shortened.
+    """
     ordered = sorted(set(ids))
-    lengths = [MIN_SHOWN_CHARS + len(generated_part(one)) for one in ordered]
+    lengths = [_min_shown(one) for one in ordered]
     for at, (one, next_one) in enumerate(pairwise(ordered)):
         needed = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, next_one, strict=False))) + 1
         lengths[at], lengths[at + 1] = max(lengths[at], needed), max(lengths[at + 1], needed)
     return {one: one[:length] for one, length in zip(ordered, lengths, strict=True)}
+
+
+def _min_shown(one: str) -> int:
+    is_random = _RANDOM.fullmatch(one.removeprefix(generated_part(one))) is not None
+    return MIN_SHOWN_CHARS + len(generated_part(one)) if is_random else len(one)
 
 
 def write_output(kind: bytes, chunk: bytes) -> None:

@@ -133,5 +133,5 @@ def _value(resource: str, usage: Usage, capacity: Capacity) -> float | None:
 def _alert(node: str, resource: str, threshold: AlertThreshold, value: float, state: AlertState) -> Alert:
     name = resource if resource == "memory" else resource.upper()
     position = "above" if state.raised else "back below"
-    detail = f"{node}: {name} at {value:.0%}, {position} the mark of {threshold.high:.0%}"
+    detail = f"{node}: {name} at {100 * value:.0f} %, {position} the mark of {100 * threshold.high:.0f} %"
     return Alert(node, resource, state.raised, round(value, 4), threshold.high, state.last_ms, detail)

@@ -28,7 +28,7 @@ from distributed_grid.monitoring.alert_delivery import (
 )
 from distributed_grid.monitoring.alerts import Alert
 
-ALERT = Alert("gpu1", "memory", True, 0.8125, 0.75, 1_700_000_000_000, "gpu1: memory at 81%, above the mark of 75%")
+ALERT = Alert("gpu1", "memory", True, 0.8125, 0.75, 1_700_000_000_000, "gpu1: memory at 81 %, above the mark of 75 %")
 
 
 class Site:
@@ -116,7 +116,7 @@ def test_a_command_gets_the_alert_on_its_input_and_in_its_environment(
         "value": 0.8125,
         "mark": 0.75,
         "time": "2023-11-14T22:13:20.005Z",
-        "message": "gpu1: memory at 81%, above the mark of 75%",
+        "message": "gpu1: memory at 81 %, above the mark of 75 %",
     }
     env = (tmp_path / "env").read_text().splitlines()
     assert {"GRID_ALERT_NODE=gpu1", "GRID_ALERT_RESOURCE=memory", "GRID_ALERT_STATE=raised"} <= set(env)
@@ -279,4 +279,4 @@ def test_without_command_and_webhook_the_alert_is_logged(caplog: pytest.LogCaptu
         await delivery.stop()
 
     asyncio.run(scenario())
-    assert caplog.messages == ["alert raised: gpu1: memory at 81%, above the mark of 75%"]
+    assert caplog.messages == ["alert raised: gpu1: memory at 81 %, above the mark of 75 %"]

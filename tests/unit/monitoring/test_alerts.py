@@ -51,7 +51,7 @@ def test_memory_above_three_quarters_raises_by_default_and_only_once() -> None:
     (alert,) = node.uses(memory_gb=12.5, beats=10)
     assert (alert.node, alert.resource, alert.state, alert.mark) == ("gpu1", "memory", "raised", 0.75)
     assert alert.value == 0.7812
-    assert alert.detail == "gpu1: memory at 78%, above the mark of 75%"
+    assert alert.detail == "gpu1: memory at 78 %, above the mark of 75 %"
     assert node.alerts.raised() == [("gpu1", "memory")]
 
 
@@ -63,7 +63,7 @@ def test_it_is_cleared_only_well_below_the_mark_and_for_a_minute() -> None:
     assert node.uses(memory_gb=11.5) == []  # a relapse: the minute begins anew
     assert node.uses(memory_gb=10, beats=30) == []
     (alert,) = node.uses(memory_gb=10)
-    assert (alert.state, alert.detail) == ("cleared", "gpu1: memory at 62%, back below the mark of 75%")
+    assert (alert.state, alert.detail) == ("cleared", "gpu1: memory at 62 %, back below the mark of 75 %")
     assert node.alerts.raised() == []
 
 
@@ -73,7 +73,7 @@ def test_busy_cores_and_gpus_raise_only_where_a_mark_is_set_and_when_they_stay_b
     assert node.uses(cpu=1.0, gpu=0.5, beats=15) == []
     assert node.uses(cpu=0.2, gpu=1.0, beats=15) == []
     (busy,) = node.uses(cpu=0.2, gpu=1.0)
-    assert (busy.resource, busy.detail) == ("gpu", "gpu1: GPU at 100%, above the mark of 90%")
+    assert (busy.resource, busy.detail) == ("gpu", "gpu1: GPU at 100 %, above the mark of 90 %")
 
 
 def test_what_is_not_measured_raises_nothing() -> None:

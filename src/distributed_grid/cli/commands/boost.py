@@ -115,7 +115,7 @@ def status_text(found: dict[str, Any]) -> str:
     automatic = any(boost["automatic"] for boost in boosts)
     rows = [
         (
-            boost["boost_id"] if boost["automatic"] else short[boost["boost_id"]],
+            short[boost["boost_id"]],
             boost["source_node"],
             boost["target_node"],
             boost["resource_type"],

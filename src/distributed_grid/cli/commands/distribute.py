@@ -63,7 +63,7 @@ def _workers_table(nodes: list[dict[str, Any]]) -> str:
         "PRESSURE",
         "PRIORITY",
         "SPEED",
-        "COST",
+        "COST PER HOUR",
         "WHY NOT MORE",
     )
     return table(headings, rows, empty="no nodes")

@@ -14,6 +14,8 @@ from distributed_grid.errors import BadInput
 
 UNITS = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 NAMES = {"node_id": "LENDER", "user": "BORROWER", "target_node": "FOR", "day": "DAY"}
+TYPE_WIDTH = 14
+"""Longer types of events are rare."""
 AMOUNTS = ("LEASES", "CORE HOURS", "GB HOURS", "GPU HOURS", "HELD NOW")
 
 
@@ -112,8 +114,8 @@ def events(
 
 
 def _event_line(event: dict[str, Any]) -> str:
-    parts = [format_time(event["time"]), event["type"].ljust(10), event["job_id"] or event["subject"]]
+    parts = [format_time(event["time"]), event["type"].ljust(TYPE_WIDTH), event["job_id"] or event["subject"]]
     parts += [f"on {event['node_id']}"] if event["node_id"] else []
     parts += [f"by {event['user']}"] if event["user"] else []
-    parts += [f"({event['reason']})"] if event["reason"] else []
+    parts += [f"({event['reason']})"] if event["reason"] not in (None, "", f"by {event['user']}") else []
     return printable("  ".join(parts))

@@ -72,7 +72,10 @@ def _jobs(jobs: list[dict[str, Any]]) -> str:
 
 
 def _recommendations(recommendations: list[dict[str, Any]]) -> str:
-    rows = [(one["job_id"], one["source_node"], one["target_node"], one["reason"]) for one in recommendations]
+    rows = [
+        (one["job_id"] or "other processes", one["source_node"], one["target_node"], one["reason"])
+        for one in recommendations
+    ]
     return table(("SHOULD MOVE", "FROM", "TO", "BECAUSE"), rows, empty="")
 
 
@@ -107,11 +110,13 @@ def round_amount(amount: float) -> float:
 def allocations_table(allocations: list[dict[str, Any]]) -> str:
     """A table of the active allocations."""
     short = unique_prefixes(lease["allocation_id"] for lease in allocations)
+    targets = any(lease["target_node"] for lease in allocations)
     rows = [
         (
             short[lease["allocation_id"]],
             lease["node_id"],
             format_amount(lease["resource_type"], lease["amount"]),
+            *([lease["target_node"]] if targets else []),
             lease["user"],
             lease["priority"],
             lease["state"],
@@ -120,5 +125,6 @@ def allocations_table(allocations: list[dict[str, Any]]) -> str:
         )
         for lease in allocations
     ]
-    headings = ("ALLOCATION", "NODE", "AMOUNT", "USER", "PRIORITY", "STATE", "JOB", "EXPIRES")
+    target = ("FOR",) if targets else ()
+    headings = ("ALLOCATION", "NODE", "AMOUNT", *target, "USER", "PRIORITY", "STATE", "JOB", "EXPIRES")
     return table(headings, rows, empty="no active allocations")

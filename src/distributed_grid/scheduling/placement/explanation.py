@@ -218,7 +218,8 @@ def _class_description(choice: Choice, one: NodeScore) -> str:
         of = f" of group {choice.group}" if choice.group else ""
         return f"has {-number} lease{'' if number == -1 else 's'}{of}"
     if choice.strategy is Strategy.PERFORMANCE_OPTIMIZED:
-        return f"has {number / 1000:g} times the usual speed to spare"
+        times = "" if number == 1000 else f"{number / 1000:g} times "
+        return f"has {times}the usual speed to spare"
     if choice.strategy is Strategy.COST_OPTIMIZED:
         return f"costs {-number / 1000:g} an hour"
     return ""
@@ -238,7 +239,7 @@ def _room(one: NodeScore) -> str:
     parts = [f"{max(one.cpu_free, 0) / 1000:g} of {one.cpu_lends / 1000:g} cores"]
     parts.append(f"{max(one.memory_free, 0) / GB:.1f} of {one.memory_lends / GB:.1f} GB")
     if one.gpu_lends:
-        parts.append(f"{one.gpu_free / 1000:g} of {one.gpu_lends / 1000:g} GPUs")
+        parts.append(f"{one.gpu_free / 1000:g} of {one.gpu_lends / 1000:g} GPU{'' if one.gpu_lends == 1000 else 's'}")
     return ", ".join(parts)
 
 

@@ -76,7 +76,7 @@ def unmet_constraint(ledger: Ledger, request: Request, node: str) -> str | None:
     for name in request.anti_affinity:
         if node in ledger.nodes_of(name):
             if name == node == request.target:
-                return "it is for this node, from another"
+                return "it is the borrower"
             return "it must not be here" if name == node else f"{name} is here, and it must not be near to that"
     return None
 

@@ -26,7 +26,15 @@ def test_a_paused_offer_is_listed_with_its_mark_its_measure_and_its_earliest_ret
 
 def test_two_allocations_never_look_alike() -> None:
     common = {"node_id": "gpu1", "resource_type": "cpu", "amount": 1, "user": "ana", "priority": "low"}
-    common |= {"state": "active", "job_id": None, "expires_at": None}
+    common |= {"state": "active", "job_id": None, "expires_at": None, "target_node": None}
     ids = ["experiment-of-ana-1", "experiment-of-ana-2"]
     _, *rows = allocations_table([{**common, "allocation_id": id_} for id_ in ids]).splitlines()
     assert [row.split()[0] for row in rows] == ids
+
+
+def test_allocations_for_a_node_say_so() -> None:
+    row = {"allocation_id": "auto-gpu1-memory-1", "node_id": "gpu2", "resource_type": "memory", "amount": 4.0429}
+    row |= {"user": "grid", "priority": "low", "state": "active", "job_id": None, "expires_at": None}
+    head, line = allocations_table([{**row, "target_node": "gpu1"}]).splitlines()
+    assert head.split()[:4] == ["ALLOCATION", "NODE", "AMOUNT", "FOR"]
+    assert line.split()[:5] == ["auto-gpu1-memory-1", "gpu2", "4.04", "GB", "gpu1"]

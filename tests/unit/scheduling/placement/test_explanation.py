@@ -99,7 +99,12 @@ def test_a_preferred_node_is_told_to_be_preferred() -> None:
     ("strategy", "better", "sentence", "second"),
     [
         ("cost_optimized", {"cost_milli": 120}, "ash costs 0.12 an hour", "costs 0.9 an hour"),
-        ("performance_optimized", {"speed_milli": 2500}, "ash has 2.5 times the usual speed to spare", "has 1 times"),
+        (
+            "performance_optimized",
+            {"speed_milli": 2500},
+            "ash has 2.5 times the usual speed to spare",
+            "has the usual",
+        ),
         (
             "local_first",
             {"host": "local"},

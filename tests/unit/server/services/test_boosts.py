@@ -129,7 +129,7 @@ def test_a_refusal_begins_with_the_guides_words_and_names_every_node(run_scenari
         with pytest.raises(Refused) as never:
             await cluster.boost("b1", amount=99)
         assert str(never.value).startswith("No nodes have sufficient available resources: ")
-        for node in ("ash: 4 cores at most, 99 cores asked", "birch: ", "master: it is for this node, from another"):
+        for node in ("ash: 4 cores at most, 99 cores asked", "birch: ", "master: it is the borrower"):
             assert node in str(never.value)
         with pytest.raises(NotFound, match=r"^Target node not found in cluster: no node is called x; the nodes are: "):
             await cluster.boost("b2", target="x")
