@@ -85,12 +85,13 @@ class LentMemory:
         """Find the memory server that outlived the last agent, if there is one; it is started when it is needed."""
         await self._supervisor.start()
         self._meter.count_lent_memory(self._node, self._supervisor.measure_bytes)
-        if self.proxy is not None:
-            await self.proxy.start()
         self._tasks = [
             start_restarted(self._process_orders, "orders about memory"),
             start_restarted(self._watch_owner, "the watch of memory for the owner"),
         ]
+        if self.proxy is not None:
+            await self.proxy.start()
+            self._tasks.append(start_restarted(self.proxy.keep_listening, "the socket for memory queries"))
 
     async def stop(self) -> None:
         """Stop; a memory server that holds something goes on. Safe to call twice."""

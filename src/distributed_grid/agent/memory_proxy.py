@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +19,10 @@ from distributed_grid.posix.unix_sockets import is_own_peer, short_path
 from distributed_grid.wire import MAX_QUERY_BYTES, MAX_REPLY_BYTES, MemoryQuery, MemoryReply
 
 REPLY_SECONDS = 60.0
+CHECK_SECONDS = 2.0
 MAX_CONNECTIONS = 256
 HEADER = struct.Struct(">I1s")
+log = logging.getLogger(__name__)
 
 
 class MemoryQueryProxy:
@@ -32,26 +35,50 @@ class MemoryQueryProxy:
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._parts: dict[int, bytearray] = {}
         self._server: asyncio.Server | None = None
+        self._inode = 0  # of its socket; 0 where it has none
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Listen; a socket that another agent left is replaced."""
+        self._close()
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
         self.path.unlink(missing_ok=True)
         with short_path(self.path) as name:
             self._server = await asyncio.start_unix_server(self._serve, name)
         self.path.chmod(0o600)
+        self._inode = self.path.stat().st_ino
+
+    async def keep_listening(self) -> None:
+        """Listen anew whenever the socket is gone or somebody else's; who is connected stays so."""
+        while True:
+            await asyncio.sleep(CHECK_SECONDS)
+            if not self._is_there():
+                log.warning("%s was removed or replaced: it is made anew", self.path)
+                await self.start()
 
     async def stop(self) -> None:
         """Stop listening; safe to call twice."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-            self.path.unlink(missing_ok=True)
+        self._close()
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _is_there(self) -> bool:
+        try:
+            return self.path.stat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def _close(self) -> None:
+        """Stop accepting; the socket of another agent stays."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._server = None
+        if self._is_there():
+            self.path.unlink(missing_ok=True)
+        self._inode = 0
 
     def deliver(self, reply: MemoryReply) -> None:
         """Pass a reply on when its last part is there; one that nobody waits for any more is dropped."""

@@ -149,6 +149,40 @@ def test_a_socket_that_another_agent_left_is_replaced(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
+def test_a_socket_that_is_gone_is_made_anew_and_who_is_connected_stays_so(tmp_path: Path, replaced: bool) -> None:
+    async def story() -> None:
+        async with a_proxy(tmp_path) as (proxy, queries):
+            early, writer = await send(proxy, b"{}")
+            first = await queries.next()
+            keeping = asyncio.create_task(proxy.keep_listening())
+            proxy.path.unlink()
+            if replaced:
+                proxy.path.write_text("somebody else's")
+            async with asyncio.timeout(30):
+                while not proxy.path.is_socket():
+                    await asyncio.sleep(0.05)
+            late, another = await send(proxy, b"{}")
+            second = await queries.next()
+            for number, reader in ((first.number, early), (second.number, late)):
+                proxy.deliver(MemoryReply(number, b'{"answer": 1}'))
+                assert await received(reader) == {"answer": 1}
+            for one in (writer, another):
+                one.close()
+            keeping.cancel()
+
+    asyncio.run(story())
+
+
+def test_a_proxy_that_stops_leaves_the_socket_of_the_next_one(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with a_proxy(tmp_path) as (proxy, _), a_proxy(tmp_path) as (successor, _):
+            await proxy.stop()
+            assert successor.path.is_socket()
+
+    asyncio.run(story())
+
+
 def test_a_path_longer_than_the_kernel_takes_is_no_hindrance(tmp_path: Path) -> None:
     async def story() -> None:
         deep = tmp_path / ("long-" * 20) / ("longer-" * 10)
