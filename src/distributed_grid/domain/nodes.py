@@ -168,7 +168,8 @@ class NodeObservation(Struct, frozen=True):
     that has moved,
     `overused_since_ms` since when the owner wants back what an engine holds there for others (0: no). `rejected` is
     why its agent was last turned away, at `rejected_at_ms`. Until `records_spent_until_ms` the records of what its
-    agent reports are paid for, and `records_omitted` were not written (`reactor/report_budget.py`).
+    agent reports are paid for, and `records_omitted` were not written (`reactor/report_budget.py`). It has taken back
+    what was placed on it `reclaims` times in a row, last at `reclaimed_at_ms` (`scheduling/offers/reclaim_backoff.py`).
     """
 
     kind: ClassVar[str] = "observation"
@@ -191,6 +192,8 @@ class NodeObservation(Struct, frozen=True):
     rejected_at_ms: int = 0
     records_spent_until_ms: int = 0
     records_omitted: int = 0
+    reclaims: int = 0
+    reclaimed_at_ms: int = 0
 
     @property
     def key(self) -> str:

@@ -31,6 +31,7 @@ from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor import leases
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, JobAnswer, LeaseAnswer, Record, RecordType
 from distributed_grid.reactor.lease_transitions import end_lease, grant
+from distributed_grid.scheduling.offers.reclaim_backoff import count_reclaim, rest_left_ms
 from distributed_grid.scheduling.placement import machine_memory
 from distributed_grid.scheduling.placement.placement import Placement
 from distributed_grid.scheduling.queue.fairness import Quotas
@@ -232,7 +233,7 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
     job, attempt = _reported_attempt(ledger, event)
     if job is None or attempt is None:
         return _late_report(ledger, event)
-    outcome = event.outcome
+    outcome, is_taken_back = event.outcome, job.stop is None  # by the node, and nobody here has asked for it
     if job.stop is not None:
         outcome = replace(outcome, ending=job.stop.ending, detail=outcome.detail or job.stop.detail)
     lease = ledger.leases[attempt.lease_id]
@@ -247,7 +248,11 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
     over = replace(attempt, ended_at_ms=now, outcome=outcome)
     job = replace(job, attempts=(*job.attempts[:-1], over), stop=None)
     displaced = outcome.ending in DISPLACED
-    if outcome.ending is Ending.RECLAIMED:
+    seen = ledger.observations.get(attempt.node)
+    if displaced and is_taken_back and seen is not None:
+        seen = count_reclaim(seen, attempt.assigned_at_ms, now)
+        decision.changes.append(seen)
+    if outcome.ending is Ending.RECLAIMED or (displaced and rest_left_ms(seen, now)):
         decision.changes += _withdraw_offer(ledger, attempt.node)
     if not job.request.within and (displaced or (outcome.may_be_retried and job.retries_left > 0)):
         decision.changes += _requeue(job, now, counts=not displaced)

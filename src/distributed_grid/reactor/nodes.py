@@ -34,10 +34,10 @@ from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.states import JobState, NodeState, Step, advance_node
 from distributed_grid.errors import NotFound, Refused
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, Record, RecordType, capacity_details
-from distributed_grid.reactor.report_budget import is_overdrawn
 from distributed_grid.scheduling.offers.offer import engine_leases_to_reclaim, next_offer, paused_offer
 from distributed_grid.scheduling.offers.owner_activity import update_idleness, update_volatility
 from distributed_grid.scheduling.offers.pause import update_recent
+from distributed_grid.scheduling.offers.reclaim_backoff import rest_left_ms
 
 SUSPECT_AFTER_MS = 6_000
 RECLAIM_DELAY_MS = 4_000
@@ -186,25 +186,18 @@ def on_heartbeat(ledger: Ledger, event: HeartbeatReceived, now: int) -> Decision
         return Decision()
     last = ledger.observations.get(event.name)
     overused_since = (last.overused_since_ms if last is not None else 0) or now
-    seen = NodeObservation(
-        event.name,
-        now,
-        event.usage,
-        event.beat,
-        hold_deadline(node, now),
-        event.generation,
-        event.yields,
-        boot=last.boot if last is not None else "",
-        machine=last.machine if last is not None else "",
-        missing=last.missing if last is not None else (),
+    seen = replace(
+        last or NodeObservation(event.name, now),
+        at_ms=now,
+        usage=event.usage,
+        beat=event.beat,
+        held_until_ms=hold_deadline(node, now),
+        generation=event.generation,
+        yields=event.yields,
         idleness=update_idleness(node, event.usage, last, now) if node.capacity != NOTHING else None,
         recent=update_recent(node, event.usage, last, now) if node.capacity != NOTHING else None,
         volatility=update_volatility(node, event.usage, last, now),
         overused_since_ms=overused_since if engine_leases_to_reclaim(ledger, node, event.usage) else 0,
-        rejected=last.rejected if last is not None else "",
-        rejected_at_ms=last.rejected_at_ms if last is not None else 0,
-        records_spent_until_ms=last.records_spent_until_ms if last is not None else 0,
-        records_omitted=last.records_omitted if last is not None else 0,
     )
     offer = ledger.offers.get(event.name)
     decision = Decision([seen], follow=[NodeHeard(event.name)])
@@ -238,7 +231,7 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
     stock, claims = ledger.engine_capacities.get(node.name), ledger.claims_on(node.name)
     before = ledger.offers.get(node.name)
     offer = next_offer(node, seen, before, engine_capacity=stock, used=claims)
-    if offer is not None and (before is not None or not is_overdrawn(seen, now)):  # a withdrawn one stays so
+    if offer is not None and (before is not None or not rest_left_ms(seen, now)):  # a withdrawn one stays so
         decision.changes.append(offer)
     if decision.changes and ledger.waiting:
         decision.follow.append(QueueScanned())

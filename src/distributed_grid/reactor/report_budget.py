@@ -2,9 +2,7 @@
 
 An agent that lies, or that is out of order, can report without end, and each report may be worth a record. A node may
 cause `BURST` of them at once, and one more every `REFILL_MS`. What is beyond that is only counted, and the count is
-recorded with the next record that there is room for. The changes that a report makes are not affected. A node that has
-taken lent resources back and is beyond its budget offers nothing until there is room in it again: otherwise one and the
-same job could be placed there and taken back for ever.
+recorded with the next record that there is room for. The changes that a report makes are not affected.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from distributed_grid.domain.events import AttemptEnded, AttemptPaused, EpochRep
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import NodeObservation
 from distributed_grid.reactor.decision import Decision, Record
-from distributed_grid.reactor.jobs import DISPLACED
 
 BURST = 200
 REFILL_MS = 10_000
@@ -43,7 +40,7 @@ def charge(ledger: Ledger, event: Event, decision: Decision, now: int) -> Decisi
         if record.type in _OMITTED and _left(seen, now) < 1:
             seen = replace(seen, records_omitted=seen.records_omitted + 1)
             continue
-        if record.type in _OMITTED or (record.type == "requeued" and _is_taken_back(ledger, event)):
+        if record.type in _OMITTED:
             seen = replace(seen, records_spent_until_ms=max(seen.records_spent_until_ms, now) + REFILL_MS)
         if record.type in _OMITTED and seen.records_omitted:
             why = f"{seen.records_omitted} reports of its agent were not recorded: there were too many"
@@ -54,25 +51,9 @@ def charge(ledger: Ledger, event: Event, decision: Decision, now: int) -> Decisi
     if seen is not before:
         decision.changes = [row for row in decision.changes if row is not before]
         decision.changes.append(seen)
-    offer = ledger.offers.get(name)
-    if offer is not None and is_overdrawn(seen, now):
-        decision.changes.append(replace(offer, withdrawn=True))
     return decision
 
 
 def _left(seen: NodeObservation, now: int) -> int:
-    """How many records the reports of this node may still cause; less than none where more could not be omitted."""
+    """How many records the reports of this node may still cause."""
     return BURST - -(-max(seen.records_spent_until_ms - now, 0) // REFILL_MS)
-
-
-def _is_taken_back(ledger: Ledger, event: Event) -> bool:
-    """Whether a node has ended an attempt for its owner, as it says, and nobody here has asked for it."""
-    if not isinstance(event, AttemptEnded) or event.outcome.ending not in DISPLACED:
-        return False
-    job = ledger.jobs.get(event.uid)
-    return job is not None and job.stop is None
-
-
-def is_overdrawn(seen: NodeObservation | None, now: int) -> bool:
-    """Whether the reports of a node's agent have caused more records than they may."""
-    return seen is not None and _left(seen, now) < 0

@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from distributed_grid.domain.events import AttemptEnded, AttemptPaused, EpochReported, NodeDeclared
-from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.states import JobState
 from distributed_grid.reactor.report_budget import BURST, MAX_REASON_CHARS, REFILL_MS
 from tests.support.builders import Scenario, a_node, a_request, an_exit
@@ -75,21 +74,3 @@ def test_declarations_and_epochs_are_bounded(scenario: Scenario) -> None:
 def test_a_long_reason_is_cut(scenario: Scenario) -> None:
     (record,) = scenario.handle(late(0, detail="x" * 8000)).records
     assert len(record.reason) == MAX_REASON_CHARS
-
-
-@pytest.mark.parametrize("ending", [Ending.RECLAIMED, Ending.PREEMPTED])
-def test_a_node_that_takes_everything_back_at_once_gets_no_more(scenario: Scenario, ending: Ending) -> None:
-    """Each heartbeat would offer its resources anew."""
-    scenario = Scenario(a_node("gpu1"))
-    scenario.submit(a_request("r1", cores=1, wait_s=10**6))
-    for _ in range(LIES):
-        if scenario.job("r1").attempt is not None and scenario.job("r1").state is not JobState.QUEUED:
-            scenario.start("r1")
-            scenario.end("r1", Outcome(ending))
-        scenario.heartbeat("gpu1")
-    assert len(scenario.job("r1").attempts) == BURST + 1
-    assert scenario.job("r1").state is JobState.QUEUED
-    scenario.handle(NodeDeclared(replace(scenario.ledger.nodes["gpu1"], capacity=a_node("gpu1", cores=5).capacity)))
-    assert scenario.job("r1").state is JobState.QUEUED
-    scenario.advance(REFILL_MS / 1000)
-    assert scenario.job("r1").state is JobState.ASSIGNED

@@ -12,6 +12,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts, Capacity, cores, gigabytes, gpus, is_model
 from distributed_grid.domain.states import NodeState
+from distributed_grid.scheduling.offers.reclaim_backoff import rest_left_ms
 from distributed_grid.scheduling.placement import machine_memory
 from distributed_grid.scheduling.placement.placement import unmet_constraint
 from distributed_grid.scheduling.queue.fairness import Quotas
@@ -124,7 +125,7 @@ def _shortage(ledger: Ledger, request: Request, node: Node, now: int) -> str:
         return _absence(ledger, node, now)
     offer = ledger.offers.get(node.name)
     if offer is None:
-        return "no fresh measurement"
+        return _missing_offer(ledger, node, now)
     if offer.withheld and NodeClaims().claim_for(ask, offer.lends) is None:
         return "; ".join(offer.withheld)
     claims = ledger.claims_on(node.name)
@@ -146,13 +147,21 @@ def why_not_lent(ledger: Ledger, node: Node, now: int) -> tuple[str, ...]:
         return (_absence(ledger, node, now),)
     offer = ledger.offers.get(node.name)
     if offer is None:
-        return ("no fresh measurement",)
+        return (_missing_offer(ledger, node, now),)
     if offer.withheld:
         return offer.withheld
     claims = ledger.claims_on(node.name)
     full = offer.lends.cpu_milli <= claims.cpu_milli and offer.lends.memory_bytes <= claims.memory_bytes
     full = full and not any(claims.free_milli(device) for device in offer.lends.gpus)
     return ("everything it lends is lent",) if full else ()
+
+
+def _missing_offer(ledger: Ledger, node: Node, now: int) -> str:
+    seen = ledger.observations.get(node.name)
+    rest_ms = rest_left_ms(seen, now)
+    if seen is None or not rest_ms:
+        return "no fresh measurement"
+    return f"took work back {seen.reclaims} times in a row; it lends again in {-(-rest_ms // 1000)} s"
 
 
 def _absence(ledger: Ledger, node: Node, now: int) -> str:
