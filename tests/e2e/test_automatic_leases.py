@@ -30,6 +30,11 @@ def automatic(grid: Shell) -> list[dict[str, Any]]:
     return [boost for boost in boosts if boost["automatic"] and boost["is_active"]]
 
 
+def held_by_the_grid(grid: Shell) -> float:
+    rows = grid.json("ledger", "--by", "user")["rows"]
+    return float(next(row["held_gb"] for row in rows if row["user"] == "grid"))
+
+
 def test_a_pressed_nodes_work_runs_with_what_was_borrowed_for_it(grid: Shell) -> None:
     (grid.cwd / "two.yaml").write_text(CONFIG)
     grid("status", "--config", "two.yaml", check=0)
@@ -43,6 +48,7 @@ def test_a_pressed_nodes_work_runs_with_what_was_borrowed_for_it(grid: Shell) ->
     used = [boost for boost in automatic(grid) if boost["used_amount"]]
     assert "USED" in grid("boost", "status", check=0).stdout
     assert used
+    wait_until(lambda: abs(held_by_the_grid(grid) - sum(boost["amount"] for boost in automatic(grid))) < 0.01)
     lines = [json.loads(line) for line in grid("events", "--type", "rebalanced", "--json", check=0).stdout.splitlines()]
     given = [line["data"]["allocation_id"] for line in lines if line["data"]["action"] == "used"]
     assert len(given) == 3

@@ -234,7 +234,7 @@ def test_a_node_that_cools_down_gives_everything_back_and_lends_again_when_told(
     cluster.detach("-j", "work", "-n", "gpu2", "sleep", "300")
     wait_until(lambda: cluster.job("work")["state"] == "running")
     done = cluster("resource-sharing", "cooldown", "--node", "gpu2", check=0)
-    assert done.stdout == "gpu2: its owner has everything back, 2 given back\n"
+    assert done.stdout == "gpu2: its owner has everything back, 2 leases given back\n"
     assert "gpu2: waiting for 1 lease to be given back" in done.stderr
     wait_until(lambda: cluster.job("work")["state"] == "running")
     work = cluster.job("work")

@@ -155,7 +155,7 @@ def test_the_lending_ledger_counts_what_is_over_and_what_is_held(cluster: Shell)
     assert found["lenders"][0]["core_hours"] == found["borrowers"][0]["core_hours"] == found["total"]["core_hours"]
     text = cluster("ledger", "--by", "node", check=0).stdout.splitlines()
     assert text[0].split() == ["LENDER", "LEASES", "CORE", "HOURS", "GB", "HOURS", "GPU", "HOURS", "HELD", "NOW"]
-    assert text[1].endswith("1: 1 cores, 3 GB")
+    assert text[1].endswith("1 lease: 1 core, 3 GB")
     assert "--since needs a time" in cluster("ledger", "--since", "soon", check=2).stderr
     assert len(cluster.json("ledger", "--by", "day")["rows"]) == 1
 

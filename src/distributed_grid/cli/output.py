@@ -54,6 +54,11 @@ def printable(value: object) -> str:
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
+def shorten(text: str, length: int) -> str:
+    """A text of at most so many characters; one that was cut says so."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
 def format_amount(kind: str, value: float) -> str:
     """An amount with its unit."""
     units = {"cpu": "core" if value == 1 else "cores", "memory": "GB", "gpu": "GPU" if value == 1 else "GPUs"}

@@ -15,6 +15,7 @@ from distributed_grid.cli.output import (
     format_time,
     print_answer,
     printable,
+    shorten,
     table,
     write_output,
 )
@@ -43,7 +44,7 @@ def list_(session: CliSession, all_: bool, limit: int) -> None:
             job["node_id"],
             format_amount(job["resource_type"], job["amount"]),
             format_time(job["submitted_at"]),
-            job["command"][:50],
+            shorten(job["command"], 60),
         )
         for job in found
     ]
@@ -76,13 +77,19 @@ def _lines(job: dict[str, Any]) -> list[str]:
     lines = [f"{name + ':':14}{printable(value)}" for name, value in shown if value not in (None, "-")]
     for attempt in job["attempts"]:
         cores = ",".join(map(str, attempt["cores"]))
-        where = f"{attempt['node_id']}" + (f", cores {cores}" if cores else "")
-        times = f"{format_time(attempt['started_at'])} to {format_time(attempt['ended_at'])}"
+        parts = [attempt["node_id"]]
+        if cores:
+            parts.append(f"core{'' if len(attempt['cores']) == 1 else 's'} {cores}")
+        since = format_time(attempt["started_at"])
+        if attempt["ended_at"]:
+            parts.append(f"{since} to {format_time(attempt['ended_at'])}")
+        elif attempt["started_at"]:
+            parts.append(f"since {since}")
         if attempt.get("checkpoint_at"):
-            times += f", last checkpoint {format_time(attempt['checkpoint_at'])}"
-        lines.append(
-            printable(f"attempt {attempt['number']}:".ljust(14) + f"{where}, {times}, {format_outcome(attempt)}")
-        )
+            parts.append(f"last checkpoint {format_time(attempt['checkpoint_at'])}")
+        if attempt["outcome"]:
+            parts.append(format_outcome(attempt))
+        lines.append(printable(f"attempt {attempt['number']}:".ljust(14) + ", ".join(parts)))
     return lines
 
 

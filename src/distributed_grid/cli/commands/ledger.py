@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distributed_grid.cli.command_line import IntRange, Option, WordChoice, command
-from distributed_grid.cli.output import echo, format_time, print_answer, printable, table
+from distributed_grid.cli.output import echo, format_amount, format_time, print_answer, printable, table
 from distributed_grid.cli.session import CliSession
 from distributed_grid.errors import BadInput
 
@@ -70,15 +70,16 @@ def _amounts(row: dict[str, Any]) -> tuple[str, ...]:
 def _hours(hours: float) -> str:
     if not hours:
         return "-"
-    return f"{hours:,.2f}" if hours >= 1 else f"{hours:.2g}"
+    return f"{hours:,.2f}" if hours >= 0.01 else "<0.01"
 
 
 def _held(row: dict[str, Any]) -> str:
     if not row["held_leases"]:
         return "-"
-    kinds = (("held_cores", "cores"), ("held_gb", "GB"), ("held_gpus", "GPUs"))
-    parts = [f"{row[name]:.4g} {unit}" for name, unit in kinds if row[name]]
-    return f"{row['held_leases']:,}: {', '.join(parts) or 'others'}"
+    kinds = (("held_cores", "cpu"), ("held_gb", "memory"), ("held_gpus", "gpu"))
+    parts = [format_amount(kind, row[name]) for name, kind in kinds if row[name]]
+    count = row["held_leases"]
+    return f"{count:,} lease{'' if count == 1 else 's'}: {', '.join(parts) or 'others'}"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, left: int) -> str:

@@ -93,7 +93,8 @@ def cooldown(session: CliSession, node: str, off: bool, wait: float) -> None:
 
     last = session.stream_steps("drain_node", show, node=node, off=off, wait_seconds=wait)
     last.pop("done", None)
-    given = f", {last['given_back']} given back" if last["given_back"] else ""
+    count = last["given_back"]
+    given = f", {count} lease{'' if count == 1 else 's'} given back" if count else ""
     print_answer(session, last, printable(f"{node}: {last['detail']}{given}"))
 
 

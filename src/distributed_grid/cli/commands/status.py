@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from distributed_grid.cli.command_line import command
-from distributed_grid.cli.output import format_amount, format_time, print_answer, printable, table, unique_prefixes
+from distributed_grid.cli.output import (
+    format_amount,
+    format_time,
+    print_answer,
+    printable,
+    shorten,
+    table,
+    unique_prefixes,
+)
 from distributed_grid.cli.session import CliSession
 
 OFF = "Resource sharing not enabled: set resource_sharing.enabled to true in the config"
@@ -64,7 +72,7 @@ def _jobs(jobs: list[dict[str, Any]]) -> str:
             job["state"],
             job["node_id"],
             format_amount(job["resource_type"], job["amount"]),
-            job["command"][:60],
+            shorten(job["command"], 60),
         )
         for job in jobs
     ]

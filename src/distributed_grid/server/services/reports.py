@@ -16,6 +16,8 @@ from distributed_grid.api import requests
 from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import GB, View, Viewer
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rebalancing import claimed_amount
+from distributed_grid.domain.resources import ResourceType
 from distributed_grid.errors import BadInput
 from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.ports import LentRow
@@ -173,9 +175,10 @@ def _living(ledger: Ledger, now: int, since_ms: int) -> list[LentEntry]:
             ask.memory_bytes * ms,
             ask.gpu_milli * ms,
             1,
-            ask.cpu_milli,
-            ask.memory_bytes,
-            ask.gpu_milli,
+            *(
+                claimed_amount(lease, resource)
+                for resource in (ResourceType.CPU, ResourceType.MEMORY, ResourceType.GPU)
+            ),
         )
         entries.append(LentEntry(request.user, lease.node, request.target, now // DAY_MS, total))
     return entries
