@@ -188,12 +188,14 @@ class EngineGroup(Struct, frozen=True):
 class EngineView(Struct, frozen=True):
     """What an engine has: its present life, its nodes, and our groups, each with the place it is on.
 
-    `groups` is None where they were not asked for.
+    `groups` is None where they were not asked for. `in_use` are those of automatic leases that something runs in, or
+    was about to since the last view.
     """
 
     session: str
     nodes: tuple[EngineNode, ...]
     groups: tuple[tuple[str, str], ...] | None = None
+    in_use: tuple[str, ...] = ()
 
 
 class Engine(Protocol):

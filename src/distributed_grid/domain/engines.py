@@ -78,6 +78,7 @@ class Binding(Struct, frozen=True):
     `bound_at_ms` is when the engine said that it is made (0: not yet). `again`: the lease was bound before, so this
     one waits however long the engine is away. `dropped`: its place is gone, and so it is not wanted any more.
     `term_ms` is the end of the lease that the engine has acknowledged (0: none); by that it removes the group itself.
+    `in_use`: something runs in the group, `was_used`: something did; both are kept for automatic leases only.
     """
 
     kind: ClassVar[str] = "binding"
@@ -92,6 +93,8 @@ class Binding(Struct, frozen=True):
     dropped: bool = False
     gone: bool = False
     term_ms: int = 0
+    in_use: bool = False
+    was_used: bool = False
 
     @property
     def key(self) -> str:

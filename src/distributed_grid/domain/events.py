@@ -129,7 +129,7 @@ class EngineNode(Struct, frozen=True):
 class EngineObserved(Struct, frozen=True):
     """What an engine has: its nodes, and the groups that are named as ours are, as of when they were asked for.
 
-    `groups` is None where only the nodes were looked at.
+    `groups` is None where only the nodes were looked at. `in_use` are those in which something runs, or was said to.
     """
 
     name: str
@@ -137,6 +137,7 @@ class EngineObserved(Struct, frozen=True):
     asked_at_ms: int
     nodes: tuple[EngineNode, ...]
     groups: tuple[tuple[str, str], ...] | None = None
+    in_use: tuple[str, ...] = ()
 
 
 class GroupBound(Struct, frozen=True):

@@ -33,6 +33,7 @@ from distributed_grid.domain.fences import above, epoch_of, fence_on, is_plausib
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.rebalancing import GRID_USER, USED, RebalanceState, is_automatic, resource_of
 from distributed_grid.domain.rows import Counter, Row
 from distributed_grid.domain.states import LeaseEnd, LeaseState, Step, advance_lease
 from distributed_grid.errors import Refused
@@ -164,6 +165,8 @@ def _observe_node(
         binding = ledger.binding_of(lease)
         settled = lease.state is LeaseState.RELEASING or lease.request.within or lease.recovered
         if settled or _is_valid(binding, place, there, event.asked_at_ms):
+            if binding is not None and is_automatic(lease.request):
+                _note_use(ledger, lease, binding, event, decision, now)
             continue
         found = _found_fence(ledger, lease, there) if binding is None else 0
         fence += 1
@@ -175,6 +178,24 @@ def _observe_node(
         decision.changes += [fresh, _with_bound_state(replace(lease, engine=event.name), bound=bool(found))]
         decision.records.append(_binding_record("found-bound" if found else "rebinding", lease, fresh))
     return fence
+
+
+def _note_use(
+    ledger: Ledger, lease: Lease, binding: Binding, event: EngineObserved, decision: Decision, now: int
+) -> None:
+    """Note whether the engine's own tasks use an automatic lease; nothing, where that is as before."""
+    if binding.in_use == (binding.group in event.in_use):
+        return
+    decision.changes.append(replace(binding, in_use=not binding.in_use, was_used=True))
+    target, resource = lease.request.target, resource_of(lease.request.ask)
+    if target in ledger.nodes:
+        state = ledger.rebalance_states.get(target) or RebalanceState(target)
+        watch = replace(state.watch(resource), used_at_ms=now)
+        decision.changes.append(replace(state, **{str(resource): watch}))
+    if not binding.in_use:
+        data = {"action": USED, "resource_type": str(resource), "target_node": target, "source_node": lease.node}
+        why = f"tasks of {lease.engine} use it"
+        decision.records.append(Record("rebalanced", GRID_USER, lease.id, target, why, {**data}))
 
 
 def _is_valid(binding: Binding | None, place: EngineNode, there: set[str] | None, asked_at_ms: int) -> bool:

@@ -73,7 +73,7 @@ def _return_lease(scan: PressureScan, move: ReturnLease) -> Decision:
     if target in scan.ledger.nodes:
         unused = move.unused or scan.state(target).watch(resource).unused
         decision.changes.append(_state_after(scan, target, resource, at_ms=scan.now, unused=unused))
-    record = _record(GIVEN_BACK, target, resource, f"{move.reason}; {used_part(lease)}", subject=lease.id)
+    record = _record(GIVEN_BACK, target, resource, f"{move.reason}; {used_part(scan.ledger, lease)}", subject=lease.id)
     record.data["source_node"] = lease.node
     decision.records.append(record)
     return decision

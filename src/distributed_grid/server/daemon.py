@@ -227,7 +227,9 @@ class Daemon:
             await declare_nodes(self._grid, self._config, HardwareDetector(probe, gpus).capacity())
             await self._boost_file.recover()
             local = await self._grid.read(local_nodes)
-            meter = UsageMeter(probe, gpus, simulated=simulated_nodes(self._config, local))
+            simulated = simulated_nodes(self._config, local)
+            records = {name: self._cluster.ray.nodes.record(name) for name in simulated}
+            meter = UsageMeter(probe, gpus, simulated=simulated, node_records=records)
             agent = self._make_agent(tuple(node.name for node in local), meter)
             self._agents.memory.attach_local(agent)
             await agent.start()

@@ -6,7 +6,17 @@ import pytest
 from msgspec.structs import replace
 
 from distributed_grid.domain.blocks import Block
-from distributed_grid.domain.events import BlockAsked, JobSubmitted, NodeDeclared, PolicySet
+from distributed_grid.domain.engines import Binding, EngineResources
+from distributed_grid.domain.events import (
+    BlockAsked,
+    EngineNode,
+    EngineObserved,
+    EngineRegistered,
+    GroupBound,
+    JobSubmitted,
+    NodeDeclared,
+    PolicySet,
+)
 from distributed_grid.domain.jobs import Ending, Outcome
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.resources import Amounts, GpuShare, ResourceType
@@ -203,6 +213,60 @@ def test_in_an_engine_the_lease_is_bound_anew_with_what_it_has_left():
     assert its is not None
     assert its.again
     assert its.fence > mine.fence
+
+
+# ------------------------------------------------------------------ tasks of an engine that use all of it
+
+
+def in_ray(**numbers: int) -> tuple[Rounds, Lease, Binding]:
+    """A grid that holds 10.5 GB for the master, bound in Ray."""
+    scenario, lease = pressed(**numbers)
+    scenario.handle(EngineRegistered("ray", "attached", "head:6379"))
+    observe(scenario, lease)
+    binding = scenario.ledger.binding_of(scenario.ledger.leases[lease.id])
+    assert binding is not None
+    scenario.handle(GroupBound(binding.key))
+    return scenario, lease, binding
+
+
+def observe(scenario: Rounds, lease: Lease, *in_use: str) -> list[str]:
+    """Ray sees the node of a lease, and these groups at work; what that did."""
+    room = EngineResources(8000, 30 * GB, 0)
+    nodes = (EngineNode("n1", name=lease.node, has=room, room=room),)
+    return actions(scenario.handle(EngineObserved("ray", "s", scenario.now, nodes, None, in_use)).records)
+
+
+def test_while_tasks_of_an_engine_use_it_nothing_is_carved_out_and_it_stays():
+    scenario, lease, binding = in_ray(unused_after=5, leases_max=1)
+    assert observe(scenario, lease, binding.group) == ["used"]
+    assert observe(scenario, lease, binding.group) == []
+    scenario.submit(a_request("job1", memory_gb=4, target="master"))
+    assert scenario.lease_of("job1").carved_from == ()
+    assert actions(scenario.round(HARD, times=20)) == []
+    observe(scenario, lease)
+    records = scenario.round(HARD, times=6)
+    assert actions(records) == ["given_back"]
+    told = "unused for 5 rounds; nothing of 10.5 GB was used, and tasks of ray used the rest"
+    assert told in [record.reason for record in records]
+
+
+def test_a_use_that_no_round_has_seen_counts_too():
+    scenario, lease, binding = in_ray(unused_after=5, leases_max=1)
+    scenario.round(HARD, times=3)
+    observe(scenario, lease, binding.group)
+    observe(scenario, lease)
+    assert actions(scenario.round(HARD, times=4)) == []
+    assert actions(scenario.round(HARD, times=3)) == ["given_back"]
+
+
+def test_the_use_of_a_boost_that_somebody_requested_is_not_noted():
+    scenario, lease, _ = in_ray()
+    scenario.ask(a_request("boost", memory_gb=2, require=(lease.node,)))
+    binding = scenario.ledger.binding_of(scenario.ledger.leases["boost"])
+    assert binding is not None
+    scenario.handle(GroupBound(binding.key))
+    assert observe(scenario, lease, binding.group) == []
+    assert not scenario.ledger.bindings[binding.key].in_use
 
 
 # ------------------------------------------------------------------ a command that uses all of it

@@ -49,6 +49,7 @@ from distributed_grid.adapters.node.node_script import (
 )
 
 MARK_VARIABLE = "GRID_RAY_MARK"
+RECORD_NAME = "started.json"
 MAX_TEMP_BYTES = 39  # what Ray puts behind it is up to 68 bytes long, and the kernel takes 107
 MIN_STORE_BYTES, MAX_STORE_BYTES, MAX_SIMULATED_STORE_BYTES = 80 * 1024**2, 200 * 1024**3, 1024**3
 RAY_STARTUP_SECONDS = 30.0  # how long Ray waits for its own processes
@@ -141,7 +142,7 @@ def ray_build(request: Map, source: BinaryIO) -> Map:
 def read_record(folder: str) -> Map:
     """What was last begun here, in this life of the machine; empty where nothing was."""
     try:
-        note = json.loads(read_text(folder, "started.json"))
+        note = json.loads(read_text(folder, RECORD_NAME))
     except ValueError:
         return {}
     same_boot = isinstance(note, dict) and note.get("boot") == boot_id()
@@ -255,7 +256,7 @@ def start_locked(request: Map, folder: str) -> Map:
     base: Map = {"boot": boot_id(), "role": request["role"], "parameters": parameters, "temp": temp}
     while True:
         note = dict(base, mark=secrets.token_hex(8))
-        write_text(os.path.join(folder, "started.json"), json.dumps(note))
+        write_text(os.path.join(folder, RECORD_NAME), json.dumps(note))
         environ = ray_environment(request, folder, str(note["mark"]))
         try:
             note["session"] = run_ray_start(command, environ, folder, note, deadline)
@@ -268,7 +269,7 @@ def start_locked(request: Map, folder: str) -> Map:
         except BaseException:
             stop_processes(note)
             raise
-    write_text(os.path.join(folder, "started.json"), json.dumps(note))
+    write_text(os.path.join(folder, RECORD_NAME), json.dumps(note))
     remove_old_sessions(temp, str(note["session"]))
     return dict(ray_state(folder), started=True)
 
@@ -358,7 +359,7 @@ def run_ray_start(command: List[str], environ: Dict[str, str], folder: str, note
             start_new_session=True,
         )
     note.update(leader=process.pid, leader_start=start_ticks(process.pid))
-    write_text(os.path.join(folder, "started.json"), json.dumps(note))
+    write_text(os.path.join(folder, RECORD_NAME), json.dumps(note))
     announced = note["role"] != "head"
     head, heard, probed = head_address(command), time.monotonic(), 0.0
     while process.poll() is None:
@@ -465,8 +466,8 @@ def ray_stop(request: Map, source: BinaryIO) -> Map:
 
 def remove_files(folder: str, purge: bool) -> None:
     """Remove the note of what was begun; with `purge` every file of Ray's."""
-    if os.path.lexists(os.path.join(folder, "started.json")):
-        os.unlink(os.path.join(folder, "started.json"))
+    if os.path.lexists(os.path.join(folder, RECORD_NAME)):
+        os.unlink(os.path.join(folder, RECORD_NAME))
     if purge:
         for temp in filter(None, (own_temp_dir(folder), read_temp_elsewhere(folder))):
             shutil.rmtree(temp, ignore_errors=True)

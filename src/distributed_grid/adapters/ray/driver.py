@@ -27,6 +27,7 @@ from distributed_grid.adapters.ray.driver_messages import (
     AWAY,
     COMMANDS,
     MAX_GROUPS,
+    MAX_IN_USE,
     MAX_NODES,
     AttachedNode,
     Close,
@@ -263,7 +264,8 @@ def bounded_view(view: Mapping[str, Any]) -> RayView:
     groups = view["groups"]
     if groups is not None:  # a longer name is not one of ours
         groups = tuple((name, place) for name, place in groups if max(len(name), len(place)) <= MAX_NAME_CHARS)
-    return RayView(str(view["session"])[:MAX_NAME_CHARS], nodes, groups and groups[:MAX_GROUPS])
+    in_use = tuple(name for name in view["in_use"] if len(name) <= MAX_NAME_CHARS)[:MAX_IN_USE]
+    return RayView(str(view["session"])[:MAX_NAME_CHARS], nodes, groups and groups[:MAX_GROUPS], in_use)
 
 
 def _bounded_amounts(amounts: Sequence[int]) -> tuple[int, int, int]:

@@ -23,7 +23,7 @@ from distributed_grid.adapters.node.node_messages import AgentLinkChanged, DropA
 from distributed_grid.domain.resources import MAX_AMOUNT
 
 Amount = Annotated[int, Meta(ge=0, le=MAX_AMOUNT)]
-MAX_NODES, MAX_GROUPS = 5_000, 15_000
+MAX_NODES, MAX_GROUPS, MAX_IN_USE = 5_000, 15_000, 5_000
 AWAY = "away: "
 """What a problem begins with that is no refusal: nobody knows what became of it."""
 
@@ -156,11 +156,12 @@ class RayNode(Struct, frozen=True):
 
 class RayView(Struct, frozen=True):
     """The cluster as the placement group actor sees it; `groups` are those that are named as ours are, each with the
-    node it is on, where they were asked for."""
+    node it is on, where they were asked for. `in_use` are those that tasks use, or have used since the last view."""
 
     session: Name
     nodes: Annotated[tuple[RayNode, ...], Meta(max_length=MAX_NODES)] = ()
     groups: Annotated[tuple[tuple[Name, Name], ...], Meta(max_length=MAX_GROUPS)] | None = None
+    in_use: Annotated[tuple[Name, ...], Meta(max_length=MAX_IN_USE)] = ()
 
 
 class GroupsObserved(Answer, frozen=True):

@@ -273,4 +273,4 @@ def parse_view(seen: RayView) -> EngineView:
         )
         for node in seen.nodes
     )
-    return EngineView(seen.session, nodes, seen.groups)
+    return EngineView(seen.session, nodes, seen.groups, seen.in_use)

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 PREFIX = "grid-boost-"
+AUTOMATIC_PREFIX = PREFIX + "auto-"
 WORKERS = 4
 FIRST_POLLS, ROOM_POLL_SECONDS = (0.001, 0.002, 0.002, 0.003), 0.02
 NO_ROOM_STATES = ("NO_RESOURCES", "INFEASIBLE")
@@ -22,6 +23,7 @@ REMOVE_SECONDS, TOTALS_SECONDS, ROOM_SECONDS = 10.0, 5.0, 1.0
 RETURN_SECONDS = 1.5
 WATCH_SECONDS = 1.0
 GRACE = 5.0
+BUNDLE = 1000.0
 log = logging.getLogger(__name__)
 Resources = dict[str, float]
 
@@ -38,6 +40,7 @@ class PlacementGroupActor:
         self._heard = time.monotonic()
         self._terms: dict[str, float] = {}
         self._made: dict[str, tuple[Any, str, Resources]] = {}
+        self._marked: set[str] = set()
         self._returning: list[tuple[float, str, Resources]] = []
         self._under_way: dict[str, Future[str]] = {}
         self._nodes: tuple[float, dict[str, Resources]] = (0.0, {})
@@ -228,7 +231,19 @@ class PlacementGroupActor:
             for node in self._ray.nodes()
             if node["Alive"]
         ]
-        return {"session": self._session_name(), "nodes": nodes, "groups": self._list_groups() if full else None}
+        groups = self._list_groups() if full else None
+        return {"session": self._session_name(), "nodes": nodes, "groups": groups, "in_use": self._in_use(free)}
+
+    def mark_used(self, name: str) -> None:
+        """A program is about to run something in a group; what is over before anybody observes it counts, too."""
+        if name in self._made:
+            self._marked.add(name)
+
+    def _in_use(self, free: dict[str, Resources]) -> list[str]:
+        """The groups of automatic leases that tasks or actors use, or that were marked since the last time."""
+        marked, self._marked = self._marked, set()
+        made = [(name, *one) for name, one in list(self._made.items()) if name.startswith(AUTOMATIC_PREFIX)]
+        return [name for name, group, node, _ in made if name in marked or _is_busy(group, free.get(node, {}))]
 
     def _session_name(self) -> str:
         return str(self._ray.get_runtime_context().gcs_address) + "/" + self._cluster()
@@ -324,6 +339,11 @@ def _room(has: Resources, free: Resources, ours: Resources) -> list[int]:
     return [
         min(most, left + taken) for most, left, taken in zip(_amounts(has), _amounts(free), _amounts(ours), strict=True)
     ]
+
+
+def _is_busy(group: Any, free: Resources) -> bool:
+    """Whether something runs in a group: whatever does, has a thousandth of what Ray calls its bundle."""
+    return 0 < free.get(f"bundle_group_{group.id.hex()}", 0.0) < BUNDLE
 
 
 def _amounts(resources: Resources) -> list[int]:

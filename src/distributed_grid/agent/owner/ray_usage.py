@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -39,7 +39,8 @@ class RayWorkers:
 
     A raylet runs the program of an installed Ray (`is_raylet`), whatever it is called. It is one of those that the grid
     has started, where `record` says so (the file that its start has left); else any that is not part of a job.
-    With `node_name`, only raylets that were started under this name count.
+    With `node_name`, only raylets that were started under this name count: those of a simulated node, of which
+    everything that the grid has started is measured, lent or not.
     """
 
     def __init__(self, record: Path | None = None, node_name: str = "") -> None:
@@ -50,25 +51,36 @@ class RayWorkers:
         self._record = record
         self._node_name = node_name
         self._raylets: list[int] = []
+        self._agents: set[int] = set()
         self._found_at = -FIND_MS
         self._last: tuple[int, dict[tuple[int, int], int]] | None = None
-        self._counted_ms = 0
-        self._memory_bytes = 0
+        self._counted_ms = self._outside_ms = 0
+        self._memory_bytes = self._outside_bytes = 0
 
     def measure(self) -> tuple[int, int]:
         """The CPU time that counts, in all since the beginning, and the memory that counts now."""
         at_ms = boot_ms()
-        if self.loan == RayLoan():
-            self._last, self._memory_bytes = None, 0
+        if self.loan == RayLoan() and not self._measures_all():
+            self._last, self._memory_bytes, self._outside_bytes = None, 0, 0
             return self._counted_ms, 0
         used, memory = self._used(at_ms)
         if self._last is not None:
             before_ms, before = self._last
             spent = sum(max(cpu - before.get(key, 0), 0) for key, cpu in used.items())
-            self._counted_ms += min(spent, self.loan.cpu_milli * max(at_ms - before_ms, 0) // 1000)
+            lent = min(spent, self.loan.cpu_milli * max(at_ms - before_ms, 0) // 1000)
+            self._counted_ms += lent
+            self._outside_ms += spent - lent
         self._last = at_ms, used
         self._memory_bytes = min(memory, self.loan.memory_bytes)
+        self._outside_bytes = memory - self._memory_bytes
         return self._counted_ms, self._memory_bytes
+
+    def beyond_loan(self) -> tuple[int, int]:
+        """The CPU time, in all, and the memory of the last measurement that were more than is lent."""
+        return self._outside_ms, self._outside_bytes
+
+    def _measures_all(self) -> bool:
+        return bool(self._node_name) and self._record is not None and self._record.exists()
 
     def pids(self) -> set[int]:
         """The workers, where a GPU is lent to them."""
@@ -82,13 +94,14 @@ class RayWorkers:
         if at_ms - self._found_at >= FIND_MS or any(process_tree.read_process(pid) is None for pid in self._raylets):
             found = find_raylets(self._record, self.shims(), self.jobs)
             self._raylets = [pid for pid in found if not self._node_name or is_named(pid, self._node_name)]
+            self._agents = set(_find_agents(self._raylets)) if self._node_name else set()
             self._found_at = at_ms
         return self._raylets
 
     def _used(self, at_ms: int) -> tuple[dict[tuple[int, int], int], int]:
         """The CPU time of each process below a raylet, and the memory of all that nobody else has, too."""
         below = (proc for raylet in self._known(at_ms) for proc in process_tree.listed_descendants(raylet, self.exempt))
-        workers = {(proc.pid, proc.start): proc for proc in below}  # each once, should a raylet be below another
+        workers = {(proc.pid, proc.start): proc for proc in below if proc.pid not in self._agents}  # each once
         used = {key: (proc.own_ticks + proc.waited_ticks) * _TICK_MS for key, proc in workers.items()}
         return used, sum(_private_bytes(pid) for pid, _ in workers)
 
@@ -106,6 +119,14 @@ def is_named(raylet: int, node_name: str) -> bool:
     """Whether a raylet was started under this name."""
     arguments = process_tree.read_proc_file(f"/proc/{raylet}/cmdline").split(b"\0")
     return f"--node-name={node_name}".encode() in arguments
+
+
+def _find_agents(raylets: Iterable[int]) -> Iterator[int]:
+    """The children of raylets that are parts of Ray itself and no workers."""
+    for proc in (proc for raylet in raylets for proc in process_tree.children_of(raylet)):
+        command = process_tree.read_proc_file(f"/proc/{proc.pid}/cmdline")
+        if any(word in command for word in (b"DashboardAgent", b"RuntimeEnvAgent", b"/agent.py", b"/agent/main.py")):
+            yield proc.pid
 
 
 def _read_record(path: Path | None) -> _RayRecord | None:

@@ -54,16 +54,20 @@ class SimulatedUsageMeter:
     def usage(self, running: Iterable[AttemptUsage], blocks_bytes: int, at_ms: int, room_bytes: int | None) -> Usage:
         """What is in use, where it is a rate averaged over about ten seconds; `room_bytes` is the machine's."""
         ray_ms, memory = self._ray.measure()
+        outside_ms, outside_bytes = self._ray.beyond_loan()  # somebody uses Ray there without the grid
         cpu_ms, memory = self._ended_cpu_ms + ray_ms, memory + blocks_bytes
         for one in running:
             cpu_ms, memory = cpu_ms + one.cpu_ms, memory + one.memory_bytes
         has, owner = self._node.capacity, self._node.background
-        window, _ = self._windows.windows(at_ms=at_ms, busy_ms=cpu_ms, own_ms=cpu_ms)
-        own_milli = 1_000_000 * window.ours_ms // (window.ms * max(has.cpu_milli, 1)) if window else 0
-        owner_bytes = has.memory_bytes * owner.memory_milli // 1000
+        window, _ = self._windows.windows(at_ms=at_ms, busy_ms=outside_ms, own_ms=cpu_ms)
+        own_milli = ray_milli = 0
+        if window is not None:
+            there_was_ms = window.ms * max(has.cpu_milli, 1)
+            own_milli, ray_milli = (1_000_000 * ms // there_was_ms for ms in (window.ours_ms, window.busy_ms))
+        owner_bytes = has.memory_bytes * owner.memory_milli // 1000 + outside_bytes
         return Usage(
-            cpu_busy_milli=min(owner.cpu_milli + own_milli, 1000),
-            cpu_outside_milli=owner.cpu_milli,
+            cpu_busy_milli=min(owner.cpu_milli + own_milli + ray_milli, 1000),
+            cpu_outside_milli=min(owner.cpu_milli + ray_milli, 1000),
             memory_bytes=owner_bytes + memory,
             memory_outside_bytes=owner_bytes,
             gpus=tuple(

@@ -36,7 +36,7 @@ class UsageSnapshot(Struct, frozen=True):
 
 class UsageMeter:
     """Measures this machine and its simulated nodes; remembers the CPU time of attempts that have ended, so that it is
-    never the owner's."""
+    never the owner's. The records say which Ray the grid has started, on the machine and on each simulated node."""
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class UsageMeter:
         gpus: GpuProbe | None = None,
         ray_record: Path | None = None,
         simulated: Mapping[str, SimulatedNode] | None = None,
+        node_records: Mapping[str, Path] | None = None,
     ) -> None:
         self.probe = probe
         self._gpus = gpus
@@ -54,7 +55,7 @@ class UsageMeter:
         self._ray = RayWorkers(ray_record)
         self._loans: dict[str, RayLoan] = {}
         self._lent_memory: dict[str, Callable[[], int]] = {}
-        rays = {name: RayWorkers(ray_record, name) for name in simulated or {}}
+        rays = {name: RayWorkers((node_records or {}).get(name), name) for name in simulated or {}}
         self._rays = (self._ray, *rays.values())
         self._simulated = {name: SimulatedUsageMeter(node, rays[name]) for name, node in (simulated or {}).items()}
 

@@ -115,11 +115,12 @@ def used_amount(lease: Lease) -> int:
     return asked_amount(lease.request.ask, resource) - claimed_amount(lease, resource)
 
 
-def used_part(lease: Lease) -> str:
+def used_part(ledger: Ledger, lease: Lease) -> str:
     """How much of an automatic lease was used, in words."""
-    resource = resource_of(lease.request.ask)
+    resource, binding = resource_of(lease.request.ask), ledger.binding_of(lease)
     used, asked = used_amount(lease), asked_amount(lease.request.ask, resource)
-    return f"{describe(resource, used) if used else 'nothing'} of {describe(resource, asked)} was used"
+    by_engine = f", and tasks of {lease.engine} used the rest" if binding is not None and binding.was_used else ""
+    return f"{describe(resource, used) if used else 'nothing'} of {describe(resource, asked)} was used{by_engine}"
 
 
 def why_no_surplus(scan: PressureScan, node: str, resource: ResourceType) -> str:

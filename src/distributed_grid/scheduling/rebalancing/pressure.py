@@ -43,12 +43,13 @@ def automatic_leases(ledger: Ledger) -> list[Lease]:
 
 
 def is_in_use(ledger: Ledger, lease: Lease) -> bool:
-    """Whether a command runs with what a lease holds."""
-    return lease.id in ledger.dependents
+    """Whether a command runs with what a lease holds, or Ray's tasks in its placement group."""
+    binding = ledger.binding_of(lease)
+    return lease.id in ledger.dependents or (binding is not None and binding.in_use)
 
 
 def idle_automatic_leases(ledger: Ledger) -> list[Lease]:
-    """The automatic leases that no command uses."""
+    """The automatic leases that no command and no Ray task uses."""
     return [lease for lease in automatic_leases(ledger) if not is_in_use(ledger, lease)]
 
 

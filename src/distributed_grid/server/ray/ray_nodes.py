@@ -11,10 +11,11 @@ import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from distributed_grid.adapters.child_process import Say
-from distributed_grid.adapters.node.node_script_ray import HEAD_ANSWERS
+from distributed_grid.adapters.node.node_script_ray import HEAD_ANSWERS, RECORD_NAME, ray_dir
 from distributed_grid.adapters.ssh.process import SshProcess, SshTarget
 from distributed_grid.config import ClusterConfig, NodeConfig
 from distributed_grid.config.sections import Ray
@@ -131,6 +132,10 @@ class RayNodes:
         """Whether its Ray does not run, or runs with a head that is gone."""
         state = self.states.get(name, {}).get("state")
         return state in ("stopped", "broken") or (state == "running" and self.session(name) != session)
+
+    def record(self, name: str) -> Path:
+        """The file in which the start of Ray on a node of this machine is recorded."""
+        return Path(ray_dir({"grid": self._target(name).grid, "node": name}), RECORD_NAME)
 
     def is_local(self, name: str) -> bool:
         """Whether a node is this machine."""

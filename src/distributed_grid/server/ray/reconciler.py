@@ -157,7 +157,8 @@ class EngineReconciler:
         asked_at = grid.now_ms()
         view = await self._engine.observe(full=full)
         await self._on_view(view)
-        await grid.handle_with_retry(EngineObserved(NAME, view.session, asked_at, view.nodes, view.groups))
+        observed = EngineObserved(NAME, view.session, asked_at, view.nodes, view.groups, view.in_use)
+        await grid.handle_with_retry(observed)
         if full:
             strays = await grid.read(lambda ledger, now: find_strays(ledger, view))
             for name in strays:

@@ -207,6 +207,36 @@ def test_where_the_grid_started_ray_no_other_raylet_counts(raylet: int, record: 
         assert found(raylet, record)
 
 
+def test_on_a_simulated_node_what_is_not_lent_is_measured_too_and_rays_own_agents_are_not(tmp_path: Path) -> None:
+    program = install_raylet(tmp_path)
+    agent = "import time; agent = bytearray(400 << 20); time.sleep(1000)"
+    script = '"$0" -c "$1" & exec -a ray::DashboardAgent "$0" -c "$2" & wait'
+    words = [str(program), "-c", script, sys.executable, SPIN, agent, "--node-name=gpu1"]
+    shell = subprocess.Popen(words, start_new_session=True, env=MARKED)
+    try:
+        wait_until(lambda: any(b"Dashboard" in _command(one.pid) for one in children_of(shell.pid)))
+        record = tmp_path / "started.json"
+        workers = RayWorkers(record, "gpu1")
+        assert workers.measure() == (0, 0)  # nothing is recorded, nothing is lent
+        note = {"boot": boot_id(), "leader": shell.pid, "leader_start": start_of(shell.pid), "mark": "m"}
+        record.write_text(json.dumps(note))
+        wait_until(lambda: workers.measure() == (0, 0) and workers.beyond_loan()[1] >= 60 << 20)
+        assert workers.beyond_loan()[1] < 300 << 20
+        wait_until(lambda: workers.measure() == (0, 0) and workers.beyond_loan()[0] > 0)
+        workers.loan = RayLoan(cpu_milli=64_000, memory_bytes=1 << 40)
+        before = workers.beyond_loan()[0]
+        assert workers.measure()[1] >= 60 << 20
+        assert workers.beyond_loan() == (before, 0)
+        assert RayWorkers(record, "gpu2").measure() == (0, 0)
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)
+        shell.wait()
+
+
+def _command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def start_of(pid: int) -> int:
     proc = read_process(pid)
     return proc.start if proc is not None else 0
