@@ -119,5 +119,5 @@ def test_a_job_stored_before_there_were_marks_is_read(new_scenario):
     scenario = a_run(new_scenario())
     old = msgspec.msgpack.decode(encode_row(scenario.job("j1")))
     for attempt in old["attempts"]:
-        del attempt["marked_at_ms"]
+        attempt.pop("marked_at_ms", None)  # which is not stored where it is the default
     assert decode_row("job", msgspec.msgpack.encode(old)) == scenario.job("j1")
