@@ -80,6 +80,40 @@ def test_an_owner_of_the_ledger_that_cannot_go_on_ends_its_process(tmp_path: Pat
     assert "StoreRefused: the file is damaged" in report.read_text()
 
 
+BROKEN_DISK = """
+import asyncio, logging, resource, sys
+from pathlib import Path
+from distributed_grid.adapters.clock import GridClock
+from distributed_grid.adapters.stores.sqlite import SqliteStore
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.events import NodeDeclared
+from distributed_grid.domain.nodes import Node
+from distributed_grid.supervision import end_process_on_failure
+
+async def main():
+    grid = Grid(SqliteStore(Path(sys.argv[2]), max_io_errors=3, io_error_seconds=0), GridClock())
+    await grid.start()
+    await grid.handle(NodeDeclared(Node("gpu1")))
+    if "breaks" in sys.argv:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+        await grid.handle_with_retry(NodeDeclared(Node("gpu2")))
+    print(*grid.ledger.nodes)
+    await grid.stop()
+
+logging.basicConfig()
+end_process_on_failure(Path(sys.argv[1]))
+asyncio.run(main())
+"""
+
+
+def test_a_disk_whose_io_errors_do_not_pass_ends_the_process_and_the_next_one_recovers(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", BROKEN_DISK, str(tmp_path / "failure.txt"), str(tmp_path / "grid.db")]
+    done = subprocess.run([*command, "breaks"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == supervision.EXIT_CODE, done.stderr
+    assert "grid.db: 3 I/O errors in a row: its disk is broken" in done.stderr
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "gpu1\n"
+
+
 def test_an_essential_task_that_fails_ends_its_process_with_a_report_and_a_code_of_its_own(tmp_path: Path) -> None:
     report = tmp_path / "failure.txt"
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(report)], capture_output=True, text=True, timeout=30)

@@ -1,9 +1,11 @@
 """SQLite store: `grid.db`, one file in WAL mode, synced on every commit.
 
 When `commit` returns, the batch survives a crash and a power cut; when it raises, the store is unchanged and works
-again once the cause is gone. One connection writes, and every read has one of its own: reading history delays neither
-a commit nor another reader, and a commit that waits for the disk delays no reader. One `SqliteStore` per file and
-process: SQLite's locks belong to the process.
+again once the cause is gone. A full or busy disk may last; I/O errors that do not pass are final.
+
+One connection writes, and every read has one of its own: reading history delays neither a commit nor another reader,
+and a commit that waits for the disk delays no reader. One `SqliteStore` per file and process: SQLite's locks belong to
+the process.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -53,13 +56,15 @@ _TRANSIENT = {
 }
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 LOW_SPACE_BYTES = 1 << 20
+MAX_IO_ERRORS, IO_ERROR_SECONDS = 10, 60.0
+"""So many I/O errors in a row, for so long, and the disk counts as broken."""
 
 
 @contextmanager
 def translate_sqlite_errors(path: Path, action: str) -> Iterator[None]:
     """Raise SQLite's errors in the body as the grid's own.
 
-    What may pass (full, busy, I/O error, read-only for now) is `StoreFailed`, worth trying again; damage is
+    What may pass (full, busy, an I/O error, read-only for now) is `StoreFailed`, worth trying again; damage is
     `StoreRefused`. Anything else (a number beyond 64 bits, a constraint) is the fault of what was to be stored, and is
     raised as it is: trying again does not help.
     """
@@ -97,6 +102,34 @@ def low_space_note(directory: Path) -> str:
     return f" ({free} bytes free on that disk)" if free < LOW_SPACE_BYTES else ""
 
 
+class IoErrorCount:
+    """I/O errors in a row; one of a disk that is all but full may pass as long as that lasts."""
+
+    def __init__(self, path: Path, max_errors: int, seconds: float) -> None:
+        self._path = path
+        self._max_errors = max_errors
+        self._seconds = seconds
+        self._errors = 0
+        self._since = 0.0
+
+    def add(self, error: BaseException | None) -> None:
+        """Count an error if it is one; StoreRefused where there were too many for too long."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_IOERR and not low_space_note(self._path.parent):
+            self._since = self._since or time.monotonic()
+            self._errors += 1
+        self.check()
+
+    def check(self) -> None:
+        """Raise StoreRefused where the disk counts as broken."""
+        if self._errors >= self._max_errors and time.monotonic() - self._since >= self._seconds:
+            raise StoreRefused(f"{self._path}: {self._errors} I/O errors in a row: its disk is broken")
+
+    def reset(self) -> None:
+        """Something was written."""
+        self._errors, self._since = 0, 0.0
+
+
 def _identity(path: Path) -> tuple[int, int]:
     found = os.stat(path)
     return found.st_dev, found.st_ino
@@ -116,9 +149,17 @@ _LIVE = "SELECT kind, key, blob FROM live ORDER BY kind, key"
 class SqliteStore:
     """The `Store` port on one SQLite file, which is created with its directory when missing."""
 
-    def __init__(self, path: Path, *, migrations: Mapping[int, Migration] = MIGRATIONS) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        migrations: Mapping[int, Migration] = MIGRATIONS,
+        max_io_errors: int = MAX_IO_ERRORS,
+        io_error_seconds: float = IO_ERROR_SECONDS,
+    ) -> None:
         """Open or create; `StoreRefused` says in one line what is wrong and what to do."""
         self._path = path
+        self._io_errors = IoErrorCount(path, max_io_errors, io_error_seconds)
         self._writing = threading.Lock()
         self._readers: list[sqlite3.Connection] = []
         self._closed = threading.Event()
@@ -136,7 +177,7 @@ class SqliteStore:
 
     def load(self) -> LoadedRows:
         """All live rows, by kind and key, from one snapshot: as they are in the file, whatever was read before."""
-        with translate_sqlite_errors(self._path, "read it"), closing(connect(self._path, writable=False)) as db, db:
+        with self._counting("read it"), closing(connect(self._path, writable=False)) as db, db:
             self._check_file()
             db.execute("BEGIN")
             live = [LiveRow(*row) for row in db.execute(_LIVE)]
@@ -147,7 +188,7 @@ class SqliteStore:
         last_live = {(row.kind, row.key): row for row in batch.live}
         put = [astuple(row) for row in last_live.values() if row.blob is not None]
         remove = [at for at, row in last_live.items() if row.blob is None]
-        with self._writing, translate_sqlite_errors(self._path, "write to it"):
+        with self._writing, self._counting("write to it"):
             self._check_file()
             last_seq = last_seq_after(batch.events, self._last_event_seq)
             with self._writer as db:
@@ -157,6 +198,19 @@ class SqliteStore:
                 db.executemany(history_queries.INSERT_ENDED, map(astuple, batch.ended))
                 db.executemany(history_queries.INSERT_EVENT, map(astuple, batch.events))
             self._last_event_seq = last_seq
+            self._io_errors.reset()
+
+    @contextmanager
+    def _counting(self, action: str) -> Iterator[None]:
+        """Translate errors and count those of the disk: what was tried too often is final, until somebody opens the
+        file anew."""
+        self._io_errors.check()
+        try:
+            with translate_sqlite_errors(self._path, action):
+                yield
+        except StoreFailed as failure:
+            self._io_errors.add(failure.__cause__)
+            raise
 
     def _check_file(self) -> None:
         """Raise StoreRefused where another file is in the place of the one that is open: nobody would ever read what

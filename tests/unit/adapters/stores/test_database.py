@@ -1,6 +1,7 @@
 """A database that cannot be used is refused in one line, and keeps every byte."""
 
 import os
+import resource
 import signal
 import sqlite3
 import subprocess
@@ -279,6 +280,60 @@ def test_a_disk_that_fills_up_fails_the_batch_and_nothing_else(small_disk: Path)
     assert (len(store.load().live), store.load().last_event_seq) == (stored + 1, stored + 1)
     assert len(store.ended("lease")) == stored
     assert store.check_integrity() == ()
+    store.close()
+
+
+@contextmanager
+def failing_writes() -> Iterator[None]:
+    """No file of this process grows: SQLite calls that an I/O error, whatever room the disk has."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+A_BATCH = Batch(live=[LiveRow("k", "a", b"1")])
+
+
+def test_io_errors_that_pass_leave_no_trace(filled: Path) -> None:
+    store = SqliteStore(filled, max_io_errors=3, io_error_seconds=0)
+    for turn in range(3):
+        batch = Batch(live=[LiveRow("k", str(turn), b"1")])
+        for _ in range(2):
+            with failing_writes(), pytest.raises(StoreFailed, match="I/O error"):
+                store.commit(batch)
+        store.commit(batch)
+    assert [row.key for row in store.load().live if row.kind == "k"] == ["0", "1", "2"]
+    store.close()
+
+
+def test_io_errors_that_do_not_pass_are_final_and_the_next_store_works(filled: Path) -> None:
+    store = SqliteStore(filled, max_io_errors=3, io_error_seconds=0)
+    with failing_writes():
+        for _ in range(2):
+            with pytest.raises(StoreFailed):
+                store.commit(A_BATCH)
+        with pytest.raises(StoreRefused, match="3 I/O errors in a row: its disk is broken") as caught:
+            store.commit(A_BATCH)
+    assert "\n" not in str(caught.value)
+    for use in (lambda: store.commit(A_BATCH), store.load):
+        with pytest.raises(StoreRefused, match="its disk is broken"):
+            use()
+    store.close()
+    store = SqliteStore(filled)
+    store.commit(A_BATCH)
+    store.close()
+
+
+def test_io_errors_in_a_row_are_not_final_at_once(filled: Path) -> None:
+    store = SqliteStore(filled, max_io_errors=3)
+    with failing_writes():
+        for _ in range(9):
+            with pytest.raises(StoreFailed):
+                store.commit(A_BATCH)
+    store.commit(A_BATCH)
     store.close()
 
 
