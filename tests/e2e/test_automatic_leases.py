@@ -40,10 +40,14 @@ def test_a_pressed_nodes_work_runs_with_what_was_borrowed_for_it(grid: Shell) ->
     grid("status", "--config", "two.yaml", check=0)
     boost = wait_until(lambda: automatic(grid), seconds=40, pause=0.2)[0]
     assert (boost["source_node"], boost["user"], boost["used_amount"]) == ("large", "grid", 0.0)
-    ran = grid("boost", "run", boost["boost_id"], "--", "sh", "-c", "echo $GRID_NODE $GRID_BOOST", check=0)
-    assert ran.stdout.split() == ["large", boost["boost_id"]]
-    for name, words in (("named", ["--for", "small"]), ("typed", [])):
-        grid("run-shared", "-j", name, *words, "-r", "memory", "-a", "0.05", "true", check=0)
+    words = ("boost", "run", "-j", "within", boost["boost_id"], "--")
+    assert grid(*words, "sh", "-c", "echo $GRID_NODE $GRID_BOOST", check=0).stdout.split() == [
+        "large",
+        boost["boost_id"],
+    ]
+    assert "what its boost holds, medium" in grid("explain", "within", check=0).stdout
+    for name, more in (("named", ["--for", "small"]), ("typed", [])):
+        grid("run-shared", "-j", name, *more, "-r", "memory", "-a", "0.05", "true", check=0)
     grid("memory", "allocate", "32MB", "--key", "block", check=0)
     used = [boost for boost in automatic(grid) if boost["used_amount"]]
     assert "USED" in grid("boost", "status", check=0).stdout

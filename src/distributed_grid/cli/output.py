@@ -18,7 +18,8 @@ from distributed_grid.errors import BadInput
 
 MIN_SHOWN_CHARS = 8
 """So many characters of an id are shown at least, besides those that say only what it is."""
-_RANDOM = re.compile(r"[0-9a-f]{12,}")
+_RANDOM = re.compile(r"[0-9a-f]{12,}([.:]\d+)?")
+"""An id that was drawn at random, perhaps of one run of a job or one copy of a block."""
 
 
 def print_answer(session: CliSession, data: Any, text: str) -> None:
@@ -60,7 +61,9 @@ def shorten(text: str, length: int) -> str:
 
 
 def format_amount(kind: str, value: float) -> str:
-    """An amount with its unit."""
+    """An amount with its unit; a command of `boost run` asks for nothing of its own."""
+    if not value:
+        return "-"
     units = {"cpu": "core" if value == 1 else "cores", "memory": "GB", "gpu": "GPU" if value == 1 else "GPUs"}
     if kind == "memory":
         value = round(value, 2) or float(f"{value:.1g}")

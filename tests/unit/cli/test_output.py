@@ -94,7 +94,8 @@ def test_a_table_has_columns_as_wide_as_needed_and_no_control_characters() -> No
 def test_values_are_one_printable_word() -> None:
     assert [printable(value) for value in (None, "", 2.0, 2.5, "two\nlines")] == ["-", "-", "2", "2.5", "two\\nlines"]
     assert [format_amount("cpu", 1), format_amount("gpu", 2), format_amount("tpu", 3)] == ["1 core", "2 GPUs", "3 tpu"]
-    assert [format_amount("memory", value) for value in (4.0429, 0.25, 0.0004)] == ["4.04 GB", "0.25 GB", "0.0004 GB"]
+    shown = [format_amount("memory", value) for value in (4.0429, 0.25, 0.0004, 0)]
+    assert shown == ["4.04 GB", "0.25 GB", "0.0004 GB", "-"]
 
 
 def test_an_outcome_is_a_few_words() -> None:
@@ -123,10 +124,10 @@ def test_shortened_ids_are_told_apart_and_stand_for_one_id_each(ids: list[str]) 
 
 def test_an_id_is_shown_with_eight_characters_of_its_own_and_a_name_as_it_is() -> None:
     names = ["auto-gpu1-memory-1", "boost-of-monday"]
-    shown = unique_prefixes(["job-0123456789ab", "0123456789abcdef", "0123456799abcdef", *names])
+    shown = unique_prefixes(["job-0123456789ab", "0123456789abcdef", "0123456799abcdef.1", *names])
     assert shown == {
         "job-0123456789ab": "job-01234567",
         "0123456789abcdef": "012345678",
-        "0123456799abcdef": "012345679",
+        "0123456799abcdef.1": "012345679",
         **{name: name for name in names},
     }

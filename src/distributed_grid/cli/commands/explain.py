@@ -28,9 +28,8 @@ def _lines(found: View) -> Iterator[str]:
     if found["refusal"] is not None:
         yield _row("refused", f"{format_time(found['refusal']['at'])}: {found['refusal']['reason']}")
         return
-    yield _row(
-        "asked", f"{found['asked']}, {found['priority']}, by {found['user']} at {format_time(found['requested_at'])}"
-    )
+    asked = found["asked"] or "what its boost holds"
+    yield _row("asked", f"{asked}, {found['priority']}, by {found['user']} at {format_time(found['requested_at'])}")
     if found["waiting"] is not None:
         yield from _waiting(found["waiting"])
     if found["stopping"]:
