@@ -75,9 +75,8 @@ class ClusterService:
             if name in self._nodes and not self._nodes[name].is_local:
                 self._ssh.keep_link(self.target(name))
         await self.ray.start_supervision()
-        far = {name for name, node in self._nodes.items() if not node.is_local}
-        stopping = partial(self._started.stop_unnamed, far)
-        self._stopping = start_restarted(stopping, "the stop of agents that left the config")
+        stopping = partial(self._started.stop_unnamed, self._is_named)
+        self._stopping = start_restarted(stopping, "the stop of what runs on nodes that left the config")
 
     async def stop(self) -> None:
         """Drop every link; agents stay. Safe to call twice."""
@@ -152,6 +151,8 @@ class ClusterService:
         await self.ray.check_before_start(names)
         rows = await asyncio.gather(*(self._run(name, self._start, op, report) for name in names))
         running = [row["node_id"] for row in rows if row["ok"]]
+        for name in running:
+            self._started.add(self.target(name))
         problems = await self.ray.start(running, say) if running else {}
         return [_with_ray(row, problems.get(row["node_id"])) if row["ok"] else row for row in rows]
 
@@ -259,6 +260,11 @@ class ClusterService:
             via=self._hops_before(node),
             python=node.python or "",
         )
+
+    def _is_named(self, target: SshTarget) -> bool:
+        """Whether the config has this node, and as it was: on this machine, or on another."""
+        node = self._nodes.get(target.name)
+        return node is not None and node.is_local == (target.hop.host == "local")
 
     def _hops_before(self, node: NodeConfig) -> tuple[Hop, ...]:
         """The hosts in between, in their order; one that is a node itself is reached as that node is."""

@@ -1,6 +1,8 @@
-"""Agents that were started by SSH, with the way to each, so that one whose node left the config can still be stopped.
+"""Agents and Ray that were started on nodes, with the way to each, so that what runs on one that left the config can
+still be stopped.
 
-The note is a file beside the ledger (0600). An agent is in it from before its start until its stop is proven.
+The note is a file beside the ledger (0600). A node is in it from before the start of its agent, or of Ray on this
+machine, until the stop is proven.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Container
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -24,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class StartedAgents:
-    """The note, and the stopping of agents that no config names any more."""
+    """The note, and the stopping of agents and Ray on nodes that no config names any more."""
 
     def __init__(self, file: Path, grid: Grid, ssh: SshProcess) -> None:
         self._file = file
@@ -32,7 +34,7 @@ class StartedAgents:
         self._ssh = ssh
 
     def add(self, target: SshTarget) -> None:
-        """Remember the way to an agent, the last one for each node."""
+        """Remember the way to a node, the last one for each."""
         self._write({**self._read(), target.name: target})
 
     def remove(self, name: str) -> None:
@@ -41,26 +43,27 @@ class StartedAgents:
         if known.pop(name, None) is not None:
             self._write(known)
 
-    async def stop_unnamed(self, names: Container[str]) -> None:
-        """Stop every agent whose node is none of these, trying again until each is stopped."""
+    async def stop_unnamed(self, is_named: Callable[[SshTarget], bool]) -> None:
+        """Stop what runs on every node that is not named, trying again until it is stopped."""
         tried: set[str] = set()
-        while left := [target for name, target in self._read().items() if name not in names]:
+        while left := [target for target in self._read().values() if not is_named(target)]:
             for target in left:
                 try:
                     await self._stop(target)
                 except GridError as failure:
                     if target.name not in tried:
-                        log.warning("the agent of %s, which left the config, runs on: %s", target.name, failure)
+                        log.warning("what runs on %s, which left the config, goes on: %s", target.name, failure)
                     tried.add(target.name)
-            if any(name not in names for name in self._read()):
+            if not all(map(is_named, self._read().values())):
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _stop(self, target: SshTarget) -> None:
-        """Stop one agent; what is lent there is taken back before, so that its jobs go back into the queue."""
+        """Stop one agent and its Ray; what is lent there is taken back before, so that jobs go back into the queue."""
         why = f"{target.name} left the config"
         await self._grid.handle_all(LeaseReclaimed(lease_id, why) for lease_id in await self._held(target.name))
-        summary = await self._ssh.run("stop", target, lambda step: None)
-        log.info("%s: %s", why, summary)
+        ended = (await self._ssh.ask("ray-stop", target, {"purge": False}))["stopped"]
+        summary = await self._ssh.run("stop", target, lambda step: None) if target.hop.host != "local" else ""
+        log.info("%s: %s processes of Ray were stopped. %s", why, ended, summary)
         self.remove(target.name)
         await self._grid.handle_all(LeaseLost(lease_id, why) for lease_id in await self._held(target.name))
 

@@ -423,9 +423,21 @@ def test_an_automatic_lease_is_bound_in_ray_and_its_use_counts(clone: RayClone) 
     assert "tasks of ray use it" in clone("events", "--type", "rebalanced", check=0).stdout
 
 
+def test_the_raylet_of_a_node_that_leaves_the_config_is_stopped(clone: RayClone) -> None:
+    before = raylets(clone)
+    clone("daemon", "stop", check=0)
+    config = clone.cwd / "config/my-cluster-enhanced.yaml"
+    config.write_text(re.sub(r"(?s)- name: gpu1.*?(?=- name: gpu2)", "", config.read_text()))
+    clone("daemon", "start", check=0)
+    wait_until(lambda: not is_running(before["gpu1"]), 60)
+    left = {name: pid for name, pid in before.items() if name != "gpu1"}
+    wait_until(lambda: raylets(clone) == left)
+    assert [row["node_id"] for row in clone.json("cluster", "status")] == ["gpu-master", "gpu2"]
+
+
 def test_stop_ends_every_raylet_and_nothing_else(clone: RayClone) -> None:
     pids = raylets(clone)
-    assert len(pids) == 3
+    assert set(pids) == {"gpu-master", "gpu2"}
     clone("cluster", "stop", check=0)
     wait_until(lambda: not any(map(is_running, pids.values())))
     assert raylets(clone) == {}

@@ -24,7 +24,7 @@ from distributed_grid.server.ray.ray_nodes import CONTROL_PLANE, RayNodes, check
 from distributed_grid.server.ray.ray_ports import RayPorts
 from distributed_grid.server.ray.reconciler import EngineReconciler
 from distributed_grid.state_dir import StateDir
-from distributed_grid.supervision import start_restarted
+from distributed_grid.supervision import start_logged, start_restarted
 
 POLL_SECONDS, MAX_PAUSE = 10.0, 60.0
 log = logging.getLogger(__name__)
@@ -189,10 +189,30 @@ class RayCluster:
 
     async def start_supervision(self) -> None:
         """Keep running what an earlier control plane was asked to, and be connected with it."""
+        await self._forget_unnamed()
         if await self.desired.row() is not None:
             self._supervise()
             self.endpoints.open()
         self._connecting = start_restarted(self._connector.run, "the connection to Ray")
+
+    async def _forget_unnamed(self) -> None:
+        """Ray goes on without the nodes that left the config, whose Ray is stopped with their agents. Where its head
+        is among them it is over."""
+        row = await self.desired.row()
+        left = tuple(name for name in row.nodes if self.nodes.is_known(name)) if row is not None else ()
+        if row is None or left == row.nodes:
+            return
+        if self._config.head.name in left:
+            await self.desired.reduce(row, left)
+            return
+        await self.desired.clear("its head left the config")
+        start_logged(self._stop_all(left), "the stop of Ray, whose head left the config")
+
+    async def _stop_all(self, names: tuple[str, ...]) -> None:
+        stops = [self.nodes.stop(name, _silent(name), purge=False) for name in names]
+        for name, done in zip(names, await asyncio.gather(*stops, return_exceptions=True), strict=True):
+            if _failed(done):
+                log.warning("Ray on %s goes on: %s", name, done)
 
     async def stop_supervision(self) -> None:
         """Let it run by itself. Safe to call twice."""

@@ -137,6 +137,10 @@ class RayNodes:
         """The file in which the start of Ray on a node of this machine is recorded."""
         return Path(ray_dir({"grid": self._target(name).grid, "node": name}), RECORD_NAME)
 
+    def is_known(self, name: str) -> bool:
+        """Whether the config has such a node."""
+        return name in self._nodes
+
     def is_local(self, name: str) -> bool:
         """Whether a node is this machine."""
         return self._nodes[name].is_local
