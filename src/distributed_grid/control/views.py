@@ -20,7 +20,7 @@ from distributed_grid.domain.resources import Amounts, Claim
 from distributed_grid.domain.states import LeaseState, NodeState
 from distributed_grid.monitoring.snapshots import utc
 from distributed_grid.scheduling.offers.offer import lendable_now
-from distributed_grid.scheduling.offers.pause import Pause, pauses
+from distributed_grid.scheduling.offers.pause import OfferPause, pauses
 from distributed_grid.scheduling.queue.reasons import why_not_lent
 from distributed_grid.scheduling.rebalancing.loans import amounts_of, used_amount
 from distributed_grid.scheduling.rebalancing.pressure import is_in_use
@@ -144,7 +144,7 @@ class Viewer:
             "memory": _gb(max(lends.memory_bytes - claims.memory_bytes, 0)),
             "gpu": sum(claims.free_milli(one) for one in lends.gpus if f"gpu{one.index}" in offer.paused) / 1000,
         }
-        first: dict[str, Pause] = {}
+        first: dict[str, OfferPause] = {}
         for pause in sorted(pauses(node, seen), key=lambda one: one.returns_at_ms):
             first.setdefault(pause.resource, pause)
         return [

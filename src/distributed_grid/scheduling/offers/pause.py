@@ -20,7 +20,7 @@ MIN_STEP_MS = 1_000
 """Integrals closer together than this are thinned, so that nobody who reports often makes the history long."""
 
 
-class Pause(Struct, frozen=True):
+class OfferPause(Struct, frozen=True):
     """A resource that is paused: a GPU with its `index`; the mark, the mean above it, and the earliest return, which is
     when the mean would be at the mark were nothing used from now on."""
 
@@ -73,7 +73,7 @@ def _values(node: Node, usage: Usage) -> tuple[int, ...]:
     return (usage.cpu_outside_milli, memory, *(busy.get(device.index, 0) for device in node.lendable.gpus))
 
 
-def pauses(node: Node, seen: NodeObservation) -> tuple[Pause, ...]:
+def pauses(node: Node, seen: NodeObservation) -> tuple[OfferPause, ...]:
     """The resources that a node offers and that are above their marks."""
     limits, recent, idle = node.thresholds, seen.recent, seen.idleness
     if limits is None or recent is None or idle is None:
@@ -88,7 +88,7 @@ def pauses(node: Node, seen: NodeObservation) -> tuple[Pause, ...]:
         lent = tendency is not None and tendency.lent
         offered.append(("gpu", device.index, lent, limits.gpu_busy_max_milli))
     return tuple(
-        Pause(resource, mark, measured, _earliest_return(recent, at, window_ms, mark), index)
+        OfferPause(resource, mark, measured, _earliest_return(recent, at, window_ms, mark), index)
         for at, (resource, index, lent, mark) in enumerate(offered[: len(recent.last)])
         if lent and (measured := mean(recent, at, window_ms)) > mark
     )
@@ -127,7 +127,7 @@ def _earliest_return(recent: RecentUsage, at: int, window_ms: int, mark: int) ->
     return now + window_ms
 
 
-def without_paused(lends: Capacity, paused: tuple[Pause, ...]) -> Capacity:
+def without_paused(lends: Capacity, paused: tuple[OfferPause, ...]) -> Capacity:
     """The part of an offer that something new may be placed on."""
     names = {one.name for one in paused}
     return Capacity(

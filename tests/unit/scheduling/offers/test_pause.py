@@ -17,7 +17,7 @@ from distributed_grid.domain.nodes import GpuUsage, Usage
 from distributed_grid.errors import Refused
 from distributed_grid.reactor import LeaseAnswer
 from distributed_grid.reactor.dispatch import decide
-from distributed_grid.scheduling.offers.pause import MIN_STEP_MS, WINDOW_MS, Pause, pauses
+from distributed_grid.scheduling.offers.pause import MIN_STEP_MS, WINDOW_MS, OfferPause, pauses
 from tests.support.builders import Scenario, a_node, a_request, a_usage, thresholds
 
 MARK = 0.3
@@ -39,7 +39,7 @@ def beats(scenario: Scenario, usage: Usage, count: int) -> None:
         scenario.heartbeat("ash", usage)
 
 
-def paused(scenario: Scenario) -> dict[str, Pause]:
+def paused(scenario: Scenario) -> dict[str, OfferPause]:
     return {one.name: one for one in pauses(scenario.ledger.nodes["ash"], scenario.ledger.observations["ash"])}
 
 
