@@ -18,11 +18,13 @@ from bench import (
     idle_offers,
     jobs,
     lease_report,
+    load_forecast,
     lost_work,
     memory,
     openb,
     owner_return,
     placement,
+    pool_size,
     preemption,
     queue_growth,
     ray_boosts,
@@ -57,6 +59,8 @@ ALL = {
     "swf": swf,
     "fairness": fairness,
     "owner_return": owner_return,
+    "load_forecast": load_forecast,
+    "pool_size": pool_size,
 }
 
 

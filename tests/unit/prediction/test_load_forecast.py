@@ -1,0 +1,177 @@
+"""The forecaster of load: what it learns, what it survives, and that it can be saved."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable
+from statistics import fmean
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distributed_grid.errors import BadInput
+from distributed_grid.prediction.load_forecast import LoadForecaster, SavedForecaster
+from distributed_grid.prediction.load_history import KEPT_SLOTS, SLOTS_PER_DAY
+
+LOADS = st.one_of(st.floats(0, 1e6), st.sampled_from([0.0, 1.0, 1e-300, 1e300]))
+
+
+def taught(loads: Iterable[float], first: int = 0) -> LoadForecaster:
+    forecaster = LoadForecaster()
+    for slot, load in enumerate(loads, first):
+        forecaster.observe(slot, load)
+    return forecaster
+
+
+def daily(days: int, *, noise: float = 0.0) -> list[float]:
+    """A load with a daily wave of 100 to 500."""
+    dice = random.Random(7)
+    wave = [300 + 200 * math.sin(2 * math.pi * slot / SLOTS_PER_DAY) for slot in range(SLOTS_PER_DAY)]
+    return [load * math.exp(dice.gauss(0, noise)) for _ in range(days) for load in wave]
+
+
+def test_nothing_known_is_forecast_as_nothing() -> None:
+    assert LoadForecaster().forecast(3) == [0, 0, 0]
+
+
+def test_no_steps_are_no_forecast() -> None:
+    assert LoadForecaster().forecast(0) == []
+    assert taught([5.0]).forecast(0) == []
+
+
+@pytest.mark.parametrize("load", [0.0, 0.25, 7.0, 1e6])
+def test_a_constant_load_stays_what_it_is(load: float) -> None:
+    forecaster = taught([load] * 400)
+    assert forecaster.forecast(SLOTS_PER_DAY) == pytest.approx([load] * SLOTS_PER_DAY)
+
+
+def test_a_step_is_followed_within_half_an_hour() -> None:
+    forecaster = taught([10.0] * 600 + [1000.0] * 6)
+    assert forecaster.forecast()[0] == pytest.approx(1000, rel=0.1)
+
+
+def test_a_single_peak_is_forgotten() -> None:
+    forecaster = taught([*[100.0] * 600, 10_000.0, *[100.0] * 6])
+    assert forecaster.forecast()[0] == pytest.approx(100, rel=0.1)
+
+
+def test_the_day_is_learned() -> None:
+    loads = daily(5, noise=0.05)
+    forecaster = taught(loads[: 4 * SLOTS_PER_DAY])
+    truth = daily(1)
+    tomorrow = forecaster.forecast(SLOTS_PER_DAY)
+    assert fmean(abs(ours - load) / load for ours, load in zip(tomorrow, truth, strict=True)) < 0.1
+
+
+def test_one_step_ahead_is_better_than_the_last_value() -> None:
+    loads = daily(3, noise=0.1)
+    forecaster = LoadForecaster()
+    ours, last = [], []
+    for slot, load in enumerate(loads):
+        if slot >= SLOTS_PER_DAY:
+            ours.append(abs(forecaster.forecast()[0] - load) / load)
+            last.append(abs(loads[slot - 1] - load) / load)
+        forecaster.observe(slot, load)
+    assert fmean(ours) < 0.85 * fmean(last)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.integers(1, 40), LOADS), min_size=1, max_size=60), st.integers(1, 40))
+def test_forecasts_are_finite_and_never_negative(steps: list[tuple[int, float]], ahead: int) -> None:
+    forecaster = LoadForecaster()
+    slot = 0
+    for pause, load in steps:
+        slot += pause
+        forecaster.observe(slot, load)
+        forecasts = forecaster.forecast(ahead)
+        assert len(forecasts) == ahead
+        assert all(math.isfinite(value) and value >= 0 for value in forecasts)
+
+
+def test_wild_loads_over_weeks_keep_forecasts_finite() -> None:
+    dice = random.Random(3)
+    forecaster = LoadForecaster()
+    for slot in range(3 * KEPT_SLOTS):
+        forecaster.observe(slot, dice.choice([0.0, 0.0, 1.0, dice.paretovariate(0.5), 1e12]))
+        assert math.isfinite(forecaster.forecast()[0])
+        assert forecaster.forecast()[0] >= 0
+
+
+def test_the_same_loads_give_the_same_forecasts() -> None:
+    loads = daily(2, noise=0.1)
+    assert taught(loads).forecast(20) == taught(loads).forecast(20)
+
+
+def test_forecasting_changes_nothing() -> None:
+    loads = daily(2, noise=0.1)
+    asked = LoadForecaster()
+    for slot, load in enumerate(loads):
+        asked.forecast(3 if slot % 50 == 0 else 1)
+        asked.observe(slot, load)
+    assert asked.forecast(20) == taught(loads).forecast(20)
+
+
+def test_the_first_step_of_a_long_forecast_is_the_short_one() -> None:
+    forecaster = taught(daily(2, noise=0.1))
+    assert forecaster.forecast(50)[0] == forecaster.forecast()[0]
+
+
+@pytest.mark.parametrize("slots", [5, 700, KEPT_SLOTS + 100])
+def test_a_restored_forecaster_forecasts_the_same(slots: int) -> None:
+    loads = daily(12, noise=0.1)
+    forecaster = taught(loads[:slots])
+    stored = msgspec.json.encode(forecaster.save())
+    restored = LoadForecaster.restore(msgspec.json.decode(stored, type=SavedForecaster))
+    for slot in range(slots, slots + 50):
+        assert restored.forecast(3) == pytest.approx(forecaster.forecast(3))
+        restored.observe(slot, loads[slot])
+        forecaster.observe(slot, loads[slot])
+
+
+def test_an_empty_forecaster_can_be_saved() -> None:
+    restored = LoadForecaster.restore(LoadForecaster().save())
+    restored.observe(0, 5.0)
+    assert restored.forecast() == pytest.approx([5])
+
+
+def test_the_state_stops_growing_after_eight_days() -> None:
+    dice = random.Random(1)
+    loads = [dice.uniform(1, 9) for _ in range(2 * KEPT_SLOTS + 200)]
+    eight_days = len(taught(loads[:KEPT_SLOTS]).save().history.rows)
+    assert len(taught(loads).save().history.rows) == eight_days
+
+
+def test_a_gap_keeps_the_time_of_day() -> None:
+    loads = daily(8)
+    gap = range(5 * SLOTS_PER_DAY, 5 * SLOTS_PER_DAY + 100)
+    forecaster = LoadForecaster()
+    for slot in range(6 * SLOTS_PER_DAY + 50):
+        if slot not in gap:
+            forecaster.observe(slot, loads[slot])
+    start = 6 * SLOTS_PER_DAY + 50
+    assert forecaster.forecast(12) == pytest.approx(loads[start : start + 12], rel=0.1)
+
+
+def test_after_a_gap_longer_than_what_is_kept_the_last_load_counts() -> None:
+    forecaster = taught([100.0] * 500)
+    for slot in range(100 * SLOTS_PER_DAY + 77, 100 * SLOTS_PER_DAY + 87):
+        forecaster.observe(slot, 20.0)
+    assert forecaster.forecast()[0] == pytest.approx(20, rel=0.1)
+
+
+@pytest.mark.parametrize("load", [-1.0, math.nan, math.inf])
+def test_a_load_that_is_none_is_refused_and_changes_nothing(load: float) -> None:
+    forecaster = taught([5.0, 6.0, 7.0])
+    before = forecaster.save()
+    with pytest.raises(BadInput, match="a load is a finite number"):
+        forecaster.observe(3, load)
+    assert forecaster.save() == before
+
+
+def test_a_slot_is_learned_once() -> None:
+    forecaster = taught([5.0, 6.0], first=10)
+    with pytest.raises(BadInput, match="slot 11 "):
+        forecaster.observe(11, 6.0)
