@@ -5,6 +5,7 @@ Rule 2. No file names a package registry's host; where packages come from is the
 Rule 3. No file names somebody's home folder, or the folder this clone is in.
 Rule 4. `__version__` and the version in pyproject.toml are the same.
 Rule 5. Who catches every exception raises it again, or says on that line why everything is caught.
+Rule 6. No public class of the package has the name of another one.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 def main() -> int:
     problems = [*wrong_version()]
+    classes: dict[str, str] = {}
     for path in project_files():
         try:
             text = (ROOT / path).read_text(encoding="utf-8")
@@ -44,6 +46,9 @@ def main() -> int:
         problems += (f"{path}:{number}: {what}" for number, what in wrong_lines(path, text))
         if path.startswith("src/") and path.endswith(".py"):
             problems += (f"{path}:{number}: {what}" for number, what in unexplained_catches(text))
+            for name in re.findall(r"^class ([A-Za-z]\w*)", text, re.MULTILINE):
+                if (first := classes.setdefault(name, path)) != path:
+                    problems.append(f"{path}: {first} has a class {name}, too")
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0
