@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -54,19 +55,22 @@ def in_ray(clone: Shell, script: str, *, timeout: float = 60) -> str:
     return done.stdout
 
 
-def raylets(clone: Shell) -> dict[str, int]:
-    """The raylets that this grid has recorded, by node."""
-    found: dict[str, int] = {}
-    for record in Path(clone.env["HOME"]).glob(".distributed_grid/agents/*/*/ray/started.json"):
+def process_of(clone: Shell, node: str, program: str) -> int:
+    """The process of a program that Ray's start on a node has begun, by the record of that start; 0: there is none."""
+    for record in Path(clone.env["HOME"]).glob(f".distributed_grid/agents/*/{node}/ray/started.json"):
         mark = f"GRID_RAY_MARK={json.loads(record.read_text())['mark']}".encode()
         for process in Path("/proc").glob("[0-9]*"):
-            try:
-                is_raylet = os.readlink(process / "exe").endswith("/raylet")
-                if is_raylet and mark in (process / "environ").read_bytes().split(b"\0"):
-                    found[record.parent.parent.name] = int(process.name)
-            except OSError:
-                continue
-    return found
+            with contextlib.suppress(OSError):
+                is_it = os.readlink(process / "exe").endswith(f"/{program}")
+                if is_it and mark in (process / "environ").read_bytes().split(b"\0"):
+                    return int(process.name)
+    return 0
+
+
+def raylets(clone: Shell) -> dict[str, int]:
+    """The raylets that this grid has recorded, by node."""
+    found = {node: process_of(clone, node, "raylet") for node in NODES}
+    return {node: pid for node, pid in found.items() if pid}
 
 
 class RayClone(Shell):
@@ -182,14 +186,17 @@ def test_guide_commands_request_check_release(clone: RayClone) -> None:
     assert status.startswith("4 active boosts: 6 cores, 1 GPU, 4 GB\n")
     assert status.count("Ray") == 4
     assert typed(clone, "poetry run grid boost status --node gpu-master") == status
-    kept = json.loads((clone.state_dir / "resource_boosts.json").read_text())["boosts"]
-    assert {(row["boost_id"], row["source_node"], row["target_node"], row["is_active"]) for row in kept} == {
-        (boost, "gpu2", "gpu-master", True) for boost in boosts
-    }
+    wanted = {(boost, "gpu2", "gpu-master", True) for boost in boosts}
+    wait_until(lambda: kept(clone) == wanted)
     for boost in (boosts[0], boosts[1][:8]):
         assert typed(clone, f"poetry run grid boost release {boost}").endswith(": released\n")
-    left = {name.split("-")[2] for name in clone.in_ray()["groups"]}
-    assert left == {*boosts[2:]}
+    wait_until(lambda: {name.split("-")[2] for name in clone.in_ray()["groups"]} == {*boosts[2:]})
+
+
+def kept(clone: Shell) -> set[tuple[str, str, str, bool]]:
+    """The boosts in the file that the guide names."""
+    rows = json.loads((clone.state_dir / "resource_boosts.json").read_text())["boosts"]
+    return {(row["boost_id"], row["source_node"], row["target_node"], row["is_active"]) for row in rows}
 
 
 PROGRAM = (
@@ -269,7 +276,7 @@ def test_guide_api_and_automatic_cleanup(clone: RayClone) -> None:
     assert json.loads(in_ray(clone, f"python -c '{MANAGER}'")) == [True, "gpu1", "ray", 1, True, 0]
     clone("boost", "request", "gpu-master", "gpu", "1", "--duration", "1", check=0)
     wait_until(lambda: not clone.json("boost", "status")["boosts"])
-    assert clone.in_ray()["groups"] == {}
+    wait_until(lambda: clone.in_ray()["groups"] == {})
 
 
 # ---------------------------------------------------------------- the memory guide
@@ -317,7 +324,7 @@ BURN = (
 import pathlib, time
 @ray.remote
 def burn(until):
-    kept = bytearray(300 << 20)
+    kept = bytearray(600 << 20)
     while not pathlib.Path(until).exists():
         sum(range(100_000))
 print("done", ray.get(burn.remote(sys.argv[1])))
@@ -337,10 +344,10 @@ def test_what_ray_uses_counts_on_its_own_node_and_on_no_other(clone: RayClone) -
     until = clone.cwd / "enough"
     program = clone.start("boost", "run", boost["boost_id"], "--", "python", "burn.py", str(until))
     wait_until(lambda: usage()["gpu1"][0] > before["gpu1"][0] + 1, 60)
-    wait_until(lambda: usage()["gpu1"][1] > before["gpu1"][1] + 0.28, 60)
+    wait_until(lambda: usage()["gpu1"][1] > before["gpu1"][1] + 0.4, 60)
     now = usage()
     for other in ("gpu-master", "gpu2"):
-        assert now[other][1] < before[other][1] + 0.2
+        assert now[other][1] < before[other][1] + 0.3
     until.touch()
     assert program.wait(60) == 0
 
@@ -370,20 +377,24 @@ def test_ports_that_somebody_else_has_are_left_to_them(clone: RayClone) -> None:
 
 USE_AUTOMATIC = """
 import asyncio, pathlib, sys, time
+import ray
 from distributed_grid.orchestration.resource_boost_manager import ResourceBoostManager
+ray.init(log_to_driver=False, logging_level="ERROR")
 async def automatic():
     async with ResourceBoostManager() as manager:
-        return [boost for boost in await manager.get_active_boosts("gpu-master") if boost.automatic][0]
+        while True:
+            for boost in await manager.get_active_boosts("gpu-master"):
+                if boost.automatic and boost.placement_group:
+                    return boost
+            await asyncio.sleep(0.2)
 boost = asyncio.run(automatic())
-import ray
-ray.init(log_to_driver=False, logging_level="ERROR")
 @ray.remote
 def work(until):
     while not pathlib.Path(until).exists():
         time.sleep(0.05)
     return ray.util.get_current_placement_group() is not None
 with boost.use():
-    print(ray.get(work.remote(sys.argv[1])))
+    print(boost.boost_id, boost.source_node, ray.get(work.remote(sys.argv[1])))
 """
 
 
@@ -397,16 +408,27 @@ def test_after_the_daemon_was_killed_the_same_raylets_go_on(clone: RayClone) -> 
     clone("boost", "release", boost["boost_id"], check=0)
 
 
+def test_when_the_head_has_died_all_start_anew_and_boosts_are_bound_again(clone: RayClone) -> None:
+    before = raylets(clone)
+    boost = clone.json("boost", "request", "gpu-master", "cpu", "1")
+    os.kill(process_of(clone, "gpu-master", "gcs_server"), signal.SIGKILL)
+    clone("cluster", "start", "--ray", check=0, timeout=200)
+    after = raylets(clone)
+    assert set(after) == set(NODES)
+    assert not {*before.values()} & {*after.values()}
+    assert not any(map(is_running, before.values()))
+
+    def is_bound_again() -> bool:
+        (row,) = clone.json("boost", "status")["boosts"]
+        return row["is_active"] and row["placement_group"] not in (None, boost["placement_group"])
+
+    wait_until(is_bound_again, 60)
+    clone("boost", "release", boost["boost_id"], check=0)
+
+
 def test_an_automatic_lease_is_bound_in_ray_and_its_use_counts(clone: RayClone) -> None:
     clone("daemon", "stop", check=0)
     set_rebalance_interval(clone.cwd / "config", 1, was=NEVER_SECONDS)
-
-    def automatic() -> dict[str, Any]:
-        rows = clone.json("boost", "status")["boosts"]
-        return next((row for row in rows if row["automatic"] and row["placement_group"] and row["is_active"]), {})
-
-    lease = wait_until(automatic, 60)
-    assert (lease["source_node"], lease["target_node"], lease["enforced_by"]) == ("gpu2", "gpu-master", "ray")
     until = clone.cwd / "used"
     (clone.cwd / "use.py").write_text(USE_AUTOMATIC)
     typed_line = f"""eval "$(grid cluster env)"; python use.py {until}"""
@@ -414,12 +436,14 @@ def test_an_automatic_lease_is_bound_in_ray_and_its_use_counts(clone: RayClone) 
         ["bash", "-ec", typed_line], cwd=clone.cwd, env=clone.env, stdout=subprocess.PIPE, text=True
     )
     try:
-        used = wait_until(lambda: [row for row in clone.json("boost", "status")["boosts"] if row["used_amount"]], 60)
-        assert used[0]["used_amount"] == used[0]["amount"]
+        (used,) = wait_until(
+            lambda: [row for row in clone.json("boost", "status")["boosts"] if row["used_amount"]], 100
+        )
     finally:
         until.touch()
         shown, _ = program.communicate(timeout=60)
-    assert shown == "True\n"
+    assert (used["automatic"], used["enforced_by"], used["used_amount"]) == (True, "ray", used["amount"])
+    assert shown == f"{used['boost_id']} gpu2 True\n"
     assert "tasks of ray use it" in clone("events", "--type", "rebalanced", check=0).stdout
 
 

@@ -245,8 +245,8 @@ def start_locked(request: Map, folder: str) -> Map:
             "Ray runs there with other settings (%s); type: grid cluster stop %s, then start it again"
             % (differences(life["parameters"], parameters) or "another cluster", request["node"])
         )
-    stop_processes(read_record(folder))
-    check_ports(request.get("ports") or {})
+    ended = stop_processes(read_record(folder))
+    check_ports(request.get("ports") or {}, EXIT_SECONDS if ended else 0.0)
     temp = make_temp_dir(folder)
     command = [python, "-c", RAY_MAIN, "start", "--temp-dir", temp, *(str(word) for word in request["options"])]
     if "--object-store-memory" not in command:
@@ -415,9 +415,13 @@ def remove_old_sessions(temp: str, keep: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def check_ports(ports: Map) -> None:
-    """Somebody else's ports are not touched, but named."""
+def check_ports(ports: Map, seconds: float = 0.0) -> None:
+    """Somebody else's ports are not touched, but named; what was just ended closes its own within these seconds."""
+    deadline = time.monotonic() + seconds
     listening = listeners()
+    while time.monotonic() < deadline and any(int(port) in listening for port in ports.values()):
+        time.sleep(0.05)
+        listening = listeners()
     for name, port in ports.items():
         if int(port) in listening:
             who = describe_holder(listening[int(port)])

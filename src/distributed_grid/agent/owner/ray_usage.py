@@ -14,6 +14,8 @@ from distributed_grid.agent.limits import process_tree
 from distributed_grid.posix.boot_clock import boot_id, boot_ms
 
 FIND_MS = 10_000
+AGENT_WORDS = (b"DashboardAgent", b"RuntimeEnvAgent", b"/agent.py", b"/agent/main.py", b"PlacementGroupActor")
+"""What the command lines of these tell; one of Ray's is its title once it has loaded, and its script before."""
 _TICK_MS = 1000 // os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -122,10 +124,10 @@ def is_named(raylet: int, node_name: str) -> bool:
 
 
 def _find_agents(raylets: Iterable[int]) -> Iterator[int]:
-    """The children of raylets that are parts of Ray itself and no workers."""
+    """The children of raylets that are parts of Ray itself, or the grid's own actor, and no work of anybody's."""
     for proc in (proc for raylet in raylets for proc in process_tree.children_of(raylet)):
         command = process_tree.read_proc_file(f"/proc/{proc.pid}/cmdline")
-        if any(word in command for word in (b"DashboardAgent", b"RuntimeEnvAgent", b"/agent.py", b"/agent/main.py")):
+        if any(word in command for word in AGENT_WORDS):
             yield proc.pid
 
 

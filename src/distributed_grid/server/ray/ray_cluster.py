@@ -27,6 +27,7 @@ from distributed_grid.state_dir import StateDir
 from distributed_grid.supervision import start_logged, start_restarted
 
 POLL_SECONDS, MAX_PAUSE = 10.0, 60.0
+MAX_PORT_CHOICES = 5
 log = logging.getLogger(__name__)
 SayFor = Callable[[str], Say]
 """How the steps on a node of this name are said."""
@@ -105,14 +106,18 @@ class RayCluster:
             before = await self.desired.row()
             chosen = tuple(dict.fromkeys([*(before.nodes if before is not None else ()), *names]))
             addresses = await self.nodes.addresses(chosen)
-            head = self._config.head.name
-            await self.desired.set(addresses[head], before.session if before is not None else "", chosen)
-            try:
-                problems = await self._bring_up(addresses, [*names], say, replace=False)
-            except GridError as failure:
-                if before is None:
-                    await self.desired.clear(f"it could not be started: {failure}")
-                return dict.fromkeys(names, f"Ray's head on {head} could not be started: {failure}")
+            head, tries = self._config.head.name, MAX_PORT_CHOICES
+            while True:
+                await self.desired.set(addresses[head], before.session if before is not None else "", chosen)
+                try:
+                    problems = await self._bring_up(addresses, [*names], say, replace=False)
+                    break
+                except GridError as failure:
+                    if before is None and (tries := tries - 1) and self._ports.choose():
+                        continue  # somebody took a port in the meantime
+                    if before is None:
+                        await self.desired.clear(f"it could not be started: {failure}")
+                    return dict.fromkeys(names, f"Ray's head on {head} could not be started: {failure}")
             if problems:
                 kept = tuple(one for one in chosen if one not in problems or one in getattr(before, "nodes", ()))
                 await self.desired.set(addresses[head], self.nodes.session(head), kept)
@@ -128,6 +133,7 @@ class RayCluster:
     ) -> dict[str, str]:
         """The head, and all other nodes as soon as they can join it; problems of the workers, by name."""
         head = self._config.head.name
+        await self._stop_orphans(head)
         joinable = asyncio.Event()
         starting = asyncio.create_task(self.nodes.start_head(addresses, say(head), joinable, replace=replace))
         ready = asyncio.create_task(joinable.wait())
@@ -155,6 +161,13 @@ class RayCluster:
         finally:
             await _cancel([starting, ready])
         return {name: str(one) for name, one in zip(workers, done, strict=True) if _failed(one)}
+
+    async def _stop_orphans(self, head: str) -> None:
+        """Stop what shares the machine of a head that is gone: Ray starts no head beside raylets of the last one."""
+        if self.nodes.is_simulated(head) and (await self.nodes.inspect(head, versions=False))["state"] != "running":
+            others = [node.name for node in self._config.nodes if self._config.is_simulated(node)]
+            stops = [self.nodes.stop(name, _silent(name), purge=False) for name in others if name != head]
+            await asyncio.gather(*stops)
 
     def _starts(
         self, names: list[str], addresses: dict[str, str], say: SayFor, session: str, *, replace: bool

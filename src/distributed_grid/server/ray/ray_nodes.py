@@ -65,7 +65,7 @@ class RayNodes:
     async def inspect(self, name: str, *, versions: bool = True) -> RayState:
         """What a node says of its Ray now."""
         request: dict[str, Any] = {"python": self.python(name), "versions": versions}
-        if versions and name == self._config.head.name:
+        if versions and name == self._config.head.name and not self.is_simulated(name):
             request["ports"] = head_ports(self._ports.settings)
         return await self._ssh.ask("ray-inspect", self._target(name), request)
 

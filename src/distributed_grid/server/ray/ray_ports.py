@@ -38,14 +38,18 @@ class RayPorts:
         chosen = {name: port for name, port in self._read().items() if _is_default(ray, name)}
         return ray.model_copy(update=chosen)
 
-    def choose(self) -> None:
-        """Choose the head's ports for a cluster that is about to be started; those that the config names stay."""
-        ray = self._config.ray
+    def choose(self) -> bool:
+        """Choose the head's ports for a cluster that is about to be started; those that the config names stay.
+
+        False where they are the same as before.
+        """
+        ray, before = self._config.ray, self.settings
         if self._config.is_simulated(self._config.head):
             names = [name for name in HEAD_PORTS if _is_default(ray, name)]
             chosen = {name: next_free_port(getattr(ray, name)) for name in names}
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_private(self._path, json.dumps(chosen).encode())
+        return self.settings != before
 
     def _read(self) -> dict[str, int]:
         with contextlib.suppress(OSError, ValueError):
