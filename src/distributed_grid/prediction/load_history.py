@@ -10,7 +10,6 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-SLOT_SECONDS = 300
 SLOTS_PER_DAY = 288
 KEPT_SLOTS = 8 * SLOTS_PER_DAY
 
