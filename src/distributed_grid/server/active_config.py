@@ -27,10 +27,13 @@ from distributed_grid.control.agent_sessions import NodeRegistry
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import NodeDeclared, NodeForgotten, PolicySet
 from distributed_grid.domain.jobs import Attempt
+from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.rebalancing import is_automatic
 from distributed_grid.domain.resources import Capacity
+from distributed_grid.domain.rows import decode_row
 from distributed_grid.errors import Refused
-from distributed_grid.ports import Store
+from distributed_grid.ports import LiveRow, Store
 from distributed_grid.posix.private_files import distrust_of, write_private
 from distributed_grid.server.access.certificates import make_certificate
 from distributed_grid.state_dir import StateDir
@@ -58,8 +61,11 @@ class SelectedConfig(NamedTuple):
 
 
 def select_config(path: str | None, explicit: bool, store: Store, state_dir: StateDir) -> SelectedConfig:
-    """The config named by the user; else the one that living leases and jobs were made under; else the one found."""
-    if not explicit and any(row.kind in ("lease", "job") for row in store.load().live):
+    """The config named by the user; else the one that living leases and jobs were made under; else the one found.
+
+    What the grid borrowed by itself is nobody's: it keeps no config.
+    """
+    if not explicit and any(_keeps_config(row) for row in store.load().live):
         last = _last_path(state_dir)
         if last != path:
             log.info("leases or jobs are alive: using the previous config, %s", last)
@@ -78,6 +84,13 @@ def select_config(path: str | None, explicit: bool, store: Store, state_dir: Sta
         raise Refused(f"{path} is not used, because {reason}; to use it all the same: grid --config {path} …")
     config, inert = config.without_acts()
     return SelectedConfig(config, path, digest, tuple(inert))
+
+
+def _keeps_config(row: LiveRow) -> bool:
+    if row.kind != "lease" or row.blob is None:
+        return row.kind == "job"
+    lease = decode_row(row.kind, row.blob)
+    return isinstance(lease, Lease) and not is_automatic(lease.request)
 
 
 class NamedConfigs:

@@ -66,6 +66,7 @@ from distributed_grid.server.instance_lock import BACKLOG, InstanceLock, Startup
 from distributed_grid.server.log_output import apply_log_settings
 from distributed_grid.server.ray.attached_nodes import AttachedNodeSync
 from distributed_grid.server.ray.attachment import RayAttachment
+from distributed_grid.server.ray.ray_nodes import record_path
 from distributed_grid.server.ray.reconciler import EngineReconciler
 from distributed_grid.server.rest.listener import RestListener, RestServices
 from distributed_grid.server.rpc import Connection, Dispatcher, NodeMemoryDispatcher, answer_table
@@ -228,7 +229,7 @@ class Daemon:
             await self._boost_file.recover()
             local = await self._grid.read(local_nodes)
             simulated = simulated_nodes(self._config, local)
-            records = {name: self._cluster.ray.nodes.record(name) for name in simulated}
+            records = {name: record_path(self._cluster.grid_id(), name) for name in simulated}
             meter = UsageMeter(probe, gpus, simulated=simulated, node_records=records)
             agent = self._make_agent(tuple(node.name for node in local), meter)
             self._agents.memory.attach_local(agent)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.crashes.conftest import a_gate, daemon_pid, kill_nine, one_line, open_gate
 from tests.support.processes import is_running
-from tests.support.project import PROJECT
+from tests.support.project import PROJECT, set_rebalance_interval
 from tests.support.shell import Shell, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -99,3 +99,14 @@ def test_work_goes_on_under_its_config_wherever_the_next_command_is_typed(
     assert there.job(job)["node_id"] == "gpu2"
     open_gate(gate)
     assert there("jobs", "wait", job, "--timeout", "10").returncode == 5
+
+
+def test_what_the_grid_borrowed_by_itself_keeps_no_config_and_no_node(grid: Shell) -> None:
+    (grid.cwd / "config").mkdir()
+    shutil.copy(SHIPPED, grid.cwd / "config")
+    set_rebalance_interval(grid.cwd / "config", 1)
+    shipped = names(grid)
+    wait_until(lambda: grid.json("boost", "status")["boosts"], pause=0.2)
+    grid("run-shared", "--config", a_config(grid.cwd, "one"), "true", check=0)
+    grid("daemon", "stop", check=0)
+    assert set(names(grid)) == set(shipped)

@@ -10,10 +10,14 @@ import pytest
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.config import ClusterConfig
+from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.rebalancing import GRID_USER
+from distributed_grid.domain.rows import encode_row
 from distributed_grid.errors import BadInput, Refused
 from distributed_grid.ports import Batch, LiveRow
 from distributed_grid.server.active_config import MAX_NAMED, NamedConfigs, SelectedConfig, save_selection, select_config
 from distributed_grid.state_dir import StateDir
+from tests.support.builders import a_request
 
 ACTING = """
 trusted_network: true
@@ -99,16 +103,29 @@ def test_a_file_that_others_may_write_to_is_refused_until_it_is_named(select: Se
     assert select(file).inert == ()
 
 
+def store_with(request: Request) -> InMemoryStore:
+    """A store in which a lease is alive."""
+    store, lease = InMemoryStore(), Lease(request.id, request, 1)
+    store.commit(Batch([LiveRow(lease.kind, lease.id, encode_row(lease))]))
+    return store
+
+
 def test_the_config_of_living_work_is_trusted_no_further_than_any_other(
     select: Select, file: Path, state_dir: StateDir
 ) -> None:
     save_selection(select(file), state_dir, stay=False)
-    busy = InMemoryStore()
-    busy.commit(Batch([LiveRow("lease", "any", b"")]))
+    busy = store_with(a_request("any"))
     assert set(select_config(None, False, busy, state_dir).inert) == KEYS
     file.chmod(0o646)
     with pytest.raises(Refused, match="everybody may write to it"):
         select_config(None, False, busy, state_dir)
+
+
+def test_what_the_grid_borrowed_by_itself_keeps_no_config(select: Select, file: Path, state_dir: StateDir) -> None:
+    save_selection(select(file), state_dir, stay=False)
+    automatic = store_with(a_request("auto-gpu1-memory-1", user=GRID_USER, target="gpu1"))
+    assert select_config(None, False, automatic, state_dir).path is None
+    assert select_config(None, False, store_with(a_request("auto-mine")), state_dir).path == str(file)
 
 
 def test_only_the_last_names_are_remembered_and_a_broken_memory_is_none(state_dir: StateDir) -> None:

@@ -133,10 +133,6 @@ class RayNodes:
         state = self.states.get(name, {}).get("state")
         return state in ("stopped", "broken") or (state == "running" and self.session(name) != session)
 
-    def record(self, name: str) -> Path:
-        """The file in which the start of Ray on a node of this machine is recorded."""
-        return Path(ray_dir({"grid": self._target(name).grid, "node": name}), RECORD_NAME)
-
     def is_known(self, name: str) -> bool:
         """Whether the config has such a node."""
         return name in self._nodes
@@ -176,6 +172,11 @@ class RayNodes:
         if ipaddress.ip_address(found).is_loopback and others:
             raise Refused(f"{node.name}: {host} is a loopback address on {asked.name}; set `ray_address` of this node")
         return found
+
+
+def record_path(grid_id: str, name: str) -> Path:
+    """The file in which the start of Ray on a node of this machine is recorded, also on one that left the config."""
+    return Path(ray_dir({"grid": grid_id, "node": name}), RECORD_NAME)
 
 
 def bracketed(address: str) -> str:
