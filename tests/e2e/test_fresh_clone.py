@@ -76,6 +76,15 @@ def test_a_second_use_installs_nothing_and_says_nothing_about_it(clone: Clone) -
     assert clone.stamp.stat().st_mtime_ns == made
 
 
+def test_without_ray_the_start_of_ray_says_what_to_type(clone: Clone) -> None:
+    try:
+        code, _, err = clone.run("cluster", "start", "--ray")
+    finally:
+        clone.run("daemon", "stop")
+    assert code == 1
+    assert err.splitlines()[-1].endswith("has no Ray to speak to it with; type: make ray")
+
+
 def test_it_works_through_symlinks_and_from_other_folders(clone: Clone, tmp_path: Path) -> None:
     made = clone.stamp.stat().st_mtime_ns
     (tmp_path / "direct").symlink_to(clone.folder / "grid")

@@ -34,6 +34,19 @@ def test_a_default_port_that_is_taken_is_replaced_and_kept(tmp_path: Path) -> No
     assert RayPorts(config(), path).settings == chosen  # also when the other one is gone
 
 
+def test_a_port_that_was_taken_meanwhile_is_chosen_again(tmp_path: Path) -> None:
+    ports = RayPorts(config(), tmp_path / "ports.json")
+    ports.choose()
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):  # somebody was quicker
+            other.bind(("", ports.settings.port))
+            other.listen()
+        before = ports.settings
+        assert ports.choose()
+        assert ports.settings.port > before.port
+
+
 def test_a_port_that_the_config_names_stays(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("", 0))
