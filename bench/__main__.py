@@ -30,6 +30,7 @@ from bench import (
     ray_boosts,
     reactor_steps,
     simulator,
+    sizing,
     swf,
 )
 from bench.table import render
@@ -56,6 +57,7 @@ ALL = {
     "agents": agents,
     "idle_agent": idle_agent,
     "simulator": simulator,
+    "sizing": sizing,
     "swf": swf,
     "fairness": fairness,
     "owner_return": owner_return,

@@ -1,0 +1,268 @@
+"""Sizing of memory: tasks of four nf-core workflows, each sized from those before it, and the memory × time wasted.
+
+The protocol of the traces (Bader et al., Sizey, IEEE CLUSTER 2024): of every type of task, the first 70 % of a random
+order come one by one, the rest is history. Before a task is sized, only its input bytes are seen; then what it used is
+learned. Too little memory fails the attempt, which wastes its whole allocation for all of its run time (and for half of
+it, to see what that changes), and is tried again bigger; enough wastes what is not used. Waste and failed attempts are
+means over ten seeds, beside those of the published baselines, which are computed in the same run.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.table import Line
+from bench.traces import TRACES, lines_of
+from distributed_grid.prediction.memory_sizing import MemorySizer, Run
+
+SEEDS = range(10)
+PUBLISHED: dict[str, dict[str, float]] = {
+    "iwd": {"presets": 15.6, "percentile": 1.60, "line + std": 5.48, "line + std under": 7.46, "tovar": 6.96},
+    "rnaseq": {"presets": 1248, "percentile": 129, "line + std": 192, "line + std under": 473, "tovar": 314},
+    "eager": {"presets": 2233, "percentile": 830, "line + std": 1191, "line + std under": 3993, "tovar": 1049},
+    "chipseq": {"presets": 263, "percentile": 99.6, "line + std": 125, "line + std under": 246, "tovar": 356},
+}
+"""GBh that the baselines waste."""
+CLOSE = 0.01
+"""So much apart, relative, a baseline is the published one: the published figures are rounded to three digits."""
+MAX_RATIO, MAX_MEDIAN_RATIO = 0.60, 0.33
+MIN_TASKS, HISTORY_SHARE = 34, 0.3
+NODE_BYTES = 128e9
+"""What Tovar's rule gives a task that ran over the largest seen."""
+BYTE_MS_PER_GBH = 1e9 * 3_600_000
+Values = NDArray[np.float64]
+Indexes = NDArray[np.int_]
+
+
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """All tasks of one type: a value each."""
+
+    input_bytes: Values
+    used_bytes: Values
+    peak_bytes: Values
+    preset_bytes: Values
+    run_ms: Values
+
+
+@dataclass(slots=True)
+class Waste:
+    """Memory × time wasted by a way of sizing, and its failed attempts, over all seeds."""
+
+    byte_ms: float = 0.0
+    half_byte_ms: float = 0.0
+    """The same if an attempt that fails does so after half of its run time."""
+    failed: int = 0
+
+    def add(self, allocations: list[float], used_bytes: float, run_ms: float) -> None:
+        """One task: the attempts that failed, and the one that did not."""
+        *failed, enough = allocations
+        self.byte_ms += (sum(failed) + enough - used_bytes) * run_ms
+        self.half_byte_ms += (sum(failed) / 2 + enough - used_bytes) * run_ms
+        self.failed += len(failed)
+
+    @property
+    def gbh(self) -> float:
+        """A seed's mean, in decimal GB × hours."""
+        return self.byte_ms / BYTE_MS_PER_GBH / len(SEEDS)
+
+    @property
+    def half_gbh(self) -> float:
+        """The same where attempts fail after half of their run time."""
+        return self.half_byte_ms / BYTE_MS_PER_GBH / len(SEEDS)
+
+    @property
+    def failed_attempts(self) -> float:
+        """A seed's mean."""
+        return self.failed / len(SEEDS)
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds that each prediction and each update took."""
+
+    predictions: list[float] = field(default_factory=list)
+    updates: list[float] = field(default_factory=list)
+
+
+def measure() -> list[Line]:
+    """Waste and failed attempts on every workflow beside the best baseline, and what predicting and learning cost."""
+    folder = TRACES / "sizey"
+    if not folder.is_dir():
+        print(f"sizing: no traces of tasks at {folder}, skipped; see GRID_TRACES", file=sys.stderr)
+        return []
+    lines: list[Line] = []
+    ratios, half_ratios, times = [], [], Times()
+    most = Tasks(*np.empty((5, 0)))
+    for workflow, published in PUBLISHED.items():
+        types = read(folder / f"trace_{workflow}.csv.gz")
+        baselines = {name: _baseline(types, name) for name in published}
+        ours = Waste()
+        for tasks in types:
+            for seed in SEEDS:
+                _replay(tasks, seed, ours, times)
+        best = min(baselines.values(), key=lambda waste: waste.gbh)
+        limit = baselines["percentile"].failed_attempts
+        ratios.append(ours.gbh / best.gbh)
+        half_ratios.append(ours.half_gbh / min(waste.half_gbh for waste in baselines.values()))
+        apart = max(abs(waste.gbh / published[name] - 1) for name, waste in baselines.items())
+        print(_row(workflow, ours, baselines), file=sys.stderr)
+        lines += [
+            Line(f"memory × time wasted, {workflow}, of the best baseline's", ratios[-1], MAX_RATIO, "×", True),
+            Line("  the same, failing after half of the run time", half_ratios[-1], 0, "×", True),
+            Line("  failed attempts, beside the 95th percentile's", ours.failed_attempts, limit, "", True),
+            Line("  baselines apart from those published, at most", 100 * apart, 100 * CLOSE, "%", True),
+        ]
+        most = max([most, *types], key=lambda tasks: len(tasks.used_bytes))
+    predicted, updated = (float(np.quantile(t, 0.95)) * 1000 for t in (times.predictions, times.updates))
+    return [
+        *lines,
+        Line("median of the four ratios", median(ratios), MAX_MEDIAN_RATIO, "×", True),
+        Line("  failing after half of the run time", median(half_ratios), 0, "×", True),
+        Line("size a task, 95th percentile", predicted, 5, "ms", True),
+        Line("learn from a task, 95th percentile", updated, 20, "ms", True),
+        Line("  slowest", 1000 * max(times.updates), 0, "ms", True),
+        Line("learn from a history of 2,000 tasks", _training_s(most), 1.5, "s", True),
+    ]
+
+
+def read(file: Path) -> list[Tasks]:
+    """The types of task of a workflow that the protocol keeps."""
+    rows: dict[str, list[list[float]]] = defaultdict(list)
+    for row in csv.DictReader(lines_of(file)):
+        if float(row["rss"]) > 0:
+            keys = ("rchar", "rss", "peak_rss", "memory", "realtime")
+            rows[row["process"]].append([float(row[key]) for key in keys])
+    types = [Tasks(*np.array(tasks).T) for tasks in rows.values()]
+    return [tasks for tasks in types if len(tasks.run_ms) >= MIN_TASKS and tasks.run_ms.all()]
+
+
+def _order(tasks: Tasks, seed: int) -> tuple[Indexes, Indexes]:
+    """Indexes of the history, and of the tasks that come, in order."""
+    count = len(tasks.run_ms)
+    order = np.random.RandomState(seed).permutation(count)
+    split = math.ceil(round((1 - HISTORY_SHARE) * count, 6))
+    return order[split:], order[:split]
+
+
+def _replay(tasks: Tasks, seed: int, waste: Waste, times: Times) -> None:
+    """Size every task by the class that ships, and learn what it used."""
+    history, coming = _order(tasks, seed)
+    sizer = MemorySizer()
+    sizer.learn_all(Run((tasks.input_bytes[i],), int(tasks.used_bytes[i])) for i in history)
+    for i in coming:
+        features, used, run_id = (float(tasks.input_bytes[i]),), int(tasks.used_bytes[i]), str(i)
+        began = time.perf_counter()
+        first = sizer.allocation(features)
+        times.predictions.append(time.perf_counter() - began)
+        assert first is not None
+        allocations = [first]
+        while allocations[-1] < used:
+            sizer.learn(Run(features, allocations[-1], is_lower_bound=True, id=run_id))
+            allocations.append(sizer.retry_allocation(features, allocations))
+        began = time.perf_counter()
+        sizer.learn(Run(features, used, id=run_id))
+        times.updates.append(time.perf_counter() - began)
+        waste.add([float(a) for a in allocations], used, tasks.run_ms[i])
+
+
+def _training_s(tasks: Tasks) -> float:
+    """Seconds to learn 2,000 runs at once."""
+    runs = [
+        Run((tasks.input_bytes[i % len(tasks.run_ms)],), int(tasks.used_bytes[i % len(tasks.run_ms)]))
+        for i in range(2000)
+    ]
+    began = time.perf_counter()
+    MemorySizer().learn_all(runs)
+    return time.perf_counter() - began
+
+
+# ---------------------------------------------------------------- baselines
+
+
+def _baseline(types: list[Tasks], name: str) -> Waste:
+    """A published way of sizing on all types and seeds."""
+    waste = Waste()
+    for tasks in types:
+        for seed in SEEDS:
+            history, coming = _order(tasks, seed)
+            if name == "presets":
+                for i in coming:
+                    waste.add([tasks.preset_bytes[i]], tasks.peak_bytes[i], tasks.run_ms[i])
+            else:
+                for i, allocations in BASELINES[name](tasks, history, coming):
+                    waste.add(allocations, tasks.used_bytes[i], tasks.run_ms[i])
+    return waste
+
+
+def _doubled(first: float, used: float, largest: float) -> list[float]:
+    """Attempts until one is enough, each twice the one before it."""
+    allocations = [first]
+    while allocations[-1] < used:
+        allocations.append(2 * allocations[-1] if allocations[-1] > 0 else largest)
+    return allocations
+
+
+Attempts = Iterator[tuple[int, list[float]]]
+
+
+def _percentile(tasks: Tasks, history: Indexes, coming: Indexes) -> Attempts:
+    """The 95th percentile of all seen (Witt et al.), then doubling."""
+    seen = np.concatenate([tasks.used_bytes[history], tasks.used_bytes[coming]])
+    for number, i in enumerate(coming, len(history)):
+        yield i, _doubled(float(np.percentile(seen[:number], 95)), tasks.used_bytes[i], seen[:number].max())
+
+
+def _lines(tasks: Tasks, history: Indexes, coming: Indexes, under: bool) -> Attempts:
+    """A straight line (Witt et al.), raised by the deviation of its relative errors, or of those where it was low."""
+    order = np.concatenate([history, coming])
+    x, y = tasks.input_bytes[order], tasks.used_bytes[order]
+    errors: list[float] = []
+    for number, i in enumerate(coming, len(history)):
+        away = x[:number] - x[:number].mean()
+        inertia = (away**2).sum()
+        slope = (away * y[:number]).sum() / inertia if inertia else 0.0
+        guess = y[:number].mean() + slope * (x[number] - x[:number].mean())
+        counted = [error for error in errors if error > 0] if under else errors
+        yield i, _doubled(guess * (1 + (np.std(counted) if counted else 0.0)), y[number], y[:number].max())
+        errors.append((y[number] - guess) / y[number])
+
+
+def _tovar(tasks: Tasks, history: Indexes, coming: Indexes) -> Attempts:
+    """Least expected waste over what was seen (Tovar et al.), then the largest seen, then a whole node."""
+    order = np.concatenate([history, coming])
+    for number, i in enumerate(coming, len(history)):
+        used, run_ms = tasks.used_bytes[order[:number]], tasks.run_ms[order[:number]]
+        by_size = np.argsort(-used, kind="stable")
+        above = np.cumsum(run_ms[by_size]) - run_ms[by_size]
+        sizes, firsts = np.unique(-used[by_size], return_index=True)
+        cost = -sizes * run_ms.sum() + used.max() * above[firsts]
+        allocations = [-float(sizes[np.argmin(cost)])]
+        while allocations[-1] < tasks.used_bytes[i]:
+            allocations.append(float(used.max()) if allocations[-1] < used.max() else NODE_BYTES)
+        yield i, allocations
+
+
+BASELINES: dict[str, Callable[[Tasks, Indexes, Indexes], Attempts]] = {
+    "percentile": _percentile,
+    "line + std": lambda tasks, history, coming: _lines(tasks, history, coming, under=False),
+    "line + std under": lambda tasks, history, coming: _lines(tasks, history, coming, under=True),
+    "tovar": _tovar,
+}
+
+
+def _row(workflow: str, ours: Waste, baselines: dict[str, Waste]) -> str:
+    ways = {"grid": ours, **baselines}
+    cells = (f"{name} {way.gbh:.4g} / {way.half_gbh:.4g} ({way.failed_attempts:.0f})" for name, way in ways.items())
+    return f"  {workflow}, GBh wasted / failing at half (failed attempts): {', '.join(cells)}"

@@ -1,0 +1,226 @@
+"""Models of one type of task: memory as a function of one feature, and how far runs stray from it.
+
+A model is a curve (constant, power law or straight line), moved locally by the mean residual of the nearest runs, and a
+spread that is the same everywhere or that of the nearest runs. All combinations are fitted. What each would have said
+about a run that it had not seen (leave one out) gives its likelihood; the likelihoods are the weights of the mixture
+that predicts. So nothing has to be set per type: a constant, a line, a plateau, a step and a noisy cloud each get the
+models that describe them.
+
+Memory and its residuals are logarithms here, so a spread is relative to the memory.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from distributed_grid.prediction.memory_distribution import MemoryDistribution, Values
+
+NEIGHBOUR_SHARES: Final = (0.5, 0.25, 0.1)
+"""The nearest runs, as shares of all, over which residuals and spreads are averaged."""
+MIN_NEIGHBOURS: Final = 3
+RESIDUAL_PRIOR: Final = 0.5
+"""So many runs without a residual are added to every local mean."""
+SPREAD_PRIOR: Final = 4.0
+"""So many runs of the common spread are added to every local one: a spread takes more runs to know than a mean."""
+MIN_SPREAD: Final = 1e-4
+"""The smallest spread that can be learned, relative to the memory."""
+LIKELIHOOD_FREEDOM: Final = 4.0
+"""Degrees of freedom of the Student distribution that residuals are judged by: it forgives outliers."""
+MAX_MODELS: Final = 4
+MIN_WEIGHT: Final = 0.02
+"""Models that weigh less are left out of the mixture."""
+MAX_RATIO: Final = 2.0
+"""No prediction exceeds the largest seen, or the mean of the curves, by more than this factor."""
+
+# Residuals are smoothed with a Student distribution of four degrees of freedom, coarse in the middle and fine in the
+# tails, so that memory beyond the largest seen has a probability.
+_EDGES = np.array([0, 0.002, 0.01, 0.04, 0.12, 0.25, 0.4, 0.6, 0.75, 0.88, 0.96, 0.99, 0.998, 1])
+_KERNEL_WEIGHTS = np.diff(_EDGES)
+
+
+def _student_quantiles(probabilities: Values) -> Values:
+    """Exact for four degrees of freedom."""
+    alpha = 4 * probabilities * (1 - probabilities)
+    root = np.cos(np.arccos(np.sqrt(alpha)) / 3) / np.sqrt(alpha)
+    quantiles: Values = np.sign(probabilities - 0.5) * 2 * np.sqrt(np.maximum(root - 1, 0))
+    return quantiles
+
+
+_KERNEL = _student_quantiles((_EDGES[1:] + _EDGES[:-1]) / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """log memory = log(max(floor, intercept + slope · x)), or without logarithm for a power law in x = log feature."""
+
+    intercept: float
+    slope: float
+    centre: float
+    is_log: bool
+    floor: float = 0.0
+
+    def at(self, feature: float, log_feature: float) -> float:
+        """The logarithm of the memory."""
+        if self.is_log:
+            return self.intercept + self.slope * (log_feature - self.centre)
+        return math.log(max(self.intercept + self.slope * (feature - self.centre), self.floor))
+
+
+class _FeatureModels:
+    """All models over one feature: their residuals on runs they had not seen, scales and likelihoods."""
+
+    def __init__(self, feature: Values, used: Values) -> None:
+        self._feature, self._log = feature, np.log1p(feature)
+        self._lowest, self._highest = float(used.min()), float(used.max())
+        count = len(used)
+        self._tolerance = 1e-6 * float(self._log.std()) + 1e-12
+        distances = np.abs(self._log[:, None] - self._log[None])
+        np.fill_diagonal(distances, np.inf)
+        shares = (min(max(MIN_NEIGHBOURS, round(share * count)), count - 1) for share in NEIGHBOUR_SHARES)
+        self._neighbours = sorted(set(shares), reverse=True)
+        near = np.partition(distances, [k - 1 for k in self._neighbours], axis=1)
+        kernels = [_tricube(distances, near[:, k - 1 : k], self._tolerance) for k in self._neighbours]
+        self._curves, self._residuals = _fit_curves(feature, self._log, used)
+        moved = [self._residuals - _local_mean(kernel, self._residuals) for kernel in kernels]
+        residuals = np.concatenate([self._residuals, *moved], axis=1)
+        self._log_spreads = np.log(np.abs(residuals) + MIN_SPREAD)
+        self._common = self._log_spreads.mean(axis=0)
+        common = np.broadcast_to(self._common, residuals.shape)
+        local = [_local_spread(kernel, self._log_spreads, self._common) for kernel in kernels]
+        scales = np.concatenate([common, *local], axis=1)
+        self.standardised: Values = np.tile(residuals, len(kernels) + 1) / np.exp(scales)
+        """Residuals in units of the model's spread; a column a model."""
+        self.log_likelihood = _log_likelihood(self.standardised, scales)
+
+    def at(self, feature: float) -> tuple[Values, Values]:
+        """Logarithm of the memory and spread of every model, in the order of the columns."""
+        log_feature = math.log1p(feature)
+        distances = np.abs(self._log - log_feature)
+        near = np.partition(distances, [k - 1 for k in self._neighbours])
+        kernels = [_tricube(distances, near[k - 1 : k], self._tolerance) for k in self._neighbours]
+        # Beyond what was seen, no curve is trusted to fall or rise faster than the feature does.
+        lowest = self._lowest - max(float(self._log.min()) - log_feature, 0)
+        highest = self._highest + max(log_feature - float(self._log.max()), 0)
+        curves = np.clip([curve.at(feature, log_feature) for curve in self._curves], lowest, highest)
+        centres = np.concatenate([curves, *(curves + _local_mean(kernel, self._residuals) for kernel in kernels)])
+        local = [_local_spread(kernel, self._log_spreads, self._common) for kernel in kernels]
+        return np.tile(centres, len(kernels) + 1), np.exp(np.concatenate([self._common, *local]))
+
+
+class MemoryModels:
+    """Mixture of all models over all features, weighted by likelihood."""
+
+    def __init__(self, features: Values, used_bytes: Values) -> None:
+        """From the runs: a row of features each, no value missing or negative, and the memory, above 0."""
+        count, self._largest = len(used_bytes), float(np.log(used_bytes.max()))
+        self._features = [_FeatureModels(column, np.log(used_bytes)) for column in features.T]
+        likelihoods = np.concatenate([models.log_likelihood for models in self._features])
+        owners = np.repeat(np.arange(len(self._features)), [len(m.log_likelihood) for m in self._features])
+        columns = np.concatenate([np.arange(len(m.log_likelihood)) for m in self._features])
+        weights = np.exp(likelihoods - likelihoods.max())
+        weights /= weights.sum()
+        best = np.argsort(-weights, kind="stable")[:MAX_MODELS]
+        best = best[(weights[best] >= MIN_WEIGHT) | (np.arange(len(best)) == 0)]
+        self._owners, self._columns = owners[best], columns[best]
+        self._weights = weights[best] / weights[best].sum()
+        chosen = zip(self._owners, self._columns, strict=True)
+        standardised = np.stack([self._features[owner].standardised[:, column] for owner, column in chosen])
+        standardised.sort(axis=1)
+        smoothed = standardised[:, :, None] + _bandwidths(standardised)[:, :, None] * _KERNEL
+        self._standardised = smoothed.reshape(len(best), -1)
+        self._sample_weights = np.outer(self._weights, np.tile(_KERNEL_WEIGHTS, count)).ravel()
+
+    def distribution(self, features: Values) -> MemoryDistribution:
+        """What a run with these features may need."""
+        at = {owner: self._features[owner].at(float(features[owner])) for owner in set(self._owners.tolist())}
+        chosen = list(zip(self._owners.tolist(), self._columns.tolist(), strict=True))
+        centres = np.array([at[owner][0][column] for owner, column in chosen])
+        spreads = np.array([at[owner][1][column] for owner, column in chosen])
+        highest = max(self._largest, float(self._weights @ centres)) + math.log(MAX_RATIO)
+        used = centres[:, None] + spreads[:, None] * self._standardised
+        return MemoryDistribution.of(np.exp(np.clip(used, 0, highest)).ravel(), self._sample_weights)
+
+
+def _fit_curves(feature: Values, log_feature: Values, used: Values) -> tuple[list[_Curve], Values]:
+    """The curves, and by how much each misses a run when it is fitted to all others; a column a curve."""
+    count = len(used)
+    mean = float(used.mean())
+    curves, residuals = [_Curve(mean, 0.0, 0.0, True)], [(used - mean) * count / (count - 1)]
+    if log_feature.std() > 1e-9 and count > 4:
+        fitted, intercept, slope, centre, leverage = _line(log_feature, used, np.ones(count))
+        curves.append(_Curve(intercept, slope, centre, True))
+        residuals.append((used - fitted) / (1 - leverage))
+        memory = np.exp(used)
+        fitted, intercept, slope, centre, leverage = _line(feature, memory, memory**-2)
+        floor = float(memory.min()) / 2
+        curves.append(_Curve(intercept, slope, centre, False, floor))
+        unseen = memory - (memory - fitted) / (1 - leverage)
+        residuals.append(used - np.log(np.maximum(unseen, floor)))
+    return curves, np.stack(residuals, axis=1)
+
+
+def _line(x: Values, y: Values, weights: Values) -> tuple[Values, float, float, float, Values]:
+    """Weighted least squares: fitted values, intercept at the centre, slope, centre, and the leverage of each run."""
+    total = weights.sum()
+    centre, middle = float(weights @ x / total), float(weights @ y / total)
+    away = x - centre
+    inertia = float(weights @ away**2)
+    slope = float(weights @ (away * (y - middle))) / inertia
+    leverage = weights * (1 / total + away**2 / inertia)
+    return middle + slope * away, middle, slope, centre, np.minimum(leverage, 0.95)
+
+
+def _tricube(distances: Values, width: Values, tolerance: float) -> Values:
+    """Weights of the runs by distance: 1 at none, 0 from the width on."""
+    ratio = distances / (width * 1.0001 + tolerance)
+    weights: Values = np.maximum(1 - ratio * ratio * ratio, 0)
+    return weights * weights * weights
+
+
+def _local_mean(kernel: Values, residuals: Values) -> Values:
+    mean: Values = kernel @ residuals / (kernel.sum(axis=-1, keepdims=True) + RESIDUAL_PRIOR)
+    return mean
+
+
+def _local_spread(kernel: Values, log_spreads: Values, common: Values) -> Values:
+    total = kernel.sum(axis=-1, keepdims=True)
+    spread: Values = (kernel @ log_spreads + SPREAD_PRIOR * common) / (total + SPREAD_PRIOR)
+    return spread
+
+
+def _log_likelihood(standardised: Values, log_scales: Values) -> Values:
+    """Of every column, under a Student distribution that is fitted to it in a few steps of expectation maximisation."""
+    freedom = LIKELIHOOD_FREEDOM
+    centre, variance = standardised.mean(axis=0), np.maximum((standardised**2).mean(axis=0), 1e-6)
+    for _ in range(4):
+        weights = (freedom + 1) / (freedom + (standardised - centre) ** 2 / variance)
+        centre = (weights * standardised).sum(axis=0) / weights.sum(axis=0)
+        variance = np.maximum((weights * (standardised - centre) ** 2).mean(axis=0), 1e-6)
+    surprise = (freedom + 1) / 2 * np.log1p((standardised - centre) ** 2 / variance / freedom)
+    likelihood: Values = (-0.5 * np.log(variance) - surprise - log_scales).sum(axis=0)
+    return likelihood
+
+
+def _bandwidths(ordered: Values) -> Values:
+    """Width of the smoothing of every residual in ascending rows.
+
+    It is Silverman's, but no wider than the distance within which the nearest residuals are, so that groups of runs
+    with a gap between them stay apart; and with a floor for runs that are all alike.
+    """
+    count = ordered.shape[1]
+    deviation = ordered.std(axis=1, keepdims=True)
+    low, high = np.quantile(ordered, [0.25, 0.75], axis=1, keepdims=True)
+    silverman = np.minimum(deviation, np.maximum((high - low) / 1.35, deviation / 10)) * count**-0.2
+    nearest = min(round(math.sqrt(count)), count - 1)
+    reach = np.full(ordered.shape, np.inf)
+    for below in range(nearest + 1):
+        inner = slice(below, count - nearest + below)
+        down, up = ordered[:, : count - nearest], ordered[:, nearest:]
+        within = np.maximum(ordered[:, inner] - down, up - ordered[:, inner])
+        reach[:, inner] = np.minimum(reach[:, inner], within)
+    widths: Values = np.maximum(np.minimum(silverman, reach), 0.25 * count**-0.2)
+    return widths

@@ -1,0 +1,137 @@
+"""Memory to allocate to the next run of a type of task, learned online from its earlier runs.
+
+The promise: an allocation is the one that is expected to waste least memory × time over what is known, where too little
+wastes all of it; a retry always gets more than the limit that was too small; the same runs in the same order give the
+same allocations; memory and time are bounded, whatever is learned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from distributed_grid.prediction.memory_distribution import MemoryDistribution, Values
+from distributed_grid.prediction.memory_models import MemoryModels
+
+WINDOW: Final = 256
+"""The last runs that are remembered: older ones say less about the next, and bound time and memory."""
+MIN_RUNS: Final = 5
+"""Below, nothing is known."""
+REFIT_SHARE: Final = 16
+"""The models are fitted anew after each sixteenth of the remembered runs, so that a run costs little to learn."""
+RETRY_GROWTH: Final = 2.0
+"""Factor of an allocation after a second over-run, or where nothing is known."""
+MIN_RETRY_GROWTH: Final = 1.02
+"""A limit that was too small is raised by this at least."""
+MAX_BYTES: Final = 2**60
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run was given, and the memory it used, or used at least if it was cut short.
+
+    Features are numbers that are known before the run, such as the bytes of its input; what is not finite or negative
+    is not known.
+    """
+
+    features: tuple[float, ...]
+    used_bytes: int
+    is_lower_bound: bool = False
+    id: str = ""
+    """Of the task: a run that ends well replaces the lower bounds of the attempts before it."""
+
+
+class MemorySizer:
+    """Allocations of memory for one type of task."""
+
+    def __init__(self, feature_count: int = 1) -> None:
+        self._feature_count = feature_count
+        self._runs: deque[Run] = deque(maxlen=WINDOW)
+        self._unfitted = 0
+        self._defaults: Values = np.zeros(feature_count)
+        self._models: MemoryModels | None = None
+
+    def learn(self, run: Run) -> None:
+        """Learn from a run that ended or was cut short; one whose memory was not measured says nothing."""
+        self.learn_all((run,))
+
+    def learn_all(self, runs: Iterable[Run]) -> None:
+        """Learn from many runs, the oldest first; the models are fitted once."""
+        largest = max((known.used_bytes for known in self._runs), default=0)
+        must_fit = False
+        for run in runs:
+            if not math.isfinite(run.used_bytes) or run.used_bytes <= 0:
+                continue
+            used = self._estimate(run) if run.is_lower_bound else run.used_bytes
+            must_fit |= self._forget_lower_bounds(run.id)
+            if used is not None:
+                bounded = int(min(used, MAX_BYTES))
+                self._runs.append(Run(run.features, bounded, run.is_lower_bound, run.id if run.is_lower_bound else ""))
+                self._unfitted += 1
+                must_fit |= bounded > largest
+        if must_fit or (self._unfitted and self._unfitted * REFIT_SHARE >= len(self._runs)):
+            self._fit()
+
+    def allocation(self, features: Sequence[float]) -> int | None:
+        """Bytes for the first attempt of a run; None: too little is known to set a limit."""
+        distribution = self.distribution(features)
+        return None if distribution is None else min(math.ceil(distribution.least_waste_bytes()), MAX_BYTES)
+
+    def retry_allocation(self, features: Sequence[float], limits: Sequence[int]) -> int:
+        """Bytes for the next attempt of a run that ran over each of these limits."""
+        limit = max(limits)
+        grown = math.ceil(limit * (RETRY_GROWTH if len(limits) > 1 else MIN_RETRY_GROWTH)) + 1
+        distribution = self.distribution(features)
+        rest = distribution.above(limit) if distribution else None
+        if rest is None:
+            return math.ceil(limit * RETRY_GROWTH) + 1
+        return max(grown, math.ceil(rest.least_waste_bytes()))
+
+    def distribution(self, features: Sequence[float]) -> MemoryDistribution | None:
+        """What a run with these features may need; None: too little is known."""
+        if self._models is None:
+            return None
+        row = self._row(features)
+        return self._models.distribution(np.where(np.isnan(row), self._defaults, row))
+
+    def _estimate(self, run: Run) -> float | None:
+        """Memory to assume for a run that was cut short; None: that it used so much is no news."""
+        distribution = self.distribution(run.features)
+        if distribution is None:
+            return None
+        if distribution.probability_above(run.used_bytes) >= 0.5:
+            return None
+        rest = distribution.above(run.used_bytes)
+        return rest.quantile(0.5) if rest else run.used_bytes * RETRY_GROWTH
+
+    def _forget_lower_bounds(self, run_id: str) -> bool:
+        """Whether there were any of that run."""
+        kept = [known for known in self._runs if not known.id or known.id != run_id]
+        if len(kept) == len(self._runs):
+            return False
+        self._runs = deque(kept, maxlen=WINDOW)
+        return True
+
+    def _fit(self) -> None:
+        """Fit the models to the runs that are remembered."""
+        if len(self._runs) < MIN_RUNS:
+            return
+        rows = np.stack([self._row(run.features) for run in self._runs])
+        known = ~np.isnan(rows)
+        self._defaults = np.array([np.median(c[k]) if k.any() else 0.0 for c, k in zip(rows.T, known.T, strict=True)])
+        used = np.array([float(run.used_bytes) for run in self._runs])
+        self._models = MemoryModels(np.where(known, rows, self._defaults), used)
+        self._unfitted = 0
+
+    def _row(self, features: Sequence[float]) -> Values:
+        """The features as a row; NaN for what is not known."""
+        row = np.full(self._feature_count, np.nan)
+        for i, value in enumerate(features[: self._feature_count]):
+            if math.isfinite(value) and value >= 0:
+                row[i] = min(value, MAX_BYTES)
+        return row
