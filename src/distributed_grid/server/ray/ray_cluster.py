@@ -88,8 +88,8 @@ class RayCluster:
         measured = [name for name in here if not self.nodes.is_simulated(name)]
         if len(here) > 1 and measured:
             raise Refused(f"{' and '.join(here)} are one machine: let all of them be simulated, or name one of them")
-        if row is None and (await self.nodes.inspect(head, versions=False))["state"] == "stopped":
-            self._ports.choose()
+        if row is None:
+            await self._choose_ports()
         found = {CONTROL_PLANE: own_versions()}
         answers = await asyncio.gather(*(self.nodes.inspect(name) for name in everyone), return_exceptions=True)
         problems = [f"{name}: {answer}" for name, answer in zip(everyone, answers, strict=True) if _failed(answer)]
@@ -113,7 +113,7 @@ class RayCluster:
                     problems = await self._bring_up(addresses, [*names], say, replace=False)
                     break
                 except GridError as failure:
-                    if before is None and (tries := tries - 1) and self._ports.choose():
+                    if (tries := tries - 1) and await self._choose_ports():
                         continue  # somebody took a port in the meantime
                     if before is None:
                         await self.desired.clear(f"it could not be started: {failure}")
@@ -162,6 +162,14 @@ class RayCluster:
             await _cancel([starting, ready])
         return {name: str(one) for name, one in zip(workers, done, strict=True) if _failed(one)}
 
+    async def _choose_ports(self) -> bool:
+        """Choose the ports of a simulated head anew unless it runs; whether they are others than before."""
+        head = self._config.head.name
+        if not self.nodes.is_simulated(head):
+            return False
+        state = await self.nodes.inspect(head, versions=False)
+        return state["state"] == "stopped" and self._ports.choose()
+
     async def _stop_orphans(self, head: str) -> None:
         """Stop what shares the machine of a head that is gone: Ray starts no head beside raylets of the last one."""
         if self.nodes.is_simulated(head) and (await self.nodes.inspect(head, versions=False))["state"] != "running":
@@ -187,6 +195,7 @@ class RayCluster:
                 if head in chosen or not set(row.nodes) - set(chosen):
                     chosen = list(dict.fromkeys([*chosen, *row.nodes]))
                     await self.desired.clear("it was stopped")
+                    self._ports.release()
                     self.endpoints.close()
                 else:
                     left = tuple(name for name in row.nodes if name not in chosen)
@@ -204,6 +213,7 @@ class RayCluster:
         """Keep running what an earlier control plane was asked to, and be connected with it."""
         await self._forget_unnamed()
         if await self.desired.row() is not None:
+            self._ports.reserve()
             self._supervise()
             self.endpoints.open()
         self._connecting = start_restarted(self._connector.run, "the connection to Ray")
@@ -230,6 +240,7 @@ class RayCluster:
     async def stop_supervision(self) -> None:
         """Let it run by itself. Safe to call twice."""
         await self._unsupervise()
+        self._ports.release()
         if self._connecting is not None:
             await _cancel([self._connecting])
             self._connecting = None

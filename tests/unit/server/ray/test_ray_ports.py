@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from distributed_grid.config.sections import Ray
 from distributed_grid.errors import Refused
 from distributed_grid.server.ray.ray_ports import RayPorts, next_free_port, worker_ports
 
+Ports = Callable[..., RayPorts]
 SIMULATED = [{"name": "a", "host": "local", "role": "head"}, {"name": "b", "host": "local"}]
 
 
@@ -20,41 +22,70 @@ def config(nodes: object = SIMULATED, **ray: int) -> ClusterConfig:
     return ClusterConfig.from_mapping({"nodes": nodes, "ray": ray})
 
 
-def test_a_default_port_that_is_taken_is_replaced_and_kept(tmp_path: Path) -> None:
-    path = tmp_path / "ray" / "ports.json"
+@pytest.fixture
+def ports(tmp_path: Path) -> Iterator[Ports]:
+    """The ports of a config, by default in one file; what they reserve is released after the test."""
+    made: list[RayPorts] = []
+
+    def make(cluster: ClusterConfig, name: str = "ray/ports.json") -> RayPorts:
+        made.append(RayPorts(cluster, tmp_path / name))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.release()
+
+
+def test_two_clones_that_choose_at_once_do_not_choose_the_same_port(ports: Ports) -> None:
+    one, other = ports(config(), "one"), ports(config(), "other")
+    one.choose()
+    other.choose()
+    assert one.settings.port < other.settings.port
+    assert one.settings.dashboard_port < other.settings.dashboard_port
+    third = ports(config(), "one")
+    third.reserve()  # harmless, though another has them
+    chosen = one.settings
+    one.release()
+    one.release()
+    third.reserve()
+    one.choose()
+    assert one.settings.port not in (chosen.port, other.settings.port)
+
+
+def test_a_default_port_that_is_taken_is_replaced_and_kept(ports: Ports) -> None:
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with contextlib.suppress(OSError):  # somebody has it already
             other.bind(("", Ray().port))
             other.listen()
-        RayPorts(config(), path).choose()
-        chosen = RayPorts(config(), path).settings
+        ports(config()).choose()
+        chosen = ports(config()).settings
         assert chosen.port > Ray().port
         assert chosen.client_port >= Ray().client_port
-    assert RayPorts(config(), path).settings == chosen  # also when the other one is gone
+    assert ports(config()).settings == chosen  # also when the other one is gone
 
 
-def test_a_port_that_was_taken_meanwhile_is_chosen_again(tmp_path: Path) -> None:
-    ports = RayPorts(config(), tmp_path / "ports.json")
-    ports.choose()
+def test_a_port_that_was_taken_meanwhile_is_chosen_again(ports: Ports) -> None:
+    mine = ports(config())
+    mine.choose()
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with contextlib.suppress(OSError):  # somebody was quicker
-            other.bind(("", ports.settings.port))
+            other.bind(("", mine.settings.port))
             other.listen()
-        before = ports.settings
-        assert ports.choose()
-        assert ports.settings.port > before.port
+        before = mine.settings
+        assert mine.choose()
+        assert mine.settings.port > before.port
 
 
-def test_a_port_that_the_config_names_stays(tmp_path: Path) -> None:
+def test_a_port_that_the_config_names_stays(ports: Ports) -> None:
     with socket.socket() as other:
         other.bind(("", 0))
         other.listen()
         taken = other.getsockname()[1]
-        ports = RayPorts(config(port=taken), tmp_path / "ports.json")
-        ports.choose()
-    assert ports.settings.port == taken
+        mine = ports(config(port=taken))
+        mine.choose()
+    assert mine.settings.port == taken
 
 
 def test_the_next_free_port_is_one_that_nobody_listens_on() -> None:
