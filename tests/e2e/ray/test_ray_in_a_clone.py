@@ -461,7 +461,7 @@ def test_the_raylet_of_a_node_that_leaves_the_config_is_stopped(clone: RayClone)
 
 def test_stop_ends_every_raylet_and_nothing_else(clone: RayClone) -> None:
     pids = raylets(clone)
-    assert set(pids) == {"gpu-master", "gpu2"}
+    assert {"gpu-master", "gpu2"} <= set(pids)
     clone("cluster", "stop", check=0)
     wait_until(lambda: not any(map(is_running, pids.values())))
     assert raylets(clone) == {}
