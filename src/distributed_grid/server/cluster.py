@@ -134,6 +134,8 @@ class ClusterService:
         """A node inside the control plane: it is stopped when it has given everything back and lends nothing more."""
         if op.verb == "stop":
             await self._drain(name, say, wait=not op.force)
+            if op.purge:  # Ray's files may be there though it was stopped before
+                await self._ssh.ask("ray-stop", self.target(name), {"purge": True}, say)
             return f"lends nothing until: grid cluster start {name}"
         if op.verb == "start":
             await self._grid.handle(AgentRequested(name, True))

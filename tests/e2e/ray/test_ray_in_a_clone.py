@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -116,6 +117,8 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayClone]:
         finally:
             shell("cluster", "stop", "--force", "--purge", timeout=60)
             shell.close()
+            for note in shell.cwd.glob(".distributed_grid/agents/*/*/ray/elsewhere"):  # of a node that left the config
+                shutil.rmtree(note.read_text().strip(), ignore_errors=True)
 
 
 def test_each_simulated_node_is_a_raylet_with_what_is_declared_for_it(clone: RayClone) -> None:
@@ -459,9 +462,15 @@ def test_the_raylet_of_a_node_that_leaves_the_config_is_stopped(clone: RayClone)
     assert [row["node_id"] for row in clone.json("cluster", "status")] == ["gpu-master", "gpu2"]
 
 
-def test_stop_ends_every_raylet_and_nothing_else(clone: RayClone) -> None:
+def test_stop_ends_every_raylet_and_purge_removes_its_files(clone: RayClone) -> None:
     pids = raylets(clone)
     assert {"gpu-master", "gpu2"} <= set(pids)
+    records = list(Path(clone.env["HOME"]).glob(".distributed_grid/agents/*/*/ray/started.json"))
+    there = [record for record in records if record.parents[1].name in ("gpu-master", "gpu2")]
+    places = [Path(json.loads(record.read_text())["temp"]) for record in there]
     clone("cluster", "stop", check=0)
     wait_until(lambda: not any(map(is_running, pids.values())))
     assert raylets(clone) == {}
+    assert all(place.exists() for place in places)  # its logs
+    clone("cluster", "stop", "--purge", check=0)
+    assert not any(place.exists() for place in places)
