@@ -298,14 +298,17 @@ def differences(old: Map, new: Map) -> str:
 
 
 def make_temp_dir(folder: str) -> str:
-    """Where Ray keeps its sockets: in our own directory if its name is short enough, else where nobody guesses."""
+    """Where Ray keeps its sockets: in our own directory if its name is short enough, else where nobody guesses.
+
+    Ray opens the directory itself to everybody; the one above it stays private.
+    """
     temp = own_temp_dir(folder)
     if len(os.fsencode(temp)) > MAX_TEMP_BYTES:
         temp = read_temp_elsewhere(folder)
         if not temp:
-            temp = "/tmp/grid-" + secrets.token_hex(8)  # noqa: S108
+            temp = "/tmp/grid-" + secrets.token_hex(8) + "/r"  # noqa: S108
             write_text(os.path.join(folder, "elsewhere"), temp)
-    make_private_dir(os.path.dirname(temp) if temp.startswith(HOME) else temp)
+    make_private_dir(os.path.dirname(temp))
     make_private_dir(temp)
     return temp
 
@@ -316,7 +319,7 @@ def own_temp_dir(folder: str) -> str:
 
 def read_temp_elsewhere(folder: str) -> str:
     noted = read_text(folder, "elsewhere").strip()
-    return noted if re.fullmatch(r"/tmp/grid-[0-9a-f]{16}", noted) else ""  # noqa: S108
+    return noted if re.fullmatch(r"/tmp/grid-[0-9a-f]{16}/r", noted) else ""  # noqa: S108
 
 
 def ray_environment(request: Map, folder: str, mark: str) -> Dict[str, str]:
@@ -473,7 +476,7 @@ def remove_files(folder: str, purge: bool) -> None:
     if os.path.lexists(os.path.join(folder, RECORD_NAME)):
         os.unlink(os.path.join(folder, RECORD_NAME))
     if purge:
-        for temp in filter(None, (own_temp_dir(folder), read_temp_elsewhere(folder))):
+        for temp in filter(None, (own_temp_dir(folder), os.path.dirname(read_temp_elsewhere(folder)))):
             shutil.rmtree(temp, ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
         version = os.path.join(os.path.dirname(folder), "ray-version")
