@@ -12,7 +12,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from distributed_grid.domain.blocks import first_copy_id
 from distributed_grid.domain.events import (
+    BlockAsked,
     Event,
     HeartbeatReceived,
     JobCancelled,
@@ -185,6 +187,8 @@ class BatchSettler:
 
     def recall(self, event: Event) -> Answer:
         """The outcome of a request that is over already, when it is repeated. Raises Conflict."""
+        if isinstance(event, BlockAsked):
+            self._refuse_block_that_is_over(event.id)
         if not isinstance(event, LeaseAsked | JobSubmitted) or event.request.id in self.ledger.by_request:
             return None
         if isinstance(event, LeaseAsked) and event.again:
@@ -199,6 +203,18 @@ class BatchSettler:
         if not isinstance(row, Lease | Job) or not _is_of(row, event):
             raise Conflict(f"request {event.request.id} was used before for something else")
         return LeaseAnswer(row) if isinstance(row, Lease) else JobAnswer(row)
+
+    def _refuse_block_that_is_over(self, block_id: str) -> None:
+        """Its copies would have the ids of leases that have ended."""
+        first = first_copy_id(block_id)
+        if block_id in self.ledger.blocks:
+            return
+        if (
+            first in self.ledger.by_request
+            or first in self._ended
+            or self._history.ended("lease", request_id=first, limit=1)
+        ):
+            raise Conflict(f"block {block_id} was allocated before, and is over")
 
     def to_commit(self, batch: DecidedBatch) -> Batch | None:
         """What the store must keep before anybody hears of this batch; None where nothing durable has changed."""

@@ -17,6 +17,11 @@ MAX_NAME_CHARS = 512
 MAX_META_CHARS = 4096
 
 
+def first_copy_id(block_id: str) -> str:
+    """The request of a block's first copy."""
+    return f"{block_id}:1"
+
+
 class BlockCopy(Struct, frozen=True):
     """Where a copy is: its name (also its lease's id), the node ("" is the control plane's own machine), the
     incarnation of that node's memory (not known yet: ""), and whether it is on disk instead."""

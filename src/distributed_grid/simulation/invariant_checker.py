@@ -242,7 +242,7 @@ class InvariantChecker:
             )
             run, outcome = self.ran.get(attempt.lease_id), attempt.outcome
             if outcome is not None and outcome.ending is Ending.EXITED:
-                real = run.outcome if run is not None else None
+                real = run.real_outcome if run is not None else None
                 told = real is not None and (real.ending, real.exit_code) == (outcome.ending, outcome.exit_code)
                 self._hold(told, "an end is told as it was", f"{attempt.lease_id}: {outcome}, really {real}")
         numbers = [attempt.number for attempt in job.attempts]

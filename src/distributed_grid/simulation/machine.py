@@ -71,6 +71,8 @@ class SimulatedProcess:
         self.runs = False
         self.paused = False
         self.outcome: Outcome | None = None
+        self.real_outcome: Outcome | None = None
+        """How it has ended, also where no record of that is left."""
         self.stop: tuple[str, str, int] | None = None
         self.left_ms = self.work.run_ms
         self.began_at = self.resumed_at = 0
@@ -284,7 +286,7 @@ class Machine:
 
     def _conclude(self, run: SimulatedProcess, outcome: Outcome) -> None:
         """Have the end on the disk, then report it; on a full disk it is reported first."""
-        run.outcome = outcome
+        run.outcome = run.real_outcome = outcome
         if self.disk_is_full:
             self.unrecorded.add(run.lease_id)
         if run in self.orphans:

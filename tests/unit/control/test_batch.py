@@ -6,12 +6,17 @@ import pytest
 
 from distributed_grid.adapters.stores.in_memory import InMemoryStore
 from distributed_grid.control.batch import BatchSettler, DecisionFailed, Entry
+from distributed_grid.domain.blocks import MemoryServerRow
 from distributed_grid.domain.events import (
+    BlockAsked,
+    BlockReleased,
     ControlPlaneStarted,
+    CopiesFreed,
     Event,
     HeartbeatReceived,
     JobCancelled,
     LeaseReleased,
+    MemoryServed,
     NodeDeclared,
     TimePassed,
 )
@@ -96,6 +101,22 @@ def test_a_request_that_is_over_is_recalled_and_its_id_is_good_for_nothing_else(
     assert (again.failure, again.answer.job.outcome.ending) == (None, Ending.CANCELLED)
     assert isinstance(other.failure, Conflict)
     assert "job" not in settled.settler.ledger.jobs
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+def test_a_block_that_is_over_is_not_allocated_again(batches: int) -> None:
+    settled = Settled()
+    settled.settle(MemoryServed(MemoryServerRow("here", "", 0, incarnation="life1", key_bytes=b"k" * 32), ()))
+    asked = BlockAsked("block", "ada", 1 << 20, 60_000)
+    (copy,) = settled.settle(asked)[0].answer.block.places
+    over = (BlockReleased("block", "ada"), CopiesFreed((copy.copy,), ("here",)))
+    if batches == 1:
+        again = settled.settle(*over, asked)[-1]
+    else:
+        settled.settle(*over)
+        (again,) = settled.settle(asked)
+    assert isinstance(again.failure, Conflict)
+    assert (settled.settler.ledger.blocks, settled.settler.ledger.leases) == ({}, {})
 
 
 def test_a_bug_names_the_entry_it_is_about() -> None:
