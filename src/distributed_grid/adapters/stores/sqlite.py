@@ -177,11 +177,13 @@ class SqliteStore:
 
     def load(self) -> LoadedRows:
         """All live rows, by kind and key, from one snapshot: as they are in the file, whatever was read before."""
-        with self._counting("read it"), closing(connect(self._path, writable=False)) as db, db:
-            self._check_file()
-            db.execute("BEGIN")
-            live = [LiveRow(*row) for row in db.execute(_LIVE)]
-            return LoadedRows(live, history_queries.last_event_seq(db), version_of(db))
+        with self._counting("read it"):
+            self._check_file()  # first: a file that is gone cannot be opened either, which might pass
+            with closing(connect(self._path, writable=False)) as db, db:
+                self._check_file()
+                db.execute("BEGIN")
+                live = [LiveRow(*row) for row in db.execute(_LIVE)]
+                return LoadedRows(live, history_queries.last_event_seq(db), version_of(db))
 
     def commit(self, batch: Batch) -> None:
         """Make the batch durable in one transaction, or leave everything as it was."""

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -352,4 +353,14 @@ def test_a_locked_database_fails_and_works_again(filled: Path) -> None:
     other.execute("ROLLBACK")
     other.close()
     store.commit(Batch(live=[LiveRow("k", "a", b"1")]))
+    store.close()
+
+
+def test_a_database_whose_directory_was_removed_is_refused_and_not_tried_again(filled: Path) -> None:
+    store = SqliteStore(filled)
+    shutil.rmtree(filled.parent)
+    with pytest.raises(StoreRefused, match="was replaced or removed"):
+        store.load()
+    with pytest.raises(StoreRefused, match="was replaced or removed"):
+        store.commit(Batch([LiveRow("node", "n1", b"x")], [], []))
     store.close()
