@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from distributed_grid.domain.blocks import first_copy_id
+from distributed_grid.domain.blocks import copy_id
 from distributed_grid.domain.events import (
     BlockAsked,
     Event,
@@ -206,7 +206,7 @@ class BatchSettler:
 
     def _refuse_block_that_is_over(self, block_id: str) -> None:
         """Its copies would have the ids of leases that have ended."""
-        first = first_copy_id(block_id)
+        first = copy_id(block_id, 1)
         if block_id in self.ledger.blocks:
             return
         if (

@@ -17,9 +17,9 @@ MAX_NAME_CHARS = 512
 MAX_META_CHARS = 4096
 
 
-def first_copy_id(block_id: str) -> str:
-    """The request of a block's first copy."""
-    return f"{block_id}:1"
+def copy_id(block_id: str, number: int) -> str:
+    """The request, and the lease, of a block's first, second, … copy."""
+    return f"{block_id}:{number}"
 
 
 class BlockCopy(Struct, frozen=True):

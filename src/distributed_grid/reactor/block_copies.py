@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.blocks import Block, BlockCopy, CopyMove, block_of
+from distributed_grid.domain.blocks import Block, BlockCopy, CopyMove, block_of, copy_id
 from distributed_grid.domain.events import (
     BlockReleased,
     CopiesFreed,
@@ -49,7 +49,7 @@ def copy_request(ledger: Ledger, block: Block, now: int, *, besides: tuple[str, 
     taken = (*(place.node for place in block.everywhere), *besides)
     own = _borrower(ledger, block) - {block.prefer}
     return Request(
-        f"{block.id}:{block.next_copy}",
+        copy_id(block.id, block.next_copy),
         block.user,
         Amounts(memory_bytes=block.size_bytes),
         Priority.MEDIUM,
@@ -119,7 +119,7 @@ def on_unwanted(ledger: Ledger, event: CopyUnwanted, now: int) -> Decision:
     decision = Decision()
     target = _grant(ledger, block, decision, now, at_home=False)
     if target is None:
-        target = BlockCopy(f"{block.id}:{block.next_copy}", block.home, on_disk=True)
+        target = BlockCopy(copy_id(block.id, block.next_copy), block.home, on_disk=True)
     return _start_move(block, source, target, decision, now, keep=False, why=event.why)
 
 
