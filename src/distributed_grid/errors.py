@@ -55,6 +55,22 @@ class Unreachable(GridError):
     exit_code = 3
 
 
+class NoCapacity(GridError):
+    """A provider has no machine of that kind at present; `scope` is what is short of it, such as a zone or a type."""
+
+    retryable = True
+
+    def __init__(self, message: str, scope: str = "") -> None:
+        super().__init__(message)
+        self.scope = scope
+
+
+class Throttled(GridError):
+    """The other side takes fewer calls than it gets; nothing was done, and the same call may succeed later."""
+
+    retryable = True
+
+
 class TimedOut(GridError):
     """The caller's time limit expired first."""
 

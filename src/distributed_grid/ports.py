@@ -1,16 +1,18 @@
-"""Ports of the store and of execution engines, with the values that cross them.
+"""Ports of the store, of execution engines and of providers of workers, with the values that cross them.
 
 A port has few methods, and each says what a second call does. The values are frozen and know nothing of the technology
 behind the port. Every adapter passes the contract suite of its port (`tests/contract`). The port between control plane
 and agents (`AgentSide`, `ControlSide`) is in `wire.py`, with its messages.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol, TypedDict, Unpack
+from typing import ClassVar, Literal, Protocol, TypedDict, Unpack
 
 from msgspec import Struct
 
 from distributed_grid.domain.events import EngineNode
+from distributed_grid.domain.workers import WorkerResources
 
 
 class LiveRow(Struct, frozen=True):
@@ -226,3 +228,75 @@ class Engine(Protocol):
 
     async def clear(self) -> None:
         """Have nothing of ours any more. Clearing twice is not an error."""
+
+
+class WorkerOffer(Struct, frozen=True):
+    """A kind of machine that a provider can start; `id` is the provider's own name of it, with zone and market.
+
+    `price_micro` is what an hour costs in millionths of a dollar; None: not known.
+    """
+
+    id: str
+    worker_type: str
+    resources: WorkerResources
+    price_micro: int | None = None
+    zone: str = ""
+    market: str = ""
+
+
+class WorkerOrder(Struct, frozen=True):
+    """A machine to start. `worker_id` is the idempotency key, the name and a tag of it; `grid_id` is a tag, too.
+
+    `environ` is for the agent on it, which joins with the token there: it must not be shown or logged.
+    """
+
+    worker_id: str
+    grid_id: str
+    offer: WorkerOffer
+    resources: WorkerResources
+    environ: Mapping[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"WorkerOrder({self.worker_id!r}, {self.offer.id!r})"
+
+
+class WorkerInstance(Struct, frozen=True):
+    """A machine as its provider sees it. `gone` is proven: it does not run, is not billed, and never will be again."""
+
+    worker_id: str
+    grid_id: str
+    instance: str
+    state: Literal["starting", "running", "stopping", "gone"]
+    age_seconds: float = 0.0
+    detail: str = ""
+
+
+class CloudProviderBase(ABC):
+    """Starts and ends machines. Methods block; the grid calls them in a thread, with a deadline.
+
+    `Unreachable` means that nobody knows whether it was done: the identical call is made again. `Throttled` means that
+    it was not, and that it may be tried later; `NoCapacity` that this offer cannot be had now; `Refused` that it never
+    will, and that nothing exists. What a provider keeps between calls is only its connection.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def create(self, order: WorkerOrder) -> WorkerInstance:
+        """Start this machine, with its tags; the identical order again returns the machine that there is."""
+
+    @abstractmethod
+    def list(self, grid_id: str) -> Sequence[WorkerInstance]:
+        """Every machine with this grid's tag that is not gone; one that was just created may still be missing."""
+
+    @abstractmethod
+    def describe(self, worker_id: str, grid_id: str) -> WorkerInstance | None:
+        """That machine, gone ones included where the provider remembers them; None where it knows none."""
+
+    @abstractmethod
+    def terminate(self, worker_id: str, grid_id: str) -> None:
+        """Have it ended; returns when the provider has accepted that. Ending what is gone is not an error."""
+
+    @abstractmethod
+    def offers(self) -> Sequence[WorkerOffer]:
+        """What can be started, the preferred ones first; asks the provider, changes nothing."""

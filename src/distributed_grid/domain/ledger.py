@@ -33,6 +33,7 @@ from distributed_grid.domain.rows import VOLATILE, Counter, Row
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import LeaseState, NodeState
 from distributed_grid.domain.statistics import Account, RequestShapes
+from distributed_grid.domain.workers import Worker
 
 _NO_CLAIMS = NodeClaims()
 T = TypeVar("T", tuple[int, str], tuple[int, int, str])
@@ -61,6 +62,7 @@ class Ledger:
         self.bindings_of: dict[str, dict[str, None]] = {}
         self.blocks: dict[str, Block] = {}
         self.memory_servers: dict[str, MemoryServerRow] = {}
+        self.workers: dict[str, Worker] = {}
         self.block_names: dict[tuple[str, str], str] = {}
         self.blocks_at: dict[str, dict[str, None]] = {}
         self.unsettled_blocks: dict[str, None] = {}
@@ -114,6 +116,8 @@ class Ledger:
                 self._put_memory_server(row)
             elif isinstance(row, EngineCapacity):
                 self._put_engine_capacity(row)
+            elif isinstance(row, Worker):
+                self._put_worker(row)
             else:
                 self._put_node(row)
 
@@ -184,7 +188,7 @@ class Ledger:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is held and nobody waits."""
-        return not self.leases and not self.jobs and not self.blocks
+        return not self.leases and not self.jobs and not self.blocks and not self.workers
 
     def _put_lease(self, lease: Lease) -> None:
         old = self.leases.get(lease.id)
@@ -304,6 +308,12 @@ class Ledger:
             self.memory_servers.pop(lender.node, None)
         else:
             self.memory_servers[lender.node] = lender
+
+    def _put_worker(self, worker: Worker) -> None:
+        if worker.is_over:
+            self.workers.pop(worker.id, None)
+        else:
+            self.workers[worker.id] = worker
 
     def _put_block(self, block: Block) -> None:
         old = self.blocks.get(block.id)

@@ -20,6 +20,7 @@ from distributed_grid.domain.nodes import Node, NodeObservation, Offer
 from distributed_grid.domain.rebalancing import RebalanceState
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.statistics import Account, RequestShapes
+from distributed_grid.domain.workers import Worker
 
 
 class Counter(Struct, frozen=True):
@@ -39,13 +40,15 @@ class Counter(Struct, frozen=True):
         return False
 
 
-Stored = Node | Lease | Job | Counter | SchedulingPolicy | Account | RequestShapes | EngineRow | Binding | Block
+Stored = (
+    Node | Lease | Job | Counter | SchedulingPolicy | Account | RequestShapes | EngineRow | Binding | Block | Worker
+)
 Row = Stored | NodeObservation | Offer | RebalanceState | EngineCapacity | MemoryServerRow
 VOLATILE = frozenset({NodeObservation.kind, Offer.kind, RebalanceState.kind, EngineCapacity.kind, MemoryServerRow.kind})
 
 _STORED: dict[str, type[Stored]] = {
     row.kind: row
-    for row in (Node, Lease, Job, Counter, SchedulingPolicy, Account, RequestShapes, EngineRow, Binding, Block)
+    for row in (Node, Lease, Job, Counter, SchedulingPolicy, Account, RequestShapes, EngineRow, Binding, Block, Worker)
 }
 _encoder = msgspec.msgpack.Encoder()
 _decoders = {kind: msgspec.msgpack.Decoder(type_) for kind, type_ in _STORED.items()}

@@ -1,4 +1,4 @@
-"""State machines of nodes, leases and jobs, as transition tables.
+"""State machines of nodes, leases, jobs and workers, as transition tables.
 
 A pair (state, step) that is not in a table raises IllegalStep and changes nothing.
 """
@@ -49,8 +49,20 @@ class JobState(enum.StrEnum):
     ENDED = "ended"
 
 
+class WorkerState(enum.StrEnum):
+    """Of a machine that a provider starts for the grid: an intent before it is a machine, and gone only when proven."""
+
+    WANTED = "wanted"
+    ASKED = "asked"
+    BOOTING = "booting"
+    JOINED = "joined"
+    DRAINING = "draining"
+    TERMINATING = "terminating"
+    GONE = "gone"
+
+
 class Step(enum.StrEnum):
-    """What can happen to a node, a lease or a job."""
+    """What can happen to a node, a lease, a job or a worker."""
 
     HEAR = "hear"
     DOUBT = "doubt"
@@ -70,6 +82,9 @@ class Step(enum.StrEnum):
     RESUME = "resume"
     STOP = "stop"
     REQUEUE = "requeue"
+    ASK = "ask"
+    BOOT = "boot"
+    TERMINATE = "terminate"
 
 
 NODE_TRANSITIONS: dict[tuple[NodeState, Step], NodeState] = {
@@ -117,6 +132,25 @@ JOB_TRANSITIONS: dict[tuple[JobState, Step], JobState] = {
     (JobState.STOPPING, Step.REQUEUE): JobState.QUEUED,
 }
 
+WORKER_TRANSITIONS: dict[tuple[WorkerState, Step], WorkerState] = {
+    (WorkerState.WANTED, Step.ASK): WorkerState.ASKED,
+    (WorkerState.WANTED, Step.END): WorkerState.GONE,
+    (WorkerState.ASKED, Step.BOOT): WorkerState.BOOTING,
+    (WorkerState.ASKED, Step.JOIN): WorkerState.JOINED,
+    (WorkerState.ASKED, Step.TERMINATE): WorkerState.TERMINATING,
+    (WorkerState.ASKED, Step.END): WorkerState.GONE,
+    (WorkerState.BOOTING, Step.JOIN): WorkerState.JOINED,
+    (WorkerState.BOOTING, Step.TERMINATE): WorkerState.TERMINATING,
+    (WorkerState.BOOTING, Step.END): WorkerState.GONE,
+    (WorkerState.JOINED, Step.DRAIN): WorkerState.DRAINING,
+    (WorkerState.JOINED, Step.TERMINATE): WorkerState.TERMINATING,
+    (WorkerState.JOINED, Step.END): WorkerState.GONE,
+    (WorkerState.DRAINING, Step.RESUME): WorkerState.JOINED,
+    (WorkerState.DRAINING, Step.TERMINATE): WorkerState.TERMINATING,
+    (WorkerState.DRAINING, Step.END): WorkerState.GONE,
+    (WorkerState.TERMINATING, Step.END): WorkerState.GONE,
+}
+
 
 def advance_node(state: NodeState, step: Step) -> NodeState:
     """The state a node is in after this step."""
@@ -140,3 +174,11 @@ def advance_job(state: JobState, step: Step) -> JobState:
         return JOB_TRANSITIONS[state, step]
     except KeyError:
         raise IllegalStep(f"a job that is {state} cannot {step}") from None
+
+
+def advance_worker(state: WorkerState, step: Step) -> WorkerState:
+    """The state a worker is in after this step."""
+    try:
+        return WORKER_TRANSITIONS[state, step]
+    except KeyError:
+        raise IllegalStep(f"a worker that is {state} cannot {step}") from None
