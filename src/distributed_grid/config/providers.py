@@ -19,7 +19,7 @@ _MACHINE_TYPES = MapOf(TEXT, TEXT, "kinds of worker, such as cpu and gpu, to mac
 _PRICES = MapOf(TEXT, PlainNumber("a price per hour"), "kinds of worker to prices per hour")
 
 
-class AwsProvider(Section):
+class AwsSettings(Section):
     """Where and as whom to rent EC2 instances; without credentials, the usual AWS sources are used."""
 
     region: str = setting(TEXT)
@@ -36,7 +36,7 @@ class AwsProvider(Section):
     price_per_hour: dict[str, float] = setting(_PRICES, {})
 
 
-class GcpProvider(Section):
+class GcpSettings(Section):
     """Where and as whom to rent Compute Engine instances."""
 
     project: str = setting(TEXT)
@@ -49,7 +49,7 @@ class GcpProvider(Section):
     price_per_hour: dict[str, float] = setting(_PRICES, {})
 
 
-class DockerLocalProvider(Section):
+class DockerLocalSettings(Section):
     """How worker containers are started on this machine."""
 
     image: str = setting(TEXT)
@@ -59,9 +59,9 @@ class DockerLocalProvider(Section):
     price_per_hour: dict[str, float] = setting(_PRICES, {})
 
 
-Provider = AwsProvider | GcpProvider | DockerLocalProvider
+Provider = AwsSettings | GcpSettings | DockerLocalSettings
 
-PROVIDERS: dict[str, type[Provider]] = {"aws": AwsProvider, "gcp": GcpProvider, "docker_local": DockerLocalProvider}
+PROVIDERS: dict[str, type[Provider]] = {"aws": AwsSettings, "gcp": GcpSettings, "docker_local": DockerLocalSettings}
 
 
 @dataclass(frozen=True, slots=True)
