@@ -20,7 +20,7 @@ from distributed_grid.domain.nodes import Node, NodeObservation, Offer
 from distributed_grid.domain.rebalancing import RebalanceState
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.statistics import Account, RequestShapes
-from distributed_grid.domain.workers import Worker
+from distributed_grid.domain.workers import OfferClosure, Spending, Worker, WorkerRules
 
 
 class Counter(Struct, frozen=True):
@@ -41,14 +41,30 @@ class Counter(Struct, frozen=True):
 
 
 Stored = (
-    Node | Lease | Job | Counter | SchedulingPolicy | Account | RequestShapes | EngineRow | Binding | Block | Worker
+    Node
+    | Lease
+    | Job
+    | Counter
+    | SchedulingPolicy
+    | Account
+    | RequestShapes
+    | EngineRow
+    | Binding
+    | Block
+    | Worker
+    | WorkerRules
+    | Spending
+    | OfferClosure
 )
 Row = Stored | NodeObservation | Offer | RebalanceState | EngineCapacity | MemoryServerRow
 VOLATILE = frozenset({NodeObservation.kind, Offer.kind, RebalanceState.kind, EngineCapacity.kind, MemoryServerRow.kind})
 
 _STORED: dict[str, type[Stored]] = {
     row.kind: row
-    for row in (Node, Lease, Job, Counter, SchedulingPolicy, Account, RequestShapes, EngineRow, Binding, Block, Worker)
+    for row in (
+        *(Node, Lease, Job, Counter, SchedulingPolicy, Account, RequestShapes, EngineRow, Binding, Block),
+        *(Worker, WorkerRules, Spending, OfferClosure),
+    )
 }
 _encoder = msgspec.msgpack.Encoder()
 _decoders = {kind: msgspec.msgpack.Decoder(type_) for kind, type_ in _STORED.items()}
