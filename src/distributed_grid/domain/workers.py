@@ -27,7 +27,8 @@ class Worker(Struct, frozen=True, omit_defaults=True):
 
     `worker_type` is its kind (`cpu`, `gpu`), `offer` the provider's own name of what is started, `price_micro` what an
     hour of it costs (None: not known). `instance` is the provider's id of it, once that was heard. `by` asked for it;
-    `why` says why it is in its state. `problem` is the last error of its provider.
+    `why` says why it is in its state. `problem` is the last error of its provider. `used_at_ms` is when its last lease
+    ended; a `spare` one drains because nobody needs it.
     """
 
     kind: ClassVar[str] = "worker"
@@ -49,6 +50,8 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     terminate_at_ms: int = 0
     ended_at_ms: int = 0
     problem: str = ""
+    used_at_ms: int = 0
+    spare: bool = False
 
     @property
     def key(self) -> str:
@@ -62,3 +65,8 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     @property
     def is_over(self) -> bool:
         return self.state is WorkerState.GONE
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether it will be capacity soon, as far as anybody knows."""
+        return self.state in (WorkerState.WANTED, WorkerState.ASKED, WorkerState.BOOTING)
