@@ -21,7 +21,7 @@ from distributed_grid.domain.rebalancing import RebalanceState
 from distributed_grid.domain.scaling import ScalingRules, UtilizationWindow
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.statistics import Account, RequestShapes
-from distributed_grid.domain.workers import Worker
+from distributed_grid.domain.workers import OfferClosure, Spending, Worker, WorkerRules
 
 
 class Counter(Struct, frozen=True):
@@ -42,7 +42,20 @@ class Counter(Struct, frozen=True):
 
 
 Stored = (
-    Node | Lease | Job | Counter | SchedulingPolicy | Account | RequestShapes | EngineRow | Binding | Block | Worker
+    Node
+    | Lease
+    | Job
+    | Counter
+    | SchedulingPolicy
+    | Account
+    | RequestShapes
+    | EngineRow
+    | Binding
+    | Block
+    | Worker
+    | WorkerRules
+    | Spending
+    | OfferClosure
     | ScalingRules
 )
 Row = Stored | NodeObservation | Offer | RebalanceState | EngineCapacity | MemoryServerRow | UtilizationWindow
@@ -52,7 +65,10 @@ VOLATILE = frozenset(
 
 _STORED: dict[str, type[Stored]] = {
     row.kind: row
-    for row in (Node, Lease, Job, Counter, SchedulingPolicy, Account, RequestShapes, EngineRow, Binding, Block, Worker, ScalingRules)
+    for row in (
+        *(Node, Lease, Job, Counter, SchedulingPolicy, Account, RequestShapes, EngineRow, Binding, Block),
+        *(Worker, WorkerRules, Spending, OfferClosure, ScalingRules),
+    )
 }
 _encoder = msgspec.msgpack.Encoder()
 _decoders = {kind: msgspec.msgpack.Decoder(type_) for kind, type_ in _STORED.items()}

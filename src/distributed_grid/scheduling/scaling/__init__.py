@@ -1,1 +1,1 @@
-"""Scaling: how many workers of which kind the waiting requests call for, and which workers are not needed any more."""
+"""Scaling: what workers may cost, which are wanted, and which are given back."""
