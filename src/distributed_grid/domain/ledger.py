@@ -30,6 +30,7 @@ from distributed_grid.domain.nodes import Node, NodeObservation, Offer, pressure
 from distributed_grid.domain.rebalancing import RebalanceState
 from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, Claim, GpuDevice
 from distributed_grid.domain.rows import VOLATILE, Counter, Row
+from distributed_grid.domain.scaling import ScalingRules, UtilizationWindow
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import LeaseState, NodeState
 from distributed_grid.domain.statistics import Account, RequestShapes
@@ -56,6 +57,8 @@ class Ledger:
         self._caches: dict[type, object] = {}
         self.accounts: dict[str, Account] = {}
         self.rebalance_states: dict[str, RebalanceState] = {}
+        self.scaling = ScalingRules()
+        self.utilization = UtilizationWindow()
         self.engines: dict[str, EngineRow] = {}
         self.engine_capacities: dict[str, EngineCapacity] = {}
         self.bindings: dict[str, Binding] = {}
@@ -105,6 +108,10 @@ class Ledger:
                 self._put_offer(row)
             elif isinstance(row, RebalanceState):
                 self.rebalance_states[row.node] = row
+            elif isinstance(row, ScalingRules):
+                self.scaling = row
+            elif isinstance(row, UtilizationWindow):
+                self.utilization = row
             elif isinstance(row, SchedulingPolicy):
                 self.policy = row
             elif isinstance(row, RequestShapes):
@@ -446,11 +453,13 @@ class Ledger:
         found += self.offer_closures.values()
         if self.worker_rules != WorkerRules():
             found.append(self.worker_rules)
+        found += [self.scaling] if self.scaling != ScalingRules() else []
         if not durable_only:
             found += [
                 *self.observations.values(),
                 *self.offers.values(),
                 *self.rebalance_states.values(),
+                *([self.utilization] if self.utilization.samples else []),
                 *self.engine_capacities.values(),
             ]
             found += self.memory_servers.values()

@@ -33,6 +33,7 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     creations were asked, `failures` how many calls in a row failed; the next one is not before `next_call_at_ms`.
     `accepted_at_ms` is when its provider took its termination on. `missing` counts the listings since then in which it
     was not, the last of them as of `listed_at_ms`. `unheard_since_ms` is since when its agent is not heard (0: it is).
+    `used_at_ms` is when its last lease ended; a `spare` one drains because nobody needs it.
     """
 
     kind: ClassVar[str] = "worker"
@@ -64,6 +65,8 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     missing: int = 0
     listed_at_ms: int = 0
     unheard_since_ms: int = 0
+    used_at_ms: int = 0
+    spare: bool = False
 
     @property
     def key(self) -> str:
