@@ -12,7 +12,17 @@ from distributed_grid.domain import events
 from distributed_grid.domain.events import Event, QueueScanned
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Row
-from distributed_grid.reactor import block_copies, blocks, engines, jobs, lease_lifetime, leases, nodes, rebalancing
+from distributed_grid.reactor import (
+    block_copies,
+    blocks,
+    engines,
+    jobs,
+    lease_lifetime,
+    leases,
+    nodes,
+    pull_workers,
+    rebalancing,
+)
 from distributed_grid.reactor.decision import Answer, Decision, Record
 from distributed_grid.reactor.report_budget import charge
 
@@ -27,6 +37,9 @@ DECIDERS: dict[type, Decider] = {
     events.NodeForgotten: nodes.on_forgotten,
     events.HeartbeatReceived: nodes.on_heartbeat,
     events.NodeHeard: nodes.on_heard,
+    events.PullWorkerRegistered: pull_workers.on_registered,
+    events.TaskAsked: pull_workers.on_task_asked,
+    events.ReassessmentRequested: pull_workers.on_reassessment_requested,
     events.AgentRequested: nodes.on_agent_requested,
     events.NodeDrained: nodes.on_drained,
     events.NodeResumed: nodes.on_resumed,
