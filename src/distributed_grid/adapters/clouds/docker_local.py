@@ -65,6 +65,7 @@ class DockerLocalProvider(CloudProviderBase):
         nvidia_devices: Path = NVIDIA_DEVICES,
     ) -> None:
         self._settings = settings
+        self.is_on_this_host = settings.network == "host"
         self._user = user or (os.getuid(), os.getgid())
         self._timeout_seconds = timeout_seconds
         self._nvidia_devices = nvidia_devices
