@@ -392,6 +392,7 @@ class WorkerRow(TypedDict):
     user: str
     reason: str | None
     problem: str | None
+    warning: str | None
 
 
 class WorkerBudget(TypedDict):

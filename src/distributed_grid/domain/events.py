@@ -459,10 +459,11 @@ class WorkerAsked(Struct, frozen=True):
 
 
 class WorkerBooted(Struct, frozen=True):
-    """The provider has made this machine."""
+    """The provider has made this machine; `warning` says where it has less than was asked for."""
 
     worker_id: str
     instance: str
+    warning: str = ""
 
 
 class WorkerJoined(Struct, frozen=True):
@@ -534,11 +535,12 @@ class WorkerGone(Struct, frozen=True):
 
 
 class ListedInstance(Struct, frozen=True):
-    """A machine in a provider's list: whose it is, the provider's id of it, and its state there."""
+    """A machine in a provider's list: whose it is, the provider's id of it, its state there, and more about that."""
 
     worker_id: str
     instance: str
     state: str
+    detail: str = ""
 
 
 class WorkersListed(Struct, frozen=True):

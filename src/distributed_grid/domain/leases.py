@@ -23,7 +23,8 @@ class Request(Struct, frozen=True, omit_defaults=True):
     length (0: unknown), `deadline_ms` the moment by which it must be over (0: none). `within` names a lease that is
     held already: it is used, and nothing else is asked for. `block` names the block that a copy in memory is for.
     `target` is the node that it is for, `origin` the node on which it was typed, where that is known.
-    `limits_memory`: its memory is the limit of a job, which really uses it.
+    `limits_memory`: its memory is the limit of a job, which really uses it. `worker` names the worker that runs on what
+    is asked for, on the node's machine.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Request(Struct, frozen=True, omit_defaults=True):
     block: str = ""
     origin: str = ""
     limits_memory: bool = False
+    worker: str = ""
 
     def problem(self) -> str | None:
         """Why nobody can ask for this, or None. A dot in an id would make it look like a job's lease."""
