@@ -481,10 +481,11 @@ class WorkerAsked(Struct, frozen=True):
 
 
 class WorkerBooted(Struct, frozen=True):
-    """The provider has made this machine."""
+    """The provider has made this machine; `warning` says where it has less than was asked for."""
 
     worker_id: str
     instance: str
+    warning: str = ""
 
 
 class WorkerJoined(Struct, frozen=True):
@@ -494,10 +495,12 @@ class WorkerJoined(Struct, frozen=True):
 
 
 class WorkerCallFailed(Struct, frozen=True):
-    """A call about a worker had no effect that anybody knows of; the identical call follows after a pause."""
+    """A call about a worker failed; the identical call follows after a pause. Where its answer was lost it may have had
+    its effect."""
 
     worker_id: str
     why: str
+    was_lost: bool = True
 
 
 class WorkerRefused(Struct, frozen=True):
@@ -539,9 +542,10 @@ class WorkerTerminationRequested(Struct, frozen=True):
 
 
 class WorkerTerminationAccepted(Struct, frozen=True):
-    """The provider has taken on to end a worker."""
+    """The provider has taken on to end a worker; `problem` says what keeps it from being gone for long."""
 
     worker_id: str
+    problem: str = ""
 
 
 class WorkerGone(Struct, frozen=True):
@@ -553,11 +557,12 @@ class WorkerGone(Struct, frozen=True):
 
 
 class ListedInstance(Struct, frozen=True):
-    """A machine in a provider's list: whose it is, the provider's id of it, and its state there."""
+    """A machine in a provider's list: whose it is, the provider's id of it, its state there, and more about that."""
 
     worker_id: str
     instance: str
     state: str
+    detail: str = ""
 
 
 class WorkersListed(Struct, frozen=True):

@@ -128,6 +128,9 @@ def on_released(ledger: Ledger, event: LeaseReleased, now: int) -> Decision:
     if lease.request.block:
         block = lease.request.block
         raise Refused(f"{lease.id} is a copy of block {block}; to free it type: grid memory deallocate {block}")
+    if lease.request.worker in ledger.workers:
+        worker = lease.request.worker
+        raise Refused(f"{lease.id} is what worker {worker} runs on; to end it type: grid workers terminate {worker}")
     if not lease.job:
         return leases.on_released(ledger, event, now)
     why = event.detail or f"its lease was released by {event.by}"

@@ -209,7 +209,8 @@ class RunningColumns:
         """Take a lease in as it now is: `job` is what runs under it, `row` its node's."""
         if lease.state is LeaseState.RELEASING:
             self.leaving.setdefault(lease.node, {})[lease.id] = None
-        if lease.state is not LeaseState.ACTIVE or lease.claim is None or lease.request.block:
+        is_preemptible = not (lease.request.block or lease.request.worker)
+        if lease.state is not LeaseState.ACTIVE or lease.claim is None or not is_preemptible:
             self._drop(lease.id)
             return
         claim = lease.claim
