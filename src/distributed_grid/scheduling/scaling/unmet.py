@@ -1,6 +1,6 @@
 """Unmet demand: what is left of the demand when it is packed onto what is free and what is on its way.
 
-Free nodes come first, then workers on their way, then workers that drain: those of them that get something are to be
+Free nodes come first, then workers on their way, then spare workers that drain: those of them that get something are
 kept. A gang gets all of its machines or none: it counts only if so many new workers may be started.
 """
 
@@ -15,11 +15,9 @@ from distributed_grid.domain.resources import ResourceType
 from distributed_grid.domain.states import NodeState, WorkerState
 from distributed_grid.domain.workers import Worker, WorkerResources
 from distributed_grid.scheduling.placement.placement import candidate_rows
-from distributed_grid.scheduling.scaling.bins import Bins, Mask, Size, size_of
+from distributed_grid.scheduling.scaling.bins import Bins, Mask, Size, size_of, usable
 from distributed_grid.scheduling.scaling.demand import Demand, WaitingShape
 
-MEMORY_KEPT = 8
-"""One part in so many of a worker's memory is not lent: its system and its reserve have it."""
 MAX_GANGS = 32
 """Gangs of one shape that are looked at in one evaluation."""
 
@@ -44,11 +42,6 @@ def amount_of(shape: WaitingShape, resource: ResourceType) -> int:
     return {ResourceType.CPU: cpu, ResourceType.MEMORY: memory, ResourceType.GPU: gpu}[resource]
 
 
-def usable(resources: WorkerResources) -> WorkerResources:
-    """What an empty worker would lend of what it has."""
-    return replace(resources, memory_bytes=resources.memory_bytes - resources.memory_bytes // MEMORY_KEPT)
-
-
 def lendable(ledger: Ledger, worker: Worker) -> WorkerResources:
     """What a worker of this offer lends when it is empty: as those that have joined do, else by its description."""
     found = usable(worker.resources)
@@ -66,7 +59,7 @@ def pack(ledger: Ledger, demand: Demand, room_for_new: int) -> UnmetDemand:
     """What of the demand is not met; `room_for_new` is how many workers may still be started."""
     nodes = Bins.of_nodes(ledger)
     coming = Bins.of_workers(usable(worker.resources) for worker in _coming(ledger))
-    draining = [worker for worker in ledger.workers.values() if worker.state is WorkerState.DRAINING]
+    draining = [one for one in ledger.workers.values() if one.state is WorkerState.DRAINING and one.spare]
     spare = Bins.of_workers(usable(worker.resources) for worker in draining)
     used = np.zeros(len(draining), dtype=np.bool_)
     unmet: list[WaitingShape] = []
