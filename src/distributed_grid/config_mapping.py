@@ -15,6 +15,7 @@ from distributed_grid.domain.nodes import Caps, Node, OfferThresholds
 from distributed_grid.domain.rebalancing import SHARING_POLICIES, RebalanceRules, SharingMode, Watermarks
 from distributed_grid.domain.resources import NOTHING, Capacity, GpuDevice, normalized_custom
 from distributed_grid.domain.scheduling_policy import Quota, SchedulingPolicy
+from distributed_grid.domain.workers import WorkerRules
 from distributed_grid.wire import OwnerRules
 
 DEFAULT_EXCESS = 0.2
@@ -194,3 +195,21 @@ def _thresholds(configured: ConfiguredThresholds | None, excess: float = 0.0) ->
         dwell_ms=round(1000 * configured.dwell_seconds),
         excess_milli=_milli(excess),
     )
+
+
+def worker_rules(config: ClusterConfig) -> WorkerRules:
+    """The budgets and times of workers."""
+    scaling, times = config.scaling, config.workers
+    return WorkerRules(
+        budget_per_hour_micro=_micro(scaling.budget_usd_per_hour),
+        budget_per_day_micro=_micro(scaling.budget_usd_per_day),
+        launch_ms=round(1000 * times.launch_seconds),
+        join_ms=round(1000 * times.join_seconds),
+        consistency_ms=round(1000 * times.consistency_seconds),
+        call_ms=round(1000 * times.call_seconds),
+        exit_ms=round(1000 * times.exit_seconds),
+    )
+
+
+def _micro(usd: float | None) -> int | None:
+    return None if usd is None else round(1_000_000 * usd)

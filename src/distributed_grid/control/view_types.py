@@ -371,6 +371,61 @@ class LendingReport(TypedDict):
     total: LentTotals
 
 
+class WorkerRow(TypedDict):
+    """A worker of a provider; `price_per_hour` in dollars, None where it is not known."""
+
+    worker_id: str
+    provider: str
+    worker_type: str
+    offer: str
+    state: str
+    node_id: str
+    instance_id: str | None
+    cpu_cores: float
+    memory_gb: float
+    gpus: int
+    price_per_hour: float | None
+    age_seconds: float
+    created_at: str | None
+    joined_at: str | None
+    ended_at: str | None
+    user: str
+    reason: str | None
+    problem: str | None
+
+
+class WorkerBudget(TypedDict):
+    """What workers cost an hour, have cost today (UTC) and will by midnight, in dollars, and the limits."""
+
+    per_hour: float
+    spent_today: float
+    by_midnight: float
+    budget_per_hour: float | None
+    budget_per_day: float | None
+
+
+class WorkerList(TypedDict):
+    """Workers, and what they cost."""
+
+    workers: list[WorkerRow]
+    budget: WorkerBudget
+
+
+class WorkerOfferRow(TypedDict):
+    """What a provider can start; `closed` says why it is not tried at present."""
+
+    provider: str
+    offer: str
+    worker_type: str
+    cpu_cores: float
+    memory_gb: float
+    gpus: int
+    price_per_hour: float | None
+    zone: str | None
+    market: str | None
+    closed: str | None
+
+
 class JoinAnswer(TypedDict):
     """The name under which a node joined."""
 

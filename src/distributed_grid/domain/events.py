@@ -473,10 +473,12 @@ class WorkerJoined(Struct, frozen=True):
 
 
 class WorkerCallFailed(Struct, frozen=True):
-    """A call about a worker had no effect that anybody knows of; the identical call follows after a pause."""
+    """A call about a worker failed; the identical call follows after a pause. Where its answer was lost it may have had
+    its effect."""
 
     worker_id: str
     why: str
+    was_lost: bool = True
 
 
 class WorkerRefused(Struct, frozen=True):
@@ -518,9 +520,10 @@ class WorkerTerminationRequested(Struct, frozen=True):
 
 
 class WorkerTerminationAccepted(Struct, frozen=True):
-    """The provider has taken on to end a worker."""
+    """The provider has taken on to end a worker; `problem` says what keeps it from being gone for long."""
 
     worker_id: str
+    problem: str = ""
 
 
 class WorkerGone(Struct, frozen=True):

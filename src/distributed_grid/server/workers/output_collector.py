@@ -24,10 +24,10 @@ from distributed_grid.domain.events import OutputsBroughtHome
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.rows import decode_row
 from distributed_grid.domain.workers import Worker
-from distributed_grid.errors import GridError, NotFound, Unreachable
+from distributed_grid.errors import GridError, NotFound
 from distributed_grid.ports import Store
 from distributed_grid.reactor.effects import pending_homecomings
-from distributed_grid.server.workers.wall_clock import wall_ms
+from distributed_grid.server.workers.reconciler import wall_ms
 from distributed_grid.supervision import start_logged
 
 MAX_HOME_BYTES = 10 * 1024**3
