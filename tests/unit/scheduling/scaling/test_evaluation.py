@@ -234,7 +234,10 @@ def test_the_longest_idle_go_first_and_the_last_warm_one_stays_for_its_cooldown(
     assert (plan.action, plan.worker_ids) == ("scale_down", (order[0].id, order[1].id))
     assert plan.reason == "2 workers without a lease, the first for 100 s"
     kept = idle.evaluate(seconds=1)
-    assert (kept.action, kept.reason) == ("none", "nothing waits for a worker; the last warm worker is kept for its cooldown")
+    assert (kept.action, kept.reason) == (
+        "none",
+        "nothing waits for a worker; the last warm worker is kept for its cooldown",
+    )
 
 
 def test_scaling_down_rests_after_a_worker_is_gone(idle: ScalingScenario) -> None:
