@@ -1,7 +1,8 @@
 """Unmet demand: what is left of the demand when it is packed onto what is free and what is on its way.
 
-Free nodes come first, then workers on their way and nodes that were silent for a moment, then spare workers that drain: those of them that get something are
-kept. A gang gets all of its machines or none: it counts only if so many new workers may be started.
+Free nodes come first, then workers on their way and nodes that are silent for a moment, then spare workers that drain:
+those of them that get something are kept. A gang gets all of its machines or none: it counts only if so many new
+workers may be started.
 """
 
 from __future__ import annotations

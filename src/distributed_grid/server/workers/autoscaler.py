@@ -20,7 +20,7 @@ from distributed_grid.domain.scaling import ScalingPlan, ScalingRules
 from distributed_grid.domain.workers import Worker, WorkerResources
 from distributed_grid.errors import GridError
 from distributed_grid.reactor.decision import ScalingAnswer
-from distributed_grid.scheduling.scaling.evaluation import MAX_STARTS, ScalingEvaluation, evaluate
+from distributed_grid.scheduling.scaling.evaluation import MAX_STARTS
 from distributed_grid.server.workers.expected_load import ExpectedLoad
 from distributed_grid.server.workers.offers import OfferCatalog, new_worker_id, worker_of
 from distributed_grid.server.workers.reconciler import wall_ms
@@ -52,6 +52,10 @@ class Autoscaler:
         self._expected = expected
         self.problem = ""
         self.warm = 0
+
+    @property
+    def provider(self) -> str:
+        return self._rules.provider
 
     @property
     def interval_seconds(self) -> float:
@@ -100,18 +104,20 @@ class Autoscaler:
         if rules != self._grid.ledger.scaling:
             await self._grid.handle(ScalingRulesSet(rules))
 
-    async def evaluate_now(self) -> ScalingPlan:
-        """Evaluate once and act."""
+    async def evaluate_now(self) -> tuple[ScalingPlan, list[str]]:
+        """Evaluate once and act; what is done, and the workers that are wanted because of it."""
         if self._expected is not None:
             self.warm = await self._expected.sample(wall_ms())
         ids = tuple(new_worker_id() for _ in range(MAX_STARTS))
         answer = await self._grid.handle(ScalingEvaluated(ids, wall_ms(), self.warm))
         assert isinstance(answer, ScalingAnswer)
-        return answer.plan
-
-    async def evaluation(self) -> ScalingEvaluation:
-        """What would be done now; nothing is."""
-        return await self._grid.read(lambda ledger, now: evaluate(ledger, now, wall_ms(), warm=self.warm))
+        plan = answer.plan
+        if plan.action == "none":
+            return plan, []
+        log.info("%s: %s", plan.action, plan.reason)
+        return plan, await self._grid.read(
+            lambda ledger, now: [one for one in ids[: plan.count] if one in ledger.workers]
+        )
 
 
 def _template(worker: Worker) -> Worker:

@@ -62,7 +62,7 @@ def check_evaluation(scenario: ScalingScenario, seconds: int) -> None:
     new = set(ledger.workers) - before
     assert len(ledger.workers) <= max(limits.max_workers, len(before)), "more than the maximum"
     assert waiting or not new or len(before) < limits.min_workers, "something was started though nobody waits"
-    draining = {worker for worker in scenario.in_state(WorkerState.DRAINING)}
+    draining = set(scenario.in_state(WorkerState.DRAINING))
     assert not draining & leased, "a worker with a lease is given back"
     serving = len(ledger.workers) - len(draining) - len(scenario.in_state(WorkerState.TERMINATING))
     if plan.action == "scale_down":
