@@ -55,19 +55,40 @@ class NodeForgotten(Struct, frozen=True):
 
 
 class HeartbeatReceived(Struct, frozen=True):
-    """A heartbeat with fresh measurements; its number, and what the agent itself decided for its owner."""
+    """A heartbeat with its measurements; its number, and what the agent itself decided for its owner. `repeats`: a pull
+    worker was heard that did not say anew what it has."""
 
     name: str
     usage: Usage
     beat: int = 0
     generation: int = 0
     yields: bool = False
+    repeats: bool = False
 
 
 class NodeHeard(Struct, frozen=True):
     """What the last heartbeat of a node calls for is to be done; the heartbeat itself is in the ledger already."""
 
     name: str
+
+
+class PullWorkerRegistered(Struct, frozen=True):
+    """A worker without an agent said what it has; another incarnation than before is another process."""
+
+    node: Node
+    usage: Usage
+
+
+class TaskAsked(Struct, frozen=True):
+    """A pull worker wants its next task; it has those that are `running`, by their ids, and no others."""
+
+    worker: str
+    incarnation: str = ""
+    running: tuple[str, ...] = ()
+
+
+class ReassessmentRequested(Struct, frozen=True):
+    """Every pull worker is to say anew what it has."""
 
 
 class AgentRequested(Struct, frozen=True):
@@ -304,7 +325,7 @@ class AttemptEnded(Struct, frozen=True):
 
     `nodes` are those the reporting agent serves: nobody reports about another's attempts. None is the grid itself.
     With a `pid` its start is told, too: it was over before that was worth a message of its own. `mark_age_ms` is how
-    long before its end it last marked a checkpoint; None is never.
+    long before its end it last marked a checkpoint; None is never. `result` is what a task has to say, as JSON.
     """
 
     uid: str
@@ -316,6 +337,7 @@ class AttemptEnded(Struct, frozen=True):
     cores: tuple[int, ...] = ()
     mark_age_ms: int | None = None
     pid_start: int = 0
+    result: str = ""
 
 
 class AttemptsListed(Struct, frozen=True):
@@ -626,6 +648,9 @@ Event = (
     | NodeForgotten
     | HeartbeatReceived
     | NodeHeard
+    | PullWorkerRegistered
+    | TaskAsked
+    | ReassessmentRequested
     | AgentRequested
     | NodeDrained
     | NodeResumed

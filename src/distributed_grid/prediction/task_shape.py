@@ -24,13 +24,15 @@ MAX_WORDS: Final = 200
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?", re.IGNORECASE)
 _VERSION = re.compile(r"[-.]?[0-9][0-9.]*$")
 _SUBCOMMAND = re.compile(r"[a-z][a-z-]{1,19}")
-_OPTION = re.compile(r"--?[A-Za-z][A-Za-z0-9_.-]*")
+_OPTION = re.compile(r"--?[A-Za-z@][A-Za-z0-9_.-]*")
+_WRAPPER_WORD = re.compile(r"-|[0-9]|[A-Za-z_][A-Za-z0-9_]*=")
+"""Options, numbers and variables of a program that only runs another one."""
 _SHORT_WITH_NUMBER = re.compile(r"(-[A-Za-z])([0-9]+)")
 _UNITS: Final = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SCRIPT_RUNNERS: Final = frozenset(
     {"bash", "dash", "julia", "node", "perl", "php", "python", "pypy", "r", "rscript", "ruby", "sh", "zsh"}
 )
-_WRAPPERS: Final = frozenset({"env", "nice", "nohup", "stdbuf", "time"})
+_WRAPPERS: Final = frozenset({"env", "nice", "nohup", "stdbuf", "time", "timeout"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class _ShapeReader:
         words = self._words
         while self._at < len(words) - 1 and _name_of(words[self._at]) in _WRAPPERS:
             self._at += 1
-            while self._at < len(words) - 1 and (words[self._at].startswith("-") or "=" in words[self._at]):
+            while self._at < len(words) - 1 and _WRAPPER_WORD.match(words[self._at]):
                 self._at += 1
         program = _name_of(words[self._at])
         self._at += 1

@@ -135,7 +135,7 @@ def _job_of(ledger: Ledger, binding: Binding) -> str:
 
 def _effect_of(ledger: Ledger, job: Job) -> Effect | None:
     attempt = job.attempt
-    if attempt is None:
+    if attempt is None or attempt.node in ledger.pull_nodes:  # a pull worker asks, and hears of a stop when it does
         return None
     if job.state is JobState.STOPPING:
         return StopAttempt(attempt.node, job)

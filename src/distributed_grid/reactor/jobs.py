@@ -20,7 +20,7 @@ from distributed_grid.domain.events import (
     TimePassed,
 )
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome, StopOrder
-from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.leases import Lease, Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import MissingAttempt, NodeObservation
 from distributed_grid.domain.rebalancing import is_automatic
@@ -64,8 +64,10 @@ def on_submitted(ledger: Ledger, event: JobSubmitted, now: int) -> Decision:
         ):
             raise Conflict(f"request {uid} was used before for something else")
         return Decision(answer=JobAnswer(known, ledger.leases.get(known.lease_id)))
-    if not event.command.argv:
+    if not event.command.argv and not event.command.payload:
         raise BadInput("there is no command to run")
+    if not event.command.argv and event.request.runs_on is not WorkerKind.PULL:
+        raise BadInput("a task without a command can only run on a pull worker")
     if event.request.gang > 1:
         raise BadInput("a command runs on one node: a gang can only be asked for without one")
     if event.retries < 0:
@@ -141,6 +143,10 @@ def stop_job(ledger: Ledger, job: Job, ending: Ending, detail: str, now: int) ->
     outcome = Outcome(ending, detail=detail)
     if job.state is JobState.QUEUED or lease.awaits:
         return _end_unstarted(ledger, job, lease, outcome, now)
+    if is_untaken(ledger, job):
+        if ending in DISPLACED:
+            return requeue_unstarted(ledger, job, _LEASE_ENDS[ending], detail, now)
+        return _end_unstarted(ledger, job, lease, outcome, now)
     stop = StopOrder(ending, detail, now, requeue=ending in DISPLACED)
     if job.state is JobState.STOPPING:
         settled = job.stop is not None and not job.stop.requeue
@@ -149,6 +155,11 @@ def stop_job(ledger: Ledger, job: Job, ending: Ending, detail: str, now: int) ->
         lease = replace(lease, state=advance_lease(lease.state, Step.RELEASE), detail=detail)
     stopping = replace(job, state=advance_job(job.state, Step.STOP))
     return _order_stop(stopping, stop, [lease])
+
+
+def is_untaken(ledger: Ledger, job: Job) -> bool:
+    """Whether the job waits for a pull worker to take it: nothing of it runs, whatever became of the worker."""
+    return job.state is JobState.ASSIGNED and job.attempt is not None and job.attempt.node in ledger.pull_nodes
 
 
 def _order_stop(job: Job, stop: StopOrder, rows: list[Row]) -> Decision:
@@ -261,7 +272,7 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
         decision.records.append(record)
         decision.follow = [QueueScanned()]
         return decision
-    ended = replace(job, state=advance_job(job.state, Step.END), outcome=outcome, ended_at_ms=now)
+    ended = replace(job, state=advance_job(job.state, Step.END), outcome=outcome, ended_at_ms=now, result=event.result)
     decision.changes.append(ended)
     decision.records.append(_end_record(ended, attempt.node))
     return decision

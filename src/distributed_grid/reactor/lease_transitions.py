@@ -77,6 +77,8 @@ def grant(
     boot, machine = (seen.boot, seen.machine) if seen is not None else ("", "")
     attempt = Attempt(len(job.attempts) + 1, lease.id, place.node, granted.fence, now, boot=boot, machine=machine)
     assigned = replace(job, state=advance_job(job.state, Step.ASSIGN), attempts=(*job.attempts, attempt))
+    if seen is not None and seen.asking_since_ms:  # one task for each time that it asks
+        decision.changes.append(replace(seen, asking_since_ms=0))
     decision.changes.append(assigned)
     return decision, granted, assigned
 
