@@ -38,6 +38,7 @@ POLL_SECONDS = 0.5
 GIVE_UP_SECONDS = 600.0
 """How long a worker that answers nothing, or a full disk, keeps a worker from being terminated."""
 EVERYTHING = ("**",)
+KEPT_LIMIT_TEXT = "too much was brought home of this worker already"
 log = logging.getLogger(__name__)
 
 
@@ -53,7 +54,7 @@ class Haul(Struct):
         """Whether a file may still come; one that may not is lost."""
         if size <= self.room_bytes:
             return True
-        self.lost.append(f"{name}: more than {MAX_HOME_BYTES // 1024**3} GB of one worker are not brought home")
+        self.lost.append(f"{name}: {KEPT_LIMIT_TEXT}")
         return False
 
     def add(self, size: int) -> None:
