@@ -462,6 +462,18 @@ class ListWorkerOffers(Message, frozen=True):
     provider: Name = ""
 
 
+class GetScaling(Message, frozen=True):
+    """How scaling stands: workers, utilization, demand, cooldowns and money."""
+
+
+class PlanScaling(Message, frozen=True):
+    """What scaling would do now, why, and what it would cost; nothing is done."""
+
+
+class RunScaling(Message, frozen=True):
+    """Evaluate scaling now, and act."""
+
+
 # ------------------------------------------------------------------ access tokens
 
 

@@ -427,6 +427,74 @@ class WorkerOfferRow(TypedDict):
     closed: str | None
 
 
+class ScalingDemand(TypedDict):
+    """Waiting requests that a worker would serve, how many of them nothing serves that is there or comes, and those
+    that do not count, by the reason."""
+
+    requests: int
+    unmet: int
+    not_counted: dict[str, int]
+
+
+class ScalingStatus(TypedDict):
+    """How scaling stands; utilization is the mean of the window, above 1 where more waits than there is.
+
+    A cooldown is how many seconds are left of it; `idle` says for how many seconds each idle worker has been so.
+    `expected_load` is counted in workers, None where none is forecast; `warm_workers` are kept because of it.
+    """
+
+    provider: str | None
+    problem: str | None
+    min_workers: int
+    max_workers: int
+    workers: dict[str, int]
+    idle: dict[str, float]
+    window_seconds: float
+    utilization: dict[str, float]
+    demand: ScalingDemand
+    scale_up_cooldown: float
+    scale_down_cooldown: float
+    expected_load: float | None
+    warm_workers: int
+    budget: WorkerBudget
+
+
+class WorkerNeeds(TypedDict):
+    """What each new worker has."""
+
+    cpu_cores: float
+    memory_mb: int
+    gpu_count: int
+
+
+class ScalingDecisionRow(TypedDict):
+    """What scaling does or would do: start `count` workers of a type, or give back those of `worker_ids`.
+
+    With `scale_up`, `worker_ids` are draining workers that are kept. Prices are in dollars.
+    """
+
+    action: str
+    reason: str
+    count: int
+    worker_ids: list[str]
+    utilization: float
+    bottleneck: str
+    worker_type: str | None
+    offer: str | None
+    resource_requirements: WorkerNeeds | None
+    provider: str | None
+    price_per_hour: float | None
+
+
+class ScalingPlanView(TypedDict):
+    """A decision, what it costs an hour and until midnight (UTC), and what all workers cost then."""
+
+    decision: ScalingDecisionRow
+    cost_per_hour: float | None
+    cost_until_midnight: float | None
+    budget: WorkerBudget
+
+
 class JoinAnswer(TypedDict):
     """The name under which a node joined."""
 

@@ -35,7 +35,7 @@ from distributed_grid.agent.lent_memory import LentMemory, LocalMemory, address_
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.api import requests
 from distributed_grid.config import ClusterConfig
-from distributed_grid.config_mapping import rebalance_rules, simulated_nodes, worker_rules
+from distributed_grid.config_mapping import rebalance_rules, scaling_rules, simulated_nodes, worker_rules
 from distributed_grid.control.agent_files import AttemptFiles, ContentSender
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.batch import EffectRouter
@@ -79,15 +79,20 @@ from distributed_grid.server.services.leases import LeaseService, RequestConvert
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
 from distributed_grid.server.services.reports import ReportService
+from distributed_grid.server.services.scaling import ScalingService
 from distributed_grid.server.services.workers import WorkerService
+from distributed_grid.server.workers.autoscaler import Autoscaler
+from distributed_grid.server.workers.expected_load import ROW_BYTES, ExpectedLoad
 from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
 from distributed_grid.server.workers.offers import OfferCatalog
+from distributed_grid.server.workers.output_collector import OutputCollector
 from distributed_grid.server.workers.provider_registry import ProviderRegistry
 from distributed_grid.server.workers.reconciler import WorkerReconciler
 from distributed_grid.state_dir import StateDir
 from distributed_grid.supervision import end_process, end_process_on_failure, start_logged, start_restarted
 
 REMOVED_POLL_SECONDS = 2.0
+PREDICTIVE = "predictive"
 FIRST_ROUND_SECONDS = 5.0
 """The first round of rebalancing is so soon: by then the nodes have reported, and what lasts is counted from it."""
 RESOURCE_FIELDS = (
@@ -199,6 +204,16 @@ class Daemon:
             grid, catalog, tokens, rules=worker_rules(config), grid_id=self._cluster.grid_id
         )
         workers = WorkerService(grid, viewer, catalog, tokens)
+        predictive = config.resource_sharing.policy == PREDICTIVE
+        load = MinuteStore(self._state_dir.host_dir / "load.db", row_bytes=ROW_BYTES)
+        self._autoscaler = Autoscaler(
+            grid,
+            catalog,
+            scaling_rules(config),
+            check_reachable=workers.check_reachable,
+            expected=ExpectedLoad(grid, load) if predictive else None,
+        )
+        self._outputs = OutputCollector(grid, self._state_dir.jobs, self._agents.files)
         daemon = DaemonService(self._state_dir, self._selected, grid, self._idle_timer, self._listener)
         self._dispatcher = Dispatcher(
             answer_table(
@@ -211,6 +226,7 @@ class Daemon:
                 memory=memory,
                 admission=self._listener.admission,
                 workers=workers,
+                scaling=ScalingService(grid, self._autoscaler),
             ),
             {
                 requests.DrainNode: nodes.drain,
@@ -269,6 +285,8 @@ class Daemon:
                 "trimming of contents": partial(trim_content_forever, self._grid, self._content),
                 "rebalancing": partial(rebalance_forever, self._grid, self._monitor, rules),
                 "the file of boosts": self._boost_file.run,
+                "scaling": self._autoscaler.run,
+                "the files of workers that drain": self._outputs.run,
                 "the anchor of the clock": partial(save_anchor_forever, self._state_dir, self._clock),
             }
             background = [start_restarted(loop, name) for name, loop in loops.items()]

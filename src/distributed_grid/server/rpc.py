@@ -36,6 +36,7 @@ from distributed_grid.server.services.leases import LeaseService
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
 from distributed_grid.server.services.reports import ReportService
+from distributed_grid.server.services.scaling import ScalingService
 from distributed_grid.server.services.workers import WorkerService
 from distributed_grid.supervision import start_logged
 
@@ -178,6 +179,7 @@ def answer_table(
     memory: MemoryService,
     admission: Admission,
     workers: WorkerService,
+    scaling: ScalingService,
 ) -> AnswerTable:
     """Which method answers which request."""
     return {
@@ -206,6 +208,9 @@ def answer_table(
         requests.GetMetrics: lambda op, caller: reports.metrics(op),
         **_memory_table(memory),
         **_worker_table(workers),
+        requests.GetScaling: lambda op, caller: scaling.status(),
+        requests.PlanScaling: lambda op, caller: scaling.plan(),
+        requests.RunScaling: lambda op, caller: scaling.run(caller),
         requests.CreateToken: lambda op, caller: admission.create_token(op),
         requests.ListTokens: lambda op, caller: admission.list_tokens(),
         requests.RevokeToken: lambda op, caller: admission.revoke_token(op.token_id),
