@@ -23,6 +23,8 @@ from distributed_grid.prediction.tiers import LEAST_SAMPLES_FOR_STATS, Tier, Tie
 from distributed_grid.prediction.usage_estimate import UsageEstimate
 
 MAX_RERUNS: Final = 3
+MARGIN_BYTES: Final = 4 << 20
+"""Added to every limit: small programs stray by pages, whatever their earlier runs say."""
 SCORED_RUNS: Final = 64
 """Of many runs that are learned at once, the last so many are predicted first."""
 MIN_SCORED: Final = 20
@@ -110,8 +112,8 @@ class TaskPredictor:
         limits = None if tier is Tier.DEFAULTS else sizer.allocations(features, MAX_RERUNS)
         if limits is None:
             return None
-        run_ms = self._run_ms(features)
-        return MemoryPrediction(limits[0], limits[1:], run_ms, tier, confidence, self.samples)
+        first, *reruns = (limit + MARGIN_BYTES for limit in limits)
+        return MemoryPrediction(first, tuple(reruns), self._run_ms(features), tier, confidence, self.samples)
 
     def run_ms(self, input_bytes: int, numbers: Sequence[float] = ()) -> int | None:
         """The median run time; None: not known."""
