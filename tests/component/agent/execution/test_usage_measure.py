@@ -44,7 +44,8 @@ for pid in pids:
 MAPPED = f"""
 import mmap, os, time
 with open("big", "wb") as file:
-    file.write(b"x" * (120 * {MB}))
+    for _ in range(120):
+        file.write(b"x" * {MB})
 with open("big", "rb") as file:
     mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     sum(mapped[at] for at in range(0, len(mapped), 4096))
