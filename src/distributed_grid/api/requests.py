@@ -24,6 +24,7 @@ TokenId = Annotated[str, Meta(pattern=r"^[0-9a-f]{8,32}$")]
 Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Meta(ge=0, le=3.2e9)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
+Quantity = Annotated[int, Meta(ge=0, le=2**60)]
 T = TypeVar("T")
 
 
@@ -420,6 +421,57 @@ class DrainNode(Message, frozen=True):
     node: Name
     off: bool = False
     wait_seconds: Seconds = 300.0
+
+
+# ------------------------------------------------------------------ prediction
+
+
+class TaskDescription(Message, frozen=True, kw_only=True):
+    """A task to predict or to remember: a command, or else a type with parameters.
+
+    Numbers among the parameters are features of the run; `model`, `precision` and the like make a type of their own.
+    """
+
+    argv: Annotated[tuple[Text, ...], Meta(max_length=20_000)] = ()
+    task_type: Name = ""
+    parameters: Annotated[dict[Name, float | Name], Meta(max_length=64)] = {}
+    input_bytes: Quantity = 0
+
+
+class PredictTask(TaskDescription, frozen=True, kw_only=True):
+    """What the next run of a task needs, and how that is known."""
+
+
+class RecordExecution(TaskDescription, frozen=True, kw_only=True):
+    """What a run has used; 0 was not measured. A task and an attempt that is known already changes nothing.
+
+    A run that was `cut_short` has used at least this much.
+    """
+
+    task_id: Annotated[str, Meta(min_length=1, max_length=200)]
+    attempt: Annotated[int, Meta(ge=0, le=1_000_000)] = 1
+    memory_bytes: Quantity = 0
+    cpu_ms: Quantity = 0
+    run_ms: Quantity = 0
+    gpu_memory_bytes: Quantity = 0
+    cut_short: bool = False
+
+
+class GetBatchScaling(TaskDescription, frozen=True, kw_only=True):
+    """How much more a type of task takes with another batch size."""
+
+    base_batch_size: Annotated[float, Meta(gt=0, le=1e12)]
+    batch_size: Annotated[float, Meta(gt=0, le=1e12)]
+
+
+class ListTaskTypes(Message, frozen=True):
+    """The types of task that have a history, those that ran last first."""
+
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 100
+
+
+class TrainPredictor(Message, frozen=True):
+    """Learn every type anew from its history; each is reported as it is done."""
 
 
 # ------------------------------------------------------------------ access tokens

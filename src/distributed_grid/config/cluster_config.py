@@ -19,6 +19,7 @@ from distributed_grid.config.sections import (
     Logging,
     NodeConfig,
     OwnerPolicy,
+    Prediction,
     Preemption,
     QuotaConfig,
     Ray,
@@ -58,6 +59,7 @@ class ClusterConfig(Section):
     quotas: dict[str, QuotaConfig] = setting(MapOf(TEXT, QuotaConfig.key_table, "users or teams to quotas"), {})
     alerts: Alerts = setting(Alerts, Alerts())
     scaling: Scaling = setting(Scaling, Scaling())
+    prediction: Prediction = setting(Prediction, Prediction())
     server: ServerConfig = setting(ServerConfig, ServerConfig())
     ray: Ray = setting(Ray, Ray())
     logging: Logging = setting(Logging, Logging())

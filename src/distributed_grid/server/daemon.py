@@ -28,6 +28,7 @@ from distributed_grid.adapters.probes.machine_probe import MachineProbe
 from distributed_grid.adapters.ray.engine import RayEngine
 from distributed_grid.adapters.stores.minute_store import MinuteStore
 from distributed_grid.adapters.stores.sqlite import SqliteStore
+from distributed_grid.adapters.stores.task_history import TaskHistory
 from distributed_grid.adapters.workdir.content_store import ContentStore
 from distributed_grid.agent.agent import Agent
 from distributed_grid.agent.hardware import HardwareDetector
@@ -35,7 +36,7 @@ from distributed_grid.agent.lent_memory import LentMemory, LocalMemory, address_
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.api import requests
 from distributed_grid.config import ClusterConfig
-from distributed_grid.config_mapping import rebalance_rules, simulated_nodes
+from distributed_grid.config_mapping import rebalance_rules, simulated_nodes, tier_settings
 from distributed_grid.control.agent_files import AttemptFiles, ContentSender
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.batch import EffectRouter
@@ -77,6 +78,7 @@ from distributed_grid.server.services.jobs import JobService, trim_content_forev
 from distributed_grid.server.services.leases import LeaseService, RequestConverter
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
+from distributed_grid.server.services.prediction import PredictionService
 from distributed_grid.server.services.reports import ReportService
 from distributed_grid.state_dir import StateDir
 from distributed_grid.supervision import end_process, end_process_on_failure, start_logged, start_restarted
@@ -154,6 +156,13 @@ class Daemon:
             ResourceBoostPersistence(state_dir=state_dir.root),
             offset_ms=self._clock.wall_offset_ms,
         )
+        self._prediction = PredictionService(
+            TaskHistory(state_dir.host_dir / "predictions.db"),
+            tier_settings(config),
+            update_interval_seconds=config.prediction.update_interval_seconds,
+            now_ms=self._clock.now_ms,
+            viewer=self._viewer,
+        )
         self._compose_services()
 
     def _compose_services(self) -> None:
@@ -195,6 +204,7 @@ class Daemon:
                 jobs=jobs,
                 reports=reports,
                 memory=memory,
+                prediction=self._prediction,
                 admission=self._listener.admission,
             ),
             {
@@ -202,6 +212,7 @@ class Daemon:
                 requests.ManageCluster: self._manage_cluster,
                 requests.AttachRay: lambda op, caller, report: self._attachment.attach(op, report),
                 requests.DetachRay: lambda op, caller, report: self._attachment.detach(op, report),
+                requests.TrainPredictor: self._prediction.train,
             },
             jobs=jobs,
             reports=reports,
@@ -225,6 +236,7 @@ class Daemon:
             self._agents.start(self._grid, registry, answer_program=self._node_memory.serve)
             self._reconciler.start(self._grid, on_view=self._attachment.nodes.update)
             await self._monitor.start()
+            await self._prediction.start()
             await declare_nodes(self._grid, self._config, HardwareDetector(probe, gpus).capacity())
             await self._boost_file.recover()
             local = await self._grid.read(local_nodes)
@@ -253,6 +265,8 @@ class Daemon:
                 "trimming of contents": partial(trim_content_forever, self._grid, self._content),
                 "rebalancing": partial(rebalance_forever, self._grid, self._monitor, rules),
                 "the file of boosts": self._boost_file.run,
+                "learning from runs": self._prediction.learn_forever,
+                "training of the predictor": self._prediction.train_forever,
                 "the anchor of the clock": partial(save_anchor_forever, self._state_dir, self._clock),
             }
             background = [start_restarted(loop, name) for name, loop in loops.items()]
@@ -297,6 +311,7 @@ class Daemon:
         await self._ray.stop()
         await self._boost_file.stop()
         await self._grid.stop()
+        await self._prediction.stop()
         self._grid.store.close()
         save_anchor(self._state_dir, self._clock.anchor())
         log.info("stopped")

@@ -35,6 +35,7 @@ from distributed_grid.server.services.jobs import FileSink, JobService
 from distributed_grid.server.services.leases import LeaseService
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
+from distributed_grid.server.services.prediction import PredictionService
 from distributed_grid.server.services.reports import ReportService
 from distributed_grid.supervision import start_logged
 
@@ -175,6 +176,7 @@ def answer_table(
     jobs: JobService,
     reports: ReportService,
     memory: MemoryService,
+    prediction: PredictionService,
     admission: Admission,
 ) -> AnswerTable:
     """Which method answers which request."""
@@ -203,6 +205,10 @@ def answer_table(
         requests.GetLendingReport: lambda op, caller: reports.lending(op),
         requests.GetMetrics: lambda op, caller: reports.metrics(op),
         **_memory_table(memory),
+        requests.PredictTask: prediction.predict,
+        requests.RecordExecution: prediction.record_execution,
+        requests.ListTaskTypes: prediction.list_types,
+        requests.GetBatchScaling: prediction.batch_scaling,
         requests.CreateToken: lambda op, caller: admission.create_token(op),
         requests.ListTokens: lambda op, caller: admission.list_tokens(),
         requests.RevokeToken: lambda op, caller: admission.revoke_token(op.token_id),
