@@ -1,5 +1,4 @@
-"""Memory limits that the grid gives jobs without stated needs: within what some node could ever lend, and the next bigger
-one after an overrun."""
+"""Memory limits of jobs without stated needs: within what some node could ever lend, and bigger after an overrun."""
 
 from __future__ import annotations
 

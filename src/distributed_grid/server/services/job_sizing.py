@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from distributed_grid.api import requests
 from distributed_grid.domain.jobs import MAX_RERUNS, JobEstimate
 from distributed_grid.domain.resources import MAX_AMOUNT
-from distributed_grid.prediction.task_runs import MemoryPrediction, Tier
+from distributed_grid.prediction.task_runs import MemoryPrediction
 from distributed_grid.prediction.task_shape import number_of
 from distributed_grid.server.services.prediction import PredictionService
 
@@ -37,11 +37,8 @@ class JobSizer:
     async def estimate(self, op: requests.SubmitJob, user: str) -> JobEstimate:
         """What earlier runs say of this job; limits only where it states no needs."""
         size = await self._input_bytes(op)
-        if op.states_needs:
-            run_ms = await self._prediction.run_ms(user, op.argv, size)
-            return JobEstimate(run_ms=run_ms or 0, input_bytes=size)
-        predicted = await self._prediction.size(user, op.argv, size)
-        if predicted is None or predicted.tier is Tier.DEFAULTS:
+        predicted = None if op.states_needs else await self._prediction.size(user, op.argv, size)
+        if predicted is None:
             run_ms = await self._prediction.run_ms(user, op.argv, size)
             return JobEstimate(run_ms=run_ms or 0, input_bytes=size)
         return JobEstimate(

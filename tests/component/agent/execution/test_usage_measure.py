@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -54,10 +54,10 @@ with open("big", "rb") as file:
 
 
 @pytest.fixture(params=["no limit", "kernel limit", "polled limit"])
-def limited(request: pytest.FixtureRequest, new_driver: Callable[..., Driver]) -> Iterator[tuple[Driver, int]]:
+def limited(request: pytest.FixtureRequest, new_driver: Callable[..., Driver]) -> tuple[Driver, int]:
     """A host, and the limit of its attempts: whatever enforces it, the measure is the same."""
     driver = new_driver(use_cgroups=request.param == "kernel limit")
-    yield driver, 0 if request.param == "no limit" else 1000 * MB
+    return driver, 0 if request.param == "no limit" else 1000 * MB
 
 
 def test_processes_count_together(limited: tuple[Driver, int]) -> None:
