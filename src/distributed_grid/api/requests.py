@@ -221,12 +221,13 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class SubmitJob(PlacementOptions, frozen=True):
-    """A command to run under a lease; `target` is the node that it is for, wherever it runs."""
+    """A command to run under a lease; `target` is the node that it is for, wherever it runs. Without any stated need it
+    gets one core, and a memory limit where earlier runs of the command say how much it needs."""
 
     request_id: Id
     argv: Annotated[tuple[str, ...], Meta(min_length=1, max_length=20_000)]
-    resource_type: Name = "cpu"
-    amount: float = 1.0
+    resource_type: Name | None = None
+    amount: float | None = None
     job_id: Name = ""
     priority: Name = "medium"
     prefer: Names = ()
@@ -240,6 +241,12 @@ class SubmitJob(PlacementOptions, frozen=True):
     grace_seconds: Seconds = 5.0
     retries: Annotated[int, Meta(ge=0, le=1000)] = 0
     target: Name = ""
+
+    @property
+    def states_needs(self) -> bool:
+        """Whether it says how much of anything it needs."""
+        given = self.resource_type is not None or self.amount is not None
+        return given or bool(self.resources or self.gpu_models or self.gpu_memory_gb)
 
     def problem(self) -> str | None:
         """What the types do not check."""

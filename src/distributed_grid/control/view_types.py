@@ -204,10 +204,22 @@ class AttemptRow(OutcomeRow):
     fence: int
     pid: int | None
     cores: list[int]
+    memory_limit_gb: float | None
     assigned_at: str | None
     started_at: str | None
     checkpoint_at: str | None
     ended_at: str | None
+
+
+class SizingRow(TypedDict):
+    """The memory limit that the grid gave a job without stated needs, those of its reruns, and how they were found."""
+
+    memory_gb: float
+    limits_gb: list[float]
+    tier: str
+    confidence: float
+    samples: int
+    overruns: int
 
 
 class JobRow(OutcomeRow):
@@ -224,6 +236,8 @@ class JobRow(OutcomeRow):
     resource_type: str
     amount: float
     resources: dict[str, Any]
+    sizing: SizingRow | None
+    expected_seconds: float | None
     priority: str
     submitted_at: str | None
     ended_at: str | None

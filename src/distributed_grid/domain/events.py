@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from distributed_grid.domain.blocks import MemoryServerRow
 from distributed_grid.domain.engines import EngineResources
-from distributed_grid.domain.jobs import Command, Outcome
+from distributed_grid.domain.jobs import Command, JobEstimate, Outcome
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules, RebalanceSchedule
@@ -271,12 +271,13 @@ class LeaseExtended(Struct, frozen=True):
 
 
 class JobSubmitted(Struct, frozen=True):
-    """Somebody wants a command run under a lease."""
+    """Somebody wants a command run under a lease; the estimate is the grid's own, and no part of what was asked."""
 
     id: str
     command: Command
     request: Request
     retries: int = 0
+    estimate: JobEstimate | None = None
 
 
 class JobCancelled(Struct, frozen=True):

@@ -81,12 +81,14 @@ from distributed_grid.server.rpc import Connection, Dispatcher, NodeMemoryDispat
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
 from distributed_grid.server.services.boosts import BoostService
 from distributed_grid.server.services.daemon import DaemonService, IdleTimer, is_unused
+from distributed_grid.server.services.job_sizing import JobSizer
 from distributed_grid.server.services.jobs import JobService, trim_content_forever
 from distributed_grid.server.services.leases import LeaseService, RequestConverter
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
 from distributed_grid.server.services.prediction import PredictionService
 from distributed_grid.server.services.reports import ReportService
+from distributed_grid.server.services.run_recording import RunRecorder
 from distributed_grid.server.services.scaling import ScalingService
 from distributed_grid.server.services.workers import WorkerService
 from distributed_grid.server.workers.autoscaler import Autoscaler
@@ -193,7 +195,8 @@ class Daemon:
         files = AttemptFiles(self._state_dir.jobs, self._agents.files, self._is_local)
         nodes = NodeService(grid, viewer)
         leases = LeaseService(grid, viewer, converter, is_stopping=self._is_stopping)
-        jobs = JobService(grid, viewer, converter, files)
+        self._sizer = JobSizer(self._prediction)
+        jobs = JobService(grid, viewer, converter, files, self._sizer)
         reports = ReportService(grid, viewer, self._monitor)
         boosts = BoostService(
             grid,
@@ -274,6 +277,8 @@ class Daemon:
             self._reconciler.start(self._grid, on_view=self._attachment.nodes.update)
             await self._monitor.start()
             await self._prediction.start()
+            recorder = RunRecorder(self._grid, self._prediction)
+            recorder.start()
             await declare_nodes(self._grid, self._config, HardwareDetector(probe, gpus).capacity())
             await self._boost_file.recover()
             local = await self._grid.read(local_nodes)
@@ -310,6 +315,7 @@ class Daemon:
                 "the anchor of the clock": partial(save_anchor_forever, self._state_dir, self._clock),
             }
             background = [start_restarted(loop, name) for name, loop in loops.items()]
+            background.append(start_logged(recorder.catch_up(), "the last runs of jobs"))
             await self._idle_timer.wait(self._is_idle)
             for task in background:
                 task.cancel()
@@ -353,6 +359,7 @@ class Daemon:
         await self._boost_file.stop()
         await self._grid.stop()
         await self._prediction.stop()
+        self._sizer.stop()
         self._grid.store.close()
         save_anchor(self._state_dir, self._clock.anchor())
         log.info("stopped")
