@@ -44,7 +44,7 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import AlertChanged, PressureRead
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.nodes import PULL_HOST, Node
 from distributed_grid.domain.rebalancing import RebalanceRules
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.log_rate_limit import configure_logging
@@ -77,7 +77,9 @@ from distributed_grid.server.services.jobs import JobService, trim_content_forev
 from distributed_grid.server.services.leases import LeaseService, RequestConverter
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
+from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.reports import ReportService
+from distributed_grid.server.services.tasks import TaskService
 from distributed_grid.state_dir import StateDir
 from distributed_grid.supervision import end_process, end_process_on_failure, start_logged, start_restarted
 
@@ -176,6 +178,9 @@ class Daemon:
             ray_environment=self._ray_environment,
             is_stopping=self._is_stopping,
         )
+        workers = PullWorkerService(
+            grid, viewer, hold_seconds=config.hold_seconds, detect=lambda: HardwareDetector().capacity()
+        )
         memory = MemoryService(grid, viewer, sharing_enabled=sharing_enabled, is_stopping=self._is_stopping)
         self._listener = RestListener(
             RestServices(nodes, leases, boosts, jobs, reports),
@@ -195,6 +200,8 @@ class Daemon:
                 jobs=jobs,
                 reports=reports,
                 memory=memory,
+                workers=workers,
+                tasks=TaskService(grid, viewer, workers),
                 admission=self._listener.admission,
             ),
             {
@@ -325,7 +332,7 @@ class Daemon:
     def _is_local(self, name: str) -> bool:
         """Whether a node is this machine; one that is not known any more was, if its files are here."""
         node = self._grid.ledger.nodes.get(name)
-        return node is None or node.host == "local"
+        return node is None or node.host in ("local", PULL_HOST)  # a pull worker has left no files: none are found here
 
     async def _is_idle(self) -> bool:
         if self._listener.is_busy or any(connection.has_unanswered for connection in self._connections):
