@@ -38,6 +38,7 @@ from distributed_grid.config.value_kinds import (
     Seconds,
 )
 from distributed_grid.config.yaml_document import YamlNode
+from distributed_grid.domain import scaling
 from distributed_grid.domain.scheduling_policy import Strategy
 
 Part = Annotated[float, Field(ge=0, le=1)]
@@ -263,14 +264,14 @@ class Scaling(Section):
     provider: Literal["aws", "gcp", "docker_local"] | None = setting(OneOf(("aws", "gcp", "docker_local")), None)
     min_workers: Whole = setting(Count(0, 10_000), 0)
     max_workers: Whole = setting(Count(0, 10_000), 10)
-    target_utilization: Part = setting(RATIO, 0.7)
-    scale_up_threshold: Part = setting(RATIO, 0.8)
-    scale_down_threshold: Part = setting(RATIO, 0.3)
-    evaluation_window_seconds: Duration = duration(300.0)
-    scale_up_cooldown_seconds: Duration = duration(300.0, low=0)
-    scale_down_cooldown_seconds: Duration = duration(600.0, low=0)
-    worker_reassessment_interval_seconds: Duration = duration(3600.0)
-    history_retention_seconds: Duration = duration(86400.0)
+    target_utilization: Part = setting(RATIO, scaling.DEFAULT_TARGET_UTILIZATION)
+    scale_up_threshold: Part = setting(RATIO, scaling.DEFAULT_SCALE_UP_THRESHOLD)
+    scale_down_threshold: Part = setting(RATIO, scaling.DEFAULT_SCALE_DOWN_THRESHOLD)
+    evaluation_window_seconds: Duration = duration(scaling.DEFAULT_EVALUATION_WINDOW)
+    scale_up_cooldown_seconds: Duration = duration(scaling.DEFAULT_SCALE_UP_COOLDOWN, low=0)
+    scale_down_cooldown_seconds: Duration = duration(scaling.DEFAULT_SCALE_DOWN_COOLDOWN, low=0)
+    worker_reassessment_interval_seconds: Duration = duration(scaling.DEFAULT_WORKER_REASSESSMENT_INTERVAL)
+    history_retention_seconds: Duration = duration(scaling.DEFAULT_HISTORY_RETENTION)
     budget_usd_per_hour: Duration | None = setting(MONEY, None, "budget_per_hour")
     budget_usd_per_day: Duration | None = setting(MONEY, None, "budget_per_day")
 

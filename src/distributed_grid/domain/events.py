@@ -12,6 +12,7 @@ from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules, RebalanceSchedule
 from distributed_grid.domain.resources import Claim
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
+from distributed_grid.domain.workers import Worker, WorkerRules
 
 
 class ControlPlaneStarted(Struct, frozen=True):
@@ -460,6 +461,128 @@ class MemoryReclaimRequested(Struct, frozen=True):
     memory_bytes: int
 
 
+class WorkerRulesSet(Struct, frozen=True):
+    """The budgets and times of workers were read from the config."""
+
+    rules: WorkerRules
+
+
+class WorkerRequested(Struct, frozen=True):
+    """A worker is wanted; the same row a second time is harmless. `wall_ms` says which day it is (UTC)."""
+
+    worker: Worker
+    wall_ms: int
+
+
+class WorkerAsked(Struct, frozen=True):
+    """A call to create this worker is about to be made: from now on it may exist."""
+
+    worker_id: str
+
+
+class WorkerBooted(Struct, frozen=True):
+    """The provider has made this machine."""
+
+    worker_id: str
+    instance: str
+
+
+class WorkerJoined(Struct, frozen=True):
+    """The agent of a worker was heard."""
+
+    worker_id: str
+
+
+class WorkerCallFailed(Struct, frozen=True):
+    """A call about a worker had no effect that anybody knows of; the identical call follows after a pause."""
+
+    worker_id: str
+    why: str
+
+
+class WorkerRefused(Struct, frozen=True):
+    """The provider will not make this worker. With a `scope` it has no room for it there now, and `instead` is wanted
+    in its place, within the budget."""
+
+    worker_id: str
+    why: str
+    wall_ms: int
+    scope: str = ""
+    instead: Worker | None = None
+
+
+class WorkerDrainRequested(Struct, frozen=True):
+    """A worker is to take nothing new; refused while it has a lease, unless it is told to give those back."""
+
+    worker_id: str
+    by: str
+    why: str
+    force: bool = False
+
+
+class WorkerResumed(Struct, frozen=True):
+    """A worker that drains may be used again."""
+
+    worker_id: str
+    by: str
+    why: str = ""
+
+
+class WorkerTerminationRequested(Struct, frozen=True):
+    """A worker is to be ended; refused while it has a lease, unless those are to end with it."""
+
+    worker_id: str
+    by: str
+    why: str
+    wall_ms: int
+    force: bool = False
+
+
+class WorkerTerminationAccepted(Struct, frozen=True):
+    """The provider has taken on to end a worker."""
+
+    worker_id: str
+
+
+class WorkerGone(Struct, frozen=True):
+    """The provider has proven that this machine does not exist any more."""
+
+    worker_id: str
+    why: str
+    wall_ms: int
+
+
+class ListedInstance(Struct, frozen=True):
+    """A machine in a provider's list: whose it is, the provider's id of it, and its state there."""
+
+    worker_id: str
+    instance: str
+    state: str
+
+
+class WorkersListed(Struct, frozen=True):
+    """All machines of this grid that a provider lists, as of when it was asked."""
+
+    provider: str
+    asked_at_ms: int
+    instances: tuple[ListedInstance, ...]
+    wall_ms: int
+
+
+class WorkersChecked(Struct, frozen=True):
+    """A moment at which deadlines and budgets of workers are compared with the time."""
+
+    wall_ms: int
+
+
+class StrayInstanceFound(Struct, frozen=True):
+    """A provider has a machine of this grid that no worker stands for: it is ended, and the audit trail says so."""
+
+    provider: str
+    worker_id: str
+    instance: str
+
+
 class QueueScanned(Struct, frozen=True):
     """Capacity may have come free: scan the queue.
 
@@ -539,6 +662,21 @@ Event = (
     | CopyLost
     | MemoryServed
     | MemoryReclaimRequested
+    | WorkerRulesSet
+    | WorkerRequested
+    | WorkerAsked
+    | WorkerBooted
+    | WorkerJoined
+    | WorkerCallFailed
+    | WorkerRefused
+    | WorkerDrainRequested
+    | WorkerResumed
+    | WorkerTerminationRequested
+    | WorkerTerminationAccepted
+    | WorkerGone
+    | WorkersListed
+    | WorkersChecked
+    | StrayInstanceFound
     | QueueScanned
     | PressureRead
     | TimePassed

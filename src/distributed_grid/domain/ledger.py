@@ -30,10 +30,11 @@ from distributed_grid.domain.nodes import Node, NodeObservation, Offer, pressure
 from distributed_grid.domain.rebalancing import RebalanceState
 from distributed_grid.domain.resources import NOTHING, WHOLE_GPU, Capacity, Claim, GpuDevice
 from distributed_grid.domain.rows import VOLATILE, Counter, Row
+from distributed_grid.domain.scaling import ScalingRules, UtilizationWindow
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.states import LeaseState, NodeState
 from distributed_grid.domain.statistics import Account, RequestShapes
-from distributed_grid.domain.workers import Worker
+from distributed_grid.domain.workers import OfferClosure, Spending, Worker, WorkerRules
 
 _NO_CLAIMS = NodeClaims()
 T = TypeVar("T", tuple[int, str], tuple[int, int, str])
@@ -56,6 +57,8 @@ class Ledger:
         self._caches: dict[type, object] = {}
         self.accounts: dict[str, Account] = {}
         self.rebalance_states: dict[str, RebalanceState] = {}
+        self.scaling = ScalingRules()
+        self.utilization = UtilizationWindow()
         self.engines: dict[str, EngineRow] = {}
         self.engine_capacities: dict[str, EngineCapacity] = {}
         self.bindings: dict[str, Binding] = {}
@@ -63,6 +66,9 @@ class Ledger:
         self.blocks: dict[str, Block] = {}
         self.memory_servers: dict[str, MemoryServerRow] = {}
         self.workers: dict[str, Worker] = {}
+        self.worker_rules = WorkerRules()
+        self.spending: dict[str, Spending] = {}
+        self.offer_closures: dict[str, OfferClosure] = {}
         self.block_names: dict[tuple[str, str], str] = {}
         self.blocks_at: dict[str, dict[str, None]] = {}
         self.unsettled_blocks: dict[str, None] = {}
@@ -104,6 +110,10 @@ class Ledger:
                 self._put_offer(row)
             elif isinstance(row, RebalanceState):
                 self.rebalance_states[row.node] = row
+            elif isinstance(row, ScalingRules):
+                self.scaling = row
+            elif isinstance(row, UtilizationWindow):
+                self.utilization = row
             elif isinstance(row, SchedulingPolicy):
                 self.policy = row
             elif isinstance(row, RequestShapes):
@@ -120,6 +130,12 @@ class Ledger:
                 self._put_engine_capacity(row)
             elif isinstance(row, Worker):
                 self._put_worker(row)
+            elif isinstance(row, WorkerRules):
+                self.worker_rules = row
+            elif isinstance(row, Spending):
+                self.spending[row.provider] = row
+            elif isinstance(row, OfferClosure):
+                self._put_offer_closure(row)
             else:
                 self._put_node(row)
 
@@ -320,6 +336,12 @@ class Ledger:
         else:
             self.workers[worker.id] = worker
 
+    def _put_offer_closure(self, closure: OfferClosure) -> None:
+        if closure.is_over:
+            self.offer_closures.pop(closure.key, None)
+        else:
+            self.offer_closures[closure.key] = closure
+
     def _put_block(self, block: Block) -> None:
         old = self.blocks.get(block.id)
         if old is not None:
@@ -438,12 +460,17 @@ class Ledger:
         found: list[Row] = [*counters, *self.accounts.values()]
         found += [row for row in (self.policy, self.request_shapes) if row not in (SchedulingPolicy(), RequestShapes())]
         found += [*self.nodes.values(), *self.leases.values(), *self.jobs.values(), *self.engines.values()]
-        found += [*self.bindings.values(), *self.blocks.values()]
+        found += [*self.bindings.values(), *self.blocks.values(), *self.workers.values(), *self.spending.values()]
+        found += self.offer_closures.values()
+        if self.worker_rules != WorkerRules():
+            found.append(self.worker_rules)
+        found += [self.scaling] if self.scaling != ScalingRules() else []
         if not durable_only:
             found += [
                 *self.observations.values(),
                 *self.offers.values(),
                 *self.rebalance_states.values(),
+                *([self.utilization] if self.utilization.samples else []),
                 *self.engine_capacities.values(),
             ]
             found += self.memory_servers.values()

@@ -22,6 +22,8 @@ from distributed_grid.reactor import (
     nodes,
     pull_workers,
     rebalancing,
+    worker_checks,
+    workers,
 )
 from distributed_grid.reactor.decision import Answer, Decision, Record
 from distributed_grid.reactor.report_budget import charge
@@ -82,6 +84,21 @@ DECIDERS: dict[type, Decider] = {
     events.CopyLost: block_copies.on_lost,
     events.MemoryServed: block_copies.on_served,
     events.MemoryReclaimRequested: block_copies.on_memory_reclaim_requested,
+    events.WorkerRulesSet: workers.on_rules_set,
+    events.WorkerRequested: workers.on_requested,
+    events.WorkerAsked: workers.on_asked,
+    events.WorkerBooted: workers.on_booted,
+    events.WorkerJoined: workers.on_joined,
+    events.WorkerCallFailed: workers.on_call_failed,
+    events.WorkerRefused: workers.on_refused,
+    events.WorkerDrainRequested: workers.on_drain_requested,
+    events.WorkerResumed: workers.on_resumed,
+    events.WorkerTerminationRequested: workers.on_termination_requested,
+    events.WorkerTerminationAccepted: workers.on_termination_accepted,
+    events.WorkerGone: workers.on_gone,
+    events.WorkersListed: workers.on_listed,
+    events.WorkersChecked: worker_checks.on_checked,
+    events.StrayInstanceFound: workers.on_stray_found,
     events.PressureRead: rebalancing.on_pressure_read,
     events.TimePassed: lease_lifetime.on_time_passed,
 }

@@ -15,7 +15,8 @@ from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Row
-from distributed_grid.domain.states import JobState
+from distributed_grid.domain.states import JobState, WorkerState
+from distributed_grid.domain.workers import Worker
 
 
 class StartAttempt(Struct, frozen=True):
@@ -73,6 +74,19 @@ class FreeCopies(Struct, frozen=True):
     copies: tuple[str, ...]
 
 
+class CreateWorker(Struct, frozen=True):
+    """Have the provider make this machine; the call is recorded before it is made."""
+
+    worker: Worker
+
+
+class TerminateWorker(Struct, frozen=True):
+    """Have the provider end this machine, and prove it gone."""
+
+    worker: Worker
+
+
+WorkerEffect = CreateWorker | TerminateWorker
 MemoryEffect = ServeMemory | MakeCopy | FreeCopies
 Effect = StartAttempt | StopAttempt
 EngineEffect = BindLease | SetGroupTerm | FreeBinding
@@ -204,3 +218,26 @@ def _effects(ledger: Ledger, blocks: Iterable[Block]) -> list[MemoryEffect]:
             moves.append(MakeCopy(source.node, block))
     frees = [FreeCopies(node, tuple(copies)) for node, copies in freed.items()]
     return [*(ServeMemory(node) for node in unserved), *moves, *frees]
+
+
+def pending_workers(ledger: Ledger, now: int) -> list[WorkerEffect]:
+    """Every effect that workers call for from their providers by now; performing one twice is harmless."""
+    return _worker_effects(ledger.workers.values(), now)
+
+
+def pending_workers_for(ledger: Ledger, changed: Iterable[Row], now: int) -> list[WorkerEffect]:
+    """The effects that these changed rows may have called for from providers."""
+    ids = dict.fromkeys(row.id for row in changed if isinstance(row, Worker))
+    return _worker_effects((ledger.workers[one] for one in ids if one in ledger.workers), now)
+
+
+def _worker_effects(workers: Iterable[Worker], now: int) -> list[WorkerEffect]:
+    effects: list[WorkerEffect] = []
+    for worker in workers:
+        if worker.next_call_at_ms > now:
+            continue
+        if worker.state in (WorkerState.WANTED, WorkerState.ASKED):
+            effects.append(CreateWorker(worker))
+        elif worker.state is WorkerState.TERMINATING:
+            effects.append(TerminateWorker(worker))
+    return effects

@@ -23,6 +23,7 @@ from distributed_grid.domain.events import (
     PolicySet,
     QueueScanned,
     TimePassed,
+    WorkerJoined,
 )
 from distributed_grid.domain.fences import first_fence, is_plausible
 from distributed_grid.domain.indexes.node_claims import NodeClaims, shared_though_exclusive
@@ -236,6 +237,8 @@ def on_heard(ledger: Ledger, event: NodeHeard, now: int) -> Decision:
             node = replace(node, state=advance_node(node.state, Step.DRAIN))
         decision.changes.append(node)
         decision.records.append(Record("node-alive", "", node.name, node.name))
+        if node.name in ledger.workers:
+            decision.follow.append(WorkerJoined(node.name))
         if any(lease.recovered for lease in ledger.leases_of(node.name)):
             decision.follow.append(ClaimsChecked(node.name))
     decision.changes += _renewed_reservations(ledger, node.name, now)
