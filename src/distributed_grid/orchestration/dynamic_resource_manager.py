@@ -116,7 +116,7 @@ class DynamicResourceManager:
         return count
 
     def get_utilization(self) -> dict[str, float]:
-        """How much of all workers together is in use or reserved, from 0 to 1, by `cpu`, `memory`, `gpu` and `overall`."""
+        """The part of all workers together that is in use or reserved: `cpu`, `memory`, `gpu` and `overall`."""
         self._utilization = utilization_of(self.worker_resources)
         return dict(self._utilization)
 

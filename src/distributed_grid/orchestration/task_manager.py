@@ -1,4 +1,4 @@
-"""`TaskManager`: tasks for workers, as dictionaries. A task is a job of the grid, and all its state is in the ledger."""
+"""`TaskManager`: tasks for workers, as dictionaries. A task is a job of the grid: all its state is in the ledger."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class TaskManager:
     def add_task(self, task: Mapping[str, Any]) -> str:
         """Queue a task; its id. What the dictionary says besides the keys below is the worker's to read.
 
-        `task_id` (made where missing), `requirements`, `priority`, `retries`, `timeout_seconds`, `labels`, and `command`
-        (a list of words) with `env`, which lets nodes with an agent run it, too.
+        `task_id` (made where missing), `requirements`, `priority`, `retries`, `timeout_seconds`, `labels`, and
+        `command` (a list of words) with `env`, which lets nodes with an agent run it, too.
         """
         answer = self._session.call("submit_task", **task_fields(task, self._estimate_task_resources(task)))
         task_id: str = answer["job"]["job_id"]

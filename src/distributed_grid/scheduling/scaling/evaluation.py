@@ -104,7 +104,9 @@ class Evaluator:
             reason = f"{_workers(len(leaving))} without a lease, the first for {_seconds(leaving[0].idle_ms)}"
             ids = tuple(one.worker.id for one in leaving)
             return ScalingPlan("scale_down", reason, len(ids), ids, self._level, self._bottleneck)
-        nothing = "what waits is served by what there is or comes" if self._demand.shapes else "nothing waits for a worker"
+        nothing = (
+            "what waits is served by what there is or comes" if self._demand.shapes else "nothing waits for a worker"
+        )
         return self._nothing("; ".join(part for part in (why_not or nothing, why_stays) if part))
 
     def _wanted(self) -> tuple[tuple[Worker, int] | None, str]:
