@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from distributed_grid.api.worker_resources import reported_resources
 from distributed_grid.errors import BadInput
-from distributed_grid.orchestration.task_manager import checked_json, report_fields, task_fields, task_of
+from distributed_grid.orchestration.task_manager import checked_json, report_fields, task_fields, task_of, words
 
 Message = Mapping[str, Any]
 Reply = dict[str, Any]
@@ -113,13 +113,11 @@ def _heartbeat(message: Message, connection: str) -> CoordinatorCall:
 
 
 def _get_task(message: Message, connection: str) -> CoordinatorCall:
-    running = message.get("running") or ()
-    if isinstance(running, str) or not all(isinstance(one, str) for one in running):
-        raise BadInput("running must be a list of the ids of tasks")
+    running = words(message.get("running") or (), "running must be a list of the ids of tasks")
     wait = message.get("wait_seconds", 0.0)
-    if not isinstance(wait, int | float) or not 0 <= wait <= MAX_WAIT_SECONDS:
+    if not isinstance(wait, int | float) or isinstance(wait, bool) or not 0 <= wait <= MAX_WAIT_SECONDS:
         raise BadInput(f"wait_seconds must be a number from 0 to {MAX_WAIT_SECONDS:g}")
-    arguments = {**_worker(message, connection), "running": list(running), "wait_seconds": wait}
+    arguments = {**_worker(message, connection), "running": running, "wait_seconds": wait}
 
     def reply(answer: dict[str, Any]) -> Reply:
         return {"type": "task", "task": task_of(answer["task"]) if answer["task"] is not None else None}
@@ -129,7 +127,7 @@ def _get_task(message: Message, connection: str) -> CoordinatorCall:
 
 def _task_result(message: Message, connection: str) -> CoordinatorCall:
     status = message.get("status", "completed")
-    if status not in _STATUS:
+    if not isinstance(status, str) or status not in _STATUS:
         raise BadInput(f"no status {status!r}: use completed or failed")
     return _report(message, succeeded=_STATUS[status])
 
@@ -229,6 +227,4 @@ def _mapping(value: Any, what: str) -> Mapping[str, Any]:
 def _tags(tags: Any) -> list[str]:
     if isinstance(tags, Mapping):
         return [f"{name}={value}" for name, value in tags.items()]
-    if isinstance(tags, str) or not all(isinstance(one, str) for one in tags):
-        raise BadInput("tags must be a list of words")
-    return list(tags)
+    return words(tags, "tags must be a list of words")

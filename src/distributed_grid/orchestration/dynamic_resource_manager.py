@@ -159,7 +159,7 @@ class DynamicResourceManager:
     def calculate_task_worker_fitness(self, worker_id: str, task_resources: Resources) -> float:
         """How fit a worker is for a task: 0 where it is unknown or has no room, else from a half up to 1.
 
-        `(1 + mean of (1 - asked / free)) / 2` over the resources that the task asks for.
+        That is `1 - m / 2`, m being the mean of `asked / free` over the resources that the task asks for.
         """
         fitness: float = self._check(worker_id, task_resources)["fitness"]
         return fitness

@@ -138,20 +138,20 @@ def task_fields(task: Mapping[str, Any], requirements: Mapping[str, Any] | None 
     if requirements is None:
         requirements = _mapping(_first(task, _REQUIREMENTS) or {}, "the requirements of a task")
     required_amounts(requirements)
-    command, labels = task.get("command") or [], task.get("labels") or []
-    if isinstance(command, str) or isinstance(labels, str):
-        raise BadInput("the command and the labels of a task must be lists of words")
+    env, priority = _mapping(task.get("env") or {}, "the environment of a task"), task.get("priority", "medium")
+    if not isinstance(priority, str | int):
+        raise BadInput("the priority of a task must be a word")
     return {
         "request_id": uuid.uuid4().hex,
         "task_id": str(task.get("task_id") or ""),
         "payload": checked_json(dict(task), "the task"),
-        "argv": list(command),
-        "env": dict(task.get("env") or {}),
+        "argv": words(task.get("command") or (), "the command of a task must be a list of words"),
+        "env": dict(env),
         "requirements": dict(requirements),
-        "priority": Priority.parse(task.get("priority", "medium")).name.lower(),
+        "priority": _priority(priority),
         "retries": _first(task, _RETRIES) or 0,
         "timeout_seconds": _first(task, _TIMEOUT) or 0.0,
-        "labels": list(labels),
+        "labels": words(task.get("labels") or (), "the labels of a task must be a list of words"),
     }
 
 
@@ -184,6 +184,20 @@ def checked_json(value: Any, what: str) -> Any:
     except (TypeError, ValueError, RecursionError) as error:
         raise BadInput(f"{what} cannot be written as JSON: {error}") from None
     return value
+
+
+def words(value: Any, problem: str) -> list[str]:
+    """A list of words; BadInput with the problem where it is none."""
+    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+        raise BadInput(problem)
+    return list(value)
+
+
+def _priority(word: str | int) -> str:
+    try:
+        return Priority.parse(word).name.lower()
+    except ValueError:
+        raise BadInput(f"no priority {word}: use low, medium (normal), high or urgent (critical)") from None
 
 
 def _first(task: Mapping[str, Any], names: Sequence[str]) -> Any:

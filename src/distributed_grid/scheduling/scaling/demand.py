@@ -1,8 +1,8 @@
 """Demand: the waiting requests that a new worker would serve, as shapes with their number.
 
 Not counted is what a new worker cannot help: a request that is pinned to nodes, labels or the place of something else,
-that runs within a lease, that only a pull worker can run, that a quota holds, or that is too large for every type. Requests that differ only
-in who asks are one shape; so many shapes are looked at, the first of the queue first.
+that runs within a lease, that only a pull worker can run, that a quota holds, or that is too large for every type of
+worker. Requests that differ only in who asks are one shape; so many shapes are looked at, the first of the queue first.
 """
 
 from __future__ import annotations
