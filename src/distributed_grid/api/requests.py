@@ -87,7 +87,10 @@ class KeepRunning(Message, frozen=True):
 
 
 class StopDaemon(Message, frozen=True):
-    """Stop the control plane; jobs go on and are found again by the next one."""
+    """Stop the control plane; jobs go on and are found again by the next one. With `force` also while workers of
+    providers go on, which cost money."""
+
+    force: bool = False
 
 
 # ------------------------------------------------------------------ queries: nothing changes by them
@@ -533,6 +536,62 @@ class DrainNode(Message, frozen=True):
     node: Name
     off: bool = False
     wait_seconds: Seconds = 300.0
+
+
+# ------------------------------------------------------------------ workers of providers
+
+
+class CreateWorkers(Message, frozen=True):
+    """Start workers of a provider. The caller makes their ids, so a repeated request starts each once; 0 of a resource
+    is as much as the chosen offer has."""
+
+    worker_ids: Annotated[tuple[Id, ...], Meta(min_length=1, max_length=1000)]
+    provider: Name = ""
+    worker_type: Name = "cpu"
+    cpu: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    memory_gb: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    gpu: Annotated[int, Meta(ge=0, le=1024)] = 0
+    dry_run: bool = False
+
+
+class ListWorkers(Message, frozen=True):
+    """The workers that are not proven gone, and with `all` those that were."""
+
+    all: bool = False
+    provider: Name = ""
+
+
+class GetWorker(Message, frozen=True):
+    """One worker, by its id or a unique prefix; gone ones, too."""
+
+    worker_id: Name
+    provider: Name = ""
+
+
+class TerminateWorkers(Message, frozen=True):
+    """End workers; with `force` also those with leases, which end with them."""
+
+    worker_ids: Annotated[Names, Meta(min_length=1)]
+    force: bool = False
+    provider: Name = ""
+
+
+class ListWorkerOffers(Message, frozen=True):
+    """What a provider can start."""
+
+    provider: Name = ""
+
+
+class GetScaling(Message, frozen=True):
+    """How scaling stands: workers, utilization, demand, cooldowns and money."""
+
+
+class PlanScaling(Message, frozen=True):
+    """What scaling would do now, why, and what it would cost; nothing is done."""
+
+
+class RunScaling(Message, frozen=True):
+    """Evaluate scaling now, and act."""
 
 
 # ------------------------------------------------------------------ access tokens

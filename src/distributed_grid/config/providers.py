@@ -6,12 +6,13 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Any
 
 from pydantic import SecretStr
 
 from distributed_grid.config.key_tables import Key, KeyTable, ListOf, MapOf, Section, read_or_report, setting
-from distributed_grid.config.parse_context import KeyPath, ParseContext, ValueKind
+from distributed_grid.config.parse_context import InvalidValue, KeyPath, ParseContext, ValueKind
 from distributed_grid.config.value_kinds import (
     FLAG,
     MASK,
@@ -92,6 +93,15 @@ class _UnexpandedSettings(ValueKind):
         return to_plain(node)
 
 
+PLUG_IN_GROUP = "distributed_grid.providers"
+"""The group of entry points by which other packages plug providers in."""
+
+
+def plugged_in_names() -> frozenset[str]:
+    """The providers of other packages that are installed here."""
+    return frozenset(point.name for point in entry_points(group=PLUG_IN_GROUP)) - PROVIDERS.keys()
+
+
 _BY_NAME = KeyTable(
     tuple(Key(name, _UnexpandedSettings(model.key_table), (name,)) for name, model in PROVIDERS.items())
 )
@@ -102,7 +112,17 @@ class ProviderSettings(ValueKind):
     """The providers of a cluster by name, each as it was written."""
 
     def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> dict[str, Any]:
-        return _BY_NAME.read(node, path, context)
+        written = node.value if isinstance(node.value, dict) else {}
+        unknown = written.keys() - PROVIDERS.keys()
+        plugged_in = unknown & plugged_in_names() if unknown else frozenset()
+        others = {name: value for name, value in written.items() if name not in plugged_in}
+        found = _BY_NAME.read(YamlNode(others, node.line) if plugged_in else node, path, context)
+        for name in sorted(plugged_in):
+            settings = to_plain(written[name])
+            if settings is not None and not isinstance(settings, dict):
+                raise InvalidValue(f"a mapping with the settings of {name}")
+            found[name] = settings or {}
+        return found
 
     def show(self, value: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         return {name: _masked(settings) for name, settings in value.items()}
@@ -118,6 +138,26 @@ def _masked(settings: Mapping[str, Any]) -> dict[str, Any]:
             for name, value in credentials.items()
         }
     return shown
+
+
+def open_plugged_in(name: str, written: Mapping[str, Any], env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The settings of another package's provider with every variable expanded; a missing one is named."""
+    context = ParseContext("", os.environ if env is None else env)
+
+    def expanded(value: Any, at: str) -> Any:
+        if isinstance(value, dict):
+            return {key: expanded(one, f"{at}.{key}") for key, one in value.items()}
+        if isinstance(value, list):
+            return [expanded(one, at) for one in value]
+        if not isinstance(value, str):
+            return value
+        try:
+            return context.expand(value)
+        except InvalidValue as invalid:
+            raise BadInput(f"{at}: found {invalid.found}, expected {invalid.expected}") from None
+
+    settings: dict[str, Any] = expanded(written.get(name) or {}, f"providers.{name}")
+    return settings
 
 
 def open_provider(name: str, written: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Provider:

@@ -11,6 +11,7 @@ from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules, RebalanceSchedule
 from distributed_grid.domain.resources import Claim
+from distributed_grid.domain.scaling import ScalingPlan, ScalingRules
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
 from distributed_grid.domain.workers import Worker, WorkerRules
 
@@ -494,10 +495,12 @@ class WorkerJoined(Struct, frozen=True):
 
 
 class WorkerCallFailed(Struct, frozen=True):
-    """A call about a worker had no effect that anybody knows of; the identical call follows after a pause."""
+    """A call about a worker failed; the identical call follows after a pause. Where its answer was lost it may have had
+    its effect."""
 
     worker_id: str
     why: str
+    was_lost: bool = True
 
 
 class WorkerRefused(Struct, frozen=True):
@@ -539,9 +542,10 @@ class WorkerTerminationRequested(Struct, frozen=True):
 
 
 class WorkerTerminationAccepted(Struct, frozen=True):
-    """The provider has taken on to end a worker."""
+    """The provider has taken on to end a worker; `problem` says what keeps it from being gone for long."""
 
     worker_id: str
+    problem: str = ""
 
 
 class WorkerGone(Struct, frozen=True):
@@ -581,6 +585,32 @@ class StrayInstanceFound(Struct, frozen=True):
     provider: str
     worker_id: str
     instance: str
+
+
+class ScalingRulesSet(Struct, frozen=True):
+    """The scaling settings were read from the config, or what the provider can start has changed."""
+
+    rules: ScalingRules
+
+
+class ScalingEvaluated(Struct, frozen=True):
+    """A moment at which workers are started or given back. `ids` are for new workers; `wall_ms` says which day it is
+    (UTC); `warm` is how many workers the expected load calls for. With a `plan` that one is carried out."""
+
+    ids: tuple[str, ...]
+    wall_ms: int
+    warm: int = 0
+    plan: ScalingPlan | None = None
+
+
+class OutputsBroughtHome(Struct, frozen=True):
+    """What jobs left on a worker that drains was copied: so many files and bytes; `lost` is what could not be."""
+
+    worker_id: str
+    wall_ms: int
+    files: int = 0
+    bytes: int = 0
+    lost: tuple[str, ...] = ()
 
 
 class QueueScanned(Struct, frozen=True):
@@ -677,6 +707,9 @@ Event = (
     | WorkersListed
     | WorkersChecked
     | StrayInstanceFound
+    | ScalingRulesSet
+    | ScalingEvaluated
+    | OutputsBroughtHome
     | QueueScanned
     | PressureRead
     | TimePassed

@@ -29,11 +29,11 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     hour of it costs (None: not known). `instance` is the provider's id of it, once that was heard. `by` asked for it;
     `why` says why it is in its state. `problem` is the last error of its provider.
 
-    `asked_at_ms` is when it was first asked for, `called_at_ms` when the last call about it began, `calls` how many
-    creations were asked, `failures` how many calls in a row failed; the next one is not before `next_call_at_ms`.
-    `accepted_at_ms` is when its provider took its termination on. `missing` counts the listings since then in which it
-    was not, the last of them as of `listed_at_ms`. `unheard_since_ms` is since when its agent is not heard (0: it is).
-    `used_at_ms` is when its last lease ended; a `spare` one drains because nobody needs it.
+    `asked_at_ms` is when it was first asked for, `called_at_ms` when the last call to create it began, `unanswered` how
+    many of these had no answer, `tries` how many calls in a row were not the last one needed; the next is not before
+    `next_call_at_ms`. `accepted_at_ms` is when its provider took its termination on. `missing` counts the lists since
+    then that it was not in, the last of them as of `listed_at_ms`. `unheard_since_ms` is since when its agent is not
+    heard (0: it is). `used_at_ms` is when its last lease ended; a `spare` one drains because nobody needs it.
     """
 
     kind: ClassVar[str] = "worker"
@@ -57,9 +57,9 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     problem: str = ""
     zone: str = ""
     market: str = ""
-    calls: int = 0
+    unanswered: int = 0
     called_at_ms: int = 0
-    failures: int = 0
+    tries: int = 0
     next_call_at_ms: int = 0
     accepted_at_ms: int = 0
     missing: int = 0

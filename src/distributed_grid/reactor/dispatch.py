@@ -22,6 +22,7 @@ from distributed_grid.reactor import (
     nodes,
     pull_workers,
     rebalancing,
+    scaling,
     worker_checks,
     workers,
 )
@@ -99,6 +100,9 @@ DECIDERS: dict[type, Decider] = {
     events.WorkersListed: workers.on_listed,
     events.WorkersChecked: worker_checks.on_checked,
     events.StrayInstanceFound: workers.on_stray_found,
+    events.ScalingRulesSet: scaling.on_rules_set,
+    events.ScalingEvaluated: scaling.on_evaluated,
+    events.OutputsBroughtHome: scaling.on_outputs_brought_home,
     events.PressureRead: rebalancing.on_pressure_read,
     events.TimePassed: lease_lifetime.on_time_passed,
 }

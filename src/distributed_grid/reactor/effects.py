@@ -86,6 +86,12 @@ class TerminateWorker(Struct, frozen=True):
     worker: Worker
 
 
+class BringHome(Struct, frozen=True):
+    """Copy what jobs left on a worker that drains, so that it can be terminated."""
+
+    worker: Worker
+
+
 WorkerEffect = CreateWorker | TerminateWorker
 MemoryEffect = ServeMemory | MakeCopy | FreeCopies
 Effect = StartAttempt | StopAttempt
@@ -218,6 +224,12 @@ def _effects(ledger: Ledger, blocks: Iterable[Block]) -> list[MemoryEffect]:
             moves.append(MakeCopy(source.node, block))
     frees = [FreeCopies(node, tuple(copies)) for node, copies in freed.items()]
     return [*(ServeMemory(node) for node in unserved), *moves, *frees]
+
+
+def pending_homecomings(ledger: Ledger) -> list[BringHome]:
+    """The workers that drain and on which nothing is lent any more: what is left there are files."""
+    draining = (worker for worker in ledger.workers.values() if worker.state is WorkerState.DRAINING)
+    return [BringHome(one) for one in draining if one.node in ledger.nodes and not ledger.leases_on.get(one.node)]
 
 
 def pending_workers(ledger: Ledger, now: int) -> list[WorkerEffect]:

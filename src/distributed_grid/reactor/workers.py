@@ -35,7 +35,9 @@ from distributed_grid.domain.events import (
     WorkerTerminationRequested,
 )
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.rows import Row
+from distributed_grid.domain.rebalancing import GRID_USER
+from distributed_grid.domain.rows import Counter, Row
+from distributed_grid.domain.scaling import SCALED_DOWN, SCALED_UP
 from distributed_grid.domain.states import NodeState, Step, WorkerState, advance_worker
 from distributed_grid.domain.workers import OfferClosure, Worker
 from distributed_grid.errors import Conflict, NotFound, Refused
@@ -93,7 +95,7 @@ def on_asked(ledger: Ledger, event: WorkerAsked, now: int) -> Decision:
     worker = ledger.workers.get(event.worker_id)
     if worker is None or worker.state not in (WorkerState.WANTED, WorkerState.ASKED):
         raise Refused(f"worker {event.worker_id} is not to be created any more")
-    asked = replace(worker, calls=worker.calls + 1, called_at_ms=now)
+    asked = replace(worker, unanswered=worker.unanswered + 1, called_at_ms=now)
     if worker.state is WorkerState.WANTED:
         asked = replace(asked, state=advance_worker(worker.state, Step.ASK), asked_at_ms=now)
     return Decision([asked], answer=WorkerAnswer(asked))
@@ -104,9 +106,9 @@ def on_booted(ledger: Ledger, event: WorkerBooted, now: int) -> Decision:
     worker = ledger.workers.get(event.worker_id)
     if worker is None:
         return Decision()
-    booted = replace(worker, instance=event.instance or worker.instance, failures=0, next_call_at_ms=0)
+    booted = replace(worker, instance=event.instance or worker.instance, unanswered=0)
     if worker.state is not WorkerState.TERMINATING:
-        booted = replace(booted, problem="")
+        booted = replace(booted, problem="", tries=0, next_call_at_ms=0)
     records = []
     if worker.state is WorkerState.ASKED:
         booted = replace(booted, state=advance_worker(worker.state, Step.BOOT), booted_at_ms=now, why="it boots")
@@ -128,10 +130,11 @@ def on_joined(ledger: Ledger, event: WorkerJoined, now: int) -> Decision:
         booted_at_ms=worker.booted_at_ms or now,
         why="",
         problem="",
-        failures=0,
+        tries=0,
         next_call_at_ms=0,
     )
-    return Decision([joined], [worker_record("worker-joined", joined)])
+    scaled: list[Row] = [Counter(SCALED_UP, now)] if worker.by == GRID_USER else []
+    return Decision([joined, *scaled], [worker_record("worker-joined", joined)])
 
 
 def on_call_failed(ledger: Ledger, event: WorkerCallFailed, now: int) -> Decision:
@@ -139,17 +142,22 @@ def on_call_failed(ledger: Ledger, event: WorkerCallFailed, now: int) -> Decisio
     worker = ledger.workers.get(event.worker_id)
     if worker is None:
         return Decision()
-    failures = worker.failures + 1
-    pause = pause_ms(worker.id, failures)
-    failed = replace(worker, failures=failures, next_call_at_ms=now + pause, problem=event.why)
+    failed = replace(_paused(worker, now), problem=event.why)
+    if not event.was_lost and worker.state is WorkerState.ASKED:
+        failed = replace(failed, unanswered=max(worker.unanswered - 1, 0))
     is_news = event.why != worker.problem
     return Decision([failed], [worker_record("worker-problem", failed, event.why)] if is_news else [])
 
 
-def pause_ms(worker_id: str, failures: int) -> int:
-    """How long to wait after so many failures in a row: twice as long each time, spread by the id of the worker."""
-    longest = min(FIRST_PAUSE_MS << min(failures - 1, 16), MAX_PAUSE_MS)
-    return longest // 2 + zlib.crc32(f"{worker_id} {failures}".encode()) % (longest // 2 + 1)
+def _paused(worker: Worker, now: int) -> Worker:
+    tries = worker.tries + 1
+    return replace(worker, tries=tries, next_call_at_ms=now + pause_ms(worker.id, tries))
+
+
+def pause_ms(worker_id: str, tries: int) -> int:
+    """How long to wait after so many calls: twice as long each time, spread by the id of the worker."""
+    longest = min(FIRST_PAUSE_MS << min(tries - 1, 16), MAX_PAUSE_MS)
+    return longest // 2 + zlib.crc32(f"{worker_id} {tries}".encode()) % (longest // 2 + 1)
 
 
 def on_refused(ledger: Ledger, event: WorkerRefused, now: int) -> Decision:
@@ -162,7 +170,7 @@ def on_refused(ledger: Ledger, event: WorkerRefused, now: int) -> Decision:
     if event.scope:
         until = now + ledger.worker_rules.closed_ms
         decision = _close(worker, event.scope, until, event.why)
-    if worker.calls > 1 or worker.state not in (WorkerState.ASKED, WorkerState.WANTED):
+    if worker.unanswered > 1 or worker.state not in (WorkerState.ASKED, WorkerState.WANTED):
         if worker.state is not WorkerState.TERMINATING:
             _add(decision, terminate(ledger, worker, event.why, now))
     else:
@@ -203,7 +211,7 @@ def terminate(ledger: Ledger, worker: Worker, why: str, now: int, by: str = "") 
         state=advance_worker(worker.state, Step.TERMINATE),
         why=why,
         terminate_at_ms=now,
-        failures=0,
+        tries=0,
         next_call_at_ms=0,
         missing=0,
     )
@@ -215,6 +223,8 @@ def end_worker(ledger: Ledger, worker: Worker, why: str, now: int, wall_ms: int)
     """A worker that is proven gone: its cost ends, and its node is forgotten."""
     gone = replace(worker, state=advance_worker(worker.state, Step.END), why=why, ended_at_ms=now)
     changes: list[Row] = [settle(ledger, worker.provider, now, wall_ms), gone]
+    if worker.spare:
+        changes.append(Counter(SCALED_DOWN, now))
     follow: list[Event] = []
     if worker.node in ledger.nodes:
         follow = [NodeStopped(worker.node), NodeForgotten(worker.node)]
@@ -260,11 +270,12 @@ def on_termination_requested(ledger: Ledger, event: WorkerTerminationRequested, 
 
 
 def on_termination_accepted(ledger: Ledger, event: WorkerTerminationAccepted, now: int) -> Decision:
-    """Record that the provider has taken the termination on; whether it is gone is asked from now on."""
+    """Record that the provider has taken the termination on. Until it is proven gone it is ordered again."""
     worker = ledger.workers.get(event.worker_id)
-    if worker is None or worker.state is not WorkerState.TERMINATING or worker.accepted_at_ms:
+    if worker is None or worker.state is not WorkerState.TERMINATING:
         return Decision()
-    return Decision([replace(worker, accepted_at_ms=now, failures=0, next_call_at_ms=0, problem="")])
+    paused = _paused(worker, now)
+    return Decision([replace(paused, accepted_at_ms=worker.accepted_at_ms or now, problem=event.problem)])
 
 
 def on_gone(ledger: Ledger, event: WorkerGone, now: int) -> Decision:
@@ -286,7 +297,7 @@ def on_listed(ledger: Ledger, event: WorkersListed, now: int) -> Decision:
         if worker.provider != event.provider or worker.state is WorkerState.WANTED:
             continue
         if worker.listed_at_ms >= event.asked_at_ms or worker.called_at_ms >= event.asked_at_ms:
-            continue  # counted already, or changed while the list was made
+            continue  # counted already, or asked for while the list was made
         one = _compare(ledger, worker, listed.get(worker.id), event, now)
         if one is None:
             continue
@@ -313,9 +324,8 @@ def _compare(
         return Decision([replace(worker, missing=0)]) if worker.missing else None
     if worker.state is WorkerState.ASKED:
         return None
-    settled_at = max(worker.called_at_ms + rules.call_ms if not worker.instance else 0, worker.called_at_ms)
-    settled_at = max(settled_at, worker.booted_at_ms, worker.accepted_at_ms) + rules.consistency_ms
-    if event.asked_at_ms < settled_at:
+    effective_at = worker.called_at_ms + (rules.call_ms if worker.unanswered else 0)
+    if event.asked_at_ms < max(effective_at, worker.booted_at_ms, worker.accepted_at_ms) + rules.consistency_ms:
         return None
     if worker.state is WorkerState.TERMINATING:
         if not worker.accepted_at_ms:

@@ -37,7 +37,9 @@ from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
 from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.reports import ReportService
+from distributed_grid.server.services.scaling import ScalingService
 from distributed_grid.server.services.tasks import TaskService
+from distributed_grid.server.services.workers import WorkerService
 from distributed_grid.supervision import start_logged
 
 MAX_WAITING_BYTES = 2 * MAX_REQUEST_BYTES  # of requests behind the one being answered
@@ -177,9 +179,11 @@ def answer_table(
     jobs: JobService,
     reports: ReportService,
     memory: MemoryService,
-    workers: PullWorkerService,
+    pull_workers: PullWorkerService,
     tasks: TaskService,
     admission: Admission,
+    workers: WorkerService,
+    scaling: ScalingService,
 ) -> AnswerTable:
     """Which method answers which request."""
     return {
@@ -187,7 +191,7 @@ def answer_table(
         requests.GetDaemonInfo: lambda op, caller: daemon.info(),
         requests.GetConfig: lambda op, caller: daemon.config(),
         requests.KeepRunning: lambda op, caller: daemon.keep_running(op),
-        requests.StopDaemon: lambda op, caller: daemon.stop(),
+        requests.StopDaemon: lambda op, caller: daemon.stop(op),
         requests.GetStatus: lambda op, caller: nodes.status(),
         requests.RequestLease: leases.request_and_wait,
         requests.ReleaseLease: leases.release,
@@ -207,7 +211,11 @@ def answer_table(
         requests.GetLendingReport: lambda op, caller: reports.lending(op),
         requests.GetMetrics: lambda op, caller: reports.metrics(op),
         **_memory_table(memory),
-        **_task_table(workers, tasks),
+        **_task_table(pull_workers, tasks),
+        **_worker_table(workers),
+        requests.GetScaling: lambda op, caller: scaling.status(),
+        requests.PlanScaling: lambda op, caller: scaling.plan(),
+        requests.RunScaling: lambda op, caller: scaling.run(caller),
         requests.CreateToken: lambda op, caller: admission.create_token(op),
         requests.IdentifyToken: lambda op, caller: admission.identify_token(op),
         requests.ListTokens: lambda op, caller: admission.list_tokens(),
@@ -215,6 +223,16 @@ def answer_table(
         requests.CreateJoinToken: lambda op, caller: admission.create_join_token(op),
         requests.ListJoinTokens: lambda op, caller: admission.list_join_tokens(),
         requests.RevokeJoinToken: lambda op, caller: admission.revoke_join_token(op.token_id),
+    }
+
+
+def _worker_table(workers: WorkerService) -> AnswerTable:
+    return {
+        requests.CreateWorkers: workers.create,
+        requests.ListWorkers: lambda op, caller: workers.list(op),
+        requests.GetWorker: lambda op, caller: workers.get(op),
+        requests.TerminateWorkers: workers.terminate,
+        requests.ListWorkerOffers: lambda op, caller: workers.offers(op),
     }
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import WHOLE_GPU, Amounts
 from distributed_grid.domain.workers import WorkerResources
 
+MEMORY_KEPT = 8
+"""One part in so many of a worker's memory is not lent: its system and its reserve have it."""
 Counts = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Size = tuple[int, int, int, int]
@@ -27,6 +30,11 @@ def size_of(ask: Amounts) -> Size:
     if 0 < gpu < WHOLE_GPU:
         gpu = WHOLE_GPU // (WHOLE_GPU // gpu)
     return ask.cpu_milli, ask.memory_bytes, gpu, gpu // WHOLE_GPU if ask.gpu_milli >= WHOLE_GPU else 0
+
+
+def usable(resources: WorkerResources) -> WorkerResources:
+    """What an empty worker would lend of what it has."""
+    return replace(resources, memory_bytes=resources.memory_bytes - resources.memory_bytes // MEMORY_KEPT)
 
 
 def fits(ask: Amounts, resources: WorkerResources) -> bool:
@@ -51,16 +59,14 @@ class Bins:
     @classmethod
     def of_workers(cls, workers: Iterable[WorkerResources]) -> Bins:
         """Workers that are still empty."""
-        rows = [(one.cpu_milli, one.memory_bytes, WHOLE_GPU * one.gpu_count, one.gpu_count) for one in workers]
-        return cls(np.array(rows, dtype=np.int64).reshape(-1, 4).T.copy())
+        return cls(_empty_columns(list(workers)))
 
     def __len__(self) -> int:
         return int(self._free.shape[1])
 
     def grow(self, resources: WorkerResources, count: int) -> None:
         """Add so many empty workers."""
-        more = Bins.of_workers([resources] * count)
-        self._free = np.concatenate((self._free, more._free), axis=1)
+        self._free = np.concatenate((self._free, _empty_columns([resources] * count)), axis=1)
 
     def room(self, size: Size, *, apart: bool, allowed: Mask | None = None) -> Counts:
         """How many requests of a size each machine could take; at most one each where they must be `apart`."""
@@ -76,8 +82,13 @@ class Bins:
         """Pack up to so many, the first machines first; how many each got."""
         room = np.minimum(self.room(size, apart=apart, allowed=allowed), count)
         before = np.cumsum(room) - room
-        taken = np.clip(count - before, 0, room)
+        taken: Counts = np.clip(count - before, 0, room)
         for row, amount in zip(self._free, size, strict=True):
             if amount:
                 row -= taken * amount
         return taken
+
+
+def _empty_columns(workers: list[WorkerResources]) -> NDArray[np.int64]:
+    rows = [(one.cpu_milli, one.memory_bytes, WHOLE_GPU * one.gpu_count, one.gpu_count) for one in workers]
+    return np.array(rows, dtype=np.int64).reshape(-1, 4).T.copy()

@@ -16,7 +16,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import Amounts
 from distributed_grid.domain.workers import WorkerResources
 from distributed_grid.scheduling.queue.fairness import Quotas
-from distributed_grid.scheduling.scaling.bins import fits
+from distributed_grid.scheduling.scaling.bins import fits, usable
 
 MAX_SHAPES = 256
 """Shapes in one evaluation; what is left is seen in the next one, when these are on their way."""
@@ -87,6 +87,14 @@ def read_demand(ledger: Ledger, types: Sequence[WorkerResources]) -> Demand:
             examples.setdefault(shape, request)
     shapes = (WaitingShape(examples[shape], shape[3], count) for shape, count in counts.items())
     return Demand(tuple(shapes), not_counted)
+
+
+def worker_could_serve(ledger: Ledger, request: Request) -> bool:
+    """Whether a worker that scaling may start would serve a request that no node can."""
+    rules = ledger.scaling
+    if not rules.provider or request.gang > rules.max_workers or _served_elsewhere(request):
+        return False
+    return _is_served(request.ask, [usable(worker.resources) for worker in rules.types], {})
 
 
 def _queue_position(group: tuple[tuple[Request, bool], list[tuple[int, str]]]) -> tuple[int, int, str]:

@@ -17,7 +17,7 @@ from distributed_grid.domain.resources import ResourceType
 from distributed_grid.domain.scaling import SCALED_DOWN, SCALED_UP, ScalingPlan, UtilizationWindow
 from distributed_grid.domain.states import WorkerState
 from distributed_grid.domain.workers import Worker
-from distributed_grid.scheduling.scaling.budget import is_closed
+from distributed_grid.scheduling.scaling.budget import budget_state, is_closed
 from distributed_grid.scheduling.scaling.demand import Demand, read_demand
 from distributed_grid.scheduling.scaling.idle_workers import GiveBack, IdleWorker, idle_workers
 from distributed_grid.scheduling.scaling.unmet import UnmetDemand, lendable, pack
@@ -43,17 +43,20 @@ class ScalingEvaluation(Struct, frozen=True):
     down_at_ms: int
 
 
-def evaluate(ledger: Ledger, now: int, *, warm: int = 0) -> ScalingEvaluation:
-    """What scaling would do now; `warm` is how many workers are to be kept because of the load that is expected."""
-    return Evaluator(ledger, now, warm).evaluate()
+def evaluate(ledger: Ledger, now: int, wall_ms: int, *, warm: int = 0, limit: int = MAX_STARTS) -> ScalingEvaluation:
+    """What scaling would do now, starting at most so many workers; `wall_ms` says which day it is (UTC), `warm` how
+    many workers are to be kept because of the load that is expected."""
+    return Evaluator(ledger, now, wall_ms, warm, min(limit, MAX_STARTS)).evaluate()
 
 
 class Evaluator:
     """One evaluation; what it is made from is read once."""
 
-    def __init__(self, ledger: Ledger, now: int, warm: int) -> None:
+    def __init__(self, ledger: Ledger, now: int, wall_ms: int, warm: int, limit: int) -> None:
         self._ledger = ledger
         self._now = now
+        self._wall_ms = wall_ms
+        self._limit = limit
         self._rules = rules = ledger.scaling
         self._workers = [worker for worker in ledger.workers.values() if worker.provider == rules.provider]
         self._serving = [worker for worker in self._workers if worker.state in _SERVING]
@@ -87,7 +90,7 @@ class Evaluator:
         return max(asked, key=lambda resource: self._window.mean(resource, self._now - self._rules.window_ms))
 
     def _plan(self, idle: Sequence[IdleWorker]) -> ScalingPlan:
-        missing = min(max(self._floor - len(self._serving), 0), self._room, MAX_STARTS)
+        missing = min(max(self._floor - len(self._serving), 0), self._room, self._limit)
         wanted, why_not = self._wanted()
         kept = self._unmet.kept
         if wanted is not None and wanted[1] >= missing:
@@ -121,13 +124,28 @@ class Evaluator:
             return None, f"{waiting}, a worker joined a short while ago: the next is started in {rest}"
         if not self._room:
             return None, f"{waiting}, and there are {len(self._workers)} of at most {self._rules.max_workers} workers"
-        chosen = choose_type(self._unmet, self._bottleneck, self._types, min(self._room, MAX_STARTS))
+        chosen = choose_type(self._unmet, self._bottleneck, self._types, min(self._room, self._limit))
         return chosen, "" if chosen is not None else f"{waiting}, and no type of worker serves them"
 
     def _up(self, worker: Worker | None, count: int, reason: str) -> ScalingPlan:
         kept = self._unmet.kept
+        if worker is not None:
+            paid, refusal = self._affordable(worker, count)
+            if not paid and not kept:
+                return self._nothing(f"{reason}; {refusal}")
+            count, reason = paid, f"{reason}; {paid} of {count} are within the budget: {refusal}" if refusal else reason
         why = f"{reason}; {_workers(len(kept))} that drain{'s' if len(kept) == 1 else ''} kept" if kept else reason
         return ScalingPlan("scale_up", why, count, kept, self._level, self._bottleneck, worker)
+
+    def _affordable(self, worker: Worker, count: int) -> tuple[int, str]:
+        """How many of so many workers the budget allows, and why not more."""
+        state = budget_state(self._ledger, self._now, self._wall_ms)
+        for number in range(count):
+            refusal = state.refusal(f"a {worker.worker_type} worker of {worker.provider}", worker.price_micro)
+            if refusal is not None:
+                return number, refusal
+            state = state.with_one_more(worker.price_micro)
+        return count, ""
 
     def _nothing(self, reason: str) -> ScalingPlan:
         return ScalingPlan("none", reason, 0, (), self._level, self._bottleneck)

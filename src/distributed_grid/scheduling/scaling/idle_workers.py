@@ -65,7 +65,8 @@ class GiveBack:
         self._spare = max(len(serving) - floor, 0)
         joined = [worker for worker in serving if worker.state is WorkerState.JOINED]
         self._joined = len(joined)
-        self._lent = _sum(_lent_on(ledger, worker) for worker in joined)
+        idle_ids = {one.worker.id for one in idle}  # copies of blocks there will move
+        self._lent = _sum(_lent_on(ledger, worker) for worker in joined if worker.id not in idle_ids)
         self._has = _sum(_load_of(worker.resources) for worker in joined)
 
     def choose(self, excess: int, *, resting: bool) -> tuple[list[IdleWorker], str]:

@@ -1,7 +1,8 @@
 """Unmet demand: what is left of the demand when it is packed onto what is free and what is on its way.
 
-Free nodes come first, then workers on their way, then workers that drain: those of them that get something are to be
-kept. A gang gets all of its machines or none: it counts only if so many new workers may be started.
+Free nodes come first, then workers on their way and nodes that are silent for a moment, then spare workers that drain:
+those of them that get something are kept. A gang gets all of its machines or none: it counts only if so many new
+workers may be started.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.resources import ResourceType
+from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.resources import NOTHING, ResourceType
 from distributed_grid.domain.states import NodeState, WorkerState
 from distributed_grid.domain.workers import Worker, WorkerResources
 from distributed_grid.scheduling.placement.placement import candidate_rows
-from distributed_grid.scheduling.scaling.bins import Bins, Mask, Size, size_of
+from distributed_grid.scheduling.scaling.bins import Bins, Mask, Size, size_of, usable
 from distributed_grid.scheduling.scaling.demand import Demand, WaitingShape
 
-MEMORY_KEPT = 8
-"""One part in so many of a worker's memory is not lent: its system and its reserve have it."""
 MAX_GANGS = 32
 """Gangs of one shape that are looked at in one evaluation."""
 
@@ -44,11 +44,6 @@ def amount_of(shape: WaitingShape, resource: ResourceType) -> int:
     return {ResourceType.CPU: cpu, ResourceType.MEMORY: memory, ResourceType.GPU: gpu}[resource]
 
 
-def usable(resources: WorkerResources) -> WorkerResources:
-    """What an empty worker would lend of what it has."""
-    return replace(resources, memory_bytes=resources.memory_bytes - resources.memory_bytes // MEMORY_KEPT)
-
-
 def lendable(ledger: Ledger, worker: Worker) -> WorkerResources:
     """What a worker of this offer lends when it is empty: as those that have joined do, else by its description."""
     found = usable(worker.resources)
@@ -65,8 +60,8 @@ def lendable(ledger: Ledger, worker: Worker) -> WorkerResources:
 def pack(ledger: Ledger, demand: Demand, room_for_new: int) -> UnmetDemand:
     """What of the demand is not met; `room_for_new` is how many workers may still be started."""
     nodes = Bins.of_nodes(ledger)
-    coming = Bins.of_workers(usable(worker.resources) for worker in _coming(ledger))
-    draining = [worker for worker in ledger.workers.values() if worker.state is WorkerState.DRAINING]
+    coming = Bins.of_workers(_coming(ledger))
+    draining = [one for one in ledger.workers.values() if one.state is WorkerState.DRAINING and one.spare]
     spare = Bins.of_workers(usable(worker.resources) for worker in draining)
     used = np.zeros(len(draining), dtype=np.bool_)
     unmet: list[WaitingShape] = []
@@ -112,17 +107,26 @@ def _pack_gangs(
     return missing, kept
 
 
-def _coming(ledger: Ledger) -> list[Worker]:
-    """The workers that will take leases soon: on their way, or joined and not heard yet."""
-    return [worker for worker in ledger.workers.values() if _is_coming(ledger, worker)]
+def _coming(ledger: Ledger) -> list[WorkerResources]:
+    """What will take leases soon: workers on their way, and nodes that are silent and not lost yet."""
+    workers = [usable(one.resources) for one in ledger.workers.values() if _is_unheard(ledger, one)]
+    return [*workers, *(_left_on(ledger, node) for node in ledger.nodes.values() if node.state in _SILENT)]
 
 
-def _is_coming(ledger: Ledger, worker: Worker) -> bool:
-    if worker.state in (WorkerState.WANTED, WorkerState.ASKED, WorkerState.BOOTING):
-        return True
-    node = ledger.nodes.get(worker.node)
-    silent = node is None or (node.state in _SILENT and not ledger.leases_on.get(worker.node))
-    return worker.state is WorkerState.JOINED and silent
+def _is_unheard(ledger: Ledger, worker: Worker) -> bool:
+    """Whether a worker is on its way and not a node yet, or one of which nothing is known."""
+    if worker.node in ledger.nodes and ledger.nodes[worker.node].lendable != NOTHING:
+        return False
+    return worker.is_on_its_way or worker.state is WorkerState.JOINED
+
+
+def _left_on(ledger: Ledger, node: Node) -> WorkerResources:
+    """What a node has left, if it comes back as it was."""
+    has, claims = node.lendable, ledger.claims_on(node.name)
+    gpus = max(claims.whole_free(has), 0) if has.gpus else 0
+    return WorkerResources(
+        max(has.cpu_milli - claims.cpu_milli, 0), max(has.memory_bytes - claims.memory_bytes, 0), gpus
+    )
 
 
 _SILENT = (NodeState.JOINING, NodeState.SUSPECT)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.resources import WHOLE_GPU, ResourceType
 from distributed_grid.domain.scaling import MAX_LEVEL, UtilizationSample
-from distributed_grid.scheduling.scaling.unmet import UnmetDemand, usable
+from distributed_grid.scheduling.scaling.bins import usable
+from distributed_grid.scheduling.scaling.unmet import UnmetDemand
 
 
 def sample_utilization(ledger: Ledger, unmet: UnmetDemand, now: int) -> UtilizationSample:
