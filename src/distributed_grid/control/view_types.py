@@ -223,7 +223,7 @@ class SizingRow(TypedDict):
 
 
 class JobRow(OutcomeRow):
-    """A job, alive or ended."""
+    """A job, alive or ended; `result` is what a task has reported."""
 
     job_id: str
     uid: str
@@ -243,6 +243,7 @@ class JobRow(OutcomeRow):
     ended_at: str | None
     attempts: list[AttemptRow]
     retries_left: int
+    result: Any
 
 
 class JobList(TypedDict):

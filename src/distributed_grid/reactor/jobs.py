@@ -291,10 +291,12 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
         record = Record("requeued", job.request.user, job.uid, attempt.node, why, {"job_id": job.id})
         decision.records.append(record)
         decision.follow = [QueueScanned()]
+        decision.answer = JobAnswer(job)
         return decision
     ended = replace(job, state=advance_job(job.state, Step.END), outcome=outcome, ended_at_ms=now, result=event.result)
     decision.changes.append(ended)
     decision.records.append(_end_record(ended, attempt.node))
+    decision.answer = JobAnswer(ended)
     return decision
 
 

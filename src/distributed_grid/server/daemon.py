@@ -51,7 +51,7 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import AlertChanged, PressureRead
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.nodes import PULL_HOST, Node
 from distributed_grid.domain.rebalancing import RebalanceRules
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.log_rate_limit import configure_logging
@@ -87,9 +87,11 @@ from distributed_grid.server.services.leases import LeaseService, RequestConvert
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
 from distributed_grid.server.services.prediction import PredictionService
+from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.reports import ReportService
 from distributed_grid.server.services.run_recording import RunRecorder
 from distributed_grid.server.services.scaling import ScalingService
+from distributed_grid.server.services.tasks import TaskService
 from distributed_grid.server.services.workers import WorkerService
 from distributed_grid.server.workers.autoscaler import Autoscaler
 from distributed_grid.server.workers.expected_load import ROW_BYTES, ExpectedLoad
@@ -207,6 +209,9 @@ class Daemon:
             ray_environment=self._ray_environment,
             is_stopping=self._is_stopping,
         )
+        pull_workers = PullWorkerService(
+            grid, viewer, hold_seconds=config.hold_seconds, detect=lambda: HardwareDetector().capacity()
+        )
         memory = MemoryService(grid, viewer, sharing_enabled=sharing_enabled, is_stopping=self._is_stopping)
         self._listener = RestListener(
             RestServices(nodes, leases, boosts, jobs, reports),
@@ -243,6 +248,8 @@ class Daemon:
                 reports=reports,
                 memory=memory,
                 prediction=self._prediction,
+                pull_workers=pull_workers,
+                tasks=TaskService(grid, viewer, pull_workers),
                 admission=self._listener.admission,
                 workers=workers,
                 scaling=ScalingService(grid, self._autoscaler),
@@ -391,7 +398,7 @@ class Daemon:
     def _is_local(self, name: str) -> bool:
         """Whether a node is this machine; one that is not known any more was, if its files are here."""
         node = self._grid.ledger.nodes.get(name)
-        return node is None or node.host == "local"
+        return node is None or node.host in ("local", PULL_HOST)  # a pull worker has left no files: none are found here
 
     async def _is_idle(self) -> bool:
         if self._listener.is_busy or any(connection.has_unanswered for connection in self._connections):
