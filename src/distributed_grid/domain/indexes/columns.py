@@ -20,7 +20,7 @@ _FREE_COLUMNS = (
     "cpu", "memory", "gpu_whole", "gpu_part", "gpu_left", "slack", "rank", "leases", "busy", "pressure", "speed",
     "cost", "lends_cpu", "lends_memory", "lends_gpus", "model",
 )  # fmt: skip
-_FLAG_COLUMNS = ("open", "local", "home", "simulated")
+_FLAG_COLUMNS = ("open", "local", "home", "simulated", "pull", "asking")
 _MODEL = _FREE_COLUMNS.index("model")
 
 WHOLE = 1_000_000
@@ -37,7 +37,8 @@ class FreeColumns:
     """Parallel arrays over the nodes.
 
     `open` where a node takes new leases, `local` where it is on this machine, `home` where it is the head on it,
-    `simulated` where it stands there for a machine of its own; `slack` is how free it is, 0 to `WHOLE` for CPU and for
+    `simulated` where it stands there for a machine of its own, `pull` where it has no agent, `asking` where such a one
+    waits for a task; `slack` is how free it is, 0 to `WHOLE` for CPU and for
     memory; `busy` how hard its CPU works and `pressure` how hard all of it does, 0 to 1000; `devices` what is left of
     each GPU.
     """
@@ -96,6 +97,8 @@ class FreeColumns:
     local: NDArray[np.bool_]
     home: NDArray[np.bool_]
     simulated: NDArray[np.bool_]
+    pull: NDArray[np.bool_]
+    asking: NDArray[np.bool_]
 
     def row_of(self, node: str) -> int:
         """The row of a node, made on first use; rows are never given to another node."""
@@ -199,7 +202,8 @@ class RunningColumns:
         """Take a lease in as it now is: `job` is what runs under it, `row` its node's."""
         if lease.state is LeaseState.RELEASING:
             self.leaving.setdefault(lease.node, {})[lease.id] = None
-        if lease.state is not LeaseState.ACTIVE or lease.claim is None or lease.request.block:
+        is_preemptible = not (lease.request.block or lease.request.worker)
+        if lease.state is not LeaseState.ACTIVE or lease.claim is None or not is_preemptible:
             self._drop(lease.id)
             return
         claim = lease.claim
