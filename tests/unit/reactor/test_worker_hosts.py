@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from distributed_grid.domain.events import (
     ControlPlaneStarted,
+    Event,
     LeaseLost,
     ListedInstance,
     NodeDrained,
@@ -201,7 +202,7 @@ def test_whatever_happens_a_worker_that_may_run_holds_its_lease(steps):
     scenario = Scenario(a_node("gpu1", cores=4, memory_gb=16))
     for number, (step, index) in enumerate(steps):
         name = f"w{index}"
-        events = {
+        events: dict[str, Event] = {
             "want": WorkerRequested(a_worker(name, cores=index + 1), WALL),
             "ask": WorkerAsked(name),
             "boot": WorkerBooted(name, "c0ffee"),
