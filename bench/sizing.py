@@ -13,7 +13,7 @@ import csv
 import math
 import sys
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,9 @@ from numpy.typing import NDArray
 
 from bench.table import Line
 from bench.traces import TRACES, lines_of
-from distributed_grid.prediction.memory_sizing import MemorySizer, Run
+from distributed_grid.prediction.task_predictor import TaskPredictor
+from distributed_grid.prediction.task_runs import TaskRun
+from distributed_grid.prediction.tiers import Tier, TierSettings
 
 SEEDS = range(10)
 PUBLISHED: dict[str, dict[str, float]] = {
@@ -89,11 +91,12 @@ class Waste:
 
 
 @dataclass(slots=True)
-class Times:
-    """Seconds that each prediction and each update took."""
+class Costs:
+    """Seconds that each prediction and each update took, and how often each tier predicted."""
 
     predictions: list[float] = field(default_factory=list)
     updates: list[float] = field(default_factory=list)
+    tiers: Counter[Tier] = field(default_factory=Counter)
 
 
 def measure() -> list[Line]:
@@ -103,7 +106,7 @@ def measure() -> list[Line]:
         print(f"sizing: no traces of tasks at {folder}, skipped; see GRID_TRACES", file=sys.stderr)
         return []
     lines: list[Line] = []
-    ratios, half_ratios, times = [], [], Times()
+    ratios, half_ratios, costs = [], [], Costs()
     most = Tasks(*np.empty((5, 0)))
     for workflow, published in PUBLISHED.items():
         types = read(folder / f"trace_{workflow}.csv.gz")
@@ -111,7 +114,7 @@ def measure() -> list[Line]:
         ours = Waste()
         for tasks in types:
             for seed in SEEDS:
-                _replay(tasks, seed, ours, times)
+                _replay(tasks, seed, ours, costs)
         best = min(baselines.values(), key=lambda waste: waste.gbh)
         limit = baselines["percentile"].failed_attempts
         ratios.append(ours.gbh / best.gbh)
@@ -125,14 +128,14 @@ def measure() -> list[Line]:
             Line("  baselines apart from those published, at most", 100 * apart, 100 * CLOSE, "%", True),
         ]
         most = max([most, *types], key=lambda tasks: len(tasks.used_bytes))
-    predicted, updated = (float(np.quantile(t, 0.95)) * 1000 for t in (times.predictions, times.updates))
+    predicted, updated = (float(np.quantile(t, 0.95)) * 1000 for t in (costs.predictions, costs.updates))
     return [
         *lines,
         Line("median of the four ratios", median(ratios), MAX_MEDIAN_RATIO, "×", True),
         Line("  failing after half of the run time", median(half_ratios), 0, "×", True),
         Line("size a task, 95th percentile", predicted, 5, "ms", True),
         Line("learn from a task, 95th percentile", updated, 20, "ms", True),
-        Line("  slowest", 1000 * max(times.updates), 0, "ms", True),
+        Line("  slowest", 1000 * max(costs.updates), 0, "ms", True),
         Line("learn from a history of 2,000 tasks", _training_s(most), 1.5, "s", True),
     ]
 
@@ -156,35 +159,50 @@ def _order(tasks: Tasks, seed: int) -> tuple[Indexes, Indexes]:
     return order[split:], order[:split]
 
 
-def _replay(tasks: Tasks, seed: int, waste: Waste, times: Times) -> None:
+def _replay(tasks: Tasks, seed: int, waste: Waste, costs: Costs) -> None:
     """Size every task by the class that ships, and learn what it used."""
     history, coming = _order(tasks, seed)
-    sizer = MemorySizer()
-    sizer.learn_all(Run((tasks.input_bytes[i],), int(tasks.used_bytes[i])) for i in history)
+    predictor = TaskPredictor(TierSettings())
+    predictor.learn_all(_run(tasks, i, attempt=0) for i in history)
     for i in coming:
-        features, used, run_id = (float(tasks.input_bytes[i]),), int(tasks.used_bytes[i]), str(i)
+        used = int(tasks.used_bytes[i])
         began = time.perf_counter()
-        first = sizer.allocation(features)
-        times.predictions.append(time.perf_counter() - began)
-        assert first is not None
-        allocations = [first]
-        while allocations[-1] < used:
-            sizer.learn(Run(features, allocations[-1], is_lower_bound=True, id=run_id))
-            allocations.append(sizer.retry_allocation(features, allocations))
+        prediction = predictor.predict(int(tasks.input_bytes[i]))
+        costs.predictions.append(time.perf_counter() - began)
+        costs.tiers[prediction.tier if prediction else Tier.DEFAULTS] += 1
+        if prediction is None:  # no limit is set: what the user would have asked for
+            waste.add([tasks.preset_bytes[i]], used, tasks.run_ms[i])
+        else:
+            limits = iter((prediction.memory_bytes, *prediction.next_memory_bytes))
+            allocations = [next(limits)]
+            while allocations[-1] < used:
+                predictor.learn(_run(tasks, i, attempt=len(allocations), limit=allocations[-1]))
+                allocations.append(next(limits, 2 * allocations[-1]))
+            waste.add([float(a) for a in allocations], used, tasks.run_ms[i])
         began = time.perf_counter()
-        sizer.learn(Run(features, used, id=run_id))
-        times.updates.append(time.perf_counter() - began)
-        waste.add([float(a) for a in allocations], used, tasks.run_ms[i])
+        predictor.learn(_run(tasks, i, attempt=0))
+        costs.updates.append(time.perf_counter() - began)
+
+
+def _run(tasks: Tasks, i: int, *, attempt: int, limit: int = 0) -> TaskRun:
+    """A task as it is recorded; with a limit, an attempt that ran over it."""
+    return TaskRun(
+        f"task-{i}",
+        attempt,
+        "user",
+        "type",
+        input_bytes=int(tasks.input_bytes[i]),
+        memory_bytes=limit or int(tasks.used_bytes[i]),
+        run_ms=0 if limit else int(tasks.run_ms[i]),
+        is_lower_bound=limit > 0,
+    )
 
 
 def _training_s(tasks: Tasks) -> float:
-    """Seconds to learn 2,000 runs at once."""
-    runs = [
-        Run((tasks.input_bytes[i % len(tasks.run_ms)],), int(tasks.used_bytes[i % len(tasks.run_ms)]))
-        for i in range(2000)
-    ]
+    """Seconds to learn 2,000 runs of one type."""
+    runs = [_run(tasks, i % len(tasks.run_ms), attempt=i) for i in range(2000)]
     began = time.perf_counter()
-    MemorySizer().learn_all(runs)
+    TaskPredictor(TierSettings()).learn_all(runs)
     return time.perf_counter() - began
 
 

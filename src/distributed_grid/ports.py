@@ -115,6 +115,7 @@ class EndedFilters(TypedDict, total=False):
     key_prefix: str | None
     request_id: str | None
     user: str | None
+    node: str | None
     since_ms: int | None
 
 

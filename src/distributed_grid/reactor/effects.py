@@ -87,6 +87,12 @@ class TerminateWorker(Struct, frozen=True):
     worker: Worker
 
 
+class BringHome(Struct, frozen=True):
+    """Copy what jobs left on a worker that drains, so that it can be terminated."""
+
+    worker: Worker
+
+
 WorkerEffect = CreateWorker | TerminateWorker
 MemoryEffect = ServeMemory | MakeCopy | FreeCopies
 Effect = StartAttempt | StopAttempt
@@ -130,7 +136,7 @@ def _job_of(ledger: Ledger, binding: Binding) -> str:
 
 def _effect_of(ledger: Ledger, job: Job) -> Effect | None:
     attempt = job.attempt
-    if attempt is None:
+    if attempt is None or attempt.node in ledger.pull_nodes:  # a pull worker asks, and hears of a stop when it does
         return None
     if job.state is JobState.STOPPING:
         return StopAttempt(attempt.node, job)
@@ -219,6 +225,12 @@ def _effects(ledger: Ledger, blocks: Iterable[Block]) -> list[MemoryEffect]:
             moves.append(MakeCopy(source.node, block))
     frees = [FreeCopies(node, tuple(copies)) for node, copies in freed.items()]
     return [*(ServeMemory(node) for node in unserved), *moves, *frees]
+
+
+def pending_homecomings(ledger: Ledger) -> list[BringHome]:
+    """The workers that drain and on which nothing is lent any more: what is left there are files."""
+    draining = (worker for worker in ledger.workers.values() if worker.state is WorkerState.DRAINING)
+    return [BringHome(one) for one in draining if one.node in ledger.nodes and not ledger.leases_on.get(one.node)]
 
 
 def pending_workers(ledger: Ledger, now: int) -> list[WorkerEffect]:

@@ -35,7 +35,9 @@ from distributed_grid.domain.events import (
     WorkerTerminationRequested,
 )
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.rows import Row
+from distributed_grid.domain.rebalancing import GRID_USER
+from distributed_grid.domain.rows import Counter, Row
+from distributed_grid.domain.scaling import SCALED_DOWN, SCALED_UP
 from distributed_grid.domain.states import NodeState, Step, WorkerState, advance_worker
 from distributed_grid.domain.workers import OfferClosure, Worker
 from distributed_grid.errors import Conflict, NotFound, Refused
@@ -137,7 +139,8 @@ def on_joined(ledger: Ledger, event: WorkerJoined, now: int) -> Decision:
         tries=0,
         next_call_at_ms=0,
     )
-    return Decision([joined], [worker_record("worker-joined", joined)])
+    scaled: list[Row] = [Counter(SCALED_UP, now)] if worker.by == GRID_USER else []
+    return Decision([joined, *scaled], [worker_record("worker-joined", joined)])
 
 
 def on_call_failed(ledger: Ledger, event: WorkerCallFailed, now: int) -> Decision:
@@ -228,6 +231,8 @@ def end_worker(ledger: Ledger, worker: Worker, why: str, now: int, wall_ms: int)
     """A worker that is proven gone: its cost ends, and its node is forgotten."""
     gone = replace(worker, state=advance_worker(worker.state, Step.END), why=why, ended_at_ms=now)
     changes: list[Row] = [settle(ledger, worker.provider, now, wall_ms), gone]
+    if worker.spare:
+        changes.append(Counter(SCALED_DOWN, now))
     follow: list[Event] = release_host(ledger, worker)
     if worker.node in ledger.nodes:
         follow += [NodeStopped(worker.node), NodeForgotten(worker.node)]
