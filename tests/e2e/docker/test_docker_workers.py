@@ -62,12 +62,6 @@ def workers(grid: Shell, *words: str) -> dict[str, dict[str, Any]]:
     return {one["worker_id"]: one for one in grid.json("workers", "list", *words)["workers"]}
 
 
-def lent_cores(grid: Shell) -> float:
-    """How many cores this machine lends."""
-    leases = grid.json("shared-status")["allocations"]
-    return sum(one["amount"] for one in leases if one["resource_type"] == "cpu" and one["source_node"] != "")
-
-
 def test_a_job_runs_in_the_container_and_nothing_is_left_of_it(grid: Shell, engine: LocalDockerEngine) -> None:
     worker = create(grid)
     name = worker["worker_id"]
@@ -98,7 +92,7 @@ def test_what_a_container_may_use_is_leased_from_this_machine(grid: Shell, engin
     assert (leases[f"{name}-host"]["amount"], leases[f"{name}-host"]["state"]) == (1.0, "active")
     refused = grid("resource-sharing", "release", f"{name}-host", check=1)
     assert f"to end it type: grid workers terminate {name}" in refused.stderr
-    machine = leases[f"{name}-host"]["source_node"]
+    machine = leases[f"{name}-host"]["node_id"]
     cores = next(one["cpu_cores"] for one in grid.json("cluster", "status")["nodes"] if one["node_id"] == machine)
     taken = grid("run-shared", "-w", "0", "-r", "cpu", "-a", str(cores), "-n", machine, "--strategy", "node_specific",
                  "true")  # fmt: skip

@@ -38,9 +38,11 @@ GIB = 1 << 30
 WALL = 1_800_000_000_000
 
 
-def a_worker(name: str = "w1", cores: int = 2, memory_gb: int = 2, host: str = "gpu1") -> Worker:
+def a_worker(name: str = "w1", cores: int = 2, memory_gb: int = 2, *, here: bool = True) -> Worker:
     resources = WorkerResources(cores * 1000, memory_gb * GIB)
-    return Worker(name, "docker_local", "cpu", resources, NOW, offer="docker-cpu", price_micro=0, by="ada", host=host)
+    return Worker(
+        name, "docker_local", "cpu", resources, NOW, offer="docker-cpu", price_micro=0, by="ada", on_this_machine=here
+    )
 
 
 def want(scenario: Scenario, worker: Worker) -> Worker:
@@ -77,9 +79,16 @@ def test_what_a_worker_has_is_leased_from_its_host_before_it_is_asked_for(scenar
 
 
 def test_a_worker_elsewhere_holds_no_lease(scenario):
-    want(scenario, a_worker(host=""))
+    want(scenario, a_worker(here=False))
     assert not scenario.ledger.leases
     assert effects(scenario) == [CreateWorker]
+
+
+def test_a_machine_that_is_no_node_or_lends_nothing_cannot_lend_twice(new_scenario):
+    for nodes in ((a_node("far", hold_s=60),), (a_node("gpu1", caps=caps(can_share=False)),)):
+        scenario = new_scenario(*nodes)
+        assert want(scenario, a_worker()).host == ""
+        assert not scenario.ledger.leases
 
 
 def test_a_worker_for_which_its_host_has_no_room_is_refused_and_nothing_is_changed(scenario):
