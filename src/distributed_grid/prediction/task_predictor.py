@@ -23,6 +23,10 @@ from distributed_grid.prediction.tiers import LEAST_SAMPLES_FOR_STATS, Tier, Tie
 from distributed_grid.prediction.usage_estimate import UsageEstimate
 
 MAX_RERUNS: Final = 3
+MARGIN_BYTES: Final = 4 << 20
+MARGIN_SHARE: Final = 8
+"""Added to every limit, or an eighth of it where that is less: programs stray by pages and arenas, however alike their
+earlier runs were."""
 SCORED_RUNS: Final = 64
 """Of many runs that are learned at once, the last so many are predicted first."""
 MIN_SCORED: Final = 20
@@ -110,8 +114,8 @@ class TaskPredictor:
         limits = None if tier is Tier.DEFAULTS else sizer.allocations(features, MAX_RERUNS)
         if limits is None:
             return None
-        run_ms = self._run_ms(features)
-        return MemoryPrediction(limits[0], limits[1:], run_ms, tier, confidence, self.samples)
+        first, *reruns = map(with_margin, limits)
+        return MemoryPrediction(first, tuple(reruns), self._run_ms(features), tier, confidence, self.samples)
 
     def run_ms(self, input_bytes: int, numbers: Sequence[float] = ()) -> int | None:
         """The median run time; None: not known."""
@@ -196,6 +200,7 @@ class TaskPredictor:
             limit = sizer.allocation(features)
             if limit is None:
                 continue
+            limit = with_margin(limit)
             if not run.is_lower_bound:
                 self._coverage[tier].add(run.memory_bytes <= limit)
             elif limit <= run.memory_bytes:
@@ -238,9 +243,14 @@ class TaskPredictor:
             for run in runs[fold::count]:
                 limit = sizer.allocation(run.features)
                 if limit is not None:
-                    folds.add(run.used_bytes <= limit)
+                    folds.add(run.used_bytes <= with_margin(limit))
         self._folds = folds
 
     def _refit_estimates(self) -> None:
         for estimate in (self.run_time, self.cpu_time, self.gpu_memory):
             estimate.fit()
+
+
+def with_margin(limit_bytes: int) -> int:
+    """A limit with what programs stray by."""
+    return limit_bytes + min(MARGIN_BYTES, limit_bytes // MARGIN_SHARE)
