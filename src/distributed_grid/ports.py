@@ -115,6 +115,7 @@ class EndedFilters(TypedDict, total=False):
     key_prefix: str | None
     request_id: str | None
     user: str | None
+    node: str | None
     since_ms: int | None
 
 
@@ -276,10 +277,17 @@ class CloudProviderBase(ABC):
 
     `Unreachable` means that nobody knows whether it was done: the identical call is made again. `Throttled` means that
     it was not, and that it may be tried later; `NoCapacity` that this offer cannot be had now; `Refused` that it never
-    will, and that nothing exists. What a provider keeps between calls is only its connection.
+    will, and that nothing exists. What a provider keeps between calls is only its connection. No call lasts for ever:
+    while one does, no other is made about the same machine.
+
+    `is_on_this_host`: its machines reach the loopback addresses of the control plane's. `uses_this_host`: what they
+    have comes out of the control plane's machine. `is_consistent`: what it was asked to end and does not know is gone.
     """
 
     name: ClassVar[str]
+    is_on_this_host: bool = False
+    uses_this_host: ClassVar[bool] = False
+    is_consistent: ClassVar[bool] = False
 
     @abstractmethod
     def create(self, order: WorkerOrder) -> WorkerInstance:

@@ -53,6 +53,11 @@ def event_key(*, type_: str = "", subject: str = "") -> str:
     return f"events/{type_}/{subject}"
 
 
+def tasks_key(worker: str) -> str:
+    """What to watch for a task that a pull worker gets or loses."""
+    return f"tasks/{worker}"
+
+
 def _stopwatch(seconds: float) -> Callable[[], bool]:
     """Whether this thread has worked for so long since now. Its CPU time is read late, as that is a system call."""
     until, worked = time.monotonic() + seconds, time.thread_time() + seconds
@@ -366,6 +371,9 @@ class Grid:
             keys.update(event_key(subject=record.subject) for record in batch.records)
         if BOOSTS in self._watchers and any(isinstance(row, Lease) and is_boost(row) for row in batch.changes):
             keys.add(BOOSTS)
+        for row in batch.changes:
+            if isinstance(row, Job) and row.attempts and row.attempts[-1].node in self.ledger.pull_nodes:
+                keys.add(tasks_key(row.attempts[-1].node))
         for key in keys:
             for watcher in self._watchers.get(key, ()):
                 watcher.set()

@@ -6,6 +6,7 @@ clock. Environment values are never shown, only their names.
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import Any
 
@@ -226,7 +227,7 @@ class Viewer:
         return {
             "job_id": job.id,
             "uid": job.uid,
-            "command": shlex.join(job.command.argv),
+            "command": shlex.join(job.command.argv) or f"task {job.command.payload}",
             "cwd": job.command.cwd or None,
             "environment_names": sorted(name for name, _ in job.command.env),
             "user": job.request.user,
@@ -242,12 +243,14 @@ class Viewer:
             "ended_at": self.time(job.ended_at_ms),
             "attempts": [self.attempt(attempt) for attempt in job.attempts],
             "retries_left": job.retries_left,
+            "result": json.loads(job.result) if job.result else None,
             **_outcome(job.outcome),
         }
 
     def listed_job(self, job: Job) -> View:
         """A job among many: of what is long, only the beginning of its command and the last of its attempts."""
-        view = self.job(replace(job, command=_short_command(job.command), attempts=job.attempts[-MAX_LISTED_ATTEMPTS:]))
+        attempts = job.attempts[-MAX_LISTED_ATTEMPTS:]
+        view = self.job(replace(job, command=_short_command(job.command), attempts=attempts, result=""))
         if len(view["command"]) > MAX_LISTED_CHARS:
             view["command"] = view["command"][:MAX_LISTED_CHARS] + "…"
         return view
@@ -319,7 +322,7 @@ def _short_command(command: Command) -> Command:
         words.append(word[: MAX_LISTED_CHARS + 1])
         left -= len(word) + 1
     env = tuple((name, "") for name, _ in command.env[:MAX_LISTED_VARIABLES])
-    return replace(command, argv=tuple(words), env=env)
+    return replace(command, argv=tuple(words), env=env, payload=command.payload[: MAX_LISTED_CHARS + 1])
 
 
 def _lends(ledger: Ledger, node: Node, now: int) -> View:

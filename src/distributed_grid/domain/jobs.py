@@ -83,7 +83,8 @@ class Command(Struct, frozen=True, omit_defaults=True):
 
     On another machine than the caller's a job always has its private directory; `workdir` names what is laid out
     in it first (the digest of a manifest; empty: nothing). Of the environment, what belongs to the caller's machine
-    (PATH, HOME, ...) stays behind there, except for the names the user gave explicitly.
+    (PATH, HOME, ...) stays behind there, except for the names the user gave explicitly. `payload` is what a pull worker
+    gets, as JSON; without an `argv` only a pull worker can run it.
     """
 
     argv: tuple[str, ...]
@@ -93,6 +94,7 @@ class Command(Struct, frozen=True, omit_defaults=True):
     grace_ms: int = 5_000
     workdir: str = ""
     given: tuple[str, ...] = ()
+    payload: str = ""
 
 
 MAX_RERUNS = 3
@@ -150,7 +152,8 @@ class StopOrder(Struct, frozen=True):
 
 class Job(Struct, frozen=True, omit_defaults=True):
     """A command and its attempts. `uid` is the grid's name for it, `id` the user's; `request` is what the user asked
-    for, `overruns` how often it ran over a limit that the grid gave it."""
+    for, `overruns` how often it ran over a limit that the grid gave it. `result` is what a task that ended has
+    reported, as JSON."""
 
     kind: ClassVar[str] = "job"
 
@@ -166,6 +169,7 @@ class Job(Struct, frozen=True, omit_defaults=True):
     stop: StopOrder | None = None
     outcome: Outcome | None = None
     ended_at_ms: int = 0
+    result: str = ""
     estimate: JobEstimate | None = None
     overruns: int = 0
 

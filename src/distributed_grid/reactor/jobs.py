@@ -20,7 +20,7 @@ from distributed_grid.domain.events import (
     TimePassed,
 )
 from distributed_grid.domain.jobs import Attempt, Ending, Job, Outcome, StopOrder
-from distributed_grid.domain.leases import Lease, Request
+from distributed_grid.domain.leases import Lease, Request, WorkerKind
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import MissingAttempt, NodeObservation
 from distributed_grid.domain.rebalancing import is_automatic
@@ -65,8 +65,10 @@ def on_submitted(ledger: Ledger, event: JobSubmitted, now: int) -> Decision:
         ):
             raise Conflict(f"request {uid} was used before for something else")
         return Decision(answer=JobAnswer(known, ledger.leases.get(known.lease_id)))
-    if not event.command.argv:
+    if not event.command.argv and not event.command.payload:
         raise BadInput("there is no command to run")
+    if not event.command.argv and event.request.runs_on is not WorkerKind.PULL:
+        raise BadInput("a task without a command can only run on a pull worker")
     if event.request.gang > 1:
         raise BadInput("a command runs on one node: a gang can only be asked for without one")
     if event.retries < 0:
@@ -138,6 +140,9 @@ def on_released(ledger: Ledger, event: LeaseReleased, now: int) -> Decision:
     if lease.request.block:
         block = lease.request.block
         raise Refused(f"{lease.id} is a copy of block {block}; to free it type: grid memory deallocate {block}")
+    if lease.request.worker in ledger.workers:
+        worker = lease.request.worker
+        raise Refused(f"{lease.id} is what worker {worker} runs on; to end it type: grid workers terminate {worker}")
     if not lease.job:
         return leases.on_released(ledger, event, now)
     why = event.detail or f"its lease was released by {event.by}"
@@ -153,6 +158,10 @@ def stop_job(ledger: Ledger, job: Job, ending: Ending, detail: str, now: int) ->
     outcome = Outcome(ending, detail=detail)
     if job.state is JobState.QUEUED or lease.awaits:
         return _end_unstarted(ledger, job, lease, outcome, now)
+    if is_untaken(ledger, job):
+        if ending in DISPLACED:
+            return requeue_unstarted(ledger, job, _LEASE_ENDS[ending], detail, now)
+        return _end_unstarted(ledger, job, lease, outcome, now)
     stop = StopOrder(ending, detail, now, requeue=ending in DISPLACED)
     if job.state is JobState.STOPPING:
         settled = job.stop is not None and not job.stop.requeue
@@ -161,6 +170,11 @@ def stop_job(ledger: Ledger, job: Job, ending: Ending, detail: str, now: int) ->
         lease = replace(lease, state=advance_lease(lease.state, Step.RELEASE), detail=detail)
     stopping = replace(job, state=advance_job(job.state, Step.STOP))
     return _order_stop(stopping, stop, [lease])
+
+
+def is_untaken(ledger: Ledger, job: Job) -> bool:
+    """Whether the job waits for a pull worker to take it: nothing of it runs, whatever became of the worker."""
+    return job.state is JobState.ASSIGNED and job.attempt is not None and job.attempt.node in ledger.pull_nodes
 
 
 def _order_stop(job: Job, stop: StopOrder, rows: list[Row]) -> Decision:
@@ -277,10 +291,12 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
         record = Record("requeued", job.request.user, job.uid, attempt.node, why, {"job_id": job.id})
         decision.records.append(record)
         decision.follow = [QueueScanned()]
+        decision.answer = JobAnswer(job)
         return decision
-    ended = replace(job, state=advance_job(job.state, Step.END), outcome=outcome, ended_at_ms=now)
+    ended = replace(job, state=advance_job(job.state, Step.END), outcome=outcome, ended_at_ms=now, result=event.result)
     decision.changes.append(ended)
     decision.records.append(_end_record(ended, attempt.node))
+    decision.answer = JobAnswer(ended)
     return decision
 
 

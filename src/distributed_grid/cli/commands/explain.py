@@ -115,7 +115,12 @@ def _scores(decision: View) -> Iterator[str]:
         yield f"{one['node_id']:{wide}}  {first}{what} {one['room']:g} + priority {one['priority']:g}"
 
 
-_SCORED = {"best_fit": "left over", "cost_optimized": "left over", "fragmentation_aware": "GPUs lost"}
+_SCORED = {
+    "best_fit": "left over",
+    "cost_optimized": "left over",
+    "fragmentation_aware": "GPUs lost",
+    "fittest": "fitness",
+}
 """What counts below the criterion of a strategy, where that is not the room left; the less, the better."""
 
 

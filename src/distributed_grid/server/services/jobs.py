@@ -142,7 +142,7 @@ async def send_files(files: AttemptFiles, job: Job, patterns: tuple[str, ...], s
     attempt = job.attempts[-1] if job.attempts else None
     if attempt is None or not (attempt.started_at_ms or attempt.outcome is not None):
         raise Refused(f"{job.id} has not run yet")
-    if files.is_here(attempt) and job.command.cwd:
+    if files.is_here(attempt) and job.command.cwd and not files.was_brought_home(attempt):
         return {"files": 0, "bytes": 0, "in_place": True, "skipped": []}
     found = await files.find(attempt, patterns)
     total = 0
