@@ -68,6 +68,7 @@ def test_a_command_that_ran_before_is_sized_from_its_runs(learned: Shell) -> Non
 def test_a_sized_job_that_needs_more_is_run_again_bigger(learned: Shell) -> None:
     done = learned("run-shared", "-j", "grown", "--env", "MEGABYTES=350", "python3", "hungry.py", check=0)
     assert done.stdout == f"{350 * 1024**2}\n"
+    assert "of memory, which the grid gave it, and was run again with more" in done.stderr
     job = learned.job("grown")
     outcomes = [one["outcome"] for one in job["attempts"]]
     limits = [one["memory_limit_gb"] for one in job["attempts"]]
