@@ -80,9 +80,8 @@ class Coordinator:
     ) -> None:
         self.config = cluster_config
         self.session = BlockingSession(cluster_config, state_dir=state_dir)
-        self._state_dir = state_dir
-        self._predictor = resource_predictor
-        self._providers = cloud_provider_manager
+        self.resource_predictor = resource_predictor
+        self.cloud_provider_manager = cloud_provider_manager
         self.worker_manager = WorkerManager(self.session)
 
     def __enter__(self) -> Self:
@@ -106,7 +105,7 @@ class Coordinator:
     @cached_property
     def task_manager(self) -> TaskManager:
         """The tasks; those that say nothing of their needs are sized by the predictor."""
-        return TaskManager(self.session)
+        return TaskManager(self.session, resource_predictor=self.resource_predictor)
 
     def process_message(self, message: Mapping[str, Any], websocket: object = None) -> Reply:
         """The reply to a message of a worker; what is wrong with it is a reply of type `error`."""

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from distributed_grid.api.worker_resources import reported_resources
 from distributed_grid.errors import BadInput
-from distributed_grid.orchestration.task_manager import checked_json, report_fields, task_fields, task_of, words
+from distributed_grid.orchestration.task_manager import checked_json, report_fields, submission_fields, task_of, words
 
 Message = Mapping[str, Any]
 Reply = dict[str, Any]
@@ -148,7 +148,7 @@ _STATUS = {"completed": True, "success": True, "failed": False, "failure": False
 
 
 def _add_task(message: Message, connection: str) -> CoordinatorCall:
-    arguments = task_fields(_mapping(message.get("task"), "task"))
+    arguments = submission_fields(_mapping(message.get("task"), "task"))
     return CoordinatorCall(
         "submit_task",
         arguments,

@@ -50,7 +50,7 @@ class TaskManager:
         `task_id` (made where missing), `requirements`, `priority`, `retries`, `timeout_seconds`, `labels`, and
         `command` (a list of words) with `env`, which lets nodes with an agent run it, too.
         """
-        answer = self._session.call("submit_task", **task_fields(task, self._estimate_task_resources(task)))
+        answer = self._session.call("submit_task", **submission_fields(task, self._estimate_task_resources(task)))
         task_id: str = answer["job"]["job_id"]
         return task_id
 
@@ -128,11 +128,15 @@ class TaskManager:
         predictor = resource_predictor or self.resource_predictor
         if predictor is None:
             return {"cpu_cores": 1}
-        predicted = predictor.predict_resource_requirements(task)
-        return {name: predicted[name] for name in ("cpu_cores", "memory_mb", "gpu_memory_mb") if predicted.get(name)}
+        try:
+            predicted = predictor.predict_resource_requirements(task)
+        except BadInput:  # it has neither a type nor a command
+            return {"cpu_cores": 1}
+        known = ("memory_mb", "gpu_memory_mb") if predicted["tier"] != "defaults" else ()
+        return {"cpu_cores": 1, **{name: predicted[name] for name in known if predicted[name]}}
 
 
-def task_fields(task: Mapping[str, Any], requirements: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def submission_fields(task: Mapping[str, Any], requirements: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A task as the socket takes it; BadInput says what is wrong with it."""
     task = _mapping(task, "a task")
     if requirements is None:
