@@ -19,7 +19,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gene
 	--no-emit-index-url --no-header --no-annotate $(LOCK_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ray check format test test-fast test-real test-component test-e2e test-lab test-ray system-packages chaos bench demo lock clean
+.PHONY: help setup ray check format test test-fast test-real test-component test-e2e test-lab test-ray system-packages chaos bench worker-image demo lock clean
 .NOTPARALLEL:
 
 help: ## show this
@@ -70,7 +70,7 @@ test-ray: setup system-packages ## a real Ray cluster on three hosts of a lab (d
 
 # The tests that need one of these skip with a reason where it is missing (and fail when CI=1).
 system-packages:
-	@scripts/install_system_packages faketime:faketime ip:iproute2 ssh:openssh-client sshd:openssh-server cc:gcc,libc6-dev
+	@scripts/install_system_packages faketime:faketime ip:iproute2 ssh:openssh-client sshd:openssh-server cc:gcc,libc6-dev dockerd:docker.io
 
 chaos: setup ## break 1,000 simulated grids and check every invariant after every step (docs/internals/simulator.md); send 1,000,000 mutated frames to real processes (docs/internals/fuzzing.md)
 	$(BIN)/python -m distributed_grid.simulation $(CHAOS_ARGS)
@@ -79,6 +79,9 @@ chaos: setup ## break 1,000 simulated grids and check every invariant after ever
 
 bench: setup ## measure, and print the table with the ratios
 	$(BIN)/python -m bench $(BENCH_ARGS)
+
+worker-image: setup ## build the image of worker containers on this machine's Docker engine (docs/guide/docker-workers.md)
+	$(BIN)/python scripts/build_worker_image.py $(IMAGE_ARGS)
 
 demo: ## borrow a core of this machine, compute pi on it, look at the grid
 	./grid run-shared --resource-type cpu --amount 1 python examples/pi.py

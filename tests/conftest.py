@@ -8,11 +8,15 @@ import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-import pytest
-from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadScopeScheduling
+# What pytest compiles of the tests and of Hypothesis is kept, also where Python is told to keep nothing: every worker
+# and every session would do it again, for some seconds each.
+sys.dont_write_bytecode = False
 
-from tests.support import processes
+import pytest  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
+from xdist.scheduler import LoadScopeScheduling  # noqa: E402
+
+from tests.support import processes  # noqa: E402
 
 settings.register_profile(
     "grid",

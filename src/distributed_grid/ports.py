@@ -280,11 +280,14 @@ class CloudProviderBase(ABC):
     will, and that nothing exists. What a provider keeps between calls is only its connection. No call lasts for ever:
     while one does, no other is made about the same machine.
 
-    `is_on_this_host`: its machines reach the loopback addresses of the control plane's.
+    `is_on_this_host`: its machines reach the loopback addresses of the control plane's. `uses_this_host`: what they
+    have comes out of the control plane's machine. `is_consistent`: what it was asked to end and does not know is gone.
     """
 
     name: ClassVar[str]
     is_on_this_host: bool = False
+    uses_this_host: ClassVar[bool] = False
+    is_consistent: ClassVar[bool] = False
 
     @abstractmethod
     def create(self, order: WorkerOrder) -> WorkerInstance:

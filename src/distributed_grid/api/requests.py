@@ -24,6 +24,7 @@ TokenId = Annotated[str, Meta(pattern=r"^[0-9a-f]{8,32}$")]
 Hash = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Meta(ge=0, le=3.2e9)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
+Quantity = Annotated[int, Meta(ge=0, le=2**60)]
 T = TypeVar("T")
 
 
@@ -220,12 +221,13 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class SubmitJob(PlacementOptions, frozen=True):
-    """A command to run under a lease; `target` is the node that it is for, wherever it runs."""
+    """A command to run under a lease; `target` is the node that it is for, wherever it runs. Without any stated need it
+    gets one core, and a memory limit where earlier runs of the command say how much it needs."""
 
     request_id: Id
     argv: Annotated[tuple[str, ...], Meta(min_length=1, max_length=20_000)]
-    resource_type: Name = "cpu"
-    amount: float = 1.0
+    resource_type: Name | None = None
+    amount: float | None = None
     job_id: Name = ""
     priority: Name = "medium"
     prefer: Names = ()
@@ -239,6 +241,12 @@ class SubmitJob(PlacementOptions, frozen=True):
     grace_seconds: Seconds = 5.0
     retries: Annotated[int, Meta(ge=0, le=1000)] = 0
     target: Name = ""
+
+    @property
+    def states_needs(self) -> bool:
+        """Whether it says how much of anything it needs."""
+        given = self.resource_type is not None or self.amount is not None
+        return given or bool(self.resources or self.gpu_models or self.gpu_memory_gb)
 
     def problem(self) -> str | None:
         """What the types do not check."""
@@ -592,6 +600,57 @@ class PlanScaling(Message, frozen=True):
 
 class RunScaling(Message, frozen=True):
     """Evaluate scaling now, and act."""
+
+
+# ------------------------------------------------------------------ prediction
+
+
+class TaskDescription(Message, frozen=True, kw_only=True):
+    """A task to predict or to remember: a command, or else a type with parameters.
+
+    Numbers among the parameters are features of the run; `model`, `precision` and the like make a type of their own.
+    """
+
+    argv: Annotated[tuple[Text, ...], Meta(max_length=20_000)] = ()
+    task_type: Name = ""
+    parameters: Annotated[dict[Name, float | Name], Meta(max_length=64)] = {}
+    input_bytes: Quantity = 0
+
+
+class PredictTask(TaskDescription, frozen=True, kw_only=True):
+    """What the next run of a task needs, and how that is known."""
+
+
+class RecordExecution(TaskDescription, frozen=True, kw_only=True):
+    """What a run has used; 0 was not measured. A task and an attempt that is known already changes nothing.
+
+    A run that was `cut_short` has used at least this much.
+    """
+
+    task_id: Annotated[str, Meta(min_length=1, max_length=200)]
+    attempt: Annotated[int, Meta(ge=0, le=1_000_000)] = 1
+    memory_bytes: Quantity = 0
+    cpu_ms: Quantity = 0
+    run_ms: Quantity = 0
+    gpu_memory_bytes: Quantity = 0
+    cut_short: bool = False
+
+
+class GetBatchScaling(TaskDescription, frozen=True, kw_only=True):
+    """How much more a type of task takes with another batch size."""
+
+    base_batch_size: Annotated[float, Meta(gt=0, le=1e12)]
+    batch_size: Annotated[float, Meta(gt=0, le=1e12)]
+
+
+class ListTaskTypes(Message, frozen=True):
+    """The types of task that have a history, those that ran last first."""
+
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 100
+
+
+class TrainPredictor(Message, frozen=True):
+    """Learn every type anew from its history; each is reported as it is done."""
 
 
 # ------------------------------------------------------------------ access tokens

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from distributed_grid.domain.jobs import Attempt, Command, Ending, Job, Outcome
+from distributed_grid.domain.jobs import Attempt, Command, Ending, Job, JobEstimate, Outcome
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.nodes import Node, Offer, pressure
@@ -235,7 +235,9 @@ class Viewer:
             "node_id": last.node if last is not None else None,
             "resource_type": kind,
             "amount": amount,
-            "resources": ask_view(job.request.ask),
+            "resources": ask_view(job.sized_request.ask),
+            "sizing": _sizing(job),
+            "expected_seconds": _expected_seconds(job.estimate),
             "priority": job.request.priority.name.lower(),
             "submitted_at": self.time(job.submitted_at_ms),
             "ended_at": self.time(job.ended_at_ms),
@@ -261,12 +263,32 @@ class Viewer:
             "fence": attempt.fence,
             "pid": attempt.pid or None,
             "cores": list(attempt.cores),
+            "memory_limit_gb": _gb(attempt.memory_limit_bytes) if attempt.memory_limit_bytes else None,
             "assigned_at": self.time(attempt.assigned_at_ms),
             "started_at": self.time(attempt.started_at_ms),
             "checkpoint_at": self.time(attempt.marked_at_ms),
             "ended_at": self.time(attempt.ended_at_ms),
             **_outcome(attempt.outcome),
         }
+
+
+def _sizing(job: Job) -> View | None:
+    """The memory limit that the grid gave a job, and why; None where it gave none."""
+    estimate = job.estimate
+    if estimate is None or not estimate.memory_limits:
+        return None
+    return {
+        "memory_gb": _gb(job.given_limit_bytes),
+        "limits_gb": [_gb(limit) for limit in estimate.memory_limits],
+        "tier": estimate.tier,
+        "confidence": estimate.confidence_milli / 1000,
+        "samples": estimate.samples,
+        "overruns": job.overruns,
+    }
+
+
+def _expected_seconds(estimate: JobEstimate | None) -> float | None:
+    return estimate.run_ms / 1000 if estimate is not None and estimate.run_ms else None
 
 
 _NOT_PAUSED: View = {"state": "open", "mark_percent": None, "measured_percent": None, "returns_at": None}

@@ -35,6 +35,7 @@ from distributed_grid.server.services.jobs import FileSink, JobService
 from distributed_grid.server.services.leases import LeaseService
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
+from distributed_grid.server.services.prediction import PredictionService
 from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.reports import ReportService
 from distributed_grid.server.services.scaling import ScalingService
@@ -179,6 +180,7 @@ def answer_table(
     jobs: JobService,
     reports: ReportService,
     memory: MemoryService,
+    prediction: PredictionService,
     pull_workers: PullWorkerService,
     tasks: TaskService,
     admission: Admission,
@@ -216,6 +218,10 @@ def answer_table(
         requests.GetScaling: lambda op, caller: scaling.status(),
         requests.PlanScaling: lambda op, caller: scaling.plan(),
         requests.RunScaling: lambda op, caller: scaling.run(caller),
+        requests.PredictTask: prediction.predict,
+        requests.RecordExecution: prediction.record_execution,
+        requests.ListTaskTypes: prediction.list_types,
+        requests.GetBatchScaling: prediction.batch_scaling,
         requests.CreateToken: lambda op, caller: admission.create_token(op),
         requests.IdentifyToken: lambda op, caller: admission.identify_token(op),
         requests.ListTokens: lambda op, caller: admission.list_tokens(),

@@ -139,7 +139,7 @@ class WorkerReconciler:
         if made.state == "gone":
             await self._handle(WorkerGone(worker.id, "it was gone when it was asked for again", wall_ms()))
         else:
-            await self._handle(WorkerBooted(worker.id, made.instance))
+            await self._handle(WorkerBooted(worker.id, made.instance, made.detail))
 
     async def _report_creation(self, worker: Worker, failure: Exception) -> None:
         why = str(failure) or type(failure).__name__
@@ -175,7 +175,7 @@ class WorkerReconciler:
             await self._failed(worker, f"it cannot be terminated: {failure}", was_lost=True)
             await call.settled()
             return
-        if found is not None and found.state == "gone":
+        if found.state == "gone" if found is not None else provider.is_consistent:
             await self._handle(WorkerGone(worker.id, worker.why or "it was terminated", wall_ms()))
             return
         late = worker.accepted_at_ms and self._grid.now_ms() - worker.accepted_at_ms > self._rules.launch_ms
@@ -228,7 +228,7 @@ class WorkerReconciler:
             log.warning("%s cannot be listed: %s", provider_name, failure)
             return
         ours = [one for one in listed if one.grid_id == grid_id]
-        instances = tuple(ListedInstance(one.worker_id, one.instance, one.state) for one in ours)
+        instances = tuple(ListedInstance(one.worker_id, one.instance, one.state, one.detail) for one in ours)
         await self._handle(WorkersListed(provider_name, asked_at, instances, wall_ms()))
         known = await self._grid.read(lambda ledger, now: frozenset(ledger.workers))
         old_enough = self._rules.consistency_ms / 1000
