@@ -336,8 +336,53 @@ def test_nonsense_is_answered_with_one_line(server: CoordinatorServer, shared_gr
 
 def test_a_message_that_is_too_long_ends_its_connection(server: CoordinatorServer, shared_grid: Shell):
     with dial(server, token(shared_grid)) as worker, pytest.raises(ConnectionClosed):
-        worker.send(json.dumps({"type": "status", "filler": "x" * 300_000}))
-        worker.recv(timeout=30)
+        ask(worker, type="status", filler="x" * 300_000)
+
+
+def _send_often(connection: ClientConnection, question: str) -> None:
+    """Ask for megabytes of answers, and read none."""
+    for _ in range(100_000):
+        connection.send(question)
+
+
+def test_a_client_that_does_not_read_is_cut_off(coordinator: Coordinator, shared_grid: Shell, worker: str):
+    task_id = coordinator.task_manager.add_task({"type": "long"})
+    task = coordinator.task_manager.get_next_task(worker)
+    assert task is not None
+    assert coordinator.task_manager.complete_task(task, result="x" * 60_000)
+    question = json.dumps({"type": "task_status", "task_id": task_id})
+    with CoordinatorServer(coordinator, send_seconds=0.2) as server, dial(server, token(shared_grid)) as silent:
+        silent.socket.settimeout(30)
+        with pytest.raises(ConnectionClosed):
+            _send_often(silent, question)
+        with dial(server, token(shared_grid)) as other:
+            assert ask(other, type="status")["type"] == "status"
+
+
+def test_a_task_without_needs_is_sized_from_its_earlier_runs(coordinator: Coordinator, shared_grid: Shell, worker: str):
+    tasks = coordinator.task_manager
+    for _ in range(8):
+        tasks.add_task({"type": "learned", "requirements": {"cpu_cores": 1}})
+        task = tasks.get_next_task(worker)
+        assert task is not None
+        assert tasks.complete_task(task, peak_memory_mb=700, cpu_seconds=1)
+
+    def sized() -> Any:
+        shown = shared_grid.json("predict", "show", "--type", "learned")
+        return shown["samples"] >= 8 and shown
+
+    wait_until(sized)
+    task_id = tasks.add_task({"type": "learned"})
+    task = tasks.get_next_task(worker)
+    assert task is not None
+    given = task["requirements"]["memory_mb"]
+    assert 700 <= given < 2000
+    assert tasks.fail_task(task, error="out of memory", over_limit=True, peak_memory_mb=given)
+    again = tasks.get_next_task(worker)
+    assert again is not None
+    assert again["task_id"] == task_id
+    assert again["requirements"]["memory_mb"] > given
+    assert tasks.complete_task(again)
 
 
 def test_other_machines_only_reach_it_with_tls(coordinator: Coordinator):

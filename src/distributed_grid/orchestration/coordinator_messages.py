@@ -138,6 +138,7 @@ def _report(message: Message, *, succeeded: bool) -> CoordinatorCall:
     arguments["result"] = checked_json(message.get("result"), "the result")
     if not succeeded:
         arguments["error"] = str(message.get("error") or "")
+        arguments["over_limit"] = bool(message.get("over_limit"))
     for name in ("cpu_seconds", "peak_memory_mb"):
         if name in message:
             arguments[name] = message[name]

@@ -249,7 +249,7 @@ class Daemon:
                 memory=memory,
                 prediction=self._prediction,
                 pull_workers=pull_workers,
-                tasks=TaskService(grid, viewer, pull_workers),
+                tasks=TaskService(grid, viewer, pull_workers, self._sizer),
                 admission=self._listener.admission,
                 workers=workers,
                 scaling=ScalingService(grid, self._autoscaler),

@@ -11,14 +11,17 @@ import logging
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+import msgspec
+
+from distributed_grid.client.task_descriptions import task_fields
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.jobs import Attempt, Ending, Job
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Row
-from distributed_grid.errors import GridError
+from distributed_grid.errors import BadInput, GridError
 from distributed_grid.ports import EndedRow, Store
 from distributed_grid.prediction.task_runs import TaskRun
-from distributed_grid.prediction.task_shape import TaskShape, task_shape
+from distributed_grid.prediction.task_shape import TaskShape, task_shape, typed_task_shape
 from distributed_grid.server.services.prediction import PredictionService
 from distributed_grid.server.services.records import ended_job
 
@@ -71,14 +74,16 @@ class RunRecorder:
 
 
 def run_of(job: Job, attempt: Attempt) -> TaskRun | None:
-    """A run as the predictor remembers it; None where it is not over, or nothing has run.
+    """A run as the predictor remembers it; None where it is not over, nothing has run, or its task says no type.
 
     Only a command that has ended by itself, and well, shows all that it needs. Every other run is a lower bound.
     """
     outcome = attempt.outcome
-    if outcome is None or not attempt.pid:
+    if outcome is None or not (attempt.pid or attempt.started_at_ms):  # a pull worker has started it without a pid
         return None
-    shape = _shape_of(job.command.argv)
+    shape = _shape_of(job.command.argv) if job.command.argv else payload_shape(job.command.payload)
+    if not job.command.argv and not shape.key:
+        return None
     memory_bytes = outcome.max_memory_bytes
     if outcome.ending is Ending.OVER_LIMIT:
         memory_bytes = max(memory_bytes, attempt.memory_limit_bytes)
@@ -100,6 +105,19 @@ def run_of(job: Job, attempt: Attempt) -> TaskRun | None:
 @lru_cache(maxsize=256)
 def _shape_of(argv: tuple[str, ...]) -> TaskShape:
     return task_shape(argv)
+
+
+@lru_cache(maxsize=256)
+def payload_shape(payload: str) -> TaskShape:
+    """The shape of a task without a command, by its type and parameters; an empty one where it says none."""
+    task = msgspec.json.decode(payload or "{}")
+    if not isinstance(task, dict):
+        return TaskShape("")
+    try:
+        fields = task_fields(task)
+    except BadInput:
+        return TaskShape("")
+    return typed_task_shape(fields["task_type"], fields["parameters"])
 
 
 def _ended_last(store: Store) -> list[EndedRow]:
