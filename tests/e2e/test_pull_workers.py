@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from websockets.sync.client import ClientConnection, connect
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.orchestration.coordinator import Coordinator, CoordinatorServer
 from distributed_grid.orchestration.dynamic_resource_manager import DynamicResourceManager
+from tests.support.project import PROJECT
 from tests.support.shell import Shell, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
@@ -248,6 +250,35 @@ def test_loops_run_under_the_names_of_the_guide(coordinator: Coordinator, worker
     assert asked["report_resources"] is True
     told = coordinator.process_message({"type": "heartbeat", "worker_id": worker, "resources": HAS})
     assert told["report_resources"] is False
+
+
+def test_workers_report_anew_as_often_as_the_config_says(grid: Shell):
+    config = grid.cwd / "cluster.yaml"
+    config.write_text("scaling: {worker_reassessment_interval_seconds: 1}\n")
+    grid("daemon", "start", "--config", str(config), check=0)
+    with Coordinator(state_dir=grid.state_dir) as coordinator:
+        assert coordinator.worker_manager.register_worker("w1", resources=HAS)
+        wait_until(lambda: coordinator.process_message({"type": "heartbeat", "worker_id": "w1"})["report_resources"])
+
+
+def test_the_programs_of_the_guide_run(shared_grid: Shell, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GRID_STATE_DIR", str(shared_grid.state_dir))
+    page = (PROJECT / "docs/guide/coordinator.md").read_text()
+    coordinating, working, reserving = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    for program in (coordinating, working):
+        exec(compile(program, "the guide", "exec"), names)
+    try:
+        names["work"](names["server"].url, token(shared_grid), "of-the-guide", 1)
+        assert names["tasks"].get_task_result(names["task_id"]) == {"module": "parser", "passed": 12}
+        names["coordinator"].worker_manager.remove_worker("of-the-guide")
+    finally:
+        names["server"].stop()
+        names["coordinator"].close()
+    exec(compile(reserving, "the guide", "exec"), names)
+    assert not names["manager"].resource_reservations
+    coordinator.worker_manager.remove_worker("bench-1")
+    names["manager"].stop()
 
 
 # ------------------------------------------------------------------ over the WebSocket

@@ -106,10 +106,21 @@ def _heartbeat(message: Message, connection: str) -> CoordinatorCall:
     resources = _mapping(message.get("resources") or {}, "resources")
     if resources:
         reported_resources(resources)
+        resources = _with_idle_cores(resources, message.get("hardware_metrics"))
     arguments = {**_worker(message, connection), "resources": dict(resources)}
     return CoordinatorCall(
         "report_pull_worker", arguments, lambda answer: {"type": "heartbeat_ack", "status": "ok", **answer["worker"]}
     )
+
+
+def _with_idle_cores(resources: Mapping[str, Any], metrics: Any) -> Mapping[str, Any]:
+    """The resources, where more cores are idle now than the load average, which lags, leaves available."""
+    percent = metrics.get("cpu_percent") if isinstance(metrics, Mapping) else None
+    cpu = resources["cpu"]
+    if not isinstance(percent, int | float) or not 0 <= percent <= 100 or "available_cores" not in cpu:
+        return resources
+    idle = cpu["cores"] * (1 - percent / 100)
+    return {**resources, "cpu": {**cpu, "available_cores": max(cpu["available_cores"], idle)}}
 
 
 def _get_task(message: Message, connection: str) -> CoordinatorCall:
