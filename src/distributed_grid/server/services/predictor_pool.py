@@ -103,7 +103,6 @@ class PredictorPool:
         if trained is None:
             return None
         if before is not None:
-            trained.samples = max(trained.samples, before.samples)
             self._keep(task, trained)
             self._trained_at_ms[task] = now_ms
         tier_before, confidence_before = before.tier() if before is not None else (None, None)
@@ -130,6 +129,7 @@ class PredictorPool:
         if summary.count:
             predictor.learn_summary(summary)
         predictor.learn_all(runs)
+        predictor.samples = max(predictor.samples, self._history.samples(*task))
         return predictor
 
     def _keep(self, task: TypeKey, predictor: TaskPredictor) -> None:

@@ -10,7 +10,13 @@ import pytest
 from distributed_grid.adapters.stores.task_history import DAY_MS, KEPT_MS, TaskHistory
 from distributed_grid.prediction.task_runs import TaskRun
 from distributed_grid.prediction.tiers import Tier, TierSettings
-from distributed_grid.server.services.predictor_pool import MAX_LEARNED, MAX_PREDICTORS, PredictorPool, TypeKey
+from distributed_grid.server.services.predictor_pool import (
+    MAX_LEARNED,
+    MAX_PREDICTORS,
+    TRAINING_RUNS,
+    PredictorPool,
+    TypeKey,
+)
 
 NOW = 200 * DAY_MS
 MB = 1 << 20
@@ -55,6 +61,13 @@ def test_of_many_runs_at_once_the_last_are_learned_and_all_are_counted(pool: Pre
     assert predictor is not None
     pool.take_in(runs(10 * MAX_LEARNED, first=5), NOW)
     assert predictor.samples == 5 + 10 * MAX_LEARNED
+
+
+def test_samples_beyond_those_that_are_read_count(pool: PredictorPool) -> None:
+    pool.take_in(runs(TRAINING_RUNS + 50), NOW)
+    predictor = pool.load(TASK)
+    assert predictor is not None
+    assert predictor.samples == TRAINING_RUNS + 50
 
 
 def test_runs_from_before_the_kept_time_are_left_out(pool: PredictorPool) -> None:
