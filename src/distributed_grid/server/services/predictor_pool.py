@@ -17,8 +17,8 @@ from distributed_grid.prediction.task_predictor import TaskPredictor
 from distributed_grid.prediction.task_runs import TaskRun
 from distributed_grid.prediction.tiers import Tier, TierSettings
 
-MAX_PREDICTORS = 128
-"""Types whose predictors are in memory, at about 200 KB each."""
+MAX_PREDICTORS = 64
+"""Types whose predictors are in memory, at 0.6 MB each at most."""
 TRAINING_RUNS = 2 * WINDOW
 """Runs of a type that a training reads; older ones are forgotten by the models anyway."""
 MAX_LEARNED = 32
