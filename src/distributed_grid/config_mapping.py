@@ -14,7 +14,9 @@ from distributed_grid.config.sections import ThresholdConfig as ConfiguredThresh
 from distributed_grid.domain.nodes import Caps, Node, OfferThresholds
 from distributed_grid.domain.rebalancing import SHARING_POLICIES, RebalanceRules, SharingMode, Watermarks
 from distributed_grid.domain.resources import NOTHING, Capacity, GpuDevice, normalized_custom
+from distributed_grid.domain.scaling import ScalingRules
 from distributed_grid.domain.scheduling_policy import Quota, SchedulingPolicy
+from distributed_grid.domain.workers import WorkerRules
 from distributed_grid.prediction.tiers import TierSettings
 from distributed_grid.wire import OwnerRules
 
@@ -201,3 +203,37 @@ def _thresholds(configured: ConfiguredThresholds | None, excess: float = 0.0) ->
         dwell_ms=round(1000 * configured.dwell_seconds),
         excess_milli=_milli(excess),
     )
+
+
+def scaling_rules(config: ClusterConfig) -> ScalingRules:
+    """When workers are started and given back; which ones there are is the provider's to say."""
+    scaling = config.scaling
+    return ScalingRules(
+        scaling.provider or "",
+        scaling.min_workers,
+        scaling.max_workers,
+        _milli(scaling.target_utilization),
+        _milli(scaling.scale_up_threshold),
+        _milli(scaling.scale_down_threshold),
+        round(1000 * scaling.evaluation_window_seconds),
+        round(1000 * scaling.scale_up_cooldown_seconds),
+        round(1000 * scaling.scale_down_cooldown_seconds),
+    )
+
+
+def worker_rules(config: ClusterConfig) -> WorkerRules:
+    """The budgets and times of workers."""
+    scaling, times = config.scaling, config.workers
+    return WorkerRules(
+        budget_per_hour_micro=_micro(scaling.budget_usd_per_hour),
+        budget_per_day_micro=_micro(scaling.budget_usd_per_day),
+        launch_ms=round(1000 * times.launch_seconds),
+        join_ms=round(1000 * times.join_seconds),
+        consistency_ms=round(1000 * times.consistency_seconds),
+        call_ms=round(1000 * times.call_seconds),
+        exit_ms=round(1000 * times.exit_seconds),
+    )
+
+
+def _micro(usd: float | None) -> int | None:
+    return None if usd is None else round(1_000_000 * usd)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from distributed_grid.config.key_tables import ListOf, MapOf, Section, setting
 from distributed_grid.config.loader import load_values, machine_node
-from distributed_grid.config.providers import Provider, ProviderSettings, open_provider
+from distributed_grid.config.providers import Provider, ProviderSettings, open_plugged_in, open_provider
 from distributed_grid.config.sections import (
     Alerts,
     Fairness,
@@ -27,6 +27,7 @@ from distributed_grid.config.sections import (
     Scaling,
     ServerConfig,
     ThresholdConfig,
+    WorkerTimes,
 )
 from distributed_grid.config.value_kinds import CUSTOM_NAME, FLAG, TEXT, Seconds
 from distributed_grid.config.yaml_document import (
@@ -59,6 +60,7 @@ class ClusterConfig(Section):
     quotas: dict[str, QuotaConfig] = setting(MapOf(TEXT, QuotaConfig.key_table, "users or teams to quotas"), {})
     alerts: Alerts = setting(Alerts, Alerts())
     scaling: Scaling = setting(Scaling, Scaling())
+    workers: WorkerTimes = setting(WorkerTimes, WorkerTimes())
     prediction: Prediction = setting(Prediction, Prediction())
     server: ServerConfig = setting(ServerConfig, ServerConfig())
     ray: Ray = setting(Ray, Ray())
@@ -137,6 +139,10 @@ class ClusterConfig(Section):
     def provider(self, name: str, env: Mapping[str, str] | None = None) -> Provider:
         """A cloud provider's settings with its variables expanded; a missing variable is named."""
         return open_provider(name, self.providers, env)
+
+    def plugged_in_provider(self, name: str, env: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """The settings of another package's provider with its variables expanded."""
+        return open_plugged_in(name, self.providers, env)
 
     def file_for(self, folder: Path) -> str:
         """A file that holds this config: the one it was read from, else one written to `folder` (mode 0600)."""

@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Any
 
 from pydantic import SecretStr
 
 from distributed_grid.config.key_tables import Key, KeyTable, ListOf, MapOf, Section, read_or_report, setting
-from distributed_grid.config.parse_context import KeyPath, ParseContext, ValueKind
-from distributed_grid.config.value_kinds import FLAG, MASK, PATH, SECRET, SOME_CORES, TEXT, MemorySize, PlainNumber
+from distributed_grid.config.parse_context import InvalidValue, KeyPath, ParseContext, ValueKind
+from distributed_grid.config.value_kinds import (
+    FLAG,
+    MASK,
+    PATH,
+    SECRET,
+    SOME_CORES,
+    TEXT,
+    MemorySize,
+    PlainNumber,
+    Text,
+)
 from distributed_grid.config.yaml_document import YamlNode, from_plain, to_plain
 from distributed_grid.errors import BadInput
 
 _MACHINE_TYPES = MapOf(TEXT, TEXT, "kinds of worker, such as cpu and gpu, to machine types")
+_IMAGE = Text("the name of an image, such as grid-worker:latest", re.compile(r"[a-z0-9][\w.\-/:@]{0,254}", re.ASCII))
+_NETWORK = Text("host, bridge or the name of a network", re.compile(r"[A-Za-z0-9][\w.-]{0,127}", re.ASCII))
+_ENGINE = Text("the Unix socket of a Docker engine, such as unix:///var/run/docker.sock", re.compile(r"unix:///\S+"))
 _PRICES = MapOf(TEXT, PlainNumber("a price per hour"), "kinds of worker to prices per hour")
 
 
-class AwsProvider(Section):
+class AwsSettings(Section):
     """Where and as whom to rent EC2 instances; without credentials, the usual AWS sources are used."""
 
     region: str = setting(TEXT)
@@ -36,7 +51,7 @@ class AwsProvider(Section):
     price_per_hour: dict[str, float] = setting(_PRICES, {})
 
 
-class GcpProvider(Section):
+class GcpSettings(Section):
     """Where and as whom to rent Compute Engine instances."""
 
     project: str = setting(TEXT)
@@ -49,19 +64,20 @@ class GcpProvider(Section):
     price_per_hour: dict[str, float] = setting(_PRICES, {})
 
 
-class DockerLocalProvider(Section):
-    """How worker containers are started on this machine."""
+class DockerLocalSettings(Section):
+    """How worker containers are started on this machine, by the engine that listens on `endpoint_url`."""
 
-    image: str = setting(TEXT)
+    image: str = setting(_IMAGE, "grid-worker:latest")
     cpu_limit_milli: int | None = setting(SOME_CORES, None, "cpu_limit")
     memory_limit_bytes: int | None = setting(MemorySize(), None, "memory_limit")
-    network: str | None = setting(TEXT, None)
+    network: str = setting(_NETWORK, "host")
+    endpoint_url: str = setting(_ENGINE, "unix:///var/run/docker.sock")
     price_per_hour: dict[str, float] = setting(_PRICES, {})
 
 
-Provider = AwsProvider | GcpProvider | DockerLocalProvider
+Provider = AwsSettings | GcpSettings | DockerLocalSettings
 
-PROVIDERS: dict[str, type[Provider]] = {"aws": AwsProvider, "gcp": GcpProvider, "docker_local": DockerLocalProvider}
+PROVIDERS: dict[str, type[Provider]] = {"aws": AwsSettings, "gcp": GcpSettings, "docker_local": DockerLocalSettings}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +93,15 @@ class _UnexpandedSettings(ValueKind):
         return to_plain(node)
 
 
+PLUG_IN_GROUP = "distributed_grid.providers"
+"""The group of entry points by which other packages plug providers in."""
+
+
+def plugged_in_names() -> frozenset[str]:
+    """The providers of other packages that are installed here."""
+    return frozenset(point.name for point in entry_points(group=PLUG_IN_GROUP)) - PROVIDERS.keys()
+
+
 _BY_NAME = KeyTable(
     tuple(Key(name, _UnexpandedSettings(model.key_table), (name,)) for name, model in PROVIDERS.items())
 )
@@ -87,7 +112,17 @@ class ProviderSettings(ValueKind):
     """The providers of a cluster by name, each as it was written."""
 
     def read(self, node: YamlNode, path: KeyPath, context: ParseContext) -> dict[str, Any]:
-        return _BY_NAME.read(node, path, context)
+        written = node.value if isinstance(node.value, dict) else {}
+        unknown = written.keys() - PROVIDERS.keys()
+        plugged_in = unknown & plugged_in_names() if unknown else frozenset()
+        others = {name: value for name, value in written.items() if name not in plugged_in}
+        found = _BY_NAME.read(YamlNode(others, node.line) if plugged_in else node, path, context)
+        for name in sorted(plugged_in):
+            settings = to_plain(written[name])
+            if settings is not None and not isinstance(settings, dict):
+                raise InvalidValue(f"a mapping with the settings of {name}")
+            found[name] = settings or {}
+        return found
 
     def show(self, value: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         return {name: _masked(settings) for name, settings in value.items()}
@@ -103,6 +138,26 @@ def _masked(settings: Mapping[str, Any]) -> dict[str, Any]:
             for name, value in credentials.items()
         }
     return shown
+
+
+def open_plugged_in(name: str, written: Mapping[str, Any], env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The settings of another package's provider with every variable expanded; a missing one is named."""
+    context = ParseContext("", os.environ if env is None else env)
+
+    def expanded(value: Any, at: str) -> Any:
+        if isinstance(value, dict):
+            return {key: expanded(one, f"{at}.{key}") for key, one in value.items()}
+        if isinstance(value, list):
+            return [expanded(one, at) for one in value]
+        if not isinstance(value, str):
+            return value
+        try:
+            return context.expand(value)
+        except InvalidValue as invalid:
+            raise BadInput(f"{at}: found {invalid.found}, expected {invalid.expected}") from None
+
+    settings: dict[str, Any] = expanded(written.get(name) or {}, f"providers.{name}")
+    return settings
 
 
 def open_provider(name: str, written: Mapping[str, Any], env: Mapping[str, str] | None = None) -> Provider:

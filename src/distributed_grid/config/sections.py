@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -36,8 +37,10 @@ from distributed_grid.config.value_kinds import (
     OneOf,
     PlainNumber,
     Seconds,
+    Text,
 )
 from distributed_grid.config.yaml_document import YamlNode
+from distributed_grid.domain import scaling
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.prediction.tiers import (
     DEFAULT_MIN_SAMPLES_FOR_ML,
@@ -55,6 +58,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 COUNTS = MapOf(CUSTOM_NAME, Count(), "resource names to counts, such as tpu: 2")
 MONEY = PlainNumber("an amount of money")
+PROVIDER_NAME = Text("the name of a provider, such as docker_local", re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII))
 STEPS = ("throttle", "pause", "evict")
 
 
@@ -268,19 +272,30 @@ class Alerts(Section):
 class Scaling(Section):
     """When cloud workers are rented and given back, and what that may cost."""
 
-    provider: Literal["aws", "gcp", "docker_local"] | None = setting(OneOf(("aws", "gcp", "docker_local")), None)
+    provider: str | None = setting(PROVIDER_NAME, None)
     min_workers: Whole = setting(Count(0, 10_000), 0)
     max_workers: Whole = setting(Count(0, 10_000), 10)
-    target_utilization: Part = setting(RATIO, 0.7)
-    scale_up_threshold: Part = setting(RATIO, 0.8)
-    scale_down_threshold: Part = setting(RATIO, 0.3)
-    evaluation_window_seconds: Duration = duration(300.0)
-    scale_up_cooldown_seconds: Duration = duration(300.0, low=0)
-    scale_down_cooldown_seconds: Duration = duration(600.0, low=0)
-    worker_reassessment_interval_seconds: Duration = duration(3600.0)
-    history_retention_seconds: Duration = duration(86400.0)
+    target_utilization: Part = setting(RATIO, scaling.DEFAULT_TARGET_UTILIZATION)
+    scale_up_threshold: Part = setting(RATIO, scaling.DEFAULT_SCALE_UP_THRESHOLD)
+    scale_down_threshold: Part = setting(RATIO, scaling.DEFAULT_SCALE_DOWN_THRESHOLD)
+    evaluation_window_seconds: Duration = duration(scaling.DEFAULT_EVALUATION_WINDOW)
+    scale_up_cooldown_seconds: Duration = duration(scaling.DEFAULT_SCALE_UP_COOLDOWN, low=0)
+    scale_down_cooldown_seconds: Duration = duration(scaling.DEFAULT_SCALE_DOWN_COOLDOWN, low=0)
+    worker_reassessment_interval_seconds: Duration = duration(scaling.DEFAULT_WORKER_REASSESSMENT_INTERVAL)
+    history_retention_seconds: Duration = duration(scaling.DEFAULT_HISTORY_RETENTION)
     budget_usd_per_hour: Duration | None = setting(MONEY, None, "budget_per_hour")
     budget_usd_per_day: Duration | None = setting(MONEY, None, "budget_per_day")
+
+
+class WorkerTimes(Section):
+    """How long a worker of a provider may take to be launched and to join, how far a provider's list may lag, how long
+    a call may take, and after how long without a control plane a worker ends itself."""
+
+    launch_seconds: Duration = duration(300.0)
+    join_seconds: Duration = duration(900.0)
+    consistency_seconds: Duration = duration(30.0, low=0.1)
+    call_seconds: Duration = duration(60.0, low=0.1)
+    exit_seconds: Duration = duration(600.0)
 
 
 class Prediction(Section):

@@ -21,11 +21,13 @@ from distributed_grid.domain.events import (
     JobSubmitted,
     LeaseAsked,
     LeaseExtended,
+    WorkerRequested,
 )
 from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import VOLATILE, Row, decode_row, encode_row
+from distributed_grid.domain.workers import Worker
 from distributed_grid.errors import Conflict, GridError, IllegalStep
 from distributed_grid.ports import Batch, EndedRow, EventRow, LiveRow, LoadedRows, Store
 from distributed_grid.reactor import (
@@ -36,11 +38,12 @@ from distributed_grid.reactor import (
     pending_bindings_for,
     pending_for,
     pending_memory_for,
+    pending_workers_for,
     step,
 )
-from distributed_grid.reactor.decision import Answer
+from distributed_grid.reactor.decision import Answer, WorkerAnswer
 from distributed_grid.reactor.dispatch import StepResult
-from distributed_grid.reactor.effects import Effect, EngineEffect, MemoryEffect
+from distributed_grid.reactor.effects import Effect, EngineEffect, MemoryEffect, WorkerEffect
 
 _json = msgspec.json.Encoder()
 Question = Callable[[Ledger, int], Any]
@@ -48,17 +51,20 @@ Step = Callable[[Ledger, Event, int], StepResult]
 
 
 class Effects(msgspec.Struct, frozen=True):
-    """What has to be done outside: by agents for attempts, by the engine for placement groups, by agents for memory."""
+    """What has to be done outside: by agents for attempts, by the engine for placement groups, by agents for memory,
+    by providers for workers."""
 
     attempts: list[Effect] = []
     engine: list[EngineEffect] = []
     memory: list[MemoryEffect] = []
+    workers: list[WorkerEffect] = []
 
     def each(self) -> list[Effects]:
         """Every effect by itself."""
         attempts = [Effects(attempts=[effect]) for effect in self.attempts]
         engine = [Effects(engine=[effect]) for effect in self.engine]
-        return [*attempts, *engine, *(Effects(memory=[effect]) for effect in self.memory)]
+        workers = [Effects(workers=[effect]) for effect in self.workers]
+        return [*attempts, *engine, *(Effects(memory=[effect]) for effect in self.memory), *workers]
 
 
 class EffectSink(Protocol):
@@ -75,10 +81,12 @@ class EffectRouter:
         attempts: Callable[[list[Effect]], None] | None = None,
         engine: Callable[[list[EngineEffect]], None] | None = None,
         memory: Callable[[list[MemoryEffect]], None] | None = None,
+        workers: Callable[[list[WorkerEffect]], None] | None = None,
     ) -> None:
         self._attempts = attempts
         self._engine = engine
         self._memory = memory
+        self._workers = workers
 
     def perform(self, effects: Effects) -> None:
         if self._attempts is not None:
@@ -87,6 +95,8 @@ class EffectRouter:
             self._engine(effects.engine)
         if self._memory is not None:
             self._memory(effects.memory)
+        if self._workers is not None:
+            self._workers(effects.workers)
 
 
 class Entry:
@@ -130,6 +140,7 @@ class BatchSettler:
         self._step = step
         self.last_seq = 0
         self._ended: dict[str, Lease | Job] = {}
+        self._ended_workers: dict[str, Worker] = {}
 
     def load(self, loaded: LoadedRows, *, keep_volatile: bool = True) -> None:
         """Go on from what is stored; what is never stored is kept, unless this is another process."""
@@ -144,6 +155,7 @@ class BatchSettler:
         """Decide every entry in its order, until it `is_long`; a refusal is an answer. Raises DecisionFailed."""
         batch = DecidedBatch(now)
         self._ended.clear()
+        self._ended_workers.clear()
         for entry in entries:
             try:
                 self._decide(entry, batch)
@@ -177,6 +189,8 @@ class BatchSettler:
         for row in stepped.changes:
             if isinstance(row, Lease | Job) and row.is_over:
                 self._ended[row.request.id] = row
+            elif isinstance(row, Worker) and row.is_over:
+                self._ended_workers[row.id] = row
 
     def observe(self, event: HeartbeatReceived, now: int) -> list[Row]:
         """Apply a heartbeat at once, also while a batch is being committed: the rows it has changed, none of which is
@@ -189,6 +203,8 @@ class BatchSettler:
         """The outcome of a request that is over already, when it is repeated. Raises Conflict."""
         if isinstance(event, BlockAsked):
             self._refuse_block_that_is_over(event.id)
+        if isinstance(event, WorkerRequested):
+            return self._recall_worker(event.worker.id)
         if not isinstance(event, LeaseAsked | JobSubmitted) or event.request.id in self.ledger.by_request:
             return None
         if isinstance(event, LeaseAsked) and event.again:
@@ -203,6 +219,17 @@ class BatchSettler:
         if not isinstance(row, Lease | Job) or not _is_of(row, event):
             raise Conflict(f"request {event.request.id} was used before for something else")
         return LeaseAnswer(row) if isinstance(row, Lease) else JobAnswer(row)
+
+    def _recall_worker(self, worker_id: str) -> WorkerAnswer | None:
+        """A worker that is gone already: its id names no other machine."""
+        if worker_id in self.ledger.workers:
+            return None
+        worker = self._ended_workers.get(worker_id)
+        if worker is None:
+            found = self._history.ended(Worker.kind, request_id=worker_id, limit=1)
+            row = decode_row(Worker.kind, found[0].blob) if found else None
+            worker = row if isinstance(row, Worker) else None
+        return None if worker is None else WorkerAnswer(worker)
 
     def _refuse_block_that_is_over(self, block_id: str) -> None:
         """Its copies would have the ids of leases that have ended."""
@@ -229,8 +256,9 @@ class BatchSettler:
     def effects(self, batch: DecidedBatch) -> Effects:
         """What a batch that is durable calls for."""
         memory = pending_memory_for(self.ledger, batch.changes) if self.ledger.blocks else []
+        workers = pending_workers_for(self.ledger, batch.changes, batch.now) if self.ledger.workers else []
         return Effects(
-            pending_for(self.ledger, batch.changes), pending_bindings_for(self.ledger, batch.changes), memory
+            pending_for(self.ledger, batch.changes), pending_bindings_for(self.ledger, batch.changes), memory, workers
         )
 
 
@@ -248,6 +276,7 @@ def batch_of(changes: Iterable[Row], records: Iterable[Record], now: int, last_s
     last = {(row.kind, row.key): row for row in changes if row.kind not in VOLATILE}
     live = [LiveRow(kind, key, None if row.is_over else encode_row(row)) for (kind, key), row in last.items()]
     ended = [_ended(row) for row in last.values() if row.is_over and isinstance(row, Lease | Job)]
+    ended += [_ended_worker(row) for row in last.values() if isinstance(row, Worker) and row.is_over]
     events = [_event(record, now, seq) for seq, record in enumerate(records, last_seq + 1)]
     return Batch(live, ended, events)
 
@@ -278,6 +307,25 @@ def _ended(row: Lease | Job) -> EndedRow:
         ask.gpu_milli,
         blob,
         request.target,
+    )
+
+
+def _ended_worker(row: Worker) -> EndedRow:
+    has = row.resources
+    return EndedRow(
+        row.kind,
+        row.id,
+        row.id,
+        row.by,
+        row.node,
+        row.ended_at_ms,
+        row.created_at_ms,
+        "gone",
+        has.cpu_milli,
+        has.memory_bytes,
+        1000 * has.gpu_count,
+        encode_row(row),
+        row.provider,
     )
 
 

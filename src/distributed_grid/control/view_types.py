@@ -204,14 +204,26 @@ class AttemptRow(OutcomeRow):
     fence: int
     pid: int | None
     cores: list[int]
+    memory_limit_gb: float | None
     assigned_at: str | None
     started_at: str | None
     checkpoint_at: str | None
     ended_at: str | None
 
 
+class SizingRow(TypedDict):
+    """The memory limit that the grid gave a job without stated needs, those of its reruns, and how they were found."""
+
+    memory_gb: float
+    limits_gb: list[float]
+    tier: str
+    confidence: float
+    samples: int
+    overruns: int
+
+
 class JobRow(OutcomeRow):
-    """A job, alive or ended."""
+    """A job, alive or ended; `result` is what a task has reported."""
 
     job_id: str
     uid: str
@@ -224,11 +236,14 @@ class JobRow(OutcomeRow):
     resource_type: str
     amount: float
     resources: dict[str, Any]
+    sizing: SizingRow | None
+    expected_seconds: float | None
     priority: str
     submitted_at: str | None
     ended_at: str | None
     attempts: list[AttemptRow]
     retries_left: int
+    result: Any
 
 
 class JobList(TypedDict):
@@ -369,6 +384,130 @@ class LendingReport(TypedDict):
     lenders: list[LendingRow]
     borrowers: list[LendingRow]
     total: LentTotals
+
+
+class WorkerRow(TypedDict):
+    """A worker of a provider; `price_per_hour` in dollars, None where it is not known."""
+
+    worker_id: str
+    provider: str
+    worker_type: str
+    offer: str
+    state: str
+    node_id: str
+    instance_id: str | None
+    cpu_cores: float
+    memory_gb: float
+    gpus: int
+    price_per_hour: float | None
+    age_seconds: float
+    created_at: str | None
+    joined_at: str | None
+    ended_at: str | None
+    user: str
+    reason: str | None
+    problem: str | None
+    warning: str | None
+
+
+class WorkerBudget(TypedDict):
+    """What workers cost an hour, have cost today (UTC) and will by midnight, in dollars, and the limits."""
+
+    per_hour: float
+    spent_today: float
+    by_midnight: float
+    budget_per_hour: float | None
+    budget_per_day: float | None
+
+
+class WorkerList(TypedDict):
+    """Workers, and what they cost."""
+
+    workers: list[WorkerRow]
+    budget: WorkerBudget
+
+
+class WorkerOfferRow(TypedDict):
+    """What a provider can start; `closed` says why it is not tried at present."""
+
+    provider: str
+    offer: str
+    worker_type: str
+    cpu_cores: float
+    memory_gb: float
+    gpus: int
+    price_per_hour: float | None
+    zone: str | None
+    market: str | None
+    closed: str | None
+
+
+class ScalingDemand(TypedDict):
+    """Waiting requests that a worker would serve, how many of them nothing serves that is there or comes, and those
+    that do not count, by the reason."""
+
+    requests: int
+    unmet: int
+    not_counted: dict[str, int]
+
+
+class ScalingStatus(TypedDict):
+    """How scaling stands; utilization is the mean of the window, above 1 where more waits than there is.
+
+    A cooldown is how many seconds are left of it; `idle` says for how many seconds each idle worker has been so.
+    `expected_load` is counted in workers, None where none is forecast; `warm_workers` are kept because of it.
+    """
+
+    provider: str | None
+    problem: str | None
+    min_workers: int
+    max_workers: int
+    workers: dict[str, int]
+    idle: dict[str, float]
+    window_seconds: float
+    utilization: dict[str, float]
+    demand: ScalingDemand
+    scale_up_cooldown: float
+    scale_down_cooldown: float
+    expected_load: float | None
+    warm_workers: int
+    budget: WorkerBudget
+
+
+class WorkerNeeds(TypedDict):
+    """What each new worker has."""
+
+    cpu_cores: float
+    memory_mb: int
+    gpu_count: int
+
+
+class ScalingDecisionRow(TypedDict):
+    """What scaling does or would do: start `count` workers of a type, or give back those of `worker_ids`.
+
+    With `scale_up`, `worker_ids` are draining workers that are kept. Prices are in dollars.
+    """
+
+    action: str
+    reason: str
+    count: int
+    worker_ids: list[str]
+    utilization: float
+    bottleneck: str
+    worker_type: str | None
+    offer: str | None
+    resource_requirements: WorkerNeeds | None
+    provider: str | None
+    price_per_hour: float | None
+
+
+class ScalingPlanView(TypedDict):
+    """A decision, what it costs an hour and until midnight (UTC), and what all workers cost then."""
+
+    decision: ScalingDecisionRow
+    cost_per_hour: float | None
+    cost_until_midnight: float | None
+    budget: WorkerBudget
 
 
 class JoinAnswer(TypedDict):

@@ -6,12 +6,14 @@ from msgspec import Struct
 
 from distributed_grid.domain.blocks import MemoryServerRow
 from distributed_grid.domain.engines import EngineResources
-from distributed_grid.domain.jobs import Command, Outcome
+from distributed_grid.domain.jobs import Command, JobEstimate, Outcome
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules, RebalanceSchedule
 from distributed_grid.domain.resources import Claim
+from distributed_grid.domain.scaling import ScalingPlan, ScalingRules
 from distributed_grid.domain.scheduling_policy import SchedulingPolicy
+from distributed_grid.domain.workers import Worker, WorkerRules
 
 
 class ControlPlaneStarted(Struct, frozen=True):
@@ -53,19 +55,40 @@ class NodeForgotten(Struct, frozen=True):
 
 
 class HeartbeatReceived(Struct, frozen=True):
-    """A heartbeat with fresh measurements; its number, and what the agent itself decided for its owner."""
+    """A heartbeat with its measurements; its number, and what the agent itself decided for its owner. `repeats`: a pull
+    worker was heard that did not say anew what it has."""
 
     name: str
     usage: Usage
     beat: int = 0
     generation: int = 0
     yields: bool = False
+    repeats: bool = False
 
 
 class NodeHeard(Struct, frozen=True):
     """What the last heartbeat of a node calls for is to be done; the heartbeat itself is in the ledger already."""
 
     name: str
+
+
+class PullWorkerRegistered(Struct, frozen=True):
+    """A worker without an agent said what it has; another incarnation than before is another process."""
+
+    node: Node
+    usage: Usage
+
+
+class TaskAsked(Struct, frozen=True):
+    """A pull worker wants its next task; it has those that are `running`, by their ids, and no others."""
+
+    worker: str
+    incarnation: str = ""
+    running: tuple[str, ...] = ()
+
+
+class ReassessmentRequested(Struct, frozen=True):
+    """Every pull worker is to say anew what it has."""
 
 
 class AgentRequested(Struct, frozen=True):
@@ -248,12 +271,13 @@ class LeaseExtended(Struct, frozen=True):
 
 
 class JobSubmitted(Struct, frozen=True):
-    """Somebody wants a command run under a lease."""
+    """Somebody wants a command run under a lease; the estimate is the grid's own, and no part of what was asked."""
 
     id: str
     command: Command
     request: Request
     retries: int = 0
+    estimate: JobEstimate | None = None
 
 
 class JobCancelled(Struct, frozen=True):
@@ -302,7 +326,7 @@ class AttemptEnded(Struct, frozen=True):
 
     `nodes` are those the reporting agent serves: nobody reports about another's attempts. None is the grid itself.
     With a `pid` its start is told, too: it was over before that was worth a message of its own. `mark_age_ms` is how
-    long before its end it last marked a checkpoint; None is never.
+    long before its end it last marked a checkpoint; None is never. `result` is what a task has to say, as JSON.
     """
 
     uid: str
@@ -314,6 +338,7 @@ class AttemptEnded(Struct, frozen=True):
     cores: tuple[int, ...] = ()
     mark_age_ms: int | None = None
     pid_start: int = 0
+    result: str = ""
 
 
 class AttemptsListed(Struct, frozen=True):
@@ -438,6 +463,159 @@ class MemoryReclaimRequested(Struct, frozen=True):
     memory_bytes: int
 
 
+class WorkerRulesSet(Struct, frozen=True):
+    """The budgets and times of workers were read from the config."""
+
+    rules: WorkerRules
+
+
+class WorkerRequested(Struct, frozen=True):
+    """A worker is wanted; the same row a second time is harmless. `wall_ms` says which day it is (UTC)."""
+
+    worker: Worker
+    wall_ms: int
+
+
+class WorkerAsked(Struct, frozen=True):
+    """A call to create this worker is about to be made: from now on it may exist."""
+
+    worker_id: str
+
+
+class WorkerBooted(Struct, frozen=True):
+    """The provider has made this machine; `warning` says where it has less than was asked for."""
+
+    worker_id: str
+    instance: str
+    warning: str = ""
+
+
+class WorkerJoined(Struct, frozen=True):
+    """The agent of a worker was heard."""
+
+    worker_id: str
+
+
+class WorkerCallFailed(Struct, frozen=True):
+    """A call about a worker failed; the identical call follows after a pause. Where its answer was lost it may have had
+    its effect."""
+
+    worker_id: str
+    why: str
+    was_lost: bool = True
+
+
+class WorkerRefused(Struct, frozen=True):
+    """The provider will not make this worker. With a `scope` it has no room for it there now, and `instead` is wanted
+    in its place, within the budget."""
+
+    worker_id: str
+    why: str
+    wall_ms: int
+    scope: str = ""
+    instead: Worker | None = None
+
+
+class WorkerDrainRequested(Struct, frozen=True):
+    """A worker is to take nothing new; refused while it has a lease, unless it is told to give those back."""
+
+    worker_id: str
+    by: str
+    why: str
+    force: bool = False
+
+
+class WorkerResumed(Struct, frozen=True):
+    """A worker that drains may be used again."""
+
+    worker_id: str
+    by: str
+    why: str = ""
+
+
+class WorkerTerminationRequested(Struct, frozen=True):
+    """A worker is to be ended; refused while it has a lease, unless those are to end with it."""
+
+    worker_id: str
+    by: str
+    why: str
+    wall_ms: int
+    force: bool = False
+
+
+class WorkerTerminationAccepted(Struct, frozen=True):
+    """The provider has taken on to end a worker; `problem` says what keeps it from being gone for long."""
+
+    worker_id: str
+    problem: str = ""
+
+
+class WorkerGone(Struct, frozen=True):
+    """The provider has proven that this machine does not exist any more."""
+
+    worker_id: str
+    why: str
+    wall_ms: int
+
+
+class ListedInstance(Struct, frozen=True):
+    """A machine in a provider's list: whose it is, the provider's id of it, its state there, and more about that."""
+
+    worker_id: str
+    instance: str
+    state: str
+    detail: str = ""
+
+
+class WorkersListed(Struct, frozen=True):
+    """All machines of this grid that a provider lists, as of when it was asked."""
+
+    provider: str
+    asked_at_ms: int
+    instances: tuple[ListedInstance, ...]
+    wall_ms: int
+
+
+class WorkersChecked(Struct, frozen=True):
+    """A moment at which deadlines and budgets of workers are compared with the time."""
+
+    wall_ms: int
+
+
+class StrayInstanceFound(Struct, frozen=True):
+    """A provider has a machine of this grid that no worker stands for: it is ended, and the audit trail says so."""
+
+    provider: str
+    worker_id: str
+    instance: str
+
+
+class ScalingRulesSet(Struct, frozen=True):
+    """The scaling settings were read from the config, or what the provider can start has changed."""
+
+    rules: ScalingRules
+
+
+class ScalingEvaluated(Struct, frozen=True):
+    """A moment at which workers are started or given back. `ids` are for new workers; `wall_ms` says which day it is
+    (UTC); `warm` is how many workers the expected load calls for. With a `plan` that one is carried out."""
+
+    ids: tuple[str, ...]
+    wall_ms: int
+    warm: int = 0
+    plan: ScalingPlan | None = None
+
+
+class OutputsBroughtHome(Struct, frozen=True):
+    """What jobs left on a worker that drains was copied: so many files and bytes; `lost` is what could not be."""
+
+    worker_id: str
+    wall_ms: int
+    files: int = 0
+    bytes: int = 0
+    lost: tuple[str, ...] = ()
+
+
 class QueueScanned(Struct, frozen=True):
     """Capacity may have come free: scan the queue.
 
@@ -473,6 +651,9 @@ Event = (
     | NodeForgotten
     | HeartbeatReceived
     | NodeHeard
+    | PullWorkerRegistered
+    | TaskAsked
+    | ReassessmentRequested
     | AgentRequested
     | NodeDrained
     | NodeResumed
@@ -514,6 +695,24 @@ Event = (
     | CopyLost
     | MemoryServed
     | MemoryReclaimRequested
+    | WorkerRulesSet
+    | WorkerRequested
+    | WorkerAsked
+    | WorkerBooted
+    | WorkerJoined
+    | WorkerCallFailed
+    | WorkerRefused
+    | WorkerDrainRequested
+    | WorkerResumed
+    | WorkerTerminationRequested
+    | WorkerTerminationAccepted
+    | WorkerGone
+    | WorkersListed
+    | WorkersChecked
+    | StrayInstanceFound
+    | ScalingRulesSet
+    | ScalingEvaluated
+    | OutputsBroughtHome
     | QueueScanned
     | PressureRead
     | TimePassed

@@ -27,7 +27,15 @@ class Worker(Struct, frozen=True, omit_defaults=True):
 
     `worker_type` is its kind (`cpu`, `gpu`), `offer` the provider's own name of what is started, `price_micro` what an
     hour of it costs (None: not known). `instance` is the provider's id of it, once that was heard. `by` asked for it;
-    `why` says why it is in its state. `problem` is the last error of its provider.
+    `why` says why it is in its state. `problem` is the last error of its provider. `on_this_machine`: what it has comes
+    out of the control plane's machine; where that is a node of the grid, it is the `host`, which lends it what it has.
+    `warning` says where it has less than was asked for.
+
+    `asked_at_ms` is when it was first asked for, `called_at_ms` when the last call to create it began, `unanswered` how
+    many of these had no answer, `tries` how many calls in a row were not the last one needed; the next is not before
+    `next_call_at_ms`. `accepted_at_ms` is when its provider took its termination on. `missing` counts the lists since
+    then that it was not in, the last of them as of `listed_at_ms`. `unheard_since_ms` is since when its agent is not
+    heard (0: it is). `used_at_ms` is when its last lease ended; a `spare` one drains because nobody needs it.
     """
 
     kind: ClassVar[str] = "worker"
@@ -49,6 +57,21 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     terminate_at_ms: int = 0
     ended_at_ms: int = 0
     problem: str = ""
+    zone: str = ""
+    market: str = ""
+    on_this_machine: bool = False
+    host: str = ""
+    warning: str = ""
+    unanswered: int = 0
+    called_at_ms: int = 0
+    tries: int = 0
+    next_call_at_ms: int = 0
+    accepted_at_ms: int = 0
+    missing: int = 0
+    listed_at_ms: int = 0
+    unheard_since_ms: int = 0
+    used_at_ms: int = 0
+    spare: bool = False
 
     @property
     def key(self) -> str:
@@ -62,3 +85,78 @@ class Worker(Struct, frozen=True, omit_defaults=True):
     @property
     def is_over(self) -> bool:
         return self.state is WorkerState.GONE
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether it will be capacity soon, as far as anybody knows."""
+        return self.state in (WorkerState.WANTED, WorkerState.ASKED, WorkerState.BOOTING)
+
+
+class WorkerRules(Struct, frozen=True, omit_defaults=True):
+    """What holds for all workers: budgets in millionths of a dollar (None: no limit), and times.
+
+    `consistency_ms` is how long a provider may not list what it has made, or list what it has ended. `exit_ms` is for
+    how long the agent of a worker goes on without a control plane.
+    """
+
+    kind: ClassVar[str] = "worker-rules"
+
+    budget_per_hour_micro: int | None = None
+    budget_per_day_micro: int | None = None
+    launch_ms: int = 300_000
+    join_ms: int = 900_000
+    consistency_ms: int = 30_000
+    call_ms: int = 60_000
+    exit_ms: int = 600_000
+    closed_ms: int = 180_000
+    set_aside_ms: int = 3_600_000
+
+    @property
+    def key(self) -> str:
+        return "worker-rules"
+
+    @property
+    def is_over(self) -> bool:
+        return False
+
+
+class Spending(Struct, frozen=True, omit_defaults=True):
+    """What the workers of a provider have cost on one day (UTC, in days since 1970), as of `as_of_ms`.
+
+    The day only moves forward, whatever the wall clock does.
+    """
+
+    kind: ClassVar[str] = "spending"
+
+    provider: str
+    day: int
+    spent_micro: int = 0
+    as_of_ms: int = 0
+
+    @property
+    def key(self) -> str:
+        return self.provider
+
+    @property
+    def is_over(self) -> bool:
+        return False
+
+
+class OfferClosure(Struct, frozen=True, omit_defaults=True):
+    """An offer of a provider, or all of its offers of one zone or kind (`scope`), not to be tried until then."""
+
+    kind: ClassVar[str] = "offer-closure"
+
+    provider: str
+    scope: str
+    until_ms: int
+    why: str = ""
+    opened: bool = False
+
+    @property
+    def key(self) -> str:
+        return f"{self.provider}/{self.scope}"
+
+    @property
+    def is_over(self) -> bool:
+        return self.opened

@@ -4,7 +4,7 @@ A decider only reads, and returns rows in their new state; `Ledger.apply` writes
 and nothing has changed. Effects are a function of the rows (`pending`), never of the event that led there.
 """
 
-from distributed_grid.reactor.decision import BlockAnswer, Decision, JobAnswer, LeaseAnswer, Record
+from distributed_grid.reactor.decision import BlockAnswer, Decision, JobAnswer, LeaseAnswer, Record, WorkerAnswer
 from distributed_grid.reactor.dispatch import decide, step, step_through
 from distributed_grid.reactor.effects import (
     overdue,
@@ -15,6 +15,8 @@ from distributed_grid.reactor.effects import (
     pending_for,
     pending_memory,
     pending_memory_for,
+    pending_workers,
+    pending_workers_for,
 )
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "JobAnswer",
     "LeaseAnswer",
     "Record",
+    "WorkerAnswer",
     "decide",
     "overdue",
     "overdue_memory",
@@ -32,6 +35,8 @@ __all__ = [
     "pending_for",
     "pending_memory",
     "pending_memory_for",
+    "pending_workers",
+    "pending_workers_for",
     "step",
     "step_through",
 ]

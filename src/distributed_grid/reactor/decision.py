@@ -12,6 +12,8 @@ from distributed_grid.domain.jobs import Job
 from distributed_grid.domain.leases import Lease, Request
 from distributed_grid.domain.resources import Capacity
 from distributed_grid.domain.rows import Row
+from distributed_grid.domain.scaling import ScalingPlan
+from distributed_grid.domain.workers import Worker
 from distributed_grid.scheduling.placement.explanation import Choice
 
 RecordType = Literal[
@@ -21,7 +23,9 @@ RecordType = Literal[
     "node-declared", "node-alive", "node-suspect", "node-lost", "node-draining", "node-resumed", "node-stopped",
     "node-kept", "node-forgotten", "node-epoch", "agent-rejected", "reports-omitted", "alert-raised", "alert-cleared",
     "rebalanced", "recommended", "block-moving", "block-moved", "block-not-moved", "copy-lost", "block-lost",
-    "block-released", "block-expired", "block-named",
+    "block-released", "block-expired", "block-named", "worker-wanted", "worker-booting", "worker-joined",
+    "worker-draining", "worker-resumed", "worker-terminating", "worker-gone", "worker-problem", "worker-stray",
+    "offer-closed", "budget-exceeded", "outputs-kept", "not-scaled",
 ]  # fmt: skip
 RECORD_TYPES: tuple[str, ...] = get_args(RecordType)
 
@@ -63,7 +67,19 @@ class BlockAnswer(Struct, frozen=True):
     block: Block
 
 
-Answer = LeaseAnswer | JobAnswer | BlockAnswer | None
+class WorkerAnswer(Struct, frozen=True):
+    """A worker as it stands after the event."""
+
+    worker: Worker
+
+
+class ScalingAnswer(Struct, frozen=True):
+    """What scaling does."""
+
+    plan: ScalingPlan
+
+
+Answer = LeaseAnswer | JobAnswer | BlockAnswer | WorkerAnswer | ScalingAnswer | None
 
 
 class Decision(Struct):

@@ -12,7 +12,20 @@ from distributed_grid.domain import events
 from distributed_grid.domain.events import Event, QueueScanned
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Row
-from distributed_grid.reactor import block_copies, blocks, engines, jobs, lease_lifetime, leases, nodes, rebalancing
+from distributed_grid.reactor import (
+    block_copies,
+    blocks,
+    engines,
+    jobs,
+    lease_lifetime,
+    leases,
+    nodes,
+    pull_workers,
+    rebalancing,
+    scaling,
+    worker_checks,
+    workers,
+)
 from distributed_grid.reactor.decision import Answer, Decision, Record
 from distributed_grid.reactor.report_budget import charge
 
@@ -27,6 +40,9 @@ DECIDERS: dict[type, Decider] = {
     events.NodeForgotten: nodes.on_forgotten,
     events.HeartbeatReceived: nodes.on_heartbeat,
     events.NodeHeard: nodes.on_heard,
+    events.PullWorkerRegistered: pull_workers.on_registered,
+    events.TaskAsked: pull_workers.on_task_asked,
+    events.ReassessmentRequested: pull_workers.on_reassessment_requested,
     events.AgentRequested: nodes.on_agent_requested,
     events.NodeDrained: nodes.on_drained,
     events.NodeResumed: nodes.on_resumed,
@@ -69,6 +85,24 @@ DECIDERS: dict[type, Decider] = {
     events.CopyLost: block_copies.on_lost,
     events.MemoryServed: block_copies.on_served,
     events.MemoryReclaimRequested: block_copies.on_memory_reclaim_requested,
+    events.WorkerRulesSet: workers.on_rules_set,
+    events.WorkerRequested: workers.on_requested,
+    events.WorkerAsked: workers.on_asked,
+    events.WorkerBooted: workers.on_booted,
+    events.WorkerJoined: workers.on_joined,
+    events.WorkerCallFailed: workers.on_call_failed,
+    events.WorkerRefused: workers.on_refused,
+    events.WorkerDrainRequested: workers.on_drain_requested,
+    events.WorkerResumed: workers.on_resumed,
+    events.WorkerTerminationRequested: workers.on_termination_requested,
+    events.WorkerTerminationAccepted: workers.on_termination_accepted,
+    events.WorkerGone: workers.on_gone,
+    events.WorkersListed: workers.on_listed,
+    events.WorkersChecked: worker_checks.on_checked,
+    events.StrayInstanceFound: workers.on_stray_found,
+    events.ScalingRulesSet: scaling.on_rules_set,
+    events.ScalingEvaluated: scaling.on_evaluated,
+    events.OutputsBroughtHome: scaling.on_outputs_brought_home,
     events.PressureRead: rebalancing.on_pressure_read,
     events.TimePassed: lease_lifetime.on_time_passed,
 }

@@ -36,7 +36,13 @@ from distributed_grid.agent.lent_memory import LentMemory, LocalMemory, address_
 from distributed_grid.agent.owner.usage_meter import UsageMeter
 from distributed_grid.api import requests
 from distributed_grid.config import ClusterConfig
-from distributed_grid.config_mapping import rebalance_rules, simulated_nodes, tier_settings
+from distributed_grid.config_mapping import (
+    rebalance_rules,
+    scaling_rules,
+    simulated_nodes,
+    tier_settings,
+    worker_rules,
+)
 from distributed_grid.control.agent_files import AttemptFiles, ContentSender
 from distributed_grid.control.agents import AgentGateway
 from distributed_grid.control.batch import EffectRouter
@@ -45,7 +51,7 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View, Viewer
 from distributed_grid.domain.events import AlertChanged, PressureRead
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.nodes import Node
+from distributed_grid.domain.nodes import PULL_HOST, Node
 from distributed_grid.domain.rebalancing import RebalanceRules
 from distributed_grid.errors import BadInput, GridError
 from distributed_grid.log_rate_limit import configure_logging
@@ -53,6 +59,7 @@ from distributed_grid.memory.supervisor.supervisor import SERVER_LOCK
 from distributed_grid.monitoring.alerts import Alert
 from distributed_grid.monitoring.monitor import Monitor
 from distributed_grid.monitoring.usage_history import MINUTE
+from distributed_grid.reactor.effects import WorkerEffect
 from distributed_grid.server.access.agent_websocket import AgentSockets
 from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.active_config import (
@@ -74,16 +81,30 @@ from distributed_grid.server.rpc import Connection, Dispatcher, NodeMemoryDispat
 from distributed_grid.server.services.boost_file_sync import BoostFileSync
 from distributed_grid.server.services.boosts import BoostService
 from distributed_grid.server.services.daemon import DaemonService, IdleTimer, is_unused
+from distributed_grid.server.services.job_sizing import JobSizer
 from distributed_grid.server.services.jobs import JobService, trim_content_forever
 from distributed_grid.server.services.leases import LeaseService, RequestConverter
 from distributed_grid.server.services.memory import MemoryService
 from distributed_grid.server.services.nodes import NodeService, Report
 from distributed_grid.server.services.prediction import PredictionService
+from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.reports import ReportService
+from distributed_grid.server.services.run_recording import RunRecorder
+from distributed_grid.server.services.scaling import ScalingService
+from distributed_grid.server.services.tasks import TaskService
+from distributed_grid.server.services.workers import WorkerService
+from distributed_grid.server.workers.autoscaler import Autoscaler
+from distributed_grid.server.workers.expected_load import ROW_BYTES, ExpectedLoad
+from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
+from distributed_grid.server.workers.offers import OfferCatalog
+from distributed_grid.server.workers.output_collector import OutputCollector
+from distributed_grid.server.workers.provider_registry import ProviderRegistry
+from distributed_grid.server.workers.reconciler import WorkerReconciler
 from distributed_grid.state_dir import StateDir
 from distributed_grid.supervision import end_process, end_process_on_failure, start_logged, start_restarted
 
 REMOVED_POLL_SECONDS = 2.0
+PREDICTIVE = "predictive"
 FIRST_ROUND_SECONDS = 5.0
 """The first round of rebalancing is so soon: by then the nodes have reported, and what lasts is counted from it."""
 RESOURCE_FIELDS = (
@@ -129,7 +150,9 @@ class Daemon:
         self._agent_sockets = AgentSockets(state_dir.host_dir / "links", self._agents)
         self._ray = RayEngine(on_connected=self._on_ray_connected, on_link=self._on_ray_link_changed)
         self._reconciler = EngineReconciler(self._ray, hold_seconds=config.hold_seconds)
-        effects = EffectRouter(self._agents.perform, self._reconciler.perform, self._agents.memory.perform)
+        effects = EffectRouter(
+            self._agents.perform, self._reconciler.perform, self._agents.memory.perform, self._perform_workers
+        )
         self._grid = Grid(store, self._clock, effects)
         self._monitor = Monitor(
             config.alerts,
@@ -174,7 +197,8 @@ class Daemon:
         files = AttemptFiles(self._state_dir.jobs, self._agents.files, self._is_local)
         nodes = NodeService(grid, viewer)
         leases = LeaseService(grid, viewer, converter, is_stopping=self._is_stopping)
-        jobs = JobService(grid, viewer, converter, files)
+        self._sizer = JobSizer(self._prediction)
+        jobs = JobService(grid, viewer, converter, files, self._sizer)
         reports = ReportService(grid, viewer, self._monitor)
         boosts = BoostService(
             grid,
@@ -185,6 +209,9 @@ class Daemon:
             ray_environment=self._ray_environment,
             is_stopping=self._is_stopping,
         )
+        pull_workers = PullWorkerService(
+            grid, viewer, hold_seconds=config.hold_seconds, detect=lambda: HardwareDetector().capacity()
+        )
         memory = MemoryService(grid, viewer, sharing_enabled=sharing_enabled, is_stopping=self._is_stopping)
         self._listener = RestListener(
             RestServices(nodes, leases, boosts, jobs, reports),
@@ -194,6 +221,22 @@ class Daemon:
             agents=self._agents,
             on_request=self._idle_timer.reset,
         )
+        catalog = OfferCatalog(ProviderRegistry(config), grid, call_seconds=config.workers.call_seconds)
+        tokens = WorkerJoinTokens(self._state_dir.host_dir, self._listener.admission)
+        self._workers = WorkerReconciler(
+            grid, catalog, tokens, rules=worker_rules(config), grid_id=self._cluster.grid_id
+        )
+        workers = WorkerService(grid, viewer, catalog, tokens)
+        predictive = config.resource_sharing.policy == PREDICTIVE
+        load = MinuteStore(self._state_dir.host_dir / "load.db", row_bytes=ROW_BYTES)
+        self._autoscaler = Autoscaler(
+            grid,
+            catalog,
+            scaling_rules(config),
+            check_reachable=workers.check_reachable,
+            expected=ExpectedLoad(grid, load) if predictive else None,
+        )
+        self._outputs = OutputCollector(grid, self._state_dir.jobs, self._agents.files)
         daemon = DaemonService(self._state_dir, self._selected, grid, self._idle_timer, self._listener)
         self._dispatcher = Dispatcher(
             answer_table(
@@ -205,7 +248,11 @@ class Daemon:
                 reports=reports,
                 memory=memory,
                 prediction=self._prediction,
+                pull_workers=pull_workers,
+                tasks=TaskService(grid, viewer, pull_workers),
                 admission=self._listener.admission,
+                workers=workers,
+                scaling=ScalingService(grid, self._autoscaler),
             ),
             {
                 requests.DrainNode: nodes.drain,
@@ -237,6 +284,8 @@ class Daemon:
             self._reconciler.start(self._grid, on_view=self._attachment.nodes.update)
             await self._monitor.start()
             await self._prediction.start()
+            recorder = RunRecorder(self._grid, self._prediction)
+            recorder.start()
             await declare_nodes(self._grid, self._config, HardwareDetector(probe, gpus).capacity())
             await self._boost_file.recover()
             local = await self._grid.read(local_nodes)
@@ -252,6 +301,7 @@ class Daemon:
             self._attachment.start()
             await self._agents.settled()
             await self._listener.start(login_name())
+            await self._workers.start()
             listener = self._instance_lock.listen()
             server = await asyncio.get_running_loop().create_unix_server(self._accept, sock=listener, backlog=BACKLOG)
             gc.freeze()  # what is loaded stays: the collector need not look at it again and again
@@ -265,11 +315,14 @@ class Daemon:
                 "trimming of contents": partial(trim_content_forever, self._grid, self._content),
                 "rebalancing": partial(rebalance_forever, self._grid, self._monitor, rules),
                 "the file of boosts": self._boost_file.run,
+                "scaling": self._autoscaler.run,
+                "the files of workers that drain": self._outputs.run,
                 "learning from runs": self._prediction.learn_forever,
                 "training of the predictor": self._prediction.train_forever,
                 "the anchor of the clock": partial(save_anchor_forever, self._state_dir, self._clock),
             }
             background = [start_restarted(loop, name) for name, loop in loops.items()]
+            background.append(start_logged(recorder.catch_up(), "the last runs of jobs"))
             await self._idle_timer.wait(self._is_idle)
             for task in background:
                 task.cancel()
@@ -300,6 +353,7 @@ class Daemon:
         self._stopping = True
         for connection in list(self._connections):
             connection.close()
+        await self._workers.stop()
         await self._listener.stop()
         await self._monitor.stop()
         await self._cluster.stop()
@@ -312,9 +366,13 @@ class Daemon:
         await self._boost_file.stop()
         await self._grid.stop()
         await self._prediction.stop()
+        self._sizer.stop()
         self._grid.store.close()
         save_anchor(self._state_dir, self._clock.anchor())
         log.info("stopped")
+
+    def _perform_workers(self, effects: list[WorkerEffect]) -> None:
+        self._workers.perform(effects)
 
     def _on_ray_connected(self) -> list[ChildCommand]:
         self._reconciler.compare_soon()
@@ -340,7 +398,7 @@ class Daemon:
     def _is_local(self, name: str) -> bool:
         """Whether a node is this machine; one that is not known any more was, if its files are here."""
         node = self._grid.ledger.nodes.get(name)
-        return node is None or node.host == "local"
+        return node is None or node.host in ("local", PULL_HOST)  # a pull worker has left no files: none are found here
 
     async def _is_idle(self) -> bool:
         if self._listener.is_busy or any(connection.has_unanswered for connection in self._connections):

@@ -175,13 +175,13 @@ def start(session: CliSession, listen: str | None, tls: bool | None, force_plain
     print_answer(session, info, f"running, pid {info['pid']}")
 
 
-@daemon.command()
-def stop(session: CliSession) -> None:
+@daemon.command(Option("--force", is_flag=True, help="Also while workers of a provider go on, which cost money."))
+def stop(session: CliSession, force: bool) -> None:
     """Stop the control plane; jobs go on and are found again by the next one."""
     try:
         with session.running_client() as client:
             pid = client.call("get_daemon_info")["pid"]
-            client.call("stop_daemon")
+            left = client.call("stop_daemon", force=force)["workers"]
     except Unreachable:
         print_answer(session, {"stopped": False}, "not running")
         return
@@ -190,6 +190,8 @@ def stop(session: CliSession) -> None:
         if time.monotonic() > deadline:
             raise TimedOut(f"the control plane (pid {pid}) has not stopped within {STOP_SECONDS:g} s")
         time.sleep(0.02)
+    if left:
+        echo(printable(f"grid: these workers go on, and cost money until they end: {', '.join(left)}"), err=True)
     print_answer(session, {"stopped": True, "pid": pid}, f"stopped, pid {pid}")
 
 

@@ -15,7 +15,7 @@ from distributed_grid.agent.join_client import JoinToken
 from distributed_grid.api import requests
 from distributed_grid.config.value_kinds import LOGIN, NAME_PATTERN
 from distributed_grid.errors import BadInput, Refused
-from distributed_grid.server.access.tokens import JoinGrant, TokenStore, UserToken
+from distributed_grid.server.access.tokens import JoinGrant, TokenStore, UserToken, hash_of
 
 AGENT_PATH = "/v1/agent"
 log = logging.getLogger(__name__)
@@ -26,6 +26,11 @@ class AdvertisedAddress(Struct, frozen=True):
 
     addresses: tuple[str, ...]
     fingerprint: str = ""
+
+    @property
+    def is_loopback_only(self) -> bool:
+        """Whether only this machine can reach any of them."""
+        return all(one.startswith(("127.", "localhost:", "[::1]:")) for one in self.addresses)
 
 
 class Admission:
@@ -63,6 +68,13 @@ class Admission:
         token = UserToken(op.token_id, op.secret_hash, op.user, op.team, expires_ms=expires)
         return {"token": token_view(await asyncio.to_thread(self.tokens.add, token), self.tokens.now_ms())}
 
+    async def identify_token(self, op: requests.IdentifyToken) -> dict[str, Any]:
+        """The user of a token that is valid, for whoever was shown it."""
+        token = self.tokens.user_by_hash(op.token_id, op.secret_hash)
+        if token is None:
+            raise Refused("the token is not valid")
+        return {"user": token.user, "admin": token.admin}
+
     async def create_join_token(self, op: requests.CreateJoinToken) -> dict[str, Any]:
         """Everything the caller needs to print the token; only the caller knows the secret."""
         if op.node:
@@ -72,6 +84,18 @@ class Admission:
         made = await asyncio.to_thread(self.tokens.add_grant, grant)
         view = grant_view(made, self.tokens.now_ms())
         return {"join_token": view, "addresses": list(address.addresses), "fingerprint": address.fingerprint}
+
+    @property
+    def address(self) -> AdvertisedAddress:
+        """How other machines reach the port now."""
+        return self._advertised()
+
+    async def grant_join(self, token_id: str, secret: str, node: str, ttl_seconds: float) -> str:
+        """The text of a join token for this name; the same one again as long as it is not over."""
+        self._check_name(node)
+        grant = JoinGrant(token_id, hash_of(secret), node, expires_ms=self._expiry(ttl_seconds))
+        await asyncio.to_thread(self.tokens.add_grant, grant)
+        return JoinToken(self.address.addresses, self.address.fingerprint, token_id, secret).text()
 
     async def list_tokens(self) -> dict[str, Any]:
         now = self.tokens.now_ms()

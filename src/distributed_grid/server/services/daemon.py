@@ -20,11 +20,13 @@ from distributed_grid.control.grid import Grid
 from distributed_grid.control.views import View
 from distributed_grid.domain.leases import Lease
 from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.nodes import PULL_HOST
 from distributed_grid.domain.rebalancing import is_automatic
 from distributed_grid.errors import ProtocolError, Refused
 from distributed_grid.server.active_config import NamedConfigs, SelectedConfig, save_selection
 from distributed_grid.state_dir import StateDir
 
+MAX_NAMED = 10
 QUERY_ADVICE = "leave --config (or $GRID_CONFIG) out, or type: grid daemon stop"
 log = logging.getLogger(__name__)
 
@@ -64,10 +66,11 @@ class IdleTimer:
 
 
 def is_unused(ledger: Ledger, now: int) -> bool:
-    """Whether nothing is held, nobody waits, and no agent elsewhere counts on this control plane."""
+    """Whether nothing is held, nobody waits, no worker costs money, and no agent elsewhere counts on this control
+    plane."""
     has_agents = ledger.engines or any(node.wanted for node in ledger.nodes.values())
     has_blocks = any(not block.lost for block in ledger.blocks.values())
-    return not ledger.jobs and not has_blocks and not user_leases(ledger) and not has_agents
+    return not ledger.jobs and not has_blocks and not user_leases(ledger) and not has_agents and not ledger.workers
 
 
 def user_leases(ledger: Ledger) -> list[Lease]:
@@ -185,11 +188,19 @@ class DaemonService:
         self._set_keep_running(True)
         return await self.info()
 
-    async def stop(self) -> View:
+    async def stop(self, op: requests.StopDaemon) -> View:
+        """Stop; refused while workers of providers are not proven gone, unless it is forced: they cost money."""
+        workers: list[str] = await self._grid.read(lambda ledger, now: list(ledger.workers))
+        if workers and not op.force:
+            named = ", ".join(workers[:MAX_NAMED]) + (" and others" if workers[MAX_NAMED:] else "")
+            raise Refused(
+                f"{len(workers)} worker{'' if len(workers) == 1 else 's'} of a provider would go on and cost money: "
+                f"{named}; first type: grid workers terminate ID…, or stop all the same: grid daemon stop --force"
+            )
         self._listener.forget()
         self._set_keep_running(False)
         self._idle_timer.stop()
-        return {"stopping": True}
+        return {"stopping": True, "workers": workers}
 
     def _set_keep_running(self, keep_running: bool) -> None:
         self._idle_timer.keep_running = keep_running
@@ -198,5 +209,5 @@ class DaemonService:
 
 def _node_names(ledger: Ledger, now: int) -> View:
     """All nodes, and those on other machines: whoever submits has to know what to ship."""
-    remote = [node.name for node in ledger.nodes.values() if node.host != "local"]
+    remote = [node.name for node in ledger.nodes.values() if node.host not in ("local", PULL_HOST)]
     return {"nodes": list(ledger.nodes), "far_nodes": remote}

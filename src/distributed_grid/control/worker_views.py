@@ -1,0 +1,71 @@
+"""Views of workers: each of them, what they cost, and what a provider offers."""
+
+from __future__ import annotations
+
+from distributed_grid.control.view_types import WorkerBudget, WorkerOfferRow, WorkerRow
+from distributed_grid.control.views import Viewer
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.workers import Worker
+from distributed_grid.ports import WorkerOffer
+from distributed_grid.scheduling.scaling.budget import MICRO, BudgetState, is_closed
+
+GIB = 1024**3
+
+
+def worker_view(viewer: Viewer, worker: Worker, now: int) -> WorkerRow:
+    """A worker, gone or not."""
+    has = worker.resources
+    return {
+        "worker_id": worker.id,
+        "provider": worker.provider,
+        "worker_type": worker.worker_type,
+        "offer": worker.offer,
+        "state": str(worker.state),
+        "node_id": worker.node,
+        "instance_id": worker.instance or None,
+        "cpu_cores": has.cpu_milli / 1000,
+        "memory_gb": round(has.memory_bytes / GIB, 3),
+        "gpus": has.gpu_count,
+        "price_per_hour": dollars(worker.price_micro),
+        "age_seconds": round(max((worker.ended_at_ms or now) - worker.created_at_ms, 0) / 1000, 3),
+        "created_at": viewer.time(worker.created_at_ms),
+        "joined_at": viewer.time(worker.joined_at_ms),
+        "ended_at": viewer.time(worker.ended_at_ms),
+        "user": worker.by,
+        "reason": worker.why or None,
+        "problem": worker.problem or None,
+        "warning": worker.warning or None,
+    }
+
+
+def budget_view(state: BudgetState) -> WorkerBudget:
+    """What workers cost, and the limits."""
+    return {
+        "per_hour": state.rate_micro / MICRO,
+        "spent_today": state.spent_micro / MICRO,
+        "by_midnight": state.day_micro / MICRO,
+        "budget_per_hour": dollars(state.per_hour_micro),
+        "budget_per_day": dollars(state.per_day_micro),
+    }
+
+
+def offer_view(ledger: Ledger, provider: str, offer: WorkerOffer) -> WorkerOfferRow:
+    """What a provider can start, and why it is not tried at present."""
+    closed = is_closed(ledger, provider, offer.id, zone=offer.zone, market=offer.market, kind=offer.worker_type)
+    return {
+        "provider": provider,
+        "offer": offer.id,
+        "worker_type": offer.worker_type,
+        "cpu_cores": offer.resources.cpu_milli / 1000,
+        "memory_gb": round(offer.resources.memory_bytes / GIB, 3),
+        "gpus": offer.resources.gpu_count,
+        "price_per_hour": dollars(offer.price_micro),
+        "zone": offer.zone or None,
+        "market": offer.market or None,
+        "closed": closed or None,
+    }
+
+
+def dollars(micro: int | None) -> float | None:
+    """An amount of money in dollars."""
+    return None if micro is None else micro / MICRO

@@ -1,0 +1,358 @@
+"""Deciders of workers: wanted, asked for, booted, joined, drained, terminated, proven gone; budgets and deadlines.
+
+- A worker counts as spending from its row until it is proven gone: its provider says so, never had it, or has not
+  listed it twice after it took the termination on, and long enough after any creation may have taken effect.
+- What a refusal proves depends on what was asked before: after a creation without an answer it proves nothing.
+- Nothing is given up: a termination that fails is ordered again and again, and said openly.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from msgspec.structs import replace
+
+from distributed_grid.domain.events import (
+    Event,
+    ListedInstance,
+    NodeDrained,
+    NodeForgotten,
+    NodeResumed,
+    NodeStopped,
+    StrayInstanceFound,
+    WorkerAsked,
+    WorkerBooted,
+    WorkerCallFailed,
+    WorkerDrainRequested,
+    WorkerGone,
+    WorkerJoined,
+    WorkerRefused,
+    WorkerRequested,
+    WorkerResumed,
+    WorkerRulesSet,
+    WorkersListed,
+    WorkerTerminationAccepted,
+    WorkerTerminationRequested,
+)
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rebalancing import GRID_USER
+from distributed_grid.domain.rows import Counter, Row
+from distributed_grid.domain.scaling import SCALED_DOWN, SCALED_UP
+from distributed_grid.domain.states import NodeState, Step, WorkerState, advance_worker
+from distributed_grid.domain.workers import OfferClosure, Worker
+from distributed_grid.errors import Conflict, NotFound, Refused
+from distributed_grid.reactor.decision import Decision, Record, RecordType, WorkerAnswer
+from distributed_grid.reactor.worker_hosts import lease_host, release_host
+from distributed_grid.scheduling.scaling.budget import budget_state, settle
+from distributed_grid.scheduling.scaling.host_machine import with_host
+
+FIRST_PAUSE_MS, MAX_PAUSE_MS = 1_000, 60_000
+MAX_WORKERS_PER_STEP = 100
+"""Workers that change in one step, so that it does not take long; the next follows at once."""
+PROOF_LISTINGS = 2
+"""Listings without a machine that prove it gone, once its termination was accepted."""
+
+
+def on_rules_set(ledger: Ledger, event: WorkerRulesSet, now: int) -> Decision:
+    """Set the budgets and times of workers."""
+    return Decision([event.rules] if event.rules != ledger.worker_rules else [])
+
+
+def known_worker(ledger: Ledger, worker_id: str) -> Worker:
+    worker = ledger.workers.get(worker_id)
+    if worker is None:
+        raise NotFound(f"no worker {worker_id}, or it is gone")
+    return worker
+
+
+def worker_record(kind: RecordType, worker: Worker, reason: str = "", by: str = "") -> Record:
+    data = {"provider": worker.provider, "worker_type": worker.worker_type, "offer": worker.offer}
+    return Record(kind, by or worker.by, worker.id, worker.node, reason, {**data, "price_micro": worker.price_micro})
+
+
+def on_requested(ledger: Ledger, event: WorkerRequested, now: int) -> Decision:
+    """Want a worker, within the budget; the same one again is answered with how it stands."""
+    worker = event.worker
+    known = ledger.workers.get(worker.id)
+    if known is not None:
+        is_same = known.resources == worker.resources or known.warning  # it was given less than was asked for
+        if (known.provider, known.offer) != (worker.provider, worker.offer) or not is_same:
+            raise Conflict(f"worker {worker.id} is another one already")
+        return Decision(answer=WorkerAnswer(known))
+    if worker.id in ledger.nodes:
+        raise Conflict(f"a node is called {worker.id} already")
+    refusal = budget_state(ledger, now, event.wall_ms).refusal(_name(worker), worker.price_micro)
+    if refusal is not None:
+        raise Refused(refusal)
+    wanted = replace(with_host(ledger, worker), state=WorkerState.WANTED, created_at_ms=now)
+    decision = lease_host(ledger, wanted, now)
+    decision.changes += [settle(ledger, worker.provider, now, event.wall_ms), wanted]
+    decision.records.append(worker_record("worker-wanted", wanted, wanted.why or wanted.warning))
+    decision.answer = WorkerAnswer(wanted)
+    return decision
+
+
+def _name(worker: Worker) -> str:
+    return f"a {worker.worker_type} worker of {worker.provider}"
+
+
+def on_asked(ledger: Ledger, event: WorkerAsked, now: int) -> Decision:
+    """Record that a creation is about to be asked for: from here on only a proof says that there is nothing."""
+    worker = ledger.workers.get(event.worker_id)
+    if worker is None or worker.state not in (WorkerState.WANTED, WorkerState.ASKED):
+        raise Refused(f"worker {event.worker_id} is not to be created any more")
+    asked = replace(worker, unanswered=worker.unanswered + 1, called_at_ms=now)
+    if worker.state is WorkerState.WANTED:
+        asked = replace(asked, state=advance_worker(worker.state, Step.ASK), asked_at_ms=now)
+    return Decision([asked], answer=WorkerAnswer(asked))
+
+
+def on_booted(ledger: Ledger, event: WorkerBooted, now: int) -> Decision:
+    """Record that the machine exists; of one that is further already only its name there is news."""
+    worker = ledger.workers.get(event.worker_id)
+    if worker is None:
+        return Decision()
+    warning = event.warning or worker.warning
+    booted = replace(worker, instance=event.instance or worker.instance, unanswered=0, warning=warning)
+    if worker.state is not WorkerState.TERMINATING:
+        booted = replace(booted, problem="", tries=0, next_call_at_ms=0)
+    records = []
+    if worker.state is WorkerState.ASKED:
+        booted = replace(booted, state=advance_worker(worker.state, Step.BOOT), booted_at_ms=now, why="it boots")
+        records.append(worker_record("worker-booting", booted, event.instance))
+    return Decision([booted] if booted != worker else [], records)
+
+
+def on_joined(ledger: Ledger, event: WorkerJoined, now: int) -> Decision:
+    """Record that the agent of a worker was heard; one that is on its way out stays so."""
+    worker = ledger.workers.get(event.worker_id)
+    if worker is None:
+        return Decision()
+    if worker.state not in (WorkerState.ASKED, WorkerState.BOOTING):
+        return Decision([replace(worker, unheard_since_ms=0)] if worker.unheard_since_ms else [])
+    joined = replace(
+        worker,
+        state=advance_worker(worker.state, Step.JOIN),
+        joined_at_ms=now,
+        booted_at_ms=worker.booted_at_ms or now,
+        why="",
+        problem="",
+        tries=0,
+        next_call_at_ms=0,
+    )
+    scaled: list[Row] = [Counter(SCALED_UP, now)] if worker.by == GRID_USER else []
+    return Decision([joined, *scaled], [worker_record("worker-joined", joined)])
+
+
+def on_call_failed(ledger: Ledger, event: WorkerCallFailed, now: int) -> Decision:
+    """Have the identical call made again after a pause, which grows; the last error is shown with the worker."""
+    worker = ledger.workers.get(event.worker_id)
+    if worker is None:
+        return Decision()
+    failed = replace(_paused(worker, now), problem=event.why)
+    if not event.was_lost and worker.state is WorkerState.ASKED:
+        failed = replace(failed, unanswered=max(worker.unanswered - 1, 0))
+    is_news = event.why != worker.problem
+    return Decision([failed], [worker_record("worker-problem", failed, event.why)] if is_news else [])
+
+
+def _paused(worker: Worker, now: int) -> Worker:
+    tries = worker.tries + 1
+    return replace(worker, tries=tries, next_call_at_ms=now + pause_ms(worker.id, tries))
+
+
+def pause_ms(worker_id: str, tries: int) -> int:
+    """How long to wait after so many calls: twice as long each time, spread by the id of the worker."""
+    longest = min(FIRST_PAUSE_MS << min(tries - 1, 16), MAX_PAUSE_MS)
+    return longest // 2 + zlib.crc32(f"{worker_id} {tries}".encode()) % (longest // 2 + 1)
+
+
+def on_refused(ledger: Ledger, event: WorkerRefused, now: int) -> Decision:
+    """End a worker that its provider will not make. Where an earlier call was not answered it is terminated instead:
+    that one may have made it. An offer without capacity is closed for a while, and another may be tried."""
+    worker = ledger.workers.get(event.worker_id)
+    if worker is None:
+        return Decision()
+    decision = Decision()
+    if event.scope:
+        until = now + ledger.worker_rules.closed_ms
+        decision = _close(worker, event.scope, until, event.why)
+    if worker.unanswered > 1 or worker.state not in (WorkerState.ASKED, WorkerState.WANTED):
+        if worker.state is not WorkerState.TERMINATING:
+            _add(decision, terminate(ledger, worker, event.why, now))
+    else:
+        _add(decision, end_worker(ledger, worker, event.why, now, event.wall_ms))
+    if event.instead is not None:
+        _want_instead(ledger, worker, event.instead, decision, now, event.wall_ms)
+    return decision
+
+
+def _want_instead(ledger: Ledger, worker: Worker, other: Worker, decision: Decision, now: int, wall_ms: int) -> None:
+    """Want another offer in place of one that cannot be had, under an id of its own, if the budget allows."""
+    if other.on_this_machine:
+        return  # it would run on the same machine
+    is_gone = any(isinstance(row, Worker) and row.is_over for row in decision.changes)
+    state = budget_state(ledger, now, wall_ms, without=worker.id if is_gone else "")
+    refusal = state.refusal(_name(other), other.price_micro)
+    if refusal is not None:
+        decision.records.append(worker_record("worker-problem", worker, f"nothing instead: {refusal}"))
+        return
+    wanted = replace(other, state=WorkerState.WANTED, created_at_ms=now, why=f"instead of {worker.id}")
+    decision.changes += [settle(ledger, other.provider, now, wall_ms), wanted]
+    decision.records.append(worker_record("worker-wanted", wanted, wanted.why))
+
+
+def _close(worker: Worker, scope: str, until_ms: int, why: str) -> Decision:
+    closure = OfferClosure(worker.provider, scope, until_ms, why)
+    return Decision([closure], [worker_record("offer-closed", worker, f"{scope}: {why}")])
+
+
+def _add(decision: Decision, more: Decision) -> None:
+    decision.changes += more.changes
+    decision.records += more.records
+    decision.follow += more.follow
+
+
+def terminate(ledger: Ledger, worker: Worker, why: str, now: int, by: str = "") -> Decision:
+    """Have a machine ended; its node lends nothing more, and what it lent is given back."""
+    ending = replace(
+        worker,
+        state=advance_worker(worker.state, Step.TERMINATE),
+        why=why,
+        terminate_at_ms=now,
+        tries=0,
+        next_call_at_ms=0,
+        missing=0,
+    )
+    drained = [NodeDrained(worker.node, why, cooling=True)] if worker.node in ledger.nodes else []
+    return Decision([ending], [worker_record("worker-terminating", ending, why, by)], WorkerAnswer(ending), [*drained])
+
+
+def end_worker(ledger: Ledger, worker: Worker, why: str, now: int, wall_ms: int) -> Decision:
+    """A worker that is proven gone: its cost ends, and its node is forgotten."""
+    gone = replace(worker, state=advance_worker(worker.state, Step.END), why=why, ended_at_ms=now)
+    changes: list[Row] = [settle(ledger, worker.provider, now, wall_ms), gone]
+    if worker.spare:
+        changes.append(Counter(SCALED_DOWN, now))
+    follow: list[Event] = release_host(ledger, worker)
+    if worker.node in ledger.nodes:
+        follow += [NodeStopped(worker.node), NodeForgotten(worker.node)]
+    return Decision(changes, [worker_record("worker-gone", gone, why)], WorkerAnswer(gone), follow)
+
+
+def on_drain_requested(ledger: Ledger, event: WorkerDrainRequested, now: int) -> Decision:
+    """Cordon and drain a worker, unless it has a lease; blocks of the memory pool move. A second time is harmless."""
+    worker = known_worker(ledger, event.worker_id)
+    if worker.state is WorkerState.DRAINING:
+        return Decision(answer=WorkerAnswer(worker))
+    held = [lease for lease in ledger.leases_of(worker.node) if not lease.request.block]
+    if held and not event.force:
+        raise Refused(f"worker {worker.id} has {len(held)} leases, the first is {held[0].id}; end them, or force it")
+    draining = replace(worker, state=advance_worker(worker.state, Step.DRAIN), why=event.why)
+    record = worker_record("worker-draining", draining, event.why, event.by)
+    node = [NodeDrained(worker.node, event.why, cooling=True)] if worker.node in ledger.nodes else []
+    return Decision([draining], [record], WorkerAnswer(draining), [*node])
+
+
+def on_resumed(ledger: Ledger, event: WorkerResumed, now: int) -> Decision:
+    """Use a draining worker again; one that does not drain is left as it is."""
+    worker = known_worker(ledger, event.worker_id)
+    if worker.state is not WorkerState.DRAINING:
+        return Decision(answer=WorkerAnswer(worker))
+    joined = replace(worker, state=advance_worker(worker.state, Step.RESUME), why=event.why)
+    node = [NodeResumed(worker.node)] if worker.node in ledger.nodes else []
+    record = worker_record("worker-resumed", joined, event.why, event.by)
+    return Decision([joined], [record], WorkerAnswer(joined), [*node])
+
+
+def on_termination_requested(ledger: Ledger, event: WorkerTerminationRequested, now: int) -> Decision:
+    """End a worker, unless it has a lease; one that was never asked for is gone at once. A second time is harmless."""
+    worker = known_worker(ledger, event.worker_id)
+    if worker.state is WorkerState.TERMINATING:
+        return Decision(answer=WorkerAnswer(worker))
+    held = list(ledger.leases_of(worker.node))
+    if held and not event.force:
+        raise Refused(f"worker {worker.id} has {len(held)} leases, the first is {held[0].id}; end them, or force it")
+    if worker.state is WorkerState.WANTED:
+        return end_worker(ledger, worker, event.why, now, event.wall_ms)
+    return terminate(ledger, worker, event.why, now, event.by)
+
+
+def on_termination_accepted(ledger: Ledger, event: WorkerTerminationAccepted, now: int) -> Decision:
+    """Record that the provider has taken the termination on. Until it is proven gone it is ordered again."""
+    worker = ledger.workers.get(event.worker_id)
+    if worker is None or worker.state is not WorkerState.TERMINATING:
+        return Decision()
+    paused = _paused(worker, now)
+    return Decision([replace(paused, accepted_at_ms=worker.accepted_at_ms or now, problem=event.problem)])
+
+
+def on_gone(ledger: Ledger, event: WorkerGone, now: int) -> Decision:
+    """Record the proof that a machine is gone; a second time is harmless."""
+    worker = ledger.workers.get(event.worker_id)
+    if worker is None or worker.state is WorkerState.WANTED:
+        return Decision()
+    if worker.state is WorkerState.ASKED:
+        return terminate(ledger, worker, event.why, now)
+    return end_worker(ledger, worker, event.why, now, event.wall_ms)
+
+
+def on_listed(ledger: Ledger, event: WorkersListed, now: int) -> Decision:
+    """Compare the workers of a provider with its list, so many in one step."""
+    listed = {one.worker_id: one for one in event.instances}
+    decision = Decision()
+    changed = 0
+    for worker in ledger.workers.values():
+        if worker.provider != event.provider or worker.state is WorkerState.WANTED:
+            continue
+        if worker.listed_at_ms >= event.asked_at_ms or worker.called_at_ms >= event.asked_at_ms:
+            continue  # counted already, or asked for while the list was made
+        one = _compare(ledger, worker, listed.get(worker.id), event, now)
+        if one is None:
+            continue
+        _add(decision, one)
+        changed += 1
+        if changed >= MAX_WORKERS_PER_STEP:
+            decision.later.append(event)
+            break
+    return decision
+
+
+def _compare(
+    ledger: Ledger, worker: Worker, found: ListedInstance | None, event: WorkersListed, now: int
+) -> Decision | None:
+    """What a list says about one worker; None where that is nothing new."""
+    rules = ledger.worker_rules
+    if found is not None and found.state == "gone":
+        if worker.state is WorkerState.ASKED:
+            return terminate(ledger, worker, "its provider says that it is gone", now)
+        return end_worker(ledger, worker, "its provider says that it is gone", now, event.wall_ms)
+    if found is not None and found.state == "stopping" and worker.state is not WorkerState.TERMINATING:
+        return terminate(ledger, worker, found.detail or "its provider says that it is ending", now)
+    if found is not None:
+        if worker.state is WorkerState.ASKED or (found.instance and not worker.instance):
+            return on_booted(ledger, WorkerBooted(worker.id, found.instance), now)
+        return Decision([replace(worker, missing=0)]) if worker.missing else None
+    if worker.state is WorkerState.ASKED:
+        return None
+    effective_at = worker.called_at_ms + (rules.call_ms if worker.unanswered else 0)
+    if event.asked_at_ms < max(effective_at, worker.booted_at_ms, worker.accepted_at_ms) + rules.consistency_ms:
+        return None
+    if worker.state is WorkerState.TERMINATING:
+        if not worker.accepted_at_ms:
+            return None
+        if worker.missing + 1 >= PROOF_LISTINGS:
+            return end_worker(ledger, worker, "its provider lists it no more", now, event.wall_ms)
+    else:
+        node = ledger.nodes.get(worker.node)
+        if node is not None and node.state is NodeState.ALIVE:
+            return None  # it was heard just now, whatever the list says
+        if worker.missing + 1 >= PROOF_LISTINGS:
+            return terminate(ledger, worker, "its provider does not list it", now)
+    return Decision([replace(worker, missing=worker.missing + 1, listed_at_ms=event.asked_at_ms)])
+
+
+def on_stray_found(ledger: Ledger, event: StrayInstanceFound, now: int) -> Decision:
+    """Record that a machine without a worker is ended."""
+    why = f"{event.provider} has {event.instance}, which no worker stands for: it is terminated"
+    return Decision(records=[Record("worker-stray", "", event.worker_id, "", why)])

@@ -1,0 +1,1 @@
+"""Scaling: what workers may cost, which are wanted, and which are given back."""

@@ -1,0 +1,187 @@
+"""Requests about workers: start, list, show and end them, and what providers offer.
+
+Whoever wants a worker, a person or the autoscaler, asks `start`: it is refused before anything is spent where the
+budget does not allow it, or where the worker could never reach this control plane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from distributed_grid.api import requests
+from distributed_grid.api.id_prefixes import fits, not_found
+from distributed_grid.control.grid import Grid
+from distributed_grid.control.view_types import WorkerRow
+from distributed_grid.control.views import View, Viewer
+from distributed_grid.control.worker_views import budget_view, offer_view, worker_view
+from distributed_grid.domain.events import WorkerRequested, WorkerTerminationRequested
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.rows import decode_row
+from distributed_grid.domain.workers import Worker, WorkerResources
+from distributed_grid.errors import Ambiguous, GridError, Refused
+from distributed_grid.ports import Store, WorkerOffer
+from distributed_grid.reactor.decision import WorkerAnswer
+from distributed_grid.scheduling.scaling.budget import BudgetState, budget_state
+from distributed_grid.server.access.tokens import Caller, Forbidden
+from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
+from distributed_grid.server.workers.offers import OfferCatalog, worker_of
+from distributed_grid.server.workers.reconciler import wall_ms
+
+GIB = 1024**3
+MAX_ENDED = 200
+"""So many workers that are gone are listed, the last first."""
+
+
+class WorkerService:
+    """Answers the requests about workers."""
+
+    def __init__(
+        self, grid: Grid, viewer: Callable[[], Viewer], catalog: OfferCatalog, tokens: WorkerJoinTokens
+    ) -> None:
+        self._grid = grid
+        self._viewer = viewer
+        self._catalog = catalog
+        self._tokens = tokens
+
+    # ------------------------------------------------------------------ starting
+
+    async def create(self, op: requests.CreateWorkers, caller: Caller) -> View:
+        """Start so many workers of a kind, or say what that would cost; none where not all of them may be."""
+        must_be_admin(caller)
+        provider = op.provider or self._catalog.registry.default()
+        needs = WorkerResources(round(1000 * op.cpu), round(GIB * op.memory_gb), op.gpu)
+        await self.check_reachable(provider)
+        offer = await self._catalog.choose(provider, op.worker_type, needs)
+        wanted = [worker_of(offer, provider, needs, by=caller.user, worker_id=one) for one in op.worker_ids]
+        after = await self._check_budget(wanted)
+        if op.dry_run:
+            rows = [worker_view(self._viewer(), worker, 0) for worker in wanted]
+            return {"workers": rows, "budget": budget_view(after)}
+        started = [await self.start(worker) for worker in wanted]
+        return await self._with_budget([await self._view(worker) for worker in started])
+
+    async def start(self, worker: Worker) -> Worker:
+        """Want one worker; the same one a second time is answered with how it stands. Refused beyond the budget."""
+        answer = await self._grid.handle(WorkerRequested(worker, wall_ms()))
+        assert isinstance(answer, WorkerAnswer)
+        return answer.worker
+
+    async def check_reachable(self, provider: str) -> None:
+        """Refuse a provider whose machines could never reach this control plane."""
+        opened = (await self._catalog.calls(provider)).provider
+        if self._tokens.is_loopback_only and not opened.is_on_this_host:
+            raise Refused(
+                f"a worker of {provider} could not reach this control plane, which listens on this machine only; "
+                "type: grid daemon start --listen 0.0.0.0:7433"
+            )
+
+    async def _check_budget(self, wanted: list[Worker]) -> BudgetState:
+        """What workers cost with these; Refused where the budget does not allow all of them."""
+
+        def check(ledger: Ledger, now: int) -> BudgetState:
+            state = budget_state(ledger, now, wall_ms())
+            for worker in wanted:
+                if worker.id in ledger.workers:
+                    continue
+                what = f"a {worker.worker_type} worker of {worker.provider}"
+                if (refusal := state.refusal(what, worker.price_micro)) is not None:
+                    raise Refused(refusal)
+                state = state.with_one_more(worker.price_micro)
+            return state
+
+        return await self._grid.read(check)
+
+    # ------------------------------------------------------------------ looking
+
+    async def list(self, op: requests.ListWorkers) -> View:
+        """The workers that are not proven gone, and with `all` the last ones that were."""
+
+        def living(ledger: Ledger, now: int) -> list[WorkerRow]:
+            return [worker_view(viewer, worker, now) for worker in ledger.workers.values()]
+
+        viewer = self._viewer()
+        rows = await self._grid.read(living)
+        if op.all:
+            rows += [worker_view(viewer, worker, 0) for worker in await self._grid.query(_ended)]
+        return await self._with_budget([row for row in rows if op.provider in ("", row["provider"])])
+
+    async def get(self, op: requests.GetWorker) -> View:
+        """One worker, gone or not."""
+        return {"worker": await self._view(await self.find(op.worker_id, op.provider))}
+
+    async def find(self, name: str, provider: str = "") -> Worker:
+        """The worker of this id or unique prefix; gone ones, too."""
+
+        def living(ledger: Ledger, now: int) -> list[Worker]:
+            return [worker for worker in ledger.workers.values() if fits(worker.id, name)]
+
+        def gone(store: Store) -> list[Worker]:
+            rows = store.ended(Worker.kind, key=name, limit=1) or store.ended(Worker.kind, key_prefix=name, limit=5)
+            return [worker for worker in map(_decoded, rows) if fits(worker.id, name)]
+
+        found = await self._grid.read(living) or await self._grid.query(gone)
+        found = [worker for worker in found if provider in ("", worker.provider)]
+        if not found:
+            raise not_found("worker", name)
+        if len(found) > 1:
+            raise Ambiguous(f"{name!r} fits several workers: {', '.join(sorted(one.id for one in found))}")
+        return found[0]
+
+    async def offers(self, op: requests.ListWorkerOffers) -> View:
+        """What a provider can start, the preferred first."""
+        provider = op.provider or self._catalog.registry.default()
+        offers = await self._catalog.offers(provider)
+
+        def views(ledger: Ledger, now: int) -> list[Any]:
+            return [offer_view(ledger, provider, offer) for offer in offers]
+
+        return {"provider": provider, "offers": await self._grid.read(views)}
+
+    async def known_offers(self, provider: str) -> Sequence[WorkerOffer]:
+        """What a provider can start, for whoever plans with it."""
+        return await self._catalog.offers(provider)
+
+    # ------------------------------------------------------------------ ending
+
+    async def terminate(self, op: requests.TerminateWorkers, caller: Caller) -> View:
+        """End workers; one that is gone already is left so. Nothing is done where one of them is not known."""
+        must_be_admin(caller)
+        workers = [await self.find(name, op.provider) for name in op.worker_ids]
+        problems: list[str] = []
+        for worker in workers:
+            if worker.is_over:
+                continue
+            why = f"{caller.user} asked for it"
+            event = WorkerTerminationRequested(worker.id, caller.user, why, wall_ms(), force=op.force)
+            try:
+                await self._grid.handle(event)
+            except GridError as refusal:
+                problems.append(str(refusal))
+        if problems:
+            raise Refused("; ".join(problems))
+        return await self._with_budget([await self._view(await self.find(worker.id)) for worker in workers])
+
+    async def _view(self, worker: Worker) -> WorkerRow:
+        viewer = self._viewer()
+        return await self._grid.read(lambda ledger, now: worker_view(viewer, worker, now))
+
+    async def _with_budget(self, rows: Sequence[WorkerRow]) -> View:
+        state = await self._grid.read(lambda ledger, now: budget_state(ledger, now, wall_ms()))
+        return {"workers": [*rows], "budget": budget_view(state)}
+
+
+def must_be_admin(caller: Caller) -> None:
+    """Only the owner of the grid spends money."""
+    if not caller.admin:
+        raise Forbidden(f"{caller.user} may not start or end workers")
+
+
+def _ended(store: Store) -> list[Worker]:
+    return [_decoded(row) for row in store.ended(Worker.kind, limit=MAX_ENDED)]
+
+
+def _decoded(row: Any) -> Worker:
+    worker = decode_row(Worker.kind, row.blob)
+    assert isinstance(worker, Worker)
+    return worker

@@ -1,0 +1,253 @@
+"""Reconciler of workers: makes and ends machines as the ledger calls for, and compares it with what providers list.
+
+- A call to create is recorded before it is made, and repeated identically where its answer is lost.
+- About one worker there is never more than one call at a time, also where one has outlived its deadline.
+- A provider is listed first, the ledger read then: what it lists and no row stands for is ended, if it carries this
+  grid's id and is older than a provider's list may lag.
+- Start-up, restart and repair are the same function.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from distributed_grid.control.grid import Grid
+from distributed_grid.domain.events import (
+    ListedInstance,
+    StrayInstanceFound,
+    WorkerAsked,
+    WorkerBooted,
+    WorkerCallFailed,
+    WorkerGone,
+    WorkerRefused,
+    WorkerRulesSet,
+    WorkersChecked,
+    WorkersListed,
+    WorkerTerminationAccepted,
+)
+from distributed_grid.domain.ledger import Ledger
+from distributed_grid.domain.workers import Worker, WorkerRules
+from distributed_grid.errors import GridError, NoCapacity, Refused, Throttled
+from distributed_grid.ports import CloudProviderBase, WorkerInstance, WorkerOrder
+from distributed_grid.reactor.decision import WorkerAnswer
+from distributed_grid.reactor.effects import CreateWorker, WorkerEffect, pending_workers
+from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
+from distributed_grid.server.workers.offers import OfferCatalog, offer_of
+from distributed_grid.supervision import start_logged, start_restarted
+
+EXIT_VARIABLE, JOIN_VARIABLE = "GRID_WORKER_EXIT_SECONDS", "GRID_JOIN_TOKEN"
+MAX_TICK_SECONDS, IDLE_LIST_SECONDS = 1.0, 300.0
+STRAYS_AT_ONCE = 100
+log = logging.getLogger(__name__)
+
+
+def wall_ms() -> int:
+    """The wall clock: it says which day it is."""
+    return time.time_ns() // 1_000_000
+
+
+class WorkerReconciler:
+    """Performs the effects of workers; what is in flight, and when each provider was listed last, is all it holds."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        catalog: OfferCatalog,
+        tokens: WorkerJoinTokens,
+        *,
+        rules: WorkerRules,
+        grid_id: Callable[[], str],
+        on_problem: Callable[[Worker, str], None] = lambda worker, why: None,
+    ) -> None:
+        self._grid = grid
+        self._catalog = catalog
+        self._tokens = tokens
+        self._rules = rules
+        self._grid_id = grid_id
+        self._on_problem = on_problem
+        self._in_flight: dict[str, asyncio.Task[None]] = {}
+        self._listed_at: dict[str, float] = {}
+        self._strays: set[str] = set()
+        self._loop: asyncio.Task[None] | None = None
+        self._tick_seconds = min(MAX_TICK_SECONDS, rules.consistency_ms / 4000)
+
+    async def start(self) -> None:
+        """Begin to reconcile."""
+        await self._grid.handle(WorkerRulesSet(self._rules))
+        self._loop = start_restarted(self._run, "the reconciler of workers")
+
+    async def stop(self) -> None:
+        """Leave everything as it is; the next one goes on. Safe to call twice."""
+        tasks = [*self._in_flight.values(), *([self._loop] if self._loop is not None else [])]
+        self._in_flight, self._loop = {}, None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def perform(self, effects: list[WorkerEffect]) -> None:
+        """Begin what is called for; about a worker with a call under way nothing else is begun."""
+        if self._loop is None:
+            return
+        for effect in effects:
+            work = self._create if isinstance(effect, CreateWorker) else self._terminate
+            self._begin(effect.worker.id, partial(work, effect.worker))
+
+    def _begin(self, key: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if key in self._in_flight:
+            return
+        task = self._in_flight[key] = start_logged(work(), f"{key} (begun again with the next comparison)")
+        task.add_done_callback(lambda done: self._in_flight.pop(key, None))
+
+    # ------------------------------------------------------------------ creating
+
+    async def _create(self, worker: Worker) -> None:
+        """Have a machine made: recorded first, then asked for, then what came of it."""
+        try:
+            answer = await self._grid.handle(WorkerAsked(worker.id))
+        except Refused:
+            return  # nobody wants it any more
+        assert isinstance(answer, WorkerAnswer)
+        worker = answer.worker
+        try:
+            calls = await self._catalog.calls(worker.provider)
+            order = await self._order(worker)
+        except GridError as failure:  # nothing was asked for
+            await self._failed(worker, str(failure), was_lost=False)
+            return
+        call = await calls.begin(f"create {worker.id}", lambda: calls.provider.create(order))
+        try:
+            made = await call.result()
+        except Exception as failure:  # whatever it is: it may have been made, or not
+            await self._report_creation(worker, failure)
+            await call.settled()
+        else:
+            await self._made(worker, made)
+
+    async def _order(self, worker: Worker) -> WorkerOrder:
+        """What is asked of the provider; identical whenever it is asked again."""
+        ttl_seconds = (self._rules.launch_ms + self._rules.join_ms) / 1000
+        token = await self._tokens.issue(worker.id, ttl_seconds)
+        environ = {JOIN_VARIABLE: token, EXIT_VARIABLE: f"{self._rules.exit_ms / 1000:g}"}
+        return WorkerOrder(worker.id, self._grid_id(), offer_of(worker), worker.resources, environ)
+
+    async def _made(self, worker: Worker, made: WorkerInstance) -> None:
+        if made.state == "gone":
+            await self._handle(WorkerGone(worker.id, "it was gone when it was asked for again", wall_ms()))
+        else:
+            await self._handle(WorkerBooted(worker.id, made.instance, made.detail))
+
+    async def _report_creation(self, worker: Worker, failure: Exception) -> None:
+        why = str(failure) or type(failure).__name__
+        if isinstance(failure, NoCapacity):
+            other = await self._catalog.alternative(worker, failure.scope or worker.offer)
+            closed = failure.scope or worker.offer
+            await self._handle(WorkerRefused(worker.id, why, wall_ms(), scope=closed, instead=other))
+        elif isinstance(failure, Throttled):
+            await self._failed(worker, why, was_lost=False)
+        elif isinstance(failure, GridError) and not failure.retryable:
+            log.warning("worker %s was refused: %s", worker.id, why)
+            await self._handle(WorkerRefused(worker.id, why, wall_ms()))
+        else:
+            await self._failed(worker, why, was_lost=True)
+
+    # ------------------------------------------------------------------ terminating
+
+    async def _terminate(self, worker: Worker) -> None:
+        """Have a machine ended, and look whether it is gone; its key is worth nothing from here on."""
+        grid_id = self._grid_id()
+        try:
+            await self._tokens.revoke(worker.id)
+            calls = await self._catalog.calls(worker.provider)
+        except GridError as failure:
+            await self._failed(worker, f"it cannot be terminated: {failure}", was_lost=True)
+            return
+        provider = calls.provider
+        call = await calls.begin(f"terminate {worker.id}", lambda: provider.terminate(worker.id, grid_id))
+        try:
+            await call.result()
+            found = await calls.call(f"describe {worker.id}", lambda: provider.describe(worker.id, grid_id))
+        except Exception as failure:  # it stays, and is ended again: it may still cost money
+            await self._failed(worker, f"it cannot be terminated: {failure}", was_lost=True)
+            await call.settled()
+            return
+        if found.state == "gone" if found is not None else provider.is_consistent:
+            await self._handle(WorkerGone(worker.id, worker.why or "it was terminated", wall_ms()))
+            return
+        late = worker.accepted_at_ms and self._grid.now_ms() - worker.accepted_at_ms > self._rules.launch_ms
+        problem = f"it is still {found.state if found else 'listed'} long after its termination" if late else ""
+        await self._handle(WorkerTerminationAccepted(worker.id, problem))
+        if problem:
+            self._on_problem(worker, problem)
+
+    async def _failed(self, worker: Worker, why: str, *, was_lost: bool) -> None:
+        log.warning("worker %s: %s", worker.id, why)
+        self._on_problem(worker, why)
+        await self._handle(WorkerCallFailed(worker.id, why, was_lost))
+
+    async def _handle(self, event: Any) -> None:
+        await self._grid.handle_with_retry(event)
+
+    # ------------------------------------------------------------------ comparing
+
+    async def _run(self) -> None:
+        """Compare with the time every tick, with each provider's list as often as there is something to learn."""
+        while True:
+            if self._grid.ledger.workers or self._grid.ledger.offer_closures:
+                await self._handle(WorkersChecked(wall_ms()))
+                effects: list[WorkerEffect] = await self._grid.read(pending_workers)
+                self.perform(effects)
+            for provider in await self._grid.read(self._to_list):
+                self._listed_at[provider] = asyncio.get_running_loop().time()
+                key = f"list of {provider}"
+                self._begin(key, partial(self.compare, provider))
+            await asyncio.sleep(self._tick_seconds)
+
+    def _to_list(self, ledger: Ledger, now: int) -> list[str]:
+        """The providers whose list is due: they have workers, or had some."""
+        used = {worker.provider for worker in ledger.workers.values()}
+        at = asyncio.get_running_loop().time()
+        due = []
+        for provider in ledger.spending:
+            pause = self._rules.consistency_ms / 3000 if provider in used else IDLE_LIST_SECONDS
+            if at - self._listed_at.get(provider, float("-inf")) >= pause:
+                due.append(provider)
+        return due
+
+    async def compare(self, provider_name: str) -> None:
+        """Bring the ledger in line with a provider's list, and end what of ours no row stands for."""
+        grid_id, asked_at = self._grid_id(), self._grid.now_ms()
+        try:
+            calls = await self._catalog.calls(provider_name)
+            listed = await calls.call("list", lambda: calls.provider.list(grid_id))
+        except Exception as failure:  # the next list comes soon
+            log.warning("%s cannot be listed: %s", provider_name, failure)
+            return
+        ours = [one for one in listed if one.grid_id == grid_id]
+        instances = tuple(ListedInstance(one.worker_id, one.instance, one.state, one.detail) for one in ours)
+        await self._handle(WorkersListed(provider_name, asked_at, instances, wall_ms()))
+        known = await self._grid.read(lambda ledger, now: frozenset(ledger.workers))
+        old_enough = self._rules.consistency_ms / 1000
+        strays = [
+            one for one in ours if one.worker_id not in known and one.state != "gone" and one.age_seconds >= old_enough
+        ]
+        for one in strays[:STRAYS_AT_ONCE]:
+            await self._end_stray(calls.provider, provider_name, one)
+
+    async def _end_stray(self, provider: CloudProviderBase, name: str, stray: WorkerInstance) -> None:
+        if stray.worker_id in self._in_flight:
+            return
+        if stray.worker_id not in self._strays:
+            self._strays.add(stray.worker_id)
+            log.warning("%s has %s, which no worker stands for: terminating it", name, stray.worker_id)
+            await self._handle(StrayInstanceFound(name, stray.worker_id, stray.instance))
+        await self._tokens.revoke(stray.worker_id)
+        calls = await self._catalog.calls(name)
+        try:
+            await calls.call(f"terminate {stray.worker_id}", lambda: provider.terminate(stray.worker_id, stray.grid_id))
+        except Exception as failure:  # it is found again with the next list
+            log.warning("%s could not be terminated: %s", stray.worker_id, failure)
