@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,20 @@ def test_the_predictors_that_were_asked_for_longest_ago_leave(pool: PredictorPoo
     assert pool.cached(TypeKey("ana", "k0")) is not None
     assert pool.cached(TypeKey("ana", "k1")) is None
     assert pool.cached(TypeKey("ana", f"k{MAX_PREDICTORS + 1}")) is not None
+
+
+def test_a_predictor_may_be_asked_while_it_learns(pool: PredictorPool) -> None:
+    pool.take_in(runs(40), NOW)
+    predictor = pool.load(TASK)
+    assert predictor is not None
+    asked = 0
+    with ThreadPoolExecutor(1) as thread:
+        learning = thread.submit(lambda: [pool.take_in(runs(10, first=100 * i), NOW) for i in range(1, 20)])
+        while not learning.done():
+            found = predictor.predict(asked)
+            assert found is not None
+            assert 100 * MB <= found.memory_bytes < 130 * MB
+            asked += 1
+        learning.result()
+    assert predictor.samples == 40 + 190
+    assert asked > 0
