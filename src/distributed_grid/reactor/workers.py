@@ -42,8 +42,9 @@ from distributed_grid.domain.states import NodeState, Step, WorkerState, advance
 from distributed_grid.domain.workers import OfferClosure, Worker
 from distributed_grid.errors import Conflict, NotFound, Refused
 from distributed_grid.reactor.decision import Decision, Record, RecordType, WorkerAnswer
-from distributed_grid.reactor.worker_hosts import clamp_to_host, lease_host, release_host
+from distributed_grid.reactor.worker_hosts import lease_host, release_host
 from distributed_grid.scheduling.scaling.budget import budget_state, settle
+from distributed_grid.scheduling.scaling.host_machine import with_host
 
 FIRST_PAUSE_MS, MAX_PAUSE_MS = 1_000, 60_000
 MAX_WORKERS_PER_STEP = 100
@@ -83,7 +84,7 @@ def on_requested(ledger: Ledger, event: WorkerRequested, now: int) -> Decision:
     refusal = budget_state(ledger, now, event.wall_ms).refusal(_name(worker), worker.price_micro)
     if refusal is not None:
         raise Refused(refusal)
-    wanted = replace(clamp_to_host(ledger, worker), state=WorkerState.WANTED, created_at_ms=now)
+    wanted = replace(with_host(ledger, worker), state=WorkerState.WANTED, created_at_ms=now)
     decision = lease_host(ledger, wanted, now)
     decision.changes += [settle(ledger, worker.provider, now, event.wall_ms), wanted]
     decision.records.append(worker_record("worker-wanted", wanted, wanted.why or wanted.warning))
@@ -188,7 +189,7 @@ def on_refused(ledger: Ledger, event: WorkerRefused, now: int) -> Decision:
 
 def _want_instead(ledger: Ledger, worker: Worker, other: Worker, decision: Decision, now: int, wall_ms: int) -> None:
     """Want another offer in place of one that cannot be had, under an id of its own, if the budget allows."""
-    if other.host:
+    if other.on_this_machine:
         return  # it would run on the same machine
     is_gone = any(isinstance(row, Worker) and row.is_over for row in decision.changes)
     state = budget_state(ledger, now, wall_ms, without=worker.id if is_gone else "")

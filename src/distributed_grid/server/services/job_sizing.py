@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -25,6 +26,8 @@ MAX_INPUT_FILES = 64
 MAX_INPUT_SECONDS = 0.5
 """How long the sizes of input files are waited for: a network disk may not answer."""
 MAX_PATH_CHARS = 4096
+KEPT_SECONDS, MAX_KEPT = 1.0, 256
+"""Estimates that are kept for the next submission of the same words: who submits many jobs at once does not wait."""
 
 
 class JobSizer:
@@ -33,10 +36,22 @@ class JobSizer:
     def __init__(self, prediction: PredictionService) -> None:
         self._prediction = prediction
         self._files = ThreadPoolExecutor(1, thread_name_prefix="grid-inputs")
+        self._kept: dict[tuple[str, tuple[str, ...], int, bool], JobEstimate] = {}
+        self._kept_until = 0.0
 
     async def estimate(self, op: requests.SubmitJob, user: str) -> JobEstimate:
         """What earlier runs say of this job; limits only where it states no needs."""
         size = await self._input_bytes(op)
+        now = time.monotonic()
+        if now >= self._kept_until or len(self._kept) >= MAX_KEPT:
+            self._kept, self._kept_until = {}, now + KEPT_SECONDS
+        kept, key = self._kept, (user, op.argv, size, op.states_needs)
+        found = kept.get(key)
+        if found is None:
+            found = kept[key] = await self._estimate(op, user, size)
+        return found
+
+    async def _estimate(self, op: requests.SubmitJob, user: str, size: int) -> JobEstimate:
         predicted = None if op.states_needs else await self._prediction.size(user, op.argv, size)
         if predicted is None:
             run_ms = await self._prediction.run_ms(user, op.argv, size)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -74,15 +75,13 @@ class RunRecorder:
 
 
 def run_of(job: Job, attempt: Attempt) -> TaskRun | None:
-    """A run as the predictor remembers it; None where it is not over, nothing has run, or its task says no type.
+    """A run as the predictor remembers it; None where it is not over, or nothing has run.
 
     Only a command that has ended by itself, and well, shows all that it needs. Every other run is a lower bound.
     """
     outcome = attempt.outcome
-    if outcome is None or not (attempt.pid or attempt.started_at_ms):  # a pull worker has started it without a pid
-        return None
-    shape = _shape_of(job.command.argv) if job.command.argv else payload_shape(job.command.payload)
-    if not job.command.argv and not shape.key:
+    shape = shape_of_task(job.command.argv, job.command.payload)
+    if outcome is None or not attempt.started_at_ms or not shape.key:
         return None
     memory_bytes = outcome.max_memory_bytes
     if outcome.ending is Ending.OVER_LIMIT:
@@ -103,21 +102,17 @@ def run_of(job: Job, attempt: Attempt) -> TaskRun | None:
 
 
 @lru_cache(maxsize=256)
-def _shape_of(argv: tuple[str, ...]) -> TaskShape:
-    return task_shape(argv)
-
-
-@lru_cache(maxsize=256)
-def payload_shape(payload: str) -> TaskShape:
-    """The shape of a task without a command, by its type and parameters; an empty one where it says none."""
-    task = msgspec.json.decode(payload or "{}")
-    if not isinstance(task, dict):
-        return TaskShape("")
+def shape_of_task(argv: tuple[str, ...], payload: str) -> TaskShape:
+    """The shape of a command, or of a task by its type and parameters; empty where it has neither."""
+    if argv:
+        return task_shape(argv)
     try:
-        fields = task_fields(task)
-    except BadInput:
+        told = task_fields(msgspec.json.decode(payload, type=dict[str, Any]))
+        return (
+            typed_task_shape(told["task_type"], told["parameters"]) if "task_type" in told else task_shape(told["argv"])
+        )
+    except (BadInput, msgspec.DecodeError):
         return TaskShape("")
-    return typed_task_shape(fields["task_type"], fields["parameters"])
 
 
 def _ended_last(store: Store) -> list[EndedRow]:

@@ -26,7 +26,6 @@ from distributed_grid.domain.resources import Priority
 from distributed_grid.domain.scheduling_policy import Strategy
 from distributed_grid.errors import BadInput
 from distributed_grid.ports import Store
-from distributed_grid.prediction.task_shape import task_shape
 from distributed_grid.reactor import JobAnswer
 from distributed_grid.reactor.jobs import FOREVER_MS
 from distributed_grid.reactor.pull_workers import registered_worker
@@ -34,7 +33,7 @@ from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.services.job_sizing import JobSizer
 from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.records import ended_job
-from distributed_grid.server.services.run_recording import payload_shape
+from distributed_grid.server.services.run_recording import shape_of_task
 
 ASK_SECONDS = 5.0
 """A worker that waits for a task asks anew so often, so that it goes on counting as one that asks."""
@@ -84,7 +83,7 @@ class TaskService:
         """The memory that earlier runs of such a task have used, where it states no needs and a worker has so much."""
         if op.requirements or self._sizer is None:
             return None
-        shape = task_shape(op.argv) if op.argv else payload_shape(command.payload)
+        shape = shape_of_task(command.argv, command.payload)
         estimate = await self._sizer.estimate_shape(shape, user)
 
         def largest(ledger: Ledger, now: int) -> int:

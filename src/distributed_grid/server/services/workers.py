@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from msgspec.structs import replace
-
 from distributed_grid.api import requests
 from distributed_grid.api.id_prefixes import fits, not_found
 from distributed_grid.control.grid import Grid
@@ -65,9 +63,6 @@ class WorkerService:
 
     async def start(self, worker: Worker) -> Worker:
         """Want one worker; the same one a second time is answered with how it stands. Refused beyond the budget."""
-        opened = (await self._catalog.calls(worker.provider)).provider
-        if opened.uses_this_host:
-            worker = replace(worker, host=await self._grid.read(own_machine))
         answer = await self._grid.handle(WorkerRequested(worker, wall_ms()))
         assert isinstance(answer, WorkerAnswer)
         return answer.worker
@@ -174,12 +169,6 @@ class WorkerService:
     async def _with_budget(self, rows: Sequence[WorkerRow]) -> View:
         state = await self._grid.read(lambda ledger, now: budget_state(ledger, now, wall_ms()))
         return {"workers": [*rows], "budget": budget_view(state)}
-
-
-def own_machine(ledger: Ledger, now: int) -> str:
-    """The node that the control plane's machine is; empty where it is none, or lends nothing anyway."""
-    own = (node for node in ledger.nodes.values() if node.host == "local" and not node.simulated)
-    return next((node.name for node in own if node.caps.can_share), "")
 
 
 def must_be_admin(caller: Caller) -> None:
