@@ -133,6 +133,8 @@ class Placement(Struct, frozen=True):
 
 def find_placement(ledger: Ledger, request: Request, *, avoid: frozenset[str] = frozenset()) -> Placement | None:
     """The best place for a request, or None where it does not fit anywhere now; never on a node to avoid."""
+    if request.runs_on is WorkerKind.PULL and not ledger.asking_nodes and not request.task:
+        return None  # the usual case of a task: nobody asks for one
     mask = candidate_rows(ledger, request, avoid=avoid)
     fits = int(np.count_nonzero(mask))
     if fits < request.gang:
