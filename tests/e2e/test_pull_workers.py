@@ -72,6 +72,7 @@ def test_a_task_goes_through_a_worker_and_its_result_is_kept(coordinator: Coordi
     assert tasks.get_task_result(task_id) == {"accuracy": 0.93}
     shown = shared_grid.job(task_id)
     assert (shown["outcome"], shown["exit_code"], shown["result"]) == ("exited", 0, {"accuracy": 0.93})
+    assert 'result:       {"accuracy": 0.93}' in shared_grid("jobs", "show", task_id, check=0).stdout
     assert manager(coordinator).release_resources(task["resource_reservation_id"])  # the guide does so; it is harmless
     again = tasks.complete_task(task, result={"accuracy": 0.93})
     assert again.accepted
@@ -270,6 +271,7 @@ def test_status_shows_pull_workers_and_their_tasks(coordinator: Coordinator, wor
     assert [one["host"] for one in status["nodes"] if one["node_id"] == worker] == ["pull"]
     assert [one["command"] for one in status["jobs"] if one["job_id"] == task_id] == ['task {"type":"shown"}']
     assert worker in shared_grid("distribute", "status", check=0).stdout
+    assert worker not in {one["node_id"] for one in status["offers"]}  # nobody else can have what it offers
     row = next(one for one in shared_grid.json("cluster", "status") if one["node_id"] == worker)
     assert (row["address"], row["jobs"]) == ("pull", 1)
     assert coordinator.task_manager.complete_task(task)
