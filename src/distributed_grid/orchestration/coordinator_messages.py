@@ -176,7 +176,7 @@ def _unregister(message: Message, connection: str) -> CoordinatorCall:
 def _task_status(message: Message, connection: str) -> CoordinatorCall:
     def reply(answer: dict[str, Any]) -> Reply:
         job = answer["job"]
-        fields = ("state", "node_id", "outcome", "detail", "result", "retries_left")
+        fields = ("state", "node_id", "outcome", "exit_code", "detail", "result", "retries_left")
         return {"type": "task_status", "task_id": job["job_id"], **{name: job[name] for name in fields}}
 
     return CoordinatorCall("get_job", {"job_id": _text(message, "task_id")}, reply)

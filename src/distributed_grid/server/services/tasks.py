@@ -33,7 +33,7 @@ from distributed_grid.server.access.tokens import Caller
 from distributed_grid.server.services.job_sizing import JobSizer
 from distributed_grid.server.services.pull_workers import PullWorkerService
 from distributed_grid.server.services.records import ended_job
-from distributed_grid.server.services.run_recording import shape_of_task
+from distributed_grid.server.services.run_recording import command_shape
 
 ASK_SECONDS = 5.0
 """A worker that waits for a task asks anew so often, so that it goes on counting as one that asks."""
@@ -83,7 +83,7 @@ class TaskService:
         """The memory that earlier runs of such a task have used, where it states no needs and a worker has so much."""
         if op.requirements or self._sizer is None:
             return None
-        shape = shape_of_task(command.argv, command.payload)
+        shape = command_shape(command.argv, command.payload)
         estimate = await self._sizer.estimate_shape(shape, user)
 
         def largest(ledger: Ledger, now: int) -> int:
