@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e.guides import page_blocks
 from tests.support.docker_engines import LocalDockerEngine
 from tests.support.shell import Shell, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
+GUIDE = "docs/guide/docker-workers.md"
 CONFIG = """
 name: containers
 workers: {{exit_seconds: 5, call_seconds: 20}}
@@ -62,6 +65,29 @@ def containers(engine: LocalDockerEngine) -> dict[str, str]:
 
 def workers(grid: Shell, *words: str) -> dict[str, dict[str, Any]]:
     return {one["worker_id"]: one for one in grid.json("workers", "list", *words)["workers"]}
+
+
+def test_the_guide_leads_from_nothing_to_a_job_in_a_container(engine: LocalDockerEngine, tmp_path: Path) -> None:
+    image, walk = page_blocks(GUIDE, "bash")
+    config, scaled = page_blocks(GUIDE, "yaml")
+    assert image == "make worker-image\n", "it is what the engine of these tests was set up with"
+    shell = Shell(tmp_path / "state", tmp_path)
+    here = f"    endpoint_url: {engine.url}\n"
+    (tmp_path / "containers.yaml").write_text(config + here)
+    (tmp_path / "scaled.yaml").write_text(scaled + here)
+    try:
+        done = subprocess.run(
+            ["bash", "-ec", walk], cwd=tmp_path, env=shell.env, capture_output=True, text=True, timeout=150, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        (worker,) = workers(shell, "--all")
+        assert f"\n{worker}\n" in done.stdout, "the job has printed the name of its host"
+        assert f"{worker}-host" in done.stdout
+        assert f"{worker}: gone" in done.stdout
+        assert containers(engine) == {}
+        shell("config", "check", "scaled.yaml", check=0)
+    finally:
+        shell.close()
 
 
 def test_a_job_runs_in_the_container_and_nothing_is_left_of_it(grid: Shell, engine: LocalDockerEngine) -> None:
