@@ -322,6 +322,7 @@ class Daemon:
         for connection in list(self._connections):
             connection.close()
         await self._workers.stop()
+        self._autoscaler.close()
         await self._listener.stop()
         await self._monitor.stop()
         await self._cluster.stop()

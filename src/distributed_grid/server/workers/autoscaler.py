@@ -82,6 +82,11 @@ class Autoscaler:
             except GridError as failure:
                 log.warning("scaling could not be evaluated: %s", failure)
 
+    def close(self) -> None:
+        """Close the file of the load. Safe to call twice."""
+        if self._expected is not None:
+            self._expected.close()
+
     async def read_types(self) -> None:
         """Have the ledger know what the provider can start; nothing while workers could not be used."""
         try:
