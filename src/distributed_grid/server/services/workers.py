@@ -158,7 +158,7 @@ class WorkerService:
                 continue
             why = f"{caller.user} asked for it"
             event: Event = WorkerTerminationRequested(worker.id, caller.user, why, wall_ms(), force=op.force)
-            if worker.state is WorkerState.JOINED and not op.force:
+            if worker.state in (WorkerState.JOINED, WorkerState.DRAINING) and not op.force:
                 event = WorkerDrainRequested(worker.id, caller.user, why)
             try:
                 await self._grid.handle(event)
