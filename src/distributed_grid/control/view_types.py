@@ -636,7 +636,8 @@ class PredictionRow(TypedDict):
 
 
 class TaskTypeRow(TypedDict):
-    """A type of task that has a history; the tier is None where its predictor is not in memory."""
+    """A type of task that has a history; the tier is None where its predictor is not in memory, and `trained_at` where
+    it was not trained since it is there."""
 
     key: str
     user: str
@@ -644,6 +645,7 @@ class TaskTypeRow(TypedDict):
     last_run_at: str | None
     tier: str | None
     confidence: float | None
+    trained_at: str | None
 
 
 class TrainingRow(TypedDict):

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from distributed_grid.domain.jobs import Job, JobEstimate
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.ledger import Ledger
-from distributed_grid.domain.resources import gigabytes
+from distributed_grid.domain.resources import GB
 from distributed_grid.scheduling.queue.fairness import exceeds_quota_alone
 from distributed_grid.scheduling.queue.reasons import describe_amounts, most_memory_bytes, never_fits
 
@@ -36,7 +36,7 @@ def next_limit(ledger: Ledger, job: Job) -> BiggerLimit:
     assert job.estimate is not None
     limits, at = job.estimate.memory_limits, job.overruns + 1
     if at >= len(limits):
-        given = ", ".join(gigabytes(limit) for limit in limits)
+        given = ", ".join(_limit(limit) for limit in limits)
         return BiggerLimit((), f"the grid gave it {given}, and does not run it again")
     impossible = _impossible(ledger, _with_memory(job.request, limits[at]))
     if impossible is not None:
@@ -44,7 +44,11 @@ def next_limit(ledger: Ledger, job: Job) -> BiggerLimit:
         if most <= limits[at - 1] or _impossible(ledger, _with_memory(job.request, most)) is not None:
             return BiggerLimit((), f"it cannot be run again with more: {impossible}")
         limits = (*limits[:at], most)
-    return BiggerLimit(limits, f"run again with {gigabytes(limits[at])}, time {at} of at most {len(limits) - 1}")
+    return BiggerLimit(limits, f"run again with {_limit(limits[at])}, time {at} of at most {len(limits) - 1}")
+
+
+def _limit(size: int) -> str:
+    return f"{size / GB:.2f} GB"
 
 
 def _with_memory(request: Request, memory_bytes: int) -> Request:

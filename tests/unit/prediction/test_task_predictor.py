@@ -229,8 +229,8 @@ def test_batch_factors_are_learned_and_unknown_without_runs() -> None:
         a_run(
             i,
             round((500 + 100 * batch) * MB * dice.gauss(1, 0.01)),
-            run_ms=batch * 100,
-            cpu_ms=batch * 50,
+            run_ms=round(batch * 100),
+            cpu_ms=round(batch * 50),
             numbers=(batch,),
         )
         for i in range(60)

@@ -62,7 +62,7 @@ def test_who_runs_over_is_run_again_bigger_without_using_up_retries():
     assert [one.memory_limit_bytes for one in job.attempts] == [2 * GB, 4 * GB]
     assert scenario.lease_of("j1").claim.memory_bytes == 4 * GB
     (said,) = (record for record in stepped.records if record.type == "requeued")
-    assert said.reason == f"{OVER.detail}; run again with 4.0 GB, time 1 of at most 3"
+    assert said.reason == f"{OVER.detail}; run again with 4.00 GB, time 1 of at most 3"
     assert said.data["memory_limit_bytes"] == 4 * GB
     scenario.start("j1")
     assert over(scenario.end("j1", an_exit())).outcome == an_exit()
@@ -76,7 +76,7 @@ def test_after_three_bigger_runs_it_is_over():
     job = over(run_over(scenario))
     assert len(job.attempts) == 4
     assert job.outcome.ending is Ending.OVER_LIMIT
-    assert "the grid gave it 2.0 GB, 4.0 GB, 8.0 GB, 16.0 GB, and does not run it again" in job.outcome.detail
+    assert "the grid gave it 2.00 GB, 4.00 GB, 8.00 GB, 16.00 GB, and does not run it again" in job.outcome.detail
 
 
 def test_a_limit_that_the_user_gave_stays():

@@ -232,6 +232,12 @@ def _print_verdict(session: CliSession, accepted: dict[str, Any]) -> int:
     return 0
 
 
+def _overrun_limits(job: dict[str, Any]) -> list[float]:
+    """The limits after which a job was run again with more."""
+    limits: list[float] = job["sizing"]["limits_gb"]
+    return limits[: job["sizing"]["overruns"]]
+
+
 class _Interrupted(Exception):
     """The user, or the system, wants this command to stop."""
 
@@ -312,6 +318,9 @@ class JobFollower:
     def _finish(self, job: dict[str, Any]) -> int:
         if self._output_closed:
             return 141
+        if job["sizing"] is not None and job["sizing"]["overruns"]:
+            limits = ", ".join(format_amount("memory", limit) for limit in _overrun_limits(job))
+            echo(f"grid: it ran over {limits} of memory, which the grid gave it, and was run again with more", err=True)
         if job["outcome"] == "waited_too_long":
             raise TimedOut(f"No resource offers available: {job['detail']}")
         if job["outcome"] == "lost":

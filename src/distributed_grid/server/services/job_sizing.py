@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,7 +17,7 @@ from distributed_grid.api import requests
 from distributed_grid.domain.jobs import MAX_RERUNS, JobEstimate
 from distributed_grid.domain.resources import MAX_AMOUNT
 from distributed_grid.prediction.task_runs import MemoryPrediction
-from distributed_grid.prediction.task_shape import number_of
+from distributed_grid.prediction.task_shape import TaskShape, number_of
 from distributed_grid.server.services.prediction import PredictionService
 
 MIN_LIMIT_BYTES = 64 * 1024**2
@@ -25,6 +26,8 @@ MAX_INPUT_FILES = 64
 MAX_INPUT_SECONDS = 0.5
 """How long the sizes of input files are waited for: a network disk may not answer."""
 MAX_PATH_CHARS = 4096
+KEPT_SECONDS, MAX_KEPT = 1.0, 256
+"""Estimates that are kept for the next submission of the same words: who submits many jobs at once does not wait."""
 
 
 class JobSizer:
@@ -33,22 +36,32 @@ class JobSizer:
     def __init__(self, prediction: PredictionService) -> None:
         self._prediction = prediction
         self._files = ThreadPoolExecutor(1, thread_name_prefix="grid-inputs")
+        self._kept: dict[tuple[str, tuple[str, ...], int, bool], JobEstimate] = {}
+        self._kept_until = 0.0
 
     async def estimate(self, op: requests.SubmitJob, user: str) -> JobEstimate:
         """What earlier runs say of this job; limits only where it states no needs."""
         size = await self._input_bytes(op)
+        now = time.monotonic()
+        if now >= self._kept_until or len(self._kept) >= MAX_KEPT:
+            self._kept, self._kept_until = {}, now + KEPT_SECONDS
+        kept, key = self._kept, (user, op.argv, size, op.states_needs)
+        found = kept.get(key)
+        if found is None:
+            found = kept[key] = await self._estimate(op, user, size)
+        return found
+
+    async def _estimate(self, op: requests.SubmitJob, user: str, size: int) -> JobEstimate:
         predicted = None if op.states_needs else await self._prediction.size(user, op.argv, size)
         if predicted is None:
             run_ms = await self._prediction.run_ms(user, op.argv, size)
             return JobEstimate(run_ms=run_ms or 0, input_bytes=size)
-        return JobEstimate(
-            limits_of(predicted),
-            run_ms=predicted.run_ms or 0,
-            input_bytes=size,
-            tier=str(predicted.tier),
-            confidence_milli=round(1000 * predicted.confidence),
-            samples=predicted.samples,
-        )
+        return estimate_of(predicted, size)
+
+    async def estimate_shape(self, shape: TaskShape, user: str) -> JobEstimate | None:
+        """What earlier runs say of a task of this shape that states no needs; None where too little is known."""
+        predicted = await self._prediction.size_shape(user, shape, 0) if shape.key else None
+        return estimate_of(predicted, 0) if predicted is not None else None
 
     def stop(self) -> None:
         """Safe to call twice."""
@@ -65,6 +78,18 @@ class JobSizer:
                 return await sizes
         except TimeoutError:
             return 0
+
+
+def estimate_of(predicted: MemoryPrediction, input_bytes: int) -> JobEstimate:
+    """What is predicted, as a job keeps it."""
+    return JobEstimate(
+        limits_of(predicted),
+        run_ms=predicted.run_ms or 0,
+        input_bytes=input_bytes,
+        tier=str(predicted.tier),
+        confidence_milli=round(1000 * predicted.confidence),
+        samples=predicted.samples,
+    )
 
 
 def limits_of(predicted: MemoryPrediction) -> tuple[int, ...]:

@@ -96,7 +96,10 @@ class PredictionService:
 
     async def size(self, user: str, argv: Sequence[str], input_bytes: int) -> MemoryPrediction | None:
         """Memory for a job that states no needs; None: too little is known, so it gets no limit."""
-        shape = task_shape(argv)
+        return await self.size_shape(user, task_shape(argv), input_bytes)
+
+    async def size_shape(self, user: str, shape: TaskShape, input_bytes: int) -> MemoryPrediction | None:
+        """The same for a task of this shape."""
         predictor = await self._predictor(TypeKey(user, shape.key))
         return None if predictor is None else predictor.predict(input_bytes, shape.features)
 
@@ -142,7 +145,7 @@ class PredictionService:
             await self._fold()
             for task in await self._in_thread(self._pool.take_untrained):
                 began = time.monotonic()
-                await self._in_thread(self._pool.train, task, 0)
+                await self._in_thread(self._pool.train, task, self._now_ms())
                 await asyncio.sleep(TRAINING_REST_FACTOR * (time.monotonic() - began))
 
     async def store(self) -> list[TaskRun] | None:
@@ -235,7 +238,8 @@ class PredictionService:
         for found in await self._in_thread(self._pool.types, op.limit):
             if not caller.admin and found.user != caller.user:
                 continue
-            predictor = self._pool.cached(TypeKey(found.user, found.key))
+            task = TypeKey(found.user, found.key)
+            predictor = self._pool.cached(task)
             tier, confidence = predictor.tier() if predictor is not None else (None, None)
             rows.append(
                 {
@@ -245,6 +249,7 @@ class PredictionService:
                     "last_run_at": viewer.time(found.last_at_ms),
                     "tier": tier,
                     "confidence": confidence,
+                    "trained_at": viewer.time(self._pool.trained_at_ms(task)),
                 }
             )
         return {"task_types": rows}
@@ -257,9 +262,9 @@ class PredictionService:
         types = await self._in_thread(self._pool.types, MAX_TRAINED_TYPES)
         trained: list[TrainingRow] = []
         for number, found in enumerate(types, 1):
-            done = await self._in_thread(self._pool.train, TypeKey(found.user, found.key), found.samples)
+            done = await self._in_thread(self._pool.train, TypeKey(found.user, found.key), self._now_ms())
             if done is not None:
-                trained.append(_training_row(done))
+                trained.append(_training_row(done, found.samples))
             report({"trained": number, "total": len(types), "key": found.key})
         training: TrainingReport = {
             "trained": trained,
@@ -327,12 +332,12 @@ def prediction_row(
     }
 
 
-def _training_row(trained: TrainedType) -> TrainingRow:
+def _training_row(trained: TrainedType, samples: int) -> TrainingRow:
     before = trained.confidence_before
     return {
         "key": trained.task.key,
         "user": trained.task.user,
-        "samples": trained.samples,
+        "samples": samples,
         "tier_before": trained.tier_before,
         "confidence_before": None if before is None else round(before, 4),
         "tier": trained.tier,

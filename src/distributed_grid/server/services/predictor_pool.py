@@ -52,6 +52,7 @@ class PredictorPool:
         self._lock = threading.Lock()
         self._predictors: OrderedDict[TypeKey, TaskPredictor] = OrderedDict()
         self._untrained: set[TypeKey] = set()
+        self._trained_at_ms: dict[TypeKey, int] = {}
 
     def cached(self, task: TypeKey) -> TaskPredictor | None:
         """The predictor of a type, where it is in memory."""
@@ -91,15 +92,20 @@ class PredictorPool:
             self._keep(task, found)
         return found
 
-    def train(self, task: TypeKey, samples: int) -> TrainedType | None:
-        """Learn a type anew from its history; None where there is nothing."""
+    def trained_at_ms(self, task: TypeKey) -> int:
+        """When a type in memory was last trained; 0: not since it is there."""
+        return self._trained_at_ms.get(task, 0)
+
+    def train(self, task: TypeKey, now_ms: int) -> TrainedType | None:
+        """Learn a type anew from its history; None where there is nothing. What is not in memory is not kept."""
         before = self.cached(task)
         trained = self._learn_history(task)
         if trained is None:
             return None
-        trained.samples = max(trained.samples, samples)
         if before is not None:
+            trained.samples = max(trained.samples, before.samples)
             self._keep(task, trained)
+            self._trained_at_ms[task] = now_ms
         tier_before, confidence_before = before.tier() if before is not None else (None, None)
         return TrainedType(task, trained.samples, tier_before, confidence_before, *trained.tier())
 
@@ -131,4 +137,5 @@ class PredictorPool:
             self._predictors[task] = predictor
             self._predictors.move_to_end(task)
             while len(self._predictors) > MAX_PREDICTORS:
-                self._predictors.popitem(last=False)
+                left, _ = self._predictors.popitem(last=False)
+                self._trained_at_ms.pop(left, None)

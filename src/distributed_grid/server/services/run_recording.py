@@ -10,15 +10,19 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import Any
 
+import msgspec
+
+from distributed_grid.client.task_descriptions import task_fields
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.jobs import Attempt, Ending, Job
 from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Row
-from distributed_grid.errors import GridError
+from distributed_grid.errors import BadInput, GridError
 from distributed_grid.ports import EndedRow, Store
 from distributed_grid.prediction.task_runs import TaskRun
-from distributed_grid.prediction.task_shape import TaskShape, task_shape
+from distributed_grid.prediction.task_shape import TaskShape, task_shape, typed_task_shape
 from distributed_grid.server.services.prediction import PredictionService
 from distributed_grid.server.services.records import ended_job
 
@@ -76,9 +80,9 @@ def run_of(job: Job, attempt: Attempt) -> TaskRun | None:
     Only a command that has ended by itself, and well, shows all that it needs. Every other run is a lower bound.
     """
     outcome = attempt.outcome
-    if outcome is None or not attempt.pid:
+    shape = command_shape(job.command.argv, job.command.payload)
+    if outcome is None or not attempt.started_at_ms or not shape.key:
         return None
-    shape = _shape_of(job.command.argv)
     memory_bytes = outcome.max_memory_bytes
     if outcome.ending is Ending.OVER_LIMIT:
         memory_bytes = max(memory_bytes, attempt.memory_limit_bytes)
@@ -98,8 +102,17 @@ def run_of(job: Job, attempt: Attempt) -> TaskRun | None:
 
 
 @lru_cache(maxsize=256)
-def _shape_of(argv: tuple[str, ...]) -> TaskShape:
-    return task_shape(argv)
+def command_shape(argv: tuple[str, ...], payload: str) -> TaskShape:
+    """The shape of a command, or of a task by its type and parameters; empty where it has neither."""
+    if argv:
+        return task_shape(argv)
+    try:
+        told = task_fields(msgspec.json.decode(payload, type=dict[str, Any]))
+        return (
+            typed_task_shape(told["task_type"], told["parameters"]) if "task_type" in told else task_shape(told["argv"])
+        )
+    except (BadInput, msgspec.DecodeError):
+        return TaskShape("")
 
 
 def _ended_last(store: Store) -> list[EndedRow]:

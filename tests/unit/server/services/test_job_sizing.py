@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ def test_a_job_without_stated_needs_gets_one_core_and_a_limit(tmp_path: Path) ->
         {"resources": {"memory": 2}},
     ],
 )
-def test_a_job_with_stated_needs_gets_what_it_says(tmp_path: Path, needs: dict[str, object]) -> None:
+def test_a_job_with_stated_needs_gets_what_it_says(tmp_path: Path, needs: dict[str, Any]) -> None:
     async def story(cluster: InProcessGrid, prediction: PredictionService) -> None:
         job = (await cluster.submit("j1", argv=TRAIN, **needs))["job"]
         assert job["sizing"] is None

@@ -134,24 +134,22 @@ def test_a_history_that_cannot_be_written_harms_nothing_and_is_written_later(tmp
 
 
 def test_training_happens_by_itself_at_the_interval(tmp_path: Path) -> None:
+    async def trained_at(service: PredictionService) -> str | None:
+        rows = (await service.list_types(requests.ListTaskTypes(), ANA))["task_types"]
+        found: str | None = rows[0]["trained_at"]
+        return found
+
     async def story(service: PredictionService) -> None:
-        for i in range(40):
-            service.record(a_run(i, ["work"]))
+        service.record(a_run(1, ["work"]))
         await service.store()
-        assert await service.size("ana", ["work"], 0) is not None
-        before = service._pool.cached(service_key())
-        service.record(a_run(41, ["work"]))
-        await service.store()
+        await service.run_ms("ana", ["work"], 0)
+        assert await trained_at(service) is None
+        service.record(a_run(2, ["work"]))
 
         async def is_trained() -> bool:
-            return service._pool.cached(service_key()) is not before
+            return await trained_at(service) is not None
 
         await until(is_trained)
-
-    def service_key() -> Any:
-        from distributed_grid.server.services.predictor_pool import TypeKey
-
-        return TypeKey("ana", "work")
 
     tell(tmp_path, story, interval=1.0)
 

@@ -34,7 +34,7 @@ def pool(tmp_path: Path) -> Iterator[PredictorPool]:
 def test_a_type_without_a_history_has_no_predictor(pool: PredictorPool) -> None:
     assert pool.load(TASK) is None
     assert pool.cached(TASK) is None
-    assert pool.train(TASK, 0) is None
+    assert pool.train(TASK, NOW) is None
 
 
 def test_a_predictor_is_read_from_the_history_and_learns_what_comes(pool: PredictorPool) -> None:
@@ -68,16 +68,17 @@ def test_training_replaces_what_is_in_memory_and_reports_both(pool: PredictorPoo
     pool.take_in(runs(1, first=40), NOW)
     assert pool.take_untrained() == [TASK]
     assert pool.take_untrained() == []
-    trained = pool.train(TASK, 41)
+    trained = pool.train(TASK, NOW + 1)
     assert trained is not None
     assert (trained.samples, trained.tier, trained.tier_before) == (41, Tier.ML, Tier.ML)
     assert trained.confidence > 0.8
     assert pool.cached(TASK) is not before
+    assert pool.trained_at_ms(TASK) == NOW + 1
 
 
 def test_training_what_nobody_asks_for_fills_no_memory(pool: PredictorPool) -> None:
     pool.take_in(runs(40), NOW)
-    trained = pool.train(TASK, 40)
+    trained = pool.train(TASK, NOW)
     assert trained is not None
     assert trained.tier_before is None
     assert pool.cached(TASK) is None

@@ -10,12 +10,12 @@ import pytest
 
 from distributed_grid.adapters.stores.task_history import TaskHistory
 from distributed_grid.control.grid import Grid
-from distributed_grid.domain.jobs import Ending
+from distributed_grid.domain.jobs import Attempt, Command, Ending, Job, Outcome
 from distributed_grid.prediction.task_runs import TaskRun
 from distributed_grid.prediction.task_shape import task_shape
 from distributed_grid.server.services.prediction import PredictionService
-from distributed_grid.server.services.run_recording import RunRecorder
-from tests.support.builders import GB, a_node
+from distributed_grid.server.services.run_recording import RunRecorder, run_of
+from tests.support.builders import GB, a_node, a_request
 from tests.unit.server.in_process_grid import InProcessGrid
 from tests.unit.server.predictions import MB, a_prediction_service
 
@@ -92,6 +92,21 @@ def test_what_never_ran_is_not_recorded(tmp_path: Path) -> None:
         await cluster.submit("j2", argv=TOOL)
 
     assert tell(tmp_path, story) == []
+
+
+def test_a_task_is_recorded_by_its_type_and_parameters() -> None:
+    def recorded(payload: str) -> TaskRun | None:
+        attempt = Attempt(1, "t1.1", "worker", 1, 1, started_at_ms=2, ended_at_ms=9, outcome=Outcome(Ending.EXITED, 0))
+        task = Job("t1", "task", Command((), payload=payload), a_request("t1"), 1, attempts=(attempt,))
+        return run_of(task, attempt)
+
+    run = recorded('{"type": "train", "config": {"batch_size": 32}}')
+    assert run is not None
+    assert (run.key, run.features, run.is_lower_bound) == ("type:train batch_size=#", (32.0,), False)
+    command = recorded('{"command": "tool --size 3"}')
+    assert command is not None
+    assert command.key == task_shape(TOOL).key
+    assert recorded('{"what": "nobody knows"}') is recorded("[1]") is recorded("") is None
 
 
 def test_what_a_dead_control_plane_had_not_recorded_is_caught_up_once(tmp_path: Path) -> None:
