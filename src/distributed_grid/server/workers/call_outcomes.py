@@ -46,8 +46,8 @@ def closed_scope(worker: Worker, failure: NoCapacity) -> str:
 def terminated(
     worker: Worker, found: WorkerInstance | None, wall_ms: int, *, problem: str = "", is_consistent: bool = False
 ) -> Event:
-    """A termination was accepted, and this is what the provider knows of the machine now; one that `is_consistent` knows
-    nothing of what is gone."""
+    """A termination was accepted, and this is what the provider knows of the machine now; where it `is_consistent`,
+    what it does not know is gone."""
     if found.state == "gone" if found is not None else is_consistent:
         return WorkerGone(worker.id, worker.why or "it was terminated", wall_ms)
     return WorkerTerminationAccepted(worker.id, problem)
