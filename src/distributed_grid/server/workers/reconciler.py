@@ -16,6 +16,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+from distributed_grid.agent.__main__ import JOIN_VARIABLE
+from distributed_grid.agent.join_client import EXIT_VARIABLE
 from distributed_grid.control.grid import Grid
 from distributed_grid.domain.events import (
     Event,
@@ -37,7 +39,6 @@ from distributed_grid.server.workers.join_tokens import WorkerJoinTokens
 from distributed_grid.server.workers.offers import OfferCatalog, offer_of
 from distributed_grid.supervision import start_logged, start_restarted
 
-EXIT_VARIABLE, JOIN_VARIABLE = "GRID_WORKER_EXIT_SECONDS", "GRID_JOIN_TOKEN"
 MAX_TICK_SECONDS, IDLE_LIST_SECONDS = 1.0, 300.0
 STRAYS_AT_ONCE = 100
 log = logging.getLogger(__name__)
