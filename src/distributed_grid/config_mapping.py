@@ -17,6 +17,7 @@ from distributed_grid.domain.resources import NOTHING, Capacity, GpuDevice, norm
 from distributed_grid.domain.scaling import ScalingRules
 from distributed_grid.domain.scheduling_policy import Quota, SchedulingPolicy
 from distributed_grid.domain.workers import WorkerRules
+from distributed_grid.prediction.tiers import TierSettings
 from distributed_grid.wire import OwnerRules
 
 DEFAULT_EXCESS = 0.2
@@ -48,6 +49,12 @@ def simulated_nodes(config: ClusterConfig, nodes: Iterable[Node]) -> dict[str, S
 
 def _background(owner: Background) -> OwnerBackground:
     return OwnerBackground(_milli(owner.cpu_used), _milli(owner.memory_used), _milli(owner.gpu_used))
+
+
+def tier_settings(config: ClusterConfig) -> TierSettings:
+    """When a tier of the predictor may predict."""
+    given = config.prediction
+    return TierSettings(given.confidence_threshold, given.min_samples_for_ml, given.min_samples_for_stats)
 
 
 def owner_rules(config: ClusterConfig, node: NodeConfig) -> OwnerRules | None:

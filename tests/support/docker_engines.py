@@ -8,18 +8,22 @@ by the folder in its environment.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import docker
-import docker.errors
 
+from distributed_grid.adapters.clouds.docker_engine import connected
+from distributed_grid.errors import Unreachable
 from tests.support.project import PROJECT
 from tests.support.shell import wait_until
 
@@ -93,6 +97,22 @@ class LocalDockerEngine:
         script = PROJECT / "scripts" / "build_worker_image.py"
         subprocess.run([sys.executable, str(script), "--engine", self.url], check=True, timeout=300)
 
+    def build_small_image(self, name: str, program: str) -> None:
+        """Have an image with a shell, in which `grid` is this shell script; it is built in no time."""
+        tools = {tool: shutil.which(tool) for tool in ("sh", "sleep", "cat")}
+        said = subprocess.run(["ldd", *map(str, tools.values())], capture_output=True, check=True).stdout.decode()
+        files = {f"bin/{tool}": Path(str(path)).read_bytes() for tool, path in tools.items()}
+        files |= {found.lstrip("/"): Path(found).read_bytes() for found in re.findall(r"(/\S+) \(0x", said)}
+        files["bin/grid"] = f"#!/bin/sh\n{program}\n".encode()
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            for path, content in files.items():
+                entry = tarfile.TarInfo(path)
+                entry.size, entry.mode = len(content), 0o755
+                archive.addfile(entry, io.BytesIO(content))
+        with self.client() as client:
+            client.import_image_from_data(buffer.getvalue(), repository=name, changes=["ENV PATH=/bin"])
+
     def stop(self) -> None:
         """End the engine and its containers, and remove what is left of them. A second time is harmless."""
         for process in self._processes:
@@ -115,9 +135,9 @@ class LocalDockerEngine:
         if self._processes[-1].poll() is not None:
             raise AssertionError((self.folder / "dockerd.log").read_text()[-2000:])
         try:
-            with self.client() as client:
-                return bool(client.ping())
-        except (docker.errors.DockerException, OSError):
+            with connected(self.url, READY_SECONDS):
+                return True
+        except Unreachable:
             return False
 
 

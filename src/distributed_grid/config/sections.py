@@ -42,6 +42,14 @@ from distributed_grid.config.value_kinds import (
 from distributed_grid.config.yaml_document import YamlNode
 from distributed_grid.domain import scaling
 from distributed_grid.domain.scheduling_policy import Strategy
+from distributed_grid.prediction.tiers import (
+    DEFAULT_MIN_SAMPLES_FOR_ML,
+    DEFAULT_MIN_SAMPLES_FOR_STATS,
+    DEFAULT_PREDICTION_CONFIDENCE_THRESHOLD,
+    DEFAULT_PREDICTION_UPDATE_INTERVAL,
+    LEAST_SAMPLES_FOR_ML,
+    LEAST_SAMPLES_FOR_STATS,
+)
 
 Part = Annotated[float, Field(ge=0, le=1)]
 Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -288,6 +296,15 @@ class WorkerTimes(Section):
     consistency_seconds: Duration = duration(30.0, low=0.1)
     call_seconds: Duration = duration(60.0, low=0.1)
     exit_seconds: Duration = duration(600.0)
+
+
+class Prediction(Section):
+    """When earlier runs say enough about the next one, and how often everything is learned anew."""
+
+    confidence_threshold: Part = setting(RATIO, DEFAULT_PREDICTION_CONFIDENCE_THRESHOLD)
+    update_interval_seconds: Duration = duration(float(DEFAULT_PREDICTION_UPDATE_INTERVAL), low=1)
+    min_samples_for_ml: Whole = setting(Count(LEAST_SAMPLES_FOR_ML, 1_000_000), DEFAULT_MIN_SAMPLES_FOR_ML)
+    min_samples_for_stats: Whole = setting(Count(LEAST_SAMPLES_FOR_STATS, 1_000_000), DEFAULT_MIN_SAMPLES_FOR_STATS)
 
 
 class ServerConfig(Section):

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from distributed_grid.domain.blocks import MemoryServerRow
 from distributed_grid.domain.engines import EngineResources
-from distributed_grid.domain.jobs import Command, Outcome
+from distributed_grid.domain.jobs import Command, JobEstimate, Outcome
 from distributed_grid.domain.leases import Request
 from distributed_grid.domain.nodes import Node, Usage
 from distributed_grid.domain.rebalancing import PressureReading, RebalanceRules, RebalanceSchedule
@@ -271,12 +271,13 @@ class LeaseExtended(Struct, frozen=True):
 
 
 class JobSubmitted(Struct, frozen=True):
-    """Somebody wants a command run under a lease."""
+    """Somebody wants a command run under a lease; the estimate is the grid's own, and no part of what was asked."""
 
     id: str
     command: Command
     request: Request
     retries: int = 0
+    estimate: JobEstimate | None = None
 
 
 class JobCancelled(Struct, frozen=True):
@@ -482,10 +483,11 @@ class WorkerAsked(Struct, frozen=True):
 
 
 class WorkerBooted(Struct, frozen=True):
-    """The provider has made this machine."""
+    """The provider has made this machine; `warning` says where it has less than was asked for."""
 
     worker_id: str
     instance: str
+    warning: str = ""
 
 
 class WorkerJoined(Struct, frozen=True):
@@ -557,11 +559,12 @@ class WorkerGone(Struct, frozen=True):
 
 
 class ListedInstance(Struct, frozen=True):
-    """A machine in a provider's list: whose it is, the provider's id of it, and its state there."""
+    """A machine in a provider's list: whose it is, the provider's id of it, its state there, and more about that."""
 
     worker_id: str
     instance: str
     state: str
+    detail: str = ""
 
 
 class WorkersListed(Struct, frozen=True):

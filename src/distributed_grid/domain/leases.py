@@ -33,7 +33,8 @@ class Request(Struct, frozen=True, omit_defaults=True):
     held already: it is used, and nothing else is asked for. `block` names the block that a copy in memory is for.
     `target` is the node that it is for, `origin` the node on which it was typed, where that is known.
     `limits_memory`: its memory is the limit of a job, which really uses it. `runs_on` says which nodes can serve it.
-    `task` is the task that a reservation without a job is for: it is renewed while its node is heard.
+    `task` is the task that a reservation without a job is for: it is renewed while its node is heard. `worker` names
+    the worker that runs on what is asked for, on the node's machine.
     """
 
     id: str
@@ -60,6 +61,7 @@ class Request(Struct, frozen=True, omit_defaults=True):
     limits_memory: bool = False
     runs_on: WorkerKind = WorkerKind.AGENT
     task: str = ""
+    worker: str = ""
 
     def problem(self) -> str | None:
         """Why nobody can ask for this, or None. A dot in an id would make it look like a job's lease."""

@@ -171,7 +171,7 @@ def _next_limit(distribution: MemoryDistribution | None, limits: Sequence[int]) 
 
 
 def _ordering_columns(rows: Values, used: Values) -> list[int]:
-    """The columns by which the memory is ordered most, by rank correlation; those that never vary only if all do not."""
+    """The columns by which the memory is ordered most, by rank correlation; one that never varies only if none does."""
     varying = [i for i in range(rows.shape[1]) if np.ptp(rows[:, i]) > 0]
     if len(varying) <= MAX_COLUMNS or np.ptp(used) == 0:
         return varying[:MAX_COLUMNS] or [0]

@@ -17,12 +17,17 @@ from typing import Final
 
 from distributed_grid.prediction.coverage import Coverage
 from distributed_grid.prediction.memory_sizing import MemorySizer, Run
+from distributed_grid.prediction.run_summary import RunSummary
 from distributed_grid.prediction.task_runs import MemoryPrediction, TaskRun
 from distributed_grid.prediction.tiers import LEAST_SAMPLES_FOR_STATS, Tier, TierSettings
 from distributed_grid.prediction.usage_estimate import UsageEstimate
 
 MAX_RERUNS: Final = 3
-SCORED_RUNS: Final = 64
+MARGIN_BYTES: Final = 4 << 20
+MARGIN_SHARE: Final = 8
+"""Added to every limit, or an eighth of it where that is less: programs stray by pages and arenas, however alike their
+earlier runs were."""
+SCORED_RUNS: Final = 48
 """Of many runs that are learned at once, the last so many are predicted first."""
 MIN_SCORED: Final = 20
 """So many runs must have been predicted before they came, else folds decide."""
@@ -30,9 +35,11 @@ MAX_FOLDS: Final = 6
 FOLDED_RUNS: Final = 40
 FOLD_SHARE: Final = 8
 """The folds are made anew when an eighth more runs are known."""
-CHUNK_SHARE: Final = 16
+CHUNK_SHARE: Final = 6
 """Runs that come together are predicted and learned in parts of this share of what is known."""
 MAX_MISSED: Final = 256
+MAX_ANSWERS: Final = 256
+"""Predictions that are remembered until the next run is learned: many jobs are submitted with the same words."""
 
 
 class TaskPredictor:
@@ -53,6 +60,7 @@ class TaskPredictor:
         self.samples = 0
         """Runs that ended by themselves and whose memory was measured, also those that are forgotten."""
         self._timed = 0
+        self._answers: dict[tuple[float, ...], MemoryPrediction | None] = {}
 
     def learn(self, run: TaskRun) -> None:
         """Learn one run."""
@@ -69,38 +77,94 @@ class TaskPredictor:
             for run in chunk:
                 self._score(run)
             self._learn(chunk)
+        if self._coverage[Tier.STATISTICS].total < MIN_SCORED and self._unfolded * FOLD_SHARE >= len(self._last):
+            self._fold()
         self._refit_estimates()
+        self._answers = {}
 
-    def learn_summary(self, memory_bytes: Iterable[int], run_ms: Iterable[int], count: int) -> None:
-        """Learn what is left of `count` runs of long ago: typical values, whose features are not known."""
+    def count_unlearned(self, runs: Iterable[TaskRun]) -> None:
+        """Count runs as samples that are learned at the next training only."""
+        self.samples += sum(not run.is_lower_bound and run.memory_bytes > 0 for run in runs)
+
+    def learn_summary(self, summary: RunSummary) -> None:
+        """Learn what is left of runs of long ago: typical values, whose features are not known."""
         unknown = (float("nan"),) * self._feature_count
-        runs = [Run(unknown, value) for value in memory_bytes]
+        runs = [Run(unknown, value) for value in summary.typical_memory_bytes()]
         self._ml.learn_all(runs)
         self._statistics.learn_all(runs)
         self._last = [*self._last, *runs][-FOLDED_RUNS:]
         self._fold()
-        for value in run_ms:
+        for value in summary.typical_run_ms():
             self.run_time.learn(unknown, value)
             self._timed += 1
         self.run_time.fit()
-        self.samples += count
+        self.samples += summary.count
+        self._answers = {}
 
     def predict(self, input_bytes: int, numbers: Sequence[float] = ()) -> MemoryPrediction | None:
         """Memory and run time of the next run; None: the tier is that of the defaults."""
+        answers, features = self._answers, self._features(input_bytes, numbers)
+        if features not in answers:
+            if len(answers) >= MAX_ANSWERS:
+                answers.clear()
+            answers[features] = self._predict(features)
+        return answers.get(features)
+
+    def _predict(self, features: tuple[float, ...]) -> MemoryPrediction | None:
         tier, confidence = self.tier()
-        features = self._features(input_bytes, numbers)
         sizer = self._ml if tier is Tier.ML else self._statistics
         limits = None if tier is Tier.DEFAULTS else sizer.allocations(features, MAX_RERUNS)
         if limits is None:
             return None
-        run_ms = self.run_ms(input_bytes, numbers)
-        return MemoryPrediction(limits[0], limits[1:], run_ms, tier, confidence, self.samples)
+        first, *reruns = map(with_margin, limits)
+        return MemoryPrediction(first, tuple(reruns), self._run_ms(features), tier, confidence, self.samples)
 
     def run_ms(self, input_bytes: int, numbers: Sequence[float] = ()) -> int | None:
         """The median run time; None: not known."""
+        return self._run_ms(self._features(input_bytes, numbers))
+
+    def _run_ms(self, features: tuple[float, ...]) -> int | None:
         if self._timed < self._settings.min_samples_for_stats:
             return None
-        return self.run_time.quantile(self._features(input_bytes, numbers), 0.5)
+        return self.run_time.quantile(features, 0.5)
+
+    def cpu_milli(self, input_bytes: int, numbers: Sequence[float] = ()) -> int | None:
+        """Cores that a run keeps busy on average, in thousandths; None: not known."""
+        run_ms = self.run_ms(input_bytes, numbers)
+        cpu_ms = self.cpu_time.quantile(self._features(input_bytes, numbers), 0.5) if run_ms else None
+        return None if not run_ms or cpu_ms is None else round(1000 * cpu_ms / run_ms)
+
+    def gpu_memory_bytes(self, input_bytes: int, numbers: Sequence[float] = ()) -> int | None:
+        """GPU memory that nineteen of twenty runs stay within; None: not known."""
+        return self.gpu_memory.quantile(self._features(input_bytes, numbers), 0.95)
+
+    def reasons(self) -> list[str]:
+        """Why this tier predicts, in words."""
+        settings, lines = self._settings, []
+        for tier, least, what in (
+            (Tier.ML, settings.min_samples_for_ml, "all models"),
+            (Tier.STATISTICS, settings.min_samples_for_stats, "statistics"),
+        ):
+            if self.samples < least:
+                lines.append(f"{self.samples} runs are known; {what} need {least}")
+                continue
+            covered = self.confidence(tier)
+            share = f"{100 * covered:.0f} % of runs that they had not seen"
+            if covered >= settings.confidence_threshold:
+                return [*lines, f"{what} predict: they covered {share}, of {self.samples} runs"]
+            lines.append(f"{what} covered only {share}; {100 * settings.confidence_threshold:.0f} % are required")
+        return [*lines, "defaults: a job gets no limit"]
+
+    def batch_factors(self, numbers: Sequence[float], other: Sequence[float]) -> dict[str, float]:
+        """How much more a run takes with the other numbers, of what is known: `memory`, `run_time`, `cpu_time`."""
+        found: dict[str, float] = {}
+        one, two = (self._features(0, given) for given in (numbers, other))
+        unknown = float("nan")  # the bytes of the input stay as they usually are
+        for name, source in (("memory", self._statistics), ("run_time", self.run_time), ("cpu_time", self.cpu_time)):
+            before, after = (source.distribution((unknown, *features[1:])) for features in (one, two))
+            if before is not None and after is not None:
+                found[name] = after.quantile(0.5) / before.quantile(0.5)
+        return found if self.samples >= self._settings.min_samples_for_stats else {}
 
     def tier(self) -> tuple[Tier, float]:
         """The tier that predicts now, and its confidence; that of the defaults is 0."""
@@ -138,6 +202,7 @@ class TaskPredictor:
             limit = sizer.allocation(features)
             if limit is None:
                 continue
+            limit = with_margin(limit)
             if not run.is_lower_bound:
                 self._coverage[tier].add(run.memory_bytes <= limit)
             elif limit <= run.memory_bytes:
@@ -164,8 +229,6 @@ class TaskPredictor:
         ended = [run for run in learned if run.used_bytes > 0 and not run.is_lower_bound]
         self._last = [*self._last, *ended][-FOLDED_RUNS:]
         self._unfolded += len(ended)
-        if self._coverage[Tier.STATISTICS].total < MIN_SCORED and self._unfolded * FOLD_SHARE >= len(self._last):
-            self._fold()
 
     def _fold(self) -> None:
         """Predict each of the last runs from the others, by few parameters."""
@@ -180,9 +243,14 @@ class TaskPredictor:
             for run in runs[fold::count]:
                 limit = sizer.allocation(run.features)
                 if limit is not None:
-                    folds.add(run.used_bytes <= limit)
+                    folds.add(run.used_bytes <= with_margin(limit))
         self._folds = folds
 
     def _refit_estimates(self) -> None:
         for estimate in (self.run_time, self.cpu_time, self.gpu_memory):
             estimate.fit()
+
+
+def with_margin(limit_bytes: int) -> int:
+    """A limit with what programs stray by."""
+    return limit_bytes + min(MARGIN_BYTES, limit_bytes // MARGIN_SHARE)

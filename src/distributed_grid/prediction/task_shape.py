@@ -12,7 +12,7 @@ import hashlib
 import math
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,6 +47,31 @@ def task_shape(argv: Sequence[str]) -> TaskShape:
     """The shape of a command; an empty one has an empty key."""
     words = list(argv[:MAX_WORDS])
     return _ShapeReader(words).read() if words else TaskShape("")
+
+
+BATCH_SIZE: Final = "batch_size"
+_KINDS: Final = (
+    "model",
+    "model_name",
+    "model_type",
+    "model_family",
+    "precision",
+    "dtype",
+    "device",
+    "hardware",
+    "backend",
+)
+"""Parameters whose words make a type of its own; of other words only the names count."""
+
+
+def typed_task_shape(task_type: str, parameters: Mapping[str, float | str]) -> TaskShape:
+    """The shape of a task that is a type with parameters instead of a command; the batch size is the first number."""
+    numbers = {name: float(value) for name, value in parameters.items() if not isinstance(value, str)}
+    numbers = {name: value for name, value in numbers.items() if math.isfinite(value) and value >= 0}
+    order = sorted(numbers, key=lambda name: (name != BATCH_SIZE, name))[:MAX_FEATURES]
+    kinds = [f"{name}={parameters[name]}" for name in _KINDS if isinstance(parameters.get(name), str)]
+    key = " ".join([f"type:{task_type}", *kinds, *(f"{name}=#" for name in order)])
+    return TaskShape(_shortened(key), tuple(numbers[name] for name in order))
 
 
 class _ShapeReader:

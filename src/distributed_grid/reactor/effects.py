@@ -17,6 +17,7 @@ from distributed_grid.domain.ledger import Ledger
 from distributed_grid.domain.rows import Row
 from distributed_grid.domain.states import JobState, WorkerState
 from distributed_grid.domain.workers import Worker
+from distributed_grid.reactor.worker_hosts import has_host
 
 
 class StartAttempt(Struct, frozen=True):
@@ -234,21 +235,21 @@ def pending_homecomings(ledger: Ledger) -> list[BringHome]:
 
 def pending_workers(ledger: Ledger, now: int) -> list[WorkerEffect]:
     """Every effect that workers call for from their providers by now; performing one twice is harmless."""
-    return _worker_effects(ledger.workers.values(), now)
+    return _worker_effects(ledger, ledger.workers.values(), now)
 
 
 def pending_workers_for(ledger: Ledger, changed: Iterable[Row], now: int) -> list[WorkerEffect]:
     """The effects that these changed rows may have called for from providers."""
     ids = dict.fromkeys(row.id for row in changed if isinstance(row, Worker))
-    return _worker_effects((ledger.workers[one] for one in ids if one in ledger.workers), now)
+    return _worker_effects(ledger, (ledger.workers[one] for one in ids if one in ledger.workers), now)
 
 
-def _worker_effects(workers: Iterable[Worker], now: int) -> list[WorkerEffect]:
+def _worker_effects(ledger: Ledger, workers: Iterable[Worker], now: int) -> list[WorkerEffect]:
     effects: list[WorkerEffect] = []
     for worker in workers:
         if worker.next_call_at_ms > now:
             continue
-        if worker.state in (WorkerState.WANTED, WorkerState.ASKED):
+        if worker.state in (WorkerState.WANTED, WorkerState.ASKED) and has_host(ledger, worker):
             effects.append(CreateWorker(worker))
         elif worker.state is WorkerState.TERMINATING:
             effects.append(TerminateWorker(worker))

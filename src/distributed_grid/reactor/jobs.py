@@ -30,6 +30,7 @@ from distributed_grid.domain.states import JobState, LeaseEnd, LeaseState, Step,
 from distributed_grid.errors import BadInput, Conflict, NotFound, Refused
 from distributed_grid.reactor import leases
 from distributed_grid.reactor.decision import MAX_LEASES_PER_STEP, Decision, JobAnswer, LeaseAnswer, Record, RecordType
+from distributed_grid.reactor.job_limits import BiggerLimit, next_limit, possible_estimate
 from distributed_grid.reactor.lease_transitions import end_lease, grant
 from distributed_grid.scheduling.offers.reclaim_backoff import count_reclaim, rest_left_ms
 from distributed_grid.scheduling.placement import machine_memory
@@ -74,16 +75,27 @@ def on_submitted(ledger: Ledger, event: JobSubmitted, now: int) -> Decision:
         raise BadInput("retries must not be negative")
     if event.id in ledger.job_uids:
         raise Conflict(f"a job called {event.id} is already there; wait for it, cancel it or choose another name")
-    lease = _next_lease(uid, 1, event.request, now)
+    job = Job(uid, event.id, event.command, event.request, now, retries_left=event.retries, estimate=event.estimate)
     if event.request.within:
-        return _submit_within_lease(ledger, lease, event, now)
-    job = Job(uid, event.id, event.command, event.request, now, retries_left=event.retries, lease_id=lease.id)
-    return leases.admit(ledger, lease, now, job=job)
+        return _submit_within_lease(ledger, job, now)
+    try:
+        return _admit(ledger, job, now)
+    except Refused:
+        estimate = possible_estimate(ledger, job)
+        if estimate == job.estimate:
+            raise
+        return _admit(ledger, replace(job, estimate=estimate), now)
 
 
-def _submit_within_lease(ledger: Ledger, lease: Lease, event: JobSubmitted, now: int) -> Decision:
+def _admit(ledger: Ledger, job: Job, now: int) -> Decision:
+    lease = _next_lease(job.uid, 1, job.sized_request, now)
+    return leases.admit(ledger, lease, now, job=replace(job, lease_id=lease.id))
+
+
+def _submit_within_lease(ledger: Ledger, job: Job, now: int) -> Decision:
     """Run a command under a lease that its user holds already; one at a time, as it uses all of it."""
-    request = event.request
+    request = job.request
+    lease = _next_lease(job.uid, 1, request, now)
     held = ledger.leases.get(request.within)
     if request.problem() is not None:
         raise BadInput(str(request.problem()))
@@ -103,7 +115,7 @@ def _submit_within_lease(ledger: Ledger, lease: Lease, event: JobSubmitted, now:
     lacking = machine_memory.shortage(ledger, ledger.nodes[held.node], held.claim.memory_bytes if held.claim else 0)
     if lacking is not None:
         raise Refused(f"{held.node}: {lacking}")
-    job = Job(request.id, event.id, event.command, request, now, lease_id=lease.id)
+    job = replace(job, lease_id=lease.id, retries_left=0)
     decision, lease, placed = grant(ledger, lease, Placement(held.node, Claim()), now, job=job)
     assert placed is not None
     decision.answer = JobAnswer(placed, lease, choice=decision.choice)
@@ -128,6 +140,9 @@ def on_released(ledger: Ledger, event: LeaseReleased, now: int) -> Decision:
     if lease.request.block:
         block = lease.request.block
         raise Refused(f"{lease.id} is a copy of block {block}; to free it type: grid memory deallocate {block}")
+    if lease.request.worker in ledger.workers:
+        worker = lease.request.worker
+        raise Refused(f"{lease.id} is what worker {worker} runs on; to end it type: grid workers terminate {worker}")
     if not lease.job:
         return leases.on_released(ledger, event, now)
     why = event.detail or f"its lease was released by {event.by}"
@@ -265,16 +280,36 @@ def on_ended(ledger: Ledger, event: AttemptEnded, now: int) -> Decision:
         decision.changes.append(seen)
     if outcome.ending is Ending.RECLAIMED or (displaced and rest_left_ms(seen, now)):
         decision.changes += _withdraw_offer(ledger, attempt.node)
+    if outcome.ending is Ending.OVER_LIMIT and job.given_limit_bytes:
+        bigger = next_limit(ledger, job)
+        if bigger.limits:
+            return _run_bigger(decision, job, bigger, now)
+        outcome = replace(outcome, detail=f"{outcome.detail}; {bigger.why}")
     if not job.request.within and (displaced or (outcome.may_be_retried and job.retries_left > 0)):
         decision.changes += _requeue(job, now, counts=not displaced)
         why = outcome.detail or str(outcome.ending)
         record = Record("requeued", job.request.user, job.uid, attempt.node, why, {"job_id": job.id})
         decision.records.append(record)
         decision.follow = [QueueScanned()]
+        decision.answer = JobAnswer(job)
         return decision
     ended = replace(job, state=advance_job(job.state, Step.END), outcome=outcome, ended_at_ms=now, result=event.result)
     decision.changes.append(ended)
     decision.records.append(_end_record(ended, attempt.node))
+    decision.answer = JobAnswer(ended)
+    return decision
+
+
+def _run_bigger(decision: Decision, job: Job, bigger: BiggerLimit, now: int) -> Decision:
+    """Requeue a job that ran over a limit that the grid gave it, with the next one; that costs none of its retries."""
+    assert job.estimate is not None
+    over = job.attempts[-1]
+    job = replace(job, overruns=job.overruns + 1, estimate=replace(job.estimate, memory_limits=bigger.limits))
+    decision.changes += _requeue(job, now, counts=False)
+    why = f"{over.outcome.detail if over.outcome is not None else ''}; {bigger.why}"
+    data: dict[str, str | int | list[str]] = {"job_id": job.id, "memory_limit_bytes": job.given_limit_bytes}
+    decision.records.append(Record("requeued", job.request.user, job.uid, over.node, why, data))
+    decision.follow = [QueueScanned()]
     return decision
 
 
@@ -309,7 +344,7 @@ def requeue_unstarted(ledger: Ledger, job: Job, end: LeaseEnd, detail: str, now:
 
 def _requeue(job: Job, now: int, *, counts: bool) -> list[Row]:
     """The requeued job with a new lease to ask for; it keeps its age and does not give up."""
-    request = replace(job.request, wait_ms=FOREVER_MS, deadline_ms=0)
+    request = replace(job.sized_request, wait_ms=FOREVER_MS, deadline_ms=0)
     lease = _next_lease(job.uid, len(job.attempts) + 1, request, job.submitted_at_ms)
     state = advance_job(job.state, Step.REQUEUE)
     left = job.retries_left - 1 if counts else job.retries_left

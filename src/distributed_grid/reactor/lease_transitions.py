@@ -75,7 +75,17 @@ def grant(
         return decision, granted, None
     seen = ledger.observations.get(place.node)
     boot, machine = (seen.boot, seen.machine) if seen is not None else ("", "")
-    attempt = Attempt(len(job.attempts) + 1, lease.id, place.node, granted.fence, now, boot=boot, machine=machine)
+    used = ledger.leases.get(lease.request.within, granted).claim
+    attempt = Attempt(
+        len(job.attempts) + 1,
+        lease.id,
+        place.node,
+        granted.fence,
+        now,
+        boot=boot,
+        machine=machine,
+        memory_limit_bytes=used.memory_bytes if used is not None else 0,
+    )
     assigned = replace(job, state=advance_job(job.state, Step.ASSIGN), attempts=(*job.attempts, attempt))
     if seen is not None and seen.asking_since_ms:  # one task for each time that it asks
         decision.changes.append(replace(seen, asking_since_ms=0))

@@ -411,7 +411,7 @@ def on_stopped(ledger: Ledger, event: NodeStopped, now: int) -> Decision:
     seen = ledger.observations.get(node.name)
     missing = seen.missing if seen is not None else ()  # of another agent: nobody stopped that
     kept = {one.lease_id for one in missing}
-    why = f"the agent of {node.name} was stopped"
+    why = f"{node.name} has left" if node.is_pull else f"the agent of {node.name} was stopped"
     lost = [LeaseLost(lease.id, why) for lease in ledger.leases_of(node.name) if lease.id not in kept]
     if lost[MAX_LEASES_PER_STEP:]:
         draining = replace(node, state=state, wanted=False)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from distributed_grid.domain import events
 from distributed_grid.domain.events import Event
-from distributed_grid.domain.jobs import Command, Ending, Outcome
+from distributed_grid.domain.jobs import MAX_RERUNS, Command, Ending, JobEstimate, Outcome
 from distributed_grid.domain.leases import Request, WorkerKind
 from distributed_grid.domain.nodes import PULL_HOST, Node, Usage
 from distributed_grid.domain.resources import Claim, GpuDevice
@@ -143,6 +143,12 @@ class World(LedgerWatch):
 
     def submit(self, request: Request, retries: int) -> None:
         self.handle(a_submission(self._named(request), retries=retries))
+
+    def submit_sized(self, request: Request, first_gb: int, retries: int) -> None:
+        """A job that states no memory, and is given some by the grid: twice as much after each overrun."""
+        asked = self._named(replace(request, ask=replace(request.ask, memory_bytes=0), limits_memory=True))
+        estimate = JobEstimate(tuple(first_gb * GB << at for at in range(1 + MAX_RERUNS)), run_ms=60_000)
+        self.handle(replace(a_submission(asked, retries=retries), estimate=estimate))
 
     def urge(self, request: Request) -> None:
         """Every other time a job is in a hurry, every other time a plain lease."""

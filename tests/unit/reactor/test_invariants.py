@@ -83,6 +83,7 @@ ACTIONS = {
     "ask": (requests(),),
     "urge": (urgent_requests,),
     "submit": (requests(), st.sampled_from([0, 0, 1, 3])),
+    "submit_sized": (requests(), st.sampled_from([1, 4, 20]), st.sampled_from([0, 1])),
     "ask_again": (whichever, st.booleans()),
     "release": (whichever, st.booleans()),
     "extend": (whichever, extras),
@@ -122,6 +123,7 @@ OFTEN = (
     "ask",
     "submit",
     "submit",
+    "submit_sized",
     "urge",
     "urge",
     "fill",
@@ -184,6 +186,10 @@ class AnythingMayHappen(RuleBasedStateMachine):
     @rule(request=requests(), retries=st.sampled_from([0, 1, 3]))
     def a_job_is_submitted(self, request, retries):
         self.world.submit(request, retries)
+
+    @rule(request=requests(), first_gb=st.sampled_from([1, 4, 20]))
+    def a_job_without_stated_needs_is_submitted(self, request, first_gb):
+        self.world.submit_sized(request, first_gb, 1)
 
     @rule(request=modest_requests, jobs=st.integers(2, 5))
     def the_grid_fills_up(self, request, jobs):

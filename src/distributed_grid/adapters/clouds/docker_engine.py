@@ -8,6 +8,7 @@ anew is no other than before.
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -19,6 +20,7 @@ from distributed_grid.errors import BadInput, Refused, Unreachable
 
 MAX_WORDS = 300
 """How much is kept of what the engine, or a container, said."""
+_ANY_VERSION = "1.41"
 
 
 class Container(Struct, frozen=True):
@@ -160,17 +162,34 @@ def connected(url: str, timeout_seconds: float) -> Iterator[DockerEngine]:
         import requests.exceptions
     except ImportError:
         raise BadInput("docker_local needs the package docker: pip install 'distributed-grid[docker]'") from None
-    client = None
     try:
-        client = docker.APIClient(base_url=url, version="auto", timeout=timeout_seconds)
-        yield DockerEngine(client)
+        with _dial(url, timeout_seconds):
+            pass  # the library leaves a socket behind that it cannot connect
+        version = _version(docker.APIClient(base_url=url, version=_ANY_VERSION, timeout=timeout_seconds))
+        with contextlib.closing(docker.APIClient(base_url=url, version=version, timeout=timeout_seconds)) as client:
+            yield DockerEngine(client)
     except docker.errors.APIError as failure:
         raise Unreachable(f"the Docker engine at {url} failed: {_words(failure)}") from failure
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as failure:
         raise Unreachable(f"no answer from the Docker engine at {url}: {_root_cause(failure)}") from failure
-    finally:
-        if client is not None:
-            client.close()
+
+
+def _dial(url: str, timeout_seconds: float) -> socket.socket:
+    """A plain connection to the engine's socket."""
+    dialled = socket.socket(socket.AF_UNIX)
+    try:
+        dialled.settimeout(timeout_seconds)
+        dialled.connect(url.removeprefix("unix://"))
+    except BaseException:
+        dialled.close()
+        raise
+    return dialled
+
+
+def _version(client: Any) -> str:
+    """The newest version of the API that the engine speaks."""
+    with contextlib.closing(client):
+        return str(client.version(api_version=False)["ApiVersion"])
 
 
 def _answer(call: Any, *arguments: Any, **options: Any) -> Any:

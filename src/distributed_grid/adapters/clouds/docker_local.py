@@ -55,6 +55,7 @@ class DockerLocalProvider(CloudProviderBase):
     """
 
     name = "docker_local"
+    is_consistent = True
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class DockerLocalProvider(CloudProviderBase):
         nvidia_devices: Path = NVIDIA_DEVICES,
     ) -> None:
         self._settings = settings
+        self.is_on_this_host = settings.network == "host"
         self._user = user or (os.getuid(), os.getgid())
         self._timeout_seconds = timeout_seconds
         self._nvidia_devices = nvidia_devices
@@ -127,7 +129,8 @@ class DockerLocalProvider(CloudProviderBase):
     def _offer(self, worker_type: str, resources: WorkerResources) -> WorkerOffer:
         """An offer with its price; a container on one's own machine costs nothing unless the config says so."""
         price = self._settings.price_per_hour.get(worker_type, 0.0)
-        return WorkerOffer(f"docker-{worker_type}", worker_type, resources, round(price * 1_000_000))
+        price_micro = round(price * 1_000_000)
+        return WorkerOffer(f"docker-{worker_type}", worker_type, resources, price_micro, on_this_machine=True)
 
     def _limits(self, engine: DockerEngine, order: WorkerOrder) -> tuple[WorkerResources, Sequence[str]]:
         """What the container may use, and a warning for everything of which the machine has less than is wanted."""
@@ -178,7 +181,7 @@ def _check_room(containers: Sequence[Container], machine: WorkerResources, limit
     if limits.cpu_milli > cpu_milli or limits.memory_bytes > memory_bytes:
         left = f"{_cores(max(cpu_milli, 0))} and {_gb(max(memory_bytes, 0))}"
         asked = f"{_cores(limits.cpu_milli)} and {_gb(limits.memory_bytes)}"
-        raise NoCapacity(f"{len(alive)} worker containers leave {left} of this machine; asked: {asked}", "this machine")
+        raise NoCapacity(f"{len(alive)} worker containers leave {left} of this machine; asked: {asked}")
 
 
 def _labels(order: WorkerOrder, limits: WorkerResources) -> dict[str, str]:

@@ -5,8 +5,8 @@ once. The contents of mapped files do not count, since the machine can drop them
 the same amount.
 
 It is read from the attempt's control group where there is one with a limit, else from its processes, each shared page
-by its share (PSS). Readings come at intervals of a quarter of the attempt's age, from `FIRST_MS` on. What no reading saw is
-bounded from below by the kernel's mark of the largest process (`ru_maxrss`), less the pages of files in it.
+by its share (PSS). Readings come at intervals of a quarter of the attempt's age, from `FIRST_MS` on. What no reading
+saw is bounded from below by the kernel's mark of the largest process (`ru_maxrss`), less the pages of files in it.
 """
 
 from __future__ import annotations

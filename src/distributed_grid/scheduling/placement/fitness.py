@@ -1,8 +1,7 @@
 """Fitness of a node for a task: 0 where it does not fit, from a half for an exact fit up towards 1 for plenty of room.
 
-For each resource that the task asks for, `1 - asked / free` is the part of what is free that it leaves. The fitness is
-`(1 + their mean) / 2`. It depends on what is free and on nothing else, so a node with more of everything free is never
-less fit for the same task.
+The fitness is `1 - m / 2`, where m is the mean of `asked / free` over the resources that the task asks for. It depends
+on what is free and on nothing else, so a node with more of everything free is never less fit for the same task.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ def fitness_of(ask: Amounts, lends: Capacity, claims: NodeClaims) -> float:
     """How fit a node is that lends so much in all, of which so much is taken."""
     if claims.claim_for(ask, lends) is None:
         return 0.0
-    left = [1 - asked / free for asked, free in _asked_and_free(ask, lends, claims)]
-    return (1 + sum(left) / max(len(left), 1)) / 2
+    taken = [asked / free for asked, free in _asked_and_free(ask, lends, claims)]
+    return 1 - sum(taken) / max(len(taken), 1) / 2
 
 
 def _asked_and_free(ask: Amounts, lends: Capacity, claims: NodeClaims) -> list[tuple[int, int]]:

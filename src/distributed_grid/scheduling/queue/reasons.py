@@ -64,6 +64,14 @@ def never_fits(ledger: Ledger, request: Request) -> tuple[str, ...] | None:
     return _truncated(refusals, len(refusals))
 
 
+def most_memory_bytes(ledger: Ledger, request: Request) -> int:
+    """The most memory that a node which could ever serve the rest of a request could lend with it."""
+    rest = replace(request.ask, memory_bytes=0)
+    nodes = (node for node in _candidates(ledger, request) if NodeClaims().claim_for(rest, node.lendable) is not None)
+    allowed = (node for node in nodes if _lasting_constraint(ledger, request, node.name) is None)
+    return max((machine_memory.most_bytes(ledger, node) for node in allowed), default=0)
+
+
 def _lasting_constraint(ledger: Ledger, request: Request, node: str) -> str | None:
     """The constraint that a node can never meet; where the jobs of an affinity run may still change."""
     lasting = replace(

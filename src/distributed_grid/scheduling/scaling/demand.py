@@ -1,9 +1,9 @@
 """Demand: the waiting requests that a new worker would serve, as shapes with their number.
 
 Not counted is what a new worker cannot help: a request that is pinned to nodes, labels or the place of something else,
-that runs within a lease, that a quota holds, or that is too large for every type of worker. Requests that differ only
-in who asks are one shape; in a queue of many shapes, those that differ a little are, too. So many shapes are looked at,
-the first of the queue first.
+that runs within a lease, that only a pull worker can run, that a quota holds, or that is too large for every type of
+worker. Requests that differ only in who asks are one shape; in a queue of many shapes, those that differ a little are,
+too. So many shapes are looked at, the first of the queue first.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from distributed_grid.scheduling.scaling.bins import fits, size_of, usable
 MAX_SHAPES = 128
 """Shapes in one evaluation; what is left is seen in the next one, when these are on their way."""
 
-PINNED, NEAR, INSIDE, HELD, TOO_LARGE, LATER = (
-    "pinned to nodes, labels or pull workers",
+PINNED, NEAR, INSIDE, HELD, TOO_LARGE, LATER, PULLED = (
+    "pinned to nodes or labels",
     "has to be near something that runs",
     "runs within a lease",
     "held by a quota",
     "too large, or of a kind that no worker has",
     "seen in the next evaluation",
+    "a task that only a pull worker can run",
 )
 
 
@@ -115,7 +116,9 @@ def _served_elsewhere(request: Request) -> str:
     """Why no new worker would get this request, whatever it has; empty where one would."""
     if request.within:
         return INSIDE
-    if request.require or request.labels or request.runs_on is WorkerKind.PULL:
+    if request.runs_on is WorkerKind.PULL:
+        return PULLED
+    if request.require or request.labels:
         return PINNED
     return NEAR if request.affinity else ""
 

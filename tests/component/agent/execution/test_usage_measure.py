@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -44,7 +44,8 @@ for pid in pids:
 MAPPED = f"""
 import mmap, os, time
 with open("big", "wb") as file:
-    file.write(b"x" * (120 * {MB}))
+    for _ in range(120):
+        file.write(b"x" * {MB})
 with open("big", "rb") as file:
     mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     sum(mapped[at] for at in range(0, len(mapped), 4096))
@@ -53,10 +54,10 @@ with open("big", "rb") as file:
 
 
 @pytest.fixture(params=["no limit", "kernel limit", "polled limit"])
-def limited(request: pytest.FixtureRequest, new_driver: Callable[..., Driver]) -> Iterator[tuple[Driver, int]]:
+def limited(request: pytest.FixtureRequest, new_driver: Callable[..., Driver]) -> tuple[Driver, int]:
     """A host, and the limit of its attempts: whatever enforces it, the measure is the same."""
     driver = new_driver(use_cgroups=request.param == "kernel limit")
-    yield driver, 0 if request.param == "no limit" else 1000 * MB
+    return driver, 0 if request.param == "no limit" else 1000 * MB
 
 
 def test_processes_count_together(limited: tuple[Driver, int]) -> None:
